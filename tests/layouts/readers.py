@@ -1,64 +1,32 @@
-"""Each layout by its name, and the protocols between packages in the form in which tests call them."""
+"""Reads files in memory, and says what each sample is, in a form that tests compare."""
 
 from __future__ import annotations
 
-import functools
 import io
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image
 
-from colabstage.layouts.columns import Column
-from colabstage.layouts.columns import make_targets as targets_of_columns
 from colabstage.layouts.detect import detect_layout
-from colabstage.layouts.lists import Lookup
-from colabstage.options import Values, array_rows, audio_clips, image_masks, table_rows, token_blocks
+from colabstage.options import Arrays, Values
+from tests.layouts.known import MemoryTree
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from colabstage.options import SampleTable
-    from colabstage.trees.listing import Tree
-
-read_image_folder = functools.partial(detect_layout, layout="image_folder")
-read_any = functools.partial(detect_layout, layout="auto")
-read_detection = functools.partial(detect_layout, layout="detection")
 
 
-def read_pairs(tree: Tree, *, masks: str | None = None) -> SampleTable:
-    """Images and masks."""
-    return detect_layout(tree, "pairs" if masks is None else image_masks(masks))
-
-
-def read_table(tree: Tree, **options: Any) -> SampleTable:
-    """Images that a table names."""
-    return table_rows(**options)(tree)
-
-
-def read_arrays(tree: Tree, **names: str) -> SampleTable:
-    """Rows of arrays."""
-    return array_rows(**names)(tree)
-
-
-def read_audio(tree: Tree, **options: Any) -> SampleTable:
-    """Clips."""
-    return audio_clips(**options)(tree)
-
-
-def read_tokens(tree: Tree, **options: Any) -> SampleTable:
-    """Blocks of tokens."""
-    return token_blocks(**options)(tree)
+def read(files: Mapping[str, bytes | str], layout: Any = "auto") -> SampleTable:
+    """What a layout makes of files, bytes or texts by name."""
+    made = {name: content.encode() if isinstance(content, str) else content for name, content in files.items()}
+    return detect_layout(MemoryTree(made), layout)
 
 
 def completed(table: SampleTable) -> SampleTable:
     """A table of which everything is known, as packing makes it first."""
     return table if table.complete is None else table.complete(table)
-
-
-def make_targets(columns: Mapping[str, Sequence[str]], **options: Any) -> tuple[Values, tuple[str, ...]]:
-    """Targets of columns of cells."""
-    return targets_of_columns([Column(name, cells) for name, cells in columns.items()], **options)
 
 
 def picture(number: int, kind: str = "PNG") -> bytes:
@@ -69,19 +37,26 @@ def picture(number: int, kind: str = "PNG") -> bytes:
     return file.getvalue()
 
 
-def contents(table: SampleTable) -> list[bytes]:
-    """The files of a table's images."""
-    source = table.inputs.source
-    return [bytes(source.read(number)) for number in range(len(source))]
+def contents(table: SampleTable) -> list[Any]:
+    """The input of each sample: the bytes of a file, or an array."""
+    inputs = table.inputs
+    found = [inputs.source.read(number) for number in range(len(inputs.source))]
+    if isinstance(inputs, Arrays):
+        return [inputs.to_array(one) for one in found]
+    return [bytes(one) if isinstance(one, bytes | memoryview) else one for one in found]
 
 
 def labels(table: SampleTable) -> list[Any]:
-    """The targets of a table."""
+    """The target of each sample, a number or several."""
     assert isinstance(table.targets, Values)
     return table.targets.values.tolist()  # type: ignore[no-any-return]
 
 
-def find(names: Sequence[str], written: str, *, folder: str = "", split: str = "") -> str | None:
-    """The name of the file that is found."""
-    found = Lookup(sorted(names)).find(written, folder, split=split)
-    return None if found is None else sorted(names)[found]
+def by_split(table: SampleTable) -> dict[str, tuple[list[Any], list[Any]]]:
+    """Inputs and labels of each split, "" where there is none."""
+    found: dict[str, tuple[list[Any], list[Any]]] = {}
+    for split, x, y in zip(table.splits or [""] * len(table), contents(table), labels(table), strict=True):
+        xs, ys = found.setdefault(split, ([], []))
+        xs.append(x)
+        ys.append(y)
+    return found

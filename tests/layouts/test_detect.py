@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from colabstage.errors import EmptySourceError, LayoutError, OptionError
-from colabstage.layouts.detect import TableFile, check_layout_name, detect_layout
+from colabstage import plan_stage
+from colabstage.errors import LayoutError, OptionError
+from colabstage.layouts.detect import TableFile, detect_layout
 from colabstage.options import Boxes, file_names
-from colabstage.trees.bytes import LocalBytes
-from colabstage.trees.folder import FolderTree
 from colabstage.trees.listing import FileEntries
-from colabstage.trees.zip import ZipTree
+from colabstage.trees.open import open_tree
+from tests.layouts.known import MemoryTree
+from tests.layouts.readers import read
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,26 +29,12 @@ if TYPE_CHECKING:
     from colabstage.trees.listing import FileEntry
 
 
-@pytest.fixture
-def tree(tmp_path: Path) -> FolderTree:
-    """A folder of two classes."""
-    for name in ("cat", "dog"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "1.jpg").write_bytes(b"")
-    return FolderTree(tmp_path)
+TREE = {"cat/1.jpg": b"", "dog/1.jpg": b""}
 
 
-@pytest.mark.parametrize("layout", ["auto", "image_folder"])
-def test_a_folder_of_classes_is_found(tree: FolderTree, layout: str) -> None:
-    """By name and without."""
-    table = detect_layout(tree, layout)
-    assert table.layout == "image_folder"
-    assert table.classes == ("cat", "dog")
-
-
-def test_what_was_found_in_words(tree: FolderTree) -> None:
+def test_what_was_found_in_words() -> None:
     """A path of each class, also where classes are those of boxes; of many classes the first; else one sample."""
-    table = detect_layout(tree)
+    table = read(TREE)
     assert table.summary()[:2] == (("layout", "image_folder"), ("labels from", "the folders"))
     assert table.summary()[2:] == (("classes", "2: cat ('cat/1.jpg'), dog ('dog/1.jpg')"),)
     named = replace(table, classes=("cat", "dog", *(f"c{number}" for number in range(20))))
@@ -77,7 +64,7 @@ def test_files_of_a_large_archive_are_not_asked_one_by_one(tmp_path: Path, endin
 
         sys.setprofile(note)
         try:
-            with ZipTree(LocalBytes(archive)) as tree:
+            with open_tree(archive, spool=tmp_path) as tree:
                 table = detect_layout(tree)
         finally:
             sys.setprofile(None)
@@ -86,25 +73,19 @@ def test_files_of_a_large_archive_are_not_asked_one_by_one(tmp_path: Path, endin
     assert (calls[1] - calls[0]) / 1000 < 10
 
 
-def test_an_unknown_layout_lists_those_there_are(tree: FolderTree) -> None:
-    """Before anything is opened, where the caller asks for that."""
-    with pytest.raises(OptionError, match=r"'photographs'.*croissant.*image_folder"):
-        detect_layout(tree, "photographs")
-    with pytest.raises(OptionError):
-        check_layout_name("")
-    with pytest.raises(OptionError, match=r"'ImageFolder'.*'image_folder'"):
-        check_layout_name("ImageFolder")
-    check_layout_name("auto")
+@pytest.mark.parametrize("layout", ["photographs", "", "ImageFolder"])
+def test_an_unknown_layout_lists_those_there_are(tmp_path: Path, layout: str) -> None:
+    """Before anything is opened."""
+    with pytest.raises(OptionError, match=r"croissant.*image_folder|'image_folder'"):
+        plan_stage(tmp_path / "nowhere", layout=layout, cache_dir=None, local_dir=tmp_path)
 
 
-def test_files_that_fit_no_layout_get_the_reason(tmp_path: Path) -> None:
-    """What there is and what was expected."""
-    (tmp_path / "1.jpg").write_bytes(b"")
-    (tmp_path / "2.mat").write_bytes(b"")
+def test_files_that_fit_no_layout_get_the_reason() -> None:
+    """What there is, or what was expected."""
     with pytest.raises(LayoutError, match=r"'2\.mat'"):
-        detect_layout(FolderTree(tmp_path))
+        read({"1.jpg": b"", "2.mat": b""})
     with pytest.raises(LayoutError, match="image_folder"):
-        detect_layout(FolderTree(tmp_path), "image_folder")
+        read({"1.jpg": b"", "2.mat": b""}, "image_folder")
 
 
 @pytest.mark.parametrize(
@@ -118,45 +99,34 @@ def test_files_that_fit_no_layout_get_the_reason(tmp_path: Path) -> None:
     ],
     ids=lambda names: names[0],
 )
-def test_what_the_error_says_to_write_finds_the_classes_that_it_names(tmp_path: Path, names: list[str]) -> None:
+def test_what_the_error_says_to_write_finds_the_classes_that_it_names(names: list[str]) -> None:
     """Whatever is between a class and its number."""
-    for name in names:
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes(b"")
+    files = dict.fromkeys(names, b"")
     with pytest.raises(LayoutError, match="file_names") as caught:
-        detect_layout(FolderTree(tmp_path))
+        read(files)
     written = re.search(r"layout=file_names\(r'(.*?)'\), from", str(caught.value))
     assert written is not None
-    table = detect_layout(FolderTree(tmp_path), file_names(written[1]))
+    table = read(files, file_names(written[1]))
     assert all(f"'{name}'" in str(caught.value) for name in table.classes or ())
     assert len(table.classes or ()) == 2
 
 
-def test_images_without_labels_are_samples_too(tmp_path: Path) -> None:
+def test_images_without_labels_are_samples_too() -> None:
     """For a GAN, or to classify; more of a dataset they are only as a class of it."""
-    (tmp_path / "1.jpg").write_bytes(b"")
-    table = detect_layout(FolderTree(tmp_path))
+    table = read({"1.jpg": b""})
     assert (table.layout, table.targets, list(table.keys)) == ("images", None, ["1.jpg"])
     with pytest.raises(LayoutError):
-        detect_layout(FolderTree(tmp_path), is_more=True)
+        detect_layout(MemoryTree({"1.jpg": b""}), is_more=True)
 
 
-def test_one_folder_alone_is_no_class_and_the_note_makes_it_one(tmp_path: Path) -> None:
+def test_one_folder_alone_is_no_class_and_the_note_makes_it_one() -> None:
     """Photographs in a folder are mostly not all of a class; who means that has the line."""
-    (tmp_path / "cat").mkdir()
-    (tmp_path / "cat" / "1.jpg").write_bytes(b"")
-    table = detect_layout(FolderTree(tmp_path))
+    table = read({"cat/1.jpg": b""})
     assert table.layout == "images"
     (note,) = [note for note in table.notes if "'cat'" in note]
     written = re.search(r"layout='(\w+)'", note)
     assert written is not None
-    assert detect_layout(FolderTree(tmp_path), written[1]).classes == ("cat",)
-
-
-def test_an_empty_source_stays_one(tmp_path: Path) -> None:
-    """Callers tell 'nothing there' from 'not understood' by the error's class."""
-    with pytest.raises(EmptySourceError):
-        detect_layout(FolderTree(tmp_path))
+    assert read({"cat/1.jpg": b""}, written[1]).classes == ("cat",)
 
 
 @pytest.mark.parametrize("table", ["", "labels.csv"])
@@ -176,7 +146,7 @@ def test_no_object_is_made_for_each_of_many_files(tmp_path: Path, table: str, mo
             archive.writestr(f"{number % 7}/{number}.{'jpg' if table else 'dat'}", b"")
         archive.writestr("labels.csv" if table else "notes.dat", "path,label\n0/0.jpg,cat\n1/1.jpg,dog\n2/2.jpg,cat\n")
     monkeypatch.setattr(FileEntries, "__iter__", counted)
-    with ZipTree(LocalBytes(place)) as many:
+    with open_tree(place, spool=tmp_path) as many:
         if table:
             assert len(detect_layout(many, TableFile(table))) == 3
         else:
@@ -187,19 +157,16 @@ def test_no_object_is_made_for_each_of_many_files(tmp_path: Path, table: str, mo
 
 def test_an_installed_package_adds_a_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Through its entry point: named, and where nothing of ours fits."""
-    site, data = tmp_path / "site", tmp_path / "data"
+    site, data = tmp_path / "site", {f"{number}.odd": bytes([number]) for number in range(3)}
     (site / "odd-1.0.dist-info").mkdir(parents=True)
     (site / "odd-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: odd\nVersion: 1.0\n")
     (site / "odd-1.0.dist-info" / "entry_points.txt").write_text("[colabstage.layouts]\nodd = odd_layout:ODD\n")
     (site / "odd_layout.py").write_text(ODD_LAYOUT)
-    data.mkdir()
-    for number in range(3):
-        (data / f"{number}.odd").write_bytes(bytes([number]))
     with pytest.raises(LayoutError):
-        detect_layout(FolderTree(data))
+        read(data)
     monkeypatch.syspath_prepend(site)
     for layout in ("auto", "odd"):
-        table = detect_layout(FolderTree(data), layout)
+        table = read(data, layout)
         assert (table.layout, table.told_by, [table.inputs.source.read(n) for n in range(3)]) == (
             "odd",
             "a package",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import posixpath
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -21,22 +21,56 @@ if TYPE_CHECKING:
     from colabstage.options import SampleTable
     from tests.layouts.known import Known
 
+
+class Counted(MemoryTree):
+    """Counts how many bytes of each file are read."""
+
+    def __init__(self, files: dict[str, bytes]) -> None:
+        super().__init__(files)
+        self.nbytes = Counter[str]()
+
+    def open(self, entry: Any) -> Any:
+        found, nbytes = super().open(entry), self.nbytes
+        pread = found.pread
+
+        def counted(length: int, offset: int) -> bytes:
+            data = pread(length, offset)
+            nbytes[entry.name] += len(data)
+            return data
+
+        found.pread = counted  # type: ignore[method-assign]
+        return found
+
+
 OPTIONS = (array_rows, file_names, image_masks, parts, table_rows)
 
 
 def read(known: Known, layout: str) -> tuple[str, str, SampleTable | None]:
     """The layout and what was found; or "" and the error's first line."""
     chosen: Any = eval(layout, {one.__name__: one for one in OPTIONS})
+    tree = Counted(known.files)
     try:
-        found = detect_layout(MemoryTree(known.files), chosen)
+        found = detect_layout(tree, chosen)
     except ColabstageError as error:
         return "", str(error).partition("\n")[0], None
+    finally:
+        twice = {name for name, nbytes in tree.nbytes.items() if nbytes > len(known.files[name])}
+        if known.name not in _OF_PIXELS:
+            assert {name for name in twice if not name.endswith(_CONTAINERS)} == set(), "read twice"
     return found.layout, described(found), found
+
+
+# What samples are rows or parts of is looked at in places, its header first.
+_CONTAINERS = (".tar", ".npz", ".npy", ".gz", ".mat", ".bin", ".h5", "-00001")
+_OF_PIXELS = {
+    one.name for one in DATASETS if one.layout == "pixel_table" or one.error.startswith(("Dig", "sign_mnist"))
+}
 
 
 @pytest.mark.parametrize("known", DATASETS, ids=lambda known: known.name)
 def test_each_is_what_its_users_mean_or_one_error(known: Known) -> None:
-    """Right by itself, or by the line that the error names; with the label of each file that something says of it."""
+    """Right by itself, or by the line that the error names; with the label of each file that something says of it, and
+    no file of labels read twice."""
     layout, said, found = read(known, "'auto'")
     if known.error:
         assert layout == "", f"taken for {layout}: {said}"

@@ -1,4 +1,4 @@
-"""Finding the file that is meant: never in a folder that was not named, never in another split."""
+"""Finding the file that a table means: never in a folder that was not named, never in another split."""
 
 from __future__ import annotations
 
@@ -6,37 +6,58 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from colabstage.layouts.words import is_split, same_split, split_name, split_of_path
-from tests.layouts.readers import find
+from colabstage.errors import LayoutError
+from tests.layouts.readers import read
+
+
+def find(files: list[str], written: str, table: str = "l.csv") -> str | None:
+    """The file that a table's one row leads to; none where it leads to nothing, or may lead to two."""
+    try:
+        found = read({**dict.fromkeys(files, b""), table: f"path,label\n{written},a\n"}, "table")
+    except LayoutError:
+        return None
+    return found.keys[0] if len(found) else None
 
 
 @pytest.mark.parametrize(
-    ("files", "written", "folder", "split", "expected"),
+    ("files", "written", "table", "expected"),
     [
-        (["train/1.png", "test/2.png"], "train/2.png", "", "", None),
-        (["train/1.png", "test/2.png"], "2", "", "train", None),
-        (["train/images/1.png", "val/images/2.png"], "train/images/2.png", "", "", None),
-        (["train2017/1.jpg", "val2017/2.jpg"], "2.jpg", "annotations", "train", None),
-        (["train2017/1.jpg", "val2017/1.jpg"], "1.jpg", "annotations", "val", "val2017/1.jpg"),
-        (["a/1.jpg", "b/2.jpg"], "a/2.jpg", "", "", None),
-        (["images/2.jpg"], "photos/2.jpg", "", "", "images/2.jpg"),
-        (["images/deep/2.jpg", "other/1.jpg"], "images/2.jpg", "", "", "images/deep/2.jpg"),
-        (["images/2.jpg"], "/content/drive/MyDrive/x/images/2.jpg", "", "", "images/2.jpg"),
-        (["a/1.jpg", "b/1.jpg"], "1.jpg", "", "", None),
-        (["a/1.jpg", "b/1.jpg"], "1.jpg", "b", "", "b/1.jpg"),
-        (["1.jpg", "1.png"], "1", "", "", None),
-        (["1.jpg", "1.png"], "1.png", "", "", "1.png"),
-        (["valid/1.jpg"], "1.jpg", "", "val", "valid/1.jpg"),
-        (["test_tube/1.jpg", "cup/2.jpg"], "1.jpg", "", "train", "test_tube/1.jpg"),
-        (["1.jpg"], "", "", "", None),
-        (["1.jpg"], "..", "", "", None),
+        (["train/1.png", "test/2.png"], "train/2.png", "l.csv", None),
+        (["train/1.png", "test/2.png"], "2", "train.csv", None),
+        (["train/images/1.png", "val/images/2.png"], "train/images/2.png", "l.csv", None),
+        (["train2017/1.jpg", "val2017/2.jpg"], "2.jpg", "annotations/train.csv", None),
+        (["train2017/1.jpg", "val2017/1.jpg"], "1.jpg", "annotations/val.csv", "val2017/1.jpg"),
+        (["a/1.jpg", "b/2.jpg"], "a/2.jpg", "l.csv", None),
+        (["images/2.jpg"], "photos/2.jpg", "l.csv", "images/2.jpg"),
+        (["images/deep/2.jpg", "other/1.jpg"], "images/2.jpg", "l.csv", "images/deep/2.jpg"),
+        (["images/2.jpg"], "/content/drive/MyDrive/x/images/2.jpg", "l.csv", "images/2.jpg"),
+        (["a/1.jpg", "b/1.jpg"], "1.jpg", "l.csv", None),
+        (["a/1.jpg", "b/1.jpg"], "1.jpg", "b/l.csv", "b/1.jpg"),
+        (["1.jpg", "1.png"], "1", "l.csv", None),
+        (["1.jpg", "1.png"], "1.png", "l.csv", "1.png"),
+        (["valid/1.jpg"], "1.jpg", "val.csv", "valid/1.jpg"),
+        (["test_tube/1.jpg", "cup/2.jpg"], "1.jpg", "train.csv", "test_tube/1.jpg"),
+        (["1.jpg"], "..", "l.csv", None),
     ],
 )
-def test_a_missing_file_stays_missing(
-    files: list[str], written: str, folder: str, split: str, expected: str | None
-) -> None:
+def test_a_missing_file_stays_missing(files: list[str], written: str, table: str, expected: str | None) -> None:
     """It is not replaced by one of the same bare name in a folder, or a split, that was not meant."""
-    assert find(files, written, folder=folder, split=split) == expected
+    assert find(files, written, table) == expected
+
+
+@pytest.mark.parametrize("place", ["", "notes/", "images/"])
+@pytest.mark.parametrize(
+    "written",
+    [
+        "images/{}.jpg", "./images/{}.jpg", "{}.jpg", "{}", "images/{}", "C:\\old\\images\\{}.jpg",
+        "/content/drive/MyDrive/data/images/{}.jpg", "data/images/{}.jpg", "../data/images/{}.jpg",
+    ],
+)  # fmt: skip
+def test_paths_lead_to_images_however_they_are_written(written: str, place: str) -> None:
+    """Relative to the table, to the source or to another machine; with and without the extension."""
+    rows = "".join(f"{written.format(n)},c{n % 2}\n" for n in range(4))
+    found = read({f"{place}labels.csv": f"file,label\n{rows}", **{f"images/{n}.jpg": b"" for n in range(4)}}, "table")
+    assert found.keys == tuple(f"images/{n}.jpg" for n in range(4))
 
 
 _NAMES = st.builds(
@@ -44,41 +65,45 @@ _NAMES = st.builds(
     st.lists(st.sampled_from(["train", "test", "val2017", "images", "a"]), max_size=2),
     st.sampled_from(["1.png", "2.png", "3.png"]),
 )
+SPLITS = {"train": "train", "test": "test", "val2017": "val"}
 
 
 @given(files=st.sets(_NAMES, min_size=1, max_size=8), written=_NAMES, split=st.sampled_from(["", "train", "test"]))
 def test_what_is_found_is_where_it_was_said_to_be(files: set[str], written: str, split: str) -> None:
     """A file that is there by the whole of its path is found; another is in each folder that was written and exists."""
-    found = find(list(files), written, split=split)
+    found = find(sorted(files), written, f"{split or 'l'}.csv")
     if written in files:
         assert found == written
     elif found is not None:
         assert found.rpartition("/")[2] == written.rpartition("/")[2]
         there = {part for name in files for part in name.split("/")[:-1]}
         assert {part for part in written.split("/")[:-1] if part in there} <= set(found.split("/"))
-        meant = split_of_path("/".join(reversed(written.split("/")[:-1])) + "/x") or split
-        other = split_of_path(found)
-        assert not meant or not other or same_split(meant, other)
+        # The innermost folder that was written says the split, and of the file's folders the outermost.
+        meant = [SPLITS[part] for part in written.split("/")[-2::-1] if part in SPLITS] or [split]
+        other = [SPLITS[part] for part in found.split("/") if part in SPLITS]
+        assert not meant[0] or not other or meant[0] == other[0]
 
 
 @pytest.mark.parametrize(
-    ("name", "split", "alone"),
+    ("folders", "splits"),
     [
-        ("train", "train", True),
-        ("Training_set", "train", True),
-        ("seg_train", "train", True),
-        ("test1", "test", True),
-        ("train2017", "train", True),
-        ("TestImages", "test", True),
-        ("validation-horse-or-human", "validation", False),
-        ("WIDER_val", "val", False),
-        ("train_test", "", False),
-        ("cat", "", False),
-        ("trainer", "", False),
-        ("2017", "", False),
+        *(([one], [one]) for one in ("train", "val", "valid", "validation", "dev", "test")),
+        (["training", "testing"], ["train", "test"]),
+        (["Training_set", "Test_set"], ["train", "test"]),
+        (["seg_train", "seg_test"], ["train", "test"]),
+        (["train1", "test1"], ["train", "test"]),
+        (["train2017", "val2017"], ["train", "val"]),
+        (["TrainImages", "TestImages"], ["train", "test"]),
+        (["WIDER_train", "WIDER_val"], ["train", "val"]),
+        (["horses", "validation-horses"], ["train", "validation"]),
+        (["cat"], None),
+        (["trainer"], None),
+        (["2017"], None),
     ],
+    ids=str,
 )
-def test_splits_are_known_however_they_are_written(name: str, split: str, alone: bool) -> None:
-    """With a year, with 'set' or 'images' beside; other words make it part of a name."""
-    assert split_name(name).split == split
-    assert is_split(name) == alone
+def test_splits_are_known_however_they_are_written(folders: list[str], splits: list[str] | None) -> None:
+    """With a year, with 'set' or 'images' beside, or beside a folder of the same words; each under its stored name."""
+    files = {f"{folder}/{name}/{n}.jpg": b"" for n, folder in enumerate(folders) for name in ("cat", "dog")}
+    found = read(files, "image_folder")
+    assert found.splits == (None if splits is None else tuple(split for split in splits for _ in range(2)))

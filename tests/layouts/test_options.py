@@ -12,10 +12,10 @@ import h5py
 import numpy as np
 import pytest
 
-from colabstage import pack_dataset
+from colabstage import pack_dataset, plan_stage
 from colabstage.errors import OptionError
-from colabstage.options import array_rows, audio_clips, table_rows, token_blocks
-from colabstage.stage.request import make_request
+from colabstage.options import array_rows, audio_clips, folders, table_rows, token_blocks
+from tests.support.images import make_tree
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -90,27 +90,35 @@ def test_columns_of_a_table(tmp_path: Path) -> None:
         table_rows(labels="age")
 
 
-@pytest.mark.parametrize(
-    ("layout", "other"),
-    [
-        ("audio_clips(length=3)", "audio_clips(length=4)"),
-        ("token_blocks(3)", "token_blocks(3, dtype='uint32')"),
-        ("token_blocks(3, tokenizer=lambda text: [1])", "token_blocks(3, tokenizer=lambda text: [2])"),
-        ("array_rows(x='a')", "array_rows(x='b')"),
-        ("table_rows(['a'])", "table_rows(['b'])"),
-    ],
-)
-def test_the_same_options_are_known_in_another_process(layout: str, other: str) -> None:
-    """So that its pack in the cache is found, a tokenizer told by its code; other options have another key."""
-    names = {"audio_clips": audio_clips, "token_blocks": token_blocks, "array_rows": array_rows}
-    names["table_rows"] = table_rows
-    made, others = (make_request("x", layout=eval(text, dict(names))).key for text in (layout, other))
-    code = (
-        "from colabstage.options import *\nfrom colabstage.stage.request import make_request\n"
-        f"print(make_request('x', layout={layout}).key)"
+KEYS = """
+import sys
+from colabstage import plan_stage
+from colabstage.options import *
+
+for layout in sys.argv[2:]:
+    print(plan_stage(sys.argv[1], layout=eval(layout), cache_dir=None, local_dir="here").target.stem)
+"""
+
+
+def test_the_same_options_are_known_in_another_process(tmp_path: Path) -> None:
+    """So that a pack in the cache is found, a tokenizer told by its code; other options have another key."""
+    images = {f"{kind}/{n}.png": n for n, kind in enumerate("abab")}
+    make_tree(
+        tmp_path / "set",
+        images | {"t.csv": "file,a,b\n" + "".join(f"{name},{n},{n}.5\n" for name, n in images.items())},
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout.strip() == made != others
+    layouts = {
+        "images": "'image_folder'", "a": "table_rows(['a'])", "b": "table_rows(['b'])", "level": "folders(level=1)",
+        "one": "lambda tree: table_rows(['a'])(tree)", "other": "lambda tree: table_rows(['b'])(tree)",
+    }  # fmt: skip
+    command = [sys.executable, "-c", KEYS, str(tmp_path / "set"), *layouts.values()]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60, cwd=tmp_path)
+    found = done.stdout.split()
+    assert len(set(found)) == len(layouts)
+    names: dict[str, Any] = {"table_rows": table_rows, "folders": folders}
+    for layout, key in zip(layouts.values(), found, strict=True):
+        plan = plan_stage(tmp_path / "set", layout=eval(layout, names), cache_dir=None, local_dir=tmp_path / "here")
+        assert plan.target.stem == key
 
 
 def test_they_go_to_other_processes() -> None:

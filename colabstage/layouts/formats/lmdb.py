@@ -5,6 +5,7 @@ from __future__ import annotations
 import posixpath
 import re
 import threading
+import weakref
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -74,6 +75,8 @@ class _Database:
         path = source.tree.path_of(entry)
         # What cannot be mapped where it lies is copied to the local disk, for as long as its samples are read.
         self._copy = copy_of(source.tree, entry) if path is None else None
+        if self._copy is not None:
+            weakref.finalize(self, self._copy.close)
         self._path = str(path) if self._copy is None else self._copy.name
         self._lock = threading.Lock()
         self._opened: Any = None

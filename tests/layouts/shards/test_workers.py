@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import io
 import os
+import shutil
 import time
-import zipfile
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from pickle import dumps, loads
 from shutil import copyfile
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
-from colabstage import pack_dataset
+from colabstage import dataset_h5, pack_dataset
 from colabstage.errors import SourceChangedError
 from tests.layouts.readers import picture
-from tests.layouts.shards.test_webdataset import write_tar
+from tests.layouts.shards.writing import KINDS
+from tests.support.made_files import write_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,66 +29,48 @@ if TYPE_CHECKING:
 ROWS = 24
 
 
-def tars(folder: Path) -> Path:
-    for first in (0, 10):
-        files = [(f"{n}.{end}", content) for n in range(first, first + 12) for end, content in
-                 (("png", picture(n)), ("cls", str(n % 3).encode()))]  # fmt: skip
-        write_tar(folder / f"{first}.tar", files)
-    return folder
+def in_files(kind: str, folder: Path) -> Path:
+    """Two files of a kind."""
+    name, write = KINDS[kind]
+    halves = {first: write(range(first, first + ROWS // 2)) for first in (0, ROWS // 2)}
+    name = name.replace("/", "-").format("train")
+    return write_files(folder, {f"{first}-{name}": one for first, one in halves.items()})
 
 
 def one_tar(folder: Path) -> Path:
-    files = [(f"{n}.{end}", content) for n in range(ROWS) for end, content in
-             (("png", picture(n)), ("json", b'{"label": %d}' % (n % 3)))]  # fmt: skip
-    return write_tar(folder / "all.tar", files)
+    """A tar that is a shard itself."""
+    (folder.with_suffix(".tar")).write_bytes(KINDS["webdataset"][1](range(ROWS)))
+    return folder.with_suffix(".tar")
 
 
 def tars_in_a_zip(folder: Path) -> Path:
-    with zipfile.ZipFile(folder.with_suffix(".zip"), "w") as archive:
-        for path in tars(folder).iterdir():
-            archive.write(path, path.name)
-    return folder.with_suffix(".zip")
+    """Shards that are unpacked first."""
+    place = in_files("webdataset", folder)
+    return Path(shutil.make_archive(str(place), "zip", place))
 
 
-def records(folder: Path) -> Path:
-    writer = pytest.importorskip("tests.layouts.shards.test_tfrecord")
-    for first in (0, 12):
-        rows = [{"image": picture(n), "label": n % 3} for n in range(first, first + 12)]
-        writer.write(folder / f"{first}.tfrecord", rows)
-    return folder
-
-
-def parquet(folder: Path) -> Path:
-    pyarrow = pytest.importorskip("pyarrow", reason="needs pyarrow: pip install pyarrow")
-    from pyarrow import parquet as files
-
-    folder.mkdir()
-    for first in (0, 12):
-        rows = range(first, first + 12)
-        columns = {"image": [picture(n) for n in rows], "label": [n % 3 for n in rows]}
-        files.write_table(pyarrow.table(columns), folder / f"{first}.parquet", row_group_size=5)
-    return folder
-
-
-KINDS = [tars, one_tar, tars_in_a_zip, records, parquet]
-
-
-def files_of(out: Path) -> list[tuple[str, bytes]]:
-    return [(path.name, path.read_bytes()) for path in sorted(out.parent.glob("*.h5"))]
+MAKERS: dict[str, Callable[[Path], Path]] = {
+    "one tar": one_tar,
+    "tars in a zip": tars_in_a_zip,
+    **{kind: partial(in_files, kind) for kind in ("webdataset", "tfrecord", "parquet", "lmdb")},
+}
 
 
 @pytest.mark.parametrize("encoding", ["pixels", "encoded"])
-@pytest.mark.parametrize("make", KINDS)
-def test_workers_write_what_one_process_does(tmp_path: Path, make: Callable[[Path], Path], encoding: str) -> None:
-    """Byte for byte."""
-    source = make(tmp_path / "source")
-    outs = [tmp_path / name / "set.h5" for name in ("alone", "workers")]
-    for out, pool in zip(outs, (None, ThreadPoolExecutor(2)), strict=True):
+@pytest.mark.parametrize("kind", MAKERS)
+def test_workers_write_what_one_process_does(tmp_path: Path, kind: str, encoding: str) -> None:
+    """Byte for byte; and these are the images and labels that were written."""
+    source = MAKERS[kind](tmp_path / "source")
+    found = []
+    for name, pool in (("alone", None), ("workers", ThreadPoolExecutor(2))):
+        out = tmp_path / name / "set.h5"
         out.parent.mkdir()
-        report = pack_dataset(source, out, shards=3, executor=pool, encoding=encoding, progress=False)
-        assert sum(report.samples.values()) == ROWS
-    assert len(files_of(outs[0])) == 3
-    assert files_of(outs[0]) == files_of(outs[1])
+        pack_dataset(source, out, shards=3, executor=pool, encoding=encoding, progress=False)
+        found.append([(path.name, path.read_bytes()) for path in sorted(out.parent.glob("*.h5"))])
+    assert found[0] == found[1]
+    dataset = dataset_h5(tmp_path / "alone/*.h5")
+    expected = {np.asarray(Image.open(io.BytesIO(picture(n)))).tobytes(): n % 3 for n in range(ROWS)}
+    assert {np.asarray(x).tobytes(): int(y) for x, y in (dataset[row] for row in range(ROWS))} == expected
 
 
 class _Meanwhile(Executor):
@@ -102,32 +89,33 @@ class _Meanwhile(Executor):
         return future
 
 
-@pytest.mark.parametrize("make", [tars, records, parquet])
-def test_workers_scan_nothing_again(tmp_path: Path, make: Callable[[Path], Path]) -> None:
+SCANNED = ["webdataset", "tfrecord", "parquet"]
+
+
+@pytest.mark.parametrize("kind", SCANNED)
+def test_workers_scan_nothing_again(tmp_path: Path, kind: str) -> None:
     """A file that was added since the set was planned is in no row of it; who looks for samples again would find it."""
-    source = make(tmp_path / "source")
+    source = MAKERS[kind](tmp_path / "source")
     first = min(source.iterdir())
-    adds = _Meanwhile(lambda: copyfile(first, source / f"more{first.suffix}"))
+    adds = _Meanwhile(lambda: copyfile(first, source / f"more-{first.name}"))
     report = pack_dataset(source, tmp_path / "set.h5", shards=2, executor=adds, image_size=(8, 8), progress=False)
     assert sum(report.samples.values()) == ROWS
 
 
-@pytest.mark.parametrize("make", [tars, one_tar])
-def test_another_file_than_was_planned_is_refused(tmp_path: Path, make: Callable[[Path], Path]) -> None:
+@pytest.mark.parametrize("kind", ["webdataset", "one tar"])
+def test_another_file_than_was_planned_is_refused(tmp_path: Path, kind: str) -> None:
     """Places of samples in the old one say nothing of the new one."""
-    source = make(tmp_path / "source")
+    source = MAKERS[kind](tmp_path / "source")
     changed = source if source.is_file() else min(source.iterdir())
     grows = _Meanwhile(lambda: changed.write_bytes(changed.read_bytes() + bytes(10_240)))
     with pytest.raises(SourceChangedError):
         pack_dataset(source, tmp_path / "set.h5", shards=2, executor=grows, image_size=(8, 8), progress=False)
 
 
-@pytest.mark.parametrize("make", [tars, records, parquet])
-def test_files_on_a_slow_mount_are_read_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], Path]
-) -> None:
+@pytest.mark.parametrize("kind", SCANNED)
+def test_files_on_a_slow_mount_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """What was read to find the samples is what they are read from, the beginnings of files apart."""
-    folder = make(tmp_path / "source")
+    folder = MAKERS[kind](tmp_path / "source")
     counts: list[int] = []
     pread = os.pread
 

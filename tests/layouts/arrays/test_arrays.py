@@ -1,0 +1,447 @@
+"""Rows of arrays in files: those that were written, in their splits; what cannot be read row by row is refused."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import re
+import tarfile
+import zipfile
+from typing import TYPE_CHECKING, Any
+
+import h5py
+import numpy as np
+import pytest
+
+from colabstage import dataset_h5, pack_dataset
+from colabstage.errors import CorruptArchiveError, DecodeError, LayoutError, MissingDependencyError, OptionError
+from colabstage.layouts.detect import detect_layout
+from colabstage.options import Arrays, Images, Masks, array_rows
+from colabstage.trees.open import open_archive, open_tree
+from tests.layouts.readers import by_split, contents, labels, read
+from tests.support.made_files import npy, npz, write_files
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+RNG = np.random.default_rng(18)
+X = RNG.integers(0, 256, (12, 8, 6, 3), np.uint8)
+Y = np.arange(12) % 3
+FLOATS = RNG.random((12, 5), np.float32)
+WORDS = np.array(["dog", "cat", "bird"])[Y]
+OF_WORDS = np.array([2, 1, 0])[Y]
+NUMBERED = ("0", "1", "2")
+
+
+def h5(values: dict[str, Any], *, userblock: int = 0, matlab: bool = False, **options: Any) -> bytes:
+    """An HDF5 file of arrays, written by h5py with options for each that is of numbers."""
+    file = io.BytesIO()
+    with h5py.File(file, "w", userblock_size=userblock) as made:
+        for key, array in values.items():
+            own = options if np.asarray(array).dtype.kind != "O" else {}
+            made.create_dataset(key, data=array, **own)
+            if matlab:
+                made[key].attrs["MATLAB_class"] = np.bytes_("double")
+    return file.getvalue()
+
+
+def npz_deflated(**arrays: Any) -> bytes:
+    """A .npz that is compressed."""
+    file = io.BytesIO()
+    np.savez_compressed(file, **arrays)
+    return file.getvalue()
+
+
+Rows = dict[str, tuple[Any, Any]]
+TRAIN, TEST = (X[:8], Y[:8]), (X[8:], Y[8:])
+WIDE = np.repeat(np.arange(9, dtype=np.uint8)[:, None], 2**20, 1)
+KERAS = {"x_train": X[:8, ..., 0], "y_train": Y[:8], "x_test": X[8:, ..., 0], "y_test": Y[8:]}
+# Files, the layout, the rows of each split, classes.
+READ: dict[str, tuple[dict[str, bytes], Any, Rows, tuple[str, ...]]] = {
+    "images and a column": ({"X.npy": npy(X), "y.npy": npy(Y[:, None].astype(np.uint8))}, "auto", {"": (X, Y)}, NUMBERED),
+    "Keras' MNIST": ({"mnist.npz": npz(**KERAS)}, "auto", {"train": (X[:8, ..., 0], Y[:8]), "test": (X[8:, ..., 0], Y[8:])}, NUMBERED),
+    "a file for each split": ({"train.npz": npz_deflated(images=FLOATS, labels=Y), "val.npz": npz(images=FLOATS[:3], labels=Y[:3])}, "auto",
+                              {"train": (FLOATS, Y), "val": (FLOATS[:3], Y[:3])}, NUMBERED),
+    "words": ({"images.npy": npy(X), "labels.npy": npy(WORDS)}, "auto", {"": (X, OF_WORDS)}, ("bird", "cat", "dog")),
+    "words as bytes": ({"images.npy": npy(X), "labels.npy": npy(WORDS.astype("S"))}, "auto", {"": (X, OF_WORDS)}, ("bird", "cat", "dog")),
+    "several numbers": ({"images.npy": npy(X), "labels.npy": npy(FLOATS)}, "auto", {"": (X, FLOATS)}, ()),
+    "Fortran's order": ({"X.npy": npy(np.asfortranarray(FLOATS)), "y.npy": npy(Y)}, "auto", {"": (FLOATS, Y)}, NUMBERED),
+    "numbered by savez": ({"a.npz": npz(arr_0=X, arr_1=Y)}, "auto", {"": (X, Y)}, NUMBERED),
+    "names that are given": ({"a.npz": npz(faces=X, ages=Y, noise=Y)}, array_rows(x="faces", y="ages"), {"": (X, Y)}, NUMBERED),
+    "HDF5, names of classes beside": ({"train.h5": h5({"train_set_x": X, "train_set_y": Y, "list_classes": np.array([b"a", b"b", b"c"])})}, "auto",
+                                      {"train": (X, Y)}, ("a", "b", "c")),
+    "HDF5, chunks": ({"a.h5": h5({"x": X, "y": Y}, chunks=True)}, "auto", {"": (X, Y)}, NUMBERED),
+    "HDF5, small chunks": ({"a.h5": h5({"x": X}, chunks=(7, 3, 2, 1), compression="lzf", shuffle=True), "b.npy": npy(Y)}, array_rows(x="x", y="b.npy"), {"": (X, Y)}, NUMBERED),
+    "HDF5, many blocks": ({"a.h5": h5({"x": WIDE}, chunks=(1, 2**20), compression="gzip"), "y.npy": npy(np.arange(9))},
+                          array_rows(x="x", y="y.npy"), {"": (WIDE, np.arange(9))}, ()),
+    "HDF5, a block of the user's": ({"a.h5": h5({"x": X, "y": Y}, userblock=1024)}, "auto", {"": (X, Y)}, NUMBERED),
+    "HDF5, big-endian": ({"a.h5": h5({"x": FLOATS.astype(">f4"), "y": Y})}, "auto", {"": (FLOATS, Y)}, NUMBERED),
+    "HDF5, groups and texts": ({"a.hdf5": h5({"train/images": X, "train/labels": WORDS.astype(object), "test/images": X[:3], "test/labels": WORDS[:3].astype(object)})}, "auto",
+                               {"train": (X, OF_WORDS), "test": (X[:3], OF_WORDS[:3])}, ("bird", "cat", "dog")),
+    "the recipe's": ({"data.h5": h5({"X_train": X, "Y_train": Y[:, None, None].astype(np.uint8), "X_dev": X[:3], "Y_dev": Y[:3, None, None].astype(np.uint8)})}, "auto",
+                     {"train": (X, Y), "dev": (X[:3], Y[:3])}, NUMBERED),
+    "MATLAB 7.3, images": ({"a.mat": h5({"X": np.moveaxis(X, 0, -1).T, "y": Y[None] + 1.0}, userblock=512, matlab=True)}, "auto", {"": (X, Y + 1.0)}, ()),
+    "MATLAB 7.3, a table": ({"a.mat": h5({"X": FLOATS.T, "y": Y[None] + 1.0}, userblock=512, matlab=True)}, "auto", {"": (FLOATS, Y + 1.0)}, ()),
+    "a split without targets": ({"a.npz": npz(x_train=X, y_train=Y, x_test=X)}, "auto", {"train": (X, Y)}, NUMBERED),
+}  # fmt: skip
+
+
+def check(found: Any, rows: Rows) -> None:
+    """Rows and labels of each split, with the dtype that they were written with in this machine's order."""
+    stated = by_split(found)
+    assert stated.keys() == rows.keys() or set(rows) == {""} or set(stated) == {""}
+    for split, (x, y) in rows.items():
+        xs, ys = stated[split if split in stated else ""]
+        np.testing.assert_array_equal(np.stack(xs).reshape(x.shape), x)
+        assert xs[0].dtype == x.dtype.newbyteorder("=")
+        np.testing.assert_array_equal(ys, y)
+
+
+@pytest.mark.parametrize("case", READ)
+def test_rows_are_those_that_were_written(case: str) -> None:
+    """In each split, with their classes; uint8 of an image's shape are images."""
+    files, layout, rows, classes = READ[case]
+    found = read(files, layout)
+    assert (found.layout, found.classes) == ("arrays", classes)
+    check(found, rows)
+    first = next(iter(rows.values()))[0]
+    assert isinstance(found.inputs, Images) == (first.dtype == np.uint8 and first.ndim > 2)
+
+
+@pytest.mark.parametrize("dtype", [">f4", "<f8", ">i2", "<u2", "?", ">u8", "<f2"])
+@pytest.mark.parametrize("shape", [(12, 7), (12, 2, 3, 4), (12,)], ids=str)
+def test_arrays_of_other_numbers_stay_as_they_are(dtype: str, shape: tuple[int, ...]) -> None:
+    """Whatever the version of the header; one number for each sample included."""
+    values = RNG.integers(0, 2**15, shape).astype(dtype)
+    for version in ((1, 0), (2, 0), (3, 0)):
+        file = io.BytesIO()
+        np.lib.format.write_array(file, values, version)
+        found = read({"features.npy": file.getvalue(), "targets.npy": npy(np.linspace(0, 1, 12).astype(">f8"))})
+        assert isinstance(found.inputs, Arrays)
+        check(found, {"": (values, np.linspace(0, 1, 12))})
+
+
+@pytest.mark.parametrize("kind", ["folder", "zip", "deflated", "tar", "one file"])
+@pytest.mark.parametrize("name", ["a.npz", "a.h5"])
+def test_arrays_in_archives_are_those_of_a_folder(tmp_path: Path, kind: str, name: str) -> None:
+    """And their packs have these rows."""
+    content = npz_deflated(x_train=FLOATS, y_train=Y) if name.endswith("z") else h5({"x_train": FLOATS, "y_train": Y})
+    source = write_files(tmp_path / "set", {name: content})
+    if kind == "one file":
+        source /= name
+    elif kind == "tar":
+        with tarfile.open(tmp_path / "a.tar", "w") as tar:
+            tar.add(source, ".")
+        source = tmp_path / "a.tar"
+    elif kind != "folder":
+        with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED if kind == "deflated" else 0) as archive:
+            archive.writestr(name, content, compress_type=archive.compression)
+        source = tmp_path / "a.zip"
+    pack_dataset(source, tmp_path / "out.h5", progress=False)
+    dataset = dataset_h5(tmp_path / "out.h5")
+    with h5py.File(tmp_path / "out.h5") as file:
+        order = [int(key.rpartition("[")[2][:-1]) for key in file["key_train"].asstr()]
+    assert sorted(order) == list(range(12))
+    for row, number in enumerate(order):
+        np.testing.assert_array_equal(dataset[row][0], FLOATS[number])
+        assert dataset[row][1] == Y[number]
+
+
+def test_integers_of_the_images_shape_are_masks() -> None:
+    masks = RNG.integers(0, 5, (12, 8, 6, 1), dtype=np.int32)
+    found = read({"images.npy": npy(X), "labels.npy": npy(masks)})
+    assert isinstance(found.targets, Masks)
+    for number in range(12):
+        mask = np.asarray(found.targets.source.read(number))
+        np.testing.assert_array_equal(mask.reshape(8, 6), masks[number, ..., 0])
+
+
+@pytest.mark.parametrize("chunks", [None, True])
+def test_rows_behind_links_are_those_of_the_other_file(tmp_path: Path, chunks: bool | None) -> None:
+    """Wrappers over one file for x and one for y, with other values at the same places of their own."""
+    write_files(tmp_path, {"x.bin": h5({"x": X}, chunks=chunks), "y.bin": h5({"y": Y})})
+    with h5py.File(tmp_path / "all.h5", "w") as file:
+        file["padding"] = np.zeros(100_000, np.uint8)
+        file["inside"] = h5py.ExternalLink("x.bin", "/")
+        file["X_train"] = h5py.SoftLink("/inside/x")
+        file["Y_train"] = h5py.ExternalLink("y.bin", "/y")
+    with open_tree(tmp_path, spool=tmp_path) as tree:
+        check(detect_layout(tree), {"train": (X, Y)})
+
+
+def linked(path: Path, **links: Any) -> Path:
+    """An HDF5 file with inputs and targets, some of them links."""
+    with h5py.File(path, "w") as file:
+        file["group/x"], file["X_train"], file["Y_train"] = np.zeros((4, 3)), np.zeros((4, 3)), np.arange(4)
+        for name, link in links.items():
+            if name in file:
+                del file[name]
+            file[name] = link
+    return path
+
+
+OUT = {"out": h5py.ExternalLink("other.h5", "/group"), "again": h5py.SoftLink("/out")}
+
+
+@pytest.mark.parametrize("kind", ["zip", "one file"])
+@pytest.mark.parametrize("through", ["/out/x", "/again/x", "out/x", "/./out/../x", "own.h5"])
+def test_links_to_other_files_are_refused_where_there_are_none(tmp_path: Path, kind: str, through: str) -> None:
+    """HDF5 takes a file without a path for every file that links name, so rows would be this file's own."""
+    link = h5py.ExternalLink(through, "/group/x") if through.endswith("h5") else h5py.SoftLink(through)
+    path = linked(tmp_path / "own.h5", **OUT, X_train=link)
+    if kind == "zip":
+        with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+            archive.write(path, "own.h5")
+        path = tmp_path / "a.zip"
+    elif through == "own.h5":
+        return  # here there is one
+    with pytest.raises(LayoutError, match=r"'own\.h5/X_train'"):
+        pack_dataset(path, tmp_path / "out.h5", layout=array_rows(x="X_train", y="Y_train"), progress=False)
+
+
+def test_a_link_to_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
+    """Targets whose file is missing are no missing targets."""
+    (tmp_path / "set").mkdir()
+    with h5py.File(tmp_path / "set/x.h5", "w") as file:
+        file["X_train"], file["Y_train"] = X, h5py.ExternalLink("y.h5", "/y")
+    with (
+        open_tree(tmp_path / "set", spool=tmp_path) as tree,
+        pytest.raises(LayoutError, match=r"'x\.h5/Y_train'.*'y\.h5'"),
+    ):
+        detect_layout(tree)
+
+
+# --- what is broken, or cannot be told --------------------------------------------------------------------------------
+
+
+class Command:
+    """What must not be run."""
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, ("ran",)
+
+
+def bomb(*, whole: bool = True) -> bytes:
+    """A .npy of objects that would run code when it is loaded."""
+    if whole:
+        file = io.BytesIO()
+        np.save(file, np.array([Command()], object), allow_pickle=True)
+        return file.getvalue()
+    head = io.BytesIO()
+    np.lib.format.write_array_header_1_0(head, {"descr": "|O", "fortran_order": False, "shape": (1,)})
+    return head.getvalue() + pickle.dumps(Command())
+
+
+def flipped(content: bytes, place: int) -> bytes:
+    """One bit of it is another one."""
+    return content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
+
+
+NPY = npy(X)
+ASKED = r"array_rows\(x='NAME'"
+REFUSED: dict[str, tuple[dict[str, bytes], Any, str]] = {
+    "objects": ({"X.npy": bomb()}, "arrays", r"X\.npy"),
+    "a pickle": ({"X.npy": bomb(whole=False)}, "arrays", r"X\.npy"),
+    "records": ({"X.npy": npy(np.zeros(3, [("a", "f4"), ("b", "i4")]))}, "arrays", r"X\.npy.*\(a, b\)"),
+    "cut": ({"X.npy": NPY[:-1]}, "arrays", r"X\.npy"),
+    "another magic": ({"X.npy": b"PK" + NPY[2:]}, "arrays", r"X\.npy"),
+    "other keys": ({"X.npy": NPY.replace(b"'descr'", b"'dascr'")}, "arrays", r"X\.npy"),
+    "a negative shape": ({"X.npy": NPY.replace(b"(12,", b"(-3,")}, "arrays", r"X\.npy"),
+    "a long header": ({"X.npy": NPY[:8] + b"\xff\xff" + NPY[10:]}, "arrays", r"X\.npy.*65,535"),
+    "nothing": ({"X.npy": b""}, "arrays", r"X\.npy"),
+    "an empty .mat": ({"X.mat": b""}, "arrays", r"X\.mat.*-v7\.3"),
+    "a damaged .mat of version 5": ({"X.mat": b"MATLAB 5.0 MAT-file" + bytes(600)}, "arrays", r"X\.mat.*-v7\.3"),
+    "damaged HDF5": ({"X.mat": b"\x89HDF\r\n\x1a\n" + bytes(64)}, "arrays", r"X\.mat.*-v7\.3"),
+    "fewer labels": ({"a.npz": npz(x=X, y=Y[1:])}, "arrays", r"\(12, 8, 6, 3\).*\(11,\)"),
+    "other rows in a split": ({"a.npz": npz(x_train=np.zeros((3, 4)), x_test=np.zeros((3, 5)))}, "arrays", "x_(train|test)"),
+    "no rows": ({"a.npz": npz(x=np.zeros((0, 4)))}, "arrays", r"\(0, 4\)"),
+    "words as inputs": ({"x.npy": npy(WORDS), "y.npy": npy(Y)}, "arrays", r"'x\.npy'"),
+    "names that say nothing": ({"a.npy": npy(X), "b.npy": npy(Y)}, "auto", ASKED),
+    "two inputs": ({"X.npy": npy(X), "images.npy": npy(X)}, "auto", ASKED),
+    "targets alone": ({"y.npy": npy(Y), "z.npy": npy(Y)}, "auto", ASKED),
+    "a name that is not there": ({"a.npz": npz(faces=X)}, array_rows(x="face"), "'face'"),
+    **{
+        f"targets of no inputs: {names}": (
+            {"a.npz": npz(**{name: Y[:4] if name[0] in "yl" or "labels" in name else X[:4] for name in names})}, "auto", r"array_rows\("
+        )
+        for names in (("x_train", "labels"), ("X_train", "X_test", "y"), ("train_images", "test_labels"))
+    },
+    **{
+        f"numbered by savez: {[one.shape for one in arrays]}": (
+            {"a.npz": npz(**{f"arr_{n}": one for n, one in enumerate(arrays)})}, "auto", ASKED
+        )
+        for arrays in ((Y, X), (X, Y, X, Y), (X, X))
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_read_row_by_row_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+    """By name, and nothing is unpickled."""
+    monkeypatch.chdir(tmp_path)
+    files, layout, named = REFUSED[case]
+    with pytest.raises((LayoutError, MissingDependencyError), match=named):
+        contents(read(files, layout))
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_damaged_member_of_an_npz_is_named() -> None:
+    """By its checksum, before any row is given out."""
+    with pytest.raises(CorruptArchiveError, match=r"'x\.npy'.*'a\.npz'"):
+        contents(read({"a.npz": flipped(npz(x=X, y=Y), 800)}))
+
+
+def test_a_damaged_chunk_is_a_broken_sample() -> None:
+    """It names the rows."""
+    content = h5({"X": X}, chunks=(4, 8, 6, 3), compression="gzip", fletcher32=True)
+    with h5py.File(io.BytesIO(content)) as file:
+        place = file["X"].id.get_chunk_info(1).byte_offset
+    source = read({"a.h5": flipped(content, place + 20)}).inputs.source
+    with pytest.raises(DecodeError, match=r"Rows 0 to .* of 'a\.h5/X'"):
+        source.read(5)
+
+
+@pytest.mark.parametrize(
+    ("names", "rows"),
+    [
+        (["X.npy", "y.npy"], [("", "X.npy", True)]),
+        (["d/Xtrain.npy", "d/ytrain.npy"], [("train", "d/Xtrain.npy", True)]),
+        (["XTrain.npy", "YTrain.npy"], [("train", "XTrain.npy", True)]),
+        (["train/x.npy", "train/y.npy", "val/x.npy", "val/y.npy"], [("train", "train/x.npy", True), ("val", "val/x.npy", True)]),
+        (["x/train.npy", "y/train.npy"], [("train", "x/train.npy", True)]),
+        (["train_images.npy", "train_labels.npy", "test_images.npy", "test_labels.npy"], [("train", "train_images.npy", True), ("test", "test_images.npy", True)]),
+        (["data.npy", "target.npy"], [("", "data.npy", True)]),
+        (["data/train.npy", "data/train_labels.npy"], [("train", "data/train.npy", True)]),
+        (["X.npy", "y.npy", "X_test.npy"], [("train", "X.npy", True)]),
+        (["whatever.npy"], [("", "whatever.npy", False)]),
+    ],
+)  # fmt: skip
+def test_roles_are_told_by_name(names: list[str], rows: list[tuple[str, str, bool]]) -> None:
+    """The names that people use: the split, the inputs, and whether there are targets."""
+    is_y = re.compile(r"(^|[/_])(y|labels|target)|^Y", re.ASCII)
+    found = read({name: npy(Y if is_y.search(name) else X) for name in names})
+    keys = dict.fromkeys(key.partition("[")[0] for key in found.keys)
+    splits = dict.fromkeys(found.splits or ("",))
+    assert [*keys] == [inputs for _, inputs, _ in rows]
+    assert [*splits] == [split for split, *_ in rows] or [*splits] == [""]
+    assert (found.targets is not None) == rows[0][2]
+
+
+def test_a_split_without_targets_is_left_out_and_noted() -> None:
+    assert any("12 rows" in note and "x_test" in note for note in read(READ["a split without targets"][0]).notes)
+
+
+def test_a_stray_array_among_folders_of_classes_changes_nothing() -> None:
+    assert read({"cat/1.jpg": b"", "dog/1.jpg": b"", "embeddings.npy": npy(FLOATS)}).layout == "image_folder"
+
+
+def test_archives_are_not_read_whole(tmp_path: Path) -> None:
+    """Opening a tar reads headers and labels; rows come when they are asked for."""
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        member = tarfile.TarInfo("X.npy")
+        content = npy(np.zeros((1000, 5000), np.float32))
+        member.size = len(content)
+        tar.addfile(member, io.BytesIO(content))
+
+    class Counting:
+        label, total = "a.tar", 0
+        data = (tmp_path / "a.tar").read_bytes()
+        size = len(data)
+
+        def pread(self, length: int, offset: int) -> bytes:
+            self.total += length
+            return self.data[offset : offset + length]
+
+        def close(self) -> None:
+            pass
+
+    source = Counting()
+    with open_archive(source, spool=tmp_path) as tree:
+        table = detect_layout(tree)
+        assert len(table) == 1000
+        assert source.total < 300_000
+        assert np.array_equal(table.inputs.source.read(999), np.zeros(5000, np.float32))
+
+
+# --- colours ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(28, 28), (8, 6, 1), (8, 6, 3), (8, 6, 4)], ids=str)
+def test_arrays_keep_their_channels_unless_others_are_asked_for(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    """As RGB grey ones are tripled and a fourth channel is dropped."""
+    x = RNG.integers(0, 256, (12, *shape), np.uint8)
+    source = write_files(tmp_path / "set", {"images.npy": npy(x), "labels.npy": npy(Y)})
+    whole = x.reshape(12, *shape[:2], -1)
+    expected = {"auto": whole, "rgb": np.broadcast_to(whole[..., :3], (12, *shape[:2], 3)), "grayscale": None}
+    for mode, pixels in expected.items():
+        options: dict[str, Any] = {"encoding": "pixels", "color_mode": mode, "progress": False}
+        pack_dataset(source, tmp_path / f"{mode}.h5", **options)
+        with h5py.File(tmp_path / f"{mode}.h5") as file:
+            order = [int(key.rpartition("[")[2][:-1]) for key in file["key_train"].asstr()]
+            if pixels is None:
+                assert file["X_train"].shape == (12, *shape[:2], 1)
+            else:
+                np.testing.assert_array_equal(file["X_train"][()], pixels[order])
+
+
+def test_more_of_a_pack_takes_its_colours_unless_others_are_asked_for(tmp_path: Path) -> None:
+    """What was packed by default goes on as it is; `rgb` is refused where it would be another form."""
+    more = write_files(tmp_path / "set", {"images.npy": npy(np.zeros((12, 8, 6, 4), np.uint8)), "labels.npy": npy(Y)})
+    modes: dict[str, Any] = {"own": "auto", "rgb": "rgb"}
+    for name, mode in modes.items():
+        pack_dataset(more, tmp_path / f"{name}.h5", encoding="pixels", color_mode=mode, progress=False)
+    with pytest.raises(OptionError, match=r"\(8, 6, 3\).*\(8, 6, 4\)"):
+        pack_dataset(more, append_to=tmp_path / "own.h5", color_mode="rgb", progress=False)
+    for name, channels in (("own", 4), ("rgb", 3)):
+        report = pack_dataset(more, append_to=tmp_path / f"{name}.h5", progress=False)
+        with h5py.File(report.path) as file:
+            assert file["X_train"].shape == (12, 8, 6, channels)
+
+
+@pytest.mark.parametrize("mode", ["auto", "rgb", "grayscale"])
+def test_colours_of_what_is_no_image_are_noted(tmp_path: Path, mode: Any) -> None:
+    """The report says that the option did nothing."""
+    source = write_files(tmp_path / "set", {"x.npy": npy(FLOATS), "y.npy": npy(Y)})
+    report = pack_dataset(source, tmp_path / "out.h5", color_mode=mode, progress=False)
+    assert any(f"color_mode='{mode}'" in note for note in report.notes) == (mode != "auto")
+
+
+# --- one array in each file -------------------------------------------------------------------------------------------
+
+
+def test_an_array_in_each_file_of_class_folders() -> None:
+    """Folders say classes and splits, as of images; files named like inputs and targets are something else."""
+    values = {
+        f"{place}.npy": RNG.normal(size=(2, 3)) for place in ("train/cat/1", "train/dog/2", "test/cat/3", "test/dog/4")
+    }
+    files = {name: npy(array) for name, array in values.items()}
+    found = read(files)
+    assert (found.layout, found.classes, found.splits) == (
+        "array_folder",
+        ("cat", "dog"),
+        ("train", "train", "test", "test"),
+    )
+    for key, x, y in zip(found.keys, contents(found), labels(found), strict=True):
+        np.testing.assert_array_equal(x, values[key])
+        assert f"/{found.classes[y]}/" in key
+    with pytest.raises(LayoutError, match=r"labels\.npy"):
+        read(files | {"train/cat/labels.npy": npy(Y)}, "array_folder")
+
+
+@pytest.mark.parametrize("content", [bomb(), npy(Y)[:-1], b"", b"\x93NUMPY\x01\x00\x10\x00{'descr': O" + bytes(8)])
+def test_a_damaged_array_is_a_broken_sample(content: bytes) -> None:
+    """Pickled objects too, which are never loaded."""
+    inputs = read({"a/1.npy": npy(Y), "b/2.npy": npy(Y)}).inputs
+    assert isinstance(inputs, Arrays)
+    with pytest.raises(DecodeError, match=r"\.npy"):
+        inputs.to_array(content)
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"), [("a/1.dcm", "pydicom"), ("a/1.nii.gz", "nibabel"), ("run/1.mp4", "ffmpeg")]
+)
+def test_of_files_that_nothing_reads_the_error_says_what_does(name: str, remedy: str) -> None:
+    with pytest.raises(LayoutError, match=remedy):
+        read({name: b"\0"})

@@ -1,0 +1,688 @@
+"""Shards of every kind: the samples that their libraries wrote, in order; what is broken is named, never left out."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import re
+import struct
+import sys
+import tarfile
+import time
+import wave
+import zipfile
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from colabstage import pack_dataset
+from colabstage.errors import (
+    ColabstageError,
+    CorruptArchiveError,
+    DecodeError,
+    LayoutError,
+    MissingDependencyError,
+    SourceReadError,
+)
+from colabstage.layouts.detect import detect_layout
+from colabstage.options import Arrays, Boxes, Masks, audio_clips
+from colabstage.trees.open import JoinedTree, open_tree
+from tests.layouts.known import MemoryTree
+from tests.layouts.readers import by_split, completed, contents, labels, picture, read
+from tests.layouts.shards.writing import (
+    KINDS,
+    columns_of,
+    example,
+    feather_of,
+    lmdb_of,
+    parquet_of,
+    record,
+    records_of,
+    stream_of,
+    tar_of,
+)
+from tests.support.archives import tar_bytes
+from tests.support.images import noise
+from tests.support.made_files import grey, npy, write_files
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+
+def shards(kind: str) -> dict[str, bytes]:
+    """Two splits of a kind."""
+    name, write = KINDS[kind]
+    return {name.format("train"): write(range(9)), name.format("val"): write(range(9, 12))}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_samples_are_those_that_were_written(kind: str) -> None:
+    """One after the other, in the splits that shards are called after."""
+    found = by_split(read(shards(kind)))
+    for split, numbers in {"train": range(9), "val": range(9, 12)}.items():
+        assert found[split] == ([picture(n) for n in numbers], [n % 3 for n in numbers])
+
+
+@pytest.mark.parametrize(
+    ("holder", "kind"),
+    [(holder, kind) for holder in ("folder", "zip", "tar") for kind in KINDS if (holder, kind[:3]) != ("tar", "web")],
+)
+def test_samples_in_archives_are_those_of_a_folder(tmp_path: Path, kind: str, holder: str) -> None:
+    """Read by their places in the archive, or from a copy on the local disk; in any order."""
+    place = write_files(tmp_path / "set", shards(kind))
+    if holder == "zip":
+        with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+            for path in place.rglob("*"):
+                archive.write(path, path.relative_to(place))
+        place = tmp_path / "a.zip"
+    elif holder == "tar":
+        with tarfile.open(tmp_path / "a.tar", "w") as tar:
+            tar.add(place, "set")
+        place = tmp_path / "a.tar"
+    with open_tree(place, spool=tmp_path) as tree:
+        table = completed(detect_layout(tree))
+        source, order = table.inputs.source, np.random.default_rng(0).permutation(12).tolist()
+        expected = {split: [*numbers] for split, numbers in (("train", range(9)), ("val", range(9, 12)))}
+        first = [number for split in dict.fromkeys(table.splits or ()) for number in expected[split]]
+        assert [bytes(source.read(row)) for row in order] == [picture(first[row]) for row in order]
+        assert len({source.stamp(row) for row in range(12)}) == 12
+
+
+def test_shards_of_webdatasets_own_writer(tmp_path: Path) -> None:
+    """Numbers, structures and arrays as it encodes them."""
+    webdataset = pytest.importorskip("webdataset", reason="needs webdataset: pip install -c constraints.txt webdataset")
+    rows = [np.random.default_rng(n).normal(size=(3, 4)).astype("f4") for n in range(4)]
+    with webdataset.TarWriter(str(tmp_path / "a.tar")) as sink:
+        for n, one in enumerate(rows):
+            sink.write({"__key__": f"{n}", "npy": one, "json": {"label": n % 3}})
+    found = read({"a.tar": (tmp_path / "a.tar").read_bytes()})
+    np.testing.assert_array_equal(contents(found), rows)
+    assert labels(found) == [0, 1, 2, 0]
+
+
+@pytest.mark.parametrize("form", ["arrow", "parquet"])
+def test_what_datasets_saves_is_what_it_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
+    """Of several files; splits by folder or name, classes by the names that the files have; -1 is no class."""
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    hugging = pytest.importorskip("datasets", reason="needs datasets: pip install -c constraints.txt datasets")
+    monkeypatch.setattr("tqdm.std.tqdm.monitor_interval", 0)
+    kinds = hugging.Features({"image": hugging.Image(), "label": hugging.ClassLabel(names=["cat", "dog"])})
+    rows = {"train": range(7), "test": range(7, 11)}
+    data = {
+        split: hugging.Dataset.from_dict(columns_of(numbers) | {"label": [n % 3 - 1 for n in numbers]}, features=kinds)
+        for split, numbers in rows.items()
+    }
+    if form == "arrow":
+        hugging.DatasetDict(data).save_to_disk(tmp_path / "set", num_shards={"train": 2, "test": 1})
+    else:
+        (tmp_path / "set").mkdir()
+        for split, one in data.items():
+            one.to_parquet(tmp_path / f"set/{split}-00000-of-00001.parquet", batch_size=3)
+    with open_tree(tmp_path / "set", spool=tmp_path) as tree:
+        table = detect_layout(tree)
+        assert table.classes == ("cat", "dog")
+        for split, (images, numbers) in by_split(table).items():
+            assert [np.asarray(Image.open(io.BytesIO(image))).tolist() for image in images] == [
+                np.asarray(row["image"]).tolist() for row in data[split]
+            ]
+            assert numbers == data[split]["label"]
+
+
+@pytest.mark.parametrize("form", ["struct", "binary", "large_binary"])
+def test_every_form_of_a_table_is_read(form: str) -> None:
+    """Also where images are no struct; more rows than are in memory at once."""
+    arrow = pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'colabstage[arrow]'")
+    data = columns_of(range(150))
+    if form != "struct":
+        data["image"] = arrow.array([image["bytes"] for image in data["image"]], getattr(arrow, form)())
+    for name, content in {
+        "val.parquet": parquet_of(data, compression="zstd", use_dictionary=False),
+        "val.arrow": stream_of(data, batch=33, compression="zstd"),
+        "val/a.arrow": feather_of(data),
+    }.items():
+        assert by_split(read({name: content})) == {"val": ([picture(n) for n in range(150)], data["label"])}
+
+
+def test_a_tar_is_a_shard_itself_and_several_are_joined(tmp_path: Path) -> None:
+    """With the splits that they are called."""
+    _, write = KINDS["webdataset"]
+    write_files(tmp_path, {"train-0.tar": write(range(5)), "test-0.tar": write(range(5, 9))})
+    with open_tree(tmp_path / "train-0.tar", spool=tmp_path) as tree:
+        assert by_split(detect_layout(tree)) == {"train": ([picture(n) for n in range(5)], [0, 1, 2, 0, 1])}
+    parts = [(name, open_tree(tmp_path / f"{name}.tar", spool=tmp_path)) for name in ("train-0", "test-0")]
+    with JoinedTree("two", parts) as joined:
+        assert by_split(detect_layout(joined)) == {
+            "train": ([picture(n) for n in range(5)], [0, 1, 2, 0, 1]),
+            "test": ([picture(n) for n in range(5, 9)], [2, 0, 1, 2]),
+        }
+
+
+def test_more_shards_than_may_be_open(tmp_path: Path) -> None:
+    """Handles are let go of, and taken again, as reading goes from shard to shard."""
+    _, write = KINDS["webdataset"]
+    write_files(tmp_path / "set", {f"s-{number:03d}.tar": write([number]) for number in range(80)})
+    with open_tree(tmp_path / "set", spool=tmp_path) as tree:
+        table = detect_layout(tree)
+        assert contents(table) == contents(table) == [picture(n) for n in range(80)]
+
+
+# --- what labels samples ----------------------------------------------------------------------------------------------
+
+
+def tars(*samples: dict[str, Any]) -> dict[str, bytes]:
+    """A shard of samples with an image each."""
+    return {"a.tar": tar_of([{"jpg": b"x", **one} for one in samples])}
+
+
+def tars_of(**fields: list[Any]) -> dict[str, bytes]:
+    """The same, with a json of these fields."""
+    rows = [dict(zip(fields, row, strict=True)) for row in zip(*fields.values(), strict=True)]
+    return tars(*({"json": json.dumps(row)} for row in rows))
+
+
+def records(*examples: dict[str, Any]) -> dict[str, bytes]:
+    """TFRecords of images with these features."""
+    return {"a.tfrecord": records_of({"image": picture(n), **one} for n, one in enumerate(examples))}
+
+
+def table(**columns: Any) -> dict[str, bytes]:
+    """A Parquet file of images with these columns."""
+    count = len(next(iter(columns.values())))
+    return {"a.parquet": parquet_of({"png": [picture(n) for n in range(count)], "width": [6] * count, **columns})}
+
+
+def database(*words: str) -> dict[str, bytes]:
+    """An LMDB database of images with these words."""
+    numbered = enumerate(words, 1)
+    pairs = [((b"image-%09d" % n, picture(n)), (b"label-%09d" % n, word.encode())) for n, word in numbered]
+    return {"db/data.mdb": lmdb_of(dict(one for pair in pairs for one in pair))}
+
+
+def coded(words: list[str]) -> Any:
+    """A column as pandas writes one of the type category."""
+    arrow = pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'colabstage[arrow]'")
+    return arrow.array(words).dictionary_encode()
+
+
+DOGS = ["dog", "cat", "dog"]
+# fmt: off
+LABELS: dict[str, tuple[Any, list[Any], tuple[str, ...]]] = {
+    "json: numbers": (lambda: tars_of(label=[0, 1, 0, 1]), [0, 1, 0, 1], ("0", "1")),
+    "json: from 1": (lambda: tars_of(label=[1, 2, 1]), [1, 2, 1], ()),
+    "json: with names": (lambda: tars_of(label=[0, 1], class_name=["a", "b"]), [0, 1], ("a", "b")),
+    "json: words": (lambda: tars_of(label=DOGS), [1, 0, 1], ("cat", "dog")),
+    "json: parts": (lambda: tars_of(label=[0, 0.25]), [0, 0.25], ()),
+    "json: a number alone": (lambda: tars({"json": 0}, {"json": 1}, {"json": 2}), [0, 1, 2], ()),
+    **{f"json: {name}": (lambda name=name: tars_of(width=[6, 6, 6], **{name: DOGS}), [1, 0, 1], ("cat", "dog"))
+       for name in ("Label", "class_index", "diagnosis", "species")},
+    "txt: words": (lambda: tars(*[{"txt": "cat"}, {"txt": "dog"}] * 2), [0, 1, 0, 1], ("cat", "dog")),
+    "txt: numbers": (lambda: tars(*[{"txt": "0"}, {"txt": "1"}] * 2), [0, 1, 0, 1], ("0", "1")),
+    "cls before all": (lambda: tars(*[{"cls": 7, "json": '{"label": 1}', "txt": "a caption"}] * 2), [7, 7], ()),
+    "cls beside a list": (lambda: tars({"cls": 1, "json": '{"label": [0, 1]}'}), [1], ()),
+    "TFRecord: parts": (lambda: records(*({"label": n / 2} for n in range(3))), [0, 0.5, 1], ()),
+    "TFRecord: negative": (lambda: records(*({"label": -n} for n in range(3))), [0, -1, -2], ()),
+    "TFRecord: large": (lambda: records({"label": 2**40}, {"label": 2**40 + 1}), [2**40, 2**40 + 1], ()),
+    "TFRecord: words": (lambda: records(*({"label": word} for word in DOGS)), [1, 0, 1], ("cat", "dog")),
+    "TFRecord: names": (lambda: records(*({"class_name": word} for word in DOGS)), [1, 0, 1], ("cat", "dog")),
+    "TFRecord: texts beside numbers": (lambda: records(*({"image/class/label": 1 + n, "image/class/text": f"kind {n}"} for n in range(2))), [1, 2], ("0", "kind 0", "kind 1")),
+    "TFRecord: lists of one class": (lambda: records(*({"label": [int(n == place) for place in range(3)]} for n in (2, 0, 1))), [2, 0, 1], ()),
+    "Parquet: words": (lambda: table(label=DOGS), [1, 0, 1], ("cat", "dog")),
+    "Parquet: parts": (lambda: table(label=[0.5, 1.0, 2.0]), [0.5, 1.0, 2.0], ()),
+    "Parquet: coded words": (lambda: table(label=coded(DOGS)), [1, 0, 1], ("cat", "dog")),
+    "Parquet: yes and no": (lambda: table(label=[True, False, True]), [1, 0, 1], ()),
+    "Parquet: fine labels": (lambda: table(fine_label=[3, 1, 2]), [3, 1, 2], ()),
+    "Parquet: y": (lambda: table(y=[2, 0, 1]), [2, 0, 1], ()),
+    "Parquet: capital": (lambda: table(Label=DOGS), [1, 0, 1], ("cat", "dog")),
+    "Parquet: a class before a diagnosis": (lambda: table(diagnosis=[3, 1, 2], **{"class": [0, 1, 0]}), [0, 1, 0], ()),
+    "Parquet: lists beside": (lambda: table(tags=[["a"], ["b"], []], breed=DOGS), [1, 0, 1], ("cat", "dog")),
+    "LMDB: numbers": (lambda: database("7", "0", "7"), [7, 0, 7], ()),
+    "LMDB: parts": (lambda: database("1", "0.5"), [1.0, 0.5], ()),
+    "LMDB: folders in keys": (lambda: {"test.lmdb": lmdb_of({f"{name}.png".encode(): picture(n) for n, name in enumerate(("cat/1", "cat/2", "dog/1"))})}, [0, 0, 1], ("cat", "dog")),
+}
+# fmt: on
+
+
+@pytest.mark.parametrize("case", LABELS)
+def test_labels_are_found_where_people_put_them(case: str) -> None:
+    """Numbers or words, under the names that tables have."""
+    make, values, classes = LABELS[case]
+    found = read(make())
+    assert (labels(found), found.classes) == (values, classes)
+
+
+def test_texts_of_lmdb_are_rows_of_bytes() -> None:
+    """As OCR has them; a note says how they are stored."""
+    found = read(database("größer", "7", ""))
+    assert [bytes(row).rstrip(b"\0").decode() for row in labels(found)] == ["größer", "7", ""]
+    assert any("UTF-8" in note for note in found.notes)
+
+
+SIDES = {f"image/object/bbox/{side}": [value] * 2 for side, value in
+         (("xmin", 0.25), ("ymin", 0.5), ("xmax", 0.75), ("ymax", 1.0))}  # fmt: skip
+
+
+@pytest.mark.parametrize("none", [{name: [] for name in SIDES}, {}], ids=["empty", "not written"])
+def test_boxes_of_tensorflows_records(none: dict[str, Any]) -> None:
+    """Any number for each image, none for some; parts of width and height."""
+    texts = {"image/object/class/label": [1, 2], "image/object/class/text": ["car", "dog"]}
+    found = read(records(SIDES | texts, none))
+    assert isinstance(found.targets, Boxes)
+    assert (found.targets.relative, found.targets.offsets.tolist()) == (True, [0, 2, 2])
+    assert found.targets.boxes.tolist() == [[0.25, 0.5, 0.75, 1.0]] * 2
+    assert (found.targets.columns["labels"].tolist(), found.classes) == ([1, 2], ("0", "car", "dog"))
+    assert any("1 record" in note for note in found.notes) == (not none)
+
+
+OBJECTS: list[list[tuple[list[float], int]]] = [[([1, 2, 3, 4], 1), ([0, 0, 6, 8], 0)], [], [([3, 5, 2, 2.5], 1)]]
+
+
+@pytest.mark.parametrize("form", ["sizes", "corners"])
+@pytest.mark.parametrize("lists", [False, True])
+def test_boxes_of_the_hub(form: str, *, lists: bool) -> None:
+    """A list of objects, or a list of each field; corners, or a corner and a size."""
+    rows = [
+        [(box if form == "sizes" else [*box[:2], box[0] + box[2], box[1] + box[3]], kind) for box, kind in boxes]
+        for boxes in OBJECTS
+    ]
+    objects = [
+        [{"bbox": box, "category": kind} for box, kind in row] if lists
+        else {"bbox": [box for box, _ in row], "category": [kind for _, kind in row]}
+        for row in rows
+    ]  # fmt: skip
+    found = read(table(objects=objects))
+    assert isinstance(found.targets, Boxes)
+    assert found.targets.offsets.tolist() == [0, 2, 2, 3]
+    assert found.targets.boxes.tolist() == [[1, 2, 4, 6], [0, 0, 6, 8], [3, 5, 5, 7.5]]
+    assert found.targets.columns["labels"].tolist() == [1, 0, 1]
+
+
+MASKS = [grey(np.full((8, 6), n % 3, np.uint8)) for n in range(4)]
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        lambda: tars(*({"jpg": picture(n), "seg.png": MASKS[n]} for n in range(4))),
+        lambda: records(*({"image/segmentation/class/encoded": MASKS[n]} for n in range(4))),
+    ],
+    ids=["WebDataset", "DeepLab's records"],
+)
+def test_masks_are_targets(files: Any) -> None:
+    found = read(files())
+    assert isinstance(found.targets, Masks)
+    for number in range(4):
+        mask = found.targets.source.read(number)
+        np.testing.assert_array_equal(Image.open(io.BytesIO(bytes(mask))), Image.open(io.BytesIO(MASKS[number])))
+
+
+@pytest.mark.parametrize("channels", [3, 1])
+def test_pixels_in_records_are_images(channels: int) -> None:
+    """As TensorFlow's first examples wrote MNIST and CIFAR-10."""
+    pixels = np.random.default_rng(0).integers(0, 256, (4, 5, 6, channels), np.uint8)
+    names = {"height": 5, "width": 6, "depth": 3} if channels == 3 else {"rows": 5, "cols": 6}
+    made = records_of({"image_raw": row.tobytes(), "label": n, **names} for n, row in enumerate(pixels))
+    np.testing.assert_array_equal(contents(read({"train.tfrecords": made})), pixels)
+
+
+def clip(values: NDArray[np.int16]) -> bytes:
+    """A WAV."""
+    file = io.BytesIO()
+    with wave.open(file, "wb") as out:
+        out.setparams((1, 2, 8000, 0, "NONE", ""))
+        out.writeframes(values.astype("<i2").tobytes())
+    return file.getvalue()
+
+
+def test_clips_of_sound_are_rows() -> None:
+    """Of one length; of other lengths as audio_clips says."""
+    clips = [np.random.default_rng(n).integers(-999, 999, 50).astype(np.int16) for n in range(4)]
+    found = read({"a.tar": tar_of([{"wav": clip(one), "cls": n} for n, one in enumerate(clips)])})
+    np.testing.assert_array_equal(contents(found), np.stack(clips) / np.float32(32768))
+    assert labels(found) == [0, 1, 2, 3]
+    ragged = {"a.tar": tar_of([{"wav": clip(one[: 40 + n]), "cls": n} for n, one in enumerate(clips)])}
+    with pytest.raises(LayoutError, match=r"audio_clips\(length=43\)"):
+        read(ragged)
+    found = read(ragged, audio_clips(length=43, dtype="int16"))
+    assert isinstance(found.inputs, Arrays)
+    np.testing.assert_array_equal(contents(found)[0], [*clips[0][:40], 0, 0, 0])
+
+
+# --- splits -----------------------------------------------------------------------------------------------------------
+
+FOUR = [0, 1, 0, 1]
+NAMES = ["train", "train", "test", "val"]
+
+
+SPLITS: dict[str, tuple[Any, Any]] = {
+    **{
+        place: (lambda place=place: {place: tars({"cls": 0})["a.tar"]}, splits)
+        for place, splits in (
+            ("train/test-0.tar", ("test",)), ("val/0.tar", ("val",)), ("train-val-0.tar", None), ("constraint-0.tar", None)
+        )
+    },
+    "a field": (lambda: tars_of(label=FOUR, split=NAMES), (*NAMES,)),
+    "a column": (lambda: table(label=FOUR, split=NAMES), (*NAMES,)),
+    "a flag": (lambda: table(label=FOUR, is_valid=[False, True, False, False]), ("train", "valid", "train", "train")),
+    "a column of words": (lambda: table(label=FOUR, subset=["north", "south", "north", "north"]), None),
+    "folders of splits and of parts": (
+        lambda: dict.fromkeys(("test/part1/a.parquet", "train/part1/a.parquet", "train/part2/b.parquet"), table(label=[0, 1])["a.parquet"]),
+        ("test",) * 2 + ("train",) * 4,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SPLITS)
+def test_splits_are_stated_by_names_or_by_a_field(case: str) -> None:
+    """Of the file's name first, then of the folders; by a field where it has names of splits alone."""
+    make, splits = SPLITS[case]
+    assert read(make()).splits == splits
+
+
+# --- notes ------------------------------------------------------------------------------------------------------------
+
+
+NOTED: dict[str, tuple[Any, int, str]] = {
+    "captions": (lambda: tars(*({"txt": f"photo {n}"} for n in range(4))), 4, "captions"),
+    "a sample without an image": (lambda: {"a.tar": tar_of([{"png": picture(0), "cls": 0}, {"cls": 1}])}, 1, "1 sample"),
+    "files of another kind": (lambda: tars({"cls": 0, "xyz": ""}, {"cls": 1, "xyz": ""}), 2, "xyz"),
+    "a record without an image": (
+        lambda: {"a.tfrecord": records_of([{"image": picture(0), "label": 1}, {"label": 2}]), "b.tfrecord": b""}, 1, "1 record"
+    ),
+    "another column": (lambda: table(label=[0, 1]), 2, "width"),
+    "what datasets computes": (
+        lambda: {"train.arrow": stream_of(columns_of(range(4))), "cache-0123.arrow": stream_of({"x": [1]})}, 4, ""
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", NOTED)
+def test_what_is_left_out_is_noted(case: str) -> None:
+    """With how much it is; what another program computed of the data is no data."""
+    make, count, named = NOTED[case]
+    found = read(make())
+    assert len(found) == count
+    assert not named or any(named in note for note in found.notes)
+
+
+def test_labels_that_all_samples_lack_are_none() -> None:
+    """As pandas writes an empty column."""
+    arrow = pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'colabstage[arrow]'")
+    assert read(table(label=arrow.array([float("nan")] * 4, arrow.float64(), from_pandas=False))).targets is None
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------------
+
+
+def ordered(*files: tuple[str, bytes]) -> dict[str, bytes]:
+    """A tar in which a name may come twice."""
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as archive:
+        for name, content in files:
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return {"a.tar": file.getvalue()}
+
+
+JPG, ZERO = ("1.jpg", b""), ("1.cls", b"0")
+RAW = {"image_raw": bytes(90), "height": 5, "width": 6, "depth": 3}
+PAIR = [{**RAW, "label": [1, 0, 0]}] * 2
+KEYS = {**SIDES, "image/object/class/label": [3, 3]}
+# fmt: off
+REFUSED: dict[str, tuple[Any, str]] = {
+    "tar: a name twice": (lambda: ordered(JPG, ZERO, JPG), r"'1\.jpg'"),
+    "tar: no JSON": (lambda: ordered(JPG, ("1.json", b"{")), r"1\.json'"),
+    "tar: no text": (lambda: ordered(JPG, ("1.cls", b"\xff\xfe\xff")), "'a.tar/1'"),
+    "tar: no label": (lambda: ordered(JPG, ZERO, ("2.jpg", b"")), r"1 of 2"),
+    "tar: a word among numbers": (lambda: ordered(JPG, ZERO, ("2.jpg", b""), ("2.cls", b"cat")), r"cat|2\.jpg"),
+    "tar: more than 64 bits": (lambda: ordered(JPG, ("1.cls", b"9" * 30)), r"64 bits"),
+    "tar: a list as label": (lambda: tars({"json": '{"label": [0, 1]}'}), r"000000\.json'.*\[0, 1\]"),
+    "tar: no split": (lambda: tars({"json": '{"label": 0, "split": "train"}'}, {"json": '{"label": 1}'}), r"a\.tar.*'split'"),
+    "tar: some masks": (lambda: ordered(JPG, ("1.seg.png", MASKS[0]), ("2.jpg", b"")), r"'a\.tar/2\.jpg'"),
+    "tar: images and arrays": (lambda: ordered(JPG, ZERO, ("2.npy", npy(np.zeros(3))), ("2.cls", b"0")), r"2\.npy|1\.jpg"),
+    **{f"tar: {kind}": (lambda kind=kind: ordered((f"0.{kind}", b"x"), ("0.cls", b"0")), rf"to_tuple\('{kind}', 'cls'\)") for kind in ("pyd", "pth")},
+    "records: no image": (lambda: {"a.tfrecord": records_of([{"text": "words", "label": 1}])}, "label, text"),
+    "records: no Example": (lambda: {"a.tfrecord": record(b"\x0a" + b"\xff" * 11)}, r"a\.tfrecord\[0\]'"),
+    "records: two labels": (lambda: records({"label": [1, 2]}), r"a\.tfrecord\[0\]'.*2 values.*'label'"),
+    "records: no text": (lambda: records({"label": b"\xff\xfe"}), r"a\.tfrecord\[0\]"),
+    "records: a longer list": (lambda: {"a.tfrecord": records_of([*PAIR, {**RAW, "label": [0, 1, 0, 0]}])}, r"\b3\b.*\[2\]'.*\b4\b"),
+    "records: another height": (lambda: {"a.tfrecord": records_of([*PAIR, PAIR[0] | {"height": 7}])}, r"\[2\]"),
+    "records: two of one class": (lambda: {"a.tfrecord": records_of([*PAIR, {**RAW, "label": [1, 1, 0]}])}, "3 values.*'label'"),
+    "records: boxes and masks": (lambda: records({**KEYS, "image/segmentation/class/encoded": MASKS[0]}), r"boxes .*masks"),
+    "records: no records": (lambda: {"train-00000-of-00001": b"what is this, if not a record?"}, "TFRecord"),
+    "records: none": (lambda: {"a.tfrecord": b""}, "record"),
+    "hub: a box of either form": (lambda: table(objects=[{"bbox": [[0, 0, 2, 3]], "category": [0]}]), "xyxy"),
+    "hub: a box of neither form": (lambda: table(objects=[{"bbox": [[4, 1, 3, 9]], "category": [0]}]), r"4.*1.*3.*9|inside"),
+    "hub: three numbers": (lambda: table(objects=[{"bbox": [[1, 2, 3]], "category": [0]}]), "four"),
+    **{f"{name}: no images": (lambda write=write, name=name: {name: write({"text": ["a"], "label": [1]})}, "text, label") for name, write in (("a.parquet", parquet_of), ("a.arrow", stream_of))},
+    **{f"{name}: an image elsewhere": (lambda write=write, name=name: {name: write({"image": [{"bytes": b"x", "path": ""}, {"bytes": None, "path": "1.jpg"}]})}, "row 1|bytes")
+       for name, write in (("a.parquet", parquet_of), ("a.arrow", stream_of))},
+    "parquet: other columns": (lambda: {"a.parquet": parquet_of(columns_of(range(2))), "b.parquet": parquet_of({"image": columns_of(range(2))["image"]})}, r"b\.parquet"),
+    "parquet: lists as labels": (lambda: table(label=[[0, 1]] * 4), "'label'.*list"),
+    "parquet: structs as labels": (lambda: table(label=[{"a": 1}] * 4), "'label'.*struct"),
+    **{f"parquet: {missing} as label": (lambda missing=missing: table(label=[1.0, missing, 0.0, missing]), r"\b2 of 4\b") for missing in (None, float("nan"))},
+    **{f"{name}: the split {word}": (lambda write=write, name=name, word=word: {name: write(columns_of(range(4), split=["train", word, "train", "test"]))}, f"'{word}'")
+       for word in ("PublicTest", None) for name, write in (("a.parquet", parquet_of), ("a.arrow", stream_of))},
+    "parquet: another split than the file": (lambda: {f"{name}.parquet": parquet_of(columns_of(range(2), split=[name, "test"])) for name in ("train", "test")}, r"'train\.parquet\[1\]'.*'test'"),
+    "parquet: two datasets": (lambda: {f"{name}-0.parquet": parquet_of(columns_of(range(2))) for name in ("en/train", "en/test", "de/train", "de/test")}, r"'de', 'en'.*only='de'"),
+    "LMDB: a pickle": (lambda: {"db/data.mdb": lmdb_of({b"1": pickle.dumps((b"x", 1))})}, r"pickle"),
+    "LMDB: no images": (lambda: {"db/data.mdb": lmdb_of({b"1": b"\x08\x03\x10\x20"})}, r"data\.mdb"),
+    "LMDB: no label": (lambda: {"db/data.mdb": lmdb_of({b"image-1": picture(1), b"image-2": picture(2), b"label-1": b"1"})}, r"1 of 2 .*2"),
+}
+# fmt: on
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_broken_or_cannot_be_told_is_named(case: str) -> None:
+    """One typed error with the sample; no other layout is asked."""
+    make, named = REFUSED[case]
+    with pytest.raises(LayoutError, match=named):
+        read(make())
+
+
+@pytest.mark.parametrize(
+    "names", [["n01/1.jpg", "n02/2.jpg"], ["images/1.jpg", "labels/1.txt"], ["1.jpg", "classes.txt"]]
+)
+def test_tars_of_other_layouts_are_not_claimed(names: list[str]) -> None:
+    with pytest.raises(LayoutError, match="WebDataset"):
+        read({"d.tar": tar_bytes(dict.fromkeys(names, b""))}, "webdataset")
+
+
+def test_what_is_said_in_a_clip_is_no_label(tmp_path: Path) -> None:
+    """A tar of folders of clips with a text beside each has the folders as classes, as it has without the texts."""
+    sound = clip(np.zeros(9, np.int16))
+    files = {
+        f"{word}/{n}.{end}": data
+        for word in ("yes", "no")
+        for n in range(2)
+        for end, data in (("wav", sound), ("txt", b"a word"))
+    }
+    write_files(tmp_path, {"a.tar": tar_bytes(files)})
+    with open_tree(tmp_path / "a.tar", spool=tmp_path) as tree:
+        assert detect_layout(tree, "audio").classes == ("no", "yes")
+        with pytest.raises(LayoutError):
+            detect_layout(tree, "webdataset")
+
+
+def test_a_stray_tar_does_not_hide_a_folder_of_images() -> None:
+    """Not even a broken one: it is asked about, and the layout's name leaves it out."""
+    files = dict.fromkeys(("cat/1.jpg", "dog/1.jpg", "backup.tar"), b"")
+    with pytest.raises(LayoutError, match=r"'backup\.tar'.*layout=\"image_folder\""):
+        read(files)
+    assert read(files, "image_folder").classes == ("cat", "dog")
+
+
+def test_folders_that_may_be_datasets_of_their_own_are_read_by_name() -> None:
+    """As one."""
+    assert len(read(REFUSED["parquet: two datasets"][0](), "arrow")) == 8
+
+
+def test_a_table_of_paths_belongs_to_the_images_that_it_names() -> None:
+    files = {"images/1.jpg": b"", "labels.parquet": parquet_of({"path": ["images/1.jpg"], "label": ["cat"]})}
+    assert read(files).layout == "table"
+    with pytest.raises(LayoutError):
+        read(files, "arrow")
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_records_and_a_table_of_the_same_images_are_told_apart(*, broken: bool) -> None:
+    """As Kaggle ships cassava: neither is taken in silence, also where the table has a fault; each can be asked for."""
+    numbers = [1000015157, 1000201771, 100042118, 1000723321]
+    rows = [f"{number}.jpg,{place % 3}" for place, number in enumerate(numbers)]
+    files: dict[str, bytes | str] = {f"train_images/{number}.jpg": picture(number) for number in numbers}
+    files["test_images/2216849948.jpg"] = picture(1)
+    files["train.csv"] = "\n".join(["image_id,label", *rows, *(["gone.jpg,2"] if broken else [])])
+    files["train_tfrecords/ld_train00-4.tfrec"] = records_of(
+        {"image": picture(number), "image_name": f"{number}.jpg", "target": place % 3}
+        for place, number in enumerate(numbers)
+    )
+    with pytest.raises(LayoutError, match=r'layout="table".*layout="tfrecord"'):
+        read(files)
+    assert labels(read(files, "tfrecord")) == [0, 1, 2, 0]
+    if not broken:
+        assert len(read(files, "table")) == 4
+
+
+# --- damage -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_cut_files_are_named(kind: str) -> None:
+    """At any place: never fewer samples in silence, nor a process that ends by a signal."""
+    name, write = KINDS[kind]
+    name, whole = "a.tfrecord" if kind == "tfrecord" else name.format("train"), write(range(12))
+    ends = [len(whole) - 30, len(whole) // 2 - 3, 100, 5]
+    if kind == "webdataset":
+        ends = [len(whole.rstrip(b"\0")) - 100, 3000, 700]
+    elif kind == "lmdb":
+        ends = [len(whole) - 4096, 8192, 4096, 100]
+    for end in ends:
+        with pytest.raises(CorruptArchiveError, match=re.escape(name.rpartition("/")[2])):
+            read({name: whole[:end]}, kind.partition(",")[0].replace("parquet", "arrow"))
+
+
+def flipped(content: bytes, place: int) -> bytes:
+    """One bit of it is another one."""
+    return content[:place] + bytes([content[place] ^ 4]) + content[place + 1 :]
+
+
+def test_a_damaged_length_of_a_record_is_named() -> None:
+    """It would send the reader anywhere."""
+    content = records_of({"image": picture(n), "label": n} for n in range(3))
+    second = 16 + struct.unpack_from("<Q", content)[0]
+    with pytest.raises(CorruptArchiveError, match=r"a\.tfrecord.*record 1"):
+        read({"a.tfrecord": flipped(content, second + 2)})
+
+
+def test_a_damaged_image_of_a_record_costs_that_sample(tmp_path: Path) -> None:
+    """By its checksum, and by name."""
+    content = records_of({"image": picture(n), "label": n} for n in range(4))
+    damaged = flipped(content, content.index(picture(2)) + 60)
+    source = read({"a.tfrecord": damaged}).inputs.source
+    assert source.read(1) == picture(1)
+    with pytest.raises(CorruptArchiveError, match=r"a\.tfrecord\[2\]'"):
+        source.read(2)
+    folder = write_files(tmp_path / "set", {"a.tfrecord": damaged})
+    with pytest.raises((CorruptArchiveError, DecodeError), match=r"a\.tfrecord\[2\]"):
+        pack_dataset(folder, tmp_path / "out.h5", progress=False)
+    report = pack_dataset(folder, tmp_path / "out.h5", on_error="skip", progress=False)
+    assert ["a.tfrecord[2]" in line for line in report.skipped] == [True]
+
+
+def test_damaged_examples_are_read_as_something_or_refused() -> None:
+    """Wherever a message is cut or a byte is another one: no other error."""
+    data = example({"image": picture(0)[:40], "label": [1], "weight": [0.5, 2.0]})
+    cut = [data[:end] for end in range(len(data))]
+    for one in (*cut, *(data[:n] + bytes([data[n] ^ 0x85]) + data[n + 1 :] for n in range(len(data)))):
+        try:
+            read({"a.tfrecord": record(one)}, "tfrecord")
+        except ColabstageError:
+            continue
+    with pytest.raises(LayoutError, match=r"a\.tfrecord\[0\]"):
+        read({"a.tfrecord": record(data[:-1])}, "tfrecord")
+
+
+def test_a_table_that_changes_while_it_is_read_is_named(tmp_path: Path) -> None:
+    """Its rows are others than those that were counted."""
+    write_files(tmp_path / "set", {"a.parquet": parquet_of(columns_of(range(9)))})
+    with open_tree(tmp_path / "set", spool=tmp_path) as tree:
+        source = detect_layout(tree).inputs.source
+        write_files(tmp_path / "set", {"a.parquet": parquet_of(columns_of(range(5)))})
+        with pytest.raises((CorruptArchiveError, SourceReadError), match=r"a\.parquet"):
+            source.read(0)
+
+
+def test_without_lmdb_there_is_an_install_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for each optional package."""
+    files = database("1", "2")
+    monkeypatch.setitem(sys.modules, "lmdb", None)
+    with pytest.raises(MissingDependencyError, match=r"data\.mdb'.*pip install lmdb"):
+        read(files, "lmdb")
+
+
+# --- how much is read -------------------------------------------------------------------------------------------------
+
+
+def test_images_are_passed_over_while_labels_of_records_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A local file is read in full once, when its images are packed; these are larger than what is read at a time."""
+    images = [b"\xff\xd8\xff" + bytes([number]) * (16 << 20) for number in range(2)]
+    content = records_of({"image": image, "label": n} for n, image in enumerate(images))
+    write_files(tmp_path / "set", {"a.tfrecord": content})
+    taken: list[int] = []
+    pread = os.pread
+
+    def counted(handle: int, length: int, offset: int) -> bytes:
+        data = pread(handle, length, offset)
+        taken.append(len(data))
+        return data
+
+    monkeypatch.setattr("os.pread", counted)
+    with open_tree(tmp_path / "set", spool=tmp_path) as tree:
+        found = detect_layout(tree)
+        assert labels(found) == [0, 1]
+        assert 0 < sum(taken) < 0.6 * len(content)
+        assert contents(found) == images
+
+
+class Slow(MemoryTree):
+    """Takes a while each time that a file is read, and counts."""
+
+    reads = nbytes = 0
+
+    def open(self, entry: Any) -> Any:
+        found = super().open(entry)
+        pread = found.pread
+
+        def slow(length: int, offset: int) -> bytes:
+            time.sleep(0.003)
+            data = pread(length, offset)
+            self.reads, self.nbytes = self.reads + 1, self.nbytes + len(data)
+            return data
+
+        found.pread = slow  # type: ignore[method-assign]
+        return found
+
+
+def test_a_slow_shard_is_scanned_in_few_reads() -> None:
+    """A round trip costs more than the bytes between two headers."""
+    tree = Slow({"a.tar": tar_of([{"png": bytes(50_000), "cls": n} for n in range(100)])})
+    assert labels(detect_layout(tree)) == [*range(100)]
+    assert tree.reads < 20
+
+
+def test_images_of_a_table_are_not_read_with_their_labels() -> None:
+    """These are a column of their own; the sizes of the images are known when it is packed."""
+    images = [noise(n, size=(64, 64)) for n in range(64)]
+    tree = Slow({"train.parquet": parquet_of({"image": images, "label": [0, 1] * 32})})
+    found = detect_layout(tree)
+    assert tree.nbytes < sum(map(len, images)) / 4
+    assert completed(found).inputs.source.sizes.tolist() == list(map(len, images))
