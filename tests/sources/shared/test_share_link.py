@@ -27,6 +27,7 @@ from colabstage.sources.gdrive import ShareLink, list_shared_folder, open_shared
 from colabstage.sources.parse import ShareSource, parse_source
 from colabstage.sources.remote import TransientError
 from tests.support.https_hosts import answer_page
+from tests.support.images import read_tree
 from tests.support.invariants import contents
 from tests.support.share_links import DriveShares, SharedItem
 
@@ -297,17 +298,18 @@ def test_what_no_folder_of_a_disk_has_is_made_such(drive: DriveShares, out: Path
     drive.add(*(SharedItem(item_id(n), name, content=marked(n)) for n, name in enumerate(items)))
     drive.add(
         *(
-            SharedItem(item_id(50 + n), name, kind=kind, entries=(FOLDER,))
+            SharedItem(item_id(50 + n), name, kind=kind, entries=(FOLDER, FILE))
             for n, (name, kind) in enumerate(kinds.items())
         )
     )
     ids = [*map(item_id, range(len(items))), *(item_id(50 + n) for n in range(len(kinds)))]
     names = ["a (1).png", "b.tar.gz", "b.tar (1).gz", ".._evil", "_", "_.colabstage-x.tmp", "a_b", "é" * 118 + ".zip"]
-    expected = {name: marked(n) for n, name in enumerate([*names, "a_c"])}
+    expected = {name: marked(n) for n, name in enumerate([*names, "a_c"])} | {"a.png/in.png": b"in"}
+    drive.add(SharedItem(FILE, "in.png", content=b"in"))
     for number, order in enumerate((ids, ids[::-1])):
         drive.add(SharedItem(FOLDER, "Set", kind="folder", entries=tuple(order)))
         notes = fetch(ShareLink("folder", FOLDER), out / str(number))
-        assert contents(out / str(number)) == expected
+        assert read_tree(out / str(number)) == expected
         for name in ("Notes", "Survey", "a.png", "b.tar.gz"):
             assert any(f"'{name}'" in note for note in notes), notes
 
