@@ -49,7 +49,7 @@ class MemoryFile(RemoteFile):
         connections: int = 8,
         piece: int = PIECE,
         answer: Callable[[int, int], int | Exception | None] | None = None,
-        at: Callable[[int], None] | None = None,
+        at: Callable[[int], object] | None = None,
     ) -> None:
         self.facts = RemoteFacts(
             label="memory:data.bin",
