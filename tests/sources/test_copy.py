@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,6 @@ from colabstage.errors import (
     DamagedPackError,
     DriveDisconnectedError,
     NotEnoughSpaceError,
-    SourceNotFoundError,
     SourceReadError,
     TargetNotWritableError,
 )
@@ -93,18 +91,11 @@ def test_copy_is_exact(tmp_path: Path, target: Path, copy: Callable[..., int], s
     assert step.total == size
 
 
-def test_what_stood_at_the_target_is_overwritten(source: Path, target: Path, copy: Callable[..., int]) -> None:
-    """A longer file of the same name leaves nothing behind."""
-    target.write_bytes(bytes(20 * BLOCK))
-    copy(source, target)
-    assert target.read_bytes() == source.read_bytes()
-
-
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     states=st.lists(st.sampled_from(["right", "wrong", "zeros"]), min_size=8, max_size=8),
     there=st.integers(0, 10 * 1000),
 )
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_an_interrupted_copy_is_continued_whatever_it_left(
     tmp_path: Path, step: ProgressStep, states: list[str], there: int
 ) -> None:
@@ -141,23 +132,18 @@ def test_what_is_not_of_colabstage_is_not_emptied(source: Path, tmp_path: Path, 
     assert theirs.read_bytes() == b"theirs"
 
 
-def test_block_that_stays_wrong_is_named(source: Path, target: Path, copy: Callable[..., int]) -> None:
-    """A block that differs from its hash on every reading ends the copy, and the message says where it lies."""
+@pytest.mark.parametrize(
+    ("place", "named"), [(3 * BLOCK + 5, "65,536 .* 196,608"), (10 * BLOCK + 21_999, "22,000 .* 655,360")]
+)
+def test_a_block_that_stays_wrong_is_named(
+    source: Path, target: Path, copy: Callable[..., int], place: int, named: str
+) -> None:
+    """A block that differs from its hash on every reading ends the copy, also the short one at the very end."""
     expected = hashes_of(source)
     with source.open("r+b") as file:
-        file.seek(3 * BLOCK + 5)
+        file.seek(place)
         file.write(b"!")
-    with pytest.raises(DamagedPackError, match=r"source\.bin.*65,536 .* 196,608 .*3 readings"):
-        copy(source, target, expected=expected)
-
-
-def test_last_short_block_is_checked_too(source: Path, target: Path, copy: Callable[..., int]) -> None:
-    """A wrong byte at the very end does not pass."""
-    expected = hashes_of(source)
-    with source.open("r+b") as file:
-        file.seek(-1, os.SEEK_END)
-        file.write(b"\0")
-    with pytest.raises(DamagedPackError, match=r"22,000 bytes from 655,360 on"):
+    with pytest.raises(DamagedPackError, match=rf"source\.bin.*{named}.*3 readings"):
         copy(source, target, expected=expected)
 
 
@@ -166,17 +152,9 @@ def test_other_length_is_refused_before_anything_is_copied(
     source: Path, target: Path, copy: Callable[..., int], step: Any, change: int
 ) -> None:
     """A source that is shorter or longer than it should be is not read at all."""
-    with pytest.raises(SourceReadError, match=r"has 677,360 bytes; expected 677,3"):
+    with pytest.raises(SourceReadError, match="677,360"):
         copy(source, target, size=source.stat().st_size + change)
     assert step.total == 0
-
-
-def test_missing_source_leaves_the_target_alone(tmp_path: Path, target: Path, copy: Callable[..., int]) -> None:
-    """Nothing is created, or emptied, for a source that cannot be opened."""
-    target.write_bytes(b"precious")
-    with pytest.raises(SourceNotFoundError):
-        copy(tmp_path / "nowhere", target)
-    assert target.read_bytes() == b"precious"
 
 
 def test_cancelling_between_blocks_stops_the_copy(
@@ -222,17 +200,6 @@ def test_block_that_comes_wrong_once_is_read_again(
     drive.set_faults(DriveFaults(contents=(fault,)))
     copy(on_drive, target, expected=hashes_of(source))
     assert target.read_bytes() == source.read_bytes()
-
-
-@pytest.mark.fuse
-def test_zeros_that_stay_are_damage(
-    drive: SimulatedDrive, on_drive: Path, source: Path, target: Path, copy: Callable[..., int]
-) -> None:
-    """A tail of zeros in every reading is reported with its place, never taken for the file."""
-    fault = ContentFault(pattern="*.h5", kind="zero_tail", tail_bytes=1000)
-    drive.set_faults(DriveFaults(contents=(fault,)))
-    with pytest.raises(DamagedPackError, match=r"from 655,360 on"):
-        copy(on_drive, target, expected=hashes_of(source))
 
 
 @pytest.mark.fuse

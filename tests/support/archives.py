@@ -1,4 +1,4 @@
-"""Archives of every kind from files in memory, the same bytes each time.
+"""Archives of every kind from files in memory, the same bytes each time; and bytes that note what is read of them.
 
 write_archive(tmp_path / "photos.tar.zst", {"cat/1.png": b"..."})
 """
@@ -9,10 +9,13 @@ import bz2
 import gzip
 import io
 import lzma
+import stat
 import struct
 import tarfile
+import warnings
 import zipfile
 import zlib
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pytest
@@ -20,6 +23,37 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
+
+    from colabstage.trees.listing import Tree
+
+# What zips note of their members.
+FILE, LINK, FOLDER = stat.S_IFREG | 0o644, stat.S_IFLNK | 0o777, stat.S_IFDIR | 0o755
+
+
+@dataclass
+class RecordingBytes:
+    """Bytes in memory, as a source of an archive, that note every read as (offset, length)."""
+
+    content: bytes
+    label: str = "recorded.zip"
+    reads: list[tuple[int, int]] = field(default_factory=list)
+    closed: bool = False
+
+    @property
+    def size(self) -> int:
+        return len(self.content)
+
+    def pread(self, length: int, offset: int) -> bytes:
+        self.reads.append((offset, length))
+        return self.content[offset : offset + length]
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def read_all(tree: Tree) -> dict[str, bytes]:
+    """Return the content of every file of a tree."""
+    return {entry.name: tree.read(entry) for entry in tree.entries}
 
 
 def zip_bytes(files: Mapping[str, bytes], *, method: int = zipfile.ZIP_DEFLATED) -> bytes:
@@ -31,15 +65,45 @@ def zip_bytes(files: Mapping[str, bytes], *, method: int = zipfile.ZIP_DEFLATED)
     return buffer.getvalue()
 
 
-def tar_bytes(files: Mapping[str, bytes]) -> bytes:
-    """Return a tar that is not compressed."""
+def stored_zip(files: Mapping[str, bytes]) -> bytes:
+    """Return a zip that is not compressed."""
+    return zip_bytes(files, method=zipfile.ZIP_STORED)
+
+
+def zip_of(*members: tuple[str, int, bytes], method: int = zipfile.ZIP_STORED, comment: bytes = b"") -> bytes:
+    """Return a zip of members given as name, Unix mode and content; names are written as they are."""
     buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
-        for name, content in files.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
+    with zipfile.ZipFile(buffer, "w", method) as archive, warnings.catch_warnings(action="ignore"):
+        for number, (name, mode, content) in enumerate(members):
+            info = zipfile.ZipInfo(f"placeholder{number}")
+            info.filename, info.create_system, info.external_attr = name, 3, mode << 16
+            archive.writestr(info, content, method)
+        archive.comment = comment
+    return buffer.getvalue()
+
+
+def tar_of(*members: tuple[str, bytes, str, bytes], form: int = tarfile.PAX_FORMAT, mode: str = "w") -> bytes:
+    """Return a tar of members given as name, type, link target and content; names are written as they are."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode=mode, format=form) as archive:  # type: ignore[call-overload]
+        for name, kind, target, content in members:
+            member = tarfile.TarInfo(name.replace("\0", "?"))
+            member.pax_headers = {"path": name} if "\0" in name else {}
+            member.type, member.linkname, member.size = kind, target, len(content)
             archive.addfile(member, io.BytesIO(content))
     return buffer.getvalue()
+
+
+def tar_bytes(files: Mapping[str, bytes], *, form: int = tarfile.PAX_FORMAT, mode: str = "w") -> bytes:
+    """Return a tar."""
+    return tar_of(*((name, tarfile.REGTYPE, "", content) for name, content in files.items()), form=form, mode=mode)
+
+
+def set_field(content: bytes, mark: bytes, shift: int, form: str, *values: int) -> bytes:
+    """Return an archive with fields changed that begin `shift` bytes after the first `mark`."""
+    changed = bytearray(content)
+    struct.pack_into(form, changed, content.index(mark) + shift, *values)
+    return bytes(changed)
 
 
 def seven_bytes(files: Mapping[str, bytes]) -> bytes:
@@ -52,13 +116,13 @@ def seven_bytes(files: Mapping[str, bytes]) -> bytes:
     return buffer.getvalue()
 
 
-def rar_bytes(files: Mapping[str, bytes]) -> bytes:
-    """Return a RAR 5 archive of stored members, as RarLab's format description has it."""
+def rar_bytes(files: Mapping[str, bytes], *, crc: int | None = None) -> bytes:
+    """Return a RAR 5 archive of stored members, as RarLab's format description has it. `crc`: a wrong checksum."""
     parts = [b"Rar!\x1a\x07\x01\0", _rar_header(_number(1) + _number(0) + _number(0))]
     for name, content in files.items():
         raw = name.encode()
         numbers = (2, 2, len(content), 4, len(content), 0o100644)
-        checksum = struct.pack("<L", zlib.crc32(content))
+        checksum = struct.pack("<L", zlib.crc32(content) if crc is None else crc)
         body = b"".join((*map(_number, numbers), checksum, *map(_number, (0, 1, len(raw))), raw))
         parts += [_rar_header(body), content]
     return b"".join([*parts, _rar_header(_number(5) + _number(0) + _number(0))])
@@ -86,7 +150,7 @@ def zstd_bytes(content: bytes) -> bytes:
 
 MAKERS = {
     ".zip": zip_bytes,
-    ".stored.zip": lambda files: zip_bytes(files, method=zipfile.ZIP_STORED),
+    ".stored.zip": stored_zip,
     ".tar": tar_bytes,
     ".tar.gz": lambda files: gzip.compress(tar_bytes(files), mtime=0),
     ".tar.bz2": lambda files: bz2.compress(tar_bytes(files)),

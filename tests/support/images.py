@@ -73,6 +73,11 @@ def make_tree(root: Path, files: Mapping[str, bytes | str | int]) -> Path:
     return root
 
 
+def read_tree(root: Path) -> dict[str, bytes]:
+    """Return every file below a folder by name; links to files are followed, others are none."""
+    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
 def in_classes(count: int, *, first: int = 0, suffix: str = ".png") -> dict[str, int]:
     """Return the files of a dataset of two classes: the images `first`, `first + 1`, … in turn."""
     return {f"{('cat', 'dog')[number % 2]}/{number:03d}{suffix}": number for number in range(first, first + count)}

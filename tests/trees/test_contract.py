@@ -8,7 +8,7 @@ import gzip
 import io
 import lzma
 import random
-import stat
+import struct
 import tarfile
 import threading
 import zipfile
@@ -29,13 +29,22 @@ from colabstage.errors import (
     SourceReadError,
     UnsafeArchiveError,
 )
-from colabstage.trees.folder import FolderTree
 from colabstage.trees.listing import FileEntries, FileEntry, Tree, as_tree, total_size
 from colabstage.trees.names import ArchiveLimits
-from colabstage.trees.open import JoinedTree, OnlyTree, open_archive
-from colabstage.trees.zip import ZipTree
-from tests.support.archives import seven_bytes
-from tests.trees.conftest import RecordingBytes
+from colabstage.trees.open import JoinedTree, OnlyTree, open_archive, open_tree
+from tests.support.archives import (
+    FILE,
+    LINK,
+    RecordingBytes,
+    read_all,
+    seven_bytes,
+    stored_zip,
+    tar_bytes,
+    tar_of,
+    zip_bytes,
+    zip_of,
+)
+from tests.support.images import make_tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -47,8 +56,9 @@ FILES = {
     "test/cat/ü 3.jpg": b"",
     "readme.txt": b"r",
     "train.txt": b"beside the folder of its name",
-    "large.npy": random.Random(2).randbytes(1_500_000),
+    "large.npy": random.Random(2).randbytes(300_000),
 }
+_FILE, _SYM, _HARD = tarfile.REGTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE
 JUNK = {"__MACOSX/train/._1.jpg": b"x", "train/.DS_Store": b"x", "train/cat/._1.jpg": b"x", ".git/config": b"x"}
 _METHODS = {"stored": 0, "deflated": 8, "bzip2": 12, "lzma": 14}
 _PACKERS: dict[str, Callable[[bytes], bytes]] = {
@@ -61,48 +71,32 @@ ARCHIVES = [*(f"zip {method}" for method in (*_METHODS, "zst", "xz")), "tar", *(
 KINDS = ["folder", *ARCHIVES, "7z", "joined", "only", "given"]
 
 
-def pack_zip(files: Mapping[str, bytes], method: str = "stored") -> bytes:
-    """A zip; with a method that zipfile lacks, of which each member is packed by hand."""
-    buffer = io.BytesIO()
-    if method in _METHODS:
-        with zipfile.ZipFile(buffer, "w", _METHODS[method]) as archive:
-            for name, content in files.items():
-                archive.writestr(name, content)
-        return buffer.getvalue()
+def pack(kind: str, files: Mapping[str, bytes]) -> bytes:
+    """An archive of one of `ARCHIVES`, or a 7z."""
+    if kind == "7z":
+        return seven_bytes(files)
+    if kind.startswith("tar"):
+        content = tar_bytes(files)
+        return _PACKERS[kind.partition(".")[2]](content) if "." in kind else content
+    method = kind.partition(" ")[2]
+    return zip_bytes(files, method=_METHODS[method]) if method in _METHODS else zip_by_hand(files, method)
+
+
+def zip_by_hand(files: Mapping[str, bytes], method: str) -> bytes:
+    """A zip with a method that zipfile lacks."""
     packed = {name: _PACKERS[method](content) for name, content in files.items()}
-    raw = bytearray(pack_zip(packed))
+    raw = bytearray(stored_zip(packed))
     number = {"zst": 93, "xz": 95}[method]
     with zipfile.ZipFile(io.BytesIO(raw)) as archive:
         at = archive.start_dir
         for info in archive.infolist():
             content = files[info.filename]
-            facts = zlib.crc32(content).to_bytes(4, "little"), len(content).to_bytes(4, "little")
-            for mark, place in ((info.header_offset, 8), (at, 10)):
-                raw[mark + place : mark + place + 2] = number.to_bytes(2, "little")
-                raw[mark + place + 6 : mark + place + 10] = facts[0]
-                raw[mark + place + 14 : mark + place + 18] = facts[1]
+            for place in (info.header_offset + 8, at + 10):
+                struct.pack_into("<H", raw, place, number)
+                struct.pack_into("<L", raw, place + 6, zlib.crc32(content))
+                struct.pack_into("<L", raw, place + 14, len(content))
             at += 46 + len(info.filename.encode())
     return bytes(raw)
-
-
-def pack_tar(files: Mapping[str, bytes], kind: str = "") -> bytes:
-    """A tar, compressed where a kind is named."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
-        for name, content in files.items():
-            member = tarfile.TarInfo(name)
-            member.size, member.mtime = len(content), 1_700_000_000
-            archive.addfile(member, io.BytesIO(content))
-    return _PACKERS[kind](buffer.getvalue()) if kind else buffer.getvalue()
-
-
-def pack(kind: str, files: Mapping[str, bytes]) -> bytes:
-    """An archive of one of `ARCHIVES`, or a 7z."""
-    if kind == "7z":
-        return seven_bytes(files)
-    if kind.startswith("zip"):
-        return pack_zip(files, kind.partition(" ")[2])
-    return pack_tar(files, kind.partition(".")[2])
 
 
 @cache
@@ -124,13 +118,6 @@ class _Own:
         return self._files[entry.name]
 
 
-def _write(folder: Path, files: Mapping[str, bytes]) -> Path:
-    for name, content in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(content)
-    return folder
-
-
 @contextlib.contextmanager
 def opened(kind: str, files: Mapping[str, bytes], place: Path) -> Iterator[Tree]:
     """A tree of one of `KINDS`."""
@@ -141,12 +128,14 @@ def opened(kind: str, files: Mapping[str, bytes], place: Path) -> Iterator[Tree]
     elif kind == "joined":
         first = {name: content for name, content in files.items() if len(name) % 2}
         second = {name: content for name, content in files.items() if name not in first or name == "readme.txt"}
-        parts = [ZipTree(RecordingBytes(pack_zip(part))) for part in (first, second)]
+        parts = [open_archive(RecordingBytes(stored_zip(part)), spool=place) for part in (first, second)]
         with JoinedTree("both", [("one", parts[0]), ("two", parts[1])]) as tree:
             yield tree
     elif kind == "only":
         inside = {f"below/a folder/{name}": content for name, content in files.items()}
-        whole = ZipTree(RecordingBytes(pack_zip(inside | {"beside.txt": b"x", "below/other/1.txt": b"x"})))
+        whole = open_archive(
+            RecordingBytes(stored_zip(inside | {"beside.txt": b"x", "below/other/1.txt": b"x"})), spool=place
+        )
         with OnlyTree(whole, ["below/a folder"]) as tree:
             yield tree
     elif kind == "given":
@@ -154,7 +143,8 @@ def opened(kind: str, files: Mapping[str, bytes], place: Path) -> Iterator[Tree]
         assert given is not None
         yield given
     else:
-        yield FolderTree(_write(place / "root", files))
+        with open_tree(make_tree(place / "root", files), spool=place) as tree:
+            yield tree
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -165,7 +155,7 @@ def test_names_sizes_and_contents_are_those_that_were_packed(tmp_path: Path, kin
         assert tree.entries.names == names == [entry.name for entry in tree.entries]
         assert tree.entries.sizes.tolist() == [len(FILES[name]) for name in names]
         assert total_size(tree.entries) == sum(map(len, FILES.values()))
-        assert {entry.name: tree.read(entry) for entry in tree.entries} == FILES
+        assert read_all(tree) == FILES
         assert {entry.name: b"".join(tree.chunks(entry)) for entry in tree.entries} == FILES
         with ThreadPoolExecutor(8) as pool:
             again = list(pool.map(tree.read, [*tree.entries] * 2))
@@ -210,32 +200,28 @@ def test_an_entry_of_another_tree_is_refused_and_a_made_one_found(tmp_path: Path
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "given"])
 def test_what_systems_leave_is_no_entry(tmp_path: Path, kind: str) -> None:
     """Neither in a folder nor in an archive, in which it is a member like others."""
-    with opened(kind, FILES | JUNK, tmp_path) as tree:
-        assert tree.entries.names == sorted(FILES)
+    files = {name: content for name, content in FILES.items() if len(content) < 5000}
+    with opened(kind, files | JUNK, tmp_path) as tree:
+        assert tree.entries.names == sorted(files)
 
 
-@pytest.mark.parametrize("kind", ["folder", *ARCHIVES])
+@pytest.mark.parametrize("kind", ["folder", "zip", "tar"])
 def test_empty_folders_are_told(tmp_path: Path, kind: str) -> None:
     """Those in which no file is at any depth; a class without images may be missed."""
     files = {"a/b/1.txt": b"1"}
     if kind == "folder":
-        (_write(tmp_path / "root", files) / "empty" / "below").mkdir(parents=True)
-        tree: Tree = FolderTree(tmp_path / "root")
-        assert tree.empty_folders == ("empty", "empty/below")
+        (make_tree(tmp_path / "root", files) / "empty" / "below").mkdir(parents=True)
+        with open_tree(tmp_path / "root", spool=tmp_path) as tree:
+            assert tree.empty_folders == ("empty", "empty/below")
         return
-    if kind.startswith("zip"):
-        content = pack(kind, files) if kind != "zip stored" else pack_zip({**files, "empty/": b"", "a/": b""})
-    else:
-        buffer = io.BytesIO()
-        with tarfile.open(fileobj=buffer, mode="w") as archive:
-            for name in ("a", "empty"):
-                member = tarfile.TarInfo(name)
-                member.type = tarfile.DIRTYPE
-                archive.addfile(member)
-            archive.addfile(tarfile.TarInfo("a/b/1.txt"))
-        content = _PACKERS[kind.partition(".")[2]](buffer.getvalue()) if "." in kind else buffer.getvalue()
+    folders = [(name, tarfile.DIRTYPE, "", b"") for name in ("a", "empty")]
+    content = (
+        stored_zip({**files, "empty/": b"", "a/": b""})
+        if kind == "zip"
+        else tar_of(*folders, ("a/b/1.txt", _FILE, "", b"1"))
+    )
     with open_archive(RecordingBytes(content), spool=tmp_path) as tree:
-        assert tree.empty_folders == (("empty",) if kind == "zip stored" or "tar" in kind else ())
+        assert tree.empty_folders == ("empty",)
 
 
 _component = st.text(st.characters(codec="utf-8", exclude_characters="/\\\0:"), min_size=1, max_size=12).filter(
@@ -244,13 +230,16 @@ _component = st.text(st.characters(codec="utf-8", exclude_characters="/\\\0:"), 
 _name = st.lists(_component, min_size=1, max_size=3).map(lambda parts: "/".join([*(f"d{part}" for part in parts), "f"]))
 
 
-@given(files=st.dictionaries(_name, st.binary(max_size=1500), min_size=1, max_size=6), kind=st.sampled_from(ARCHIVES))
+@given(
+    files=st.dictionaries(_name, st.binary(max_size=99), min_size=1, max_size=4),
+    kind=st.sampled_from(["zip stored", "zip deflated", "zip zst", "tar.gz"]),
+)
 def test_any_names_and_contents_come_back(
     tmp_path_factory: pytest.TempPathFactory, files: dict[str, bytes], kind: str
 ) -> None:
     """As the standard library wrote them."""
     with open_archive(RecordingBytes(pack(kind, files)), spool=tmp_path_factory.getbasetemp() / "spool") as tree:
-        assert {entry.name: tree.read(entry) for entry in tree.entries} == files
+        assert read_all(tree) == files
         assert tree.entries.names == sorted(files)
 
 
@@ -265,7 +254,7 @@ def test_a_flipped_bit_gives_what_was_packed_or_a_typed_error(
     try:
         spool = tmp_path_factory.getbasetemp() / "spool"
         with open_archive(RecordingBytes(bytes(damaged), label="x.zip"), spool=spool) as tree:
-            found = {entry.name: tree.read(entry) for entry in tree.entries}
+            found = read_all(tree)
     except ColabstageError:
         return
     if kind == "tar":
@@ -319,9 +308,9 @@ def test_a_source_that_dies_is_not_called_damaged(tmp_path: Path, kind: str) -> 
 def test_a_zip_is_opened_and_its_first_members_read_while_the_rest_arrives(tmp_path: Path) -> None:
     """Opening reads the end, and a member is one positioned read of no more than its own bytes."""
     files = {f"c/{number:03d}.jpg": random.Random(number).randbytes(3000) for number in range(200)}
-    source = RecordingBytes(pack_zip(files))
-    tree = ZipTree(source)
-    assert all(offset >= source.size - 65_535 - 200 for offset, _ in source.reads)
+    source = RecordingBytes(stored_zip(files))
+    tree = open_archive(source, spool=tmp_path)
+    assert all(offset >= source.size - 65_535 - 200 for offset, _ in source.reads if offset)
     source.reads.clear()
     entry = tree.entries[3]
     assert tree.read(entry) == files[entry.name]
@@ -330,134 +319,38 @@ def test_a_zip_is_opened_and_its_first_members_read_while_the_rest_arrives(tmp_p
     assert source.closed
 
 
-@pytest.mark.parametrize("kind", ARCHIVES)
+@pytest.mark.parametrize("kind", ["zip deflated", "tar", "tar.gz"])
 def test_a_tree_waits_for_bytes_that_are_still_coming(tmp_path: Path, kind: str) -> None:
     """A read of what has not arrived blocks until it has, and gives what was packed."""
     arrived = threading.Event()
 
     class Arriving(RecordingBytes):
         def pread(self, length: int, offset: int) -> bytes:
-            if offset + length > 1 << 20 and offset < len(self.content) - 200_000:
+            if offset + length > 1 << 17 and offset < len(self.content) - 100_000:
                 assert arrived.wait(30)
             return super().pread(length, offset)
 
-    threading.Timer(0.2, arrived.set).start()
+    threading.Timer(0.05, arrived.set).start()
     with open_archive(Arriving(pack_files(kind)), spool=tmp_path) as tree:
-        assert {entry.name: tree.read(entry) for entry in tree.entries} == FILES
+        assert read_all(tree) == FILES
 
 
-# What unzip, tar and others make of odd names: the name as it is stored, and the name below the target.
-_ODD_NAMES = {
-    "/content/photos/1.jpg": "content/photos/1.jpg",
-    "//host/share/1.jpg": "host/share/1.jpg",
-    "C:/photos/1.jpg": "C:/photos/1.jpg",
-    "./photos//a/./1.jpg": "photos/a/1.jpg",
-    "a:b.jpg": "a:b.jpg",
-    "ends in a blank ": "ends in a blank ",
-}
-_SECRET = b"content that nobody may read"
-# Name, then a part of the reason.
-_EVIL_NAMES = {
-    "../evil.jpg": "climbs out",
-    "a/../../evil.jpg": "climbs out",
-    "../out-evil/evil.jpg": "climbs out",
-    "a/b/../..": "climbs out",
-    "/../evil.jpg": "climbs out",
-    "C:/../evil.jpg": "climbs out",
-    "__MACOSX/../../evil.jpg": "climbs out",
-    ".git/../../.bashrc": "climbs out",
-    "evil.jpg\0.txt": "NUL",
-    "": "without a name",
-    ".": "without a name",
-}
-
-
-def zip_of(*members: tuple[str, int, bytes]) -> bytes:
-    """A zip of members given as name, Unix mode and content, names written as they are."""
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:
-        for number, (name, mode, content) in enumerate(members):
-            info = zipfile.ZipInfo(f"placeholder{number}")
-            info.filename = name
-            info.create_system = 3
-            info.external_attr = mode << 16
-            archive.NameToInfo.clear()
-            archive.writestr(info, content)
-    return buffer.getvalue()
-
-
-def tar_of(*members: tuple[str, bytes, str, bytes]) -> bytes:
-    """A tar of members given as name, type, link target and content."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
-        for name, kind, target, content in members:
-            info = tarfile.TarInfo("placeholder")
-            info.pax_headers = {"path": name or "placeholder"} if "\0" in name else {}
-            info.name = name.replace("\0", "?")
-            info.type, info.linkname, info.size = kind, target, len(content)
-            archive.addfile(info, io.BytesIO(content))
-    return buffer.getvalue()
-
-
-_REG, _LNK, _DIR = stat.S_IFREG | 0o644, stat.S_IFLNK | 0o777, stat.S_IFDIR | 0o755
-_FILE, _SYM, _HARD = tarfile.REGTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE
-
-
-@pytest.mark.parametrize("kind", ["zip", "tar"])
-@pytest.mark.parametrize("name", _ODD_NAMES)
-def test_odd_names_are_what_unzip_and_tar_make_of_them(tmp_path: Path, kind: str, name: str) -> None:
-    """Below the target, wherever the name would lead; the content is that of the member."""
-    content = zip_of((name, _REG, b"1")) if kind == "zip" else tar_of((name, _FILE, "", b"1"))
-    with open_archive(RecordingBytes(content), spool=tmp_path) as tree:
-        assert {entry.name: tree.read(entry) for entry in tree.entries} == {_ODD_NAMES[name]: b"1"}
-
-
-_HOSTILE: dict[str, tuple[bytes, str]] = {
-    **{f"zip {name!r}": (zip_of(("ok", _REG, b"1"), (name, _REG, _SECRET)), why) for name, why in _EVIL_NAMES.items()},
-    **{
-        f"tar {name!r}": (tar_of(("ok", _FILE, "", b"1"), (name, _FILE, "", _SECRET)), why)
-        for name, why in _EVIL_NAMES.items()
-    },
-    "zip /": (zip_of(("/", _REG, _SECRET)), "has content"),
-    "tar /": (tar_of(("/", _FILE, "", _SECRET)), "without a name"),
-    "zip ..\\evil": (zip_of(("..\\evil.jpg", _REG, _SECRET)), "climbs out"),
-    "zip folder that climbs": (zip_of(("../out/", _DIR, b"")), "climbs out"),
-    "zip folder with content": (zip_of(("a/", _REG, _SECRET)), "has content"),
-    "zip folder by mode with content": (zip_of(("a", _DIR, _SECRET)), "folder with content"),
-    "zip twice": (zip_of(("a.jpg", _REG, b"1"), ("a.jpg", _REG, _SECRET)), "twice"),
-    "zip twice in other words": (zip_of(("a/b.jpg", _REG, b"1"), ("/a/./b.jpg", _REG, _SECRET)), "twice"),
-    "zip file and folder": (zip_of(("a", _REG, b"1"), ("a/b.jpg", _REG, _SECRET)), "also a folder"),
-    "zip file and listed folder": (zip_of(("a/", _DIR, b""), ("a", _REG, _SECRET)), "also a folder"),
-    **{
-        f"zip {what}": (zip_of(("x", mode | 0o600, b"")), "device, a pipe")
-        for what, mode in (("block", stat.S_IFBLK), ("character", stat.S_IFCHR), ("pipe", stat.S_IFIFO))
-    },
-    **{
-        f"zip link to {target!r}": (zip_of(("a", _REG, _SECRET), ("link", _LNK, target.encode())), "outside")
-        for target in ("/etc/passwd", "../../etc/passwd", "a/../../x", "")
-    },
-    "zip endless link": (zip_of(("link", _LNK, b"a" * 5000)), "4,096"),
-    "tar folder that climbs": (tar_of(("../out", tarfile.DIRTYPE, "", b"")), "climbs out"),
-    "tar file with a slash": (tar_of(("a.jpg/", _FILE, "", _SECRET)), "slash"),
-    "tar file and folder": (tar_of(("a", _FILE, "", b"1"), ("a/b", _FILE, "", b"")), "also a folder"),
-    **{f"tar device {kind!r}": (tar_of(("x", kind, "", b"")), "device or a pipe") for kind in (b"3", b"4", b"6")},
-    **{
-        f"tar {kind!r} link to {target}": (tar_of(("a/link", kind, target, b"")), "outside the archive")
-        for kind, target in ((_SYM, "../../etc/passwd"), (_SYM, "/etc/passwd"), (_HARD, "../etc/passwd"))
-    },
-    "tar file through a link": (tar_of(("a", _SYM, "b", b""), ("a/evil.jpg", _FILE, "", _SECRET)), "also a folder"),
-}
-
-
-@pytest.mark.parametrize("name", _HOSTILE)
-def test_what_leads_outside_is_refused_before_any_member_is_read(tmp_path: Path, name: str) -> None:
-    """The headers alone tell, and only they have been looked at; nothing was written."""
-    content, reason = _HOSTILE[name]
+@pytest.mark.parametrize(
+    "content",
+    [
+        zip_of(("ok", FILE, b"1"), ("../evil", FILE, b"secret")),
+        zip_of(("ok", FILE, b"secret"), ("link", LINK, b"../../etc/passwd")),
+        tar_of(("ok", _FILE, "", b"secret"), ("a/../../evil", _FILE, "", b"1")),
+        tar_of(("ok", _FILE, "", b"secret"), ("link", _HARD, "../etc/passwd", b"")),
+    ],
+    ids=["zip", "link of a zip", "tar", "link of a tar"],
+)
+def test_what_leads_outside_is_refused_before_any_member_is_read(tmp_path: Path, content: bytes) -> None:
+    """The headers alone tell, and only they have been looked at; nothing was written. The corpus has all cases."""
     source = RecordingBytes(content, label="hostile")
-    with pytest.raises(UnsafeArchiveError, match=reason) as caught:
+    with pytest.raises(UnsafeArchiveError, match="'hostile'"):
         open_archive(source, spool=tmp_path / "spool")
-    assert "'hostile'" in str(caught.value)
-    secret_at = content.find(_SECRET)
+    secret_at = content.find(b"secret")
     assert all(not offset <= secret_at < offset + length for offset, length in source.reads if offset)
     assert not (tmp_path / "spool").exists()
     assert source.closed
@@ -477,8 +370,10 @@ def test_the_names_of_a_caller_s_own_tree_are_checked_as_all_others(name: str) -
 def test_a_member_that_is_there_twice_is_one_or_the_last(tmp_path: Path) -> None:
     """A cell that appends to a zip was run again; `tar -r` replaces a file by a second member, as every reader has
     it, also a link by a file and a file by a link."""
-    with ZipTree(RecordingBytes(zip_of(*[("a.jpg", _REG, b"1"), ("b.jpg", _REG, b"2")] * 2))) as tree:
-        assert {entry.name: tree.read(entry) for entry in tree.entries} == {"a.jpg": b"1", "b.jpg": b"2"}
+    with open_archive(
+        RecordingBytes(zip_of(*[("a.jpg", FILE, b"1"), ("b.jpg", FILE, b"2")] * 2)), spool=tmp_path
+    ) as tree:
+        assert read_all(tree) == {"a.jpg": b"1", "b.jpg": b"2"}
         assert "2 names" in tree.notes[0]
     content = tar_of(
         ("a", _FILE, "", b"old"),
@@ -490,7 +385,7 @@ def test_a_member_that_is_there_twice_is_one_or_the_last(tmp_path: Path) -> None
         ("file", _FILE, "", b"no link"),
     )
     with open_archive(RecordingBytes(content), spool=tmp_path) as tree:
-        assert {entry.name: tree.read(entry) for entry in tree.entries} == {
+        assert read_all(tree) == {
             "a": b"new",
             "hard": b"old",
             "link": b"new",
@@ -504,39 +399,40 @@ def test_links_inside_are_their_files_and_others_noted(tmp_path: Path, kind: str
     """One to a file of the archive is that file, also over other links; one to a folder or to nothing is left out."""
     links = {"b/link.jpg": "../a/1.jpg", "b/chain.jpg": "link.jpg", "folder": "a", "gone": "missing", "loop": "loop"}
     if kind == "zip":
-        members = [(name, _LNK, target.encode()) for name, target in links.items()]
-        content = zip_of(("a/1.jpg", _REG, b"one"), *members)
+        members = [(name, LINK, target.encode()) for name, target in links.items()]
+        content = zip_of(("a/1.jpg", FILE, b"one"), *members)
     else:
         symbolic = [(name, _SYM, target, b"") for name, target in links.items()]
         content = tar_of(("a/1.jpg", _FILE, "", b"one"), ("hard.jpg", _HARD, "a/1.jpg", b""), *symbolic)
     with open_archive(RecordingBytes(content), spool=tmp_path) as tree:
         found = {"a/1.jpg", "b/link.jpg", "b/chain.jpg", *(("hard.jpg",) if kind == "tar" else ())}
-        assert {entry.name: tree.read(entry) for entry in tree.entries} == dict.fromkeys(found, b"one")
+        assert read_all(tree) == dict.fromkeys(found, b"one")
         assert "3 links" in tree.notes[0]
         assert "'folder'" in tree.notes[0]
 
 
 @pytest.mark.parametrize(
-    ("limits", "named"),
+    "limits",
     [
-        (ArchiveLimits(max_members=19), "max_members"),
-        (ArchiveLimits(max_total_bytes=19_000_000), "max_total_bytes"),
-        (ArchiveLimits(max_ratio=10, ratio_from_bytes=10_000_000), "max_ratio"),
+        {"max_members": 19},
+        {"max_total_bytes": 1_900_000},
+        {"max_ratio": 10, "ratio_from_bytes": 1_000_000},
     ],
+    ids=lambda limits: next(iter(limits)),
 )
 @pytest.mark.parametrize("kind", ["zip deflated", "tar", "tar.gz", "tar.zst", "gz", "zst"])
 def test_a_bomb_is_refused_by_what_it_promises_or_while_it_unpacks(
-    tmp_path: Path, kind: str, limits: ArchiveLimits, named: str
+    tmp_path: Path, kind: str, limits: dict[str, Any]
 ) -> None:
     """By the headers where these tell; else before the disk is full. What was written is gone again."""
-    if named == "max_ratio" and kind == "tar":
-        return  # A tar is as long as its content.
-    files = {f"{number}.npy": bytes(1_000_000) for number in range(20)}
-    content = pack(kind, files) if kind in ARCHIVES else _PACKERS[kind](bytes(20_000_000))
-    if named == "max_members" and kind in _PACKERS:
+    named = next(iter(limits))
+    # A tar is as long as its content, and a compressed file is one member.
+    if (named, kind) == ("max_ratio", "tar") or (named == "max_members" and kind in _PACKERS):
         return
+    files = {f"{number}.npy": bytes(100_000) for number in range(20)}
+    content = pack(kind, files) if kind in ARCHIVES else _PACKERS[kind](bytes(2_000_000))
     with pytest.raises(UnsafeArchiveError, match=named):
-        open_archive(RecordingBytes(content, label=f"a.{kind}"), spool=tmp_path, limits=limits)
+        open_archive(RecordingBytes(content, label=f"a.{kind}"), spool=tmp_path, limits=ArchiveLimits(**limits))
     assert list(tmp_path.iterdir()) == []
     open_archive(RecordingBytes(content, label=f"a.{kind}"), spool=tmp_path).close()
 
@@ -569,15 +465,3 @@ def test_columns_are_what_entries_say() -> None:
     assert dotted.endings[0] == [""]
     late: list[Any] = [FileEntry("a", 1, 1 << 64, 0)]
     assert FileEntries.of(late).mtimes_ns.tolist() == [0]
-
-
-def test_a_hundred_thousand_files_take_little_memory() -> None:
-    """Names are the most of it: at most 200 bytes a file in all."""
-    import tracemalloc
-
-    tracemalloc.start()
-    try:
-        entries = FileEntries.of(FileEntry(f"class_{n % 10}/{n:06}.jpg", n, n, n) for n in range(100_000))
-        assert tracemalloc.get_traced_memory()[0] < 200 * len(entries)
-    finally:
-        tracemalloc.stop()

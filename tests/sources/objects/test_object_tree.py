@@ -6,11 +6,11 @@ import contextlib
 import os
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from colabstage import fetch_files
 from colabstage.errors import (
     SourceAccessError,
     SourceChangedError,
@@ -18,20 +18,19 @@ from colabstage.errors import (
     UnsafeArchiveError,
 )
 from colabstage.io.files import RetryPolicy
-from colabstage.io.pipeline import PipelineLimits
-from colabstage.io.progress import Cancellation
 from colabstage.sources.buckets import ObjectStore
 from colabstage.sources.objects import ObjectTree, open_address
 from colabstage.sources.remote import TransientError
-from colabstage.sources.to_folder import write_folder
 from colabstage.trees.listing import FileEntry
-from tests.sources.servers import BucketService, FolderService, use_login
+from tests.support.archives import read_all
+from tests.support.images import make_tree, read_tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from tests.sources.objects.conftest import Place
+    from tests.sources.servers import BucketService, FolderService
 
 CONTENT = {
     "top.txt": b"1",
@@ -43,23 +42,11 @@ CONTENT = {
 }
 
 
-def write_all(root: Path, files: dict[str, bytes]) -> None:
-    for name, content in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
-
-
 def open_tree(url: str, retry: RetryPolicy = RetryPolicy()) -> ObjectTree:  # noqa: B008 - frozen
     """The folder at an address."""
     tree = open_address(url, workers=4, retry=retry)
     assert isinstance(tree, ObjectTree)
     return tree
-
-
-def read_all(tree: ObjectTree) -> dict[str, bytes]:
-    with ThreadPoolExecutor(6) as pool:
-        return dict(zip((e.name for e in tree.entries), pool.map(tree.read, tree.entries), strict=True))
 
 
 @pytest.fixture
@@ -71,50 +58,24 @@ def address(place: Place) -> str:
     return place.url("set")
 
 
-def test_a_folder_is_the_same_from_everywhere(address: str) -> None:
-    """Names, sizes and bytes are those that were written; what lies beside the folder is not in it."""
-    for url in (address, f"{address}/"):
-        with open_tree(url) as tree:
-            assert [entry.name for entry in tree.entries] == sorted(CONTENT)
-            assert {entry.name: entry.size for entry in tree.entries} == {n: len(c) for n, c in CONTENT.items()}
-            assert sorted(entry.position for entry in tree.entries) == list(range(len(CONTENT)))
-            assert all(entry.mtime_ns > 10**18 for entry in tree.entries)
-            assert (tree.kind, tree.notes) == ("folder", ())
-            assert "s3cret" not in tree.label
-            assert read_all(tree) == CONTENT
-            assert {entry.name: b"".join(tree.chunks(entry)) for entry in tree.entries} == CONTENT
-            deep = next(entry for entry in tree.entries if entry.name == "a/b/c/deep.bin")
-            assert tree.read_part(deep, 500, 1000) == CONTENT["a/b/c/deep.bin"][500:1500]
-
-
-def test_it_arrives_on_the_local_disk(address: str, tmp_path: Path, step: Any) -> None:
-    """`write_folder` makes the same files of it, with their times."""
-    target = tmp_path / "target"
-    with open_tree(address) as tree:
-        limits = PipelineLimits(readers=6, max_readers=6, workers=2, stall_timeout_s=20.0)
-        write_folder(tree, target, fingerprint="", limits=limits, step=step, cancellation=Cancellation())
+def test_a_folder_is_the_same_from_everywhere(address: str, tmp_path: Path) -> None:
+    """Names, sizes and bytes are those that were written; what lies beside the folder is not in it. It is fetched with
+    its times, and an entry of another tree means nothing."""
+    with open_tree(f"{address}/") as tree:
+        assert {entry.name: entry.size for entry in tree.entries} == {n: len(c) for n, c in CONTENT.items()}
+        assert sorted(entry.position for entry in tree.entries) == list(range(len(CONTENT)))
+        assert (tree.kind, tree.notes) == ("folder", ())
+        assert "s3cret" not in tree.label
+        assert {entry.name: b"".join(tree.chunks(entry)) for entry in tree.entries} == CONTENT
+        deep = next(entry for entry in tree.entries if entry.name == "a/b/c/deep.bin")
+        assert tree.read_part(deep, 500, 1000) == CONTENT["a/b/c/deep.bin"][500:1500]
+        with pytest.raises(SourceReadError):
+            tree.read(FileEntry("stranger", 1, 0, 0))
         times = {entry.name: entry.mtime_ns for entry in tree.entries}
-    found = {str(path.relative_to(target)): path for path in target.rglob("*") if path.is_file()}
-    assert {name: path.read_bytes() for name, path in found.items()} == CONTENT
-    assert all(abs(path.stat().st_mtime_ns - times[name]) < 1000 for name, path in found.items())
-    assert step.total == sum(map(len, CONTENT.values()))
-
-
-def test_an_entry_of_another_tree_is_refused(address: str) -> None:
-    """An entry means nothing outside its own tree."""
-    with open_tree(address) as tree, pytest.raises(SourceReadError, match="another tree"):
-        tree.read(FileEntry("stranger", 1, 0, 0))
-
-
-@pytest.mark.slow
-def test_a_large_object_is_fetched_in_parts(s3: BucketService, tmp_path: Path, step: Any) -> None:
-    """An object longer than what is held in memory whole comes in many parts at once."""
-    content = os.urandom(1024 * 1024) * 70
-    s3.put("set/big.bin", content)
-    with open_tree("s3://data/set") as tree:
-        limits = PipelineLimits(readers=4, max_readers=4, workers=2)
-        write_folder(tree, tmp_path / "to", fingerprint="", limits=limits, step=step, cancellation=Cancellation())
-    assert (tmp_path / "to" / "big.bin").read_bytes() == content
+    fetch_files(address, tmp_path / "target", progress=False)
+    assert read_tree(tmp_path / "target") == CONTENT
+    for name, time_ns in times.items():
+        assert abs((tmp_path / "target" / name).stat().st_mtime_ns - time_ns) < 1000
 
 
 def test_markers_and_junk_are_left_out(s3: BucketService) -> None:
@@ -130,13 +91,6 @@ def test_markers_and_junk_are_left_out(s3: BucketService) -> None:
         assert "notes.gdoc" in tree.notes[0]
 
 
-def test_a_folder_with_nothing_but_its_marker_is_empty(s3: BucketService) -> None:
-    """It is there, and holds nothing."""
-    s3.put("set/", b"")
-    with open_tree("s3://data/set") as tree:
-        assert tree.entries == ()
-
-
 @pytest.mark.parametrize(
     "names", [["../out.txt"], ["a/../../x"], ["/../x"], ["a//b", "a/b"], ["/a", "a"], ["a", "a/b"], ["dir/"]]
 )
@@ -148,54 +102,39 @@ def test_names_that_no_folder_can_hold_are_refused(s3: BucketService, names: lis
         open_tree("s3://data/set")
 
 
-def test_another_length_than_listed_is_noticed(s3: BucketService) -> None:
-    """Neither a shorter nor a longer object passes for the one that was listed; in parts, no other version does."""
+def test_a_folder_of_a_bucket_is_fetched_again_where_it_changed(s3: BucketService, tmp_path: Path) -> None:
+    """Any change of the listing is one; what is read is what was listed. An empty folder is one with its marker."""
+    target = tmp_path / "it"
+
+    def fetched(source: str = "s3://data/set") -> bool:
+        report = fetch_files(source, f"{target}", progress=False)
+        return report.kept_bytes < report.nbytes
+
+    s3.put("set/", b"")
     s3.put("set/x", b"12345")
+    assert [fetched(), fetched()] == [True, False]
     with open_tree("s3://data/set") as tree:
-        (entry,) = tree.entries
         for content in (b"123", b"1234567"):
             s3.put("set/x", content)
             with pytest.raises(SourceChangedError):
-                tree.read(entry)
+                tree.read(tree.entries[0])
         s3.put("set/x", b"54321")
         with pytest.raises(SourceChangedError):
-            tree.read_part(entry, 1, 2)
-
-
-def test_the_stamp_tells_whether_anything_changed(s3: BucketService) -> None:
-    """It is the same for the same listing, and another one after each kind of change."""
-
-    def stamp() -> str:
-        with open_tree("s3://data/set") as tree:
-            return tree.stamp
-
-    s3.put("set/x", b"12345")
-    stamps = [stamp()]
-    assert stamp() == stamps[0]
-    s3.put("set/x", b"54321")
-    stamps.append(stamp())
-    s3.put("set/y", b"")
-    stamps.append(stamp())
+            tree.read_part(tree.entries[0], 1, 2)
+    assert fetched()
+    s3.put("set/y", b"new")
+    assert fetched()
     s3.remove("set/x")
-    stamps.append(stamp())
-    assert len(set(stamps)) == 4
-
-
-def test_a_public_folder_needs_no_login(s3: BucketService, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Public datasets are common, logins in notebooks are not; the person is told."""
-    from moto.s3.models import get_canned_acl
-
-    s3.put("set/x", b"for all", public=True)
-    s3.backend.put_bucket_acl(s3.bucket, get_canned_acl("public-read"))
-    use_login(monkeypatch, s3, known=False)
+    fetched()
+    assert read_tree(target) == {"y": b"new"}
+    s3.remove("set/y")
     with open_tree("s3://data/set") as tree:
-        assert read_all(tree) == {"x": b"for all"}
-        assert "anonymously" in tree.notes[0]
+        assert tree.entries == ()
 
 
 def test_a_folder_that_may_not_be_listed_is_not_taken_for_an_empty_one(ftp: FolderService) -> None:
     """fsspec's own walk leaves out what fails, without a word."""
-    write_all(ftp.root, {"set/a/x": b"1", "set/closed/y": b"2"})
+    make_tree(ftp.root, {"set/a/x": b"1", "set/closed/y": b"2"})
     base: Any = ftp.server.handler.abstracted_fs
 
     class Closed(base):  # type: ignore[misc]
@@ -211,7 +150,7 @@ def test_a_folder_that_may_not_be_listed_is_not_taken_for_an_empty_one(ftp: Fold
 
 def test_links_on_an_sftp_server(sftp: FolderService) -> None:
     """Links to files are read; those that lead nowhere, or to a folder, are left out with a note."""
-    write_all(sftp.root, {"set/a/x": b"1"})
+    make_tree(sftp.root, {"set/a/x": b"1"})
     (sftp.root / "set/link").symlink_to("a/x")
     (sftp.root / "set/broken").symlink_to("nothing")
     (sftp.root / "set/a/loop").symlink_to("..")
@@ -222,7 +161,7 @@ def test_links_on_an_sftp_server(sftp: FolderService) -> None:
 
 def test_a_connection_that_broke_is_replaced(ftp: FolderService) -> None:
     """What the server hung up on is asked for again over a new connection."""
-    write_all(ftp.root, {"set/x": b"12345", "set/y": b"678"})
+    make_tree(ftp.root, {"set/x": b"12345", "set/y": b"678"})
     with open_tree(f"{ftp.login_address}/set", retry=RetryPolicy(attempts=4, first_wait_s=0.05)) as tree:
         done = threading.Event()
 
@@ -270,7 +209,7 @@ def test_what_broke_off_is_asked_for_from_there(
 
 def test_an_answer_that_drips_ends_in_time(ftp: FolderService, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each byte of a line comes soon after the one before, and the line never ends."""
-    write_all(ftp.root, {"set/x": b"12345"})
+    make_tree(ftp.root, {"set/x": b"12345"})
 
     def drip(handler: Any, _: str) -> None:
         def send() -> None:

@@ -7,7 +7,7 @@ import hashlib
 import sys
 import types
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -23,18 +23,12 @@ from colabstage.errors import (
     WebPageError,
 )
 from colabstage.io.files import RetryPolicy
-from colabstage.sources.gdrive import (
-    SharedFolder,
-    ShareLink,
-    list_shared_folder,
-    name_apart,
-    open_share,
-    open_shared_file,
-    parse_share_link,
-    safe_name,
-)
+from colabstage.sources.gdrive import ShareLink, list_shared_folder, open_shared_file
+from colabstage.sources.parse import ShareSource, parse_source
 from colabstage.sources.remote import TransientError
 from tests.support.https_hosts import answer_page
+from tests.support.images import read_tree
+from tests.support.invariants import contents
 from tests.support.share_links import DriveShares, SharedItem
 
 if TYPE_CHECKING:
@@ -75,6 +69,11 @@ def item_id(number: int) -> str:
     return f"1Item{number:028d}"
 
 
+def marked(number: int) -> bytes:
+    """A number as the content of any file, an archive or not."""
+    return b"PK\3\4" + bytes([number])
+
+
 def change(drive: DriveShares, number: str, **changes: object) -> None:
     """Change an item on the Drive."""
     drive.add(replace(drive.item(number), **changes))  # type: ignore[arg-type]  # replace checks the names
@@ -85,12 +84,6 @@ def fetch(link: ShareLink, out: Path) -> tuple[str, ...]:
     key = f"?resourcekey={link.resource_key}" if link.resource_key else ""
     where = "" if link.kind == "unknown" else f"{link.kind}s/"
     return tuple(fetch_files(f"gdrive://{where}{link.id}{key}", str(out), progress=False).notes)
-
-
-def read_tree(folder: Path) -> dict[str, bytes]:
-    """All files below a folder by name."""
-    files = (path for path in folder.rglob("*") if path.is_file() and ".colabstage" not in path.name)
-    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 @pytest.mark.parametrize(
@@ -126,56 +119,42 @@ def read_tree(folder: Path) -> dict[str, bytes]:
     ],
 )
 def test_every_pasted_form_is_understood(text: str, kind: str, key: str) -> None:
-    """Each form of a link gives its id, its kind where the form tells, and its resource key."""
-    assert parse_share_link(text.format(FILE)) == ShareLink(kind, FILE, key)  # type: ignore[arg-type]  # from the table
+    """Each form of a link gives its id, its kind where the form tells, and its resource key, which is never shown."""
+    source = parse_source(text.format(FILE))
+    assert isinstance(source, ShareSource)
+    assert source.link == ShareLink(kind, FILE, key)  # type: ignore[arg-type]  # from the table
+    assert not key or key not in source.label
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        "https://example.org/file/d/1FileAbcdefghijklmnopqrstuvwxyz_0/view",
-        "https://drive.google.com.evil.org/file/d/1FileAbcdefghijklmnopqrstuvwxyz_0",
-        "https://colab.research.google.com/drive/1FileAbcdefghijklmnopqrstuvwxyz_0",
-        "/content/drive/MyDrive/data.zip",
-        "drive.google.com.zip",
-        "ftp://drive.google.com/file/d/1FileAbcdefghijklmnopqrstuvwxyz_0",
-        "http://[broken",
-        FILE,
-        "",
-    ],
-)
-def test_what_is_no_drive_link_is_left_to_others(text: str) -> None:
-    """Other addresses, paths and, unless asked for, lone ids are no share links."""
-    assert parse_share_link(text) is None
-
-
-@pytest.mark.parametrize("kind", ["document", "spreadsheets", "presentation", "forms"])
-def test_google_documents_are_refused_with_the_remedy(kind: str) -> None:
-    """A document has no file behind it; the message says how to make one."""
-    with pytest.raises(OptionError, match="File and Download"):
-        parse_share_link(f"https://docs.google.com/{kind}/d/{FILE}/edit#gid=0")
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
+        *(f"https://docs.google.com/{kind}/d/{FILE}/edit#gid=0" for kind in ("document", "spreadsheets", "forms")),
         "https://drive.google.com/drive/my-drive",
         "https://drive.google.com/drive/shared-with-me",
         "gdrive://",
         "drive.google.com",
     ],
 )
-def test_drive_links_to_nothing_in_particular_are_refused(text: str) -> None:
-    """Drive's own pages are neither a file nor a folder."""
-    with pytest.raises(OptionError, match="Google Drive"):
-        parse_share_link(text)
+def test_what_is_no_file_of_drive_is_refused(text: str) -> None:
+    """Documents have no file behind them, and Drive's own pages are neither a file nor a folder."""
+    with pytest.raises(OptionError, match=r"Google|gdrive"):
+        parse_source(text)
 
 
-def test_messages_never_show_a_resource_key() -> None:
-    """The label for messages and reports has the id but not the key."""
-    link = ShareLink("file", FILE, "0-secret")
-    assert FILE in link.label
-    assert "secret" not in link.label
+@pytest.mark.parametrize("text", ["https://drive.google.com.evil.org/file/d/{}", "https://e.org/file/d/{}/view", "{}"])
+def test_what_is_no_drive_link_is_left_to_others(text: str) -> None:
+    """Other addresses, and lone ids."""
+    assert not isinstance(parse_source(text.format(FILE)), ShareSource)
+
+
+@pytest.mark.parametrize("size", [0, SCAN_LIMIT + 1])
+def test_a_file_arrives(drive: DriveShares, out: Path, size: int) -> None:
+    """Also an empty one; and one too large for the virus scan comes through the confirmation form, whatever that wants
+    to be told."""
+    drive.add(SharedItem(FILE, "it.bin", content=content(size)))
+    fetch(LINK, out)
+    assert out.read_bytes() == content(size)
 
 
 def test_a_file_has_its_facts_and_its_ends_after_two_requests(drive: DriveShares) -> None:
@@ -189,33 +168,6 @@ def test_a_file_has_its_facts_and_its_ends_after_two_requests(drive: DriveShares
         assert b"".join(file.read_range(10, 20)) == content(900_000)[10:30]
 
 
-def test_an_empty_file_arrives(drive: DriveShares, out: Path) -> None:
-    """A file of no bytes is a file."""
-    drive.add(SharedItem(FILE, "empty.txt"))
-    fetch(LINK, out)
-    assert out.read_bytes() == b""
-
-
-def test_the_page_about_the_virus_scan_is_passed(drive: DriveShares, out: Path) -> None:
-    """A file too large for the scan comes through the confirmation form, whatever that wants to be told."""
-    drive.add(SharedItem(FILE, "large.bin", content=content(SCAN_LIMIT + 1)))
-    fetch(LINK, out)
-    assert out.read_bytes() == content(SCAN_LIMIT + 1)
-
-
-def test_a_folder_has_a_name_and_a_version(drive: DriveShares) -> None:
-    """The version follows the listing."""
-    drive.add(SharedItem(FILE, "new.bin", content=b"abc"), SharedItem(OTHER, "other.bin", content=b"d"))
-    drive.add(SharedItem(FOLDER, "Data & more", kind="folder", entries=(FILE,)))
-    first = open_share(ShareLink("unknown", FOLDER), policy=QUICK)
-    change(drive, FOLDER, entries=(FILE, OTHER))
-    later = open_share(ShareLink("folder", FOLDER), policy=QUICK)
-    assert isinstance(first, SharedFolder)
-    assert isinstance(later, SharedFolder)
-    assert first.name == later.name == "Data & more"
-    assert first.version != later.version
-
-
 def test_a_resource_key_opens_what_needs_one(drive: DriveShares, out: Path) -> None:
     """An older file comes with its key, and is private without."""
     drive.add(SharedItem(FILE, "old.bin", content=content(SCAN_LIMIT + 5), resource_key="0-abc"))
@@ -226,11 +178,14 @@ def test_a_resource_key_opens_what_needs_one(drive: DriveShares, out: Path) -> N
 
 
 def test_open_links_find_out_what_they_lead_to(drive: DriveShares, out: Path) -> None:
-    """`open?id=` tells nothing of the kind, so Drive is asked."""
+    """`open?id=` tells nothing of the kind, so Drive is asked; and a folder is fetched again once its list changes."""
     drive.add(SharedItem(FILE, "a.bin", content=b"a"), SharedItem(FOLDER, "Folder", kind="folder", entries=(FILE,)))
     fetch(ShareLink("unknown", FOLDER), out / "folder")
+    drive.add(SharedItem(OTHER, "b.bin", content=b"b"))
+    change(drive, FOLDER, entries=(FILE, OTHER))
+    fetch(ShareLink("unknown", FOLDER), out / "folder")
     fetch(ShareLink("unknown", FILE), out / "file")
-    assert read_tree(out) == {"folder/a.bin": b"a", "file": b"a"}
+    assert contents(out) == {"folder/a.bin": b"a", "folder/b.bin": b"b", "file": b"a"}
 
 
 def test_a_document_behind_an_id_is_refused_with_the_remedy(drive: DriveShares, out: Path) -> None:
@@ -262,38 +217,36 @@ def test_each_refusal_has_its_error(drive: DriveShares, kind: str, state: str, e
         open_shared_file(link, policy=QUICK) if kind == "file" else list_shared_folder(link, policy=QUICK)
 
 
-def test_a_quota_names_the_way_around(drive: DriveShares, out: Path) -> None:
-    """A copy of one's own has a quota of its own."""
-    drive.add(SharedItem(FILE, "a.bin", content=b"abc", state="quota"))
-    with pytest.raises(DriveQuotaError):
-        fetch(LINK, out)
-    assert not out.exists()
-
-
-def test_a_page_without_a_file_is_no_download(drive: DriveShares, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """HTML with status 200 and no attachment is refused by its title."""
-    monkeypatch.setattr(drive, "_bytes", lambda item, request: answer_page("<html><title>Surprise</title></html>"))
-    drive.add(SharedItem(FILE, "a.bin", content=b"abc"))
-    with pytest.raises(WebPageError, match="Surprise"):
-        fetch(LINK, out)
-
-
-def test_too_many_requests_in_mid_read_are_told_as_such(drive: DriveShares) -> None:
-    """Not as a read that broke off."""
-    drive.add(SharedItem(FILE, "a.bin", content=content(2_000_000)))
-    with contextlib.closing(open_shared_file(LINK, policy=QUICK)) as file:
-        change(drive, FILE, state="quota")
-        with pytest.raises(DriveQuotaError, match="viewed or downloaded"):
-            b"".join(file.read_range(1_000_000, 1000))
-
-
-def test_a_file_that_changes_is_an_error(drive: DriveShares) -> None:
-    """Two halves of different files never become one."""
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"state": "quota"}, DriveQuotaError),
+        ({"content": content(900_001), "modified": "Tue, 03 Mar 2026 10:00:00 GMT"}, SourceChangedError),
+    ],
+    ids=["too many requests", "another file"],
+)
+def test_what_happens_in_mid_read_is_told_as_such(
+    drive: DriveShares, changes: dict[str, object], error: type[Exception]
+) -> None:
+    """Two halves of different files never become one, and a refusal is not a read that broke off."""
     drive.add(SharedItem(FILE, "a.bin", content=content(900_000)))
     with contextlib.closing(open_shared_file(LINK, policy=QUICK)) as file:
-        drive.add(SharedItem(FILE, "a.bin", content=content(900_001), modified="Tue, 03 Mar 2026 10:00:00 GMT"))
-        with pytest.raises(SourceChangedError):
+        change(drive, FILE, **changes)
+        with pytest.raises(error):
             b"".join(file.read_range(0, 100_000))
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_a_page_in_place_of_what_was_asked_for_is_refused(
+    drive: DriveShares, out: Path, monkeypatch: pytest.MonkeyPatch, kind: Any
+) -> None:
+    """HTML with status 200 is no download, and what is no listing is no empty folder: Drive may change its pages."""
+    page = "<html><title>Surprise</title><p>Hello</html>"
+    monkeypatch.setattr(drive, "_bytes", lambda item, request: answer_page(page))
+    monkeypatch.setattr(drive, "_folder_page", lambda folder: page)
+    drive.add(SharedItem(FILE, "a", kind=kind, content=b"abc"))
+    with pytest.raises(WebPageError, match=f"Surprise|{FILE}"):
+        fetch(ShareLink(kind, FILE), out)
 
 
 def test_an_old_gdown_is_not_asked(drive: DriveShares, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -322,7 +275,7 @@ def test_a_folder_comes_whole(drive: DriveShares, out: Path) -> None:
         tops.append(item_id(number + 500))
     drive.add(SharedItem(FOLDER, "Set <1>", kind="folder", entries=tuple(tops)))
     fetch(ShareLink("folder", FOLDER), out)
-    assert read_tree(out) == expected
+    assert contents(out) == expected
     assert drive.count("/download") <= 2 * len(expected)
 
 
@@ -337,65 +290,28 @@ def test_one_file_that_is_refused_refuses_the_folder(drive: DriveShares, out: Pa
     assert not out.exists()
 
 
-def test_a_page_that_is_no_listing_is_not_an_empty_folder(
-    drive: DriveShares, out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Drive may change its pages; then nothing is known of the folder."""
-    monkeypatch.setattr(drive, "_folder_page", lambda folder: "<html><title>Set</title><p>Hello</html>")
-    drive.add(SharedItem(FOLDER, "Set", kind="folder"))
-    with pytest.raises(WebPageError, match=FOLDER):
-        fetch(ShareLink("folder", FOLDER), out)
-
-
-def test_documents_in_a_folder_are_left_out_with_a_note(drive: DriveShares, out: Path) -> None:
-    """A form or a spreadsheet beside the images is no reason to fail, but it is said."""
+def test_what_no_folder_of_a_disk_has_is_made_such(drive: DriveShares, out: Path) -> None:
+    """Documents are left out with a note; files of one name are told apart as Drive's own mount does it, in whatever
+    order they are listed; names stay in their folder and keep their suffix; a folder that contains itself ends."""
+    kinds: dict[str, Any] = {"Notes": "document", "Survey": "forms", "a.png": "folder"}
+    items = ["a.png", "b.tar.gz", "b.tar.gz", "../evil", "..", ".colabstage-x.tmp", "a\0b", "é" * 300 + ".zip", "a/c"]
+    drive.add(*(SharedItem(item_id(n), name, content=marked(n)) for n, name in enumerate(items)))
     drive.add(
-        SharedItem(item_id(1), "a.png", content=b"a"),
-        SharedItem(item_id(2), "Notes", kind="document"),
-        SharedItem(item_id(3), "Survey", kind="forms"),
-        SharedItem(FOLDER, "Set", kind="folder", entries=(item_id(1), item_id(2), item_id(3))),
+        *(
+            SharedItem(item_id(50 + n), name, kind=kind, entries=(FOLDER, FILE))
+            for n, (name, kind) in enumerate(kinds.items())
+        )
     )
-    notes = fetch(ShareLink("folder", FOLDER), out)
-    assert read_tree(out) == {"a.png": b"a"}
-    assert any("Notes" in note for note in notes)
-    assert any("Survey" in note for note in notes)
-
-
-def test_files_of_one_name_are_told_apart(drive: DriveShares, out: Path) -> None:
-    """Drive allows what no disk does; each file comes, under the names Drive's own mount would give."""
-    drive.add(
-        SharedItem(item_id(1), "a.png", content=b"1"),
-        SharedItem(item_id(2), "a.png", content=b"2"),
-        SharedItem(item_id(3), "a.png", kind="folder", entries=(item_id(4),)),
-        SharedItem(item_id(4), "../evil", content=b"4"),
-        SharedItem(FOLDER, "Set", kind="folder", entries=(item_id(2), item_id(1), item_id(3))),
-    )
-    notes = fetch(ShareLink("folder", FOLDER), out)
-    assert read_tree(out) == {"a (1).png": b"1", "a (2).png": b"2", "a.png/.._evil": b"4"}
-    assert sum("'a.png'" in note for note in notes) == 2
-
-
-def test_names_do_not_depend_on_the_order_of_a_listing() -> None:
-    """The same two files get the same two names tomorrow."""
-    files = [("a.tar.gz", ShareLink("file", item_id(number))) for number in (3, 1, 2)]
-    named, _ = name_apart(files)
-    assert named == name_apart(files[::-1])[0]
-    assert [(name, link.id[-1]) for name, link in named.items()] == [
-        ("a.tar.gz", "1"),
-        ("a.tar (1).gz", "2"),
-        ("a.tar (2).gz", "3"),
-    ]
-
-
-def test_a_folder_that_contains_itself_ends(drive: DriveShares, out: Path) -> None:
-    """A shortcut back up is not followed for ever."""
-    drive.add(
-        SharedItem(item_id(1), "a.png", content=b"a"),
-        SharedItem(item_id(2), "up", kind="folder", entries=(FOLDER, item_id(1))),
-        SharedItem(FOLDER, "Set", kind="folder", entries=(item_id(1), item_id(2))),
-    )
-    fetch(ShareLink("folder", FOLDER), out)
-    assert read_tree(out) == {"a.png": b"a", "up/a.png": b"a"}
+    ids = [*map(item_id, range(len(items))), *(item_id(50 + n) for n in range(len(kinds)))]
+    names = ["a (1).png", "b.tar.gz", "b.tar (1).gz", ".._evil", "_", "_.colabstage-x.tmp", "a_b", "é" * 118 + ".zip"]
+    expected = {name: marked(n) for n, name in enumerate([*names, "a_c"])} | {"a.png/in.png": b"in"}
+    drive.add(SharedItem(FILE, "in.png", content=b"in"))
+    for number, order in enumerate((ids, ids[::-1])):
+        drive.add(SharedItem(FOLDER, "Set", kind="folder", entries=tuple(order)))
+        notes = fetch(ShareLink("folder", FOLDER), out / str(number))
+        assert read_tree(out / str(number)) == expected
+        for name in ("Notes", "Survey", "a.png", "b.tar.gz"):
+            assert any(f"'{name}'" in note for note in notes), notes
 
 
 def test_a_checksum_for_a_folder_is_refused(drive: DriveShares, out: Path) -> None:
@@ -403,19 +319,3 @@ def test_a_checksum_for_a_folder_is_refused(drive: DriveShares, out: Path) -> No
     drive.add(SharedItem(FILE, "a.png", content=b"a"), SharedItem(FOLDER, "Set", kind="folder", entries=(FILE,)))
     with pytest.raises(OptionError, match="hash="):
         fetch_files(f"gdrive://folders/{FOLDER}", str(out), hash="md5:" + "0" * 32, progress=False)
-
-
-@pytest.mark.parametrize(
-    ("raw", "safe"),
-    [
-        ("a/b.zip", "a_b.zip"),
-        ("..", "_"),
-        ("", "_"),
-        (".colabstage-x.tmp", "_.colabstage-x.tmp"),
-        ("a\0b", "a_b"),
-        ("é" * 300 + ".zip", "é" * 118 + ".zip"),
-    ],
-)
-def test_names_from_drive_are_made_safe(raw: str, safe: str) -> None:
-    """Whatever somebody calls a file, it stays in its folder, and keeps its suffix."""
-    assert safe_name(raw) == safe

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import bz2
 import contextlib
 import gc
 import gzip
+import hashlib
 import pickle
 import socket
 import threading
@@ -14,6 +16,7 @@ import traceback
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from email.utils import formatdate
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -28,8 +31,6 @@ from colabstage.errors import (
     WebPageError,
 )
 from colabstage.io.files import RetryPolicy
-from colabstage.io.progress import Cancellation, Progress
-from colabstage.sources.arriving import fetch_file
 from colabstage.sources.http_file import HttpFile, open_http
 from colabstage.sources.remote import Checksum, RemoteFile, TransientError, at_least_rate
 from tests.clocks import ManualClock
@@ -45,7 +46,10 @@ DATA = bytes(range(251)) * 8000
 ONCE = RetryPolicy(attempts=1)
 # Spares whoever only looks.
 PART = 50_000
-PAGE = b"<!DOCTYPE html><html><head><title>Confirm &amp; go</title></head><body></body></html>"
+PAGE = b"<!DOCTYPE html><html><head><title lang=en>\n Confirm&nbsp;it &amp;  go </title></head><body></body></html>"
+TITLE = "Confirm it & go"
+SHA256 = hashlib.sha256(b"x")
+MD5 = hashlib.md5(b"x", usedforsecurity=False)
 
 
 @pytest.fixture(autouse=True)
@@ -113,47 +117,47 @@ def test_files_smaller_than_the_look(server: WebServer, look: Callable[..., Http
     server.put("small.bin", DATA[:size])
     file = look("small.bin")
     assert file.facts.size == size
-    assert content(file) == DATA[:size]
-    assert content(file, 0, size) == DATA[:size]
+    assert content(file) == content(file, 0, size) == DATA[:size]
 
 
 def test_any_part_comes_in_pieces_of_at_most_a_megabyte(look: Callable[..., HttpFile]) -> None:
-    """From anywhere, of any length, down to nothing."""
+    """From anywhere, of any length, down to nothing; what does not exist is refused at once, with the size."""
+    file, size = look(), len(DATA)
+    for offset, length in ((0, None), (1_000_001, 300_003), (size - 1, None), (size, None), (5, 0)):
+        pieces = list(file.read_range(offset, length))
+        assert b"".join(pieces) == DATA[offset:][:length]
+        assert max(map(len, pieces), default=0) <= 1024 * 1024
+    for offset, length in ((-1, 5), (0, -1), (0, size + 1), (size + 1, None)):
+        with pytest.raises(OptionError, match=str(size)):
+            file.read_range(offset, length)
+
+
+@pytest.mark.parametrize(
+    ("knobs", "fault", "threads"),
+    [
+        (WebKnobs(), None, 4),
+        (WebKnobs(length="chunked"), None, 1),
+        # A short answer is read to its end, so that the next try need not connect.
+        (WebKnobs(), WebFault(kind="status", status=503, every=2, min_bytes=PART), 1),
+    ],
+    ids=["parts", "chunks", "refusals"],
+)
+def test_parts_share_kept_connections(
+    server: WebServer, look: Callable[..., HttpFile], knobs: WebKnobs, fault: WebFault | None, threads: int
+) -> None:
+    """They take no more connections than threads, and the looking's."""
+    server.set_knobs(knobs)
     file = look()
-    assert content(file) == DATA
-    assert content(file, 1_000_001, 300_003) == DATA[1_000_001:1_300_004]
-    assert content(file, len(DATA) - 1, None) == DATA[-1:]
-    assert content(file, len(DATA), None) == b""
-    assert content(file, 5, 0) == b""
-    assert max(map(len, file.read_range(0, None))) <= 1024 * 1024
-
-
-@pytest.mark.parametrize(("offset", "length"), [(-1, 5), (0, -1), (0, len(DATA) + 1), (len(DATA) + 1, None)])
-def test_a_part_that_does_not_exist_is_refused(look: Callable[..., HttpFile], offset: int, length: int | None) -> None:
-    """At once, with the size."""
-    with pytest.raises(OptionError, match=str(len(DATA))):
-        look().read_range(offset, length)
-
-
-def test_parts_share_kept_connections(server: WebServer, look: Callable[..., HttpFile]) -> None:
-    """Forty parts in four threads take no more connections than threads, and the looking's."""
-    file = look()
+    server.set_faults(*([fault] if fault else []))
 
     def part(number: int) -> bytes:
+        with contextlib.suppress(TransientError):
+            return content(file, number * PART, PART)
         return content(file, number * PART, PART)
 
-    with ThreadPoolExecutor(4) as pool:
-        assert b"".join(pool.map(part, range(40))) == DATA[: 40 * PART]
-    assert len({request.connection for request in server.requests}) <= 5
-
-
-def test_chunked_parts_keep_their_connection(server: WebServer, look: Callable[..., HttpFile]) -> None:
-    """The end of the chunks is read, too."""
-    server.set_knobs(WebKnobs(length="chunked"))
-    file = look()
-    assert (file.facts.ranges, file.facts.size) == (True, len(DATA))
-    assert [content(file, start, PART) for start in (0, PART)] == [DATA[:PART], DATA[PART : 2 * PART]]
-    assert len({request.connection for request in server.requests}) == 1
+    with ThreadPoolExecutor(threads) as pool:
+        assert b"".join(pool.map(part, range(20))) == DATA[: 20 * PART]
+    assert len({request.connection for request in server.requests}) <= threads + (threads > 1)
 
 
 def test_leaving_early_hangs_up_and_harms_nobody(server: WebServer, look: Callable[..., HttpFile]) -> None:
@@ -172,42 +176,31 @@ def test_leaving_early_hangs_up_and_harms_nobody(server: WebServer, look: Callab
     assert server.bytes_sent < 3 * len(DATA) * 20
 
 
-def test_closing_wakes_whoever_reads(server: WebServer, look: Callable[..., HttpFile]) -> None:
-    """A reader in another thread gets an error at once, not at its time limit; closing twice is fine."""
-    server.set_faults(WebFault(kind="stall", at_byte=1000, min_bytes=PART))
+@pytest.mark.parametrize("knobs", [WebKnobs(), WebKnobs(length="close", ranges="none")], ids=["told", "no length"])
+def test_closing_wakes_whoever_reads(server: WebServer, look: Callable[..., HttpFile], knobs: WebKnobs) -> None:
+    """A reader in another thread gets an error at once, not at its time limit, and no end of the file where hanging up
+    is one; closing twice is fine."""
+    server.set_knobs(knobs)
+    server.set_faults(WebFault(kind="stall", at_byte=10_000, min_bytes=PART))
     file = look(timeout_s=60.0)
     began = threading.Event()
-    failures: list[Exception] = []
 
-    def read() -> None:
-        try:
-            for _ in file.read_range(0, None):
-                began.set()
-        except SourceReadError as error:
-            failures.append(error)
+    def read() -> Exception:
+        pieces = file.read_range(0, None)
+        next(pieces)
+        began.set()
+        with pytest.raises(SourceReadError) as raised:
+            b"".join(pieces)
+        return raised.value
 
-    reader = threading.Thread(target=read)
-    reader.start()
-    assert began.wait(10)
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(read)
+        assert began.wait(10)
+        file.close()
+        assert type(reading.result(5)) is SourceReadError
     file.close()
-    reader.join(5)
-    assert not reader.is_alive()
-    assert "was closed" in str(failures[0])
-    assert not isinstance(failures[0], TransientError)
-    file.close()
-    with pytest.raises(SourceReadError, match="was closed"):
+    with pytest.raises(SourceReadError):
         content(file)
-
-
-def test_closing_is_no_end_of_a_file_without_length(server: WebServer, look: Callable[..., HttpFile]) -> None:
-    """A body that ends by hanging up is not whole when it was us who hung up."""
-    server.set_knobs(WebKnobs(length="close", ranges="none", bytes_per_s=500_000))
-    file = look(timeout_s=60.0)
-    pieces = file.read_range(0, None)
-    next(pieces)
-    file.close()
-    with pytest.raises(SourceReadError, match="was closed"):
-        b"".join(pieces)
 
 
 # Servers without ranges, or without lengths.
@@ -225,8 +218,28 @@ def test_without_ranges_the_whole_still_comes(
     assert file.facts.size == (len(DATA) if length == "told" else None)
     assert content(file) == DATA
     assert content(file, 0, 1000) == DATA[:1000]
-    with pytest.raises(OptionError, match="only the whole"):
+    with pytest.raises(OptionError):
         file.read_range(5, 10)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        *(WebFault(kind="status", status=status, first=1) for status in (400, 416, 501)),
+        WebFault(kind="content_range", delta=1, first=1),
+        WebFault(kind="total", delta=-len(DATA), first=1),
+    ],
+    ids=["400", "416", "501", "range", "total"],
+)
+def test_a_question_for_a_part_that_is_answered_wrongly_means_no_ranges(
+    server: WebServer, look: Callable[..., HttpFile], fault: WebFault
+) -> None:
+    """A range answered with an error, or inexactly, does not mean that the file cannot be had."""
+    server.set_knobs(WebKnobs(ranges="none" if fault.kind == "status" else "honoured"))
+    server.set_faults(fault)
+    file = look()
+    assert (file.facts.size, file.facts.ranges) == (len(DATA), False)
+    assert content(file) == DATA
 
 
 def test_looking_at_a_server_without_ranges_fetches_little(server: WebServer, look: Callable[..., HttpFile]) -> None:
@@ -237,24 +250,7 @@ def test_looking_at_a_server_without_ranges_fetches_little(server: WebServer, lo
     assert server.bytes_sent < len(DATA) * 50 / 4
 
 
-@pytest.mark.parametrize("status", [400, 416, 501])
-def test_servers_that_refuse_the_very_question(server: WebServer, look: Callable[..., HttpFile], status: int) -> None:
-    """A range answered with an error does not mean that the file cannot be had."""
-    server.set_knobs(WebKnobs(ranges="none"))
-    server.set_faults(WebFault(kind="status", status=status, first=1))
-    file = look()
-    assert (file.facts.size, file.facts.ranges) == (len(DATA), False)
-    assert content(file) == DATA
-
-
-@pytest.mark.parametrize("kind", ["content_range", "total"])
-def test_a_wrong_range_at_the_look_means_no_ranges(server: WebServer, look: Callable[..., HttpFile], kind: Any) -> None:
-    """A server whose Content-Range is not exact proves nothing; an impossible total neither."""
-    server.set_faults(WebFault(kind=kind, delta=-len(DATA) if kind == "total" else 1, first=1))
-    server.set_knobs(WebKnobs())
-    file = look()
-    assert (file.facts.size, file.facts.ranges) == (len(DATA), False)
-    assert content(file) == DATA
+# Compression on the way.
 
 
 def test_gzip_on_the_way_is_undone(server: WebServer, look: Callable[..., HttpFile]) -> None:
@@ -268,127 +264,109 @@ def test_gzip_on_the_way_is_undone(server: WebServer, look: Callable[..., HttpFi
     assert max(map(len, file.read_range(0, None))) <= 1024 * 1024
 
 
-def test_a_coding_nobody_asked_for_is_refused(server: WebServer, look: Callable[..., HttpFile]) -> None:
-    """Rather than taken for the file."""
-    server.set_knobs(WebKnobs(headers=(("Content-Encoding", "br"),)))
-    with pytest.raises(SourceReadError, match="'br'"):
-        look()
+@pytest.mark.parametrize(
+    ("coding", "kind", "name", "is_file"),
+    [
+        ("gzip", "application/octet-stream", "data.tar.gz", True),
+        ("x-gzip", "application/octet-stream", "data.tgz", True),
+        ("gzip", "application/x-gzip", "get", True),
+        ("identity", "application/octet-stream", "a.csv", True),
+        ("gzip", "application/octet-stream", "a.csv", False),
+    ],
+)
+def test_a_compressed_file_is_no_compressed_transfer(
+    server: WebServer, look: Callable[..., HttpFile], coding: str, kind: str, name: str, is_file: bool
+) -> None:
+    """A .tar.gz that the server calls a tar compressed on the way has ranges, a size, and its own bytes."""
+    packed = gzip.compress(DATA)
+    server.put(name, packed)
+    server.set_knobs(WebKnobs(headers=(("Content-Encoding", coding),), content_type=kind))
+    file = look(name)
+    assert (file.facts.ranges, file.facts.size) == ((True, len(packed)) if is_file else (False, None))
+    assert content(file) == (packed if is_file else DATA)
 
 
 @pytest.mark.parametrize("damage", ["cut", "flip"])
 def test_a_damaged_coding_is_noticed(server: WebServer, look: Callable[..., HttpFile], damage: str) -> None:
     """Where nothing else tells that the stream ended too early or came wrong."""
-    packed = bytearray(gzip.compress(DATA))
-    if damage == "cut":
-        del packed[-100:]
-    else:
-        packed[-6] ^= 1
-    server.put("data.bin", bytes(packed))
+    packed = gzip.compress(DATA)
+    server.put("data.bin", packed[:-100] if damage == "cut" else packed[:-6] + bytes([packed[-6] ^ 1]) + packed[-5:])
     server.set_knobs(WebKnobs(headers=(("Content-Encoding", "gzip"),), length="close"))
-    with pytest.raises(TransientError, match="compressed"):
+    with pytest.raises(TransientError):
         content(look())
 
 
-def test_a_compressed_file_is_left_compressed(server: WebServer, look: Callable[..., HttpFile]) -> None:
-    """A .tar.gz that the server calls a tar compressed on the way has ranges, a size, and its own bytes."""
-    packed = gzip.compress(DATA)
-    server.put("data.tar.gz", packed)
-    server.set_knobs(WebKnobs(headers=(("Content-Encoding", "gzip"),)))
-    file = look("data.tar.gz")
-    assert (file.facts.ranges, file.facts.size) == (True, len(packed))
-    assert content(file) == packed
-
-
-def test_parts_that_come_compressed_are_refused(server: WebServer, look: Callable[..., HttpFile]) -> None:
-    """Plain and compressed parts are never mixed."""
+def test_a_coding_nobody_asked_for_is_refused(server: WebServer, look: Callable[..., HttpFile]) -> None:
+    """Rather than taken for the file; and plain and compressed parts are never mixed."""
     file = look()
     server.set_knobs(WebKnobs(headers=(("Content-Encoding", "gzip"),)))
-    with pytest.raises(SourceReadError, match="compressed a part"):
+    with pytest.raises(SourceReadError, match=r"gzip|compressed"):
         content(file, 0, PART)
+    server.set_knobs(WebKnobs(headers=(("Content-Encoding", "br"),)))
+    with pytest.raises(SourceReadError, match="'br'"):
+        look()
 
 
 # Versions.
 
 
 @pytest.mark.parametrize(
-    ("knobs", "expected"),
+    ("knobs", "sends"),
     [
-        (WebKnobs(), '"'),
-        (WebKnobs(etag="weak"), ""),
-        (WebKnobs(etag="none"), "date"),
-        (WebKnobs(etag="none", last_modified=False), ""),
+        (WebKnobs(), True),
+        (WebKnobs(etag="weak"), False),
+        # The time of a file that is old enough.
+        (WebKnobs(etag="none"), True),
+        (WebKnobs(etag="none", last_modified=False), False),
     ],
+    ids=["tag", "weak tag", "time", "nothing"],
 )
 def test_if_range_has_only_strong_validators(
-    server: WebServer, look: Callable[..., HttpFile], knobs: WebKnobs, expected: str
+    server: WebServer, look: Callable[..., HttpFile], knobs: WebKnobs, sends: bool
 ) -> None:
-    """A strong ETag, else an old enough time, else nothing."""
     server.set_knobs(knobs)
     file = look()
     assert content(file, 10, 10) == DATA[10:20]
-    sent = server.requests[-1].headers.get("if-range", "")
-    assert sent == (file.facts.version if expected else "")
-    assert sent[:1] == ("" if not expected else '"' if expected == '"' else sent[:1])
+    assert server.requests[-1].headers.get("if-range", "") == (file.facts.version if sends else "")
 
 
-@pytest.mark.parametrize("etag", ["strong", "weak", "none"])
-@pytest.mark.parametrize("if_range", [True, False])
-def test_a_changed_file_is_noticed(server: WebServer, look: Callable[..., HttpFile], etag: Any, if_range: bool) -> None:
-    """By If-Range, or by comparing what the server says each time, before one byte of it is given out."""
-    server.set_knobs(WebKnobs(etag=etag, if_range=if_range))
-    file = look()
-    server.put("data.bin", DATA[::-1])
-    got, error = read_broken(file, 10, PART)
-    assert got == b""
-    assert isinstance(error, SourceChangedError)
-
-
-@pytest.mark.parametrize("size", [10, len(DATA) + 10])
-def test_a_changed_size_is_noticed_without_any_version(
-    server: WebServer, look: Callable[..., HttpFile], size: int
+@pytest.mark.parametrize(
+    ("knobs", "changed"),
+    [
+        *((WebKnobs(etag=etag), DATA[::-1]) for etag in ("strong", "weak", "none")),
+        *((WebKnobs(etag=etag, if_range=False), DATA[::-1]) for etag in ("strong", "weak", "none")),
+        # A shorter file answers 416, a longer one tells another total.
+        *((WebKnobs(etag="none", last_modified=False), (DATA + DATA)[:size]) for size in (10, len(DATA) + 10)),
+        (WebKnobs(ranges="none"), DATA[::-1]),
+        (WebKnobs(ranges="none", etag="none", last_modified=False), DATA + b"!"),
+        (WebKnobs(etag="changing"), DATA),
+    ],
+)  # fmt: skip
+def test_a_changed_file_is_noticed(
+    server: WebServer, look: Callable[..., HttpFile], knobs: WebKnobs, changed: bytes
 ) -> None:
-    """A shorter file answers 416, a longer one tells another total."""
-    server.set_knobs(WebKnobs(etag="none", last_modified=False))
+    """By If-Range, or by comparing what the server says each time, before one byte of it is given out; also where only
+    the whole can be had, and where several servers behind one address each say something else."""
+    server.set_knobs(knobs)
     file = look()
-    assert file.facts.version == ""
-    server.put("data.bin", (DATA + DATA)[:size])
-    with pytest.raises(SourceChangedError, match=str(size)):
-        content(file, PART, PART)
-
-
-def test_a_changed_whole_is_noticed(server: WebServer, look: Callable[..., HttpFile]) -> None:
-    """Also where only the whole can be had."""
-    silent = WebKnobs(ranges="none", etag="none", last_modified=False)
-    for knobs, changed in (WebKnobs(ranges="none"), DATA[::-1]), (silent, DATA + b"!"):
-        server.put("data.bin", DATA)
-        server.set_knobs(knobs)
-        file = look()
-        server.put("data.bin", changed)
-        assert isinstance(read_broken(file)[1], SourceChangedError)
-
-
-def test_a_version_that_is_another_each_time_says_so(server: WebServer, look: Callable[..., HttpFile]) -> None:
-    """As several servers behind one address do."""
-    server.set_knobs(WebKnobs(etag="changing"))
-    with pytest.raises(SourceChangedError, match="several servers"):
-        content(look(), 0, PART)
+    server.put("data.bin", changed)
+    got, error = read_broken(file, *((PART, PART) if file.facts.ranges else ()))
+    assert isinstance(error, SourceChangedError)
+    assert got == b"" or not file.facts.ranges
 
 
 def test_a_server_that_stops_giving_parts(server: WebServer, look: Callable[..., HttpFile]) -> None:
-    """The whole of the same version is no change: its beginning is taken, and the rest may pass."""
+    """The whole of the same version is no change: its beginning is taken, and the rest may pass. A 416 for what is
+    there may pass, too."""
     file = look()
     server.set_knobs(WebKnobs(ranges="ignored"))
     assert content(file, 0, PART) == DATA[:PART]
-    with pytest.raises(TransientError, match="unchanged"):
+    with pytest.raises(TransientError):
         content(file, PART, PART)
     server.set_knobs(WebKnobs(ranges="ignored", etag="none", last_modified=False))
-    with pytest.raises(TransientError, match="nothing says"):
+    with pytest.raises(TransientError):
         content(file, 0, PART)
-
-
-def test_a_416_for_what_is_there_may_pass(server: WebServer, look: Callable[..., HttpFile]) -> None:
-    """The size is still right, so it is the server that errs."""
-    file = look()
+    server.set_knobs(WebKnobs())
     server.set_faults(WebFault(kind="status", status=416))
     with pytest.raises(TransientError, match="416"):
         content(file, 0, PART)
@@ -397,15 +375,24 @@ def test_a_416_for_what_is_there_may_pass(server: WebServer, look: Callable[...,
 # Broken connections and broken promises.
 
 
-@pytest.mark.parametrize("kind", ["reset", "truncate", "stall"])
-@pytest.mark.parametrize("ranges", ["honoured", "none"])
-@pytest.mark.parametrize("length", ["told", "chunked"])
+@pytest.mark.parametrize(
+    ("kind", "ranges", "length"),
+    [
+        ("reset", "honoured", "told"),
+        ("truncate", "honoured", "told"),
+        ("truncate", "none", "told"),
+        ("truncate", "honoured", "chunked"),
+        ("reset", "none", "chunked"),
+        ("stall", "honoured", "told"),
+        ("stall", "none", "chunked"),
+    ],
+)
 def test_what_came_before_a_break_is_given_out(
     server: WebServer, look: Callable[..., HttpFile], kind: Any, ranges: Any, length: Any
 ) -> None:
     """To the last byte; and going on from there gives the rest."""
     server.set_knobs(WebKnobs(ranges=ranges, length=length))
-    file = look(timeout_s=0.5)
+    file = look(timeout_s=0.3)
     server.set_faults(WebFault(kind=kind, at_byte=1_234_567, min_bytes=PART, first=1))
     got, error = read_broken(file)
     assert type(error) is TransientError
@@ -414,41 +401,28 @@ def test_what_came_before_a_break_is_given_out(
         assert got + content(file, len(got), None) == DATA
 
 
-@pytest.mark.parametrize("status", [500, 503])
-def test_failed_parts_do_not_cost_their_connection(
-    server: WebServer, look: Callable[..., HttpFile], status: int
+@pytest.mark.parametrize(
+    ("fault", "error", "got"),
+    [
+        # Before any of it is given out; another total is another file.
+        (WebFault(kind="content_range", delta=1), SourceReadError, 0),
+        (WebFault(kind="total", delta=1), SourceChangedError, 0),
+        # Shorter than its range: what came is good. Longer: nothing of it can be trusted.
+        (WebFault(kind="length", delta=-5), TransientError, PART - 5),
+        (WebFault(kind="length", delta=5), SourceReadError, 0),
+        # A login that ran out in the middle.
+        (WebFault(kind="html"), WebPageError, 0),
+        (WebFault(kind="hang"), TransientError, 0),
+    ],
+    ids=["range", "total", "shorter", "longer", "page", "silence"],
+)
+def test_a_part_that_is_not_what_was_asked_for(
+    server: WebServer, look: Callable[..., HttpFile], fault: WebFault, error: type[Exception], got: int
 ) -> None:
-    """A short answer is read to its end, so that the next try need not connect."""
-    file = look()
-    server.set_faults(WebFault(kind="status", status=status, first=3))
-    for _ in range(3):
-        with pytest.raises(TransientError):
-            content(file, 0, PART)
-    assert content(file, 0, PART) == DATA[:PART]
-    assert len({request.connection for request in server.requests}) == 1
-
-
-def test_a_part_with_a_wrong_range_is_refused(server: WebServer, look: Callable[..., HttpFile]) -> None:
-    """Before any of it is given out; another total is another file."""
-    file = look()
-    server.set_faults(WebFault(kind="content_range", delta=1, min_bytes=PART))
-    got, error = read_broken(file, 0, PART)
-    assert (got, type(error)) == (b"", SourceReadError)
-    assert "Content-Range: bytes 1-50000" in str(error)
-    server.set_faults(WebFault(kind="total", delta=1, min_bytes=PART))
-    assert type(read_broken(file, 0, PART)[1]) is SourceChangedError
-
-
-@pytest.mark.parametrize(("delta", "kind", "got"), [(-5, TransientError, PART - 5), (5, SourceReadError, 0)])
-def test_a_part_with_a_wrong_length(
-    server: WebServer, look: Callable[..., HttpFile], delta: int, kind: type[Exception], got: int
-) -> None:
-    """Shorter than its range: what came is good. Longer: nothing of it can be trusted."""
-    file = look()
-    server.set_faults(WebFault(kind="length", delta=delta, min_bytes=PART))
-    data, error = read_broken(file, 0, PART)
-    assert type(error) is kind
-    assert data == DATA[:got]
+    file = look(timeout_s=0.3 if fault.kind == "hang" else 10)
+    server.set_faults(fault)
+    data, raised = read_broken(file, 0, PART)
+    assert (data, type(raised)) == (DATA[:got], error)
     server.set_faults()
     assert content(file, 0, PART) == DATA[:PART]
 
@@ -458,18 +432,7 @@ def test_a_whole_that_is_shorter_than_its_length(server: WebServer, look: Callab
     server.set_knobs(WebKnobs(ranges="none"))
     server.set_faults(WebFault(kind="length", delta=1))
     got, error = read_broken(look())
-    assert type(error) is TransientError
-    assert got == DATA
-
-
-def test_silence_ends_at_the_time_limit(server: WebServer, look: Callable[..., HttpFile]) -> None:
-    """Before the answer, too."""
-    file = look(timeout_s=0.3)
-    server.set_faults(WebFault(kind="hang"))
-    start = time.monotonic()
-    with pytest.raises(TransientError, match="too long"):
-        content(file, 0, PART)
-    assert 0.25 < time.monotonic() - start < 8
+    assert (got, type(error)) == (DATA, TransientError)
 
 
 def test_a_drip_comes_as_it_drips(server: WebServer, look: Callable[..., HttpFile]) -> None:
@@ -477,48 +440,64 @@ def test_a_drip_comes_as_it_drips(server: WebServer, look: Callable[..., HttpFil
     file = look()
     server.set_faults(WebFault(kind="drip", bytes_per_s=200, min_bytes=PART))
     with closing(file.read_range(0, PART)) as pieces:  # type: ignore[type-var]
-        start = time.monotonic()
-        sizes = [len(next(pieces)) for _ in range(5)]
-    assert time.monotonic() - start < 60  # all of it would take four minutes
-    assert max(sizes) < 1000
+        assert max(len(next(pieces)) for _ in range(5)) < 1000
 
 
 def test_nobody_listens(look: Callable[..., HttpFile]) -> None:
     """A refused connection may pass, and says so without the address's secrets."""
     with WebServer({}) as gone:
         url = gone.url("a.bin", login="ann:hunter2", query="token=s3cret")
-    with pytest.raises(TransientError, match="refused") as raised:
+    with pytest.raises(TransientError) as raised:
         look(url=url)
     shown = "".join(traceback.format_exception(raised.value))
-    assert "hunter2" not in shown
-    assert "s3cret" not in shown
+    assert not [secret for secret in ("hunter2", "s3cret") if secret in shown]
 
 
 # Statuses.
 
 
 @pytest.mark.parametrize(
-    ("status", "kind"),
+    ("status", "kind", "named"),
     [
-        *((status, SourceAccessError) for status in (401, 403, 451)),
-        *((status, SourceNotFoundError) for status in (404, 410)),
-        (418, SourceReadError),
-        *((status, TransientError) for status in (429, 503)),
+        (401, SourceAccessError, "netrc"),
+        (403, SourceAccessError, "licence"),
+        (407, SourceAccessError, "HTTPS_PROXY"),
+        (451, SourceAccessError, "legal"),
+        *((status, SourceNotFoundError, "") for status in (404, 410)),
+        *((status, TransientError, "12 s") for status in (202, 408, 425, 429, 500, 502, 503, 504, 599)),
+        *((status, SourceReadError, "") for status in (304, 418)),
     ],
 )
 def test_statuses_at_the_look_and_later(
-    server: WebServer, look: Callable[..., HttpFile], status: int, kind: type[Exception]
+    server: WebServer, look: Callable[..., HttpFile], status: int, kind: type[Exception], named: str
 ) -> None:
-    """The same typed error in both places."""
+    """The same typed error in both places, which says what to do and survives a trip between processes."""
     file = look()
-    server.set_faults(WebFault(kind="status", status=status, retry_after="9"))
-    with pytest.raises(kind, match=str(status)) as raised:
+    server.set_faults(WebFault(kind="status", status=status, retry_after="12"))
+    with pytest.raises(kind, match=rf"(?s){status}.*{named}") as raised:
         content(file, 0, PART)
+    assert type(raised.value) is kind
+    assert str(pickle.loads(pickle.dumps(raised.value))) == str(raised.value)
+    if isinstance(raised.value, TransientError):
+        assert pickle.loads(pickle.dumps(raised.value)).wait_s == 12.0
     with pytest.raises(kind, match=str(status)):
         look()
-    if isinstance(raised.value, TransientError):
-        assert raised.value.wait_s == 9.0
-        assert pickle.loads(pickle.dumps(raised.value)).wait_s == 9.0
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("7", 7.0), ("999999999999", 3600.0), (formatdate(0, usegmt=True), 0.0), ("in 30 s", 30.0), ("soon", None)],
+)
+def test_a_server_says_when_to_come_again(
+    server: WebServer, look: Callable[..., HttpFile], text: str, seconds: float | None
+) -> None:
+    """In seconds or by a date; never negative, and never more than an hour."""
+    file = look()
+    told = formatdate(time.time() + 30, usegmt=True) if text == "in 30 s" else text
+    server.set_faults(WebFault(kind="status", status=503, retry_after=told))
+    error = read_broken(file, 0, PART)[1]
+    assert isinstance(error, TransientError)
+    assert error.wait_s == (seconds if seconds is None else pytest.approx(seconds, abs=3 if seconds == 30 else 0))
 
 
 def test_the_look_is_tried_again(server: WebServer, look: Callable[..., HttpFile]) -> None:
@@ -536,13 +515,15 @@ def test_the_look_is_tried_again(server: WebServer, look: Callable[..., HttpFile
     assert len(clock.slept) == 2
 
 
-def test_an_expired_link_is_recognised(server: WebServer, look: Callable[..., HttpFile]) -> None:
+@pytest.mark.parametrize(
+    ("body", "query"), [("<Error><Message>Request has expired</Message></Error>", ""), ("", "X-Amz-Signature=c0ffee")]
+)
+def test_an_expired_link_is_recognised(server: WebServer, look: Callable[..., HttpFile], body: str, query: str) -> None:
     """By what the service says, or by the signature in the address, which is not shown."""
-    for body, query in ("<Error><Message>Request has expired</Message></Error>", ""), ("", "X-Amz-Signature=c0ffee"):
-        server.set_faults(WebFault(kind="status", status=403, body=body))
-        with pytest.raises(SourceAccessError, match="fresh link") as raised:
-            look(url=server.url("data.bin", query=query))
-        assert "c0ffee" not in str(raised.value)
+    server.set_faults(WebFault(kind="status", status=403, body=body))
+    with pytest.raises(SourceAccessError, match="expired") as raised:
+        look(url=server.url("data.bin", query=query))
+    assert "c0ffee" not in str(raised.value)
 
 
 @pytest.mark.parametrize(
@@ -550,73 +531,61 @@ def test_an_expired_link_is_recognised(server: WebServer, look: Callable[..., Ht
 )
 def test_what_is_no_web_address_is_refused(url: str) -> None:
     """Before anything is asked."""
-    with pytest.raises(OptionError, match="not a web address"):
+    with pytest.raises(OptionError):
         open_http(url)
 
 
-# Pages in place of data.
+# Pages and texts in place of data.
 
 
-def test_a_page_in_place_of_data_is_refused(server: WebServer, look: Callable[..., HttpFile]) -> None:
-    """With its title; whatever type it is given."""
-    server.set_faults(WebFault(kind="html"))
-    with pytest.raises(WebPageError, match="“Sign in”"):
-        look()
-    server.set_faults()
-    server.put("data.zip", PAGE)
-    with pytest.raises(WebPageError, match="“Confirm & go”"):
-        look("data.zip")
-    server.set_knobs(WebKnobs(gzip=True))
-    with pytest.raises(WebPageError, match="“Confirm & go”"):
-        look("data.zip")
-
-
-@pytest.mark.parametrize("text", [b'{"error": {"code": 401}}', "<Error>Zugriff für alle</Error>".encode(), b"no"])
-@pytest.mark.parametrize("name", ["data.zip", "data.tar.gz", "photos.7z"])
-def test_text_in_place_of_an_archive_is_refused(
-    server: WebServer, look: Callable[..., HttpFile], name: str, text: bytes
+@pytest.mark.parametrize(
+    ("name", "body", "knobs", "named"),
+    [
+        ("data.zip", PAGE, WebKnobs(), TITLE),
+        ("data.zip", PAGE, WebKnobs(gzip=True), TITLE),
+        ("data.zip", PAGE, WebKnobs(content_type="application/zip"), TITLE),
+        ("data.bin", b"<title>Cut of", WebKnobs(content_type="text/html; charset=utf-8"), "Cut of"),
+        ("data.bin", b"Please log in.", WebKnobs(content_type="text/html"), "data.bin"),
+        # A message of the service, whatever its type.
+        ("data.zip", b'{"error": {"code": 401}}', WebKnobs(), "401"),
+        ("data.tar.gz", "<Error>Zugriff für alle</Error>".encode(), WebKnobs(), "Zugriff für alle"),
+        ("data.7z", b"no", WebKnobs(), "data.7z"),
+        # A repository on the web serves pointers of Git LFS under the names of their files.
+        ("data.zip", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 12345\n", WebKnobs(), "git lfs"),
+    ],
+)
+def test_what_comes_in_place_of_data_is_refused(
+    server: WebServer, look: Callable[..., HttpFile], name: str, body: bytes, knobs: WebKnobs, named: str
 ) -> None:
-    """A message of the service, whatever its type; under another name it is a file like any other."""
-    server.put(name, text)
-    with pytest.raises(WebPageError) as failed:
+    """With what it says."""
+    server.put(name, body)
+    server.set_knobs(knobs)
+    with pytest.raises(WebPageError) as raised:
         look(name)
-    assert name in str(failed.value)
-    assert text.decode() in str(failed.value)
-    server.put("answer.json", text)
-    assert content(look("answer.json"), 0, len(text)) == text
+    assert named in str(raised.value)
 
 
-def test_a_pointer_in_place_of_an_archive_is_called_that(server: WebServer, look: Callable[..., HttpFile]) -> None:
-    """A repository on the web serves pointers of Git LFS under the names of their files."""
-    server.put("data.zip", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 12345\n")
-    with pytest.raises(WebPageError, match="git lfs pull"):
-        look("data.zip")
-
-
-def test_an_archive_whose_first_bytes_are_letters_comes(server: WebServer, look: Callable[..., HttpFile]) -> None:
-    """As those of bzip2 are."""
-    data = bz2.compress(b"")
-    server.put("data.tar.bz2", data)
-    server.put("head.tar.bz2", b"BZh91AY")
-    assert content(look("data.tar.bz2"), 0, len(data)) == data
-    assert content(look("head.tar.bz2"), 0, 7) == b"BZh91AY"
-
-
-def test_a_page_in_place_of_a_part_is_refused(server: WebServer, look: Callable[..., HttpFile]) -> None:
-    """A login that ran out in the middle."""
-    file = look()
-    server.set_faults(WebFault(kind="html"))
-    with pytest.raises(WebPageError, match="“Sign in”"):
-        content(file, 0, PART)
-
-
-def test_pages_and_data_that_were_asked_for_come(server: WebServer, look: Callable[..., HttpFile]) -> None:
-    """An address that ends in .html means it; and careless servers call everything text/html: bytes that no text has
-    are data."""
-    server.set_knobs(WebKnobs(content_type="text/html", ranges="none"))
-    assert content(look()) == DATA
-    server.put("index.html", PAGE)
-    assert content(look("index.html")) == PAGE
+@pytest.mark.parametrize(
+    ("name", "body"),
+    [
+        # An address that ends in .html means it.
+        ("index.html", PAGE),
+        # Careless servers call everything text/html: bytes that no text has are data.
+        ("data.bin", DATA),
+        ("data.zip", b"PK\3\4\0\0"),
+        ("empty.bin", b""),
+        ("answer.json", b'{"error": {"code": 401}}'),
+        ("data.tar.bz2", bz2.compress(b"")),
+        ("head.tar.bz2", b"BZh91AY"),
+    ],
+)
+def test_pages_and_data_that_were_asked_for_come(
+    server: WebServer, look: Callable[..., HttpFile], name: str, body: bytes
+) -> None:
+    server.put(name, body)
+    is_page_type = name in ("index.html", "data.bin", "data.zip")
+    server.set_knobs(WebKnobs(content_type="text/html" if is_page_type else "application/octet-stream", ranges="none"))
+    assert content(look(name)) == body
 
 
 # Redirects and logins.
@@ -632,21 +601,13 @@ def other() -> Iterator[WebServer]:
 def test_parts_go_straight_to_where_the_first_answer_came_from(
     server: WebServer, other: WebServer, look: Callable[..., HttpFile]
 ) -> None:
-    """The front door is asked once; name and label are of the address that was given."""
+    """The front door is asked once; name and label are of the address that was given. A refusal there sends the same
+    part through the front door again; a refusal here, too, is one."""
     server.set_faults(WebFault(kind="redirect", location=other.url("real.bin")))
     file = look()
     assert (file.facts.name, file.facts.label) == ("data.bin", server.url("data.bin"))
     assert content(file, 0, PART) + content(file, PART, PART) == DATA[: 2 * PART]
-    assert len(server.requests) == 1
-    assert len(other.requests) == 3
-
-
-def test_an_expired_target_is_looked_up_anew(
-    server: WebServer, other: WebServer, look: Callable[..., HttpFile]
-) -> None:
-    """A refusal there sends the same part through the front door again; a refusal here, too, is one."""
-    server.set_faults(WebFault(kind="redirect", location=other.url("real.bin")))
-    file = look()
+    assert (len(server.requests), len(other.requests)) == (1, 3)
     other.set_faults(WebFault(kind="status", status=403, first=1))
     assert content(file, PART, PART) == DATA[PART : 2 * PART]
     assert len(server.requests) == 2
@@ -655,24 +616,24 @@ def test_an_expired_target_is_looked_up_anew(
         content(file, PART, PART)
 
 
-def test_redirects_in_a_circle_end(server: WebServer, look: Callable[..., HttpFile]) -> None:
-    """After ten of them."""
-    server.set_faults(WebFault(kind="redirect", location="/data.bin"))
-    with pytest.raises(SourceReadError, match="in a loop"):
-        look()
-
-
-@pytest.mark.parametrize("location", ["ftp://example.org/x", "http://h:port/x", "http://[x/y", "file:///etc/passwd"])
-def test_redirects_out_of_the_web_are_refused(server: WebServer, look: Callable[..., HttpFile], location: str) -> None:
+@pytest.mark.parametrize(
+    "location", ["/data.bin", "ftp://example.org/x", "http://h:port/x", "http://[x/y", "file:///etc/passwd"]
+)
+def test_redirects_out_of_the_web_and_in_a_circle_are_refused(
+    server: WebServer, look: Callable[..., HttpFile], location: str
+) -> None:
     """Whatever a server names."""
     server.set_faults(WebFault(kind="redirect", location=location))
-    with pytest.raises(SourceReadError, match="browser") as raised:
+    with pytest.raises(SourceReadError) as raised:
         look()
-    assert not isinstance(raised.value, TransientError)
+    assert type(raised.value) is SourceReadError
 
 
-def test_a_login_in_the_address_is_used_and_never_shown(server: WebServer, look: Callable[..., HttpFile]) -> None:
-    """Neither in the facts nor in an error with its whole trace."""
+def test_a_login_in_the_address_is_used_and_never_shown(
+    server: WebServer, other: WebServer, look: Callable[..., HttpFile]
+) -> None:
+    """Neither in the facts nor in an error with its whole trace; and where a redirect leads elsewhere, it is not sent
+    along, at the look nor later."""
     server.set_knobs(WebKnobs(login=("ann", "p@ss/wörd")))
     url = server.url("data.bin", login="ann:p%40ss%2Fw%C3%B6rd")
     file = look(url=url)
@@ -682,6 +643,10 @@ def test_a_login_in_the_address_is_used_and_never_shown(server: WebServer, look:
     with pytest.raises(SourceAccessError, match="netrc") as raised:
         look(url=wrong)
     assert "hunter2" not in "".join(traceback.format_exception(raised.value))
+    server.set_faults(WebFault(kind="redirect", location=other.url("real.bin")))
+    assert content(look(url=url), 0, PART) == DATA[:PART]
+    assert "authorization" in server.requests[-1].headers
+    assert not any("authorization" in request.headers for request in other.requests)
 
 
 def test_a_login_in_netrc_is_used(server: WebServer, look: Callable[..., HttpFile], tmp_path: Path) -> None:
@@ -693,78 +658,110 @@ def test_a_login_in_netrc_is_used(server: WebServer, look: Callable[..., HttpFil
     assert look(url=server.url("data.bin", login="ann:pw")).facts.size == len(DATA)
 
 
-def test_a_login_stays_with_its_host(server: WebServer, other: WebServer, look: Callable[..., HttpFile]) -> None:
-    """Where a redirect leads elsewhere, it is not sent along, at the look nor later."""
-    server.set_knobs(WebKnobs(login=("ann", "pw")))
-    server.set_faults(WebFault(kind="redirect", location=other.url("real.bin")))
-    file = look(url=server.url("data.bin", login="ann:pw"))
-    assert content(file, 0, PART) == DATA[:PART]
-    assert "authorization" in server.requests[0].headers
-    assert not any("authorization" in request.headers for request in other.requests)
-
-
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A certificate of localhost with its key."""
-    pytest.importorskip("cryptography", reason="needs a certificate: pip install cryptography")
-    path = tmp_path_factory.mktemp("certificate") / "localhost.pem"
-    write_certificate(path, ["localhost"])
-    return path
-
-
 @pytest.fixture
-def secure(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WebServer]:
+def secure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WebServer]:
     """A server with https, whose certificate is trusted."""
-    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(certificate))
-    with WebServer({"data.bin": DATA}, certificate=certificate) as made:
+    pytest.importorskip("cryptography", reason="needs a certificate: pip install cryptography")
+    write_certificate(tmp_path / "localhost.pem", ["localhost"])
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(tmp_path / "localhost.pem"))
+    with WebServer({"data.bin": DATA}, certificate=tmp_path / "localhost.pem") as made:
         yield made
 
 
-def test_https_never_leads_to_http(secure: WebServer, other: WebServer, look: Callable[..., HttpFile]) -> None:
-    """Neither at the look nor later; nobody is asked there."""
+def test_https_never_leads_to_http(
+    server: WebServer,
+    secure: WebServer,
+    other: WebServer,
+    look: Callable[..., HttpFile],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Neither at the look nor later; nobody is asked there. The other way it only becomes safer. To try again with an
+    unknown certificate would not help; the message says what would."""
     url = secure.url("data.bin")
     file = look(url=url)
     assert content(file) == DATA
     secure.set_faults(WebFault(kind="redirect", location=other.url("real.bin", query="token=s3cret")))
     for read in (lambda: content(file, 0, PART), lambda: look(url=url)):
-        with pytest.raises(SourceReadError, match="https to 'http://127") as raised:
+        with pytest.raises(SourceReadError, match=r"'http://127") as raised:
             read()
-        assert not isinstance(raised.value, TransientError)
+        assert type(raised.value) is SourceReadError
         assert "s3cret" not in str(raised.value)
     assert other.requests == ()
-
-
-def test_http_may_lead_to_https(server: WebServer, secure: WebServer, look: Callable[..., HttpFile]) -> None:
-    """That way it only becomes safer."""
-    server.set_faults(WebFault(kind="redirect", location=secure.url("data.bin")))
+    secure.set_faults()
+    server.set_faults(WebFault(kind="redirect", location=url))
     assert content(look(), 0, PART) == DATA[:PART]
-
-
-def test_an_unknown_certificate_is_no_passing_failure(
-    secure: WebServer, look: Callable[..., HttpFile], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Trying again would not help; the message says what would."""
     monkeypatch.delenv("REQUESTS_CA_BUNDLE")
     with pytest.raises(SourceReadError, match="REQUESTS_CA_BUNDLE") as raised:
-        look(url=secure.url("data.bin"))
-    assert not isinstance(raised.value, TransientError)
+        look(url=url)
+    assert type(raised.value) is SourceReadError
 
 
 # What services tell besides.
 
 
-def test_the_callers_checksum_comes_before_the_services(server: WebServer, look: Callable[..., HttpFile]) -> None:
-    """The service's is taken where the caller has none."""
-    server.set_knobs(WebKnobs(headers=(("x-goog-hash", "crc32c=n03x6A=="), ("x-ms-blob-content-md5", "A" * 22 + "=="))))
-    assert look().facts.checksum == Checksum("md5", "0" * 32)
+@pytest.mark.parametrize(
+    ("disposition", "path", "expected"),
+    [
+        ('attachment; filename="b c.zip"', "data.bin", "b c.zip"),
+        ("attachment; filename=b.zip", "data.bin", "b.zip"),
+        ("attachment; filename=\"b.zip\"; filename*=UTF-8''%C3%BC.zip", "data.bin", "ü.zip"),
+        ("attachment; filename*=UTF-8''%C3%BC%2Fx.zip", "data.bin", "x.zip"),
+        ("attachment; filename*=UTF-8''%FF.zip; filename=b.zip", "data.bin", "b.zip"),
+        ('attachment; filename="../../etc/passwd"', "data.bin", "passwd"),
+        ('attachment; filename="C:\\\\temp\\\\b.zip"', "data.bin", "b.zip"),
+        ('attachment; filename=".bashrc"', "data.bin", "bashrc"),
+        ('attachment; filename=".."', "data.bin", "data.bin"),
+        ('attachment; filename=""', "data.bin", "data.bin"),
+        ("attachment", "data.bin", "data.bin"),
+        ("", "%2e%2e%2fa%20b.zip", "a b.zip"),
+        ("", "", "download"),
+        ("", f"{'%C3%BC' * 300}.zip", f"{'ü' * 98}.zip"),
+    ],
+)
+def test_the_server_names_the_file_but_not_the_place(
+    server: WebServer, look: Callable[..., HttpFile], disposition: str, path: str, expected: str
+) -> None:
+    """The extended name wins; folders, dots in front and nothing at all do not get through. Without a name, the last
+    part of the address is one, shortened to 200 bytes."""
+    for name in (path, "../a b.zip", f"{'ü' * 300}.zip"):
+        server.put(name, DATA)
+    server.set_knobs(WebKnobs(headers=(("Content-Disposition", disposition),) if disposition else ()))
+    assert look(url=server.url("") + path).facts.name == expected
+
+
+def b64(digest: bytes) -> str:
+    """As digests travel in headers."""
+    return base64.b64encode(digest).decode()
+
+
+@pytest.mark.parametrize(
+    ("headers", "whole", "expected"),
+    [
+        ({"Repr-Digest": f"sha-256=:{b64(SHA256.digest())}:"}, False, SHA256),
+        ({"Digest": f"md5={b64(MD5.digest())},SHA-256={b64(SHA256.digest())}"}, False, SHA256),
+        ({"Content-Digest": f"sha-256=:{b64(SHA256.digest())}:"}, True, SHA256),
+        ({"Content-Digest": f"sha-256=:{b64(SHA256.digest())}:"}, False, None),
+        ({"x-goog-hash": f"crc32c=n03x6A==, md5={b64(MD5.digest())}"}, False, MD5),
+        ({"x-goog-hash": f"md5={b64(MD5.digest())}", "x-goog-stored-content-encoding": "gzip"}, False, None),
+        ({"x-amz-checksum-sha256": b64(SHA256.digest())}, False, SHA256),
+        ({"x-amz-checksum-sha256": b64(SHA256.digest()) + "-3"}, False, None),
+        ({"x-amz-checksum-sha256": b64(SHA256.digest()), "x-amz-checksum-type": "COMPOSITE"}, False, None),
+        ({"x-ms-blob-content-md5": b64(MD5.digest())}, False, MD5),
+        ({"Content-MD5": b64(MD5.digest())}, True, MD5),
+        ({"Content-MD5": b64(MD5.digest())}, False, None),
+        ({"Content-MD5": "nonsense"}, True, None),
+    ],
+    ids=range(13),
+)
+def test_only_hashes_of_the_whole_count(
+    server: WebServer, look: Callable[..., HttpFile], headers: dict[str, str], whole: bool, expected: Any
+) -> None:
+    """A hash of a part, of parts or of a compressed copy is none of the file; and the caller's comes before all."""
+    server.set_knobs(WebKnobs(headers=tuple(headers.items()), ranges="none" if whole else "honoured"))
+    found = look().facts.checksum
+    assert found == (expected and Checksum(expected.name, expected.hexdigest()))
     own = Checksum("sha256", "1" * 64)
     assert look(checksum=own).facts.checksum == own
-
-
-def test_the_name_that_the_service_gives(server: WebServer, look: Callable[..., HttpFile]) -> None:
-    """Before the one in the address."""
-    server.set_knobs(WebKnobs(headers=(("Content-Disposition", "attachment; filename*=UTF-8''%C3%BC%2Fx.zip"),)))
-    assert look().facts.name == "x.zip"
 
 
 HEAD = b'HTTP/1.1 200 OK\r\nContent-Length: %d\r\nETag: "1"\r\n\r\n'
@@ -810,16 +807,39 @@ def _drip(connection: socket.socket, data: bytes, pause_s: float) -> None:
         time.sleep(pause_s)
 
 
-@pytest.mark.parametrize("slowly", [HEAD % 5, b"HTTP/1.1 200 OK\r\n" + b"X-More: 1\r\n" * 1000], ids=["bytes", "lines"])
-def test_a_head_that_drips_ends_in_time(
-    raw_server: Callable[[Callable[[socket.socket], None]], str], slowly: bytes
-) -> None:
-    """Each byte comes soon after the one before, but all of them would take longer than anybody waits."""
+def test_a_head_that_drips_ends_in_time(raw_server: Callable[[Callable[[socket.socket], None]], str]) -> None:
+    """Each line comes soon after the one before, but all of them would take longer than anybody waits."""
+    slowly = b"HTTP/1.1 200 OK\r\n" + b"X-More: 1\r\n" * 1000
     url = raw_server(lambda connection: _drip(connection, slowly, 0.2))
     began = time.monotonic()
-    with pytest.raises(TransientError, match="for too long"):
+    with pytest.raises(TransientError):
         open_http(url, timeout_s=0.5, policy=ONCE)
-    assert time.monotonic() - began < 0.2 * len(slowly) - 1
+    assert time.monotonic() - began < 60
+
+
+@pytest.mark.parametrize(
+    ("told", "size"),
+    [
+        ("bytes 0-9/10", 10),
+        ("bytes 0-10/10", None),
+        ("bytes 9-5/10", None),
+        ("items 0-9/10", None),
+        ("bytes 0-\u0669/10", None),
+        ("", None),
+    ],
+)
+def test_a_range_is_read_exactly(
+    raw_server: Callable[[Callable[[socket.socket], None]], str], told: str, size: int | None
+) -> None:
+    """Nonsense counts as none, and a part without one is none."""
+    head = f"HTTP/1.1 206 Partial Content\r\nContent-Range: {told}\r\nContent-Length: 10\r\n\r\n".encode()
+    url = raw_server(lambda connection: connection.sendall(head + bytes(10)))
+    if size is None:
+        with pytest.raises(SourceReadError):
+            open_http(url, timeout_s=5, policy=ONCE)
+        return
+    with closing(open_http(url, timeout_s=5, policy=ONCE)) as file:
+        assert (file.facts.size, file.facts.ranges) == (size, True)
 
 
 def test_a_body_that_never_ends_is_cut(raw_server: Callable[[Callable[[socket.socket], None]], str]) -> None:
@@ -834,30 +854,6 @@ def test_a_body_that_never_ends_is_cut(raw_server: Callable[[Callable[[socket.so
     with closing(open_http(raw_server(answer), timeout_s=0.5, policy=ONCE)) as file:
         assert content(file, 0, None) == bytes(0x3000)
     assert time.monotonic() - began < 0.05 * 1000
-
-
-def test_a_body_that_drips_is_given_up(
-    raw_server: Callable[[Callable[[socket.socket], None]], str], tmp_path: Path
-) -> None:
-    """A few bytes now and then are no progress, however often the connection is opened again."""
-
-    def answer(connection: socket.socket) -> None:
-        connection.sendall(HEAD % 100_000 + bytes(9000))
-        _drip(connection, bytes(1000), 0.05)
-
-    began = time.monotonic()
-    with closing(open_http(raw_server(answer), timeout_s=0.4, policy=ONCE)) as file:
-        policy = RetryPolicy(attempts=2, first_wait_s=0.01)
-        with pytest.raises(SourceReadError, match=r"too slow") as error:
-            fetch_file(
-                file,
-                tmp_path / "data.bin",
-                step=Progress().step("fetch", total=None, unit="B"),
-                cancellation=Cancellation(),
-                policy=policy,
-            )
-    assert type(error.value) is SourceReadError
-    assert time.monotonic() - began < 40  # one connection would take 50 s
 
 
 @pytest.mark.parametrize(

@@ -1,30 +1,26 @@
-"""A `RemoteFile` in memory whose pace and failures a test decides; and a subprocess that fetches from one, slowly."""
+"""A `RemoteFile` in memory whose pace and failures a test decides, and a service that has such files."""
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
-from pathlib import Path
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from colabstage.errors import SourceChangedError
-from colabstage.io.files import RetryPolicy
-from colabstage.io.progress import Cancellation, ProgressStep
-from colabstage.sources.arriving import fetch_file
 from colabstage.sources.remote import RemoteFacts, RemoteFile, TransientError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    import pytest
 
     from colabstage.sources.remote import Checksum
 
 PIECE = 256 * 1024
-MIB = 1024 * 1024
-# Enough for what fails once.
-POLICY = RetryPolicy(attempts=2)
 
 
 def random_bytes(count: int, seed: int = 0) -> bytes:
@@ -51,8 +47,9 @@ class MemoryFile(RemoteFile):
         checksum: Checksum | None = None,
         ranges: bool = True,
         connections: int = 8,
+        piece: int = PIECE,
         answer: Callable[[int, int], int | Exception | None] | None = None,
-        at: Callable[[int], None] | None = None,
+        at: Callable[[int], object] | None = None,
     ) -> None:
         self.facts = RemoteFacts(
             label="memory:data.bin",
@@ -69,6 +66,7 @@ class MemoryFile(RemoteFile):
         self.open = self.most_open = 0
         self.closed = False
         self._latency_s = latency_s
+        self._piece = piece
         self._bytes_per_s = bytes_per_s
         self._answer = answer or (lambda number, offset: None)
         self._at = at or (lambda position: None)
@@ -96,7 +94,7 @@ class MemoryFile(RemoteFile):
         end = len(self.content) if length is None else min(offset + length, len(self.content))
         position, stop = offset, end if cut is None else min(end, offset + cut)
         while position < stop:
-            piece = self.content[position : min(position + PIECE, stop)]
+            piece = self.content[position : min(position + self._piece, stop)]
             due = began + (position + len(piece) - offset) / self._bytes_per_s if self._bytes_per_s else began
             time.sleep(max(0.0, due - time.monotonic()))
             self._at(position)
@@ -117,27 +115,26 @@ def changed() -> SourceChangedError:
     return SourceChangedError("another version")
 
 
-class _Saying(ProgressStep):
-    """Prints the sum after each advance."""
-
-    def __init__(self) -> None:
-        self._total = 0
-        self._lock = threading.Lock()
-
-    def advance(self, amount: int = 1) -> None:
-        with self._lock:
-            self._total += amount
-            sys.stdout.write(f"{self._total}\n")
-            sys.stdout.flush()
+_FILES: dict[str, MemoryFile] = {}
 
 
-def main() -> None:
-    """Fetch: remotes.py TARGET SIZE SEED BYTES_PER_S prints bytes as they come, then "kept BYTES sent BYTES"."""
-    target, size, seed, bytes_per_s = sys.argv[1:]
-    source = MemoryFile(random_bytes(int(size), int(seed)), bytes_per_s=float(bytes_per_s), connections=2)
-    done = fetch_file(source, Path(target), step=_Saying(), cancellation=Cancellation(), policy=POLICY)
-    sys.stdout.write(f"kept {done.kept_bytes} sent {source.sent}\n")
+def open_far(address: str) -> MemoryFile:
+    """Open `far://NAME`, as a service that a package adds."""
+    return _FILES[address.partition("://")[2]]
 
 
-if __name__ == "__main__":
-    main()
+@contextmanager
+def far_service(site: Path, patch: pytest.MonkeyPatch) -> Iterator[Callable[[MemoryFile], str]]:
+    """Install the service; gives a function that puts a file there and returns its address."""
+    package = site / "far-1.0.dist-info"
+    package.mkdir(parents=True)
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: far\nVersion: 1.0\n")
+    (package / "entry_points.txt").write_text(f"[colabstage.sources]\nfar = {__name__}:open_far\n")
+    patch.syspath_prepend(site)
+
+    def put(file: MemoryFile) -> str:
+        _FILES[file.facts.name] = file
+        return f"far://{file.facts.name}"
+
+    yield put
+    _FILES.clear()
