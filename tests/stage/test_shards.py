@@ -10,7 +10,6 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import h5py
@@ -27,6 +26,7 @@ from tests.support.steps import Meanwhile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from colabstage import StagedDataset
 
@@ -167,9 +167,7 @@ def test_a_kill_costs_no_shard_that_was_finished(archive: Path, whole: Path, pla
     assert [path.name for path in places["local_dir"].iterdir()] == ["partial"]
 
 
-def test_an_interrupted_refresh_continues_and_a_finished_one_starts_over(
-    archive: Path, places: dict[str, Any]
-) -> None:
+def test_an_interrupted_refresh_continues_and_a_finished_one_starts_over(archive: Path, places: dict[str, Any]) -> None:
     cache = places["cache_dir"]
     with staged(archive, places):
         first = times_in(cache)
