@@ -139,8 +139,7 @@ def test_a_zip_larger_than_the_limit_is_packed_in_shards(
 KILLED = """
 import os, pathlib, signal, sys
 import pytest
-import colabstage.load.dataset
-from colabstage import stage_dataset
+from colabstage import dataset_h5, stage_dataset  # whose modules are patched
 from tests.support.staged import use_small_blocks
 from tests.support.steps import Meanwhile
 source, limit, local, cache = sys.argv[1:]
