@@ -51,7 +51,7 @@ def test_a_plan_a_report_and_a_dataset_say_the_same_in_both_forms(photos: Path, 
     for words in ("train 20", str(data.path)):
         assert words in text
         assert words in page
-    assert "<script>, class 00" in page
+    assert "<script> (" in page
     assert "class 12" not in page
 
 
