@@ -9,12 +9,10 @@ import struct
 import threading
 from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
 import pytest
-from PIL import Image
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
 
@@ -76,17 +74,3 @@ def silent_mount() -> Iterator[MakeSilentMount]:
             return mount
 
         yield make
-
-
-@pytest.fixture
-def write_pngs() -> Callable[[Path, int], None]:
-    """Write so many different PNGs into two class folders."""
-
-    def write(folder: Path, count: int) -> None:
-        for number in range(count):
-            pixels = np.random.default_rng(number).integers(0, 256, (12, 16, 3), dtype=np.uint8)
-            place = folder / ("cat", "dog")[number % 2] / f"{number:04d}.png"
-            place.parent.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(pixels).save(place)
-
-    return write

@@ -6,7 +6,6 @@ import errno
 import shutil
 import subprocess
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,9 +15,11 @@ from colabstage.machine.mounts import (
     Mount,
     MountProbe,
     MountTable,
+    drive_root,
     is_slow_mount,
     list_mounts,
     mount_of,
+    normalise_drive_path,
     place_in,
     probe_mount,
     slow_reason,
@@ -27,127 +28,107 @@ from colabstage.machine.mounts import (
 if TYPE_CHECKING:
     from tests.machine.conftest import MakeSilentMount
 
-TABLE = r"""
+# Of two mounts at one place the later hides the earlier; the number of optional fields before the dash varies.
+MOUNTS = list_mounts(r"""
 22 1 254:0 / / rw,relatime - ext4 /dev/vda rw
 23 22 0:40 / /content/drive rw,nosuid,nodev,relatime - fuse.drive drive ro,user_id=0
 24 22 0:41 / /mnt/my\040disk ro,nosuid shared:7 - nfs4 server:/a\134b rw
 25 22 0:42 / /content/drive2 rw - tmpfs tmpfs rw
 26 22 0:43 / /twice rw - ext4 /dev/vdb rw
 27 26 0:44 / /twice rw - fuse.gcsfuse bucket rw
-"""
-MOUNTS = list_mounts(TABLE)
+30 22 8:1 / /disk rw - ext4 /dev/sda rw
+31 22 8:1 /data/a /view rw - ext4 /dev/sda rw
+32 22 8:2 / /other rw - ext4 /dev/sdb rw
+""")
 
 
 def test_the_table_is_read_with_escapes_and_optional_fields() -> None:
-    """Spaces and backslashes come octal, and the number of optional fields before the dash varies."""
     assert MOUNTS[2] == Mount(Path("/mnt/my disk"), "nfs4", "server:/a\\b", readonly=True, device="0:41")
+    assert Path("/") in {mount.mountpoint for mount in list_mounts()}
 
 
 @pytest.mark.parametrize(
-    ("path", "mountpoint"),
+    ("path", "mountpoint", "is_slow"),
     [
-        ("/content/drive", "/content/drive"),
-        ("/content/drive/MyDrive/a b/c", "/content/drive"),
-        ("/content/drive2/x", "/content/drive2"),
-        ("/content/drivers", "/"),
-        ("/content/drive/../x", "/"),
-        ("/mnt/my disk/x", "/mnt/my disk"),
-        ("/nowhere/at/all", "/"),
+        ("/content/drive", "/content/drive", True),
+        ("/content/drive/MyDrive/a b/c", "/content/drive", True),
+        ("/content/drive2/x", "/content/drive2", False),
+        ("/content/drivers", "/", False),
+        ("/content/drive/../x", "/", False),
+        ("/mnt/my disk/x", "/mnt/my disk", True),
+        ("/twice/x", "/twice", True),
+        ("/nowhere/at/all", "/", False),
     ],
 )
-def test_a_path_lies_on_the_mount_with_the_longest_matching_folders(path: str, mountpoint: str) -> None:
-    """Whole names count, not characters."""
-    assert mount_of(path, mounts=MOUNTS).mountpoint == Path(mountpoint)
-
-
-def test_of_two_mounts_at_one_place_the_later_counts() -> None:
-    """A mount hides what was mounted at the same place before."""
-    assert mount_of("/twice/x", mounts=MOUNTS).fstype == "fuse.gcsfuse"
+def test_a_path_lies_on_the_mount_with_the_longest_matching_folders(path: str, mountpoint: str, is_slow: bool) -> None:
+    found = mount_of(path, mounts=MOUNTS)
+    assert (found.mountpoint, slow_reason(found) is not None) == (Path(mountpoint), is_slow)
 
 
 def test_links_into_a_slow_mount_are_followed_without_touching_it(tmp_path: Path) -> None:
-    """A local link to Drive counts as Drive, in one step or in several, absolute or relative."""
+    """A local link to Drive counts as Drive, in one step or in several; a circle of links ends."""
     slow = Mount(tmp_path / "drive", "fuse.drive", "drive")
     table = MountTable((*list_mounts(), slow))
     (tmp_path / "deep").mkdir()
     (tmp_path / "direct").symlink_to(tmp_path / "drive/MyDrive")
     (tmp_path / "deep/relative").symlink_to("../direct/data")
-    for name in ("direct", "direct/x", "deep/relative/y"):
-        assert mount_of(tmp_path / name, mounts=table) == slow
-    assert mount_of(tmp_path / "deep", mounts=table) != slow
-
-
-def test_links_in_a_circle_end(tmp_path: Path) -> None:
-    """A loop of links is a path like any other, not a hang."""
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
-    assert mount_of(tmp_path / "a").fstype == mount_of(tmp_path).fstype
+    for name in ("direct", "direct/x", "deep/relative/y"):
+        assert mount_of(tmp_path / name, mounts=table) == slow
+    for name in ("deep", "a"):
+        assert mount_of(tmp_path / name, mounts=table) == mount_of(tmp_path)
+    assert not is_slow_mount(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("fstype", "slow"),
+    ("kinds", "is_slow"),
     [
-        ("fuse.drive", True),
-        ("fuse.gcsfuse", True),
-        ("fuse.sshfs", True),
-        ("fuse", True),
-        ("nfs4", True),
-        ("cifs", True),
-        ("9p", True),
-        ("lustre", True),
-        ("ext4", False),
-        ("overlay", False),
-        ("tmpfs", False),
-        ("fuseblk", False),
-        ("fuse.fuse-overlayfs", False),
+        ("fuse.drive fuse.gcsfuse fuse.sshfs fuse nfs4 cifs 9p lustre", True),
+        # Views of this machine's own disks.
+        ("ext4 overlay tmpfs fuseblk fuse.fuse-overlayfs", False),
     ],
 )
-def test_kinds_of_mounts_are_slow_or_not(fstype: str, slow: bool) -> None:
-    """Networks and user-space file systems are slow, except those that are views of a local disk."""
-    assert (slow_reason(Mount(Path("/mnt"), fstype, "")) is not None) is slow
-
-
-def test_a_root_over_9p_is_a_sandbox_not_a_network() -> None:
-    """gVisor shows a container's own disk as 9p."""
+def test_kinds_of_mounts_are_slow_or_not(kinds: str, is_slow: bool) -> None:
+    assert {slow_reason(Mount(Path("/mnt"), kind, "")) is not None for kind in kinds.split()} == {is_slow}
+    # gVisor shows a container's own disk like this.
     assert slow_reason(Mount(Path("/"), "9p", "none")) is None
-
-
-def test_this_machine_has_a_table_and_its_temporary_folder_is_local(tmp_path: Path) -> None:
-    """The real table has a root, and a test's folder is not on a slow mount."""
-    assert Path("/") in {mount.mountpoint for mount in list_mounts()}
-    assert not is_slow_mount(tmp_path)
 
 
 @pytest.mark.parametrize("has_tool", [True, False])
 def test_the_probe_tells_alive_from_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_tool: bool) -> None:
-    """A folder that is there answers; one that is not is missing, with the error number; also where no `stat` is."""
+    """Also where no `stat` is, and from a working folder that is gone, as when a mount dies under it."""
     if not has_tool:
         monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
-    assert probe_mount(tmp_path) == MountProbe("alive")
-    assert probe_mount(tmp_path / "no") == MountProbe("missing", errno.ENOENT)
-
-
-def test_the_probe_survives_a_working_folder_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When a mount dies under the current folder, asking about it must still work."""
     gone = tmp_path / "gone"
     gone.mkdir()
     monkeypatch.chdir(gone)
     gone.rmdir()
-    assert probe_mount(tmp_path).state == "alive"
+    assert probe_mount(tmp_path) == MountProbe("alive")
+    assert probe_mount(tmp_path / "no") == MountProbe("missing", errno.ENOENT)
 
 
-def test_a_mount_that_never_answers_does_not_hang_the_caller(tmp_path: Path, silent_mount: MakeSilentMount) -> None:
-    """A mount whose client has stopped answering is 'silent' at the deadline, and 'dead' once the client is gone."""
+def test_paths_on_a_mount_that_hangs_are_judged_without_touching_it(
+    tmp_path: Path, silent_mount: MakeSilentMount
+) -> None:
+    """Asked for a sign of life, it is 'silent' at the deadline, and 'dead' once its client is gone."""
     mount = silent_mount(tmp_path / "drive", "fuse.drive")
-    inside = mount.place / "MyDrive"
+    root = mount.place
+    (tmp_path / "link").symlink_to(root / "My Drive/data")
     started = time.monotonic()
-    assert probe_mount(inside, timeout_s=0.5) == MountProbe("silent")
+    for path, spelt in {
+        root / "My Drive/My Drive/a b": "MyDrive/My Drive/a b",
+        root / "Shared drives/team/x": "Shareddrives/team/x",
+        root / "MyDrive/x": "MyDrive/x",
+        root: ".",
+        tmp_path / "link/x": "MyDrive/data/x",
+    }.items():
+        assert (drive_root(path), normalise_drive_path(path)) == (root, root / spelt)
+        assert place_in(path, root) == Path(spelt)
+    assert probe_mount(root / "MyDrive", timeout_s=0.5) == MountProbe("silent")
     assert time.monotonic() - started < 5.0
-    assert replace(mount_of(inside / "x"), device="") == Mount(mount.place, "fuse.drive", "practice")
-    assert place_in(inside / "x", mount.place) == Path("MyDrive/x")
-    assert is_slow_mount(inside)
     mount.kill()
-    assert probe_mount(inside) == MountProbe("dead", errno.ENOTCONN)
+    assert probe_mount(root / "MyDrive") == MountProbe("dead", errno.ENOTCONN)
 
 
 @pytest.mark.parametrize(
@@ -170,40 +151,44 @@ def test_a_mount_that_never_answers_does_not_hang_the_caller(tmp_path: Path, sil
 )
 def test_a_path_is_in_a_folder_whatever_the_two_are_called(path: str, folder: str, expected: str | None) -> None:
     """By the mount table alone: none of these exists."""
-    table = list_mounts(
-        TABLE
-        + r"""
-30 22 8:1 / /disk rw - ext4 /dev/sda rw
-31 22 8:1 /data/a /view rw - ext4 /dev/sda rw
-32 22 8:2 / /other rw - ext4 /dev/sdb rw
-"""
-    )
-    found = place_in(path, folder, mounts=table)
+    found = place_in(path, folder, mounts=MOUNTS)
     assert (None if found is None else str(found)) == expected
 
 
 def test_a_path_is_in_a_folder_through_links_and_mounts(tmp_path: Path) -> None:
-    """Links to the folder, into it and out of it, chains of them, and a folder mounted at a second place."""
     data, view = tmp_path / "data", tmp_path / "view"
     (data / "a").mkdir(parents=True)
     view.mkdir()
     (tmp_path / "to").symlink_to("data")
     (tmp_path / "into").symlink_to(tmp_path / "to" / "a")
     (data / "out").symlink_to(tmp_path)
-    assert place_in(tmp_path / "to" / "new" / "x", data) == Path("new/x")
-    assert place_in(data / "a" / "x", tmp_path / "to") == Path("a/x")
-    assert place_in(tmp_path / "into" / "x", data) == Path("a/x")
-    assert place_in(tmp_path / "into", data / "a") == Path()
-    assert place_in(data / "out" / "x", data) is None
     (data / "file").write_text("")
     (tmp_path / "linked").hardlink_to(data / "file")
-    assert place_in(tmp_path / "linked", data / "file") == Path()
+    cases: list[tuple[Path, Path, str | None]] = [
+        (tmp_path / "to/new/x", data, "new/x"),
+        (data / "a/x", tmp_path / "to", "a/x"),
+        (tmp_path / "into/x", data, "a/x"),
+        (tmp_path / "into", data / "a", "."),
+        (data / "out/x", data, None),
+        (tmp_path / "linked", data / "file", "."),
+    ]
     if subprocess.run(["mount", "--bind", data / "a", view], check=False, capture_output=True).returncode:
         pytest.skip("needs the right to mount")
+    cases += [
+        (view / "x", data, "a/x"),
+        (data / "a/x", view, "x"),
+        (view, data / "a", "."),
+        (data / "x", view, None),
+    ]
     try:
-        assert place_in(view / "x", data) == Path("a/x")
-        assert place_in(data / "a" / "x", view) == Path("x")
-        assert place_in(view, data / "a") == Path()
-        assert place_in(data / "x", view) is None
+        for path, folder, expected in cases:
+            assert place_in(path, folder) == (None if expected is None else Path(expected)), path
     finally:
         subprocess.run(["umount", view], check=True)
+
+
+def test_a_local_folder_of_drives_name_is_on_no_drive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLABSTAGE_SYSTEM_ROOT", str(tmp_path))
+    place = tmp_path / "content/drive/My Drive"
+    place.mkdir(parents=True)
+    assert (drive_root(place), normalise_drive_path(place)) == (None, place)

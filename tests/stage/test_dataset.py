@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 from pathlib import Path  # noqa: TC003 - fixtures
 
 import pytest
 import torch
 from torch.utils.data import WeightedRandomSampler
 
-from colabstage import StagedDataset, make_loader, stage_dataset
+from colabstage import stage_dataset
 from colabstage.errors import OptionError
-
-
-def test_a_loader_takes_what_make_loader_takes() -> None:
-    own, plain = (inspect.signature(function).parameters for function in (StagedDataset.loader, make_loader))
-    assert list(own)[2:] == list(plain)[1:]
-    assert [name for name in own if name in plain and own[name].default != plain[name].default] == []
 
 
 def test_a_loader_does_as_it_is_told(photos: Path) -> None:

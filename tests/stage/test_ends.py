@@ -1,204 +1,143 @@
-"""Every verb ends and says why: on a mount that is dead or hangs, when it is asked to stop, at names nobody can use."""
+"""A call that is asked to stop ends, and says so; what it has finished is kept."""
 
 from __future__ import annotations
 
 import hashlib
-import io
 import os
-import random
 import signal
 import subprocess
 import sys
-import tarfile
 import threading
 import time
-import zipfile
-from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from colabstage import publish_file, stage_dataset
-from colabstage.errors import CancelledError, DriveDisconnectedError
-from colabstage.io.files import local_lock
+from colabstage import fetch_files, stage_dataset
+from colabstage.errors import CancelledError
 from colabstage.io.progress import Cancellation, Progress
-from colabstage.machine.mounts import run_watched
-from colabstage.stage.request import lock_path, make_request
-from tests.stage.on_drive import VERBS
+from tests.support.archives import write_archive
 from tests.support.http_knobs import WebKnobs
 from tests.support.http_server import WebServer
+from tests.support.images import in_classes, make_tree
+from tests.support.steps import Meanwhile
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+    from typing import Any
+
     from simulated_drive.drive import SimulatedDrive
 
-MakeImages = Callable[..., Path]
 
-# Without their cache these go on, with a note.
-GO_ON = {"stage_dataset, cache_dir", "plan_stage, cache_dir"}
-
-
-@pytest.mark.fuse
-@pytest.mark.parametrize("verb", [name for name in VERBS if name not in GO_ON])
-def test_a_drive_that_is_dead_from_the_start_is_one_error_everywhere(
-    tmp_path: Path, drive: SimulatedDrive, photos: Path, verb: str
-) -> None:
-    (tmp_path / "model.pt").write_bytes(b"weights")
-    drive.kill()
-    with pytest.raises(DriveDisconnectedError, match="died"):
-        VERBS[verb](tmp_path / "content" / "drive" / "MyDrive", tmp_path / "model.pt", photos)
-
-
-_HANGING_LATER = """
-import os, pathlib, signal, sys
-import colabstage, colabstage.errors
-from colabstage.machine import mounts, watched
-drive, here, server = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), int(sys.argv[3])
-watched._PROBE_TIMEOUT_S = watched._HANGS_S = watched._DIES_S = 0.3
-watched._ASK_EVERY_S = 0.2
-from colabstage.diagnose import machine_facts as health
-from colabstage.stage import purge
-answering = mounts.probe_mount
-cached = purge.list_datasets(local_dir=here / "none", cache_dir=drive / "cache")
-
-over = False
-
-def hang_afterwards(*question):
-    answer = answering(*question)
-    if not over:
-        os.kill(server, signal.SIGSTOP)
-    return answer
-
-mounts.probe_mount = hang_afterwards
-options = dict(progress=False)
-staging = dict(local_dir=here / "local", cache_dir=None)
-for verb in (
-    lambda: colabstage.stage_dataset(drive / "photos", **staging, **options),
-    lambda: colabstage.plan_stage(drive / "photos", **staging),
-    lambda: colabstage.pack_dataset(drive / "photos", here / "a.h5", **options),
-    lambda: colabstage.pack_dataset(here / "photos", drive / "a.h5", **options),
-    lambda: colabstage.pack_dataset([(float(i), i) for i in range(40)], drive / "a.h5", **options),
-    lambda: colabstage.pack_dataset([(float(i), i) for i in range(40)], drive / "a.h5", shards=2, **options),
-    lambda: colabstage.fetch_files(drive / "photos", here / "fetched", **options),
-    lambda: colabstage.extract_archive(drive / "a.zip", here / "extracted", **options),
-    lambda: colabstage.publish_file(here / "model.pt", drive / "model.pt", **options),
-    lambda: colabstage.restore_file(drive / "published.pt", here / "restored.pt", **options),
-    lambda: purge.list_datasets(local_dir=here / "none", cache_dir=drive / "cache"),
-    lambda: purge.sweep_leftovers(local_dir=here / "none", cache_dir=drive / "cache"),
-):
-    os.kill(server, signal.SIGCONT)
-    try:
-        verb()
-        print("done", flush=True)
-    except colabstage.errors.DriveDisconnectedError as error:
-        print("not answered" in str(error), flush=True)
-os.kill(server, signal.SIGCONT)
-(reason,) = purge.purge_datasets(cached).reasons
-print("not answered" in reason, flush=True)
-os.kill(server, signal.SIGCONT)
-local = dict(local_dir=here / "local", cache_dir=drive / "cache")
-staged = colabstage.stage_dataset(here / "photos", **local, **options)
-print("no: " in staged.report.cached and "not answered" in staged.report.cached, flush=True)
-os.kill(server, signal.SIGCONT)
-health.probe_mount = hang_afterwards
-print(colabstage.doctor(drive / "photos", timeout_s=3).exit_code == 1, flush=True)
-# No process ends, and none can be killed, while the server that has read a request of one of its threads is stopped.
-over = True
-os.kill(server, signal.SIGCONT)
-"""
-
-
-@pytest.mark.fuse
-@pytest.mark.slow
-@pytest.mark.timeout(150)
-def test_a_mount_that_begins_to_hang_after_it_answered_ends_every_verb(
-    tmp_path: Path, drive: SimulatedDrive, make_images: MakeImages
-) -> None:
-    make_images(drive.cloud / "MyDrive" / "photos", 4)
-    make_images(tmp_path / "photos", 4)
-    (tmp_path / "model.pt").write_bytes(b"weights")
-    mounted = tmp_path / "content" / "drive" / "MyDrive"
-    publish_file(tmp_path / "model.pt", mounted / "published.pt", progress=False)
-    stage_dataset(tmp_path / "photos", local_dir=tmp_path / "first", cache_dir=mounted / "cache", progress=False)
-    with zipfile.ZipFile(drive.cloud / "MyDrive" / "a.zip", "w") as archive:
-        archive.write(tmp_path / "model.pt", "model.pt")
-    server = drive._server
-    assert server is not None
-    try:
-        ended = subprocess.run(
-            [sys.executable, "-c", _HANGING_LATER, mounted, tmp_path, str(server.pid)],
-            capture_output=True,
-            text=True,
-            timeout=100,
-            check=True,
-        )
-    finally:
-        os.kill(server.pid, signal.SIGCONT)
-    assert ended.stdout.split() == ["True"] * 15
-    assert not (tmp_path / "a.h5").exists()
-    assert not (tmp_path / "restored.pt").exists()
-
-
-@pytest.mark.fuse
-def test_an_interrupt_reaches_work_on_a_mount(tmp_path: Path, drive: SimulatedDrive) -> None:
-    """The work ends, having cleared up after itself, before the prompt is back."""
-    steps: list[str] = []
-
-    def work() -> None:
-        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
-        try:
-            while True:
-                time.sleep(0.01)
-        finally:
-            steps.append("cleared up")
-
-    with pytest.raises(KeyboardInterrupt):
-        run_watched(work, tmp_path / "content" / "drive" / "MyDrive")
-    assert steps == ["cleared up"]
-
-
-class _Stopping(Progress):
+class Stopping(Progress):
     """Progress that somebody can stop."""
 
     def __init__(self) -> None:
         self.cancellation = Cancellation()
 
 
-def _tar_gz(path: Path, count: int = 6) -> Path:
-    with tarfile.open(path, "w:gz", compresslevel=1) as archive:
-        for number in range(count):
-            content = random.Random(number).randbytes(200_000)
-            member = tarfile.TarInfo(f"{'cat' if number % 2 else 'dog'}/{number}.png")
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
-    return path
+def cancelled(call: Callable[[Progress], object], when: Callable[[], bool]) -> None:
+    """Make a call, and stop it as soon as something is so; it ends within seconds."""
+    progress, ended = Stopping(), threading.Event()
+    stopped_at = list[float]()
+
+    def stop() -> None:
+        while not when() and not ended.wait(0.01):
+            pass
+        stopped_at.append(time.monotonic())
+        progress.cancellation.cancel()
+
+    stopper = threading.Thread(target=stop)
+    stopper.start()
+    try:
+        with pytest.raises(CancelledError):
+            call(progress)
+    finally:
+        ended.set()
+        stopper.join()
+    assert time.monotonic() - stopped_at[0] < 5
 
 
 @pytest.mark.parametrize("name", ["a.tar.gz", "a.zip"])
 def test_staging_stops_while_an_archive_arrives(tmp_path: Path, name: str) -> None:
-    content = _tar_gz(tmp_path / "a.tar.gz").read_bytes()
-    if name == "a.zip":
-        with zipfile.ZipFile(tmp_path / name, "w") as archive:
-            archive.writestr("cat/1.png", content)
-        content = (tmp_path / name).read_bytes()
-    progress = _Stopping()
-    digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
-    with WebServer({name: content}, knobs=WebKnobs(total_bytes_per_s=100_000)) as server:
-        timer = threading.Timer(0.6, progress.cancellation.cancel)
-        timer.start()
-        began = time.monotonic()
-        with pytest.raises(CancelledError):
-            stage_dataset(server.url(name), hash=digest if name == "a.zip" else None, cache_dir=None, progress=progress)
-        assert time.monotonic() - began < 7  # all of it takes twelve
+    """Of a zip whose hash is to be checked, all is fetched first."""
+    content = write_archive(tmp_path / name, {"cat/1.png": os.urandom(12_000_000)}).read_bytes()
+    digest = f"sha256:{hashlib.sha256(content).hexdigest()}" if name == "a.zip" else None
+    with WebServer({name: content}, knobs=WebKnobs(total_bytes_per_s=600_000)) as server:  # all of it takes 20 s
+        cancelled(
+            lambda progress: stage_dataset(server.url(name), hash=digest, cache_dir=None, progress=progress),
+            lambda: server.bytes_sent > 30_000,
+        )
 
 
-def test_staging_stops_while_it_waits_for_another_process(photos: Path) -> None:
-    request = make_request(photos, cache_dir=None)
-    request.folder.parent.mkdir(parents=True)
-    progress = _Stopping()
-    with local_lock(lock_path(request.folder), timeout_s=1):
-        threading.Timer(0.8, progress.cancellation.cancel).start()
-        began = time.monotonic()
-        with pytest.raises(CancelledError):
-            stage_dataset(photos, cache_dir=None, progress=progress)
-        assert time.monotonic() - began < 5
+def test_staging_stops_while_it_waits_for_another_call(tmp_path: Path) -> None:
+    source, works, go_on = make_tree(tmp_path / "photos", in_classes(2)), threading.Event(), threading.Event()
+
+    def hold() -> None:
+        works.set()
+        go_on.wait(60)
+
+    options: dict[str, Any] = {"cache_dir": None}
+    first = threading.Thread(target=lambda: stage_dataset(source, progress=Meanwhile(hold), **options))
+    first.start()
+    assert works.wait(30)
+    began = time.monotonic()
+    cancelled(
+        lambda progress: stage_dataset(source, progress=progress, **options), lambda: time.monotonic() > began + 0.5
+    )
+    go_on.set()
+    first.join()
+    assert stage_dataset(source, progress=False, **options).report.origin == "local"
+
+
+@pytest.mark.fuse
+def test_an_interrupt_reaches_work_on_a_mount(tmp_path: Path, drive: SimulatedDrive, my_drive: Path) -> None:
+    """The work ends, having cleared up after itself, before the prompt is back; the next call continues."""
+    files = {f"{number:02}.bin": bytes([number]) * 1000 for number in range(40)}
+    make_tree(drive.cloud / "MyDrive/data", files)
+    todo = [lambda: os.kill(os.getpid(), signal.SIGINT)]
+    with pytest.raises(KeyboardInterrupt):
+        fetch_files(my_drive / "data", tmp_path / "here", progress=Meanwhile(lambda: todo and todo.pop()()))
+    assert not todo
+    assert "colabstage-work" not in {thread.name for thread in threading.enumerate()}
+    assert not (tmp_path / "here").exists()
+    fetch_files(my_drive / "data", tmp_path / "here", progress=False)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "here").iterdir()} == files
+
+
+_STOPPED = """
+import os, signal, sys
+import numpy as np
+from pathlib import Path
+from colabstage import stage_dataset
+
+seen = []
+
+def prepare(x: np.ndarray) -> np.ndarray:
+    seen.append(None)
+    if len(seen) == 280 and not Path("stopped").exists():
+        Path("stopped").touch()
+        os.kill(os.getpid(), signal.SIGINT)
+    return x
+
+if __name__ == "__main__":
+    data = stage_dataset("photos", local_dir="here", cache_dir=None, prepare=prepare, progress=False)
+    print(data.splits, "already in place" in str(data.report))
+"""
+
+
+@pytest.mark.slow
+def test_ctrl_c_in_a_script_ends_with_what_is_left(tmp_path: Path) -> None:
+    make_tree(tmp_path, {"script.py": _STOPPED, **{f"photos/{name}": n for name, n in in_classes(300).items()}})
+
+    def run_script() -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "script.py"]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+
+    stopped = run_script()
+    assert stopped.returncode == -signal.SIGINT, stopped.stderr
+    *_, interrupt, last = stopped.stderr.splitlines()
+    assert (interrupt, "continues" in last) == ("KeyboardInterrupt", True)
+    again = run_script()
+    assert (again.returncode, again.stdout.strip()) == (0, "{'train': 300} True"), again.stderr

@@ -6,54 +6,34 @@ import os
 import shutil
 import signal
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
-import h5py
 import pytest
 
 from colabstage import stage_dataset
-from colabstage.h5.manifest import damaged_blocks, manifest_path, read_manifest
-from colabstage.io.files import close_quietly
+from colabstage.io.progress import Progress
 from colabstage.machine import mounts, watched
 from colabstage.sources import remote
 from colabstage.sources.remote import MountedFile
-from colabstage.stage import run
-from colabstage.stage.run import make_local
+from tests.contract.served import numbers_in
+from tests.support.images import in_classes, make_tree
+from tests.support.invariants import snapshot, unvouched
+from tests.support.staged import SMALL_BLOCK, use_small_blocks
+from tests.support.steps import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from colabstage import StagedDataset
-    from colabstage.sources.opening import OpenedSource
-    from colabstage.stage.cache import Cache, CachedPack
+    from colabstage.io.progress import ProgressStep
     from simulated_drive.drive import SimulatedDrive
 
-# The third block of the pack.
-HANGS_AT = 16 << 20
 AWAKE_S = 30
 
 
 def at_work() -> list[threading.Thread]:
     """Threads that work on a mount."""
     return [thread for thread in threading.enumerate() if thread.name == "colabstage-work" and thread.is_alive()]
-
-
-def wait_until_over() -> None:
-    """Wait until whoever was left behind has ended."""
-    deadline = time.monotonic() + AWAKE_S
-    while at_work() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not at_work()
-
-
-def state_of(staged: StagedDataset) -> tuple[Any, ...]:
-    """The pack as a file, and what is in it."""
-    found = staged.path.stat()
-    with h5py.File(staged.path) as file:
-        x = file["X_train"][()]
-    return found.st_ino, found.st_mtime_ns, found.st_size, x.tobytes()
 
 
 class Hanging:
@@ -63,31 +43,22 @@ class Hanging:
         server = drive._server
         assert server is not None
         self._server = server.pid
-        self._awake = threading.Event()
-        self.met = threading.Event()
-        for module, name, value in (
-            (mounts, "_ANSWER_S", 0.5),
-            (watched, "_PROBE_TIMEOUT_S", 0.5),
-            (watched, "_ASK_EVERY_S", 0.2),
-            (watched, "_HANGS_S", 0.5),
-            (watched, "_DIES_S", 0.3),
-        ):
-            monkeypatch.setattr(module, name, value)
-        read, close = MountedFile.read_range, close_quietly
+        self._awake, self.met = threading.Event(), threading.Event()
+        monkeypatch.setattr(mounts, "_ANSWER_S", 0.3)
+        for name, value in {"_PROBE_TIMEOUT_S": 0.3, "_ASK_EVERY_S": 0.2, "_HANGS_S": 0.3, "_DIES_S": 0.3}.items():
+            monkeypatch.setattr(watched, name, value)
+        read, close = MountedFile.read_range, vars(remote)["close_quietly"]
 
         def read_or_hang(file: MountedFile, offset: int, length: int | None) -> Iterator[bytes]:
             for piece in read(file, offset, length):
-                if offset + len(piece) >= HANGS_AT and not self.met.is_set() and self._is_restore():
-                    self._hang()
-                    self._awake.wait(AWAKE_S)  # what the kernel has read ahead would be there at once
                 offset += len(piece)
+                if offset >= 3 * SMALL_BLOCK:
+                    self._hang_once()
                 yield piece
 
         def close_or_hang(handle: int) -> None:
             try:
-                if not self.met.is_set() and self._is_restore():
-                    self._hang()
-                    self._awake.wait(AWAKE_S)  # as a close waits that has to be told to the client
+                self._hang_once()
             finally:
                 close(handle)
 
@@ -101,13 +72,25 @@ class Hanging:
         os.kill(self._server, signal.SIGCONT)
         self._awake.set()
 
-    def _hang(self) -> None:
-        self.met.set()
-        os.kill(self._server, signal.SIGSTOP)
+    def _hang_once(self) -> None:
+        if at_work() and not self.met.is_set():
+            self.met.set()
+            os.kill(self._server, signal.SIGSTOP)
+            # What the kernel has read ahead would be there at once; a close waits that has to be told to the client.
+            self._awake.wait(AWAKE_S)
 
-    @staticmethod
-    def _is_restore() -> bool:
-        return bool(at_work())
+
+class AtStaging(Progress):
+    """Calls a function when the source begins to be packed."""
+
+    def __init__(self, act: Callable[[], object]) -> None:
+        super().__init__()
+        self._act = act
+
+    def step(self, name: str, *, total: int | None, unit: str) -> ProgressStep:
+        if name == "pack":
+            self._act()
+        return super().step(name, total=total, unit=unit)
 
 
 @pytest.mark.fuse
@@ -121,44 +104,34 @@ class Hanging:
     ],
 )
 def test_a_restore_that_was_left_behind_changes_nothing(
-    tmp_path: Path,
-    drive: SimulatedDrive,
-    make_images: Callable[..., Path],
-    monkeypatch: pytest.MonkeyPatch,
-    place: str,
-    awakes: str,
+    tmp_path: Path, my_drive: Path, drive: SimulatedDrive, monkeypatch: pytest.MonkeyPatch, place: str, awakes: str
 ) -> None:
-    photos = make_images(tmp_path / "photos", 40, size=(400, 400))
-    options: dict[str, Any] = {"cache_dir": tmp_path / "content" / "drive" / "MyDrive" / "cache", "progress": False}
-    expected = state_of(stage_dataset(photos, **options))[-1]
+    use_small_blocks(monkeypatch)
+    numbers = in_classes(20)
+    photos = make_tree(tmp_path / "photos", numbers)
+    options: dict[str, Any] = {"cache_dir": my_drive / "cache", "image_size": (100, 100)}
+    stage_dataset(photos, progress=False, **options)
     shutil.rmtree(tmp_path / "fast")
     hanging = Hanging(drive, monkeypatch, place)
-    try:
+
+    def awake() -> None:
         if awakes == "before the new staging":
+            hanging.awake()
+            wait_until(lambda: not at_work())
+            assert not list((tmp_path / "fast").rglob("[!.]*/*.h5"))
 
-            def awake_and_make(call: Any, source: OpenedSource, cache: Cache | None = None) -> CachedPack | None:
-                hanging.awake()
-                wait_until_over()
-                assert not call.request.pack_path.exists()
-                return make_local(call, source, cache)
-
-            monkeypatch.setattr(run, "make_local", awake_and_make)
-        staged = stage_dataset(photos, **options)
+    try:
+        staged = stage_dataset(photos, progress=AtStaging(awake), **options)
         assert hanging.met.is_set(), "\n".join(map(str, staged.report.steps))
-        made = state_of(staged)
+        made = snapshot(staged.path)
     finally:
         hanging.awake()
-    wait_until_over()
+    wait_until(lambda: not at_work())
     assert staged.report.origin == "source"
-    assert any("cannot be used" in note and "not answered" in note for note in staged.report.notes), staged.report.notes
-    assert made[-1] == expected
-    assert state_of(staged) == made
-    manifest = read_manifest(staged.path)
-    assert manifest is not None
-    assert not damaged_blocks(staged.path, manifest)
-    again = stage_dataset(photos, **options)
+    assert any("not answered" in note for note in staged.report.notes), staged.report.notes
+    assert numbers_in(staged.path) == numbers
+    assert unvouched(tmp_path / "fast") == []
+    again = stage_dataset(photos, progress=False, **options)
     assert again.report.origin == "local"
-    assert state_of(again) == made
+    assert snapshot(again.path) == made
     assert not list(staged.path.parent.glob(".colabstage-*"))
-    assert manifest_path(staged.path).exists()
-    assert again.splits == {"train": 40}

@@ -1,30 +1,27 @@
-"""`stage_dataset` of sources on this machine: what is made, what is reused, and what notices a change."""
+"""`stage_dataset` of sources on this machine: what is made, what is reused, and what is refused without a trace."""
 
 from __future__ import annotations
 
+import ast
 import json
 import os
+import re
 import shutil
-import signal
-import subprocess
-import sys
-import tarfile
 import time
-import zipfile
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import h5py
 import pytest
 
-from colabstage import extract_archive, fetch_files, publish_file, restore_file, stage_dataset
+from colabstage import dataset_h5, extract_archive, fetch_files, publish_file, restore_file, stage_dataset
 from colabstage.errors import (
     ArchiveError,
+    ColabstageError,
     CorruptArchiveError,
     DecodeError,
     EmptySourceError,
+    LayoutError,
     NotEnoughSpaceError,
     OptionError,
     SourceNotFoundError,
@@ -32,26 +29,27 @@ from colabstage.errors import (
     TargetNotWritableError,
     UnsafeArchiveError,
 )
-from colabstage.io.boundary import GOES_ON
+from tests.contract.served import numbers_in
+from tests.support.archives import tar_bytes, write_archive, zip_bytes
+from tests.support.images import image, in_classes, make_tree
+from tests.support.invariants import contents
 
 if TYPE_CHECKING:
-    import numpy as np
+    from collections.abc import Callable
 
-    from colabstage import StagedDataset
+NUMBERS = in_classes(8)
+FILES = {name: image(number) for name, number in NUMBERS.items()}
 
-MakeImages = Callable[..., Path]
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """A folder of images in two classes."""
+    return make_tree(tmp_path / "photos", NUMBERS)
 
 
-def stage(source: Path, **options: object) -> StagedDataset:
+def stage(source: Path, **options: Any) -> Any:
     """In silence, and without a cache unless the test wants one."""
-    return stage_dataset(source, **{"progress": False, "cache_dir": None, **options})  # type: ignore[arg-type]
-
-
-def rows_by_key(path: Path, split: str = "train") -> dict[str, np.ndarray]:
-    """Each stored image by its source's name, read with plain h5py."""
-    with h5py.File(path, "r") as file:
-        keys = [key.decode() for key in file[f"key_{split}"][()].tolist()]
-        return dict(zip(keys, file[f"X_{split}"][()], strict=True))
+    return stage_dataset(source, **{"progress": False, "cache_dir": None, **options})
 
 
 def everything_below(folder: Path) -> dict[str, bytes]:
@@ -75,21 +73,14 @@ def test_a_second_call_reads_nothing(photos: Path) -> None:
     assert seconds < 0.2  # under 0.01 s when nothing else runs
 
 
-def test_touched_folders_cost_one_listing(photos: Path) -> None:
-    stage(photos)
+def test_touched_folders_and_a_pack_that_moved_are_still_those(photos: Path) -> None:
+    folder = stage(photos).path.parent
     os.utime(photos / "cat")
-    second = stage(photos)
-    assert second.report.origin == "local"
     assert stage(photos).report.origin == "local"
-
-
-def test_a_moved_pack_is_verified_once_and_sealed_again(photos: Path) -> None:
-    staged = stage(photos)
-    folder = staged.path.parent
     shutil.copytree(folder, folder.with_name("copy"))
     shutil.rmtree(folder)
     folder.with_name("copy").rename(folder)
-    assert stage(photos).report.origin == "local"
+    assert [stage(photos).report.origin for _ in range(2)] == ["local", "local"]
 
 
 @pytest.mark.parametrize("lost", ["a byte", "its end", "all of it"])
@@ -117,90 +108,60 @@ def test_what_a_crash_of_the_machine_took_is_staged_again(photos: Path, lost: st
         assert (pack.read_bytes(), pack.with_name(f"{pack.name}.json").read_bytes()) == (left, manifest)
 
 
-def test_both_forms_are_kept(photos: Path, tmp_path: Path, make_zip: Callable[[Path, Path], Path]) -> None:
-    archive = make_zip(photos, tmp_path / "a.zip")
+def test_both_forms_are_kept_and_what_is_lost_of_them_is_fetched_again(tmp_path: Path) -> None:
+    archive = write_archive(tmp_path / "a.zip", FILES)
     staged = stage(archive, keep="both")
     assert staged.files is not None
-    assert everything_below(staged.files) == everything_below(photos)
-    assert len(rows_by_key(staged.path)) == 20
-    assert stage(archive, keep="pack").report.origin == "local"
-    assert stage(archive, keep="both").report.origin == "local"
+    assert (contents(staged.files), numbers_in(staged.path)) == (FILES, NUMBERS)
+    assert {stage(archive, keep=keep).report.origin for keep in ("pack", "both", "files")} == {"local"}
+    (staged.files / "cat/000.png").unlink()
+    assert stage(archive, keep="files", verify="full").report.origin == "source"
+    assert contents(staged.files) == FILES
 
 
-def test_missing_files_are_fetched_again(photos: Path) -> None:
-    staged = stage(photos, keep="files")
-    next(staged.path.rglob("*.png")).unlink()
-    assert stage(photos, keep="files", verify="full").report.origin == "source"
-    assert everything_below(staged.path) == everything_below(photos)
+def test_plain_files_of_one_file_are_that_file(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("a,b\n1,2\n", encoding="utf-8")
+    assert everything_below(stage(tmp_path / "a.csv", keep="files").files) == {"a.csv": b"a,b\n1,2\n"}
 
 
-def bad_sources(tmp_path: Path, make_images: MakeImages, make_zip: Callable[[Path, Path], Path]) -> dict[str, Path]:
-    """One of each kind of source that cannot be staged."""
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "texts").mkdir()
-    (tmp_path / "texts" / "a.csv").write_text("a,b\n", encoding="utf-8")
-    whole = make_zip(make_images(tmp_path / "ok", 6), tmp_path / "whole.zip").read_bytes()
-    (tmp_path / "cut.zip").write_bytes(whole[: len(whole) // 2])
-    broken = bytearray(whole)
-    broken[200:210] = bytes(10)
-    (tmp_path / "broken.zip").write_bytes(broken)
-    (tmp_path / "page.zip").write_text("<!DOCTYPE html><html>Sign in</html>", encoding="utf-8")
-    with tarfile.open(tmp_path / "evil.tar", "w") as archive:
-        archive.add(tmp_path / "ok" / "cat" / "0000.png", "../evil.png")
-    truncated = make_images(tmp_path / "truncated", 6) / "cat" / "0002.png"
-    truncated.write_bytes(truncated.read_bytes()[:300])
-    return {
-        "missing": tmp_path / "nowhere",
-        "empty": tmp_path / "empty",
-        "no images": tmp_path / "texts",
-        "cut zip": tmp_path / "cut.zip",
-        "damaged zip": tmp_path / "broken.zip",
-        "web page": tmp_path / "page.zip",
-        "unsafe name": tmp_path / "evil.tar",
-        "truncated image": tmp_path / "truncated",
-    }
+WHOLE = zip_bytes(FILES, method=0)
+BROKEN = {**FILES, "cat/broken.png": image(1)[:40]}
+# What the source holds, or its file; options; and how it is refused.
+REFUSED: dict[str, tuple[dict[str, Any] | tuple[str, bytes], dict[str, Any], type[ColabstageError], str]] = {
+    "nothing there": (("", b""), {}, SourceNotFoundError, "nowhere"),
+    "empty": ({}, {}, EmptySourceError, "source"),
+    "no samples": ({"a.csv": "a,b\n"}, {}, EmptySourceError, "csv"),
+    "a broken image": (BROKEN, {}, DecodeError, "broken.png"),
+    "a cut zip": (("cut.zip", WHOLE[: len(WHOLE) // 2]), {}, CorruptArchiveError, "cut.zip"),
+    "a damaged zip": (("a.zip", WHOLE[:80] + bytes(9) + WHOLE[89:]), {}, CorruptArchiveError, "cat/000.png"),
+    "a page": (("page.zip", b"<!DOCTYPE html><html>Sign in</html>"), {}, CorruptArchiveError, "page.zip"),
+    "an image": (("photo.png", image(1)), {}, ArchiveError, "photo.png"),
+    "an unsafe name": (("evil.tar", tar_bytes({"../evil.png": image(1)})), {}, UnsafeArchiveError, "evil.png"),
+    **{
+        f"{name}={value!r}": (FILES, {name: value}, OptionError, repr(value))
+        for name, value in {"keep": "zip", "encoding": "gif", "image_size": (0, 5), "layout": "cubist"}.items()
+    },
+    "no folder": (FILES, {"local_dir": "source/cat/000.png"}, TargetNotWritableError, "cat/000.png"),
+    "a small disk": (FILES, {"image_size": (1024, 1024), "encoding": "pixels"}, NotEnoughSpaceError, "25.2 MB"),
+}
 
 
-@pytest.mark.parametrize(
-    ("kind", "error", "says"),
-    [
-        ("missing", SourceNotFoundError, "nowhere"),
-        ("empty", EmptySourceError, "empty"),
-        ("no images", EmptySourceError, "csv"),
-        ("cut zip", CorruptArchiveError, "cut.zip"),
-        ("damaged zip", CorruptArchiveError, "png"),
-        ("web page", ArchiveError, "web page"),
-        ("unsafe name", UnsafeArchiveError, "evil.png"),
-        ("truncated image", DecodeError, "0002.png"),
-    ],
-)
-def test_bad_sources_are_refused_without_a_trace(
-    tmp_path: Path,
-    make_images: MakeImages,
-    make_zip: Callable[[Path, Path], Path],
-    kind: str,
-    error: type[Exception],
-    says: str,
-) -> None:
-    source = bad_sources(tmp_path, make_images, make_zip)[kind]
-    with pytest.raises(error, match=f"(?i){says}"):
-        stage(source, cache_dir=tmp_path / "cache")
-    left = (tmp_path / "fast").rglob("*")
-    assert [p for p in left if p.is_file() and not p.parent.name.startswith(".colabstage-")] == []
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_staged_is_refused_without_a_trace(name: str, tmp_path: Path, small_disk: Path) -> None:
+    made, options, error, named = REFUSED[name]
+    if isinstance(made, dict):
+        (tmp_path / "source").mkdir()
+        source = make_tree(tmp_path / "source", made)
+    else:
+        source = make_tree(tmp_path, {made[0]: made[1]}) / made[0] if made[0] else tmp_path / "nowhere"
+    local = tmp_path / options["local_dir"] if "local_dir" in options else small_disk / "fast"
+    with pytest.raises(ColabstageError) as refused:
+        stage(source, **{**options, "local_dir": local, "cache_dir": tmp_path / "cache"})
+    assert refused.type is error
+    assert named in str(refused.value)
+    left = [path for path in small_disk.rglob("*") if path.is_file()]
+    assert [path for path in left if not path.parent.name.startswith(".colabstage-")] == []
     assert not (tmp_path / "cache").exists()
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"keep": "zip"}, {"verify": "maybe"}, {"encoding": "gif"}, {"resize": "squash"}, {"image_size": (0, 5)},
-     {"splits": {"train": 0.5}}, {"color_mode": "hsv"}, {"on_error": "ignore"}, {"layout": "cubist"}],
-)  # fmt: skip
-def test_wrong_options_are_refused_before_anything_is_written(
-    photos: Path, tmp_path: Path, options: dict[str, object]
-) -> None:
-    with pytest.raises(OptionError, match=r"expected|Choose"):
-        stage(photos, **options)
-    assert not [p for p in (tmp_path / "fast").rglob("*") if p.is_file()]
 
 
 @pytest.mark.parametrize("place", ["s3://bucket/model.pt", Path("s3://bucket/model.pt"), "file:///model.pt", ""])
@@ -209,69 +170,32 @@ def test_no_address_becomes_a_folder_of_the_current_one(
 ) -> None:
     """Who publishes a checkpoint to a bucket would look for it there: every path that is given says what is wrong."""
     monkeypatch.chdir(tmp_path)
-    file, archive = tmp_path / "model.pt", tmp_path / "photos.zip"
-    file.write_bytes(b"weights")
-    with zipfile.ZipFile(archive, "w") as written:
-        written.writestr("a.txt", "a")
-    for call in (
-        partial(publish_file, file, place),
-        partial(publish_file, place, tmp_path / "copy.pt"),
-        partial(restore_file, place, tmp_path / "copy.pt"),
-        partial(restore_file, file, place),
-        partial(extract_archive, archive, place),
-        partial(fetch_files, file, place),
-    ):
-        with pytest.raises(OptionError, match=r"^(path|target|published)="):
+    file = make_tree(tmp_path, {"model.pt": "weights"}) / "model.pt"
+    archive = write_archive(tmp_path / "photos.zip", {"a.txt": b"a"})
+    calls: list[tuple[Callable[..., object], str]] = [
+        (partial(publish_file, file, place), "target="),
+        (partial(publish_file, place, tmp_path / "copy.pt"), "path="),
+        (partial(restore_file, place, tmp_path / "copy.pt"), "published="),
+        (partial(restore_file, file, place), "target="),
+        (partial(extract_archive, archive, place), "target="),
+        (partial(fetch_files, file, place), "target="),
+    ]
+    for call, named in calls:
+        with pytest.raises(OptionError, match=f"^{named}"):
             call(progress=False)
     assert sorted(tmp_path.iterdir()) == [file, archive]
 
 
-def test_too_little_disk_is_refused_with_figures(photos: Path, small_disk: Path) -> None:
-    """Before anything is written, with what is needed and what is free."""
-    with pytest.raises(NotEnoughSpaceError, match=r"MB.*free"):
-        stage(photos, image_size=(1024, 1024), encoding="pixels", local_dir=small_disk / "fast")
-    assert not [p for p in small_disk.rglob("*") if p.is_file()]
-
-
-def test_an_unwritable_place_is_refused(photos: Path, tmp_path: Path) -> None:
-    """A file where the local folder should be is a typed error that names it."""
-    (tmp_path / "blocked").write_bytes(b"")
-    with pytest.raises(TargetNotWritableError, match="blocked"):
-        stage(photos, local_dir=tmp_path / "blocked")
-
-
-_STOPPED = """
-import os, signal, sys
-import numpy as np
-from pathlib import Path
-from colabstage import stage_dataset
-
-seen = []
-
-def prepare(x: np.ndarray) -> np.ndarray:
-    seen.append(None)
-    if len(seen) == 250 and not Path("stopped").exists():
-        Path("stopped").touch()
-        os.kill(os.getpid(), signal.SIGINT)
-    return x
-
-if __name__ == "__main__":
-    data = stage_dataset("photos", local_dir="here", cache_dir=None, prepare=prepare, progress=False)
-    print(data.splits, "already in place" in str(data.report))
-"""
-
-
-@pytest.mark.slow
-def test_ctrl_c_in_a_script_ends_with_what_is_left(tmp_path: Path, make_images: MakeImages) -> None:
-    make_images(tmp_path / "photos", 300)
-    (tmp_path / "script.py").write_text(_STOPPED, encoding="utf-8")
-
-    def run_script() -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "script.py"]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
-
-    stopped = run_script()
-    assert stopped.returncode == -signal.SIGINT, stopped.stderr
-    assert stopped.stderr.splitlines()[-2:] == ["KeyboardInterrupt", GOES_ON]
-    again = run_script()
-    assert (again.returncode, again.stdout.strip()) == (0, "{'train': 300} True"), again.stderr
+@pytest.mark.torch
+@pytest.mark.parametrize("encoding", ["pixels", "encoded"])
+@pytest.mark.parametrize("in_folder", [False, True])
+def test_a_pack_is_opened_and_not_packed_again(photos: Path, tmp_path: Path, encoding: str, in_folder: bool) -> None:
+    """Its samples would lose their names; the error has the line that opens it, as it is for a second notebook."""
+    first = stage(photos, encoding=encoding, cache_dir=tmp_path / "cache")
+    (pack,) = (tmp_path / "cache").glob("*.h5")
+    with pytest.raises(LayoutError) as caught:
+        stage(pack.parent if in_folder else pack)
+    opened = re.search(r"dataset_h5\((.*?)\)", str(caught.value))
+    assert opened is not None
+    again = dataset_h5(ast.literal_eval(opened[1]))
+    assert (again.samples, again.classes) == (first["train"].samples, first.classes)

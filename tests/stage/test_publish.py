@@ -1,10 +1,10 @@
-"""`publish_file` and `restore_file`: a checkpoint that arrives, never at the cost of the one before, and comes back."""
+"""`publish_file` and `restore_file`: what arrives, never at the cost of the version before, and comes back."""
 
 from __future__ import annotations
 
-import errno
 import itertools
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -14,21 +14,20 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from colabstage import fetch_files, publish_file, restore_file
+from colabstage import fetch_files, publish_file, restore_file, stage_dataset
 from colabstage.errors import (
-    ColabstageError,
     DamagedPackError,
     DriveError,
-    NotEnoughSpaceError,
     OptionError,
     SourceChangedError,
     SourceNotFoundError,
     TargetExistsError,
 )
-from colabstage.io.ownership import put_file
+from colabstage.stage import places
 from colabstage.stage.places import Publication
 from colabstage.stage.publish import await_upload
-from simulated_drive.knobs import ContentFault, DriveFaults, DriveKnobs, OpFault
+from simulated_drive.knobs import DriveFaults, DriveKnobs
+from tests.support.images import in_classes, make_tree
 from tests.support.invariants import left_behind, snapshot, unvouched
 from tests.support.steps import OneStep
 
@@ -176,7 +175,7 @@ def test_another_may_publish_the_same_meanwhile(tmp_path: Path, monkeypatch: pyt
 
 def test_two_at_the_same_moment_each_have_their_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     there, contents = tmp_path / "there/model.pt", [b"one", b"two"]
-    turns, came, placed = itertools.count(), threading.Event(), threading.Event()
+    turns, came, placed, put_file = itertools.count(), threading.Event(), threading.Event(), vars(places)["put_file"]
 
     def meet_and_put(made: Path, target: Path, *, replaces: Callable[[Path], bool]) -> None:
         # The first puts its file there when the second has claimed the name, if it ever does.
@@ -188,7 +187,7 @@ def test_two_at_the_same_moment_each_have_their_manifest(tmp_path: Path, monkeyp
         put_file(made, target, replaces=replaces)
         placed.set()
 
-    monkeypatch.setattr("colabstage.stage.places.put_file", meet_and_put)
+    monkeypatch.setattr(places, "put_file", meet_and_put)
     with ThreadPoolExecutor(2) as threads:
         list(threads.map(lambda n: publish(write(tmp_path / f"{n}.pt", contents[n]), there), range(2)))
     second = there.read_bytes()
@@ -253,29 +252,6 @@ def test_an_interrupted_publish_continues_with_its_blocks(model: Path, my_drive:
         assert (folder / model.name).read_bytes() == model.read_bytes()
 
 
-@pytest.mark.fuse
-@pytest.mark.parametrize(
-    "fault",
-    [
-        OpFault(op="read", pattern="MyDrive/.colabstage-*", errno=errno.EIO),
-        OpFault(op="write", pattern="MyDrive/.colabstage-*", errno=errno.ENOSPC),
-        OpFault(op="rename", errno=errno.EIO),
-    ],
-    ids=["cannot be read back", "full", "rename fails"],
-)
-def test_a_bad_day_on_drive_keeps_the_old_version(
-    tmp_path: Path, my_drive: Path, drive: SimulatedDrive, fault: OpFault
-) -> None:
-    source = write(tmp_path / "model.pt", b"old")
-    publish(source, my_drive)
-    assert drive.flush(timeout_s=60)
-    drive.set_faults(DriveFaults(ops=(fault,)))
-    with pytest.raises(ColabstageError):
-        publish(write(source, b"new" * 1000), my_drive)
-    drive.set_faults(DriveFaults())
-    check(my_drive, newest=b"old")
-
-
 @pytest.fixture
 def stalled(drive: SimulatedDrive) -> Iterator[None]:
     """Nothing is uploaded until the test says so."""
@@ -309,7 +285,7 @@ def test_what_does_not_arrive_in_time_can_be_waited_for_again(
     with pytest.raises(DriveError, match="not uploaded yet"):
         publish(model, my_drive, wait_uploaded=True, upload_timeout_s=0.3)
     assert (my_drive / model.name).read_bytes() == model.read_bytes()
-    threading.Timer(0.5, drive.set_faults, [DriveFaults()]).start()
+    drive.set_faults(DriveFaults())
     report = publish(model, my_drive, wait_uploaded=True)
     assert (report.proof, report.kept_bytes) == ("uploaded", SIZE)
 
@@ -324,28 +300,51 @@ def test_an_upload_that_is_lost_is_never_reported(
         publish(model, my_drive, wait_uploaded=True, upload_timeout_s=1)
 
 
-@pytest.fixture
-def drive_knobs(request: pytest.FixtureRequest) -> DriveKnobs:
-    """Without waiting times; what a test's parameter changes is changed."""
-    return replace(DriveKnobs.quick(), **getattr(request, "param", {}))
-
-
 @pytest.mark.fuse
-@pytest.mark.parametrize("drive_knobs", [{"attributes": False}], indirect=True)
+@pytest.mark.parametrize("drive_knobs", [replace(DriveKnobs.quick(), attributes=False)])
 def test_a_client_without_answers_proves_nothing(model: Path, my_drive: Path) -> None:
     report = publish(model, my_drive, wait_uploaded=True)
     assert (report.proof, report.uploading, bool(report.why)) == ("written", True, True)
     assert "flush_drive(remount=False)" in str(report)
 
 
+def stage(source: Path, **options: Any) -> Any:
+    return stage_dataset(source, progress=False, **options)
+
+
 @pytest.mark.fuse
-@pytest.mark.parametrize(
-    "drive_knobs", [{"reports_space": False, "quota_bytes": 1_000_000}, {"quota_bytes": 1_000_000}], indirect=True
-)
-def test_a_full_account(model: Path, my_drive: Path) -> None:
-    with pytest.raises(NotEnoughSpaceError):
-        publish(model, my_drive)
-    assert names(my_drive) == []
+@pytest.mark.parametrize("wait", [True, False])
+def test_a_dataset_waits_for_its_pack(my_drive: Path, drive: SimulatedDrive, wait: bool) -> None:
+    make_tree(drive.cloud / "MyDrive/photos", in_classes(4))
+    staged = stage(my_drive / "photos", wait=wait)
+    published = staged.wait_published(timeout_s=60)
+    assert published.proof == "uploaded"
+    assert (drive.cloud / "MyDrive/colabstage" / published.path.name).read_bytes() == staged.path.read_bytes()
+    assert stage(my_drive / "photos", cache_dir=None).wait_published() is None
+
+
+@pytest.mark.fuse
+@pytest.mark.usefixtures("stalled")
+def test_a_dataset_that_was_staged_before_waits_for_the_pack_of_then(
+    my_drive: Path, drive: SimulatedDrive, tmp_path: Path
+) -> None:
+    make_tree(drive.cloud / "MyDrive/photos", in_classes(4))
+    stage(my_drive / "photos")
+    reused = stage(my_drive / "photos")
+    assert reused.report.origin == "local"
+    with pytest.raises(DriveError, match=r"\.h5"):
+        reused.wait_published(timeout_s=0.2)
+    drive.set_faults(DriveFaults())
+    published = reused.wait_published(timeout_s=60)
+    assert (published.proof, published.kept_bytes) == ("uploaded", published.nbytes)
+    assert (drive.cloud / "MyDrive/colabstage" / published.path.name).read_bytes() == reused.path.read_bytes()
+    shutil.rmtree(tmp_path / "fast")
+    restored = stage(my_drive / "photos")
+    assert restored.report.origin == "cache"
+    assert restored.wait_published().proof == "uploaded"
+    shutil.rmtree(my_drive / "colabstage")
+    with pytest.raises(SourceNotFoundError, match=published.path.name):
+        restored.wait_published()
 
 
 # --- and back ---
@@ -409,18 +408,3 @@ def test_what_is_here_is_replaced_only_on_request(published: Path, tmp_path: Pat
     restore_file(published, here, progress=False)
     assert (here.stat().st_ino, here.stat().st_ctime_ns) == (before.st_ino, before.st_ctime_ns)
     assert here.read_bytes() == b"new" * 1000
-
-
-@pytest.mark.fuse
-def test_a_file_that_drive_serves_wrongly_is_passed_over(my_drive: Path, drive: SimulatedDrive, tmp_path: Path) -> None:
-    for content in (b"old" * 1000, b"new" * 1000):
-        publish(write(tmp_path / "model.pt", content), my_drive)
-    assert drive.flush(timeout_s=60)
-    mountpoint = drive.mountpoint
-    assert mountpoint is not None
-    drive.new_machine()
-    drive.set_faults(DriveFaults(contents=(ContentFault(pattern="MyDrive/model.pt", kind="zero_tail", tail_bytes=10),)))
-    drive.mount(mountpoint)
-    report = restore_file(my_drive / "model.pt", tmp_path / "here.pt", progress=False)
-    assert report.path.read_bytes() == b"old" * 1000
-    assert len(report.passed_over) == 1

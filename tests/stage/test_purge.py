@@ -2,52 +2,71 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
+import sys
+import threading
 import time
-from typing import TYPE_CHECKING
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from colabstage import list_datasets, publish_file, purge_datasets, stage_dataset
-from colabstage.errors import OptionError
-from colabstage.h5.manifest import manifest_path
-from colabstage.io.files import local_lock
-from colabstage.io.workspace import leave_for_next, temp_beside
-from colabstage.stage.purge import select_datasets, sweep_leftovers
+from tests.support.images import in_classes, make_tree
+from tests.support.steps import Meanwhile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
-    from colabstage.stage.purge import StoredDataset
     from simulated_drive.drive import SimulatedDrive
 
 
+class World:
+    """A source, a disk and a cache."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self.root, self._monkeypatch, self._capsys = root, monkeypatch, capsys
+        self.photos = make_tree(root / "photos", in_classes(6))
+        self.cache, self.local = root / "cache", root / "fast"
+        self.places: dict[str, Any] = {"local_dir": self.local, "cache_dir": self.cache}
+
+    def stage(self, **options: Any) -> str:
+        """Stage in silence; returns the dataset's name."""
+        staged = stage_dataset(self.photos, **{"progress": False, **self.places, **options})
+        return staged.path.name.removesuffix(".h5")
+
+    def listed(self, place: str = "") -> list[Any]:
+        return [one for one in list_datasets(**self.places) if place in ("", one.place)]
+
+    def purge(self, *arguments: str) -> tuple[int, list[tuple[str, str]]]:
+        """Call `colabstage cache purge`: the exit code, and the place and name of what is removed, or would be."""
+        (command,) = entry_points(group="console_scripts", name="colabstage")
+        places = ("--local-dir", str(self.local), "--cache-dir", str(self.cache))
+        self._monkeypatch.setattr(sys, "argv", ["colabstage", "cache", "purge", *arguments, *places, "--json"])
+        self._capsys.readouterr()
+        try:
+            command.load()()
+            code = 0
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+        said = self._capsys.readouterr().out
+        return code, [(one["place"], one["name"]) for one in json.loads(said)] if said.startswith("[") else []
+
+
 @pytest.fixture
-def cache(tmp_path: Path) -> Path:
-    """Where packs last."""
-    return tmp_path / "cache"
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> World:
+    return World(tmp_path, monkeypatch, capsys)
 
 
-def stage(source: Path, cache: Path, **options: object) -> str:
-    """Stage in silence; returns the dataset's name."""
-    staged = stage_dataset(source, cache_dir=cache, progress=False, **options)  # type: ignore[arg-type]
-    return staged.path.name.removesuffix(".h5")
-
-
-def names(datasets: list[StoredDataset]) -> list[tuple[str, str, bool]]:
-    """Place, name and generation."""
-    return [(one.place, one.name, one.previous) for one in datasets]
-
-
-def test_the_list_says_what_there_is(photos: Path, cache: Path) -> None:
+def test_the_list_says_what_there_is(world: World) -> None:
     """Everything made is listed with its source, size and rows; what was published again has a generation before."""
-    name = stage(photos, cache)
-    other = stage(photos, cache, image_size=(8, 8))
-    (photos / "cat" / "0000.png").unlink()
-    stage(photos, cache)
-    listed = list_datasets(cache_dir=cache)
-    assert sorted(names(listed)) == sorted(
+    name, other = world.stage(), world.stage(image_size=(8, 8))
+    (world.photos / "cat/000.png").unlink()
+    world.stage()
+    listed = world.listed()
+    assert sorted((one.place, one.name, one.previous) for one in listed) == sorted(
         [
             ("here", name, False),
             ("here", other, False),
@@ -56,41 +75,50 @@ def test_the_list_says_what_there_is(photos: Path, cache: Path) -> None:
             ("cache", other, False),
         ]
     )
-    assert {one.source for one in listed} == {str(photos)}
-    assert {sum(one.samples.values()) for one in listed if one.name == name} == {19, 20}
+    assert {one.source for one in listed} == {str(world.photos)}
+    assert {sum(one.samples.values()) for one in listed if one.name == name} == {5, 6}
     assert all(one.whole and one.nbytes > 1000 for one in listed)
-    assert name in str(listed[0]) or other in str(listed[0])
+    assert listed[0].name in str(listed[0])
     assert listed[0].to_dict()["place"] == "here"
 
 
-def test_a_purge_by_name_removes_all_of_it_and_nothing_else(photos: Path, cache: Path, tmp_path: Path) -> None:
-    name, other = stage(photos, cache), stage(photos, cache, image_size=(8, 8))
-    stage(photos, cache, refresh=True)
-    listed = list_datasets(cache_dir=cache)
-    report = purge_datasets(select_datasets(listed, names=[name]))
-    assert {one.name for one in report.removed} == {name}
-    assert (report.kept, report.reasons) == ((), ())
-    assert report.nbytes == sum(one.nbytes for one in listed if one.name == name)
+def test_a_purge_by_name_removes_all_of_it_and_nothing_else(world: World, tmp_path: Path) -> None:
+    name, other = world.stage(), world.stage(image_size=(8, 8))
+    world.stage(refresh=True)
+    assert world.purge(name) == (0, [("here", name), ("cache", name)])
+    assert list(tmp_path.rglob(f"*{name}*"))
+    assert world.purge(name, "--yes") == (0, [("here", name), ("cache", name)])
     assert not list(tmp_path.rglob(f"*{name}*"))
-    assert {one.name for one in list_datasets(cache_dir=cache)} == {other}
-    assert stage(photos, cache, image_size=(8, 8)) == other
+    assert {one.name for one in world.listed()} == {other}
+    assert world.stage(image_size=(8, 8)) == other
 
 
-def test_strangers_stay(photos: Path, cache: Path, tmp_path: Path) -> None:
+def test_age_and_place_narrow_the_choice(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = world.stage()
+    here, cached = ("here", name), ("cache", name)
+    assert world.purge("--all") == (0, [here, cached])
+    assert world.purge("--all", "--only", "cache") == (0, [cached])
+    assert world.purge("--older-than", "9") == (0, [])
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 10 * 86_400)
+    assert world.purge("--older-than", "9") == (0, [here, cached])
+    assert world.purge("--older-than", "11", name) == (0, [])
+    assert world.purge() == (2, [])
+
+
+def test_strangers_stay(world: World) -> None:
     """Files of the same look without our mark, published checkpoints and foreign folders are not even listed."""
-    name = stage(photos, cache)
-    (tmp_path / "model.h5").write_bytes(b"weights")
-    publish_file(tmp_path / "model.h5", cache / "model-12345678.h5", progress=False)
-    shutil.copy(cache / f"{name}.h5", cache / "mine-12345678.h5")
-    shutil.copy(manifest_path(cache / f"{name}.h5"), manifest_path(cache / "mine-12345678.h5"))
-    (cache / "notes.txt").write_text("mine", encoding="utf-8")
-    base = tmp_path / "fast" / "colabstage"
-    (base / "mine").mkdir()
-    (base / "mine" / "stage.json").write_text("{}", encoding="utf-8")
-    (base / name / "my notes.txt").write_text("mine", encoding="utf-8")
-    listed = list_datasets(cache_dir=cache)
-    assert names(listed) == [("here", name, False), ("cache", name, False)]
-    report = purge_datasets(listed)
+    name = world.stage()
+    cache = world.cache
+    base = next(world.local.rglob("stage.json")).parent.parent
+    make_tree(world.root, {"model.h5": "weights"})
+    publish_file(world.root / "model.h5", cache / "model-12345678.h5", progress=False)
+    for end in (".h5", ".h5.json"):
+        shutil.copy(cache / f"{name}{end}", cache / f"mine-12345678{end}")
+    make_tree(cache, {"notes.txt": "mine"})
+    make_tree(base, {"mine/stage.json": "{}", f"{name}/my notes.txt": "mine"})
+    assert {(one.place, one.name) for one in world.listed()} == {("here", name), ("cache", name)}
+    report = purge_datasets(world.listed())
     assert [one.place for one in report.kept] == ["here"]
     assert "my notes.txt" in report.reasons[0]
     assert (base / name / "my notes.txt").read_text(encoding="utf-8") == "mine"
@@ -98,79 +126,70 @@ def test_strangers_stay(photos: Path, cache: Path, tmp_path: Path) -> None:
     assert {"model-12345678.h5", "mine-12345678.h5", "mine-12345678.h5.json", "notes.txt"} <= left
     assert not any(path.startswith(name) for path in left)
     for stranger in ("mine", "model-12345678", str(cache / "notes.txt")):
-        with pytest.raises(OptionError, match="There is"):
-            select_datasets(list_datasets(cache_dir=cache), names=[stranger])
+        assert world.purge(stranger, "--yes") == (2, [])
 
 
-def test_what_takes_the_place_of_a_listed_dataset_stays(photos: Path, cache: Path, tmp_path: Path) -> None:
-    """A checkpoint that was published under its name since then, though it has a manifest of colabstage's."""
-    name = stage(photos, cache)
-    listed = [one for one in list_datasets(cache_dir=cache) if one.place == "cache"]
-    pack = cache / f"{name}.h5"
-    for path in (pack, manifest_path(pack)):
-        path.unlink()
-    (tmp_path / "model.h5").write_bytes(b"weights")
-    publish_file(tmp_path / "model.h5", pack, progress=False)
+@pytest.mark.parametrize("now", ["a checkpoint", "a manifest that is none"])
+def test_what_takes_the_place_of_a_listed_dataset_stays(world: World, now: str) -> None:
+    """A checkpoint that was published under its name since then has a manifest of colabstage's, too."""
+    pack = world.cache / f"{world.stage()}.h5"
+    listed = world.listed("cache")
+    if now == "a checkpoint":
+        for path in (pack, pack.with_suffix(".h5.json")):
+            path.unlink()
+        make_tree(world.root, {"model.h5": "weights"})
+        publish_file(world.root / "model.h5", pack, progress=False)
+    else:
+        pack.with_suffix(".h5.json").write_bytes(b"{")
+    before = pack.read_bytes()
     report = purge_datasets(listed)
-    assert pack.read_bytes() == b"weights"
-    assert report.removed == ()
-    assert "is not what colabstage put there" in report.reasons[0]
-
-
-def test_a_cached_pack_that_stays_is_not_reported_as_removed(photos: Path, cache: Path) -> None:
-    name = stage(photos, cache)
-    listed = [one for one in list_datasets(cache_dir=cache) if one.place == "cache"]
-    manifest_path(cache / f"{name}.h5").write_bytes(b"{")
-    report = purge_datasets(listed)
+    assert pack.read_bytes() == before
     assert (report.removed, list(report.kept)) == ((), listed)
-    assert (cache / f"{name}.h5").exists()
 
 
-def test_age_and_place_narrow_the_choice(photos: Path, cache: Path) -> None:
-    name = stage(photos, cache)
-    listed = list_datasets(cache_dir=cache)
-    later = time.time() + 10 * 86_400
-    assert len(select_datasets(listed, everything=True)) == 2
-    assert [one.place for one in select_datasets(listed, everything=True, place="cache")] == ["cache"]
-    assert select_datasets(listed, older_than_days=9) == []
-    assert len(select_datasets(listed, older_than_days=9, now_s=later)) == 2
-    assert select_datasets(listed, older_than_days=11, names=[name], now_s=later) == []
-    with pytest.raises(OptionError, match="what to remove"):
-        select_datasets(listed)
+def test_what_is_being_staged_stays(world: World) -> None:
+    name = world.stage()
+    listed, works, go_on = world.listed("here"), threading.Event(), threading.Event()
+
+    def hold() -> None:
+        works.set()
+        go_on.wait(60)
+
+    thread = threading.Thread(target=lambda: world.stage(refresh=True, progress=Meanwhile(hold)))
+    thread.start()
+    assert works.wait(30)
+    report = purge_datasets(listed)
+    go_on.set()
+    thread.join()
+    assert (report.removed, [one.name for one in report.kept]) == ((), [name])
+    assert stage_dataset(world.photos, progress=False, **world.places).report.origin == "local"
 
 
-def test_what_is_being_staged_stays(photos: Path, cache: Path, tmp_path: Path) -> None:
-    name = stage(photos, cache)
-    listed = list_datasets(cache_dir=None)
-    with local_lock(tmp_path / "fast" / "colabstage" / f".colabstage-{name}.lock", timeout_s=1) as held:
-        assert held
-        report = purge_datasets(listed)
-    assert "being staged" in report.reasons[0]
-    assert stage_dataset(photos, cache_dir=cache, progress=False).report.origin == "local"
-
-
-def test_leftovers_of_the_dead_are_swept_and_of_the_living_not(photos: Path, cache: Path, tmp_path: Path) -> None:
-    stage(photos, cache)
-    dead, living = temp_beside(cache / "a.h5"), temp_beside(tmp_path / "fast" / "colabstage" / "b")
-    for path in (dead, living):
-        path.write_bytes(b"half")
-    leave_for_next(dead)
-    lock = tmp_path / "fast" / "colabstage" / ".colabstage-c.lock"
+def test_leftovers_of_the_dead_are_swept_and_of_the_living_not(world: World) -> None:
+    """Of this machine and of another, also where nothing is chosen."""
+    world.stage()
+    base = next(world.local.rglob("stage.json")).parent.parent
+    dead = world.cache / ".colabstage-photos-01234567.h5.0dead0d0-4321-98765.3.tmp"
+    living = world.cache / ".colabstage-photos-89abcdef.h5.0dead0d0-4321-98765.3.tmp"
+    for folder in (dead, living):
+        make_tree(folder, {"data.h5": "half"})
+    for path in (dead / "data.h5", dead):
+        os.utime(path, (time.time() - 7200,) * 2)
+    lock = base / ".colabstage-c.lock"
     lock.touch()
-    removed = sweep_leftovers(cache_dir=cache)
-    assert {path.parent for path in removed} == {cache, lock.parent}
+    assert world.purge("--older-than", "9", "--yes") == (0, [])
+    assert not dead.exists()
     assert not lock.exists()
     assert living.exists()
-    living.unlink()
 
 
 @pytest.mark.fuse
-def test_the_cache_on_drive_is_purged(drive: SimulatedDrive, my_drive: Path, make_images: Callable[..., Path]) -> None:
-    images = make_images(drive.cloud / "MyDrive" / "photos", 6)
+def test_the_cache_on_drive_is_purged(drive: SimulatedDrive, my_drive: Path) -> None:
+    images = make_tree(drive.cloud / "MyDrive/photos", in_classes(6))
     stage_dataset(my_drive / "photos", progress=False)
     assert drive.flush(timeout_s=60)
-    report = purge_datasets(select_datasets(list_datasets(), everything=True, place="cache"))
+    report = purge_datasets([one for one in list_datasets() if one.place == "cache"])
     assert [one.source for one in report.removed] == ["drive:MyDrive/photos"]
     assert drive.flush(timeout_s=60)
-    assert list((drive.cloud / "MyDrive" / "colabstage").iterdir()) == []
+    assert list((drive.cloud / "MyDrive/colabstage").iterdir()) == []
     assert len(list(images.rglob("*.png"))) == 6

@@ -1,82 +1,96 @@
-"""What a report and a staged dataset show in a notebook."""
+"""What a plan, a report and a staged dataset show, as text and in a notebook: the same, and nothing that is obeyed."""
 
 from __future__ import annotations
 
-import time
-from pathlib import Path  # noqa: TC003 - fixtures
-from typing import Any
+import html
+from typing import TYPE_CHECKING, Any
 
-import h5py
-import numpy as np
+import pytest
 
-import colabstage
-from colabstage import StagedDataset
-from colabstage.h5.info import read_info
-from colabstage.stage.dataset import StageReport, StageStep
-from tests.pictures import write_photos
+from colabstage import plan_stage, stage_dataset
+from tests.support.images import image, in_classes, make_tree
 
-REPORT = StageReport(
-    steps=[
-        StageStep("copy", 2.0, 50_000_000, "B", "of <b>a.zip</b>"),
-        StageStep("plan", 0.5, 12, "files", moves=False),
-    ],
-    skipped=tuple(f"image {number}: <i>broken</i>" for number in range(13)),
-    notes=["a note & another"],
-)
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
-def test_steps_notes_and_what_was_left_out() -> None:
-    html, text = REPORT._repr_html_(), str(REPORT)
-    for words in ("Staged from the source in 2.50 s", "copy", "25 MB/s", "12 files", "image 9", "3 more"):
-        assert words in html
+def both(shown: Any) -> list[str]:
+    """The text, and what a notebook shows."""
+    assert "<script" not in shown._repr_html_()
+    assert "\x1b" not in str(shown)
+    return [" ".join(text.split()) for text in (str(shown), escaped(html.unescape(shown._repr_html_())))]
+
+
+def escaped(text: str) -> str:
+    """As a terminal shows it; HTML does not obey what terminals do."""
+    return text.replace("\x1b", "\\x1b")
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Images whose names are HTML, or obeyed by terminals, twelve of them broken, in twenty classes."""
+    files: dict[str, Any] = {f"class {number:02}/{number}.png": number for number in range(19)}
+    files |= {f"<script>/<b>{number}.png": image(number)[:40] for number in range(11)}
+    return make_tree(tmp_path / "photos", {**files, "<script>/0.png": 1, "<script>/\x1b[2J.png": b"no image"})
+
+
+def test_a_plan_a_report_and_a_dataset_say_the_same_in_both_forms(photos: Path, tmp_path: Path) -> None:
+    places: dict[str, Any] = {"local_dir": tmp_path / "here", "cache_dir": tmp_path / "cache", "on_error": "skip"}
+    plan = plan_stage(photos, **places)
+    for text in both(plan):
+        for words in (*plan.reasons, *dict(plan.found).values(), str(plan.target), str(plan.cache)):
+            assert escaped(words) in text
+    data = stage_dataset(photos, progress=False, **places)
+    for text in both(data.report):
+        # Of what was left out the first ten.
+        shown = [reason for reason in data.report.skipped if escaped(reason) in text]
+        assert (len(data.report.skipped), len(shown), "2 more" in text) == (12, 10, True)
+        for words in (*(step.name for step in data.report.steps), *data.report.notes):
+            assert escaped(words) in text
+    text, page = both(data)
+    for words in ("train 20", str(data.path)):
         assert words in text
-    assert "image 10" not in html
-    assert "<b>a.zip" not in html
-    assert "<i>broken" not in html
-    assert "a note &amp; another" in html
+        assert words in page
+    assert "<script> (" in page
+    assert "class 12" not in page
 
 
-def test_a_terminal_does_not_obey_names() -> None:
-    report = StageReport(skipped=("\x1b[2J.jpg: broken",), notes=["read '\x1b]0;mine\x07'"])
-    assert "\x1b" not in str(report)
-    assert "\\x1b[2J.jpg" in str(report)
+def test_a_plan_that_does_not_fit_says_so(tmp_path: Path) -> None:
+    source = make_tree(tmp_path / "photos", in_classes(4))
+    options: dict[str, Any] = {"cache_dir": None, "encoding": "pixels"}
+    fits, tight = (plan_stage(source, image_size=side, **options) for side in (8, 60_000))
+    assert [tuple("does not fit" in one or "too little" in one for one in both(plan)) for plan in (fits, tight)] == [
+        (False, False),
+        (True, True),
+    ]
 
 
-def test_steps_inside_of_a_step_count_once() -> None:
-    report = StageReport()
-    began = time.monotonic()
-    with report.timed("look in cache"):
-        with report.timed("open source"):
-            time.sleep(0.02)
-        with report.timed("open source"):
-            time.sleep(0.02)
-    assert [step.name for step in report.steps] == ["open source", "look in cache"]
-    assert 0.04 <= report.seconds <= time.monotonic() - began
+def test_a_damaged_pack_is_told_once_and_with_what_works(tmp_path: Path) -> None:
+    source = make_tree(tmp_path / "photos", in_classes(4))
+    places: dict[str, Any] = {"local_dir": tmp_path / "here", "cache_dir": None}
+    staged = stage_dataset(source, progress=False, **places)
+    with staged.path.open("r+b") as file:
+        file.seek(4096)
+        file.write(b"mine")
+    plan = plan_stage(source, **places)
+    assert "1 of its 1 block differ" in plan.reasons[0]
+    assert "refresh=True" not in str(plan)
+    assert "delete it" in plan.refused
+    staged.path.unlink()
+    assert plan_stage(source, **places).refused == ""
+    assert stage_dataset(source, progress=False, **places).report.origin == "source"
 
 
 def test_looking_again_is_one_line_of_the_report(tmp_path: Path) -> None:
     """Before the lock and behind it the folder is found changed; what was done is told once, with the time of both."""
-    paths = write_photos(tmp_path / "photos")
-    options: dict[str, Any] = {"local_dir": tmp_path / "local", "cache_dir": None, "image_size": (8, 8)}
-    colabstage.stage_dataset(tmp_path / "photos", **options, progress=False)
-    paths[0].unlink()
-    report = colabstage.stage_dataset(tmp_path / "photos", **options, progress=False).report
+    source = make_tree(tmp_path / "photos", in_classes(4))
+    places: dict[str, Any] = {"local_dir": tmp_path / "here", "cache_dir": tmp_path / "cache", "progress": False}
+    stage_dataset(source, **places)
+    (source / "cat/000.png").unlink()
+    report: Any = stage_dataset(source, **places).report
     names = [step.name for step in report.steps]
     assert names.count("look") == 1, report
-    assert [note for note in report.notes if "again" in note] == [
-        "Staging again: the source has changed since it was staged."
-    ]
+    assert len([note for note in report.notes if "again" in note]) == 1
     assert len(set(report.notes)) == len(report.notes)
-    assert "1 readers" not in str(report)
-
-
-def test_a_dataset_shows_its_splits_its_classes_and_its_report(tmp_path: Path) -> None:
-    path = tmp_path / "a.h5"
-    with h5py.File(path, "w") as file:
-        file["X_train"], file["Y_train"] = np.zeros((7, 3)), np.zeros(7)
-        file["classes"] = ["<script>", *(f"class {number}" for number in range(1, 20))]
-    html = StagedDataset(path, None, REPORT, read_info(path))._repr_html_()
-    for words in ("train 7", "20: &lt;script&gt;, class 1", "and 8 more", str(path), "25 MB/s"):
-        assert words in html
-    assert "<script" not in html
-    assert "class 12" not in html
+    # What was opened within a step counts in that.
+    assert sum(step.seconds for step in report.steps if step.name != "open source") <= report.seconds * 1.01

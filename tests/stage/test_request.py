@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import inspect
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path  # noqa: TC003 - fixtures
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 
-from colabstage import pack_dataset, plan_stage, stage_dataset
+from colabstage import StagedDataset, make_loader, pack_dataset, plan_stage, stage_dataset
 from colabstage.errors import OptionError
 from colabstage.options import folders
-from colabstage.stage.request import make_request
+from tests.support.images import in_classes, make_tree
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    import numpy as np
 
 
 def _halved(x: np.ndarray) -> np.ndarray:
@@ -24,44 +28,48 @@ def _darker(x: np.ndarray) -> np.ndarray:
     return x // 2
 
 
-def test_everything_that_shapes_a_pack_can_be_asked_of_staging() -> None:
-    """`stage_dataset` takes what `pack_dataset` does, but for where the file goes; `plan_stage` what `stage_dataset`
-    does, but for how it is done."""
-    packing, staging, planning = (
-        set(inspect.signature(function).parameters) for function in (pack_dataset, stage_dataset, plan_stage)
-    )
+def parameters(*functions: Callable[..., object]) -> list[set[str]]:
+    return [set(inspect.signature(function).parameters) for function in functions]
+
+
+def test_one_function_takes_what_the_other_takes() -> None:
+    """`stage_dataset` what `pack_dataset` does, but for where the file goes; `plan_stage` what `stage_dataset` does,
+    but for how it is done; and the loader of a dataset what `make_loader` does, with the same defaults."""
+    packing, staging, planning = parameters(pack_dataset, stage_dataset, plan_stage)
     assert packing - staging == {"target", "append_to", "shards", "overwrite"}
     assert staging - planning == {"wait", "progress", "executor", "streaming"}
     assert planning <= staging
+    own, plain = (inspect.signature(function).parameters for function in (StagedDataset.loader, make_loader))
+    assert list(own)[2:] == list(plain)[1:]
+    assert [name for name in own if name in plain and own[name].default != plain[name].default] == []
 
 
-@pytest.mark.parametrize(
-    "option",
-    [
-        {"layout": "image_folder"},
-        {"layout": folders(level=1)},
-        {"image_size": (8, 8)},
-        {"color_mode": "grayscale"},
-        {"resize": "crop"},
-        {"encoding": "jpeg:80"},
-        {"splits": {"train": 0.5, "test": 0.5}},
-        {"group_by": r"\d"},
-        {"prepare": _halved},
-        {"prepare": _darker},
-        {"seed": 1},
-        {"on_error": "skip:1%"},
-    ],
-    # Not what a function is written as: that has an address in it, which differs among the processes of a run.
-    ids=(
-        "layout", "folders", "size", "colour", "resize", "encoding", "splits", "groups", "halved", "darker", "seed",
-        "errors",
-    ),
-)  # fmt: skip
-def test_each_option_has_a_key_of_its_own(option: dict[str, Any]) -> None:
+OPTIONS: dict[str, dict[str, Any]] = {
+    "layout": {"layout": "image_folder"},
+    "folders": {"layout": folders(level=1)},
+    "size": {"image_size": (8, 8)},
+    "colour": {"color_mode": "grayscale"},
+    "resize": {"resize": "crop"},
+    "encoding": {"encoding": "jpeg:80"},
+    "splits": {"splits": {"train": 0.5, "test": 0.5}},
+    "groups": {"splits": 0.5, "group_by": r"\d+"},
+    "halved": {"prepare": _halved},
+    "darker": {"prepare": _darker},
+    "seed": {"seed": 1},
+    "errors": {"on_error": "skip:1%"},
+}
+
+
+def test_each_option_has_a_key_of_its_own(tmp_path: Path) -> None:
     """So that no record and no cached pack is taken for one of other options; the same option has the same key."""
-    keys = {make_request("photos", **given).key for given in ({}, option, {"prepare": np.sqrt})}
-    assert len(keys) == 3
-    assert make_request("photos", **option).key in keys
+    source = make_tree(tmp_path / "photos", in_classes(4))
+
+    def key(options: dict[str, Any]) -> str:
+        return plan_stage(source, cache_dir=None, **{"image_size": (4, 4), **options}).target.name
+
+    keys = {name: key(options) for name, options in OPTIONS.items()}
+    assert {key({}), *keys.values()} == {key({}), *(key(options) for options in OPTIONS.values())}
+    assert len({key({}), *keys.values()}) == len(OPTIONS) + 1
 
 
 @pytest.mark.parametrize("form", ["folder", "zip", "both"])

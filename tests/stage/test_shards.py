@@ -2,44 +2,38 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 import signal
 import subprocess
 import sys
-import zipfile
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import h5py
 import numpy as np
 import pytest
-from PIL import Image
 
 from colabstage import list_datasets, make_loader, plan_stage, purge_datasets, stage_dataset
 from colabstage.errors import ChecksumMismatchError, DamagedPackError, NotEnoughSpaceError
-from colabstage.io.units import parse_bytes
-from colabstage.pack import execute
-from colabstage.stage import shards
+from tests.support.archives import write_archive
 from tests.support.http_server import WebServer
+from tests.support.images import make_tree, noise
 from tests.support.staged import SMALL_BLOCK, disk_sampled, use_small_blocks
+from tests.support.steps import Meanwhile
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from collections.abc import Iterator
+    from pathlib import Path
 
     from colabstage import StagedDataset
 
 pytestmark = pytest.mark.torch
 
-# Images of 49 kB each, 15 MB in all: three times the limit.
-COUNT, SIDE, LIMIT, SHARDS = 300, 128, 5_000_000, 12
-
-
-def write_image(path: Path, number: int, *, side: int = SIDE) -> None:
-    pixels = np.random.default_rng(number).integers(0, 256, (side, side, 3), dtype=np.uint8)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(pixels).save(path, "PNG", compress_level=0)
+# Of 49 kB each in the pack.
+COUNT, LIMIT, SHARDS = 100, 4_000_000, 5
 
 
 @pytest.fixture(autouse=True)
@@ -47,277 +41,230 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     use_small_blocks(monkeypatch)
 
 
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of images in two classes."""
-    folder = tmp_path_factory.mktemp("source") / "photos"
-    for number in range(COUNT):
-        write_image(folder / ("cat", "dog")[number % 2] / f"{number:04}.png", number)
-    return folder
+def images(count: int, *, first: int = 0) -> dict[str, bytes]:
+    return {f"{('cat', 'dog')[n % 2]}/{n:04}.png": noise(n, size=(128, 128)) for n in range(first, first + count)}
 
 
 @pytest.fixture(scope="module")
-def archive(photos: Path) -> Path:
-    """The same as a zip."""
-    return zipped(photos, photos.with_name("photos.zip"))
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A zip of images in two classes."""
+    return write_archive(tmp_path_factory.mktemp("source") / "photos.stored.zip", images(COUNT))
 
 
-def zipped(folder: Path, target: Path) -> Path:
-    with zipfile.ZipFile(target, "w") as file:
-        for path in sorted(folder.rglob("*.png")):
-            file.write(path, path.relative_to(folder))
-    return target
+@pytest.fixture(scope="module")
+def whole(archive: Path) -> Path:
+    """The pack that a call without a limit makes."""
+    with pytest.MonkeyPatch.context() as patch:
+        use_small_blocks(patch)
+        return stage_dataset(archive, local_dir=archive.parent / "whole", cache_dir=None, progress=False).path
 
 
 @pytest.fixture
 def places(tmp_path: Path) -> dict[str, Any]:
     """Where the part is, and where the cache is."""
-    return {"local_dir": tmp_path / "local", "cache_dir": tmp_path / "cache", "progress": False}
+    return {"local_dir": tmp_path / "local", "cache_dir": tmp_path / "cache"}
 
 
-def whole_pack(source: Path | str, folder: Path, **options: Any) -> Path:
-    """Return the pack that a call without a limit makes."""
-    return stage_dataset(source, local_dir=folder, cache_dir=None, progress=False, **options).path
-
-
-def rows_of(data: StagedDataset) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return all of `train` by a loader in windows, put in the order of the file."""
-    dataset = data["train"]
-    dataset.return_index = True
-    found = [(index.numpy(), x.permute(0, 2, 3, 1).numpy(), y.numpy()) for (x, y), index in make_loader(dataset, 8)]
-    order = np.argsort(np.concatenate([one[0] for one in found]))
-    return np.concatenate([one[1] for one in found])[order], np.concatenate([one[2] for one in found])[order]
+@contextlib.contextmanager
+def staged(source: Any, places: dict[str, Any], **options: Any) -> Iterator[StagedDataset]:
+    """Stage under the limit, and close the part at the end."""
+    data = stage_dataset(source, **{"disk_limit": LIMIT, "progress": False, **places, **options})
+    try:
+        yield data
+    finally:
+        if data.part is not None:
+            data.part.close()
 
 
 def check_rows(data: StagedDataset, whole: Path) -> None:
-    x, y = rows_of(data)
+    """All of `train`, by a loader in windows, are the rows of the whole pack."""
+    dataset = data["train"]
+    dataset.return_index = True
     with h5py.File(whole) as file:
-        np.testing.assert_array_equal(x, file["X_train"][()])
-        np.testing.assert_array_equal(y, file["Y_train"][()])
+        x, y, seen = file["X_train"][()], file["Y_train"][()], list[int]()
+    for (pixels, labels), index in make_loader(dataset, 8):
+        seen += index.tolist()
+        np.testing.assert_array_equal(pixels.permute(0, 2, 3, 1).numpy(), x[index.numpy()])
+        np.testing.assert_array_equal(labels.numpy(), y[index.numpy()])
+    assert sorted(seen) == list(range(len(x)))
 
 
 def shards_in(folder: Path) -> list[Path]:
     return sorted(folder.glob("*-of-*.h5"))
 
 
-@pytest.fixture
-def packed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The numbers of the shards that are packed, or continued, from now on."""
-    numbers: list[int] = []
-    run_pack = execute.run_pack
-
-    def noted(*arguments: Any, **named: Any) -> Any:
-        numbers.append(named["shard"].number)
-        return run_pack(*arguments, **named)
-
-    monkeypatch.setattr(shards, "run_pack", noted)
-    return numbers
+def times_in(folder: Path) -> dict[str, int]:
+    """When each shard was made."""
+    return {path.name: path.stat().st_mtime_ns for path in shards_in(folder)}
 
 
 def test_a_zip_larger_than_the_limit_is_packed_in_shards(
-    archive: Path, places: dict[str, Any], packed: list[int], tmp_path: Path
+    archive: Path, whole: Path, places: dict[str, Any], tmp_path: Path
 ) -> None:
-    """The disk never holds more than the limit; rows are those of the pack of one file; the second call reads the
-    cache; and a call without a limit joins the shards to the file that it would have packed, byte for byte."""
-    plan = plan_stage(archive, disk_limit=LIMIT, local_dir=places["local_dir"], cache_dir=places["cache_dir"])
-    assert f"would be packed in {SHARDS} shards" in str(plan)
+    """The disk never holds more than the limit, and rows are those of the pack of one file; the second call reads the
+    cache, where the set is one dataset; a call without a limit joins it to the file that it would have packed."""
+    local, cache = places["local_dir"], places["cache_dir"]
+    plan = plan_stage(archive, disk_limit=LIMIT, **places)
     assert str(plan.cache).endswith(f"-*-of-{SHARDS:05}.h5")
     assert plan.figures.peak_bytes <= LIMIT
-    with disk_sampled(places["local_dir"]) as taken:
-        data = stage_dataset(archive, disk_limit=LIMIT, **places)
+    with disk_sampled(local) as taken, staged(archive, places) as data:
         assert (data.report.origin, data.splits, data.classes) == ("source", {"train": COUNT}, ("cat", "dog"))
-        assert packed == list(range(SHARDS))
-        whole = whole_pack(archive, tmp_path / "whole")
         check_rows(data, whole)
-        assert data.part is not None
-        assert data.part.figures["evicted"] > 0
-        assert f"-*-of-{SHARDS:05}.h5') and is read from there" in str(data.report)
-        data.part.close()
-    assert 1_000_000 < max(taken) <= LIMIT < whole.stat().st_size / 2
-    assert len(shards_in(places["cache_dir"])) == SHARDS
-    assert [path.name for path in places["local_dir"].iterdir()] == ["partial"]
-    again = stage_dataset(archive, disk_limit=LIMIT, **places)
-    assert (again.report.origin, len(packed)) == ("cache", SHARDS)
-    assert again.part is not None
-    again.part.close()
-    joined = stage_dataset(archive, **places)
+        assert data.figures["evicted"] > 0
+    assert 500_000 < max(taken) <= LIMIT < whole.stat().st_size
+    assert len(shards_in(cache)) == SHARDS
+    assert [path.name for path in local.iterdir()] == ["partial"]
+    made = times_in(cache)
+    with staged(archive, places) as again:
+        assert again.report.origin == "cache"
+    joined = stage_dataset(archive, progress=False, **{**places, "local_dir": tmp_path / "other"})
     assert (joined.report.origin, joined.part) == ("cache", None)
     assert joined.path.read_bytes() == whole.read_bytes()
-    assert stage_dataset(archive, **places).report.origin == "local"
-    assert not (places["cache_dir"] / whole.name).exists()
+    assert times_in(cache) == made
+
+    def listed() -> list[Any]:
+        return [one for one in list_datasets(**places) if one.place == "cache"]
+
+    (one,) = listed()
+    assert (one.samples, one.whole) == ({"train": COUNT}, True)
+    assert one.nbytes == sum(path.stat().st_size for path in shards_in(cache))
+    for path in (shards_in(cache)[0], shards_in(cache)[0].with_suffix(".h5.json")):
+        path.unlink()
+    (one,) = listed()
+    assert not one.whole
+    assert purge_datasets([one]).nbytes == one.nbytes
+    assert list(cache.iterdir()) == []
 
 
 KILLED = """
-import os, signal, sys
+import os, pathlib, signal, sys
 import pytest
-import colabstage.load.dataset
-from colabstage import stage_dataset
-from colabstage.stage import shards
+from colabstage import dataset_h5, stage_dataset  # whose modules are patched
 from tests.support.staged import use_small_blocks
+from tests.support.steps import Meanwhile
+source, limit, local, cache = sys.argv[1:]
 use_small_blocks(pytest.MonkeyPatch())
-left, publish_file = [int(sys.argv[5])], shards.publish
-def publish(*arguments, **named):
-    done = publish_file(*arguments, **named)
-    left[0] -= 1
-    if not left[0]:
+def look():
+    if len(list(pathlib.Path(cache).glob("*-of-*.h5.json"))) >= 2:
         os.kill(os.getpid(), signal.SIGKILL)
-    return done
-shards.publish = publish
-stage_dataset(sys.argv[1], disk_limit=int(sys.argv[2]), local_dir=sys.argv[3], cache_dir=sys.argv[4], progress=False)
+stage_dataset(source, disk_limit=int(limit), local_dir=local, cache_dir=cache, progress=Meanwhile(look))
 """
 
 
-def test_a_kill_costs_no_shard_that_was_finished(
-    archive: Path, places: dict[str, Any], packed: list[int], tmp_path: Path
-) -> None:
-    """Killed while one shard was packed and the one before it had just been published, twice: what is in the cache is
-    not packed again, and the rest comes as if nothing had happened."""
-    arguments = [str(archive), str(LIMIT), str(places["local_dir"]), str(places["cache_dir"])]
-    there: dict[str, int] = {}
+def test_a_kill_costs_no_shard_that_was_finished(archive: Path, whole: Path, places: dict[str, Any]) -> None:
+    """What is in the cache is not packed again, and the rest comes as if nothing had happened."""
     with disk_sampled(places["local_dir"]) as taken:
-        for published in (2, 4):
-            ended = subprocess.run([sys.executable, "-c", KILLED, *arguments, str(published)], check=False, timeout=100)
-            assert ended.returncode == -signal.SIGKILL
-            before, there = there, {path.name: path.stat().st_mtime_ns for path in shards_in(places["cache_dir"])}
-            assert len(there) == len(before) + published
-            assert before.items() <= there.items()
-        data = stage_dataset(archive, disk_limit=LIMIT, **places)
-        check_rows(data, whole_pack(archive, tmp_path / "whole"))
-        assert data.part is not None
-        data.part.close()
+        arguments = [str(archive), str(LIMIT), *map(str, places.values())]
+        ended = subprocess.run([sys.executable, "-c", KILLED, *arguments], check=False, timeout=100)
+        assert ended.returncode == -signal.SIGKILL
+        before = times_in(places["cache_dir"])
+        assert 2 <= len(before) < SHARDS
+        with staged(archive, places) as data:
+            check_rows(data, whole)
     assert max(taken) <= LIMIT
-    # One more may have been finished here when the process was killed, and needs only to be published.
-    assert packed in (list(range(6, SHARDS)), list(range(7, SHARDS)))
+    assert before.items() <= times_in(places["cache_dir"]).items()
     assert [path.name for path in places["local_dir"].iterdir()] == ["partial"]
 
 
-def test_an_interrupted_refresh_continues_and_a_finished_one_starts_over(
-    archive: Path, places: dict[str, Any], packed: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = stage_dataset(archive, disk_limit=LIMIT, **places)
-    assert first.part is not None
-    first.part.close()
-    packed.clear()
-    run_pack = vars(shards)["run_pack"]
+def test_an_interrupted_refresh_continues_and_a_finished_one_starts_over(archive: Path, places: dict[str, Any]) -> None:
+    cache = places["cache_dir"]
+    with staged(archive, places):
+        first = times_in(cache)
 
-    def interrupted(*arguments: Any, **named: Any) -> Any:
-        if named["shard"].number == 5:
+    def interrupt() -> None:
+        if len(times_in(cache).items() - first.items()) >= 2:
             raise KeyboardInterrupt
-        return run_pack(*arguments, **named)
 
-    monkeypatch.setattr(shards, "run_pack", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        stage_dataset(archive, disk_limit=LIMIT, refresh=True, **places)
-    assert packed == list(range(5))
-    assert 3 <= len(shards_in(places["cache_dir"])) <= 5
-    monkeypatch.setattr(shards, "run_pack", run_pack)
-    packed.clear()
-    again = stage_dataset(archive, disk_limit=LIMIT, refresh=True, **places)
-    assert again.report.origin == "source"
-    assert packed in (list(range(4, SHARDS)), list(range(5, SHARDS)))
-    assert again.part is not None
-    again.part.close()
-    packed.clear()
-    over = stage_dataset(archive, disk_limit=LIMIT, refresh=True, **places)
-    assert packed == list(range(SHARDS))
-    assert over.part is not None
-    over.part.close()
+    with pytest.raises(KeyboardInterrupt), staged(archive, places, refresh=True, progress=Meanwhile(interrupt)):
+        pass
+    done = times_in(cache).items() - first.items()
+    assert 2 <= len(done) < SHARDS
+    for was in (dict(done), {}):
+        before = times_in(cache)
+        with staged(archive, places, refresh=True) as again:
+            assert again.report.origin == "source"
+        kept = before.items() & times_in(cache).items()
+        assert was.items() <= kept
+        assert was or not kept
 
 
-def test_what_became_of_the_source_or_of_a_shard_is_noticed(
-    photos: Path, places: dict[str, Any], packed: list[int], tmp_path: Path
-) -> None:
-    source = Path(shutil.copytree(photos, tmp_path / "photos"))
-    data = stage_dataset(source, disk_limit=LIMIT, **places)
-    assert data.part is not None
-    data.part.close()
+def test_what_became_of_the_source_or_of_a_shard_is_noticed(places: dict[str, Any], tmp_path: Path) -> None:
+    source = make_tree(tmp_path / "photos", images(COUNT))
+    with staged(source, places):
+        pass
     shutil.rmtree(places["local_dir"])
-    victim = shards_in(places["cache_dir"])[4]
+    victim = shards_in(places["cache_dir"])[3]
     content = victim.read_bytes()
     victim.write_bytes(content[: 3 * SMALL_BLOCK] + bytes(2 * SMALL_BLOCK) + content[5 * SMALL_BLOCK :])
-    damaged = stage_dataset(source, disk_limit=LIMIT, **places)
-    assert damaged.report.origin == "cache"
-    with pytest.raises(DamagedPackError, match=rf"{victim.name}' is damaged"):
-        rows_of(damaged)
-    assert damaged.part is not None
-    damaged.part.close()
+    with staged(source, places) as damaged:
+        assert damaged.report.origin == "cache"
+        with pytest.raises(DamagedPackError, match=victim.name):
+            list(damaged.loader("train", 8))
     victim.write_bytes(content)
     # Of the same length, in the place of another.
-    write_image(source / "cat" / "0000.png", COUNT)
-    with disk_sampled(places["local_dir"]) as taken:
-        changed = stage_dataset(source, disk_limit=LIMIT, **places)
+    make_tree(source, {"cat/0000.png": noise(COUNT, size=(128, 128))})
+    with disk_sampled(places["local_dir"]) as taken, staged(source, places) as changed:
+        assert changed.report.origin == "source"
+        whole = stage_dataset(source, local_dir=tmp_path / "whole", cache_dir=None, progress=False)
+        check_rows(changed, whole.path)
     assert max(taken) <= LIMIT
-    assert (changed.report.origin, len(packed)) == ("source", 2 * SHARDS)
-    check_rows(changed, whole_pack(source, tmp_path / "whole"))
-    assert changed.part is not None
-    changed.part.close()
 
 
 def test_what_cannot_be_packed_in_shards_says_so_before_anything_is_written(
-    archive: Path, places: dict[str, Any], tmp_path: Path
+    archive: Path, places: dict[str, Any]
 ) -> None:
-    nowhere = {**places, "cache_dir": None}
-    with pytest.raises(NotEnoughSpaceError, match=r'cache_dir=None(.|\n)*cache_dir="/content/drive'):
-        stage_dataset(archive, disk_limit=LIMIT, **nowhere)
-    with pytest.raises(NotEnoughSpaceError, match=r"cache_dir=None"):
-        plan_stage(archive, disk_limit=LIMIT, local_dir=places["local_dir"], cache_dir=None)
-    with pytest.raises(NotEnoughSpaceError, match=r"1 MB(.|\n)* ([0-9.]+ MB) ") as caught:
-        stage_dataset(archive, disk_limit="1 MB", **places)
-    named = str(caught.value).partition("Give ")[2].partition(" or more")[0]
-    with WebServer({"photos.zip": archive}) as server, pytest.raises(ChecksumMismatchError, match=r"not 0000"):
-        stage_dataset(server.url("photos.zip"), disk_limit=LIMIT, hash="sha256:" + 64 * "0", **places)
+    without_cache = {**places, "cache_dir": None}
+    for call in (plan_stage, partial(stage_dataset, progress=False)):
+        with pytest.raises(NotEnoughSpaceError, match="cache_dir=None"):
+            call(archive, disk_limit=LIMIT, **without_cache)
+    with (
+        WebServer({"photos.zip": archive}) as server,
+        pytest.raises(ChecksumMismatchError, match="0000"),
+        staged(server.url("photos.zip"), places, hash="sha256:" + 64 * "0"),
+    ):
+        pass
     with (
         ThreadPoolExecutor(1) as workers,
-        pytest.raises(NotEnoughSpaceError, match=r"Leave out executor="),
+        pytest.raises(NotEnoughSpaceError, match="executor="),
+        staged(archive, places, executor=workers),
     ):
-        stage_dataset(archive, disk_limit=LIMIT, executor=workers, **places)
+        pass
     assert not places["cache_dir"].exists()
     assert not [path for path in places["local_dir"].rglob("*") if path.is_file()]
-    data = stage_dataset(archive, disk_limit=named, **places)
-    check_rows(data, whole_pack(archive, tmp_path / "whole"))
-    assert data.part is not None
-    data.part.close()
 
 
-@pytest.mark.parametrize("remote", [False, True])
-def test_the_limit_that_an_error_names_is_never_more_than_all_of_it_takes(
-    remote: bool, photos: Path, places: dict[str, Any]
+@pytest.mark.parametrize(
+    ("count", "remote", "limit", "splits"),
+    [
+        (6, False, 1000, None),
+        (6, True, 1000, None),
+        (COUNT, False, 150_000, None),
+        (COUNT, False, 1_100_000, {"train": 0.8, "dev": 0.1, "test": 0.1}),
+    ],
+)
+def test_the_limit_that_a_refusal_asks_for_is_enough(
+    count: int,
+    remote: bool,
+    limit: int,
+    splits: dict[str, float] | None,
+    archive: Path,
+    places: dict[str, Any],
+    tmp_path: Path,
 ) -> None:
-    """Of a pack of a few blocks, shards would leave more here than it has; so it is to be made as one file."""
-    few = photos.parent / "few"
-    for number in range(6):
-        write_image(few / ("cat", "dog")[number % 2] / f"{number:04}.png", number)
-    archive = zipped(few, few.with_name("few.zip"))
-    with WebServer({"few.zip": archive}) as server:
-        source = server.url("few.zip") if remote else archive
-        peak = plan_stage(source, local_dir=places["local_dir"], cache_dir=places["cache_dir"]).figures.peak_bytes
-        with pytest.raises(NotEnoughSpaceError, match="1 kB") as caught:
-            stage_dataset(source, disk_limit=1000, **places)
-        with pytest.raises(NotEnoughSpaceError, match=re.escape(str(caught.value))):
-            plan_stage(source, disk_limit=1000, local_dir=places["local_dir"], cache_dir=places["cache_dir"])
-        named = str(caught.value).partition("Give ")[2].partition(" or more")[0]
-        assert peak <= parse_bytes(named) <= 1.02 * peak
-        data = stage_dataset(source, disk_limit=named, **places)
-        assert data.part is None
-        assert len(data["train"]) == 6
-
-
-def test_a_set_in_the_cache_is_one_dataset_to_list_and_to_remove(archive: Path, places: dict[str, Any]) -> None:
-    data = stage_dataset(archive, disk_limit=LIMIT, **places)
-    assert data.part is not None
-    data.part.close()
-    cache, local = places["cache_dir"], places["local_dir"]
-
-    def cached() -> list[Any]:
-        return [one for one in list_datasets(local_dir=local, cache_dir=cache) if one.place == "cache"]
-
-    (listed,) = cached()
-    assert (listed.samples, listed.whole) == ({"train": COUNT}, True)
-    assert listed.nbytes == sum(path.stat().st_size for path in shards_in(cache))
-    first = shards_in(cache)[0]
-    first.unlink()
-    first.with_name(f"{first.name}.json").unlink()
-    (listed,) = cached()
-    assert not listed.whole
-    assert purge_datasets([listed]).nbytes == listed.nbytes
-    assert list(cache.iterdir()) == []
+    """And never more than all of it takes: of a pack of a few blocks, shards would leave more here than it has."""
+    few = archive if count == COUNT else write_archive(tmp_path / "few.stored.zip", images(count))
+    with WebServer({"few.zip": few}) as server:
+        source = server.url("few.zip") if remote else few
+        peak = plan_stage(source, splits=splits, **places).figures.peak_bytes
+        told = []
+        for call in (plan_stage, partial(stage_dataset, progress=False)):
+            with pytest.raises(NotEnoughSpaceError) as refused:
+                call(source, disk_limit=limit, splits=splits, **places)
+            told += re.findall(r"Give ([\d.]+) ([kM])B", str(refused.value))
+        assert told[0] == told[1]
+        named = float(told[0][0]) * {"k": 1e3, "M": 1e6}[told[0][1]]
+        assert named <= 1.02 * peak
+        with staged(source, places, disk_limit=int(named), splits=splits) as data:
+            assert sum(data.splits.values()) == count
+            assert all(len(data[split][:3][0]) for split in data.splits)
+            assert (data.part is None) is (count != COUNT)

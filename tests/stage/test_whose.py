@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import shutil
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,21 +12,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from colabstage import fetch_files, pack_dataset, publish_file, stage_dataset
-from colabstage.errors import CancelledError, TargetExistsError
+from colabstage.errors import CancelledError, ColabstageError, TargetExistsError
 from colabstage.h5.manifest import is_time_as_noted, manifest_path
 from colabstage.io.progress import Cancellation
-from colabstage.io.workspace import is_made_here
 from colabstage.stage.publish import previous_path
-from colabstage.stage.purge import sweep_leftovers
 from tests.support.faulty_mount import faulty_mount
 from tests.support.steps import OneStep
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from simulated_drive.drive import SimulatedDrive
-
-MB = 1_000_000
+MB, BLOCKS = 1_000_000, 16 * 2**20
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another user's files")
 OTHER = 65534
 
@@ -57,19 +52,6 @@ def bytes_read(call: Callable[[], object]) -> int:
     return read_so_far() - before
 
 
-class _Stops(OneStep):
-    """Stops the work after some bytes."""
-
-    def __init__(self, nbytes: int) -> None:
-        super().__init__(Cancellation())
-        self._left = nbytes
-
-    def advance(self, amount: int = 1) -> None:
-        self._left -= amount
-        if self._left < 0:
-            self.cancellation.cancel()
-
-
 @pytest.mark.parametrize(
     ("found", "beside", "expected"),
     [
@@ -90,55 +72,32 @@ def test_a_time_is_as_noted_also_where_a_disk_rounds_it(found: int, beside: int,
     assert not is_time_as_noted(0, found, beside)
 
 
-@pytest.mark.parametrize("verb", ["shards", "stage"])
-def test_a_manifest_without_a_time_asks_the_hashes(verb: str, tmp_path: Path, photos: Path) -> None:
-    for content, is_ours in (("as written", True), ("another", False)):
-        home = tmp_path / content
-        file, again = _made(verb, home, photos)
-        beside = manifest_path(file)
-        raw = json.loads(beside.read_text(encoding="utf-8"))
-        assert raw.pop("mtime_ns") == file.stat().st_mtime_ns
-        beside.write_text(json.dumps(raw, indent=1, sort_keys=True), encoding="utf-8")
-        if not is_ours:
-            data = bytearray(file.read_bytes())
-            data[-1] ^= 1
-            was = file.stat().st_mtime_ns
-            file.write_bytes(data)
-            os.utime(file, ns=(was, was))
-        before = file.read_bytes()
-        assert again() is is_ours
-        assert (file.exists() and file.read_bytes() == before) is not is_ours
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_a_manifest_without_a_time_asks_the_hashes(tmp_path: Path, photos: Path, is_ours: bool) -> None:
+    """What is as it was written is replaced; what is not is refused and stays."""
 
+    def pack(side: int) -> Path:
+        options: dict[str, Any] = {"image_size": (side, side), "shards": 2, "overwrite": True, "progress": False}
+        return Path(pack_dataset(photos, tmp_path / "p.h5", **options).files[0])
 
-def _made(verb: str, home: Path, photos: Path) -> tuple[Path, Callable[[], bool]]:
-    """Something of ours, and the call that replaces or removes it, which tells whether it did."""
-
-    def tells(call: Callable[[], object]) -> bool:
-        try:
-            call()
-        except TargetExistsError:
-            return False
-        return True
-
-    if verb == "shards":
-
-        def pack(side: int) -> Any:
-            return pack_dataset(
-                photos, home / "p.h5", shards=2, overwrite=True, image_size=(side, side), progress=False
-            )
-
-        return Path(pack(8).files[0]), lambda: tells(lambda: pack(9))
-    home.mkdir()
-    options: dict[str, Any] = {"image_size": (8, 8), "local_dir": home / "fast", "progress": False}
-    found = stage_dataset(photos, cache_dir=None, **options)
-
-    def stage() -> object:
-        # Other bytes for the same name.
-        first = next(photos.rglob("*.png"))
-        shutil.copyfile(next(one for one in photos.rglob("*.png") if one != first), first)
-        return stage_dataset(photos, cache_dir=None, refresh=True, **options)
-
-    return found.path, lambda: tells(stage)
+    file = pack(8)
+    beside = manifest_path(file)
+    raw = json.loads(beside.read_text(encoding="utf-8"))
+    assert raw.pop("mtime_ns") == file.stat().st_mtime_ns
+    beside.write_text(json.dumps(raw, indent=1, sort_keys=True), encoding="utf-8")
+    if not is_ours:
+        data, found = bytearray(file.read_bytes()), file.stat()
+        data[-1] ^= 1
+        file.write_bytes(data)
+        os.utime(file, ns=(found.st_atime_ns, found.st_mtime_ns))
+    before = file.read_bytes()
+    if is_ours:
+        pack(9)
+        assert file.read_bytes() != before
+    else:
+        with pytest.raises(TargetExistsError, match=file.name):
+            pack(9)
+        assert file.read_bytes() == before
 
 
 def test_times_that_a_remount_moved_cost_no_reading_in_a_second_call(tmp_path: Path, make_images: Any) -> None:
@@ -178,80 +137,79 @@ def test_a_published_file_whose_time_moved_is_hashed_once(tmp_path: Path) -> Non
     assert previous_path(target).read_bytes()[0] == 2
 
 
-class TestASessionOnAnotherMachine:
-    @staticmethod
-    def leave(target: Path, source: Path, *, hours_ago: float, suffix: str = "") -> Path:
-        """What a session on another machine left when it died in the middle of publishing."""
-        folder = target.with_name(f".colabstage-{target.name}.0dead0d0-4321-98765.3{suffix}.tmp")
-        folder.mkdir(parents=True)
-        (folder / target.name).write_bytes(source.read_bytes()[: 16 * 2**20] if source.exists() else b"half")
-        long_ago = time.time() - hours_ago * 3600
-        for path in (folder / target.name, folder):
-            os.utime(path, (long_ago, long_ago))
-        return folder
+def leave(target: Path, content: bytes, *, hours_ago: float) -> Path:
+    """What a session on another machine left when it died in the middle of publishing."""
+    folder = target.with_name(f".colabstage-{target.name}.0dead0d0-4321-98765.3.tmp")
+    folder.mkdir(parents=True)
+    (folder / target.name).write_bytes(content)
+    age(folder, hours_ago)
+    return folder
 
-    def test_publishing_goes_on(self, tmp_path: Path) -> None:
-        model, target = checkpoint(tmp_path / "model.pt", 1), tmp_path / "drive/model.pt"
-        left = self.leave(target, model, hours_ago=2)
-        report = publish_file(model, target, progress=False)
-        assert report.kept_bytes == 16 * 2**20
-        assert target.read_bytes() == model.read_bytes()
-        assert not left.exists()
 
-    def test_on_a_mounted_drive_too(self, tmp_path: Path, drive: SimulatedDrive, my_drive: Path) -> None:
-        """Where all files have one owner."""
-        model, target = checkpoint(tmp_path / "model.pt", 1), my_drive / "drive/model.pt"
-        self.leave(drive.cloud / "MyDrive/drive/model.pt", model, hours_ago=2)
-        assert publish_file(model, target, progress=False).kept_bytes == 16 * 2**20
-        assert sorted(path.name for path in target.parent.iterdir()) == ["model.pt", "model.pt.json"]
+def age(folder: Path, hours_ago: float) -> None:
+    long_ago = time.time() - hours_ago * 3600
+    for path in (*folder.iterdir(), folder):
+        os.utime(path, (long_ago, long_ago))
 
-    def test_fetching_goes_on(self, tmp_path: Path) -> None:
-        source, target = checkpoint(tmp_path / "data.bin", 1, nbytes=80 * MB), tmp_path / "copies/data.bin"
-        with pytest.raises(CancelledError):
-            fetch_files(source, target, progress=_Stops(30 * MB))
-        (left,) = target.parent.iterdir()
-        elsewhere = left.rename(left.with_name(".colabstage-data.bin.0dead0d0-4321-98765.3.tmp"))
-        long_ago = time.time() - 7200
-        for path in (*elsewhere.iterdir(), elsewhere):
-            os.utime(path, (long_ago, long_ago))
-        assert fetch_files(source, target, progress=False).kept_bytes > 0
-        assert target.read_bytes() == source.read_bytes()
-        assert not elsewhere.exists()
 
-    def test_what_is_of_another_file_is_swept(self, tmp_path: Path) -> None:
-        model, target = checkpoint(tmp_path / "model.pt", 1), tmp_path / "drive/model.pt"
-        (tmp_path / "cache").mkdir()
-        left = self.leave(tmp_path / "cache/photos-01234567.h5", tmp_path / "nothing", hours_ago=2)
-        beside = self.leave(target.with_name("model.pt.json"), tmp_path / "nothing", hours_ago=2)
-        publish_file(model, target, progress=False)
-        sweep_leftovers(local_dir=tmp_path / "fast", cache_dir=tmp_path / "cache")
-        assert not left.exists()
-        assert not beside.exists()
-
-    def test_what_may_be_alive_is_left(self, tmp_path: Path) -> None:
-        model, target = checkpoint(tmp_path / "model.pt", 1), tmp_path / "drive/model.pt"
-        left = self.leave(target, model, hours_ago=0.5)
-        assert publish_file(model, target, progress=False).kept_bytes == 0
+@pytest.mark.parametrize("on_drive", [False, pytest.param(True, marks=pytest.mark.fuse)])
+def test_publishing_goes_on_where_another_machine_died(
+    tmp_path: Path, request: pytest.FixtureRequest, on_drive: bool
+) -> None:
+    """Also on a Drive, where all files have one owner; what may be alive is left alone."""
+    model, folder = checkpoint(tmp_path / "model.pt", 1), tmp_path / "kept"
+    behind = target = folder / "model.pt"
+    if on_drive:
+        target = request.getfixturevalue("my_drive") / "kept/model.pt"
+        behind = request.getfixturevalue("drive").cloud / "MyDrive/kept/model.pt"
+    left = leave(behind, model.read_bytes()[:BLOCKS], hours_ago=2)
+    assert publish_file(model, target, progress=False).kept_bytes == BLOCKS
+    assert target.read_bytes() == model.read_bytes()
+    assert sorted(path.name for path in target.parent.iterdir()) == ["model.pt", "model.pt.json"]
+    if not on_drive:
+        left = leave(target.with_name("other.pt"), model.read_bytes()[:BLOCKS], hours_ago=0.5)
+        assert publish_file(model, target.with_name("other.pt"), progress=False).kept_bytes == 0
         assert left.exists()
 
-    @pytest.mark.parametrize("kind", ["link", "link inside", pytest.param("another user's", marks=needs_root)])
-    def test_what_is_not_proved_ours_is_left_and_named(self, tmp_path: Path, kind: str) -> None:
-        model, cache = checkpoint(tmp_path / "model.pt", 1), tmp_path / "cache"
-        target = cache / "model.pt"
-        left = self.leave(target, model, hours_ago=2)
-        if kind == "link":
-            left = left.rename(tmp_path / "mine")
-            target.with_name(".colabstage-model.pt.0dead0d0-4321-98765.3.tmp").symlink_to(left)
-        elif kind == "link inside":
-            (left / "model.pt").rename(tmp_path / "mine")
-            (left / "model.pt").symlink_to(tmp_path / "mine")
-        else:
-            for path in (left, *left.iterdir()):
-                os.chown(path, OTHER, OTHER)
-        mine = tmp_path / "mine" if kind == "link inside" else left / "model.pt"
-        before = mine.read_bytes()
-        assert publish_file(model, target, progress=False).kept_bytes == 0
-        assert mine.read_bytes() == before
+
+def test_fetching_goes_on_where_another_machine_died(tmp_path: Path) -> None:
+    source, target = checkpoint(tmp_path / "data.bin", 1, nbytes=40 * MB), tmp_path / "copies/data.bin"
+    done: list[int] = []
+
+    class Stops(OneStep):
+        def advance(self, amount: int = 1) -> None:
+            done.append(amount)
+            if sum(done) > 20 * MB:
+                self.cancellation.cancel()
+
+    with pytest.raises(CancelledError):
+        fetch_files(source, target, progress=Stops(Cancellation()))
+    (left,) = target.parent.iterdir()
+    elsewhere = left.rename(left.with_name(".colabstage-data.bin.0dead0d0-4321-98765.3.tmp"))
+    age(elsewhere, 2)
+    assert fetch_files(source, target, progress=False).kept_bytes > 0
+    assert target.read_bytes() == source.read_bytes()
+    assert not elsewhere.exists()
+
+
+@pytest.mark.parametrize("kind", ["link", "link inside", pytest.param("another user's", marks=needs_root)])
+def test_what_is_not_proved_ours_is_left(tmp_path: Path, kind: str) -> None:
+    model, target = checkpoint(tmp_path / "model.pt", 1), tmp_path / "kept/model.pt"
+    left = leave(target, model.read_bytes()[:BLOCKS], hours_ago=2)
+    mine = tmp_path / "mine"
+    if kind == "link":
+        left.rename(mine)
+        left.symlink_to(mine)
+        mine = mine / "model.pt"
+    elif kind == "link inside":
+        (left / "model.pt").rename(mine)
+        (left / "model.pt").symlink_to(mine)
+    else:
+        mine = left / "model.pt"
+        for path in (left, mine):
+            os.chown(path, OTHER, OTHER)
+    assert publish_file(model, target, progress=False).kept_bytes == 0
+    assert mine.read_bytes() == model.read_bytes()[:BLOCKS]
 
 
 @needs_root
@@ -273,14 +231,16 @@ def test_another_users_record_or_content_is_not_taken_for_ours(tmp_path: Path, w
 
 @pytest.mark.fuse
 def test_a_mount_with_one_owner_for_all_may_fail_for_a_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To this user, all files there are another's, also new ones: which shows only by making one."""
     (tmp_path / "root").mkdir()
+    model = checkpoint(tmp_path / "model.pt", 1, nbytes=1000)
     with faulty_mount(tmp_path / "root", tmp_path / "mount") as mount:
-        file = mount.place / "model.pt"
-        file.write_bytes(b"1")
-        # To this user, all files there are another's, also new ones.
+        publish_file(model, mount.place / "model.pt", progress=False)
+        checkpoint(model, 2, nbytes=1000)
         monkeypatch.setattr(os, "geteuid", lambda: OTHER)
         mount.fail("create", errno.ENOSPC)
-        assert not is_made_here(file)
+        with pytest.raises(ColabstageError):
+            publish_file(model, mount.place / "model.pt", progress=False)
+        assert (tmp_path / "root/model.pt").read_bytes() == bytes([1]) * 1000
         mount.heal()
-        assert is_made_here(file)
-    assert [path.name for path in (tmp_path / "root").iterdir()] == ["model.pt"]
+        assert publish_file(model, mount.place / "model.pt", progress=False).previous

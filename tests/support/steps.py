@@ -1,7 +1,8 @@
-"""Progress during which something happens."""
+"""Progress during which something happens, and waiting for that."""
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Self
 
 from colabstage.io.progress import Progress, ProgressStep
@@ -26,3 +27,11 @@ class Meanwhile(OneStep):
 
     def advance(self, amount: int = 1) -> None:
         self._happens()
+
+
+def wait_until(is_so: Callable[[], bool], *, seconds: float = 30.0) -> None:
+    """Wait until something is so; fail if it does not come about in time."""
+    deadline = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < deadline, f"it did not come about within {seconds} s"
+        time.sleep(0.01)
