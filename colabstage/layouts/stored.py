@@ -32,7 +32,15 @@ from colabstage.h5.untrusted import (
 from colabstage.io.files import read_with_retry
 from colabstage.io.units import format_count
 from colabstage.layouts.reading import broken, in_place, open_member, read_each, read_head
-from colabstage.layouts.table import Arrays, map_samples, numbered_samples, rows_of_array, rows_of_file, stamp_of
+from colabstage.layouts.table import (
+    Arrays,
+    join_samples,
+    map_samples,
+    numbered_samples,
+    rows_of_array,
+    rows_of_file,
+    stamp_of,
+)
 from colabstage.trees.bytes import SourceFile
 from colabstage.trees.zip import ZipTree
 
@@ -64,6 +72,26 @@ class StoredArray:
     whole: Callable[[], NDArray[Any]]
     trouble: str = ""
     """Why it cannot be read at all; "" where it can."""
+    parts: tuple[StoredArray, ...] = ()
+    """Those that it joins, if it is one of several files."""
+
+    @classmethod
+    def joined(cls, name: str, parts: Sequence[StoredArray]) -> StoredArray:
+        """Return the rows of several arrays, one behind the other."""
+        return cls(
+            name,
+            (sum(part.shape[0] for part in parts), *parts[0].shape[1:]),
+            parts[0].dtype,
+            lambda: join_samples([part.rows() for part in parts]),
+            lambda: np.concatenate([part.whole() for part in parts]),
+            next(filter(None, (part.trouble for part in parts)), ""),
+            tuple(parts),
+        )
+
+    @property
+    def row_names(self) -> list[str]:
+        """Return the name of each row: the array that it is stored in, and its number there."""
+        return [f"{part.name}[{row}]" for part in self.parts or (self,) for row in range(part.shape[0])]
 
     @property
     def is_text(self) -> bool:

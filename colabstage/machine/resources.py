@@ -6,9 +6,11 @@ Both versions of cgroups are read, at every level from this process's group upwa
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
+import resource
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,6 +31,17 @@ def release_freed_memory() -> None:
         trim(0)
 
 
+def allow_open_files(count: int) -> None:
+    """Raise this process's limit of open files by so many, as far as the system permits."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count + _OTHER_HANDLES
+    if soft < wanted and soft != resource.RLIM_INFINITY:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (min(wanted, hard) if hard > 0 else wanted, hard))
+
+
+# Besides those that are counted: of libraries, connections and pipes.
+_OTHER_HANDLES = 64
 UNKNOWN_SPACE = 1 << 62
 """What `free_space` returns where nobody knows: more than anything needs."""
 _SYSTEM = Path("/")

@@ -293,6 +293,12 @@ ARRAYS = [
     row("fewer names than classes", files("", {"x.npz": npz(X=np.ones((12, 8)), y=FROM_1 - 1, class_names=np.array(["a", "b"]))}), right=[refused("0 to 2")]),
     row("names of labels from 1", files("", {"x.npz": npz(X=np.ones((12, 8)), y=FROM_1, class_names=np.array(["a", "b", "c"]))}), right=[refused("1 to 3")]),
     row("more names than classes", files("", {"x.npz": npz(X=np.ones((12, 8)), y=FROM_1 - 1, class_names=np.array(["a", "b", "c", "d"]))}), right=[found("train: a 4, b 4, c 4.*")]),
+    row("files of rows", files("", {f"{split}{i}.npz": npz(X=np.ones((i, 8)), y=np.full(i, i % 2)) for split, count in (("train", 4), ("test", 2)) for i in range(1, count)}),
+        right=[found(r"train: 0 2, 1 4.*; test: 1 1.*")]),
+    row("files of rows of two lengths", files("", {f"part{i}.npz": npz(X=np.ones((4, 8 + i)), y=np.zeros(4)) for i in range(3)}), right=[refused("part")]),
+    row("files of rows, other names", files("", {f"part{i}.npz": npz(X=np.ones((4, 8)), y=np.array([0, 1, 0, 1]), classes=np.array(["ab"[i], "ba"[i]])) for i in range(2)}), right=[refused("part1")]),
+    row("files of rows, the same names", files("", {f"part{i}.npz": npz(X=np.ones((4, 8)), y=np.array([0, 1, 0, 1]), classes=np.array(["a", "b"])) for i in range(2)}), right=[found("train: a 4, b 4.*")]),
+    row("files of rows, one without labels", files("", {f"part{i}.npz": npz(X=np.ones((4, 8)), **({"y": np.zeros(4)} if i else {})) for i in range(3)}), right=[refused("part")]),
     row("one .h5 for each sample", files("", {f"{part}/{name}_{i}.h5": h5(**{part: array}) for i in range(1, 7) for part, name, array in
         (("img", "image", np.full((16, 16, 14), float(i))), ("mask", "mask", np.eye(16, dtype=np.uint8)))}), right=ONE_EACH),
     row("one .npz for each sample", files("", {f"case5_slice{i}.npz": npz(image=np.full((16, 16), i, np.float32), label=np.eye(16, dtype=np.float32)) for i in range(6)}),

@@ -527,7 +527,6 @@ def test_more_files_are_read_than_may_be_open(tmp_path: Path, subjects: Path) ->
     assert script(tmp_path, _FEW_FILES, subjects / "s*.h5") == "600"
 
 
-@fails("refused: at most 256 files")
 def test_many_files_are_packed_into_one(subjects: Path, tmp_path: Path) -> None:
     """Which is what one does who has so many."""
     try:

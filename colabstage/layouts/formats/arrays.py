@@ -44,6 +44,7 @@ from colabstage.layouts.table import (
     stamp_of,
 )
 from colabstage.layouts.words import IMAGES, SPLITS, folder_of, split_name, split_of_word
+from colabstage.machine.resources import allow_open_files
 from colabstage.trees.bytes import SourceFile
 from colabstage.trees.listing import only_line
 
@@ -66,6 +67,10 @@ _NPZ, _MAT = ".npz", ".mat"
 _SUFFIXES = (NPY, _NPZ, ".h5", ".hdf5", ".hdf", ".he5", _MAT)
 # With more files than this, each file is one sample.
 _MAX_FILES = 256
+# Of more files so many and one are looked at.
+_LOOKED_AT = 3
+# Files that hold several arrays.
+_OF_SEVERAL = (".npz", ".h5", ".hdf5", ".hdf", ".he5", ".mat")
 # Fewer files of one shape may each hold many rows.
 _FEW_FILES = 4
 # No machine here lists more samples.
@@ -237,9 +242,16 @@ def arrays_state(
         raise EmptySourceError(msg)
     files = source.ending_in(_SUFFIXES)
     if len(files) > _MAX_FILES:
-        # None is read: of so many files each is a sample, or the folders they are in may be classes.
-        return near(_each_a_sample(source, len(files), f"such as '{files[0].name}'"))
-    stored = {array.name: array for array in [*_find_arrays(source, files, takes_packs=x is not None), *published]}
+        # A few are read: of so many files each is a sample, the folders they are in may be classes, or each holds rows.
+        spread = {files.names[number * (len(files) - 1) // _LOOKED_AT] for number in range(_LOOKED_AT + 1)}
+        some = _find_arrays(source, files.where(spread.__contains__), takes_packs=x is not None)
+        if not _join_files(some, x, y)[1]:
+            return near(_each_a_sample(source, len(files), f"such as '{files[0].name}'"))
+        # Of each the file, and its inputs and targets where they lie in it as they are.
+        allow_open_files(3 * len(files))
+    found = _find_arrays(source, files, takes_packs=x is not None)
+    found, joined = _join_files(found, x, y)
+    stored = {array.name: array for array in [*found, *published]}
     if x is None and (one_each := _one_file_a_sample(source, stored)):
         return near(one_each)
     named = [name for name, array in stored.items() if array.shape and not is_class_names(name)]
@@ -281,11 +293,13 @@ def arrays_state(
         )
     if rest:
         notes.append(f"Other arrays were left out: {listed(rest)}.")
+    if joined:
+        notes.append(f"Each of {joined:,} files holds rows of samples, one label for each; they are joined.")
     if isinstance(targets, Values):
         notes += note_on_numbers(stated[0], targets.values, classes)
     table = SampleTable(
         layout=NAME,
-        keys=tuple(f"{array.name}[{row}]" for array in xs for row in range(array.shape[0])),
+        keys=tuple(name for array in xs for name in array.row_names),
         inputs=inputs,
         targets=targets,
         splits=known_splits([one.split for one, array in zip(chosen, xs, strict=True) for _ in range(array.shape[0])]),
@@ -315,6 +329,55 @@ def _find_arrays(source: Source, files: FileEntries, *, takes_packs: bool) -> li
         else:
             found += hdf5_arrays(tree, entry, takes_packs=takes_packs)
     return found
+
+
+def _join_files(arrays: Sequence[StoredArray], x: str | None, y: str | None) -> tuple[list[StoredArray], int]:
+    """Return the arrays with those of numbered files joined, if each of these holds rows of inputs and a label for
+    each: train1.npz, train2.npz; and how many files were joined."""
+    series: dict[str, dict[str, dict[str, StoredArray]]] = {}
+    for one in arrays:
+        end = next((end for end in _OF_SEVERAL if f"{end}/" in one.name.lower()), "")
+        place = one.name.lower().find(f"{end}/") + len(end)
+        file, key = one.name[:place], one.name[place + 1 :]
+        series.setdefault(re.sub(r"\d+", "0", file), {}).setdefault(file, {})[key] = one
+    found: list[StoredArray] = []
+    count = 0
+    for name, files in series.items():
+        joined = _joined(files, x, y) if name and len(files) > 1 else []
+        found += joined or [one for keys in files.values() for one in keys.values()]
+        count += len(files) if joined else 0
+    return found, count
+
+
+def _joined(files: Mapping[str, Mapping[str, StoredArray]], x: str | None, y: str | None) -> list[StoredArray]:
+    """Return the arrays of a series of files by key, each as one; nothing where not every file holds rows."""
+    first, *others = files.values()
+    shared = [key for key, one in first.items() if one.shape and not is_class_names(key)]
+    if any(one.keys() != first.keys() for one in others):
+        return []
+    try:
+        splits = find_splits(shared, x=x, y=y)
+    except LayoutError:
+        return []
+    if any(split.y is None or not _are_rows(one[split.x], one[split.y]) for split in splits for one in files.values()):
+        return []
+    alike = [key for key in shared if len({(one[key].shape[1:], one[key].dtype) for one in files.values()}) == 1]
+    if not {name for split in splits for name in (split.x, split.y)} <= {*alike}:
+        return []
+    called = f"{min(files)} … {max(files)}"
+    whole = [StoredArray.joined(f"{called}/{key}", [one[key] for one in files.values()]) for key in alike]
+    for key in filter(is_class_names, first):
+        of_files = {file: one[key].whole().tolist() for file, one in files.items() if not one[key].trouble}
+        odd = next((file for file, names in of_files.items() if names != next(iter(of_files.values()))), None)
+        if odd is not None:
+            what = f"'{key}' is another one than in '{min(files)}'"
+            raise broken(odd, what, "the same names of classes in each")
+    return [*whole, *(one for key, one in first.items() if key not in alike)]
+
+
+def _are_rows(x: StoredArray, y: StoredArray) -> bool:
+    """Tell whether one array may hold inputs and the other one label for each of them."""
+    return len(x.shape) > 1 and x.shape[0] == y.shape[0] == math.prod(y.shape)
 
 
 def matlab5_arrays(tree: Tree, entry: FileEntry) -> list[StoredArray]:
@@ -377,8 +440,8 @@ def _each_a_sample(source: Source, count: int, which: str) -> str:
     return (
         f"'{source.label}' holds {count:,} files of arrays {which}: each is probably one sample, and rows of it none. "
         "Give pack_dataset an object whose items are (x, y), read from the files by their number; or one .npz of all, "
-        f"numpy.savez('data.npz', x=numpy.stack(…), y=numpy.stack(…)). At most {_MAX_FILES} files may each have the "
-        "rows of many samples."
+        f"numpy.savez('data.npz', x=numpy.stack(…), y=numpy.stack(…)). Files that hold rows of many samples each have "
+        "x, and y with one number for each row."
     )
 
 

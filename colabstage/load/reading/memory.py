@@ -11,7 +11,6 @@ import ctypes
 import math
 import mmap
 import os
-import resource
 import sys
 import threading
 import time
@@ -151,20 +150,6 @@ class ReadFile(_CheckedFile):
         for block in range(0, length, _BLOCK_BYTES):
             self.read_into(start + block, scratch[: min(_BLOCK_BYTES, length - block)])
             yield
-
-
-# Of a mapped file: its own handle, and the mapping's.
-_HANDLES_A_FILE = 2
-_OTHER_HANDLES = 64
-
-
-def allow_open_files(count: int) -> None:
-    """Raise this process's limit of open files as far as so many mapped files need, and as the system permits."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = count * _HANDLES_A_FILE + _OTHER_HANDLES
-    if soft < wanted and soft != resource.RLIM_INFINITY:
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (min(wanted, hard) if hard > 0 else wanted, hard))
 
 
 def cut_off(path: Path, wanted: int, size: int) -> DamagedPackError:

@@ -51,14 +51,13 @@ from colabstage.load.reading.memory import (
     KeptSlot,
     MappedFile,
     ReadFile,
-    allow_open_files,
     check_memory,
     check_stamp,
     empty_array,
     resident_part,
 )
 from colabstage.machine.mounts import mount_of, require_answer, slow_reason
-from colabstage.machine.resources import read_resources, usable_cores
+from colabstage.machine.resources import allow_open_files, read_resources, usable_cores
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -571,7 +570,8 @@ class SplitReader(RowFacts):
         # Before any other call to a mount, because a call to one that hangs would never return.
         require_answer(*((files,) if isinstance(files, str | os.PathLike) else files))
         paths = find_parts(files)
-        allow_open_files(len(paths))
+        # Of a mapped file: its own handle, and the mapping's.
+        allow_open_files(2 * len(paths))
         self.arrival, self.fields, self.split = arrival, fields, split
         self.allow_external = allow_external
         # A single file raises its own errors, in `SplitPart`.
