@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import h5py
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageFilter
 
@@ -188,6 +188,8 @@ def test_palettes_of_a_datasets_images_are_looked_up(tmp_path: Path) -> None:
             np.testing.assert_array_equal(mask, np.asarray(image))
 
 
+@example(masks=[{0, 1}, {0, 255}, {0, 1}, {0, 255}])
+@example(masks=[{0, 255}, {0}, {0, 1}])
 @given(masks=st.lists(st.sets(st.sampled_from([0, 1, 2, 255]), min_size=1), min_size=1, max_size=5))
 def test_one_foreground_in_two_ways_is_refused_by_both_masks(masks: list[set[int]]) -> None:
     """Unless 255 may be no class: because some mask has both, or there are further classes. A mask of one value alone

@@ -395,6 +395,7 @@ NOTED: dict[str, tuple[Any, int, str]] = {
     "a record without an image": (
         lambda: {"a.tfrecord": records_of([{"image": picture(0), "label": 1}, {"label": 2}]), "b.tfrecord": b""}, 1, "1 record"
     ),
+    "labels beside masks": (lambda: tars(*({"jpg": picture(n), "seg.png": MASKS[n], "cls": n} for n in range(4))), 4, "labels"),
     "another column": (lambda: table(label=[0, 1]), 2, "width"),
     "what datasets computes": (
         lambda: {"train.arrow": stream_of(columns_of(range(4))), "cache-0123.arrow": stream_of({"x": [1]})}, 4, ""
