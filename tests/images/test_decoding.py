@@ -243,7 +243,7 @@ def header_bits(kind: str) -> dict[str, bytes]:
     start = data.index(b"\xff\xda") + 14
     data[start + 20 : start + 40] = b"\x5a" * 20
     files = {}
-    for bit in range(16, start * 8, 23):
+    for bit in range(16, start * 8, 41):
         one = bytearray(data)
         one[bit // 8] ^= 1 << bit % 8
         files[f"bit{bit}"] = bytes(one)
@@ -259,7 +259,7 @@ def marked(marker: int) -> bytes:
 
 DAMAGED = named(
     **{
-        kind: {f"damaged{n}": damaged(kind, random.Random(f"{kind}{n}")) for n in range(40)}
+        kind: {f"damaged{n}": damaged(kind, random.Random(f"{kind}{n}")) for n in range(25)}
         | {f"lacks{missing}": one[:-missing] for missing in (1, 2, 5, 13)}
         for kind, one in WHOLE.items()
         if kind != "gif"

@@ -94,7 +94,7 @@ def packed(source: Any, out: Path, **options: Any) -> dict[str, Any]:
     "form", ["indices", "palette", "white", "bits", "grey colours", "jpeg", "smoothed", "painted greys"]
 )
 @given(classes=st.integers(2, 5), void=st.booleans(), seed=st.integers(0, 9))
-@settings(max_examples=5)
+@settings(max_examples=3)
 def test_masks_mean_what_pillow_reads_or_are_refused(form: str, classes: int, *, void: bool, seed: int) -> None:
     """Class indices stay, black and white is a foreground; JPEG and shades of grey are refused by name."""
     with TemporaryDirectory() as name:
