@@ -2,7 +2,7 @@
 
 JPEG goes through libjpeg-turbo by `simplejpeg`, which releases the interpreter lock while it decodes; whatever that
 cannot do, and every other format, goes through Pillow. Both use libjpeg-turbo with its exact transform, so colour JPEGs
-come out equal, byte for byte (tests/images/test_decode.py holds that).
+come out equal, byte for byte (tests/images/test_decoding.py holds that).
 
 What happens to the rarer kinds:
 

@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from colabstage.layouts.formats.tfrecord import masked_crc32c
 from colabstage.trees.listing import FileEntries, FileEntry, Tree
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
@@ -97,15 +96,16 @@ class _Bytes:
 
 
 class MemoryTree(Tree):
-    """Files in memory."""
+    """Files in memory; a name that ends with a slash is an empty folder."""
 
     kind = "folder"
     label = "dataset"
 
     def __init__(self, files: dict[str, bytes]) -> None:
         self._files = files
-        names = sorted(files)
+        names = sorted(name for name in files if not name.endswith("/"))
         self.entries = FileEntries.of(FileEntry(name, len(files[name]), 0, n) for n, name in enumerate(names))
+        self.empty_folders = tuple(sorted(name.rstrip("/") for name in files if name.endswith("/")))
 
     def open(self, entry: FileEntry) -> _Bytes:
         return _Bytes(entry.name, self._files[entry.name])
@@ -215,6 +215,17 @@ def lines(*found: dict[str, Any]) -> str:
     return "".join(json.dumps(one) + "\n" for one in found)
 
 
+def _masked_crc32c(data: bytes) -> int:
+    """Castagnoli's checksum, turned as TFRecord has it."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    crc ^= 0xFFFFFFFF
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
 def example(**features: Any) -> bytes:
     """A TFRecord file of one tf.train.Example: bytes, or a whole number, for each name; `__` stands for a slash."""
 
@@ -230,7 +241,7 @@ def example(**features: Any) -> bytes:
         entries += field(1, field(1, name.replace("__", "/").encode()) + field(2, kind))
     data = field(1, entries)
     head = len(data).to_bytes(8, "little")
-    sums = (masked_crc32c(part).to_bytes(4, "little") for part in (head, data))
+    sums = (_masked_crc32c(part).to_bytes(4, "little") for part in (head, data))
     return head + next(sums) + data + next(sums)
 
 

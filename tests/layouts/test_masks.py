@@ -9,23 +9,18 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+import h5py
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageFilter
 
-from colabstage import pack_dataset, plan_stage, stage_dataset
-from colabstage.errors import DecodeError
-from colabstage.images.geometry import MaskOptions
-from colabstage.images.masks import read_mask
-from colabstage.layouts.formats.items import read_dataset
-from colabstage.layouts.formats.masks import kinds_of, meaning_of, two_foregrounds
-from colabstage.layouts.table import BrokenDatasetError
-from colabstage.load.reading.reader import SplitReader
-from colabstage.options import Images, Masks
-from colabstage.trees.folder import FolderTree
-from tests.layouts.readers import read_pairs
+from colabstage import dataset_h5, pack_dataset, plan_stage, stage_dataset
+from colabstage.errors import DecodeError, LayoutError
+from colabstage.options import Masks
+from tests.layouts.readers import read
+from tests.support.made_files import write_files
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -71,73 +66,88 @@ def save(mask: NDArray[np.uint8], path: Path, form: str) -> NDArray[np.uint8] | 
     return binary.astype(np.uint8)
 
 
-@given(
-    form=st.sampled_from(["indices", "palette", "white", "bits", "grey colours", "jpeg", "smoothed", "painted greys"]),
-    classes=st.integers(2, 5),
-    void=st.booleans(),
-    seed=st.integers(0, 9),
+def in_memory(*masks: bytes) -> dict[str, bytes]:
+    """An image and a mask for each of these files."""
+    blank = png(Image.new("RGB", (36, 40)))
+    return {f"images/{n}.png": blank for n in range(len(masks))} | {
+        f"masks/{n}.png": one for n, one in enumerate(masks)
+    }
+
+
+def png(image: Image.Image) -> bytes:
+    """A file of it."""
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return file.getvalue()
+
+
+def packed(source: Any, out: Path, **options: Any) -> dict[str, Any]:
+    """The masks of a pack, by the stem of their image's name."""
+    pack_dataset(source, out, progress=False, **options)
+    dataset = dataset_h5(out)
+    with h5py.File(out) as file:
+        keys = file["key_train"].asstr()[:]
+    return {Path(key).stem: np.asarray(dataset[row][1]) for row, key in enumerate(keys)}
+
+
+@pytest.mark.parametrize(
+    "form", ["indices", "palette", "white", "bits", "grey colours", "jpeg", "smoothed", "painted greys"]
 )
+@given(classes=st.integers(2, 5), void=st.booleans(), seed=st.integers(0, 9))
+@settings(max_examples=3)
 def test_masks_mean_what_pillow_reads_or_are_refused(form: str, classes: int, *, void: bool, seed: int) -> None:
     """Class indices stay, black and white is a foreground; JPEG and shades of grey are refused by name."""
     with TemporaryDirectory() as name:
-        folder, meant = Path(name), []
-        for place in ("images", "masks"):
-            (folder / place).mkdir()
-        for number, mask in enumerate(shapes(classes, void, seed)):
-            Image.new("RGB", (36, 40)).save(folder / f"images/{number}.png")
-            meant.append(save(mask, folder / f"masks/{number}.png", form))
+        folder = write_files(Path(name, "set"), in_memory(*[b""] * COUNT))
+        meant = [save(mask, folder / f"masks/{n}.png", form) for n, mask in enumerate(shapes(classes, void, seed))]
         if meant[0] is None:
-            with pytest.raises(BrokenDatasetError, match=r"masks/\d\.png"):
-                read_pairs(FolderTree(folder))
+            with pytest.raises(LayoutError, match=r"masks/\d\.png"):
+                packed(folder, Path(name, "out.h5"))
             return
-        table = read_pairs(FolderTree(folder))
-        assert isinstance(table.targets, Masks)
-        options = MaskOptions(foreground=table.targets.foreground)
-        assert table.classes == (("background", "foreground") if options.foreground else ())
-        for number, expected in enumerate(meant):
-            found = read_mask(table.targets.source.read(number), options)
-            np.testing.assert_array_equal(found, np.asarray(expected))
+        for number, found in packed(folder, Path(name, "out.h5")).items():
+            np.testing.assert_array_equal(found, np.asarray(meant[int(number)]))
 
 
-def test_levels_of_known_datasets() -> None:
-    """Counts as those of VOC, Cityscapes, ADE20K, a trimap, and an edge smoothed by resizing."""
-
-    def counts(levels: dict[int, int]) -> NDArray[np.int64]:
-        found = np.zeros(256, np.int64)
-        found[list(levels)] = list(levels.values())
-        return found
-
-    assert meaning_of(counts({0: 900, 15: 80, 255: 20})) == "indices"
-    assert meaning_of(counts(dict.fromkeys((*range(4, 34), 255), 10))) == "indices"
-    assert meaning_of(counts(dict.fromkeys(range(0, 151, 3), 10))) == "indices"
-    assert meaning_of(counts({1: 5, 2: 50, 3: 9})) == "indices"
-    assert meaning_of(counts({0: 5})) == "indices"
-    assert meaning_of(counts({0: 90, 255: 10})) == "foreground"
-    assert meaning_of(counts({0: 90, 128: 10, 255: 50})) == "greys"
-    assert meaning_of(counts({0: 90, 128: 10})) == "greys"
-    assert meaning_of(counts({0: 900, 255: 90, **dict.fromkeys(range(9, 250, 9), 1)})) == "greys"
+@pytest.mark.parametrize(
+    ("counts", "meaning"),
+    [
+        ({0: 900, 15: 80, 255: 20}, "indices"),
+        (dict.fromkeys((*range(4, 34), 255), 10), "indices"),
+        (dict.fromkeys(range(0, 151, 3), 10), "indices"),
+        ({1: 5, 2: 50, 3: 9}, "indices"),
+        ({0: 5}, "indices"),
+        ({0: 90, 255: 10}, "foreground"),
+        ({0: 90, 128: 10, 255: 50}, "greys"),
+        ({0: 90, 128: 10}, "greys"),
+        ({0: 900, 255: 90, **dict.fromkeys(range(9, 250, 9), 1)}, "greys"),
+    ],
+    ids=["VOC", "Cityscapes", "ADE20K", "a trimap", "nothing", "white", "a grey", "half", "smoothed"],
+)
+def test_levels_of_known_datasets(counts: dict[int, int], meaning: str) -> None:
+    """Class indices, one foreground, or shades of grey, which are refused."""
+    mask = png(Image.fromarray(np.repeat(np.array([*counts], np.uint8), [*counts.values()])[None]))
+    if meaning == "greys":
+        with pytest.raises(LayoutError, match=r"masks/\d\.png"):
+            read(in_memory(mask))
+    else:
+        found = read(in_memory(mask))
+        assert isinstance(found.targets, Masks)
+        assert found.targets.foreground == (meaning == "foreground")
+        assert found.classes == (("background", "foreground") if meaning == "foreground" else ())
 
 
 @pytest.mark.parametrize("encoding", ["pixels", "encoded"])
 def test_a_foreground_is_packed_as_class_1(tmp_path: Path, encoding: str) -> None:
     """However it is stored; a mask that says something else is broken, and named."""
-    for place in ("images", "masks"):
-        (tmp_path / "data" / place).mkdir(parents=True)
-    # More masks than are looked at.
-    masks = shapes(2, void=False, seed=0) * 9
-    for number, mask in enumerate(masks):
-        Image.new("RGB", (36, 40)).save(tmp_path / f"data/images/{number:02}.png")
-        Image.fromarray(mask * 255).save(tmp_path / f"data/masks/{number:02}.png")
-    pack_dataset(tmp_path / "data", tmp_path / "a.h5", encoding=encoding)
-    reader = SplitReader(tmp_path / "a.h5")
-    for key, found in zip(reader.keys(), reader.read_y(range(len(masks))), strict=True):
-        np.testing.assert_array_equal(found, masks[int(Path(key).stem)])
-    assert reader.classes == ("background", "foreground")
+    masks = shapes(2, void=False, seed=0) * 9  # more than are looked at
+    folder = write_files(tmp_path / "set", in_memory(*(png(Image.fromarray(mask * 255)) for mask in masks)))
+    for number, found in packed(folder, tmp_path / "a.h5", encoding=encoding).items():
+        np.testing.assert_array_equal(found, masks[int(number)])
     odd = masks[1] * 255
     odd[0, 0] = 7
-    Image.fromarray(odd).save(tmp_path / "data/masks/01.png")
-    report = pack_dataset(tmp_path / "data", tmp_path / "b.h5", encoding=encoding, on_error="skip")
-    assert ["01.png" in line and "value 7" in line for line in report.skipped] == [True]
+    Image.fromarray(odd).save(folder / "masks/1.png")
+    report = pack_dataset(folder, tmp_path / "b.h5", encoding=encoding, on_error="skip", progress=False)
+    assert ["1.png" in line and "7" in line for line in report.skipped] == [True]
 
 
 class Pictures:
@@ -154,73 +164,65 @@ class Pictures:
         return image, image
 
 
-def test_images_of_other_modes_are_as_their_files() -> None:
+@pytest.mark.parametrize("mode", ["1", "I"])
+def test_images_of_other_modes_are_as_their_files(tmp_path: Path, mode: str) -> None:
     """Black and white is 0 and 255, and 0 and 1 as a mask; 32 bits are numbers without a range."""
     bits = np.eye(4, 5) > 0
-    for mode, x, y in (("1", bits * 255, bits), ("I", bits * 7.0, bits * 7)):
-        image = Image.fromarray(bits) if mode == "1" else Image.fromarray((bits * 7).astype(np.int32))
-        assert image.mode == mode
-        table = read_dataset([(image, image)] * 2)
-        assert isinstance(table.inputs, Images)
-        assert isinstance(table.targets, Masks)
-        found, mask = (np.asarray(side.source.read(0)) for side in (table.inputs, table.targets))
-        assert (found.dtype.name, mask.dtype.kind) == {"1": ("uint8", "u"), "I": ("float32", "i")}[mode]
-        np.testing.assert_array_equal(found, x)
-        np.testing.assert_array_equal(mask, y)
+    image = Image.fromarray(bits) if mode == "1" else Image.fromarray((bits * 7).astype(np.int32))
+    assert image.mode == mode
+    masks = packed([(image, image)] * 2, tmp_path / "out.h5", color_mode="keep", encoding="pixels")
+    with h5py.File(tmp_path / "out.h5") as file:
+        assert file["X_train"].dtype == {"1": np.uint8, "I": np.float32}[mode]
+        np.testing.assert_array_equal(file["X_train"][0, ..., 0], bits * {"1": 255, "I": 7.0}[mode])
+    for mask in masks.values():
+        np.testing.assert_array_equal(mask, bits * {"1": 1, "I": 7}[mode])
 
 
-def test_palettes_of_a_datasets_images_are_looked_up() -> None:
+def test_palettes_of_a_datasets_images_are_looked_up(tmp_path: Path) -> None:
     """An input's indices are colours, a mask's are classes."""
-    table = read_dataset(Pictures())
-    assert isinstance(table.inputs, Images)
-    assert isinstance(table.targets, Masks)
-    for index in range(COUNT):
-        image, mask = Pictures()[index]
-        np.testing.assert_array_equal(np.asarray(table.inputs.source.read(index)), np.asarray(image.convert("RGB")))
-        np.testing.assert_array_equal(np.asarray(table.targets.source.read(index)), np.asarray(mask))
+    masks = packed(Pictures(), tmp_path / "out.h5", encoding="pixels")
+    with h5py.File(tmp_path / "out.h5") as file:
+        for (key, mask), x in zip(masks.items(), file["X_train"], strict=True):
+            image, _ = Pictures()[int("".join(filter(str.isdigit, key)))]
+            np.testing.assert_array_equal(x, np.asarray(image.convert("RGB")))
+            np.testing.assert_array_equal(mask, np.asarray(image))
 
 
+@example(masks=[{0, 1}, {0, 255}, {0, 1}, {0, 255}])
+@example(masks=[{0, 255}, {0}, {0, 1}])
 @given(masks=st.lists(st.sets(st.sampled_from([0, 1, 2, 255]), min_size=1), min_size=1, max_size=5))
 def test_one_foreground_in_two_ways_is_refused_by_both_masks(masks: list[set[int]]) -> None:
     """Unless 255 may be no class: because some mask has both, or there are further classes. A mask of one value alone
     says nothing."""
-    levels = np.array([np.bincount(sorted(one), minlength=256) > 0 for one in masks])
-    two = two_foregrounds(kinds_of(levels))
+    files = in_memory(*(png(Image.fromarray(np.array([sorted(one)], np.uint8))) for one in masks))
     ones, voids = ({n for n, one in enumerate(masks) if one >= {0, value}} for value in (1, 255))
+    said = ""
+    try:
+        found = len(read(files))
+    except LayoutError as error:
+        found, said = 0, str(error)
+    named = {int(number) for number in re.findall(r"masks/(\d)\.png", said)}
     if any(2 in one for one in masks) or not ones or not voids or ones & voids:
-        assert two is None
+        assert found == len(masks) or len(named) == 1  # of shades of grey, where too few pixels are 0
     else:
-        assert two is not None
-        assert two[0] in ones
-        assert two[1] in voids
-
-
-def test_masks_of_0_and_1_among_those_of_0_and_255_are_an_error(tmp_path: Path) -> None:
-    """Where 255 would be no class, and so half of the dataset without a foreground."""
-    for number, value in enumerate((1, 255, 1, 255)):
-        for place, mode in (("images", "RGB"), ("masks", "L")):
-            (tmp_path / place).mkdir(exist_ok=True)
-            image = Image.new(mode, (8, 8))
-            image.paste(value if mode == "L" else (value, 9, 9), (0, 0, 4, 8))
-            image.save(tmp_path / place / f"{number}.png")
-    with pytest.raises(BrokenDatasetError, match=r"masks/0\.png'.*'masks/1\.png'"):
-        read_pairs(FolderTree(tmp_path))
+        assert named & ones
+        assert named & voids
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA"])
-def test_a_mask_that_is_all_transparency_is_refused(mode: str) -> None:
+def test_a_mask_that_is_all_transparency_is_refused(tmp_path: Path, mode: str) -> None:
     """Its colours say nothing, and were read as one class; where they say something, alpha does not count."""
     alpha = shapes(2, void=False, seed=0)[0] * 255
-    for colours, is_read in ((np.zeros_like(alpha), False), (alpha, True)):
+    for colours in (np.zeros_like(alpha), alpha):
         image = Image.fromarray(colours).convert(mode)
         image.putalpha(Image.fromarray(alpha))
-        file = io.BytesIO()
-        image.save(file, "PNG")
-        if is_read:
-            np.testing.assert_array_equal(read_mask(file.getvalue(), MaskOptions()), colours)
+        folder = write_files(tmp_path / f"{colours.max()}", in_memory(*[png(image)] * 2))
+        if colours.any():
+            for mask in packed(folder, tmp_path / "out.h5").values():
+                np.testing.assert_array_equal(mask, colours > 0)
         else:
-            with pytest.raises(DecodeError, match="how transparent"):
-                read_mask(file.getvalue(), MaskOptions())
+            with pytest.raises((DecodeError, LayoutError), match="transparent"):
+                packed(folder, tmp_path / "out.h5")
 
 
 def painted(folder: Path, plain: int = 0) -> NDArray[np.intp]:
@@ -250,7 +252,7 @@ def test_painted_masks_are_refused_by_the_plan_with_a_table_to_paste(
     )
     places: dict[str, Any] = {"local_dir": tmp_path / "local", "cache_dir": None}
     for verb in (plan_stage, stage_dataset):
-        with pytest.raises(BrokenDatasetError, match=r"class_2,128,0,0") as caught:
+        with pytest.raises(LayoutError, match=r"class_2,128,0,0") as caught:
             verb(source, **places)
     monkeypatch.chdir(tmp_path)
     line, both = re.search(r'from pathlib.*"\)', str(caught.value)), re.search(r"\[source, .*\]", str(caught.value))
@@ -260,9 +262,10 @@ def test_painted_masks_are_refused_by_the_plan_with_a_table_to_paste(
     sources = eval(both.group())
     assert plan_stage(sources, **places).samples == {"train": 24}
     data = stage_dataset(sources, **places)
-    reader = SplitReader(data.path)
-    for key, mask in zip(reader.keys(), reader.read_y(range(24)), strict=True):
-        np.testing.assert_array_equal(mask, classes[int(Path(key).stem)])
+    with h5py.File(data.path) as file:
+        keys = file["key_train"].asstr()[:]
+    for row, key in enumerate(keys):
+        np.testing.assert_array_equal(dataset_h5(data.path)[row][1], classes[int(Path(key).stem)])
 
 
 def test_a_painted_mask_among_those_of_indices_is_a_broken_file(tmp_path: Path) -> None:
@@ -281,6 +284,6 @@ def test_a_mask_of_many_colours_has_no_table(tmp_path: Path) -> None:
     painted(tmp_path / "data")
     noise = np.random.default_rng(0).integers(0, 255, (8, 12, 3), np.uint8)
     Image.fromarray(noise).save(tmp_path / "data/masks/00.png")
-    with pytest.raises(BrokenDatasetError, match=r"masks/00\.png.*colours") as caught:
+    with pytest.raises(LayoutError, match=r"masks/00\.png.*colours") as caught:
         plan_stage(tmp_path / "data", local_dir=tmp_path / "local", cache_dir=None)
     assert "class_dict.csv" not in str(caught.value)

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from colabstage import pack_dataset
+from colabstage import dataset_h5, pack_dataset
 from colabstage.errors import (
     ColabstageError,
     CorruptArchiveError,
@@ -395,6 +395,7 @@ NOTED: dict[str, tuple[Any, int, str]] = {
     "a record without an image": (
         lambda: {"a.tfrecord": records_of([{"image": picture(0), "label": 1}, {"label": 2}]), "b.tfrecord": b""}, 1, "1 record"
     ),
+    "labels beside masks": (lambda: tars(*({"jpg": picture(n), "seg.png": MASKS[n], "cls": n} for n in range(4))), 4, "labels"),
     "another column": (lambda: table(label=[0, 1]), 2, "width"),
     "what datasets computes": (
         lambda: {"train.arrow": stream_of(columns_of(range(4))), "cache-0123.arrow": stream_of({"x": [1]})}, 4, ""
@@ -686,3 +687,13 @@ def test_images_of_a_table_are_not_read_with_their_labels() -> None:
     found = detect_layout(tree)
     assert tree.nbytes < sum(map(len, images)) / 4
     assert completed(found).inputs.source.sizes.tolist() == list(map(len, images))
+
+
+@pytest.mark.parametrize("encoding", ["pixels", "encoded"])
+def test_a_database_is_packed(tmp_path: Path, encoding: str) -> None:
+    """By threads that read it at once."""
+    write_files(tmp_path / "set", shards("lmdb"))
+    pack_dataset(tmp_path / "set", tmp_path / "out.h5", encoding=encoding, progress=False)
+    dataset = dataset_h5(tmp_path / "out.h5")
+    expected = {np.asarray(Image.open(io.BytesIO(picture(n)))).tobytes(): n % 3 for n in range(9)}
+    assert {np.asarray(x).tobytes(): int(y) for x, y in (dataset[row] for row in range(9))} == expected

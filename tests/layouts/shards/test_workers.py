@@ -52,7 +52,7 @@ def tars_in_a_zip(folder: Path) -> Path:
 MAKERS: dict[str, Callable[[Path], Path]] = {
     "one tar": one_tar,
     "tars in a zip": tars_in_a_zip,
-    **{kind: partial(in_files, kind) for kind in ("webdataset", "tfrecord", "parquet", "lmdb")},
+    **{kind: partial(in_files, kind) for kind in ("webdataset", "tfrecord", "parquet")},
 }
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import itertools
 import json
 from typing import TYPE_CHECKING, Any
@@ -12,28 +14,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from colabstage.errors import LayoutError
-from colabstage.layouts.detect import detect_layout
 from colabstage.options import Boxes, Values, table_rows
-from colabstage.trees.folder import FolderTree
-from tests.layouts.readers import make_targets
+from tests.layouts.readers import read
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from colabstage.options import SampleTable
 
 COUNT = 12
 
 
-def read(place: Path, header: str, *forms: str, layout: Any = "auto", name: str = "t.csv") -> SampleTable:
+def rows(header: str, *forms: str, layout: Any = "auto", name: str = "t.csv") -> SampleTable:
     """Twelve (empty) images 0.png, … and a table with a row for each, of these forms of `i` in turn."""
-    (place / "images").mkdir(exist_ok=True)
-    for number in range(COUNT):
-        (place / "images" / f"{number}.png").write_bytes(b"")
-    rows = [form.format(i=number) for number, form in zip(range(COUNT), itertools.cycle(forms), strict=False)]
-    text = "\n".join([header, *rows] if header else rows) + "\n"
-    (place / name).write_text(text, encoding="utf-8", newline="")
-    return detect_layout(FolderTree(place), layout)
+    lines = [form.format(i=number) for number, form in zip(range(COUNT), itertools.cycle(forms), strict=False)]
+    images = {f"images/{number}.png": b"" for number in range(COUNT)}
+    return read(images | {name: "\n".join([header, *lines] if header else lines) + "\n"}, layout)
 
 
 def values(found: SampleTable) -> Any:
@@ -75,11 +69,11 @@ ASKED = {
 
 
 @pytest.mark.parametrize("case", ASKED)
-def test_what_may_be_a_mistake_is_asked_about(tmp_path: Path, case: str) -> None:
+def test_what_may_be_a_mistake_is_asked_about(case: str) -> None:
     """The error has the line to write, and no advice on folders where there is one folder."""
     header, forms, says = ASKED[case]
     with pytest.raises(LayoutError, match=says) as caught:
-        read(tmp_path, header, *(forms or [""]))
+        rows(header, *(forms or [""]))
     assert "image_folder" not in str(caught.value)
 
 
@@ -103,10 +97,10 @@ READ = {
 
 
 @pytest.mark.parametrize("case", READ)
-def test_what_can_only_be_meant_in_one_way_is_read(tmp_path: Path, case: str) -> None:
+def test_what_can_only_be_meant_in_one_way_is_read(case: str) -> None:
     """The first two samples."""
     header, forms, classes, expected = READ[case]
-    found = read(tmp_path, header, *forms)
+    found = rows(header, *forms)
     assert found.classes == classes
     assert values(found)[:2].tolist() == expected
 
@@ -114,16 +108,16 @@ def test_what_can_only_be_meant_in_one_way_is_read(tmp_path: Path, case: str) ->
 @pytest.mark.parametrize(
     ("separator", "classes"), [("", ("a b", "b c")), (" ", ("a", "b", "c"))], ids=["one class", "several labels"]
 )
-def test_the_line_of_the_error_works(tmp_path: Path, separator: str, classes: tuple[str, ...]) -> None:
+def test_the_line_of_the_error_works(separator: str, classes: tuple[str, ...]) -> None:
     """Whichever of the two is meant."""
-    found = read(tmp_path, "image,tags", "{i}.png,a b", "{i}.png,b c", layout=table_rows(separator=separator))
+    found = rows("image,tags", "{i}.png,a b", "{i}.png,b c", layout=table_rows(separator=separator))
     assert found.classes == classes
 
 
 @pytest.mark.parametrize("corners", ["left,top,right,bottom", "x0,y0,x1,y1"])
-def test_corners_in_other_words_are_boxes(tmp_path: Path, corners: str) -> None:
+def test_corners_in_other_words_are_boxes(corners: str) -> None:
     """As OCR's tools and torchvision call them."""
-    targets = read(tmp_path, f"image,class,{corners}", "{i}.png,a,1,2,3,4").targets
+    targets = rows(f"image,class,{corners}", "{i}.png,a,1,2,3,4").targets
     assert isinstance(targets, Boxes)
     assert len(targets.boxes) == COUNT
 
@@ -138,53 +132,56 @@ NOTED = {
 
 
 @pytest.mark.parametrize("case", NOTED)
-def test_what_a_loss_or_a_reader_would_not_expect_is_noted(tmp_path: Path, case: str) -> None:
+def test_what_a_loss_or_a_reader_would_not_expect_is_noted(case: str) -> None:
     """Beside what is read."""
     header, forms, _, says = NOTED[case]
-    found = read(tmp_path, header, *forms)
+    found = rows(header, *forms)
     assert says in " ".join(found.notes)
 
 
-def test_a_table_of_tabs_may_have_commas(tmp_path: Path) -> None:
+def test_a_table_of_tabs_may_have_commas() -> None:
     """Saved from a spreadsheet under the wrong name."""
-    assert read(tmp_path, "image,label", "{i}.png,a", "{i}.png,b", name="t.tsv").classes == ("a", "b")
+    assert rows("image,label", "{i}.png,a", "{i}.png,b", name="t.tsv").classes == ("a", "b")
 
 
 @pytest.mark.parametrize(
     ("folders", "asked"), [(("cat", "dog"), True), (("p1", "p2"), False), (("train", "val"), False), (("all",), False)]
 )
-def test_numbers_beside_folders_of_classes_are_asked_about(
-    tmp_path: Path, folders: tuple[str, ...], asked: bool
-) -> None:
+def test_numbers_beside_folders_of_classes_are_asked_about(folders: tuple[str, ...], asked: bool) -> None:
     """A table of measurements of images in folders; patients and splits are no classes."""
     names = [f"{folder}/{number}.png" for folder in folders for number in range(6)]
-    for name in names:
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes(b"")
     text = "image,brightness\n" + "".join(f"{name},{number}.5\n" for number, name in enumerate(names))
-    (tmp_path / "t.csv").write_text(text, encoding="utf-8")
-    tree = FolderTree(tmp_path)
+    files: dict[str, bytes | str] = {**dict.fromkeys(names, b""), "t.csv": text}
     if asked:
         with pytest.raises(LayoutError, match=r"'t.csv'.*layout=\"table\" or layout=\"image_folder\""):
-            detect_layout(tree)
-        assert detect_layout(tree, "image_folder").classes == ("cat", "dog")
-    assert values(detect_layout(tree, "table" if asked else "auto")).tolist() == [n + 0.5 for n in range(len(names))]
+            read(files)
+        assert read(files, "image_folder").classes == ("cat", "dog")
+    assert values(read(files, "table" if asked else "auto")).tolist() == [n + 0.5 for n in range(len(names))]
 
 
-def test_labels_that_are_corners_are_numbers(tmp_path: Path) -> None:
+def test_labels_that_are_corners_are_numbers() -> None:
     """Who names them has said so, and nothing is noted."""
     layout = table_rows(labels=["x1", "y1", "x2", "y2"])
-    found = read(tmp_path, "image,x1,y1,x2,y2", "{i}.png,1,2,3,4", layout=layout)
+    found = rows("image,x1,y1,x2,y2", "{i}.png,1,2,3,4", layout=layout)
     assert values(found).shape == (COUNT, 4)
     assert not any("boxes" in note for note in found.notes)
 
 
-def test_lists_in_lines_of_json_are_several_labels(tmp_path: Path) -> None:
+def test_lists_in_lines_of_json_are_several_labels() -> None:
     """As Hugging Face's metadata.jsonl has them."""
     line = json.dumps({"file_name": "#.png", "labels": ["dog", "cat"]}).replace("{", "{{").replace("}", "}}")
-    found = read(tmp_path, "", line.replace("#", "{i}"), name="metadata.jsonl")
+    found = rows("", line.replace("#", "{i}"), name="metadata.jsonl")
     assert found.classes == ("cat", "dog")
     assert values(found)[0].tolist() == [1, 1]
+
+
+def cells_of(cells: list[str]) -> SampleTable:
+    """A table with these labels."""
+    text = io.StringIO()
+    csv.writer(text).writerows([["image", "label"], *([f"{n}.png", cell] for n, cell in enumerate(cells))])
+    return read(
+        {**{f"{n}.png": b"" for n in range(len(cells))}, "t.csv": text.getvalue()}, table_rows(labels=["label"])
+    )
 
 
 WORDS = st.sampled_from(["a", "b", "dog", "a b", "it's", "Saint Bernard, Alpine", "[x", "x]", "3", "3,5", "1 0"])
@@ -194,7 +191,9 @@ WORDS = st.sampled_from(["a", "b", "dog", "a b", "it's", "Saint Bernard, Alpine"
 def test_a_list_of_words_holds_those_words(sets: list[list[str]]) -> None:
     """As Python and JSON write it, whatever is in the words, a column of each word says which samples have it."""
     for write in (str, json.dumps):
-        targets, classes = make_targets({"label": [write(words) for words in sets]})
+        found = cells_of([write(words) for words in sets])
+        targets, classes = found.targets, found.classes
+        assert isinstance(targets, Values)
         assert list(classes) == sorted({word for words in sets for word in words})
         expected = [[word in words for word in classes] for words in sets]
         assert np.array_equal(targets.values, np.array(expected, np.uint8).reshape(len(sets), len(classes)))
@@ -208,4 +207,4 @@ def test_cells_of_several_numbers_are_never_classes(cells: list[list[int]], mark
     """Whatever is between them, and with brackets or without."""
     for form in ("{}", "[{}]", "({})"):
         with pytest.raises(LayoutError, match="separator=''"):
-            make_targets({"label": [form.format(mark.join(map(str, numbers))) for numbers in cells]})
+            cells_of([form.format(mark.join(map(str, numbers))) for numbers in cells])

@@ -1,0 +1,82 @@
+"""Image files of every kind, and packs of them."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+from typing import TYPE_CHECKING, Any
+
+import h5py
+import numpy as np
+from PIL import Image, ImageOps
+
+from colabstage import dataset_h5, pack_dataset
+from tests.support.made_files import write_files
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+
+def photograph(height: int = 61, width: int = 83, seed: int = 0) -> Image.Image:
+    """A smooth colourful picture with some noise, so that subsampling and filters have something to do."""
+    rng = np.random.default_rng(seed)
+    coarse = Image.fromarray(rng.integers(0, 256, (6, 8, 3), dtype=np.uint8))
+    fine = np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC)).astype(np.int16)
+    return Image.fromarray(np.clip(fine + rng.integers(-9, 10, fine.shape), 0, 255).astype(np.uint8))
+
+
+def noise(height: int, width: int, seed: int = 0, channels: int = 3) -> Image.Image:
+    """Every value there is, in no order: the hardest image to agree on."""
+    values = np.random.default_rng(seed).integers(0, 256, (height, width, channels), np.uint8)
+    return Image.fromarray(values[..., 0] if channels == 1 else values)
+
+
+def encode(image: Image.Image, kind: str, **options: Any) -> bytes:
+    """A file of it; WebP is lossless."""
+    file = io.BytesIO()
+    image.save(file, kind, **({"lossless": True, **options} if kind == "WEBP" else options))
+    return file.getvalue()
+
+
+def exif(orientation: int) -> bytes:
+    """The block that says so."""
+    block = Image.Exif()
+    block[0x0112] = orientation
+    return block.tobytes()
+
+
+def png_chunk(kind: bytes, body: bytes) -> bytes:
+    """A part of a PNG."""
+    return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+
+def by_pillow(data: bytes, mode: str = "RGB") -> NDArray[Any]:
+    """What Pillow makes of a file, (height, width, channels)."""
+    pixels = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert(mode))
+    return pixels[..., None] if pixels.ndim == 2 else pixels
+
+
+def packed(folder: Path, files: Mapping[str, bytes], **options: Any) -> dict[str, NDArray[Any]]:
+    """The images of a pack of these files, by name; as `dataset_h5` reads them."""
+    folder.mkdir(parents=True)
+    source = write_files(folder / "set", files)
+    pack_dataset(source, folder / "out.h5", layout="images", progress=False, **options)
+    with h5py.File(folder / "out.h5") as file:
+        keys = file["key_train"].asstr()[:]
+    dataset = dataset_h5(folder / "out.h5")
+    return {key: np.asarray(dataset[row][0]) for row, key in enumerate(keys)}
+
+
+def skipped(folder: Path, files: Mapping[str, bytes], **options: Any) -> set[str]:
+    """The names of those that a pack leaves out."""
+    folder.mkdir(parents=True)
+    # One that is whole, so that there is a pack.
+    source = write_files(folder / "set", {**files, "whole.png": encode(photograph(), "PNG")})
+    report = pack_dataset(
+        source, folder / "out.h5", layout="images", on_error="skip:100%", image_size=8, progress=False, **options
+    )
+    return {name for name in files if any(f"{name}" in line for line in report.skipped)}

@@ -1,0 +1,324 @@
+"""Images of every kind come out of a pack as Pillow reads their files; what is cut or damaged is refused."""
+
+from __future__ import annotations
+
+import io
+import random
+import struct
+import sys
+import zlib
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from colabstage import pack_dataset
+from colabstage.errors import ColabstageError, DecodeError
+from tests.images.files import by_pillow, encode, exif, packed, photograph, png_chunk, skipped
+from tests.support.made_files import write_files
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Image.init()
+UPRIGHT, LYING = photograph(), photograph(83, 61)
+RISING = np.arange(61 * 83, dtype=np.uint16).reshape(61, 83) * 12
+FRAMES = [photograph(seed=seed) for seed in range(3)]
+COLOURS = {
+    **{
+        f"{subsampling.replace(':', '')}{progressive}.jpg": encode(
+            UPRIGHT, "JPEG", quality=85, subsampling=subsampling, progressive=progressive
+        )
+        for subsampling in ("4:4:4", "4:2:2", "4:2:0")
+        for progressive in (False, True)
+    },
+    "cmyk.jpg": encode(UPRIGHT.convert("CMYK"), "JPEG"),
+    **{
+        f"{kind}{turn}.{kind[:4].lower()}": encode(LYING if turn >= 5 else UPRIGHT, kind, exif=exif(turn))
+        for kind in ("JPEG", "PNG", "TIFF", "WEBP")
+        for turn in range(1, 9)
+    },
+    "palette.png": encode(UPRIGHT.convert("P"), "PNG"),
+    "palette.gif": encode(UPRIGHT.convert("P"), "GIF"),
+    "animation.gif": encode(FRAMES[0], "GIF", save_all=True, append_images=FRAMES[1:]),
+    "cmyk.tif": encode(UPRIGHT.convert("CMYK"), "TIFF"),
+    "colours.bmp": encode(UPRIGHT, "BMP"),
+    "stray.jpg": encode(UPRIGHT, "JPEG")[:-2] + b"\0\0\0\xff\xd9",
+    **{
+        f"{kind}.{end}": encode(UPRIGHT, kind)
+        for kind, end in (("AVIF", "avif"), ("JPEG2000", "jp2"))
+        if kind in Image.SAVE
+    },
+}  # fmt: skip
+GREYS = {
+    "grey.jpg": encode(UPRIGHT.convert("L"), "JPEG"),
+    "grey.png": encode(UPRIGHT.convert("L"), "PNG"),
+    "bits.png": encode(UPRIGHT.convert("1"), "PNG"),
+}
+ALPHAS = {
+    "alpha.png": encode(UPRIGHT.convert("RGBA"), "PNG"),
+    "grey alpha.png": encode(UPRIGHT.convert("LA"), "PNG"),
+    "transparent.png": encode(UPRIGHT.quantize(16), "PNG", transparency=3),
+}
+DEEP = {
+    "deep.png": encode(Image.fromarray(RISING), "PNG"),
+    "deep.pgm": b"P5\n83 61\n65535\n" + RISING.astype(">u2").tobytes(),
+}
+EVERY = COLOURS | GREYS | ALPHAS | DEEP
+
+
+def expected(name: str, mode: str) -> Any:
+    """What Pillow makes of one; of 16 bits the upper 8, and of a colour JPEG the brightness that it stores."""
+    if name in DEEP:
+        grey = (RISING >> 8).astype(np.uint8)[..., None]
+        return grey if mode == "L" else np.repeat(grey, 3, 2)
+    image = Image.open(io.BytesIO(EVERY[name]))
+    if mode == "L" and image.format == "JPEG" and image.mode == "RGB":
+        image.draft("L", image.size)
+        return by_pillow(encode(image, "PNG", exif=image.getexif().tobytes()), "L")
+    return by_pillow(EVERY[name], mode)
+
+
+@pytest.mark.parametrize("encoding", ["pixels", "encoded"])
+@pytest.mark.parametrize(("color_mode", "mode"), [("rgb", "RGB"), ("grayscale", "L")])
+def test_images_are_as_pillow_reads_them(tmp_path: Path, encoding: str, color_mode: str, mode: str) -> None:
+    """Byte for byte, upright, whatever is stored."""
+    found = packed(tmp_path / "it", EVERY, encoding=encoding, color_mode=color_mode)
+    assert found.keys() == EVERY.keys()
+    for name, pixels in found.items():
+        np.testing.assert_array_equal(pixels, expected(name, mode), err_msg=name)
+
+
+@pytest.mark.parametrize(("files", "mode"), [(COLOURS, "RGB"), (GREYS, "L"), (ALPHAS, "RGBA")], ids=["3", "1", "4"])
+def test_kept_colours_have_the_channels_of_the_file(tmp_path: Path, files: dict[str, bytes], mode: str) -> None:
+    """As Pillow's convert gives them."""
+    for name, pixels in packed(tmp_path / "it", files, encoding="pixels", color_mode="keep").items():
+        np.testing.assert_array_equal(pixels, by_pillow(files[name], mode), err_msg=name)
+
+
+def test_more_than_8_bits_stay_when_kept(tmp_path: Path) -> None:
+    """16 as they are and resized; floating point, which is refused as 8 bits."""
+    for name, pixels in packed(tmp_path / "deep", DEEP, encoding="pixels", color_mode="keep").items():
+        assert pixels.dtype == np.uint16
+        np.testing.assert_array_equal(pixels[..., 0], RISING, err_msg=name)
+    small = packed(tmp_path / "small", DEEP, image_size=(8, 8), color_mode="keep")
+    assert all(one.dtype == np.uint16 and one.max() > 255 for one in small.values())
+    values = np.linspace(-2, 2, 48, dtype=np.float32).reshape(6, 8)
+    files = {"a.tif": encode(Image.fromarray(values), "TIFF")}
+    (found,) = packed(tmp_path / "floats", files, encoding="pixels", color_mode="keep").values()
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found[..., 0], values)
+    with pytest.raises(DecodeError, match=r"a\.tif"):
+        packed(tmp_path / "refused", files, encoding="pixels", color_mode="rgb")
+
+
+def turned(kind: str, said: int | None, packet: int | None, *, behind: bool, long: bool) -> bytes:
+    """A file whose EXIF and XMP, before or behind the pixels, say orientations; `long`: in a number of 32 bits."""
+    block = None if said is None else exif(said)
+    xmp = None if packet is None else b'<x:xmpmeta><rdf:Description tiff:Orientation="%d"/></x:xmpmeta>' % packet
+    if block is not None and long:
+        order = "<" if block[6:8] == b"II" else ">"
+        block = block.replace(struct.pack(order + "HHI", 0x0112, 3, 1), struct.pack(order + "HHI", 0x0112, 4, 1))
+        block = block.replace(struct.pack(order + "HH", said or 0, 0), struct.pack(order + "I", said or 0))
+    if kind == "PNG":
+        chunks = b"" if block is None else png_chunk(b"eXIf", block[6:])
+        chunks += b"" if xmp is None else png_chunk(b"iTXt", b"XML:com.adobe.xmp\0\0\0\0\0" + xmp)
+        plain = encode(UPRIGHT, kind)
+        place = len(plain) - 12 if behind else 33
+        return plain[:place] + chunks + plain[place:]
+    if kind == "TIFF":
+        return encode(UPRIGHT, kind, tiffinfo={tag: value for tag, value in ((274, said), (700, xmp)) if value})
+    options = {name: value for name, value in (("exif", block), ("xmp", xmp)) if value is not None}
+    return encode(UPRIGHT, kind, **options)
+
+
+def test_all_that_turns_an_image_in_pillow_turns_it_here(tmp_path: Path) -> None:
+    """EXIF and XMP that agree or not, and numbers that are no orientations."""
+    rng = random.Random(0)
+    numbers = [None, *range(10)]
+    files = {
+        f"{n}.{kind.lower()}": turned(
+            kind, rng.choice(numbers), rng.choice(numbers), behind=rng.random() < 0.5, long=rng.random() < 0.5
+        )
+        for n in range(25)
+        for kind in ("JPEG", "PNG", "TIFF", "WEBP")
+    }
+    for name, pixels in packed(tmp_path / "it", files, encoding="encoded").items():
+        np.testing.assert_array_equal(pixels, by_pillow(files[name]), err_msg=name)
+    assert {one.shape for one in packed(tmp_path / "small", files, image_size=(9, 8)).values()} == {(9, 8, 3)}
+
+
+def test_an_odd_exif_block_spoils_no_image(tmp_path: Path) -> None:
+    """Whatever else is wrong in EXIF, the image is read, and its orientation where that stands."""
+    block = Image.Exif()
+    block[0x0112] = 6
+    block[0x8769] = {0x9000: b"0232"}
+    odd = block.tobytes()
+    # The part that 0x8769 points to lies outside.
+    order = "<" if odd[6:8] == b"II" else ">"
+    place = odd.index(struct.pack(order + "HHI", 0x8769, 4, 1)) + 8
+    odd = odd[:place] + b"\xff\xff\xff\x7f" + odd[place + 4 :]
+    files = {f"a.{kind.lower()}": encode(UPRIGHT, kind, exif=odd) for kind in ("WEBP", "PNG", "JPEG")}
+    files["a.tiff"] = encode(UPRIGHT, "TIFF", tiffinfo={274: 6, 0x8769: 1 << 30})
+    plain = {f"a.{kind.lower()}": by_pillow(encode(UPRIGHT, kind)) for kind in ("WEBP", "PNG", "JPEG", "TIFF")}
+    for name, pixels in packed(tmp_path / "it", files, encoding="pixels").items():
+        np.testing.assert_array_equal(pixels, np.rot90(plain[name], -1), err_msg=name)
+
+
+# --- what is cut or damaged -------------------------------------------------------------------------------------------
+
+SMALL = photograph(48, 64)
+WHOLE = {
+    "jpeg": encode(SMALL, "JPEG"),
+    "progressive": encode(SMALL, "JPEG", progressive=True),
+    "restarts": encode(SMALL, "JPEG", restart_marker_blocks=3),
+    "png": encode(SMALL, "PNG"),
+    "gif": encode(SMALL, "GIF"),
+    "webp": encode(SMALL, "WEBP", lossless=False),
+    "lossless": encode(SMALL, "WEBP"),
+    "bmp": encode(SMALL, "BMP"),
+    "tiff": encode(SMALL, "TIFF"),
+    "ppm": encode(SMALL, "PPM"),
+}
+ENDS = {"progressive": "jpg", "jpeg": "jpg", "restarts": "jpg", "lossless": "webp"}
+JUNK = {"zeros": b"\0" * 9000, "text": b"a note that an editor left " * 400}
+
+
+def thumbnailed() -> bytes:
+    """A JPEG whose header holds a whole smaller JPEG, end mark included, as cameras write it."""
+    segment = b"Exif\0\0" + encode(photograph(16, 16), "JPEG")
+    whole = WHOLE["jpeg"]
+    return whole[:2] + b"\xff\xe1" + (len(segment) + 2).to_bytes(2, "big") + segment + whole[2:]
+
+
+def named(**kinds: dict[str, bytes]) -> dict[str, bytes]:
+    """Files called after their kind, with its suffix."""
+    return {
+        f"{kind}-{name}.{ENDS.get(kind, kind)}": one for kind, files in kinds.items() for name, one in files.items()
+    }
+
+
+GOOD = named(
+    **{kind: {"whole": one} for kind, one in WHOLE.items()}
+    | {
+        kind: {"whole": WHOLE[kind], **{junk: WHOLE[kind] + more for junk, more in JUNK.items()}}
+        for kind in ("png", "webp")
+    }
+    | {"jpeg": {"whole": WHOLE["jpeg"], "thumbnail": thumbnailed(), "text": WHOLE["jpeg"] + JUNK["text"]}}
+)
+SCAN = thumbnailed().rfind(b"\xff\xda")
+CUT = named(
+    **{kind: {f"{part}": one[: int(len(one) * part)] for part in (0.02, 0.5, 0.95)} for kind, one in WHOLE.items()}
+) | named(
+    jpeg={f"thumbnail{end}": thumbnailed()[:end] for end in (SCAN - 20, SCAN + 2, SCAN + 40, len(thumbnailed()) - 200)},
+    png={"empty": b"", "zeros": bytes(500), "page": b"<html>quota exceeded</html>", "text": b"plain text"},
+    gif={"archive": b"PK\x03\x04 certainly no image"},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("encoding", ["pixels", "encoded"])
+def test_whole_files_pass_and_those_that_end_early_are_refused(tmp_path: Path, encoding: str) -> None:
+    """Whether a header or pixels are cut, and whatever stands behind the end."""
+    assert skipped(tmp_path / "it", GOOD | CUT, encoding=encoding) == CUT.keys()
+
+
+def damaged(kind: str, rng: random.Random) -> bytes:
+    """A file in which a byte is another one, some are blank, or some are left out."""
+    data = bytearray(WHOLE[kind])
+    place = rng.randrange(len(data))
+    change = rng.choice(["byte", "zeros", "cut"])
+    if change == "byte":
+        data[place] ^= rng.randrange(1, 256)
+    elif change == "zeros":
+        data[place : place + 64] = bytes(len(data[place : place + 64]))
+    else:
+        del data[place : place + rng.randrange(1, 200)]
+    return bytes(data)
+
+
+def header_bits(kind: str) -> dict[str, bytes]:
+    """JPEGs with damaged codes in which one bit of the header is another one."""
+    data = bytearray(WHOLE[kind])
+    start = data.index(b"\xff\xda") + 14
+    data[start + 20 : start + 40] = b"\x5a" * 20
+    files = {}
+    for bit in range(16, start * 8, 41):
+        one = bytearray(data)
+        one[bit // 8] ^= 1 << bit % 8
+        files[f"bit{bit}"] = bytes(one)
+    return files
+
+
+def marked(marker: int) -> bytes:
+    """A stray marker among the codes of a JPEG."""
+    data = bytearray(WHOLE["jpeg"])
+    data[-700:-698] = bytes((0xFF, marker))
+    return bytes(data)
+
+
+DAMAGED = named(
+    **{
+        kind: {f"damaged{n}": damaged(kind, random.Random(f"{kind}{n}")) for n in range(25)}
+        | {f"lacks{missing}": one[:-missing] for missing in (1, 2, 5, 13)}
+        for kind, one in WHOLE.items()
+        if kind != "gif"
+    }
+) | named(
+    **{kind: header_bits(kind) for kind in ("jpeg", "progressive", "restarts")},
+    gif={f"damaged{n}": damaged("gif", random.Random(n)) for n in range(40)},
+) | {f"marker{marker}.jpg": marked(marker) for marker in range(0xC0, 0x100)}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:PIL", "ignore::PIL.Image.DecompressionBombWarning")
+def test_what_passes_as_a_file_is_just_what_can_be_decoded(tmp_path: Path) -> None:
+    """Files are kept that a loader can read later, all of them, though their pixels are not decoded."""
+    left_out = skipped(tmp_path / "files", DAMAGED, encoding="encoded", color_mode="keep")
+    assert left_out == skipped(tmp_path / "pixels", DAMAGED, encoding="pixels", color_mode="keep")
+    assert 50 < len(left_out) < len(DAMAGED) - 50
+
+
+def bomb(width: int, height: int) -> dict[str, bytes]:
+    """Headers that promise so many pixels."""
+    jpeg = bytearray(WHOLE["jpeg"])
+    frame = jpeg.index(b"\xff\xc0")
+    jpeg[frame + 5 : frame + 9] = struct.pack(">HH", height, width)
+    head = png_chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+    png = b"\x89PNG\r\n\x1a\n" + head + png_chunk(b"IDAT", zlib.compress(b"")) + png_chunk(b"IEND", b"")
+    return {"a.jpg": bytes(jpeg), "a.png": png}
+
+
+@pytest.mark.parametrize("encoding", ["pixels", "encoded"])
+def test_decompression_bombs_are_refused_by_their_headers(tmp_path: Path, encoding: str) -> None:
+    """Before memory is taken."""
+    files = bomb(65_000, 65_000)
+    assert skipped(tmp_path / "it", files, encoding=encoding) == files.keys()
+
+
+def test_images_of_two_sizes_need_one_to_be_given(tmp_path: Path) -> None:
+    """The error has both."""
+    files = {"a.png": encode(UPRIGHT, "PNG"), "b.png": encode(LYING, "PNG")}
+    with pytest.raises(ColabstageError, match=r"61x83.*83x61"):
+        packed(tmp_path / "it", files, encoding="pixels")
+
+
+HEIC = b"\0\0\0\x18ftypheic" + bytes(99)
+
+
+def test_heic_without_its_package_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Phones write it, and Pillow reads it only with a package of its own."""
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+    monkeypatch.delitem(Image.OPEN, "HEIF", raising=False)
+    source = write_files(tmp_path / "set", {"a.heic": HEIC})
+    with pytest.raises(DecodeError, match="pip install pillow-heif"):
+        pack_dataset(source, tmp_path / "out.h5", layout="images", encoding="encoded", progress=False)
+
+
+def test_heic_is_what_its_package_reads(tmp_path: Path) -> None:
+    """Pixels and orientation; a file that is cut is damaged."""
+    heif = pytest.importorskip("pillow_heif", reason="needs pillow-heif: pip install pillow-heif")
+    heif.register_heif_opener()
+    data = encode(UPRIGHT, "HEIF", exif=exif(6))
+    (found,) = packed(tmp_path / "it", {"a.heic": data}, encoding="pixels").values()
+    np.testing.assert_array_equal(found, np.asarray(Image.open(io.BytesIO(data))))
+    assert skipped(tmp_path / "cut", {"cut.heic": data[: len(data) // 2]}, encoding="encoded") == {"cut.heic"}
