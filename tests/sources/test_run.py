@@ -223,12 +223,13 @@ def test_a_checksum_of_many_files_is_refused(photos: Path, tmp_path: Path) -> No
 
 
 def test_a_list_keeps_names(server: WebServer, photos: Path, tmp_path: Path) -> None:
-    """Files come under their names, folders under theirs."""
-    report = fetch([server.url("data.zip"), photos / "class0", photos / "top.txt"], tmp_path / "all")
+    """Files come under their names, folders under theirs, large ones in pieces."""
+    (photos / "large.bin").write_bytes(bytes(65 * MIB))
+    report = fetch([server.url("data.zip"), photos / "class0", photos / "large.bin"], tmp_path / "all")
     wanted = {f"class0/{path.name}": path.read_bytes() for path in (photos / "class0").iterdir()}
-    wanted |= {"data.zip": DATA, "top.txt": (photos / "top.txt").read_bytes()}
+    wanted |= {"data.zip": DATA, "large.bin": (photos / "large.bin").read_bytes()}
     assert read_tree(tmp_path / "all") == wanted
-    again = fetch([server.url("data.zip"), photos / "class0", photos / "top.txt"], tmp_path / "all")
+    again = fetch([server.url("data.zip"), photos / "class0", photos / "large.bin"], tmp_path / "all")
     assert again.kept_bytes == again.nbytes == report.nbytes
 
 

@@ -17,6 +17,7 @@ from colabstage.errors import (
     NotEnoughSpaceError,
     SourceChangedError,
     SourceReadError,
+    TargetExistsError,
 )
 from colabstage.io.progress import Cancellation
 from colabstage.sources.remote import Checksum, TransientError
@@ -104,6 +105,14 @@ def test_a_file_is_exact_whatever_its_length(fetch: Callable[..., Any], target: 
     assert (done.path, done.nbytes, done.kept_bytes) == (target, size, 0)
     assert source.closed
     assert [thread.name for thread in threading.enumerate() if thread.name.startswith("colabstage")] == []
+
+
+def test_a_folder_in_its_place_is_not_replaced(fetch: Callable[..., Any], target: Path) -> None:
+    """Not even when a file may be."""
+    target.mkdir()
+    with pytest.raises(TargetExistsError, match=r"data\.bin"):
+        fetch(MemoryFile(CONTENT), target.parent)
+    assert list(target.iterdir()) == []
 
 
 def test_a_wrong_checksum_never_gets_to_the_target(fetch: Callable[..., Any], target: Path) -> None:

@@ -140,7 +140,9 @@ def test_what_is_no_file_of_drive_is_refused(text: str) -> None:
         parse_share_link(text)
 
 
-@pytest.mark.parametrize("text", ["https://drive.google.com.evil.org/file/d/{}", "https://e.org/file/d/{}/view", "{}"])
+@pytest.mark.parametrize(
+    "text", ["https://drive.google.com.evil.org/file/d/{}", "https://e.org/file/d/{}/view", "{}", "http://[x{}"]
+)
 def test_what_is_no_drive_link_is_left_to_others(text: str) -> None:
     """Other addresses, and lone ids."""
     assert parse_share_link(text.format(FILE)) is None
@@ -149,10 +151,12 @@ def test_what_is_no_drive_link_is_left_to_others(text: str) -> None:
 @pytest.mark.parametrize("size", [0, SCAN_LIMIT + 1])
 def test_a_file_arrives(drive: DriveShares, out: Path, size: int) -> None:
     """Also an empty one; and one too large for the virus scan comes through the confirmation form, whatever that wants
-    to be told."""
+    to be told. A second call fetches nothing."""
     drive.add(SharedItem(FILE, "it.bin", content=content(size)))
     fetch(LINK, out)
     assert out.read_bytes() == content(size)
+    again = fetch_files(f"gdrive://files/{FILE}", str(out), progress=False)
+    assert (again.kept_bytes, again.nbytes) == (size, size)
 
 
 def test_a_file_has_its_facts_and_its_ends_after_two_requests(drive: DriveShares) -> None:
