@@ -18,7 +18,7 @@ from colabstage.errors import (
     UnsafeArchiveError,
 )
 from colabstage.io.files import RetryPolicy
-from colabstage.sources.buckets import ObjectStore
+from colabstage.sources.buckets import PIECE_BYTES, ObjectStore
 from colabstage.sources.objects import ObjectTree, open_address
 from colabstage.sources.remote import TransientError
 from colabstage.trees.listing import FileEntry
@@ -85,7 +85,10 @@ def test_markers_and_junk_are_left_out(s3: BucketService) -> None:
     for name in ("set/b/x.txt", "set/a/y.txt", "set/c/z.txt"):
         s3.put(name, b"1")
     s3.put("set/notes.gdoc", b"{}")
+    # Of the length of a piece: a byte behind it, which would show that there is more, is never asked for alone.
+    s3.put("set/c/z.txt", bytes(PIECE_BYTES))
     with open_tree("s3://data/set") as tree:
+        assert len(tree.read(tree.entries[2])) == PIECE_BYTES
         assert [entry.name for entry in tree.entries] == ["a/y.txt", "b/x.txt", "c/z.txt"]
         assert len(tree.notes) == 1
         assert "notes.gdoc" in tree.notes[0]
