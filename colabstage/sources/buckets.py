@@ -531,15 +531,8 @@ def _read_at(file: Any, offset: int, length: int) -> bytes:
 
 
 def cut_spans(offset: int, end: int) -> list[tuple[int, int]]:
-    """Return the range in pieces; a single last byte is joined to the piece before it.
-
-    So a caller that requests one byte too many, to see whether there is more, never requests that byte alone: services
-    answer ranges beyond the end of an object with an error.
-    """
-    starts = list(range(offset, end, PIECE_BYTES))
-    if len(starts) > 1 and end - starts[-1] == 1:
-        starts.pop()
-    return list(zip(starts, [*starts[1:], end][: len(starts)], strict=True))
+    """Return the range in pieces."""
+    return [(start, min(start + PIECE_BYTES, end)) for start in range(offset, end, PIECE_BYTES)]
 
 
 def _load(protocol: str, label: str) -> Any:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from colabstage.errors import SourceChangedError
+from colabstage.io.files import RetryPolicy
 from colabstage.sources.remote import RemoteFacts, RemoteFile, TransientError
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from colabstage.sources.remote import Checksum
 
 PIECE = 256 * 1024
+# Enough for what fails once.
+POLICY = RetryPolicy(attempts=2)
 
 
 def random_bytes(count: int, seed: int = 0) -> bytes:

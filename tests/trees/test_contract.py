@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import zstandard
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from colabstage.errors import (
@@ -230,6 +230,7 @@ _component = st.text(st.characters(codec="utf-8", exclude_characters="/\\\0:"), 
 _name = st.lists(_component, min_size=1, max_size=3).map(lambda parts: "/".join([*(f"d{part}" for part in parts), "f"]))
 
 
+@settings(max_examples=25)
 @given(
     files=st.dictionaries(_name, st.binary(max_size=99), min_size=1, max_size=4),
     kind=st.sampled_from(["zip stored", "zip deflated", "zip zst", "tar.gz"]),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from colabstage.errors import SourceNotFoundError, SourceReadError
+from colabstage.errors import DriveDisconnectedError, SourceNotFoundError, SourceReadError
 from colabstage.io.files import RetryPolicy
 from colabstage.trees.bytes import PIECE_BYTES
 from colabstage.trees.folder import FolderTree, folder_stamps
@@ -200,8 +200,15 @@ def test_a_file_of_another_length_than_listed_is_an_error(tmp_path: Path, conten
     (tmp_path / "1.jpg").write_bytes(b"123")
     tree = FolderTree(tmp_path)
     (tmp_path / "1.jpg").write_bytes(content)
-    with pytest.raises(SourceReadError, match=r"1\.jpg.*3 bytes"):
-        tree.read(tree.entries[0])
+    for read in (tree.read, lambda entry: tree.open(entry).pread(3, 0)):
+        with pytest.raises(SourceReadError, match=r"1\.jpg.* 3 bytes"):
+            read(tree.entries[0])
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    """Nothing is retried that never was there."""
+    with pytest.raises(SourceNotFoundError, match="nowhere"):
+        FolderTree(tmp_path / "nowhere")
 
 
 def test_the_stamp_of_a_listing_shows_additions_and_removals(tmp_path: Path) -> None:
@@ -254,6 +261,9 @@ def test_a_listing_that_fails_for_a_moment_is_tried_again(tmp_path: Path) -> Non
         assert len(FolderTree(data, workers=2, retry=retry).entries) == 10
         drive.set_faults(DriveFaults(ops=(OpFault(op="list", errno=errno.EIO),)))
         with pytest.raises(SourceReadError, match="4 tries"):
+            FolderTree(data, workers=2, retry=retry)
+        drive.kill()
+        with pytest.raises(DriveDisconnectedError, match=r"mount_drive\("):
             FolderTree(data, workers=2, retry=retry)
 
 

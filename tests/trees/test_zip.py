@@ -12,14 +12,14 @@ import tracemalloc
 import zipfile
 import zlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from colabstage.errors import ArchiveError, CorruptArchiveError
 from colabstage.trees.names import ArchiveLimits
 from colabstage.trees.open import open_archive, open_tree
-from tests.support.archives import RecordingBytes, read_all, stored_zip, zip_bytes
+from tests.support.archives import RecordingBytes, read_all, set_field, stored_zip, zip_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -95,23 +95,30 @@ def write_zip(path: Path, members: Sequence[Member], *, has_64: bool = True) -> 
     return path
 
 
+def deflate(content: bytes) -> bytes:
+    """Return content as a zip holds it."""
+    packer = zlib.compressobj(wbits=-15)
+    return packer.compress(content) + packer.flush()
+
+
 def test_local_headers_may_differ_from_the_directory_in_length(tmp_path: Path) -> None:
-    """Info-ZIP writes longer extra fields in front of a member than in the directory; the data begin after those."""
-    member = Member(b"a/1.jpg", b"content" * 10, own_extra=struct.pack("<HH", 0x5455, 200) + b"t" * 200)
-    with open_tree(write_zip(tmp_path / "a.zip", [member]), spool=tmp_path) as tree:
-        assert read_all(tree) == {"a/1.jpg": member.content}
+    """Info-ZIP writes longer extra fields in front of a member than in the directory; the data begin after those, also
+    where nobody knows how far the next member is from them."""
+    first = Member(b"a/1.jpg", b"content" * 10, own_extra=struct.pack("<HH", 0x5455, 200) + b"t" * 200)
+    with open_tree(write_zip(tmp_path / "a.zip", [first, Member(b"b", at=1 << 20)]), spool=tmp_path) as tree:
+        assert read_all(tree) == {"a/1.jpg": first.content, "b": b""}
 
 
 def test_each_field_of_32_bits_may_have_its_number_in_64(tmp_path: Path) -> None:
     """Whichever of size, packed size and place do, with other extra fields before them, or none."""
     other = struct.pack("<HH", 0x7075 - 1, 2) + b"up"  # as the mark of a Unicode name is
     forms = itertools.product(itertools.product((False, True), repeat=3), (b"", other))
-    members = [
-        Member(b"a/%02d.txt" % number, bytes([number]) * (number + 1), wide=wide, extra=before)
-        for number, (wide, before) in enumerate(forms)
-    ]
+    expected, members = dict[str, bytes](), list[Member]()
+    for number, (wide, before) in enumerate(forms):
+        expected[f"a/{number:02}.txt"] = content = bytes([number]) * (number + 100)
+        facts: Any = {"size": len(content), "crc": zlib.crc32(content), "wide": wide, "extra": before}
+        members.append(Member(b"a/%02d.txt" % number, deflate(content), zipfile.ZIP_DEFLATED, **facts))
     path = write_zip(tmp_path / "wide.zip", members)
-    expected = {one.name.decode(): one.content for one in members}
     with zipfile.ZipFile(path) as archive:
         assert {name: archive.read(name) for name in archive.namelist()} == expected
     with open_tree(path, spool=tmp_path) as tree:
@@ -135,8 +142,7 @@ def test_a_member_above_4_gib_and_one_behind_it(tmp_path: Path) -> None:
 def test_a_member_that_lacks_4_gib_is_damaged(tmp_path: Path, method: int) -> None:
     """What is there would be its size, and its checksum right, if sizes were cut to 32 bits."""
     content = os.urandom(5000)
-    packer = zlib.compressobj(wbits=-15)
-    packed = packer.compress(content) + packer.flush() if method else content
+    packed = deflate(content) if method else content
     member = Member(b"a/1.bin", packed, method, size=GIB_4 + 5000, crc=zlib.crc32(content))
     path = write_zip(tmp_path / "wide.zip", [member])
     # What it promises is far more than a zip of this size can hold, which has a refusal of its own.
@@ -222,11 +228,14 @@ def test_a_member_of_many_takes_little_memory(tmp_path: Path) -> None:
 
 
 def test_the_times_of_members_are_kept(tmp_path: Path) -> None:
-    """DOS times are taken as UTC, to two seconds."""
+    """DOS times are taken as UTC, to two seconds; some archivers write none."""
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
         archive.writestr(zipfile.ZipInfo("1.jpg", (2024, 2, 29, 12, 30, 58)), b"")
     with open_tree(tmp_path / "a.zip", spool=tmp_path) as tree:
         assert tree.entries[0].mtime_ns == 1_709_209_858 * 10**9
+    without = set_field((tmp_path / "a.zip").read_bytes(), b"PK\1\2", 12, "<HH", 0, 0)
+    with open_archive(RecordingBytes(without), spool=tmp_path) as tree:
+        assert tree.entries[0].mtime_ns == 0
 
 
 def test_damaged_members_are_named_and_others_still_read(tmp_path: Path) -> None:

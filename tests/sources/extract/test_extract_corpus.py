@@ -133,6 +133,7 @@ UNSAFE = {
     "zip: endless link": (zip_of(("link", LINK, b"a" * 5000)), "4,096"),
     "zip: file through a link": (zip_of(("a", LINK, b"b"), ("a/evil", FILE, b"x")), "'a'"),
     "zip: overlapping members": (overlapping(), "a.jpg"),
+    "zip: a member that reaches into the next": (set_field(TWO, CENTRAL, 20, "<LL", 101, 101), "a.jpg"),
     "zip: bomb by ratio": (zip_of(("z", FILE, ZEROS), method=DEFLATED), "max_ratio"),
     "zip: bomb by total": (set_field(PACKED, CENTRAL, 24, "<L", 70_000_000), "max_total_bytes"),
     "zip: bomb by count": (zip_of(*((f"{n}", FILE, b"") for n in range(501))), "max_members"),

@@ -481,9 +481,10 @@ def test_source_whose_end_cannot_be_asked_for_is_refused(
 def test_who_is_refused_for_longer_than_patience_lasts_is_told_and_keeps_what_came(
     open_arriving: Callable[..., StreamingCopy], content: bytes, target: Path, step: Any
 ) -> None:
-    """The tries are those of one connection by then, ever more rarely; what is finished is not fetched again."""
+    """The tries are those of one connection by then, ever more rarely, also where a server says "at once"; what is
+    finished is not fetched again."""
     policy, clock = RetryPolicy(first_wait_s=0.05, patience_s=60.0), ManualClock()
-    refuse = lambda number, offset: TransientError("503, says the server") if offset >= 8 * MIB else None  # noqa: E731
+    refuse = lambda number, offset: TransientError("503, says the server", wait_s=0.0) if offset >= 8 * MIB else None  # noqa: E731
     source = MemoryFile(content, connections=2, answer=refuse)
     began = clock.now()
     with open_arriving(source, policy=policy, clock=clock) as arriving, ThreadPoolExecutor(1) as pool:
@@ -492,7 +493,7 @@ def test_who_is_refused_for_longer_than_patience_lasts_is_told_and_keeps_what_ca
         with pytest.raises(SourceReadError, match=r"503.* \d+ tries"):
             waiting.result()
     assert clock.now() - began > policy.patience_s
-    assert 2 * policy.attempts < len(source.requests) < 2 * policy.attempts + 20
+    assert 2 * policy.attempts < len(source.requests) < 100
     assert len(leftovers(target)) == 1
     step.total = 0
     rest = MemoryFile(content, connections=1)

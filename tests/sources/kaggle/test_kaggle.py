@@ -10,8 +10,6 @@ import pytest
 
 from colabstage import fetch_files
 from colabstage.errors import CorruptArchiveError, OptionError, SourceAccessError, SourceNotFoundError, SourceReadError
-from colabstage.sources.kaggle import KaggleDataset
-from colabstage.sources.parse import KaggleSource, parse_source
 from tests.support.images import make_tree, read_tree
 from tests.support.kaggle_service import HostedDataset, KaggleService, zip_archive
 
@@ -68,11 +66,11 @@ def fetch(out: Path, address: str = "kaggle://ann/cats") -> dict[str, bytes]:
         (" <https://www.kaggle.com/datasets/ann/cats> ", None),
     ],
 )
-def test_every_pasted_form_is_understood(text: str, version: int | None) -> None:
-    """Each form gives owner, name and, where there is one, the version."""
-    source = parse_source(text)
-    assert isinstance(source, KaggleSource)
-    assert source.dataset == KaggleDataset("ann", "cats", version)
+def test_every_pasted_form_is_understood(service: KaggleService, out: Path, text: str, version: int | None) -> None:
+    """Each form gives owner, name and, where there is one, the version, which then need not be asked for."""
+    service.add(HostedDataset("ann", "cats", zip_archive(FILES), version=7))
+    assert fetch(out, text) == FILES
+    assert service.count("GetDataset") == (version is None)
 
 
 @pytest.mark.parametrize(
@@ -86,10 +84,10 @@ def test_every_pasted_form_is_understood(text: str, version: int | None) -> None
         "https://www.kaggle.com/datasets",
     ],
 )
-def test_other_things_of_kaggles_are_refused(text: str) -> None:
+def test_other_things_of_kaggles_are_refused(tmp_path: Path, text: str) -> None:
     """A competition, or half a name, is an error that shows the forms."""
     with pytest.raises(OptionError, match="kaggle://owner/dataset"):
-        parse_source(text)
+        fetch_files(text, tmp_path / "out")
 
 
 def test_a_dataset_arrives_with_all_its_files(service: KaggleService, out: Path) -> None:

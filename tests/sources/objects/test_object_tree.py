@@ -18,7 +18,7 @@ from colabstage.errors import (
     UnsafeArchiveError,
 )
 from colabstage.io.files import RetryPolicy
-from colabstage.sources.buckets import ObjectStore
+from colabstage.sources.buckets import PIECE_BYTES, ObjectStore
 from colabstage.sources.objects import ObjectTree, open_address
 from colabstage.sources.remote import TransientError
 from colabstage.trees.listing import FileEntry
@@ -85,6 +85,11 @@ def test_markers_and_junk_are_left_out(s3: BucketService) -> None:
     for name in ("set/b/x.txt", "set/a/y.txt", "set/c/z.txt"):
         s3.put(name, b"1")
     s3.put("set/notes.gdoc", b"{}")
+    # A byte behind the end is asked for, which would show that there is more, but never in a request of its own.
+    for size in (PIECE_BYTES - 1, PIECE_BYTES):
+        s3.put("set/c/z.txt", bytes(size))
+        with open_tree("s3://data/set") as tree:
+            assert len(tree.read(tree.entries[2])) == size
     with open_tree("s3://data/set") as tree:
         assert [entry.name for entry in tree.entries] == ["a/y.txt", "b/x.txt", "c/z.txt"]
         assert len(tree.notes) == 1

@@ -59,7 +59,6 @@ def test_an_object_comes_whole_and_in_parts(place: Place) -> None:
     leaving.close()  # type: ignore[attr-defined]
     parts: list[tuple[int, int | None]] = [(0, None), (0, 1), (size - 1, 1), (PIECE_BYTES - 1, PIECE_BYTES + 2), (9, 0)]
     parts += [(offset, 300_000) for offset in range(0, size - 300_000, 3_000_000)]
-    # A last byte alone is joined to what is before it.
     parts += [(0, PIECE_BYTES + 1), (PIECE_BYTES, None)]
     with ThreadPoolExecutor(6) as pool:
         found = list(pool.map(lambda part: list(file.read_range(*part)), parts))

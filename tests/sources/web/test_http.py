@@ -317,9 +317,11 @@ def test_a_coding_nobody_asked_for_is_refused(server: WebServer, look: Callable[
         (WebKnobs(etag="weak"), False),
         # The time of a file that is old enough.
         (WebKnobs(etag="none"), True),
+        # The file could have changed twice within the second of the answer.
+        (WebKnobs(etag="none", last_modified=False, headers=(("Last-Modified", formatdate(4e9, usegmt=True)),)), False),
         (WebKnobs(etag="none", last_modified=False), False),
     ],
-    ids=["tag", "weak tag", "time", "nothing"],
+    ids=["tag", "weak tag", "time", "new time", "nothing"],
 )
 def test_if_range_has_only_strong_validators(
     server: WebServer, look: Callable[..., HttpFile], knobs: WebKnobs, sends: bool
@@ -762,6 +764,17 @@ def test_only_hashes_of_the_whole_count(
     assert found == (expected and Checksum(expected.name, expected.hexdigest()))
     own = Checksum("sha256", "1" * 64)
     assert look(checksum=own).facts.checksum == own
+
+
+def test_the_hash_of_a_hub_is_told_by_its_redirect(
+    raw_server: Callable[[Callable[[socket.socket], None]], str], server: WebServer, look: Callable[..., HttpFile]
+) -> None:
+    """Hugging Face names it there, and nowhere else."""
+    told = f'X-Linked-ETag: "{SHA256.hexdigest()}"\r\nContent-Length: 0\r\n\r\n'
+    answer = f"HTTP/1.1 302 Found\r\nLocation: {server.url('data.bin')}\r\n{told}".encode()
+    file = look(url=raw_server(lambda connection: connection.sendall(answer)))
+    assert file.facts.checksum == Checksum("sha256", SHA256.hexdigest())
+    assert content(file, 0, PART) == DATA[:PART]
 
 
 HEAD = b'HTTP/1.1 200 OK\r\nContent-Length: %d\r\nETag: "1"\r\n\r\n'
