@@ -231,7 +231,6 @@ def select_datasets(
     older_than_days: float | None = None,
     everything: bool = False,
     place: Where | None = None,
-    now_s: float | None = None,
 ) -> list[StoredDataset]:
     """Choose what a purge removes. A pure function.
 
@@ -241,7 +240,6 @@ def select_datasets(
         older_than_days: choose those that were last written longer ago.
         everything: choose all of them.
         place: restrict the choice to this place.
-        now_s: the time now, in seconds since 1970; the clock's by default.
 
     Raises:
         OptionError: no choice was given, or a name is not among the datasets.
@@ -260,8 +258,8 @@ def select_datasets(
             known = ", ".join(sorted({one.name for one in there})) or "nothing"
             msg = f"There is no dataset {unknown[0]!r} that colabstage made. Available: {known}."
             raise OptionError(msg)
-    now, days = time.time() if now_s is None else now_s, older_than_days
-    return [one for one in chosen if days is None or now - one.changed_s > days * _DAY_S]
+    days = older_than_days
+    return [one for one in chosen if days is None or time.time() - one.changed_s > days * _DAY_S]
 
 
 def _is_called(one: StoredDataset, name: str) -> bool:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import io
-import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
 
 from simulated_drive.drive import SimulatedDrive
 from simulated_drive.knobs import DriveKnobs
 from tests.sources.servers import BucketService, moto_service, use_login
-from tests.support.invariants import check_afterwards
+from tests.support.archives import write_archive
+from tests.support.images import make_tree, noise
+from tests.support.invariants import check_afterwards, contents
 
 MakeImages = Callable[..., Path]
 
@@ -34,28 +32,12 @@ def own_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def image_bytes() -> Callable[..., bytes]:
-    """Make a PNG that no other number gives."""
-
-    def make(number: int, *, size: tuple[int, int] = (24, 32)) -> bytes:
-        pixels = np.random.default_rng(number).integers(0, 256, (*size, 3), dtype=np.uint8)
-        buffer = io.BytesIO()
-        Image.fromarray(pixels).save(buffer, "PNG")
-        return buffer.getvalue()
-
-    return make
-
-
-@pytest.fixture
-def make_images(image_bytes: Callable[..., bytes]) -> MakeImages:
-    """Write PNGs into class folders."""
+def make_images() -> MakeImages:
+    """Write PNGs into class folders, `size` high and wide; no number gives the image of another."""
 
     def make(folder: Path, count: int, *, first: int = 0, size: tuple[int, int] = (24, 32)) -> Path:
-        for number in range(first, first + count):
-            place = folder / ("cat", "dog")[number % 2] / f"{number:04d}.png"
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_bytes(image_bytes(number, size=size))
-        return folder
+        numbers = range(first, first + count)
+        return make_tree(folder, {f"{('cat', 'dog')[n % 2]}/{n:04d}.png": noise(n, size=size[::-1]) for n in numbers})
 
     return make
 
@@ -65,11 +47,7 @@ def make_zip() -> Callable[[Path, Path], Path]:
     """Put a folder's files into a zip."""
 
     def make(folder: Path, target: Path) -> Path:
-        with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
-            for path in sorted(folder.rglob("*")):
-                if path.is_file():
-                    archive.write(path, path.relative_to(folder))
-        return target
+        return write_archive(target, contents(folder))
 
     return make
 

@@ -1,106 +1,73 @@
-"""`only=` and `zip_encoding=` in every function that takes a source, and archives that come in several files."""
+"""`only=` and `zip_encoding=`: a part of a source, or another reading of its names, is a dataset of its own."""
 
 from __future__ import annotations
 
-import io
 import re
-import zipfile
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
-from PIL import Image
 
 from colabstage import plan_stage, stage_dataset
 from colabstage.errors import LayoutError, OptionError, SourceNotFoundError
+from tests.support.archives import write_archive, zip_bytes
+from tests.support.images import image, make_tree
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
     from pathlib import Path
 
-
-def _png(seed: int) -> bytes:
-    content = io.BytesIO()
-    Image.fromarray(np.random.default_rng(seed).integers(0, 256, (8, 8, 3), np.uint8)).save(content, "PNG")
-    return content.getvalue()
-
-
+# Two variants of one dataset, which cannot be told apart.
 FILES = {
-    f"plants/{variant}/{kind}/{number}.png": _png(100 * at + number)
+    f"plants/{variant}/{kind}/{number}.png": image(100 * at + number)
     for at, variant in enumerate(("color", "grey"))
     for kind in ("rust", "scab")
     for number in range(3)
 }
 
 
-def _zip(path: Path, files: Mapping[str, bytes]) -> Path:
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, content in files.items():
-            archive.writestr(name, content)
-    return path
+@pytest.mark.parametrize("kind", ["zip", "folder", "list"])
+def test_a_part_is_staged_alone_and_has_a_key_of_its_own(kind: str, tmp_path: Path) -> None:
+    halves = [dict(list(FILES.items())[at::2]) for at in range(2)]
+    makers: dict[str, Callable[[], Any]] = {
+        "zip": lambda: write_archive(tmp_path / "a.zip", FILES),
+        "folder": lambda: make_tree(tmp_path / "source", FILES),
+        "list": lambda: [write_archive(tmp_path / f"{at}.zip", half) for at, half in enumerate(halves)],
+    }
+    source = makers[kind]()
+    places: dict[str, Any] = {"local_dir": tmp_path / "fast", "cache_dir": None}
 
-
-def _folder(path: Path) -> Path:
-    for name, content in FILES.items():
-        (path / name).parent.mkdir(parents=True, exist_ok=True)
-        (path / name).write_bytes(content)
-    return path
-
-
-@pytest.fixture(params=["zip", "folder", "list"])
-def source(request: pytest.FixtureRequest, tmp_path: Path) -> str | list[str]:
-    """Two variants of one dataset, which cannot be told apart: in an archive, a folder, and a list of two archives."""
-    if request.param == "folder":
-        return str(_folder(tmp_path / "source"))
-    if request.param == "zip":
-        return str(_zip(tmp_path / "source.zip", FILES))
-    names = list(FILES)
-    return [str(_zip(tmp_path / f"s{at}.zip", {name: FILES[name] for name in names[at::2]})) for at in range(2)]
-
-
-def test_a_part_is_staged_alone_and_has_a_key_of_its_own(source: str | list[str], tmp_path: Path) -> None:
-
-    def stage(only: str | list[str] | None) -> Callable[[], object]:
-        return lambda: stage_dataset(source, only=only, local_dir=tmp_path / "fast", cache_dir=None, progress=False)
+    def stage(only: str | list[str] | None) -> Any:
+        return stage_dataset(source, only=only, progress=False, **places)
 
     with pytest.raises(LayoutError) as caught:
-        stage(None)()
-    found = re.search(r"only='([^']+)'", str(caught.value))
-    assert found is not None
-    assert found[1] == "plants/color"
-    plan = plan_stage(source, only=found[1], local_dir=tmp_path / "fast", cache_dir=None)
-    assert plan.samples == {"train": 6}
-    data = stage_dataset(source, only=found[1], local_dir=tmp_path / "fast", cache_dir=None, progress=False)
+        stage(None)
+    (found, *_) = re.findall(r"only='([^']+)'", str(caught.value))
+    assert found == "plants/color"
+    assert plan_stage(source, only=found, **places).samples == {"train": 6}
+    data = stage(found)
     assert (data.classes, data.splits) == (("rust", "scab"), {"train": 6})
-    again = stage_dataset(source, only="./plants/color/", local_dir=tmp_path / "fast", cache_dir=None, progress=False)
-    assert again.report is not None
+    again = stage("./plants/color/")
     assert (again.path, again.report.origin) == (data.path, "local")
-    other = stage_dataset(source, only="plants/grey", local_dir=tmp_path / "fast", cache_dir=None, progress=False)
-    assert other.path != data.path
-    few = stage_dataset(
-        source, only=["plants/color/*/0.png"], local_dir=tmp_path / "fast", cache_dir=None, progress=False
-    )
-    assert few.splits == {"train": 2}
+    assert stage("plants/grey").path != data.path
+    assert stage(["plants/color/*/0.png"]).splits == {"train": 2}
     with pytest.raises(SourceNotFoundError, match="only='plants/color'"):
-        stage("color")()
+        stage("color")
     nothing: list[str] = []
     for none in ("/plants", nothing):
         with pytest.raises(OptionError, match="only="):
-            stage(none)()
+            stage(none)
 
 
 def test_an_encoding_is_part_of_the_key(tmp_path: Path) -> None:
-    names = {b"AA/": "猫/".encode("gbk"), b"BB/": "狗/".encode("gbk")}
-    raw = _zip(tmp_path / "s.zip", {f"{name}/{n}.png": _png(n) for name in ("AA", "BB") for n in range(3)}).read_bytes()
-    for ascii_name, stored in names.items():
-        raw = raw.replace(ascii_name, stored)
-    (tmp_path / "s.zip").write_bytes(raw)
-    wrong = stage_dataset(tmp_path / "s.zip", local_dir=tmp_path / "fast", cache_dir=None, progress=False)
+    raw = zip_bytes({f"{name}/{n}.png": image(n) for name in ("AA", "BB") for n in range(3)})
+    for ascii_name, name in {b"AA/": "猫/", b"BB/": "狗/"}.items():
+        raw = raw.replace(ascii_name, name.encode("gbk"))
+    source = make_tree(tmp_path, {"s.zip": raw}) / "s.zip"
+    options: dict[str, Any] = {"local_dir": tmp_path / "fast", "cache_dir": None, "progress": False}
+    wrong = stage_dataset(source, **options)
     assert 'zip_encoding="gbk"' in str(wrong.report)
-    right = stage_dataset(
-        tmp_path / "s.zip", zip_encoding="gbk", local_dir=tmp_path / "fast", cache_dir=None, progress=False
-    )
+    right = stage_dataset(source, zip_encoding="gbk", **options)
     assert set(right.classes) == {"猫", "狗"}
     assert right.path != wrong.path
-    with pytest.raises(OptionError, match="zip_encoding"):
-        stage_dataset(tmp_path / "s.zip", zip_encoding="gkb2", local_dir=tmp_path / "fast", progress=False)
+    with pytest.raises(OptionError, match="gkb2"):
+        stage_dataset(source, zip_encoding="gkb2", **options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from colabstage.stage.publish import publish
 from tests.support.steps import OneStep
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from colabstage.stage.places import Place
@@ -50,13 +52,14 @@ class Kept:
             self.folder.mkdir(exist_ok=True)
             (self.folder / name).write_bytes(content)
         else:
-            self.service.put(f"kept/{name}", content)
+            self.service.put(f"{self.folder.name}/{name}", content)
 
     def read(self) -> dict[str, bytes]:
         if self.service is None:
             return {path.name: path.read_bytes() for path in self.folder.glob("*")}
         found = self.service.backend.buckets[self.service.bucket].keys
-        return {key.removeprefix("kept/"): one.value for key, one in found.items()}
+        folder = f"{self.folder.name}/"
+        return {key.removeprefix(folder): one.value for key, one in found.items() if key.startswith(folder)}
 
     def versions(self) -> dict[str, bytes]:
         """What has a manifest that agrees with it; there must be nothing else."""
@@ -69,12 +72,24 @@ class Kept:
 
 
 @pytest.fixture(params=["folder", "bucket"])
-def kept(request: pytest.FixtureRequest, tmp_path: Path) -> Kept:
-    if request.param == "folder":
-        return Kept(FolderPlace(tmp_path / "kept"), tmp_path / "kept", None)
-    service: BucketService = request.getfixturevalue("s3")
-    source: Any = SimpleNamespace(url=f"s3://{service.bucket}/kept", label="the bucket")
-    return Kept(BucketPlace(source), tmp_path / "kept", service)
+def make_kept(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Kept]:
+    """Make a place, where nothing is yet."""
+    numbers = itertools.count()
+
+    def make() -> Kept:
+        folder = tmp_path / f"kept{next(numbers)}"
+        if request.param == "folder":
+            return Kept(FolderPlace(folder), folder, None)
+        service: BucketService = request.getfixturevalue("s3")
+        source: Any = SimpleNamespace(url=f"s3://{service.bucket}/{folder.name}", label="the bucket")
+        return Kept(BucketPlace(source), folder, service)
+
+    return make
+
+
+@pytest.fixture
+def kept(make_kept: Callable[[], Kept]) -> Kept:
+    return make_kept()
 
 
 def test_a_version_replaces_ours(kept: Kept) -> None:
@@ -110,16 +125,16 @@ def states() -> dict[str, dict[str, bytes]]:
     }
 
 
-@pytest.mark.parametrize("number", range(11))
-def test_what_was_left_is_gone_on_with(kept: Kept, number: int) -> None:
-    name, before = list(states().items())[number]
-    for one, content in before.items():
-        kept.write(one, content)
-    assert kept.publish().kept_bytes == (len(NEW) if before.get(NAME) == NEW else 0), name
-    found = kept.versions() if kept.place.keeps_previous else {NAME: kept.read()[NAME]}
-    is_kept = kept.place.keeps_previous and (before.get(NAME) == OLD or f"{NAME}.previous" in before)
-    assert found == {NAME: NEW, **({f"{NAME}.previous": OLD} if is_kept else {})}, name
-    assert f"{NAME}.unfinished" not in kept.read()
+def test_what_was_left_is_gone_on_with(make_kept: Callable[[], Kept]) -> None:
+    for name, before in states().items():
+        kept = make_kept()
+        for one, content in before.items():
+            kept.write(one, content)
+        assert kept.publish().kept_bytes == (len(NEW) if before.get(NAME) == NEW else 0), name
+        found = kept.versions() if kept.place.keeps_previous else {NAME: kept.read()[NAME]}
+        is_kept = kept.place.keeps_previous and (before.get(NAME) == OLD or f"{NAME}.previous" in before)
+        assert found == {NAME: NEW, **({f"{NAME}.previous": OLD} if is_kept else {})}, name
+        assert f"{NAME}.unfinished" not in kept.read(), name
 
 
 STRANGERS: dict[str, dict[str, bytes]] = {
@@ -134,21 +149,21 @@ STRANGERS: dict[str, dict[str, bytes]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", STRANGERS)
-def test_what_is_not_ours_stays(kept: Kept, name: str) -> None:
-    before = STRANGERS[name]
-    for one, content in before.items():
-        kept.write(one, content)
-    if f"{NAME}.previous" in before and not kept.place.keeps_previous:
-        kept.publish()
-        assert kept.read()[f"{NAME}.previous"] == b"precious"
-        return
-    with pytest.raises(TargetExistsError, match=NAME):
-        kept.publish()
-    assert kept.read() == before
-    if f"{NAME}.previous" not in before:
-        assert kept.place.discard(NAME) is (NAME not in before)
-        assert kept.read() == before
+def test_what_is_not_ours_stays(make_kept: Callable[[], Kept]) -> None:
+    for name, before in STRANGERS.items():
+        kept = make_kept()
+        for one, content in before.items():
+            kept.write(one, content)
+        if f"{NAME}.previous" in before and not kept.place.keeps_previous:
+            kept.publish()
+            assert kept.read()[f"{NAME}.previous"] == b"precious"
+            continue
+        with pytest.raises(TargetExistsError, match=NAME):
+            kept.publish()
+        assert kept.read() == before, name
+        if f"{NAME}.previous" not in before:
+            assert kept.place.discard(NAME) is (NAME not in before), name
+            assert kept.read() == before, name
 
 
 def test_several_at_once_leave_whole_versions(kept: Kept) -> None:

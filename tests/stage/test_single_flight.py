@@ -29,7 +29,8 @@ def test_the_lock_of_a_dead_run_goes_with_the_next_call(tmp_path: Path) -> None:
     source = make_tree(tmp_path / "photos", in_classes(4))
     places: dict[str, Any] = {"local_dir": tmp_path / "fast", "cache_dir": None, "progress": False}
     folder = stage_dataset(source, **places).path.parent
-    for options in ({}, {"refresh": True}):
+    cases: list[dict[str, Any]] = [{}, {"refresh": True}]
+    for options in cases:
         (folder.parent / f".colabstage-{folder.name}.lock").touch()
         stage_dataset(source, **places, **options)
         assert list(folder.parent.iterdir()) == [folder]

@@ -29,7 +29,6 @@ from colabstage.errors import (
     DecodeError,
     OptionError,
     SourceReadError,
-    WebPageError,
 )
 from tests.support.http_knobs import WebFault, WebKnobs
 from tests.support.http_server import WebServer
@@ -140,22 +139,6 @@ def test_a_bad_day_on_the_web(server: WebServer, photos: Path) -> None:
     check_rows(stage(server.url("d/photos.zip")), photos)
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "error", "says"),
-    [
-        ("page.zip", b"<!DOCTYPE html><html><title>Sign in</title></html>", WebPageError, "page"),
-        ("notes.md", b"just some text\n" * 10, ArchiveError, "text file"),
-        ("photo.png", b"\x89PNG\r\n\x1a\n" + bytes(100), ArchiveError, "PNG image"),
-    ],
-)
-def test_a_single_file_that_is_no_archive_is_named(
-    name: str, content: bytes, error: type[Exception], says: str, tmp_path: Path
-) -> None:
-    with WebServer({name: content}) as server, pytest.raises(error, match=says):
-        stage(server.url(name))
-    assert not [path for path in (tmp_path / "fast").rglob("*") if path.is_file()]
-
-
 def test_a_checksum_is_checked_before_anything_is_made(server: WebServer, archive: Path) -> None:
     right = hashlib.sha256(archive.read_bytes()).hexdigest()
     url = server.url("d/photos.zip")
@@ -191,13 +174,13 @@ def test_a_damaged_download_is_damaged_the_next_time() -> None:
 @pytest.mark.slow
 def test_a_killed_download_goes_on(photos: Path, tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "photos.tar.gz", "w:gz", compresslevel=1) as tar:
-        (tmp_path / "filler").write_bytes(hashlib.shake_128(b"x").digest(60 << 20))
+        (tmp_path / "filler").write_bytes(hashlib.shake_128(b"x").digest(20 << 20))
         tar.add(tmp_path / "filler", "filler.bin")
         tar.add(photos, ".")
     content = (tmp_path / "photos.tar.gz").read_bytes()
-    with WebServer({"photos.tar.gz": content}, knobs=WebKnobs(total_bytes_per_s=60 << 20)) as server:
+    with WebServer({"photos.tar.gz": content}, knobs=WebKnobs(total_bytes_per_s=10 << 20)) as server:
         code = (
-            "from colabstage.stage.run import stage_dataset\n"
+            "from colabstage import stage_dataset\n"
             f"stage_dataset({server.url('photos.tar.gz')!r}, cache_dir=None, progress=False)"
         )
         process = subprocess.Popen([sys.executable, "-c", code])
@@ -320,34 +303,27 @@ def test_kaggle_mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, photos:
     assert len(list(mounted.rglob("*.png"))) == 20
 
 
-def split_zips(photos: Path, tmp_path: Path, make_images: MakeImages, make_zip: MakeZip) -> list[Path]:
-    """The twenty images in one zip, and ten others in another."""
-    return [
-        make_zip(photos, tmp_path / "zips" / "part-1.zip"),
-        make_zip(make_images(tmp_path / "more", 10, first=20), tmp_path / "zips" / "part-2.zip"),
-    ]
-
-
 def test_several_archives_are_one_dataset(
     photos: Path, tmp_path: Path, make_images: MakeImages, make_zip: MakeZip
 ) -> None:
-    (tmp_path / "zips").mkdir()
-    first, second = split_zips(photos, tmp_path, make_images, make_zip)
-    together = tmp_path / "together"
+    """By a list, one of them on the web, and by a pattern, which may match more the next time."""
+    zips, together = tmp_path / "zips", tmp_path / "together"
+    zips.mkdir()
+    first = make_zip(photos, zips / "part-1.zip")
+    second = make_zip(make_images(tmp_path / "more", 10, first=20), zips / "part-2.zip")
     for part in (photos, tmp_path / "more"):
         shutil.copytree(part, together, dirs_exist_ok=True)
     with WebServer({"part-2.zip": second.read_bytes()}) as server:
         both = [first, server.url("part-2.zip")]
         staged = stage(both)
         check_rows(staged, together)
-        assert "united" in " ".join(staged.report.notes)
         assert left_in(staged.path.parent) == WHOLE
         assert stage(both).report.origin == "local"
     assert stage(both).report.origin == "local"
-    check_rows(stage(tmp_path / "zips" / "part-*.zip"), together)
-    assert stage(str(tmp_path / "zips" / "part-*.zip")).report.origin == "local"
-    make_zip(make_images(tmp_path / "even more", 2, first=30), tmp_path / "zips" / "part-3.zip")
-    assert stage(tmp_path / "zips" / "part-*.zip").splits == {"train": 32}
+    check_rows(stage(zips / "part-*.zip"), together)
+    assert stage(str(zips / "part-*.zip")).report.origin == "local"
+    make_zip(make_images(tmp_path / "even more", 2, first=30), zips / "part-3.zip")
+    assert stage(zips / "part-*.zip").splits == {"train": 32}
 
 
 def test_archives_named_like_splits_are_splits(
@@ -396,14 +372,6 @@ def test_a_list_of_archives_with_something_else_is_refused(photos: Path, archive
     (tmp_path / "notes.txt").write_text("hello", encoding="utf-8")
     with pytest.raises(ArchiveError, match=r"notes\.txt"):
         stage([archive, tmp_path / "notes.txt"])
-
-
-def test_plain_files_of_a_web_archive_are_kept(server: WebServer, photos: Path) -> None:
-    staged = stage(server.url("d/photos.zip"), keep="files")
-    assert {p.relative_to(staged.path) for p in staged.path.rglob("*.png")} == {
-        p.relative_to(photos) for p in photos.rglob("*.png")
-    }
-    assert [name for name in left_in(staged.path.parent) if not name.endswith(".receipt")] == [".json", "files"]
 
 
 def test_a_plan_of_a_web_archive_reads_little(server: WebServer, archive: Path, photos: Path, tmp_path: Path) -> None:

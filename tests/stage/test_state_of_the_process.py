@@ -32,7 +32,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _slow(x: Any) -> Any:
     """Take a while for each image, so that staging still goes on."""
-    time.sleep(0.3)
+    time.sleep(0.15)
     return x
 
 

@@ -1,0 +1,311 @@
+"""A source that dies, fails, falls silent, or becomes another in the middle of an epoch: never a wrong row, one typed
+error at the batch that needs what did not come, and after that the same call, or the same loader, continues."""
+
+from __future__ import annotations
+
+import errno
+import signal
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import h5py
+import numpy as np
+import psutil
+import pytest
+
+from colabstage import dataset_h5, make_loader, stage_dataset
+from colabstage.errors import ColabstageError, DamagedPackError, DriveDisconnectedError, SourceReadError
+from colabstage.machine import watched
+from colabstage.sources import http_file, in_part, opening
+from colabstage.sources.remote import MountedFile
+from simulated_drive.knobs import DriveFaults, DriveKnobs, OpFault
+from tests.support.archives import tar_bytes, zip_bytes
+from tests.support.http_knobs import WebFault, WebKnobs
+from tests.support.http_server import WebServer
+from tests.support.images import make_tree, noise
+from tests.support.made_files import npy
+from tests.support.numbered import SIDE, note_numbers, numbers_of, write_archive
+from tests.support.staged import SMALL_BLOCK, use_small_blocks
+from tests.support.steps import Meanwhile, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from simulated_drive.drive import SimulatedDrive
+
+pytestmark = pytest.mark.torch
+
+COUNT, BATCH = 120, 8
+FILES = {f"{('cat', 'dog')[n % 2]}/{n:04}.png": noise(n, size=(110, 110)) for n in range(COUNT)}
+# Four tries and the waits between them, on a busy machine.
+DEADLINE_S = 20.0
+
+
+@pytest.fixture
+def drive_knobs() -> DriveKnobs:
+    """Slow enough for an epoch to be left in the middle."""
+    usual = replace(DriveKnobs.quick().scaled(), warm_open_latency_s=0.01)
+    return replace(usual, cold_open_latency_s=0.03, stream_bytes_per_s=4e6, parallel_requests=4)
+
+
+@pytest.fixture(autouse=True)
+def short_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second instead of 45 s of a mount, and half a minute of each answer of a server."""
+    for name, value in {"_HANGS_S": 0.5, "_ASK_EVERY_S": 0.2, "_DIES_S": 0.3}.items():
+        monkeypatch.setattr(watched, name, value)
+    defaults: Any = http_file.open_http.__kwdefaults__
+    monkeypatch.setitem(defaults, "timeout_s", 0.5)
+    for module in (opening, in_part):
+        policy = vars(module)["PATIENT"]
+        monkeypatch.setattr(module, "PATIENT", replace(policy, first_wait_s=0.05, patience_s=0.5))
+
+
+@dataclass
+class Where:
+    """A source that is slow, on Drive or on the web, and how it is troubled and healed."""
+
+    drive: SimulatedDrive | None = None
+    server: WebServer | None = None
+
+    def trouble(self, how: str) -> None:
+        if self.server is not None:
+            self.server.set_faults(WebFault(kind=how, min_bytes=4000))  # type: ignore[arg-type]
+            return
+        assert self.drive is not None
+        if how == "dies":
+            self.drive.kill()
+        elif how == "hangs":
+            for client in clients():
+                client.send_signal(signal.SIGSTOP)
+        else:
+            # Of files that were opened before, reads do not fail.
+            ops = tuple(OpFault(op=op, errno=errno.EIO) for op in ("read", "open"))
+            self.drive.set_faults(DriveFaults(ops=ops))
+
+    def heal(self) -> None:
+        if self.server is not None:
+            self.server.set_faults()
+            self.server.set_knobs(WebKnobs())
+            return
+        assert self.drive is not None
+        place = self.drive.mountpoint
+        for client in clients():
+            client.send_signal(signal.SIGCONT)
+        self.drive.set_faults(DriveFaults())
+        if not self.drive.is_alive():
+            assert place is not None
+            self.drive.unmount()
+            self.drive.mount(place)
+
+
+def clients() -> list[psutil.Process]:
+    return [one for one in psutil.Process().children() if "simulated_drive.server" in one.cmdline()]
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as made:
+        yield made
+
+
+def pixels(batches: Any) -> Iterator[bytes]:
+    return (x.numpy().tobytes() for x, _ in batches)
+
+
+on_drive = pytest.mark.fuse
+
+
+@pytest.mark.parametrize(
+    ("source", "how", "kind"),
+    [
+        pytest.param("folder", "dies", DriveDisconnectedError, marks=on_drive),
+        pytest.param("folder", "fails", SourceReadError, marks=on_drive),
+        pytest.param("zip", "dies", DriveDisconnectedError, marks=on_drive),
+        pytest.param("cache", "hangs", DriveDisconnectedError, marks=on_drive),
+        ("web", "stall", SourceReadError),
+    ],
+)
+def test_what_is_streamed(
+    source: str,
+    how: str,
+    kind: type[ColabstageError],
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    stack: ExitStack,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By its type, to the loop and to whoever waits; what was verified is kept, and batches are those from before."""
+    options: dict[str, Any] = {"cache_dir": None}
+    if source == "web":
+        archive = write_archive(tmp_path / "photos.zip", 90)  # so much that it is not here at once
+        server = WebServer({"photos.zip": archive}, knobs=WebKnobs(bytes_per_s=4e5))
+        where = Where(server=stack.enter_context(server))
+        address: Any = server.url("photos.zip")
+    else:
+        drive, my_drive = request.getfixturevalue("drive"), request.getfixturevalue("my_drive")
+        where, cloud = Where(drive), drive.cloud / "MyDrive"
+        address = my_drive / ("photos.zip" if source == "zip" else "photos")
+        make_tree(cloud, {"photos.zip": zip_bytes(FILES)} if source == "zip" else {})
+        if source == "folder":
+            make_tree(cloud / "photos", FILES)
+        if source == "cache":
+            use_small_blocks(monkeypatch)
+            address = make_tree(tmp_path / "photos", FILES)
+            options = {"cache_dir": my_drive / "cache"}
+            stage_dataset(address, local_dir=tmp_path / "first", cache_dir=cloud / "cache", progress=False)
+
+    def stage() -> Any:
+        return stage_dataset(address, local_dir=tmp_path / "fast", progress=False, streaming=True, **options)
+
+    data = stage()
+    batches = pixels(data.loader("train", BATCH))
+    seen = list(islice(batches, 2))
+    # Of a folder the first rows come one by one, and count with their neighbours.
+    wait_until(lambda: data.ready.rows > (70 if source == "folder" else 1))
+    where.trouble(how)
+    began = time.monotonic()
+    with pytest.raises(kind) as failed:
+        seen.extend(batches)
+    with pytest.raises(kind):
+        data.wait(progress=False)
+    assert time.monotonic() - began < DEADLINE_S
+    assert failed.type is kind
+    where.heal()
+    again = stage()
+    assert again.ready.rows >= data.ready.rows // 2
+    assert list(pixels(again.loader("train", BATCH)))[: len(seen)] == seen
+    # What had come before is not asked for again.
+    assert again.figures["kept"] > 0
+    again.wait(progress=False)
+
+
+ROWS = 3000
+# What index and edges need, and room for twelve of the 46 blocks.
+LIMIT = 2_900_000 + 12 * SMALL_BLOCK
+
+
+@pytest.mark.parametrize(
+    ("how", "kind"),
+    [
+        pytest.param("dies", DriveDisconnectedError, marks=on_drive),
+        ("stall", SourceReadError),
+        ("hang", SourceReadError),
+    ],
+)
+def test_what_is_read_in_part(
+    how: str,
+    kind: type[ColabstageError],
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    stack: ExitStack,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Blocks that are here stay, and the loader continues where it was."""
+    use_small_blocks(monkeypatch)
+    x = np.random.default_rng(0).integers(0, 256, (ROWS, 10, 33, 3), dtype=np.uint8)
+    np.savez(tmp_path / "data.npz", x_train=x, y_train=np.arange(ROWS) % 2)
+    pack = stage_dataset(tmp_path / "data.npz", local_dir=tmp_path / "made", cache_dir=None, progress=False).path
+    with h5py.File(pack) as file:
+        x = file["X_train"][()]
+    files = {"data.h5": pack.read_bytes(), "data.h5.json": pack.with_suffix(".h5.json").read_bytes()}
+    if how == "dies":
+        drive, address = request.getfixturevalue("drive"), request.getfixturevalue("my_drive") / "data.h5"
+        make_tree(drive.cloud / "MyDrive", files)
+        where = Where(drive)
+    else:
+        server = stack.enter_context(WebServer(files, knobs=WebKnobs(bytes_per_s=1e6)))
+        where, address = Where(server=server), server.url("data.h5")
+    dataset = dataset_h5(address, disk_limit=LIMIT, local_dir=tmp_path / "part", return_index=True)
+    stack.callback(dataset.close)
+    loader, rows = make_loader(dataset, 50, seed=1), list[int]()
+
+    def train(*, troubled_at: int = -1) -> None:
+        for number, ((batch, _), index) in enumerate(loader):
+            np.testing.assert_array_equal(batch.permute(0, 2, 3, 1).numpy(), x[index.numpy()])
+            rows.extend(index.tolist())
+            if number == troubled_at:
+                where.trouble(how)
+
+    began = time.monotonic()
+    with pytest.raises(kind, match=r"\d+"):
+        train(troubled_at=2)
+    assert time.monotonic() - began < DEADLINE_S
+    assert 0 < len(rows) < ROWS
+    where.heal()
+    loader.load_state_dict(loader.state_dict())
+    train()
+    assert sorted(rows) == list(range(ROWS))
+
+
+def test_a_cached_pack_that_is_damaged_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same call would end in the same way, so another one is named."""
+    use_small_blocks(monkeypatch)
+    archive = write_archive(tmp_path / "a.zip", COUNT // 2)
+    places: dict[str, Any] = {"cache_dir": tmp_path / "cache", "progress": False, "image_size": (SIDE, SIDE)}
+    stage_dataset(archive, local_dir=tmp_path / "first", **places)
+    read_range = MountedFile.read_range
+
+    def slowly(self: MountedFile, offset: int, length: int | None) -> Iterator[bytes]:
+        time.sleep(0.01)
+        yield from read_range(self, offset, length)
+
+    monkeypatch.setattr(MountedFile, "read_range", slowly)
+
+    def stage(**arguments: Any) -> Any:
+        return stage_dataset(archive, local_dir=tmp_path / "fast", streaming=True, **places, **arguments)
+
+    data = stage()
+    seen: list[int] = []
+    batches = iter(data.loader("train", 4))
+    note_numbers([next(batches)], seen)
+    (cached,) = (tmp_path / "cache").glob("*.h5")
+    # In its place, as a disk damages it: what is open shows it too.
+    with cached.open("r+b") as file:
+        file.seek(cached.stat().st_size // 2)
+        file.write(bytes(cached.stat().st_size // 4))
+    for again in (True, False):
+        with pytest.raises(DamagedPackError, match="refresh=True"):
+            note_numbers(batches, seen)
+        with pytest.raises(DamagedPackError):
+            data.wait(progress=False)
+        if again:
+            data = stage()
+            batches = iter(data.loader("train", 4))
+    assert set(seen) < set(range(COUNT // 2))
+    data = stage(refresh=True)
+    assert sorted(numbers_of(data.loader("train", 4))) == list(range(COUNT // 2))
+    data.wait(progress=False)
+
+
+FORMS: dict[str, Callable[[bytes], bytes]] = {
+    "x.npy": lambda array: array,
+    "x.zip": lambda array: zip_bytes({"x.npy": array}, method=0),
+    "x.tar": lambda array: tar_bytes({"x.npy": array}),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_local_file_that_is_rewritten_in_place_is_no_mixture(name: str, tmp_path: Path) -> None:
+    """With the same size, first its end, then its beginning."""
+    before, after = (FORMS[name](npy(np.full((60, 100, 100, 3), value, np.uint8))) for value in (1, 2))
+    source = make_tree(tmp_path / "source", {name: before}) / name
+    todo = [slice(len(after) // 2, None), slice(len(after) // 2)]
+
+    def rewrite() -> None:
+        while todo:
+            part = todo.pop(0)
+            with source.open("r+b") as file:
+                file.seek(part.start or 0)
+                file.write(after[part])
+
+    places: dict[str, Any] = {"local_dir": tmp_path / "local", "cache_dir": None}
+    staged = stage_dataset(source, progress=Meanwhile(rewrite), **places)
+    with h5py.File(staged.path) as file:
+        (rows,) = (file[key][()] for key in file if key.startswith("X_"))
+    assert np.unique(rows).tolist() == [2]
+    assert any("written to while" in note for note in staged.report.notes)
+    assert stage_dataset(source, progress=False, **places).report.origin == "local"
