@@ -103,6 +103,8 @@ _BESIDE_BYTES, _BESIDE_A_BLOCK = 2 * 1024 * 1024, 128
 _AHEAD_PART = 8
 _LEAST_AHEAD, _MOST_AHEAD = 3, 32
 _MOST_CONNECTIONS = 8
+# So many blocks are requested together at first.
+_FIRST_REQUESTS = 2
 # To a file that comes whole from a mount: one block is read while another is written. On the simulated Drive the first
 # batch came after 2.2 s with two readers and after 3.2 s with four, and all of 200 MB in 4.0 s and in 4.8 s.
 _WHOLE_READERS = 2
@@ -264,11 +266,11 @@ class Lookahead(Order):
 
     def __init__(self, blocks: Blocks, readers: Readers, fetcher: Fetcher) -> None:
         self._blocks, self._readers, self._fetcher = blocks, readers, fetcher
-        self._busy: set[int] = set()
+        self._busy: dict[int, Run] = {}
         self._next_use = np.full(len(blocks.state), NEVER)
         self._seen_for: tuple[int, ...] = (-1,)
         self._idle_at: tuple[int, ...] = ()
-        self._pacing = Pacing()
+        self._pacing = Pacing(_FIRST_REQUESTS)
 
     def take(self, now: float) -> Run | None:
         """Return a block that no other process fetches; `None` if none is needed, or there is no memory for it."""
@@ -287,7 +289,9 @@ class Lookahead(Order):
                 return run
         # In memory there are as many blocks, with or without room, as keep the connections busy.
         # Where nothing is on its way, as after failures, no rate will show.
-        if len(self._busy) >= self._fetcher.connections or (self._busy and not self._pacing.allows(now)):
+        if len(self._busy) >= self._fetcher.connections:
+            return None
+        if self._busy and not self._pacing.allows(now, self._busy.values(), blocks.layout.block_bytes):
             return None
         own = next_uses(self._readers.own, len(state))
         while (block := first_of(own, candidates)) is not None:
@@ -307,9 +311,9 @@ class Lookahead(Order):
         if missing is None or self._blocks.state[block] == WRITING:
             self._blocks.locks.unclaim(block)
             return None
-        self._busy.add(block)
-        self._pacing.sent(end - missing, now)
-        return Run(missing, end, now)
+        run = self._busy[block] = Run(missing, end, now)
+        self._pacing.sent(run.left, now, is_last=len(self._busy) >= self._fetcher.connections)
+        return run
 
     def advance(self, run: Run, position: int, now: float) -> None:
         """Note that the bytes of a run before `position` have arrived."""
@@ -331,14 +335,14 @@ class Lookahead(Order):
     def done(self, block: int) -> None:
         """Note that a block is here, or will not come."""
         if block in self._busy:
-            self._busy.discard(block)
+            del self._busy[block]
             assert self._blocks.locks is not None
             self._blocks.wanted[block] = 0
             self._blocks.locks.unclaim(block)
 
     def close(self) -> None:
         """Let other processes fetch what is not being written."""
-        for block in self._busy - self._fetcher.writing:
+        for block in self._busy.keys() - self._fetcher.writing:
             self.done(block)
 
     def place(self, landed: Sequence[int]) -> int | None:

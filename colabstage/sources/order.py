@@ -153,9 +153,9 @@ class RangeOrder(Order):
         self._longest_silence_s = 0.0
         self._first_byte_s: float | None = None
         self._bytes_per_s: float | None = None
-        # The bytes that have arrived, and when the first did; and the shortest wait for a first byte.
-        self._come, self._began, self._round_trip_s = 0, math.inf, math.inf
-        self._limit = FlightLimit()
+        # The bytes that have arrived, and when the first did.
+        self._come, self._began = 0, math.inf
+        self._pacing = Pacing(math.inf)
 
     def prefer(self, byte_ranges: Iterable[tuple[int, int]], *, alone: bool = False) -> None:
         """Hand out these byte ranges `(begin, end)` first, in this order, and with `alone` no others; replaces earlier
@@ -182,11 +182,12 @@ class RangeOrder(Order):
 
     def take(self, now: float) -> Run | None:
         """Return bytes for a free connection; `None` if nothing is worth a request now."""
-        if self._wanted and self._in_flight(now) >= self._limit.most_bytes:
+        if self._wanted and not self._pacing.allows(now, self.active, self._stretch_bytes):
             return None
         run = self._cut_gap(now) if self._gaps and not self._must_wait(now) else self._take_over(now)
         if run is not None:
             self.active.append(run)
+            self._pacing.sent(run.left, now, is_last=len(self.active) >= self._connections)
         return run
 
     def advance(self, run: Run, position: int, now: float) -> None:
@@ -196,11 +197,8 @@ class RangeOrder(Order):
             run.first_byte_at = now
             self._first_byte_s = _moving_mean(self._first_byte_s, now - run.asked_at)
             self._began = min(self._began, now)
-            self._round_trip_s = min(self._round_trip_s, now - run.asked_at)
         self._come += position - run.position
-        if self._wanted:
-            most_bytes = _WORTH_LIMITING * self._connections * self._stretch_bytes
-            self._limit.look(now, self._come, self._round_trip_s, self._stretch_bytes, most_bytes)
+        self._pacing.arrived(run, position, now)
         run.position, run.moved_at = position, now
         if not run.left:
             self.release(run, now)
@@ -220,10 +218,6 @@ class RangeOrder(Order):
     def again(self, begin: int, end: int) -> None:
         """Hand out bytes again that have arrived wrong."""
         bisect.insort(self._gaps, (begin, end))
-
-    def _in_flight(self, now: float) -> int:
-        """Return how many requested bytes have not arrived, without those of silent connections."""
-        return sum(run.left for run in self.active if now - run.active_at <= self._silent_s)
 
     def _must_wait(self, now: float) -> bool:
         """Tell whether the remaining gaps have to wait: nobody needs them, or they would share the line with the last
@@ -332,48 +326,6 @@ def _moving_mean(before: float | None, value: float) -> float:
     return value if before is None else before + 0.2 * (value - before)
 
 
-# A limit of the bytes in flight is worth it below this share of what all connections would have in flight; and only
-# while the rate stays above this share of what it was without.
-_WORTH_LIMITING, _KEPT_RATE = 0.6, 0.8
-# The first rate is soon wanted; others have to be sure.
-_FIRST_MEASURE_S = 0.5
-
-
-class FlightLimit:
-    """How many preferred bytes are requested at once: as few as keep the line full, because all that is requested
-    shares the line, and the most urgent would come as late as the rest.
-
-    The rate is measured without a limit, then with one. Where that lowers it, the connections are slow and not the
-    line, and there is none.
-    """
-
-    def __init__(self) -> None:
-        self.most_bytes = math.inf
-        self._from: tuple[float, int] | None = None
-        self._rate, self._has_failed = 0.0, False
-
-    def look(self, now: float, come: int, round_trip_s: float, stretch_bytes: int, worth_bytes: float) -> None:
-        """Decide, if it is time to, with so many bytes arrived so far."""
-        if self._from is None:
-            self._from = now + round_trip_s, come
-        began, before = self._from
-        if now < began:
-            self._from = began, come
-            return
-        if self._has_failed or now - began < (_MEASURE_S if self._rate else _FIRST_MEASURE_S):
-            return
-        rate = (come - before) / (now - began)
-        self._from = now, come
-        if rate < _KEPT_RATE * self._rate and self.most_bytes < math.inf:
-            self.most_bytes, self._has_failed = math.inf, True
-        elif rate > self._rate:
-            # What the line delivers between a request and its first byte; what is arriving, and one stretch to spare.
-            enough = rate * round_trip_s + 2 * stretch_bytes
-            was_limited = self.most_bytes < math.inf
-            self._rate, self.most_bytes = rate, enough if enough < worth_bytes else math.inf
-            self._from = self._from if was_limited else None
-
-
 # Rates are measured for this long, after a pause in which a new connection gets up to speed.
 _MEASURE_S, _SETTLE_S = 1.0, 0.5
 # An additional connection is kept if the total rate grows by this factor.
@@ -407,34 +359,48 @@ class ConnectionTuner:
             self.wanted -= 1
 
 
-# At first so many requests go out together; later ones at this many times the rate at which bytes arrive, so that the
-# line fills. What a request took beyond a round trip counts as this part of one at least.
-_FIRST_REQUESTS, _GAIN, _LEAST_TRANSFER = 2, 2.0, 0.1
+# Requests go out at this many times the rate at which bytes arrive, so that the line fills. What a request took beyond
+# a round trip counts as this part of one at least.
+_GAIN, _LEAST_TRANSFER = 2.0, 0.1
+# A limit of what is in flight stays while the rate stays above this share of what it was without. The first limit is
+# soon wanted; others have to be sure.
+_KEPT_RATE, _FIRST_MEASURE_S = 0.8, 0.5
 
 
 class Pacing:
-    """When the next request goes out, paced by the rate of the line.
+    """When the next request goes out: at the pace of the line, and beside no more than keeps the line full.
 
-    Requests that begin together share the line and end together: the first ones come late, and nothing arrives while
-    the next ones wait for a round trip.
+    All that is requested shares the line. What is requested together ends together: the first of it comes late, and
+    nothing arrives while the next requests wait for a round trip. What is requested too soon delays what is needed
+    first. The rate is measured with all connections, then with a limit. Where that lowers it, the connections are slow
+    and not the line, and there is none.
     """
 
-    def __init__(self) -> None:
-        self._at_once, self._next_at = _FIRST_REQUESTS, math.inf
-        self._round_trip_s, self._rate = math.inf, 0.0
-        self._come, self._came_from = 0, math.inf
+    def __init__(self, at_once: float) -> None:
+        """Let so many requests go out together at first, all others at the rate of the line."""
+        self._first = self._at_once = at_once
+        self._next_at, self._rate, self._round_trip_s = math.inf, 0.0, math.inf
+        # The bytes that have arrived since a time; and whether all connections have been busy, and since then.
+        self._come, self._from = 0, math.inf
+        self._are_busy = self._measures = False
+        # The measured rate, and what the line delivers at it between a request and its first byte.
+        self._full_rate, self._enough, self._has_failed = 0.0, math.inf, False
 
     def begin_anew(self) -> None:
         """Let the first requests of a new reader go out together."""
-        self._at_once = _FIRST_REQUESTS
+        self._at_once = self._first
 
-    def allows(self, now: float) -> bool:
-        """Tell whether a request may go out."""
-        return self._at_once > 0 or now >= self._next_at
+    def allows(self, now: float, runs: Iterable[Run], unit_bytes: int) -> bool:
+        """Tell whether a request of about `unit_bytes` may go out beside these."""
+        if not self._at_once and now < self._next_at:
+            return False
+        in_flight = sum(run.left for run in runs if now - run.active_at <= _SILENT_S)
+        # What is arriving, and one to spare.
+        return in_flight < self._enough + 2 * unit_bytes
 
-    def sent(self, nbytes: int, now: float) -> None:
-        """Note a request for so many bytes."""
-        self._came_from = min(self._came_from, now)
+    def sent(self, nbytes: int, now: float, *, is_last: bool) -> None:
+        """Note a request for so many bytes; `is_last`: by the last connection that was free."""
+        self._are_busy |= is_last
         self._at_once = max(0, self._at_once - 1)
         if self._rate:
             self._next_at = max(now, min(self._next_at, now + _MEASURE_S)) + nbytes / (_GAIN * self._rate)
@@ -442,18 +408,25 @@ class Pacing:
     def arrived(self, run: Run, position: int, now: float) -> None:
         """Note that the bytes of a run before `position` have arrived."""
         if run.moved_at is None:
-            self._round_trip_s = min(self._round_trip_s, now - run.asked_at)
+            self._round_trip_s, self._from = min(self._round_trip_s, now - run.asked_at), min(self._from, now)
         self._come += position - run.position
-        if position < run.end:
-            return
-        least_s = _LEAST_TRANSFER * self._round_trip_s
-        alone = (run.end - run.begin) / max(now - run.asked_at - self._round_trip_s, least_s, 1e-3)
-        together = self._come / max(now - self._came_from - self._round_trip_s, least_s, 1e-3)
-        if not self._rate:
-            self._next_at = now
-        self._rate = max(self._rate, alone, together)
-        if now - self._came_from > _MEASURE_S + self._round_trip_s:
-            self._come, self._came_from = 0, now - self._round_trip_s
+        passed_s, least_s = now - self._from, max(_LEAST_TRANSFER * self._round_trip_s, 1e-3)
+        if position == run.end:
+            alone = (run.end - run.begin) / max(now - run.asked_at - self._round_trip_s, least_s)
+            if not self._rate:
+                self._next_at = now
+            self._rate = max(self._rate, alone, self._come / max(passed_s, least_s))
+        # The first bytes come in bursts.
+        first_s = _FIRST_MEASURE_S if self._measures else self._round_trip_s
+        if passed_s > (first_s if self._enough == math.inf and not self._has_failed else _MEASURE_S):
+            if self._measures and not self._has_failed:
+                self._limit(self._come / passed_s)
+            self._measures, self._come, self._from = self._are_busy, 0, now
+
+    def _limit(self, rate: float) -> None:
+        self._has_failed = rate < _KEPT_RATE * self._full_rate
+        self._full_rate = max(rate, self._full_rate)
+        self._enough = math.inf if self._has_failed else self._full_rate * self._round_trip_s
 
 
 # A visit that never comes.

@@ -94,15 +94,19 @@ def test_what_makes_way() -> None:
 
 def finish(round_trip_s: float, bytes_per_s: float, blocks: int, connections: int = 8) -> list[float]:
     """When blocks of 8 MB arrive that `Pacing` requests over a line which all requests share evenly."""
-    pacing, now, block = Pacing(), 0.0, 8e6
+    pacing, now, block = Pacing(2), 0.0, 8e6
     left: dict[int, float] = {}
     runs: list[Run] = []
     ends: list[float] = []
     while len(ends) < blocks:
-        if len(runs) < blocks and len(left) < connections and pacing.allows(now):
+        if (
+            len(runs) < blocks
+            and len(left) < connections
+            and pacing.allows(now, (runs[one] for one in left), int(block))
+        ):
             runs.append(Run(0, int(block), now))
             left[len(runs) - 1] = block
-            pacing.sent(int(block), now)
+            pacing.sent(int(block), now, is_last=len(left) >= connections)
         arriving = [number for number in left if now - runs[number].asked_at >= round_trip_s]
         for number in arriving:
             left[number] -= bytes_per_s * 0.01 / len(arriving)
