@@ -290,6 +290,10 @@ ARRAYS = [
     row("labels from 1 in .h5", files("", {"x.h5": h5(images=np.zeros((12, 8, 8, 3), np.uint8), labels=FROM_1)}), right=FROM_ONE),
     row("labels from 1 in shards", files("", {"train-0.tar": tar({f"{i}.{end}": content for i in range(12) for end, content in (("png", image(i)), ("cls", str(FROM_1[i]).encode()))})}),
         right=FROM_ONE),
+    *(row(f"an array of splits: {name}", files("", {"x.npz": npz(X=np.ones((12, 8)), y=FROM_1 - 1, **{called: np.array(cells)})}), right=[right])
+      for name, called, cells, right in [
+          ("words", "split", ["train"] * 9 + ["test"] * 3, found("train: 0 3, 1 3, 2 3 .*; test: 0 1, 1 1, 2 1.*")), ("a flag", "is_valid", [False] * 9 + [True] * 3, found("train: 0 3, 1 3, 2 3 .*; valid: 0 1, 1 1, 2 1.*")),
+          ("numbers", "split", [0] * 9 + [1] * 3, refused("'split'"))]),
     row("fewer names than classes", files("", {"x.npz": npz(X=np.ones((12, 8)), y=FROM_1 - 1, class_names=np.array(["a", "b"]))}), right=[refused("0 to 2")]),
     row("names of labels from 1", files("", {"x.npz": npz(X=np.ones((12, 8)), y=FROM_1, class_names=np.array(["a", "b", "c"]))}), right=[refused("1 to 3")]),
     row("more names than classes", files("", {"x.npz": npz(X=np.ones((12, 8)), y=FROM_1 - 1, class_names=np.array(["a", "b", "c", "d"]))}), right=[found("train: a 4, b 4, c 4.*")]),

@@ -26,7 +26,7 @@ from colabstage.layouts.evidence import Evidence, FileKind, left_out_notes, near
 from colabstage.layouts.formats.masks import find_masks
 from colabstage.layouts.names import folders_state
 from colabstage.layouts.reading import broken, decode_text, open_member, open_unpacked, refuse_stand_in
-from colabstage.layouts.records import ShardFile, ShardParts
+from colabstage.layouts.records import ShardFile, ShardParts, splits_of_field
 from colabstage.layouts.stored import NPY, StoredArray, decode_npy, hdf5_arrays, npz_arrays, read_npy
 from colabstage.layouts.table import (
     Arrays,
@@ -43,7 +43,7 @@ from colabstage.layouts.table import (
     rows_of_file,
     stamp_of,
 )
-from colabstage.layouts.words import IMAGES, SPLITS, folder_of, split_name, split_of_word
+from colabstage.layouts.words import IMAGES, SPLIT_FIELDS, SPLITS, folder_of, plain_name, split_name, split_of_word
 from colabstage.machine.resources import allow_open_files
 from colabstage.trees.bytes import SourceFile
 from colabstage.trees.listing import only_line
@@ -176,6 +176,12 @@ def is_class_names(name: str) -> bool:
     return last.removeprefix("train_").removeprefix("test_") in _CLASSES
 
 
+def _split_field(name: str) -> str:
+    """Return what an array is called that says of each row which split it is of; "" for any other."""
+    last = _bare(posixpath.basename(name))
+    return last if plain_name(last) in SPLIT_FIELDS else ""
+
+
 def has_role(name: str) -> bool:
     """Tell whether a file is named like the inputs or targets of many samples, or like their classes: X.npy,
     train_labels.npy."""
@@ -254,7 +260,8 @@ def arrays_state(
     stored = {array.name: array for array in [*found, *published]}
     if x is None and (one_each := _one_file_a_sample(source, stored)):
         return near(one_each)
-    named = [name for name, array in stored.items() if array.shape and not is_class_names(name)]
+    about = {name for name in stored if is_class_names(name) or _split_field(name)}
+    named = [name for name, array in stored.items() if array.shape and name not in about]
     try:
         chosen = (_find_numbered(stored) if x is None else []) or find_splits(named, x=x, y=y)
     except UnclearRolesError as error:
@@ -291,6 +298,13 @@ def arrays_state(
             f"array_rows(x={used[0]!r}, y={beside[0]!r}), from colabstage.options, or array_rows(x={used[0]!r}) for "
             "inputs alone."
         )
+    splits = [one.split for one, array in zip(chosen, xs, strict=True) for _ in range(array.shape[0])]
+    for name in () if any(splits) else beside:
+        if (called := _split_field(name)) and len(stored[name].shape) == 1:
+            cells = stored[name].whole()
+            words = _as_words(cells) if cells.dtype.kind in "SU" else [str(cell) for cell in cells.tolist()]
+            splits = [*splits_of_field(source.label, called, words)] or splits
+            rest = [one for one in rest if one != name or not any(splits)]
     if rest:
         notes.append(f"Other arrays were left out: {listed(rest)}.")
     if joined:
@@ -302,7 +316,7 @@ def arrays_state(
         keys=tuple(name for array in xs for name in array.row_names),
         inputs=inputs,
         targets=targets,
-        splits=known_splits([one.split for one, array in zip(chosen, xs, strict=True) for _ in range(array.shape[0])]),
+        splits=known_splits(splits),
         classes=classes,
         notes=tuple(notes),
     )

@@ -36,8 +36,10 @@ from colabstage.layouts.records import (
     open_shard,
     records_state,
     scan_each,
+    splits_of_field,
 )
 from colabstage.layouts.table import Images, SampleSource
+from colabstage.layouts.words import SPLIT_FIELDS, plain_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -284,6 +286,8 @@ class _Record(NamedTuple):
     """How many a one-hot label tells apart; 0 of any other."""
     boxes: _Boxes | None
     """`None` if it has none of their features."""
+    split: str
+    """What its feature of splits says; "" without one."""
 
 
 class _Example:
@@ -328,7 +332,7 @@ class _Example:
         pixels = (name for name, span in spans.items() if self.shape(span) is not None)
         return next(files, "") or next(pixels, "")
 
-    def as_record(self, stored: Part, image: ByteSpan) -> _Record:
+    def as_record(self, stored: Part, image: ByteSpan, split: str) -> _Record:
         text = self._one(_TEXTS)
         masks = (span for name in _MASKS if (span := self.first(name)) is not None and self.is_image(span))
         return _Record(
@@ -341,6 +345,7 @@ class _Example:
             text=text if isinstance(text, str) else None,
             classes=next((len(found) for name in _LABELS if len(found := self.features.get(name, [])) > 1), 0),
             boxes=self._boxes() if any(name in self.features for name in _CORNERS) else None,
+            split=str(self._one([split]) if split in self.features else ""),
         )
 
     def _one(self, names: Sequence[str]) -> Label:
@@ -391,7 +396,8 @@ def tfrecord_state(source: Source) -> Evidence:
             f"features {', '.join(sorted(first.features)) or 'of no Example'}. Give layout= a function that reads it."
         )
         raise LayoutError(msg)
-    scanned = scan_each(shards, lambda number, shard: _scan_shard(shard, number, image))
+    split = next((name for name in first.features if plain_name(name.rpartition("/")[2]) in SPLIT_FIELDS), "")
+    scanned = scan_each(shards, lambda number, shard: _scan_shard(shard, number, image, split))
     records = [record for found, _ in scanned for record in found]
     odd = next((record for record in records if (record.shape is None) is not (records[0].shape is None)), None)
     if odd is not None:
@@ -403,7 +409,9 @@ def tfrecord_state(source: Source) -> Evidence:
     pixels = _within(stored, [record.image for record in records], [record.shape for record in records])
     inputs = Images(pixels, decoded=any(record.shape is not None for record in records))
     names, who = [shard.name for shard in shards], "fields of the records"
-    return records_state(NAME, who, inputs, labels, shards=names, shard_of=parts[:, 0], notes=notes)
+    stated = splits_of_field(names[0], split.rpartition("/")[2], [record.split for record in records]) if split else ()
+    notes += [f"Splits are as '{split}' says."] if stated else []
+    return records_state(NAME, who, inputs, labels, shards=names, shard_of=parts[:, 0], notes=notes, stated=stated)
 
 
 def named_records(source: Source) -> FileEntries:
@@ -438,7 +446,7 @@ def _record_files(source: Source) -> list[ShardFile]:
     return [shard for shard, _ in shards]
 
 
-def _scan_shard(shard: ShardFile, number: int, image: str) -> tuple[list[_Record], int]:
+def _scan_shard(shard: ShardFile, number: int, image: str, split: str) -> tuple[list[_Record], int]:
     """Return every record of a file that has an image, and how many have none, in one pass over it."""
     window = ScanWindow(shard, _SHORT_BYTES)
     records = []
@@ -447,7 +455,7 @@ def _scan_shard(shard: ShardFile, number: int, image: str) -> tuple[list[_Record
         example = _Example(window, start, length, f"{shard.name}[{count}]")
         found = example.first(image)
         if found is not None:
-            records.append(example.as_record(Part(number, start, length + _CRC.size), found))
+            records.append(example.as_record(Part(number, start, length + _CRC.size), found, split))
         count += 1
     window.close()
     return records, count - len(records)

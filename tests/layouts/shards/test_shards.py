@@ -368,6 +368,8 @@ SPLITS: dict[str, tuple[Any, Any]] = {
         )
     },
     "a field": (lambda: tars_of(label=FOUR, split=NAMES), (*NAMES,)),
+    "a feature": (lambda: records(*({"label": label, "image/split": name} for label, name in zip(FOUR, NAMES, strict=True))), (*NAMES,)),
+    "a feature of a flag": (lambda: records(*({"label": label, "is_test": int(label == 2)} for label in (0, 1, 2, 0))), ("train", "train", "test", "train")),
     "a column": (lambda: table(label=FOUR, split=NAMES), (*NAMES,)),
     "a flag": (lambda: table(label=FOUR, is_valid=[False, True, False, False]), ("train", "valid", "train", "train")),
     "a column of words": (lambda: table(label=FOUR, subset=["north", "south", "north", "north"]), None),
