@@ -250,9 +250,9 @@ def header_bits(kind: str) -> dict[str, bytes]:
     return files
 
 
-def marked(marker: int) -> bytes:
+def marked(kind: str, marker: int) -> bytes:
     """A stray marker among the codes of a JPEG."""
-    data = bytearray(WHOLE["jpeg"])
+    data = bytearray(WHOLE[kind])
     data[-700:-698] = bytes((0xFF, marker))
     return bytes(data)
 
@@ -267,7 +267,10 @@ DAMAGED = named(
 ) | named(
     **{kind: header_bits(kind) for kind in ("jpeg", "progressive", "restarts")},
     gif={f"damaged{n}": damaged("gif", random.Random(n)) for n in range(40)},
-) | {f"marker{marker}.jpg": marked(marker) for marker in range(0xC0, 0x100)}  # fmt: skip
+) | named(
+    jpeg={f"marker{marker}": marked("jpeg", marker) for marker in range(0xC0, 0x100)},
+    restarts={f"marker{marker}": marked("restarts", marker) for marker in range(0xD0, 0xE0)},
+)  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning:PIL", "ignore::PIL.Image.DecompressionBombWarning")

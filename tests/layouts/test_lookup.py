@@ -33,6 +33,8 @@ def find(files: list[str], written: str, table: str = "l.csv") -> str | None:
         (["images/2.jpg"], "/content/drive/MyDrive/x/images/2.jpg", "l.csv", "images/2.jpg"),
         (["a/1.jpg", "b/1.jpg"], "1.jpg", "l.csv", None),
         (["a/1.jpg", "b/1.jpg"], "1.jpg", "b/l.csv", "b/1.jpg"),
+        (["a/1.jpg", "b/x/1.jpg"], "1.jpg", "b/l.csv", "b/x/1.jpg"),
+        (["other/1.jpg", "val/x/1.jpg"], "1.jpg", "val.csv", "val/x/1.jpg"),
         (["1.jpg", "1.png"], "1", "l.csv", None),
         (["1.jpg", "1.png"], "1.png", "l.csv", "1.png"),
         (["valid/1.jpg"], "1.jpg", "val.csv", "valid/1.jpg"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import signal
+import threading
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -247,10 +248,10 @@ def test_a_cached_pack_that_is_damaged_meanwhile(tmp_path: Path, monkeypatch: py
     archive = write_archive(tmp_path / "a.zip", COUNT // 2)
     places: dict[str, Any] = {"cache_dir": tmp_path / "cache", "progress": False, "image_size": (SIDE, SIDE)}
     stage_dataset(archive, local_dir=tmp_path / "first", **places)
-    read_range = MountedFile.read_range
+    read_range, is_damaged = MountedFile.read_range, threading.Event()
 
     def slowly(self: MountedFile, offset: int, length: int | None) -> Iterator[bytes]:
-        time.sleep(0.01)
+        is_damaged.wait(0.2)
         yield from read_range(self, offset, length)
 
     monkeypatch.setattr(MountedFile, "read_range", slowly)
@@ -267,14 +268,12 @@ def test_a_cached_pack_that_is_damaged_meanwhile(tmp_path: Path, monkeypatch: py
     with cached.open("r+b") as file:
         file.seek(cached.stat().st_size // 2)
         file.write(bytes(cached.stat().st_size // 4))
-    for again in (True, False):
+    is_damaged.set()
+    with pytest.raises(DamagedPackError, match="refresh=True"):
+        note_numbers(batches, seen)
+    for damaged in (data, stage()):
         with pytest.raises(DamagedPackError, match="refresh=True"):
-            note_numbers(batches, seen)
-        with pytest.raises(DamagedPackError):
-            data.wait(progress=False)
-        if again:
-            data = stage()
-            batches = iter(data.loader("train", 4))
+            damaged.wait(progress=False)
     assert set(seen) < set(range(COUNT // 2))
     data = stage(refresh=True)
     assert sorted(numbers_of(data.loader("train", 4))) == list(range(COUNT // 2))
