@@ -1,10 +1,11 @@
-"""Small batches that are gathered several at once are the same batches."""
+"""Memory of batches: many small ones that are gathered at once are the same batches, and each is the caller's own."""
 
 from __future__ import annotations
 
+import gc
 import pickle
-import time
-from typing import TYPE_CHECKING
+import resource
+from typing import TYPE_CHECKING, Any
 
 import h5py
 import numpy as np
@@ -15,7 +16,6 @@ from colabstage import dataset_h5, make_loader
 
 if TYPE_CHECKING:
     from pathlib import Path
-
 
 ROWS, BATCH = 1003, 16
 
@@ -59,21 +59,52 @@ def test_each_batch_is_the_callers_own(small: Path) -> None:
     assert len(pickle.dumps(second[0])) < 2 * second[0].nbytes
 
 
-def test_no_more_are_prepared_than_asked_for(small: Path) -> None:
-    """With nobody taking, as many rows have been read as `prefetch` batches have, and the group in the making."""
-    dataset = dataset_h5(small)
-    read: list[int] = []
-    reading = dataset.reader.read_x
+@pytest.fixture
+def large(tmp_path: Path) -> Path:
+    """Forty rows of 64 kB, each filled with its number: batches large enough for memory that is lent again."""
+    path = tmp_path / "large.h5"
+    with h5py.File(path, "w") as file:
+        file["X_train"] = np.broadcast_to(np.arange(40, dtype=np.uint8)[:, None, None, None], (40, 64, 64, 16))
+        file["Y_train"] = np.arange(40)
+    return path
 
-    def counting(rows, out=None, **options):  # type: ignore[no-untyped-def]
-        read.append(len(rows))
-        return reading(rows, out, **options)
 
-    dataset.reader.read_x = counting  # type: ignore[method-assign,assignment]
-    loader = make_loader(dataset, BATCH, prefetch_factor=8)
-    taken = iter(loader)
-    next(taken)
-    time.sleep(0.2)
-    assert max(read) == 4 * BATCH
-    assert 8 * BATCH <= sum(read) <= 13 * BATCH
-    loader.close()
+DERIVED: dict[str, Any] = {
+    "slice": lambda x: x[:, 1],
+    "permuted": lambda x: x.permute(0, 2, 3, 1)[..., ::2],
+    "another dtype": lambda x: x.view(torch.int8)[:, :3],
+    "flat": lambda x: x.flatten(1)[:, 5:],
+    "array": lambda x: x.numpy()[:, ::3],
+    "detached": lambda x: x.detach()[:, :1].squeeze(1),
+    "window": lambda x: x.unfold(2, 3, 1),
+}
+
+
+@pytest.mark.parametrize("derived", DERIVED)
+def test_whatever_is_derived_from_a_batch_keeps_its_memory(large: Path, derived: str) -> None:
+    """All of three epochs stays what it was, although memory that nobody sees is used again."""
+    kept: list[tuple[Any, Any]] = []
+    loader = make_loader(dataset_h5(large), 8, prefetch_factor=3)
+    for _ in range(3):
+        for x, y in loader:
+            kept.append((DERIVED[derived](x), y))
+            del x
+    gc.collect()
+    for part, y in kept:
+        for values, row in zip(np.asarray(part), y.tolist(), strict=True):
+            assert (values == row).all()
+
+
+def test_memory_of_dropped_batches_is_used_again(tmp_path: Path) -> None:
+    """Epochs need memory for the batches in flight: of a file that is read twenty times, little more than once."""
+    with h5py.File(tmp_path / "data.h5", "w") as file:
+        file["X_train"] = np.ones((64, 512, 512, 3), np.uint8)
+        file["Y_train"] = np.arange(64)
+    loader = make_loader(dataset_h5(tmp_path / "data.h5"), 8)
+    list(loader)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(10):
+        for _batch in loader:
+            pass
+    # Of 4 kB: memory that is new each time would be 123,000.
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < 40_000
