@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pickle
+import random
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,17 +14,6 @@ from torch.nn import functional
 
 from colabstage import dataset_h5, make_loader, transforms
 from colabstage.errors import OptionError
-from colabstage.load.augment import (
-    CROP_DRAWS,
-    cut,
-    cut_by_windows,
-    mirror,
-    mirror_by_mask,
-    resize_by_weights,
-    resize_crops,
-    resized_crops,
-)
-from colabstage.load.epoch import BatchPlace
 from colabstage.transforms import Compose, Normalize, OneHot, RandomCrop, RandomFlip, RandomResizedCrop
 
 if TYPE_CHECKING:
@@ -34,21 +24,33 @@ SIZE = (12, 17)
 NONE = torch.zeros(0)
 
 
-def batch(count: int = 9, *, dtype: torch.dtype = torch.uint8, channels: int = 3, last: bool = True) -> torch.Tensor:
-    """Images `(B, C, 12, 17)` of noise, in `channels_last` memory or not."""
-    values = np.random.default_rng(0).integers(0, 256, (count, *SIZE, channels))
+def batch(count: int = 9, *, dtype: torch.dtype = torch.uint8, last: bool = True) -> torch.Tensor:
+    """Images `(B, 3, 12, 17)` of noise, in `channels_last` memory or not."""
+    values = np.random.default_rng(0).integers(0, 256, (count, *SIZE, 3))
     images = torch.from_numpy(values).permute(0, 3, 1, 2).to(dtype)
     return images.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
 
 
-def place(count: int = 9, *, epoch: int = 0) -> BatchPlace:
-    return BatchPlace(3, epoch, np.arange(count))
-
-
-def addresses(count: int = 9) -> tuple[torch.Tensor, torch.Tensor]:
+def addresses(count: int = 9, size: tuple[int, int] = SIZE) -> tuple[torch.Tensor, torch.Tensor]:
     """Images whose pixels say where they are, and masks that say the same."""
-    masks = torch.arange(SIZE[0] * SIZE[1], dtype=torch.int64).view(1, *SIZE).repeat(count, 1, 1)
+    masks = torch.arange(size[0] * size[1], dtype=torch.int64).view(1, *size).repeat(count, 1, 1)
     return masks[:, None].float(), masks
+
+
+def applied(transform: Any, x: Any, y: Any = NONE, seed: int = 3) -> tuple[Any, Any]:
+    """What a transform makes of a batch by hand, with the numbers of a seed of torch's."""
+    torch.manual_seed(seed)
+    return transform(x, y)  # type: ignore[no-any-return]
+
+
+def crops_of(count: int = 9, size: tuple[int, int] = SIZE, **options: Any) -> list[tuple[int, int, int, int]]:
+    """Top, left, height and width of the crops that a seed draws, whatever they are resized to: seen in a mask that is
+    enlarged, so that all of its pixels are left."""
+    images, masks = addresses(count, size)
+    _, moved = applied(RandomResizedCrop((2 * size[0], 2 * size[1]), **options), images, masks)
+    first, last = moved[:, 0, 0].numpy(), moved[:, -1, -1].numpy()
+    (top, left), (bottom, right) = np.divmod(first, size[1]), np.divmod(last, size[1])
+    return list(zip(top.tolist(), left.tolist(), (bottom - top + 1).tolist(), (right - left + 1).tolist(), strict=True))
 
 
 ALL: list[Any] = [
@@ -64,17 +66,17 @@ ALL: list[Any] = [
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
 def test_channels_last_is_kept(transform: Any, dtype: torch.dtype) -> None:
     """No transform turns the memory into another order, which a later layer would pay for."""
-    result, _ = transform.apply_at(batch(dtype=dtype), NONE, place())
+    result, _ = applied(transform, batch(dtype=dtype))
     assert result.is_contiguous(memory_format=torch.channels_last)
 
 
-@pytest.mark.parametrize("transform", [RandomFlip(0.5, 0.5), RandomCrop(SIZE, padding=3), RandomCrop((5, 9))], ids=repr)
+@pytest.mark.parametrize("transform", ALL[:3], ids=repr)
 @pytest.mark.parametrize("form", ["BHW", "BKHW", "BHWK"])
 def test_masks_move_with_their_images(transform: Any, form: str) -> None:
     """Every pixel of the mask is still on its pixel of the image; what was outside is void."""
     images, masks = addresses()
     y = {"BHW": masks, "BKHW": masks[:, None].repeat(1, 2, 1, 1), "BHWK": masks[..., None]}[form]
-    x, moved = transform.apply_at(images, y, place())
+    x, moved = applied(transform, images, y)
     plain = {"BHW": moved, "BKHW": moved[:, 0], "BHWK": moved[..., 0]}[form]
     inside = plain != 255
     # Address 255 does not occur: there are 204 pixels.
@@ -84,10 +86,9 @@ def test_masks_move_with_their_images(transform: Any, form: str) -> None:
 
 def test_masks_of_resized_crops_take_the_nearest_pixel() -> None:
     """As torch's own "nearest-exact", image by image."""
-    _, masks = addresses()
-    crops = resized_crops(np.array(SIZE), place().draws(CROP_DRAWS))
-    _, moved = RandomResizedCrop((7, 30)).apply_at(batch(), masks, place())
-    for row, (top, left, height, width) in enumerate(crops.tolist()):
+    images, masks = addresses()
+    _, moved = applied(RandomResizedCrop((7, 30)), images, masks)
+    for row, (top, left, height, width) in enumerate(crops_of()):
         part = masks[row : row + 1, None, top : top + height, left : left + width]
         expected = functional.interpolate(part.float(), (7, 30), mode="nearest-exact")
         assert torch.equal(moved[row].float(), expected[0, 0])
@@ -98,10 +99,9 @@ def test_masks_of_resized_crops_take_the_nearest_pixel() -> None:
 def test_resized_crops_are_torchs_own(dtype: torch.dtype, last: bool) -> None:
     """Image by image what torch's antialiased bilinear filter makes of the crop, shrinking and growing."""
     images = batch(dtype=dtype, last=last)
-    crops = resized_crops(np.array(SIZE), place().draws(CROP_DRAWS))
-    x, _ = RandomResizedCrop((5, 25)).apply_at(images, NONE, place())
+    x, _ = applied(RandomResizedCrop((5, 25)), images)
     assert x.dtype == dtype
-    for row, (top, left, height, width) in enumerate(crops.tolist()):
+    for row, (top, left, height, width) in enumerate(crops_of()):
         part = images[row : row + 1, :, top : top + height, left : left + width].double()
         expected = functional.interpolate(part, (5, 25), mode="bilinear", antialias=True)[0]
         # torch mixes bytes with weights of 8 bits; 16-bit floats have 8 or 11.
@@ -109,32 +109,18 @@ def test_resized_crops_are_torchs_own(dtype: torch.dtype, last: bool) -> None:
         torch.testing.assert_close(x[row].double(), expected, rtol=0, atol=atol)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_the_ways_of_the_gpu_give_the_same(dtype: torch.dtype) -> None:
-    """What runs in one step on a GPU gives, on any device, what copying image by image gives."""
-    images, crops = batch(dtype=dtype), resized_crops(np.array(SIZE), place().draws(CROP_DRAWS))
-    chosen = np.arange(9) % 3 == 0
-    for axis in (-1, -2):
-        assert torch.equal(mirror(images, chosen, axis), mirror_by_mask(images, chosen, axis))
-    for corners in (crops[:, :2] // 2, crops[:, :2] - 4, np.full((9, 2), -4), np.full((9, 2), 4)):
-        ways = [way(images, corners, (8, 13), 7) for way in (cut, cut_by_windows)]
-        assert torch.equal(*ways)
-    ours, theirs = resize_by_weights(images, crops, (6, 20)), resize_crops(images, crops, (6, 20))
-    atol = {torch.uint8: 2.0, torch.int16: 1.0, torch.bfloat16: 1.1, torch.float16: 0.13}.get(dtype, 1e-3)
-    torch.testing.assert_close(ours.double(), theirs.double(), rtol=0, atol=atol)
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("transform", [*ALL, Compose([RandomResizedCrop(8), RandomFlip()])], ids=repr)
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.float16])
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_a_gpu_gives_what_the_processor_gives(transform: Any, dtype: torch.dtype) -> None:
     """The same parameters, the same pixels up to rounding; masks exactly."""
     images, (_, masks) = batch(dtype=dtype), addresses()
-    x, y = transform.apply_at(images, masks, place())
-    x_there, y_there = transform.apply_at(images.cuda(), masks.cuda(), place())
+    x, y = applied(transform, images, masks)
+    x_there, y_there = applied(transform, images.cuda(), masks.cuda())
     assert x_there.device.type == "cuda"
     assert x_there.is_contiguous(memory_format=torch.channels_last)
-    torch.testing.assert_close(x_there.cpu().double(), x.double(), rtol=2e-3, atol=2.0 if dtype == torch.uint8 else 0.2)
+    atol = {torch.uint8: 2.0, torch.int16: 1.0, torch.bfloat16: 1.1}.get(dtype, 0.2)
+    torch.testing.assert_close(x_there.cpu().double(), x.double(), rtol=2e-3, atol=atol)
     assert torch.equal(y_there.cpu(), y)
 
 
@@ -142,18 +128,18 @@ def test_flips_come_as_often_as_asked() -> None:
     """Within five deviations of a fair count, each way independently of the other."""
     count, images = 4000, torch.zeros(4000, 1, 2, 2, dtype=torch.uint8)
     images[:, :, 0, 0] = 1
-    x, _ = RandomFlip(0.3, 0.8).apply_at(images, NONE, place(count))
+    x, _ = applied(RandomFlip(0.3, 0.8), images)
     for corner, share in {(0, 0): 0.7 * 0.2, (0, 1): 0.3 * 0.2, (1, 0): 0.7 * 0.8, (1, 1): 0.3 * 0.8}.items():
         found = int(x[:, 0, corner[0], corner[1]].sum())
         assert abs(found - count * share) < 5 * math.sqrt(count * share * (1 - share))
 
 
-def test_padded_crops_lie_everywhere_alike() -> None:
+def test_padded_crops_are_everywhere_alike() -> None:
     """Each of the 81 places of a window is taken as often as the others, by a chi-square test."""
     count = 8100
     images = torch.zeros(count, 1, 8, 8, dtype=torch.uint8)
     images[:, :, 4, 4] = 1
-    x, _ = RandomCrop(8, padding=4).apply_at(images, NONE, place(count))
+    x, _ = applied(RandomCrop(8, padding=4), images)
     where = x.flatten(1).argmax(dim=1) + 64 * (x.flatten(1).sum(dim=1) == 0)
     counts = torch.bincount(where, minlength=65)
     # Eight of nine rows and columns keep the dot inside; in the other places it is cut away.
@@ -161,6 +147,65 @@ def test_padded_crops_lie_everywhere_alike() -> None:
     # What one seed in 10,000 exceeds with 64 degrees of freedom, by Wilson and Hilferty.
     limit = 64 * (1 - 2 / (9 * 64) + 3.719 * math.sqrt(2 / (9 * 64))) ** 3
     assert float(((counts - expected) ** 2 / expected).sum()) < limit
+
+
+def torchvisions_crop(
+    rng: random.Random, size: tuple[int, int], scale: tuple[float, float], ratio: tuple[float, float]
+) -> tuple[int, int, int, int]:
+    """`torchvision.transforms.RandomResizedCrop.get_params`, as documented."""
+    height, width = size
+    for _ in range(10):
+        area = height * width * rng.uniform(*scale)
+        shape = math.exp(rng.uniform(math.log(ratio[0]), math.log(ratio[1])))
+        w, h = round(math.sqrt(area * shape)), round(math.sqrt(area / shape))
+        if 0 < w <= width and 0 < h <= height:
+            return rng.randint(0, height - h), rng.randint(0, width - w), h, w
+    if width / height < min(ratio):
+        w, h = width, round(width / min(ratio))
+    elif width / height > max(ratio):
+        w, h = round(height * max(ratio)), height
+    else:
+        w, h = width, height
+    return (height - h) // 2, (width - w) // 2, h, w
+
+
+def distance(values: np.ndarray[Any, Any], others: np.ndarray[Any, Any]) -> float:
+    """The Kolmogorov-Smirnov distance of two samples."""
+    points = np.concatenate([values, others])
+    shares = [np.searchsorted(np.sort(part), points, side="right") / len(part) for part in (values, others)]
+    return float(np.abs(shares[0] - shares[1]).max())
+
+
+@pytest.mark.parametrize(
+    ("size", "scale", "ratio"),
+    [
+        ((25, 25), (0.08, 1.0), (3 / 4, 4 / 3)),
+        ((10, 50), (0.5, 1.0), (3 / 4, 4 / 3)),
+        ((16, 16), (0.9, 1.0), (0.5, 2.0)),
+        ((7, 5), (0.2, 0.9), (1.0, 1.0)),
+    ],
+)
+def test_crops_are_distributed_as_torchvisions(
+    size: tuple[int, int], scale: tuple[float, float], ratio: tuple[float, float]
+) -> None:
+    """Their sides, area, ratio and places."""
+    count, rng = 2000, random.Random(0)
+    ours = np.array(crops_of(count, size, scale=scale, ratio=ratio))
+    theirs = np.array([torchvisions_crop(rng, size, scale, ratio) for _ in range(count)])
+    # Chance exceeds this with probability 1e-4; for whole numbers, less often.
+    limit = math.sqrt(-math.log(1e-4 / 2) / count)
+    columns = [
+        np.column_stack([c, c[:, 2] * c[:, 3], np.log(c[:, 3] / c[:, 2]), c[:, 0] + c[:, 2], c[:, 1] + c[:, 3]])
+        for c in (ours, theirs)
+    ]
+    assert max(distance(one, other) for one, other in zip(*(part.T for part in columns), strict=True)) < limit
+
+
+@pytest.mark.parametrize("size", [(4, 200), (200, 4), (1, 1), (3, 40)])
+def test_where_no_crop_fits_the_middle_is_taken(size: tuple[int, int]) -> None:
+    """Of an image far from every ratio, as torchvision does."""
+    expected = torchvisions_crop(random.Random(0), size, (1.0, 1.0), (3 / 4, 4 / 3))
+    assert set(crops_of(20, size, scale=(1.0, 1.0))) == {expected}
 
 
 def boxes_of(count: int) -> list[dict[str, torch.Tensor]]:
@@ -174,9 +219,9 @@ def boxes_of(count: int) -> list[dict[str, torch.Tensor]]:
     return targets
 
 
-def painted(boxes: torch.Tensor) -> torch.Tensor:
+def painted(boxes: torch.Tensor, size: tuple[int, int] = SIZE) -> torch.Tensor:
     """An image with a mark in the pixels of whole-numbered boxes."""
-    image = torch.zeros(1, *SIZE)
+    image = torch.zeros(1, *size)
     for x0, y0, x1, y1 in boxes.int().tolist():
         image[0, y0:y1, x0:x1] = 1
     return image
@@ -186,13 +231,9 @@ def painted(boxes: torch.Tensor) -> torch.Tensor:
 def test_boxes_move_with_what_they_hold(transform: Any) -> None:
     """A box drawn after the move covers what was drawn before it."""
     targets = [{"boxes": target["boxes"].round(), "labels": target["labels"]} for target in boxes_of(9)]
-    images = torch.stack([painted(target["boxes"]) for target in targets])
-    x, y = transform.apply_at(images, targets, place())
+    x, y = applied(transform, torch.stack([painted(target["boxes"]) for target in targets]), targets)
     for image, target in zip(x, y, strict=True):
-        drawn = torch.zeros_like(image)
-        for x0, y0, x1, y1 in target["boxes"].int().tolist():
-            drawn[0, y0:y1, x0:x1] = 1
-        assert torch.equal(drawn, image)
+        assert torch.equal(painted(target["boxes"], image.shape[1:]), image)
 
 
 @pytest.mark.parametrize("transform", [RandomFlip(0.5, 0.5), RandomCrop((4, 5)), RandomResizedCrop((20, 30))], ids=repr)
@@ -200,15 +241,11 @@ def test_padded_boxes_are_the_listed_ones(transform: Any) -> None:
     """Padded targets hold the same boxes in the same order, filled up behind."""
     targets = boxes_of(9)
     lengths = torch.tensor([len(target["boxes"]) for target in targets])
-    padded = {
-        "boxes": torch.zeros(9, 3, 4),
-        "labels": torch.full((9, 3), -1),
-        "lengths": lengths,
-    }
+    padded = {"boxes": torch.zeros(9, 3, 4), "labels": torch.full((9, 3), -1), "lengths": lengths}
     for row, target in enumerate(targets):
         padded["boxes"][row, : lengths[row]], padded["labels"][row, : lengths[row]] = target["boxes"], target["labels"]
-    _, listed = transform.apply_at(batch(), targets, place())
-    _, y = transform.apply_at(batch(), padded, place())
+    _, listed = applied(transform, batch(), targets)
+    _, y = applied(transform, batch(), padded)
     assert y["lengths"].tolist() == [len(target["boxes"]) for target in listed]
     for row, target in enumerate(listed):
         count = len(target["boxes"])
@@ -222,15 +259,15 @@ def test_padded_boxes_are_the_listed_ones(transform: Any) -> None:
 
 def test_boxes_of_resized_crops_are_scaled_and_cut() -> None:
     """The whole image as a box becomes the whole result; a box beyond the crop is dropped with its label."""
-    whole = [{"boxes": torch.tensor([[0.0, 0, 17, 12]]), "labels": torch.tensor([5])} for _ in range(9)]
-    _, y = RandomResizedCrop((20, 30)).apply_at(batch(), whole, place())
-    for target in y:
+    crop = RandomResizedCrop((20, 30))
+    whole, corner = (
+        [{"boxes": torch.tensor([[0.0, 0, *end]]), "labels": torch.tensor([5])} for _ in range(9)]
+        for end in ((17, 12), (1, 1))
+    )
+    for target in applied(crop, batch(), whole)[1]:
         torch.testing.assert_close(target["boxes"], torch.tensor([[0.0, 0, 30, 20]]))
-    corner = [{"boxes": torch.tensor([[0.0, 0, 1, 1]]), "labels": torch.tensor([5])} for _ in range(9)]
-    crops = resized_crops(np.array(SIZE), place().draws(CROP_DRAWS))
-    _, y = RandomResizedCrop((20, 30)).apply_at(batch(), corner, place())
-    left = [len(target["labels"]) for target in y]
-    assert left == [int(top == 0 and first == 0) for top, first in crops[:, :2].tolist()]
+    left = [len(target["labels"]) for target in applied(crop, batch(), corner)[1]]
+    assert left == [int(top == first == 0) for top, first, _, _ in crops_of()]
 
 
 def test_nested_targets_are_found() -> None:
@@ -238,7 +275,7 @@ def test_nested_targets_are_found() -> None:
     _, masks = addresses()
     labels = torch.arange(9)
     y = {"mask": masks, "more": (labels, labels.view(9, 1, 1))}
-    _, moved = RandomFlip(1.0).apply_at(batch(), y, place())
+    _, moved = applied(RandomFlip(1.0), batch(), y)
     assert torch.equal(moved["mask"], masks.flip(-1))
     assert torch.equal(moved["more"][0], labels)
     assert torch.equal(moved["more"][1], labels.view(9, 1, 1))
@@ -246,12 +283,30 @@ def test_nested_targets_are_found() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.float32])
 def test_normalize_is_the_formula(dtype: torch.dtype) -> None:
-    """Bytes over their white, floats as they are, minus the mean, by the deviation."""
+    """Bytes over their white, floats as they are, minus the mean, by the deviation; means may be arrays."""
     images = batch(dtype=torch.int32).to(dtype)
-    x, _ = Normalize((0.1, 0.2, 0.3), (0.5, 0.6, 0.7))(images, NONE)
+    means, stds = (0.1, 0.2, 0.3), (0.5, 0.6, 0.7)
     white = {torch.uint8: 255, torch.uint16: 65535}.get(dtype, 1)
-    mean, std = (torch.tensor(part).view(1, 3, 1, 1) for part in ((0.1, 0.2, 0.3), (0.5, 0.6, 0.7)))
-    torch.testing.assert_close(x, (images.float() / white - mean) / std)
+    mean, std = (torch.tensor(part).view(1, 3, 1, 1) for part in (means, stds))
+    for given in ((means, stds), (np.array(means), np.array(stds))):
+        torch.testing.assert_close(Normalize(*given)(images, NONE)[0], (images.float() / white - mean) / std)
+
+
+@pytest.mark.parametrize("shape", [(4, 5, 6), (4, 7), (4,), (4, 3, 5, 6)])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+def test_one_mean_normalises_x_of_any_shape(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Grey images without an axis of channels, rows of a table: the axes stay."""
+    x = torch.arange(math.prod(shape)).reshape(shape).to(dtype)
+    expected = (x.float() / (255 if dtype == torch.uint8 else 1) - 0.5) / 0.25
+    torch.testing.assert_close(Normalize((0.5,), (0.25,))(x, NONE)[0], expected)
+
+
+def test_images_of_their_own_sizes_are_normalised() -> None:
+    """As one by one."""
+    images = [torch.full((3, size, 4), 255, dtype=torch.uint8) for size in (2, 5)]
+    x, _ = Normalize((0.5,) * 3, (0.25,) * 3)(images, NONE)
+    assert [tuple(image.shape) for image in x] == [(3, 2, 4), (3, 5, 4)]
+    assert all((image == 2).all() for image in x)
 
 
 def test_one_hot_leaves_void_empty() -> None:
@@ -274,11 +329,10 @@ def test_compose_is_its_parts_in_turn() -> None:
         seen.append(x.dtype)
         return x, y % 7
 
-    compose = Compose([RandomFlip(), RandomCrop((6, 9)), plain, OneHot(7), RandomFlip()])
-    x, y = compose.apply_at(images, masks, place())
+    x, y = applied(Compose([RandomFlip(), RandomCrop((6, 9)), plain, OneHot(7), RandomFlip()]), images, masks)
     assert torch.equal(y.argmax(dim=1).float(), x[:, 0] % 7)
     assert seen == [torch.float32]
-    twice, _ = Compose([RandomFlip(), RandomFlip()]).apply_at(images, NONE, place())
+    twice, _ = applied(Compose([RandomFlip(), RandomFlip()]), images)
     unchanged = (twice == images).flatten(1).all(dim=1)
     assert 0 < int(unchanged.sum()) < 9
 
@@ -286,12 +340,11 @@ def test_compose_is_its_parts_in_turn() -> None:
 @pytest.mark.parametrize("transform", [*ALL, OneHot(3), Compose(ALL)], ids=repr)
 def test_transforms_pickle(transform: Any) -> None:
     """They travel to other processes and come back as they were."""
-    again = pickle.loads(pickle.dumps(transform))
-    assert repr(again) == repr(transform)
+    assert repr(pickle.loads(pickle.dumps(transform))) == repr(transform)
 
 
 @pytest.mark.parametrize(
-    ("make", "words"),
+    ("make", "named"),
     [
         (lambda: RandomFlip(1.5), "horizontal=1.5"),
         (lambda: RandomFlip(vertical=-1), "vertical=-1"),
@@ -299,20 +352,31 @@ def test_transforms_pickle(transform: Any) -> None:
         (lambda: RandomCrop(4, padding=-1), "padding=-1"),
         (lambda: RandomResizedCrop((3, 4, 5)), "size="),  # type: ignore[arg-type]
         (lambda: RandomResizedCrop(3, scale=(0, 1)), "scale="),
-        (lambda: Normalize((0.1,), ()), "one of each"),
+        (lambda: RandomResizedCrop(3, ratio=(2, 1)), "ratio="),
+        (lambda: Normalize((0.1,), ()), "std"),
         (lambda: Normalize((0.1,), (0.0,)), "std above 0"),
-        (lambda: Normalize((0.1,), (1.0,), dtype=torch.uint8), "floating-point"),
+        (lambda: Normalize((0.1,), (1.0,), dtype=torch.uint8), "dtype"),
         (lambda: OneHot(0), "classes=0"),
-        (lambda: OneHot(3)(NONE, torch.zeros(2)), "class indices"),
+        (lambda: OneHot(3)(NONE, torch.zeros(2)), "float32"),
         (lambda: RandomCrop(18)(batch(), NONE), "12 x 17"),
-        (lambda: RandomFlip()([batch()[0]], NONE), "x is list"),
-        (lambda: RandomFlip()(torch.zeros(3, 4), NONE), r"shape \(3, 4\)"),
+        (lambda: RandomFlip()([batch()[0]], NONE), "list"),
+        (lambda: RandomFlip()(torch.zeros(3, 4), NONE), r"\(3, 4\)"),
     ],
 )
-def test_what_cannot_work_is_refused(make: Callable[[], object], words: str) -> None:
-    """With the value and what is expected."""
-    with pytest.raises(OptionError, match=words):
+def test_what_cannot_work_is_refused(make: Callable[[], object], named: str) -> None:
+    with pytest.raises(OptionError, match=named):
         make()
+
+
+@pytest.mark.parametrize("shape", [(4, 1, 5, 6), (4, 3, 5), (4, 20, 3), (4, 2, 3, 5, 6)])
+def test_means_of_other_channels_are_refused(shape: tuple[int, ...]) -> None:
+    """Three of them make no colours of grey images, nor of anything else."""
+    with pytest.raises(OptionError, match="3 channels"):
+        Normalize((0.1, 0.2, 0.3), (0.5, 0.6, 0.7))(torch.zeros(shape), NONE)
+
+
+def test_who_asks_for_a_transform_that_is_not_there_gets_the_answer_of_every_module() -> None:
+    assert not hasattr(transforms, "Resize")
 
 
 def test_in_a_loader_a_sample_is_treated_alike_in_any_batch(make_file: Callable[..., Any]) -> None:
@@ -336,43 +400,22 @@ def test_in_a_loader_a_sample_is_treated_alike_in_any_batch(make_file: Callable[
     assert left.items() <= epochs[0][1].items()
 
 
-@pytest.mark.parametrize("shape", [(4, 5, 6), (4, 7), (4,), (4, 3, 5, 6)])
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
-def test_one_mean_normalises_x_of_any_shape(shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    """Grey images without an axis of channels, rows of a table: the axes stay."""
-    x = torch.arange(math.prod(shape)).reshape(shape).to(dtype)
-    expected = (x.float() / (255 if dtype == torch.uint8 else 1) - 0.5) / 0.25
-    torch.testing.assert_close(Normalize((0.5,), (0.25,))(x, NONE)[0], expected)
-
-
-@pytest.mark.parametrize("shape", [(4, 1, 5, 6), (4, 3, 5), (4, 20, 3), (4, 2, 3, 5, 6)])
-def test_means_of_other_channels_are_refused(shape: tuple[int, ...]) -> None:
-    """Three of them make no colours of grey images, nor of anything else."""
-    with pytest.raises(OptionError, match=r"3 channels"):
-        Normalize((0.1, 0.2, 0.3), (0.5, 0.6, 0.7))(torch.zeros(shape), NONE)
-
-
-def test_images_of_their_own_sizes_are_normalised() -> None:
-    """As one by one."""
-    images = [torch.full((3, size, 4), 255, dtype=torch.uint8) for size in (2, 5)]
-    x, _ = Normalize((0.5,) * 3, (0.25,) * 3)(images, NONE)
-    assert [tuple(image.shape) for image in x] == [(3, 2, 4), (3, 5, 4)]
-    assert all((image == 2).all() for image in x)
-
-
-def test_means_may_be_arrays_and_other_names_are_not_there() -> None:
-    """As datasets' statistics come; and who asks for a name that is not there gets the answer of every module."""
-    x = torch.full((2, 3, 4, 4), 255, dtype=torch.uint8)
-    listed, _ = Normalize((0.5,) * 3, (0.25,) * 3)(x, NONE)
-    assert torch.equal(Normalize(np.full(3, 0.5), np.full(3, 0.25))(x, NONE)[0], listed)  # type: ignore[arg-type]
-    assert not hasattr(transforms, "Resize")
+def test_what_a_seed_draws_is_the_same_for_ever(make_file: Callable[..., Any]) -> None:
+    """Runs are resumed on other machines and versions: order and augmentation must not change."""
+    sample = make_file("pack", 10)
+    dataset = dataset_h5(sample.path, return_index=True)
+    loader = make_loader(dataset, 10, seed=7, batch_transform=RandomFlip())
+    loader.set_epoch(2)
+    (((x, _), index),) = loader
+    flipped = [
+        not np.array_equal(image, sample.x[row]) for image, row in zip(x.permute(0, 2, 3, 1), index, strict=True)
+    ]
+    assert index.tolist() == [8, 6, 4, 0, 5, 7, 1, 3, 9, 2]
+    assert flipped == [False] * 4 + [True] * 5 + [False]
 
 
 def test_by_hand_parameters_follow_torchs_seed() -> None:
-    x, y = torch.rand(16, 3, 8, 8), torch.arange(16)
-    made = []
-    for seed in (4, 4, 5):
-        torch.manual_seed(seed)
-        made.append(RandomFlip(0.5, 0.5)(x, y)[0])
+    x = torch.rand(16, 3, 8, 8)
+    made = [applied(RandomFlip(0.5, 0.5), x, seed=seed)[0] for seed in (4, 4, 5)]
     assert torch.equal(made[0], made[1])
     assert not torch.equal(made[0], made[2])

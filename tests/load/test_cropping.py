@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 from typing import TYPE_CHECKING, Any
 
 import h5py
@@ -13,6 +14,7 @@ import torch
 from PIL import Image
 
 from colabstage import dataset_h5, make_loader
+from colabstage.errors import DecodeError
 from colabstage.transforms import Compose, Normalize, RandomFlip, RandomResizedCrop
 
 if TYPE_CHECKING:
@@ -20,8 +22,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from numpy.typing import NDArray
-
-    from colabstage.load.epoch import BatchPlace
 
 COUNT = 11
 SIZES = [(60, 90), (90, 60), (75, 75), (40, 130)]
@@ -39,15 +39,8 @@ class Whole:
     def __call__(self, x: Any, y: Any) -> Any:
         return self._transform(x, y)
 
-    def apply_at(self, x: Any, y: Any, place: BatchPlace) -> Any:
+    def apply_at(self, x: Any, y: Any, place: Any) -> Any:
         return self._transform.apply_at(x, y, place)
-
-
-def cropped(transform: Any) -> Any:
-    return transform
-
-
-WAYS = (cropped, Whole)
 
 
 def pixels(row: int, times: int = 1) -> NDArray[np.uint8]:
@@ -57,13 +50,14 @@ def pixels(row: int, times: int = 1) -> NDArray[np.uint8]:
     return np.asarray(Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC))
 
 
-def packed(group: h5py.Group, images: list[NDArray[np.uint8]], kind: str = "PNG") -> None:
-    """Images as files inside a group."""
-    files = []
-    for image in images:
-        buffer = io.BytesIO()
-        Image.fromarray(image).save(buffer, kind)
-        files.append(buffer.getvalue())
+def encoded(image: NDArray[np.uint8], kind: str = "PNG", **saved: Any) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(image).save(buffer, kind, **saved)
+    return buffer.getvalue()
+
+
+def packed(group: h5py.Group, files: list[bytes]) -> None:
+    """Image files inside a group."""
     group["bytes"] = np.frombuffer(b"".join(files), np.uint8)
     group["offsets"] = np.cumsum([0, *map(len, files)], dtype=np.int64)
 
@@ -73,34 +67,41 @@ def make_pack(tmp_path: Path) -> Callable[..., Path]:
     """Write a file of JPEGs with labels, masks or boxes as targets."""
 
     def make(
-        targets: str = "labels",
-        *,
-        name: str = "images.h5",
-        rows: range = range(COUNT),
-        times: int = 1,
-        **options: Any,
+        targets: str = "labels", *, times: int = 1, files: list[bytes] | None = None, count: int = COUNT, **options: Any
     ) -> Path:
-        images = [pixels(row, times) for row in rows]
-        with h5py.File(tmp_path / name, "w") as file:
-            packed(file.create_group("X_train"), images, "JPEG")
+        images = [pixels(row, times) for row in range(count)]
+        with h5py.File(tmp_path / "images.h5", "w") as file:
+            packed(file.create_group("X_train"), files or [encoded(image, "JPEG") for image in images])
             wanted = {"size": None, "color_mode": "rgb", "resize": "stretch"} | options
             file["X_train"].attrs["image_options"] = json.dumps(wanted)
             if targets == "labels":
-                file["Y_train"] = np.array(rows)
-                return tmp_path / name
+                file["Y_train"] = np.arange(len(files or images))
+                return tmp_path / "images.h5"
             group = file.create_group("Y_train")
             if targets == "masks":
-                packed(group, [image[..., 0] // 64 for image in images])
+                packed(group, [encoded(image[..., 0] // 64) for image in images])
                 group.attrs["mask_options"] = json.dumps({"size": None, "resize": "stretch", "colors": None})
-                return tmp_path / name
-            counts = np.array([row % 3 for row in rows])
-            corners = np.random.default_rng(0).uniform(0, 30, (counts.sum(), 2, 2)).cumsum(axis=1)
-            group["boxes"] = corners.reshape(-1, 4).astype(np.float32)
-            group["labels"] = np.arange(counts.sum())
-            group["offsets"] = np.concatenate([[0], np.cumsum(counts)])
-        return tmp_path / name
+            else:
+                counts = np.arange(count) % 3
+                corners = np.random.default_rng(0).uniform(0, 30, (counts.sum(), 2, 2)).cumsum(axis=1)
+                group["boxes"] = corners.reshape(-1, 4).astype(np.float32)
+                group["labels"] = np.arange(counts.sum())
+                group["offsets"] = np.concatenate([[0], np.cumsum(counts)])
+        return tmp_path / "images.h5"
 
     return make
+
+
+def both(dataset: dataset_h5, transform: Any, batch_size: int = 4, **options: Any) -> tuple[list[Any], list[Any]]:
+    """The batches of two epochs: of crops that are decoded alone, and of whole images that are cropped."""
+    ours, theirs = (
+        [batch for _ in range(2) for batch in loader]
+        for loader in (
+            make_loader(dataset, batch_size, batch_transform=way, seed=3, **options)
+            for way in (transform, Whole(transform))
+        )
+    )
+    return ours, theirs
 
 
 def assert_same(ours: Any, theirs: Any) -> None:
@@ -109,83 +110,110 @@ def assert_same(ours: Any, theirs: Any) -> None:
 
 
 @pytest.mark.parametrize("transform", [CROP, STEPS, Compose([Compose([CROP]), RandomFlip()])])
-@pytest.mark.parametrize("strategy", ["direct", "memory"])
-def test_crops_are_those_of_whole_images(make_pack: Callable[..., Path], transform: Any, strategy: Any) -> None:
+@pytest.mark.parametrize("options", [{"strategy": "direct", "num_workers": 2}, {"strategy": "memory"}], ids=str)
+def test_crops_are_those_of_whole_images(
+    make_pack: Callable[..., Path], transform: Any, options: dict[str, Any]
+) -> None:
     """The same batches, epoch after epoch, to the last pixel where no crop shrinks to a half."""
-    dataset = dataset_h5(make_pack())
-    cropped = make_loader(dataset, 4, batch_transform=transform, strategy=strategy, seed=3)
-    whole = make_loader(dataset, 4, batch_transform=Whole(transform), strategy=strategy, seed=3)
-    for _ in range(2):
-        batches = list(cropped)
-        assert_same(batches, list(whole))
-        assert [len(x) for x, _ in batches] == [4, 4, 3]
-        assert batches[0][0].is_contiguous(memory_format=torch.channels_last)
+    ours, theirs = both(dataset_h5(make_pack()), transform, **options)
+    assert_same(ours, theirs)
+    assert [len(x) for x, _ in ours] == [4, 4, 3] * 2
+    assert ours[0][0].is_contiguous(memory_format=torch.channels_last)
 
 
 def test_crops_that_shrink_are_near_those_of_whole_images(make_pack: Callable[..., Path]) -> None:
-    """Where a JPEG is decoded at a half or a quarter of its size, within a grey level or two in the mean."""
-    dataset = dataset_h5(make_pack(times=4))
-    crop = RandomResizedCrop(48, scale=(0.5, 1.0))
-    (x, _), (wanted, _) = (next(iter(make_loader(dataset, 11, batch_transform=way(crop), seed=1))) for way in WAYS)
-    difference = (x.int() - wanted.int()).abs().float()
+    """Where a JPEG is decoded at a half or a quarter of its size, within a grey level or two on average."""
+    ours, theirs = both(dataset_h5(make_pack(times=4)), RandomResizedCrop(48, scale=(0.5, 1.0)), 11)
+    difference = (ours[0][0].int() - theirs[0][0].int()).abs().float()
     assert 0 < difference.mean() < 2
     assert difference.max() < 16
+
+
+@pytest.mark.parametrize("orientation", [1, 3, 6, 8])
+def test_crops_count_in_the_upright_image(make_pack: Callable[..., Path], orientation: int) -> None:
+    """Where EXIF turns a photograph, its parts are those of the turned one."""
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    file = encoded(pixels(3, 2), "JPEG", quality=95, exif=exif)
+    ((x, _), *_), ((wanted, _), *_) = both(dataset_h5(make_pack(files=[file])), RandomResizedCrop(40), 1)
+    assert (x.int() - wanted.int()).abs().float().mean() < 1.5
 
 
 @pytest.mark.parametrize("targets", ["masks", "boxes"])
 @pytest.mark.parametrize("ragged", ["list", "pad"])
 def test_targets_go_with_their_crops(make_pack: Callable[..., Path], targets: str, ragged: Any) -> None:
     """Masks and boxes are where they would be if the whole image had been cropped."""
-    dataset = dataset_h5(make_pack(targets))
-    ours, theirs = (list(make_loader(dataset, 4, batch_transform=way(STEPS), ragged=ragged, seed=1)) for way in WAYS)
+    ours, theirs = both(dataset_h5(make_pack(targets)), STEPS, ragged=ragged)
     assert_same(ours, theirs)
     if targets == "masks":
         assert ours[0][1].shape == (4, 48, 48)
         assert len(ours[0][1].unique()) > 1
 
 
-def test_an_epoch_is_resumed_with_the_same_crops(make_pack: Callable[..., Path]) -> None:
-    """A loader that goes on in the middle of an epoch gives the batches that were left."""
+def test_without_a_filter_of_torchs_pillow_resizes(
+    make_pack: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within a grey level of what torch makes of it."""
     dataset = dataset_h5(make_pack())
-    first, second = (make_loader(dataset, 2, batch_transform=STEPS, seed=5) for _ in range(2))
+    loader = make_loader(dataset, COUNT, batch_transform=CROP, seed=3, num_workers=0, memory_budget=0)
+    by_torch, _ = next(iter(loader))
+    loader.set_epoch(0)
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "torch", None)
+        by_pillow, _ = next(iter(loader))
+    assert by_pillow.float().std() > 5
+    assert (by_torch.int() - by_pillow.int()).abs().max() <= 1
+
+
+def test_an_epoch_is_resumed_with_the_same_crops(make_pack: Callable[..., Path]) -> None:
+    """Also by a loader that decodes whole images."""
+    dataset = dataset_h5(make_pack())
+    first, second, whole = (
+        make_loader(dataset, 2, batch_transform=way, seed=5) for way in (STEPS, STEPS, Whole(STEPS))
+    )
     list(first)
     batches = iter(first)
     next(batches)
     next(batches)
-    second.load_state_dict(first.state_dict())
+    state = first.state_dict()
     left = list(batches)
     assert len(left) == 4
-    assert_same(list(second), left)
-    # A loader that decodes whole images goes on with the same crops too.
-    whole = make_loader(dataset, 2, batch_transform=Whole(STEPS), seed=5)
-    whole.load_state_dict({**first.state_dict(), "epoch": 1, "batches_done": 2})
-    assert_same(list(whole), left)
+    for again in (second, whole):
+        again.load_state_dict(state)
+        assert_same(list(again), left)
 
 
-def test_the_plan_says_what_is_decoded(make_pack: Callable[..., Path]) -> None:
-    """And why, for what can and what cannot be cropped while it is decoded."""
-    dataset = dataset_h5(make_pack())
-    assert "crops, because batch_transform begins with" in str(make_loader(dataset, 4, batch_transform=CROP).plan)
-    reasons = [
-        (make_loader(dataset, 4), "does not begin with a RandomResizedCrop"),
-        (make_loader(dataset_h5(make_pack(), transform=len), 4, batch_transform=CROP), "own transform takes whole"),
-        (make_loader(dataset_h5(make_pack(size=[64, 64])), 4, batch_transform=CROP), "brought to 64 x 64 pixels first"),
-        (make_loader(dataset_h5(make_pack(color_mode="keep")), 4, batch_transform=CROP), "channels and the depth"),
-    ]
-    for loader, reason in reasons:
-        assert loader.plan.decode is not None
-        assert loader.plan.decode.name == "whole"
-        assert reason in loader.plan.decode.reason
-        assert f"whole, because {loader.plan.decode.reason}" in str(loader.plan)
+def test_a_broken_file_is_named(make_pack: Callable[..., Path]) -> None:
+    file = encoded(pixels(0), "JPEG")
+    dataset = dataset_h5(make_pack(files=[file, file[: len(file) // 2]]))
+    with pytest.raises(DecodeError, match="Row 1 of X_train"):
+        list(make_loader(dataset, 2, batch_transform=CROP))
+
+
+@pytest.mark.parametrize(
+    ("options", "transform", "batch_transform", "name"),
+    [
+        ({}, None, CROP, "crops"),
+        ({}, None, None, "whole"),
+        ({}, len, CROP, "whole"),
+        ({"size": [64, 64]}, None, CROP, "whole"),
+        ({"color_mode": "keep"}, None, CROP, "whole"),
+    ],
+    ids=["crop", "no crop", "own transform", "one size", "kept as they are"],
+)
+def test_the_plan_says_what_is_decoded_and_why(
+    make_pack: Callable[..., Path], options: dict[str, Any], transform: Any, batch_transform: Any, name: str
+) -> None:
+    loader = make_loader(dataset_h5(make_pack(**options), transform), 4, batch_transform=batch_transform)
+    assert loader.plan.decode is not None
+    assert loader.plan.decode.name == name
+    assert f"{name}, because {loader.plan.decode.reason}" in str(loader.plan)
 
 
 @pytest.mark.gpu
 def test_crops_reach_a_gpu(make_pack: Callable[..., Path]) -> None:
     """Decoded here and moved there, they are what the GPU makes of whole images, to a grey level."""
-    dataset = dataset_h5(make_pack("masks"))
-    for (x, y), (wanted, masks) in zip(
-        *(make_loader(dataset, 4, batch_transform=way(CROP), device="cuda", seed=1) for way in WAYS), strict=True
-    ):
+    for (x, y), (wanted, masks) in zip(*both(dataset_h5(make_pack("masks")), CROP, device="cuda"), strict=True):
         assert x.device.type == wanted.device.type == "cuda"
         assert (x.int() - wanted.int()).abs().max() <= 1
         assert torch.equal(y, masks)

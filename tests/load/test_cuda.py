@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import threading
-import time
 import traceback
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -111,26 +110,6 @@ def test_loading_and_training_go_on_at_once() -> None:
         assert making[number + 1].wait(20)
 
 
-def test_only_so_many_batches_are_prepared() -> None:
-    """With nobody taking, the queue fills, one more is made, and no other."""
-    made: list[int] = []
-
-    def counting() -> Generator[int]:
-        for number in range(100):
-            made.append(number)
-            yield number
-
-    loader = CudaDataLoader(counting(), "cpu", queue_size=3)
-    batches = iter(loader)
-    deadline = time.monotonic() + 10
-    while len(made) < 4 and time.monotonic() < deadline:
-        time.sleep(0.005)
-    time.sleep(0.05)
-    assert len(made) == 4
-    assert next(batches) == 0
-    loader.close()
-
-
 class Failing:
     """Yields one batch, then fails."""
 
@@ -218,14 +197,6 @@ def test_dropping_it_ends_the_thread(kept: str) -> None:
         gc.collect()
     assert inner.ended == 1
     assert not own_threads()
-
-
-def test_length_is_the_loaders_or_none() -> None:
-    """A loader without a length has none here either, and can be listed all the same."""
-    loader = CudaDataLoader((torch.tensor(number) for number in range(3)), "cpu")
-    with pytest.raises(TypeError):
-        len(loader)
-    assert [int(number) for number in list(loader)] == [0, 1, 2]
 
 
 @pytest.mark.parametrize(

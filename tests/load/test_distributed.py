@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from colabstage.load.loader import Loader
     from tests.nurseries import Nurseries
 
 RANK = """
@@ -117,29 +116,3 @@ def test_ranks_of_a_process_group_share_out(
     assert len(shared) == len(steps) > 2
     assert shared[:-2] == steps[:-2]
     assert sorted(chain.from_iterable(shared[-2:])) == sorted(chain.from_iterable(steps[-2:]))
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"strategy": "device", "device": "cpu"}],
-    ids=["shuffled", "device"],
-)
-def test_three_ranks_go_on_where_one_of_them_was(make_file: Callable[..., Any], options: dict[str, Any]) -> None:
-    """Each row once, and of every rank the same rest, after a resume with the state of any one."""
-    dataset = dataset_h5(make_file("pack", 61).path, return_index=True)
-
-    def rank_of(number: int) -> Loader:
-        return make_loader(dataset, 4, rank=number, world_size=3, **options)
-
-    whole = [[index.tolist() for _, index in rank_of(number)] for number in range(3)]
-    assert sorted(row for part in whole for batch in part for row in batch) == list(range(61))
-    assert {len(part) for part in whole} == {6}
-    for other in range(3):
-        stopped = rank_of(other)
-        for number, _ in enumerate(stopped):
-            if number == 2:
-                break
-        for number in range(3):
-            resumed = rank_of(number)
-            resumed.load_state_dict(stopped.state_dict())
-            assert [index.tolist() for _, index in resumed] == whole[number][3:]

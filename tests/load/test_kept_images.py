@@ -14,22 +14,15 @@ import numpy as np
 import pytest
 import simplejpeg
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from PIL import Image
 
 from colabstage import dataset_h5, make_loader
 from colabstage.errors import DamagedPackError, DecodeError
-from colabstage.images.decode import decode_region, decode_whole, probe_image, region_factor
-from colabstage.load.reading import memory as kept_in
-from colabstage.load.reading.fields import Encoded
 from colabstage.transforms import Compose, RandomFlip, RandomResizedCrop
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from colabstage.images.geometry import ColorMode
-    from colabstage.load.reading.memory import KeptImages
 
 COUNT = 14
 SIZES = [(60, 90), (90, 61), (75, 75), (41, 131), (300, 420)]
@@ -103,12 +96,6 @@ def assert_same(one: Any, other: Any) -> None:
         assert one == other
 
 
-def memory_of(loader: Any) -> KeptImages:
-    """What a loader keeps."""
-    kept: KeptImages = loader._pipeline.kept[0]
-    return kept
-
-
 WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "crops": ({}, {"batch_transform": CROPS}),
     "grey crops": ({"color_mode": "grayscale"}, {"batch_transform": CROPS}),
@@ -122,74 +109,44 @@ WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("way", "budget"), [*((way, budget) for way in WAYS for budget in (None, 60_000)), ("crops", 1), ("whole", "50MB")]
-)
-def test_batches_are_the_same_whatever_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, budget: int | str | None
-) -> None:
-    """Of every kind of file, in several epochs, with room for all, for some, and for none."""
+@pytest.mark.parametrize("way", WAYS)
+def test_batches_are_the_same_whatever_is_kept(tmp_path: Path, way: str) -> None:
+    """Of every kind of file, in several epochs, with room for all, for some, and for one small image."""
     options, arguments = WAYS[way]
-    monkeypatch.setattr(kept_in, "_SLAB_BYTES", 40_000)
     files = mixed_files()
     path = write_pack(tmp_path / "a.h5", files[:-1] if "crops" not in way else files, **options)
     usual = make_loader(dataset_h5(path), 4, seed=3, memory_budget=0, **arguments)
-    keeping = make_loader(dataset_h5(path), 4, seed=3, memory_budget=budget, **arguments)
-    assert_same(batches_of(keeping), batches_of(usual))
-    memory = memory_of(keeping)
-    assert memory.held_bytes <= memory.most_bytes
-    if budget in (None, "50MB"):
-        # Of crops those alone of which one has needed nearly all by now.
-        assert len(memory) >= (COUNT - 1 if "batch_transform" not in arguments else COUNT // 2)
-    assert "not kept, as asked" in str(usual.plan)
-    assert usual._pipeline is not None
-    assert not usual._pipeline.kept
+    wanted = batches_of(usual)
+    for budget in (None, "50MB", 60_000, 8_000):
+        assert_same(batches_of(make_loader(dataset_h5(path), 4, seed=3, memory_budget=budget, **arguments)), wanted)
 
 
-@given(data=st.data())
-def test_crops_of_the_whole_are_those_decoded_alone(data: st.DataObject) -> None:
-    """At every reduction, of every kind of file, at every place."""
-    content = data.draw(st.sampled_from(mixed_files()[:-1]))
-    modes: list[ColorMode] = ["rgb", "grayscale"]
-    mode = data.draw(st.sampled_from(modes))
-    height, width = decode_whole_size(content)
-    top, left = data.draw(st.integers(0, height - 1)), data.draw(st.integers(0, width - 1))
-    crop = (top, left, data.draw(st.integers(1, height - top)), data.draw(st.integers(1, width - left)))
-    target = data.draw(st.tuples(st.integers(1, 64), st.integers(1, 64)))
-    whole = decode_whole(content, mode, (0, 0, height, width), region_factor(crop, target))
-    assert whole is not None
-    np.testing.assert_array_equal(whole.cut(crop), decode_region(content, mode, crop, target))
+@pytest.fixture
+def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Notes the size of each JPEG that is decoded from now on, in any thread."""
+    sizes: list[int] = []
+    for name in ("decode_jpeg", "decode_jpeg_header"):
+        real = getattr(simplejpeg, name)
+
+        def counted(data: Any, *others: Any, real: Any = real, name: str = name, **named: Any) -> Any:
+            if name == "decode_jpeg":
+                sizes.append(len(data))
+            return real(data, *others, **named)
+
+        monkeypatch.setattr(simplejpeg, name, counted)
+    return sizes
 
 
-@pytest.mark.parametrize("progressive", [False, True])
-def test_a_crop_that_needs_little_of_a_file_decodes_no_more(progressive: bool) -> None:
-    """Only to keep it, nothing is decoded that takes long; of a file that comes in several passes, all of it does."""
-    content = io.BytesIO()
-    Image.fromarray(np.zeros((100, 60, 3), np.uint8)).save(content, "JPEG", progressive=progressive)
-    for bottom in (10, 50, 89, 90, 100):
-        whole = decode_whole(content.getvalue(), "rgb", (0, 0, bottom, 60), 1)
-        assert (whole is not None) == (progressive or bottom >= 90)
-
-
-def decode_whole_size(content: bytes) -> tuple[int, int]:
-    """Height and width of the upright image."""
-    facts = probe_image(content)
-    return facts.height, facts.width
-
-
-def test_later_epochs_decode_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not even a byte of the file is read for them."""
-    path = write_pack(tmp_path / "a.h5", mixed_files()[:-1], size=(40, 36), masks=True)
-    loader = make_loader(dataset_h5(path), 4)
-    first = list(loader)
-
-    def refuse(*_: Any) -> None:
-        msg = "decoded again"
-        raise AssertionError(msg)
-
-    monkeypatch.setattr(Encoded, "_decode_into", refuse)
-    monkeypatch.setattr(Encoded, "_decode", refuse)
-    assert sum(len(x) for x, _ in loader) == sum(len(x) for x, _ in first)
+@pytest.mark.parametrize(("budget", "again"), [(None, 0), (0, 8), (60_000, 1)])
+def test_later_epochs_decode_nothing_that_is_kept(tmp_path: Path, decoded: list[int], budget: Any, again: int) -> None:
+    """As much as the budget has room for."""
+    files = [image_file(number) for number in range(8)]
+    loader = make_loader(dataset_h5(write_pack(tmp_path / "a.h5", files)), 4, memory_budget=budget, num_workers=0)
+    list(loader)
+    assert len(decoded) == 8
+    decoded.clear()
+    list(loader)
+    assert again <= len(decoded) <= (8 if again else 0)
 
 
 def test_what_is_handed_out_may_be_changed(tmp_path: Path) -> None:
@@ -238,44 +195,25 @@ def test_a_resumed_epoch_is_the_same(tmp_path: Path) -> None:
         assert_same([*found, *again, *again], wanted)
 
 
-def test_loaders_over_one_dataset_share_what_is_kept(tmp_path: Path) -> None:
-    """Under the larger budget; and it stays as long as one of them does."""
-    dataset = dataset_h5(write_pack(tmp_path / "a.h5", mixed_files()[:-1], size=(40, 36)))
-    first = make_loader(dataset, 4, memory_budget="20MB")
-    second = make_loader(dataset, 3, seed=5, memory_budget="30MB")
-    wanted = batches_of(make_loader(dataset_h5(dataset.reader.path), 3, seed=5, memory_budget=0))
+def test_loaders_over_one_dataset_share_what_is_kept(tmp_path: Path, decoded: list[int]) -> None:
+    """And it stays as long as one of them does, and goes when the last one is closed, or the dataset is."""
+    dataset = dataset_h5(write_pack(tmp_path / "a.h5", [image_file(number) for number in range(8)], size=(40, 36)))
+    first, second = make_loader(dataset, 4), make_loader(dataset, 3, seed=5)
     for _ in zip(first, second, strict=False):
         pass
-    memory = memory_of(second)
-    assert memory is memory_of(first)
-    assert memory.most_bytes == 30_000_000
-    count = len(memory)
-    assert count
+    assert len(decoded) == 8
+    wanted = batches_of(make_loader(dataset_h5(dataset.reader.path), 3, seed=5, memory_budget=0))
     del first
     gc.collect()
     second.set_epoch(0)
+    decoded.clear()
     assert_same(batches_of(second), wanted)
-    assert len(memory) >= count
-
-
-@pytest.mark.parametrize("how", ["loader", "close", "dataset"])
-def test_memory_goes_back(tmp_path: Path, how: str) -> None:
-    """With the loader, when it is closed, and when the dataset is."""
-    dataset = dataset_h5(write_pack(tmp_path / "a.h5", mixed_files()[:-1], size=(40, 36)))
-    loader = make_loader(dataset, 4)
-    list(loader)
-    slot = dataset.reader._parts[0].slots[0]
-    assert slot.kept is not None
-    assert len(slot.kept) == COUNT - 1
-    if how == "dataset":
-        dataset.close()
-        assert slot.kept.held_bytes == len(slot.kept) == 0
-    else:
-        loader.close()
-        if how == "loader":
-            del loader
-        gc.collect()
-        assert slot.kept is None
+    assert decoded == []
+    for close in (second.close, dataset.close):
+        close()
+        list(second)
+        assert len(decoded) == 8
+        decoded.clear()
 
 
 def test_a_file_that_was_written_to_is_refused(tmp_path: Path) -> None:
@@ -291,38 +229,34 @@ def test_a_file_that_was_written_to_is_refused(tmp_path: Path) -> None:
 
 
 def _train(loader: Any, results: Any) -> None:
-    before = memory_of(loader)
-    count = len(before)
-    found = [x.numpy() for x, _ in loader]
-    results.put((found, len(before) == count, memory_of(loader) is not before))
+    results.put([x.numpy() for _ in range(2) for x, _ in loader])
 
 
-def test_a_forked_child_leaves_the_parents_alone(tmp_path: Path) -> None:
-    """It gets the same batches, and keeps what it decodes in memory of its own."""
+def test_a_forked_child_gets_the_same_batches(tmp_path: Path) -> None:
+    """And leaves the parent's images alone."""
     path = write_pack(tmp_path / "a.h5", mixed_files()[:-1], size=(40, 36))
     loader = make_loader(dataset_h5(path), 4, seed=0, num_workers=0)
     next(iter(loader))
-    loader.set_epoch(1)
-    wanted = [x.numpy() for x, _ in make_loader(dataset_h5(path), 4, seed=0, memory_budget=0)]
+    loader.set_epoch(0)
+    wanted = [x.numpy() for x, _ in batches_of(make_loader(dataset_h5(path), 4, seed=0, memory_budget=0), 2)]
     context = multiprocessing.get_context("fork")
     results: Any = context.Queue()
-    loader.set_epoch(0)
     child = context.Process(target=_train, args=(loader, results))
     child.start()
-    found, untouched, own = results.get(timeout=60)
+    found = results.get(timeout=60)
     child.join(60)
     np.testing.assert_array_equal(np.concatenate(found), np.concatenate(wanted))
-    assert untouched
-    assert own
+    mine = [x.numpy() for x, _ in batches_of(loader, 2)]
+    np.testing.assert_array_equal(np.concatenate(mine), np.concatenate(wanted))
 
 
-def test_files_that_are_never_kept_take_no_memory_from_others(tmp_path: Path) -> None:
+def test_files_that_are_never_kept_take_no_memory_from_others(tmp_path: Path, decoded: list[int]) -> None:
     """The decoder warns of them only at the end, in every epoch, when memory for them is reserved already."""
     files = mixed_files()
     odd, sound = files[-1], files[4]
     with pytest.raises(ValueError, match="Corrupt"):
         simplejpeg.decode_jpeg(odd)
-    height, width = decode_whole_size(sound)
+    height, width = Image.open(io.BytesIO(sound)).size[::-1]
     path = write_pack(tmp_path / "a.h5", [odd] * 6 + [sound])
     crop = RandomResizedCrop(300, scale=(1.0, 1.0), ratio=(0.01, 100.0))
     options: dict[str, Any] = {"batch_transform": crop, "shuffle": False, "num_workers": 0}
@@ -330,4 +264,6 @@ def test_files_that_are_never_kept_take_no_memory_from_others(tmp_path: Path) ->
     keeping = make_loader(dataset_h5(path), 1, memory_budget=height * width * 3 * 11 // 10, **options)
     usual = make_loader(dataset_h5(path), 1, memory_budget=0, **options)
     assert_same(batches_of(keeping), batches_of(usual))
-    assert len(memory_of(keeping)) == 1
+    decoded.clear()
+    list(keeping)
+    assert len(sound) not in decoded

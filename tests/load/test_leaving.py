@@ -1,12 +1,16 @@
-"""Who leaves a loop waits for no batch that nobody will see: at most for the row that each thread is at.
+"""Loops that are left, interrupted or forked: nobody waits for a batch that nobody will see, and nothing is lost.
 
 Rows are counted, not seconds: each takes long enough that the others of its batch cannot be read by chance.
 """
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 import threading
-from dataclasses import replace
+import time
 from typing import TYPE_CHECKING, Any
 
 import h5py
@@ -14,8 +18,6 @@ import numpy as np
 import pytest
 
 from colabstage import dataset_h5, make_loader
-from colabstage.load.reading.fields import Encoded, EngineChoice
-from colabstage.load.reading.memory import ReadFile
 from colabstage.transforms import RandomResizedCrop
 
 if TYPE_CHECKING:
@@ -24,118 +26,54 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.torch
 
-BATCH = 24
-SIZE = (8, 8)
-ROW_S = 0.15
-TIMEOUT_S = 20
+BATCH, ROW_S, TIMEOUT_S = 24, 0.15, 20
 
 
 class SlowRows:
-    """Counts the rows that are read; those behind the first batch take long."""
+    """Counts what is read by h5py; whatever is behind the first batch takes long."""
 
-    def __init__(self, reads: int) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, reads: int) -> None:
         """`reads`: how often the first batch reads."""
-        self._reads = reads
-        self._lock = threading.Lock()
-        self._never = threading.Event()
-        self.begun = 0
-        self.at_second = threading.Event()
+        self._lock, self._never = threading.Lock(), threading.Event()
+        self.begun, self.at_second = 0, threading.Event()
+        real = h5py.Dataset.__getitem__
 
-    def read(self) -> None:
-        with self._lock:
-            self.begun += 1
-            slow = self.begun > self._reads
-        if slow:
-            self.at_second.set()
-            self._never.wait(ROW_S)
+        def counted(dataset: Any, *arguments: Any) -> Any:
+            with self._lock:
+                self.begun += 1
+                slow = self.begun > reads
+            if slow:
+                self.at_second.set()
+                self._never.wait(ROW_S)
+            return real(dataset, *arguments)
 
-    def before(self, owner: type, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Count each call of a method of `owner`."""
-        real = getattr(owner, name)
+        monkeypatch.setattr(h5py.Dataset, "__getitem__", counted)
 
-        def counted(*arguments: Any) -> Any:
-            self.read()
-            return real(*arguments)
-
-        monkeypatch.setattr(owner, name, counted)
-
-    def before_files(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Count each call of what reads the file of an encoded row, also of rows that were opened before."""
-
-        def get(rows: Encoded) -> Callable[[int], bytes]:
-            real = rows.__dict__["read_bytes"]
-
-            def counted(row: int) -> bytes:
-                self.read()
-                return bytes(real(row))
-
-            return counted
-
-        def put(rows: Encoded, real: Callable[[int], bytes]) -> None:
-            rows.__dict__["read_bytes"] = real
-
-        monkeypatch.setattr(Encoded, "read_bytes", property(get, put), raising=False)
+    def begun_after_break(self, loader: Any) -> int:
+        """Leave a loop while its second batch is read: how many rows are begun after that."""
+        begun = 0
+        for _ in loader:
+            assert self.at_second.wait(TIMEOUT_S)
+            begun = self.begun
+            break
+        return self.begun - begun
 
 
-def begun_after_break(loader: Any, slow: SlowRows) -> int:
-    """Leave a loop while its second batch is read: how many rows are begun after that."""
-    begun = 0
-    for _ in loader:
-        assert slow.at_second.wait(TIMEOUT_S)
-        begun = slow.begun
-        break
-    return slow.begun - begun
-
-
-@pytest.mark.parametrize("threads", [pytest.param(1, marks=pytest.mark.long), 2])
-@pytest.mark.parametrize("way", ["one size", "own sizes", "crops", "headers"])
-def test_a_break_waits_for_one_image_of_each_thread(
-    make_encoded: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, way: str, threads: int
-) -> None:
-    """However images are decoded, no thread begins another row once the loop has been left."""
-    dataset = dataset_h5(make_encoded(3 * BATCH, size=SIZE if way == "one size" else None))
-    if way == "crops":
-        # Headers are read before each image that is new; here they are known.
-        dataset.reader.image_sizes(np.arange(len(dataset)))
-    slow = SlowRows(2 * BATCH if way == "headers" else BATCH)
-    slow.before_files(monkeypatch)
-    loader = make_loader(
-        dataset,
-        BATCH,
-        num_workers=threads,
-        prefetch_factor=1,
-        batch_transform=RandomResizedCrop(8) if way in ("crops", "headers") else None,
-        strategy="direct",
-    )
-    assert begun_after_break(loader, slow) <= threads
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    """Rows that h5py reads one by one."""
+    with h5py.File(tmp_path / "rows.h5", "w") as file:
+        pixels = np.zeros((6 * BATCH, 16, 16, 3), np.uint8)
+        file.create_dataset("X_train", data=pixels, chunks=(1, 16, 16, 3), compression="lzf")
+        file["Y_train"] = np.arange(6 * BATCH)
+    return tmp_path / "rows.h5"
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("way", ["h5py", "read"])
-def test_a_break_waits_for_one_piece_of_each_thread(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, threads: int
-) -> None:
-    """So it is where pixels come by h5py, or row by row from a disk."""
-    path = tmp_path / "rows.h5"
-    storage = {
-        "h5py": {"chunks": (1, 16, 16, 3), "compression": "lzf"},
-        "read": {},
-    }
-    with h5py.File(path, "w") as file:
-        file.create_dataset("X_train", data=np.zeros((6 * BATCH, 16, 16, 3), np.uint8), **storage[way])
-        file["Y_train"] = np.arange(6 * BATCH)
-    dataset = dataset_h5(path)
-    if way == "read":
-        part: Any = dataset.reader._parts[0]
-        part._x = replace(part._x, choice=EngineChoice("read", "a test"))
-    slow = SlowRows(BATCH)
-    owner, name = {
-        "h5py": (h5py.Dataset, "__getitem__"),
-        "read": (ReadFile, "read_into"),
-    }[way]
+def test_a_break_waits_for_one_row_of_each_thread(rows: Path, monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
     # Every other row: each is a piece of its own.
     loader = make_loader(
-        dataset,
+        dataset_h5(rows),
         BATCH,
         num_workers=threads,
         prefetch_factor=1,
@@ -143,5 +81,65 @@ def test_a_break_waits_for_one_piece_of_each_thread(
         shuffle=False,
         sampler=range(0, 6 * BATCH, 2),
     )
-    slow.before(owner, name, monkeypatch)
-    assert begun_after_break(loader, slow) <= threads
+    assert SlowRows(monkeypatch, BATCH).begun_after_break(loader) <= threads
+
+
+@pytest.mark.parametrize("way", ["one size", "own sizes", "crops"])
+def test_a_break_waits_for_one_image_of_each_thread(
+    make_encoded: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """However images are decoded."""
+    path = make_encoded(3 * BATCH, size=(8, 8) if way == "one size" else None, compression="gzip")
+    crop = RandomResizedCrop(8) if way == "crops" else None
+    loader = make_loader(
+        dataset_h5(path), BATCH, num_workers=2, prefetch_factor=1, batch_transform=crop, strategy="direct"
+    )
+    # Headers are read before each image that is cropped.
+    slow = SlowRows(monkeypatch, 2 * BATCH if way == "crops" else BATCH)
+    assert slow.begun_after_break(loader) <= 2
+
+
+def test_an_iterator_from_before_a_fork_is_refused_in_the_child(rows: Path) -> None:
+    """There is no such thread there, and asking is an error instead of a wait for ever."""
+    batches = iter(make_loader(dataset_h5(rows), 8, strategy="direct", num_workers=1, prefetch_factor=2))
+    next(batches)
+    child = os.fork()
+    if child == 0:
+        try:
+            for _ in batches:
+                pass
+        except RuntimeError:
+            os._exit(7)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert len(list(batches)) == 6 * BATCH // 8 - 1
+
+
+def test_a_program_that_ends_in_the_middle_of_an_epoch_ends_cleanly(rows: Path) -> None:
+    code = (
+        "import sys\n"
+        "from colabstage import dataset_h5, make_loader\n"
+        "batches = iter(make_loader(dataset_h5(sys.argv[1]), 8, strategy='direct'))\n"
+        "print(len(next(batches)[1]))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, rows], capture_output=True, text=True, timeout=60, check=True)
+    assert (done.stdout, done.stderr) == ("8\n", "")
+
+
+def test_ctrl_c_while_a_loop_is_left_is_not_lost(rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python only prints what is raised while an object is dropped, and would continue behind it."""
+    loader = make_loader(dataset_h5(rows), BATCH, strategy="direct", num_workers=1, prefetch_factor=1)
+    slow = SlowRows(monkeypatch, BATCH + 1)
+    monkeypatch.setattr(sys.modules[__name__], "ROW_S", 1.0)
+
+    def leave() -> None:
+        for _ in loader:
+            assert slow.at_second.wait(TIMEOUT_S)
+            threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+            break
+        time.sleep(2)
+
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        leave()
+    assert time.monotonic() - began < 2.5

@@ -113,21 +113,6 @@ def test_encoded_images_of_many_sizes_are_lists(make_encoded: Callable[..., Path
     torch.testing.assert_close(batches[2][0][0], expected)
 
 
-def test_kept_batches_are_never_overwritten(large: Path) -> None:
-    """All batches of three epochs, kept as the tensors, views or arrays that they came as, stay what they were."""
-    with h5py.File(large, "r") as file:
-        values = file["X_train"][()]
-    loader = make_loader(dataset_h5(large, return_index=True), 8, prefetch_factor=3)
-    kept: list[tuple[Any, Any]] = []
-    for epoch in range(3):
-        for (x, _), index in loader:
-            view = (x[:, 0], x.permute(0, 2, 3, 1).numpy()[..., 0], x.detach()[:, :1].squeeze(1))[epoch]
-            kept.append((view, index.numpy()))
-    gc.collect()
-    for view, index in kept:
-        np.testing.assert_array_equal(np.asarray(view), values[index, :, :, 0])
-
-
 @pytest.mark.parametrize(
     "changes", [{"seed": 8}, {"batch_size": 5}, {"samples": 22}, {"shuffle": 0}, {"batches_done": 7}, {"epoch": -1}]
 )
@@ -223,7 +208,6 @@ def test_an_error_while_reading_comes_out_in_the_loop(make_encoded: Callable[...
 
 
 def test_another_dataset_is_refused() -> None:
-    """A dataset that is no HDF5 split is an error that says what to use."""
     other: Any = TensorDataset(torch.zeros(3))
     with pytest.raises(OptionError, match=r"torch\.utils\.data\.DataLoader"):
         make_loader(other, 2)

@@ -37,19 +37,28 @@ def run_ranks(
     return [(process.returncode, "".join(texts)) for process, texts in zip(processes, said, strict=True)]
 
 
-def test_ranks_go_on_together(tmp_path: Path, nurseries: Nurseries) -> None:
+@pytest.fixture(scope="module")
+def died(tmp_path_factory: pytest.TempPathFactory, nurseries: Nurseries) -> Path:
+    """A folder with data, and a run of two ranks that died in mid-epoch."""
+    home = tmp_path_factory.mktemp("ranks")
+    write_data(home / "rows.h5")
+    assert [code for code, _ in run_ranks(nurseries, home, "run", "8")] == [9, 9]
+    return home
+
+
+def test_ranks_go_on_together(died: Path, tmp_path: Path, nurseries: Nurseries) -> None:
     """After all of them died in mid-epoch; also as another number of ranks."""
-    write_data(tmp_path / "rows.h5")
+    shutil.copytree(died, tmp_path, dirs_exist_ok=True)
+    shutil.copytree(died / "run", tmp_path / "fewer")
     assert [code for code, _ in run_ranks(nurseries, tmp_path, "whole")] == [0, 0]
-    assert [code for code, _ in run_ranks(nurseries, tmp_path, "killed", "8")] == [9, 9]
-    shutil.copytree(tmp_path / "killed", tmp_path / "fewer")
-    again = run_ranks(nurseries, tmp_path, "killed", attempt=1)
+    again = run_ranks(nurseries, tmp_path, "run", attempt=1)
     assert all(code == 0 and "step=8" in said for code, said in again), again
     ((code, said),) = run_ranks(nurseries, tmp_path, "fewer", ranks=1, attempt=1)
     assert code == 0, said
-    names = ("whole", "killed", "fewer")
-    whole, killed, fewer = (torch.load(tmp_path / f"{name}.pt", weights_only=True) for name in names)
-    assert all(torch.equal(whole[name], killed[name]) for name in whole)
+    whole, resumed, fewer = (
+        torch.load(tmp_path / f"{name}.pt", weights_only=True) for name in ("whole", "run", "fewer")
+    )
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
     assert all(torch.allclose(whole[name], fewer[name], atol=1e-4) for name in whole)
 
 
@@ -58,11 +67,10 @@ def test_ranks_go_on_together(tmp_path: Path, nurseries: Nurseries) -> None:
     [("damaged", [3, 3], "DamagedPackError"), ("other", [3, 3], "OptionError"), ("gone", [9, 3], "WorkersLostError")],
 )
 def test_what_fails_on_one_rank_fails_on_all(
-    tmp_path: Path, nurseries: Nurseries, trouble: str, codes: list[int], error: str
+    died: Path, tmp_path: Path, nurseries: Nurseries, trouble: str, codes: list[int], error: str
 ) -> None:
     """Before the first step, by name: no rank waits for one that has ended."""
-    write_data(tmp_path / "rows.h5")
-    run_ranks(nurseries, tmp_path, "run", "8")
+    shutil.copytree(died, tmp_path, dirs_exist_ok=True)
     if trouble == "damaged":
         for version in (tmp_path / "run").glob("*.pt"):
             version.write_bytes(b"damaged")

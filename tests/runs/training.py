@@ -1,16 +1,12 @@
-"""A training that is always the same, on a packed file of its own: run as a process that tests kill.
+"""A training that is always the same, on a packed file of its own, which tests kill.
 
-    python training.py FOLDER DATA OUT [--epochs 3] [--every "7 steps"] [--step-s 0.0] [--stop-at N]
-
-Writes the weights to OUT at the end, and appends a line with epoch and rows of each step to OUT.log.
+Writes the weights to `out` at the end, and appends a line with epoch and rows of each step to a log beside it.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import h5py
@@ -22,6 +18,7 @@ from colabstage import dataset_h5, make_loader, resumable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 ROWS, BATCH = 96, 8
 
@@ -89,31 +86,3 @@ def train(
             run.log(weight=parts["model"][1].weight.sum())
     torch.save(parts["model"].state_dict(), out)
     return parts
-
-
-def main() -> None:
-    """Train as the command line says."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("data", type=Path)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--every", default="7 steps")
-    parser.add_argument("--step-s", type=float, default=0.0)
-    parser.add_argument("--stop-at", type=int)
-    parser.add_argument("--save-at", type=int)
-    given = parser.parse_args()
-    train(
-        given.folder,
-        given.data,
-        given.out,
-        epochs=given.epochs,
-        every=given.every,
-        step_s=given.step_s,
-        stop_at=given.stop_at,
-        save_at=given.save_at,
-    )
-
-
-if __name__ == "__main__":
-    main()

@@ -9,6 +9,7 @@ import os
 import sys
 import threading
 import time
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +109,26 @@ def described(spec: Any) -> Any:
     return [spec.shape.as_list(), spec.dtype.name]
 
 
-def main(path: Path, boxes: Path, chunked: Path, odd: Path) -> dict[str, Any]:
+def of_part(pack: Path, limit: int) -> dict[str, list[int]]:
+    """The sums of the batches of a pack that is here in part: of an epoch, and of one that follows another one that was
+    left in the middle."""
+    # Imported last: torch comes with it.
+    from colabstage import dataset_h5
+
+    def sums(batches: Any) -> list[int]:
+        return [int(x.numpy().sum()) for x, _ in batches]
+
+    dataset = dataset_h5(pack, disk_limit=limit, local_dir=pack.parent / "part")
+    found = {"whole": sums(to_tf_data(dataset, 50, seed=SEED))}
+    batches = to_tf_data(dataset, 50, seed=SEED)
+    found["left"] = sums(islice(batches, 7))
+    found["after left"] = sums(batches)
+    arrival: Any = dataset.reader.arrival
+    arrival.close()
+    return found
+
+
+def main(path: Path, boxes: Path, chunked: Path, odd: Path, pack: Path, limit: str) -> dict[str, Any]:
     """All facts: of rows in a mapped file, of some that are decoded into memory, and of some at an odd place."""
     with h5py.File(path) as file:
         x = file["X_train"][()]
@@ -142,9 +162,11 @@ def main(path: Path, boxes: Path, chunked: Path, odd: Path) -> dict[str, Any]:
     gc.collect()
     facts["files_after_drop"] = files(path)
     facts["errors"] = [error_of(path), error_of(odd)]
+    facts["part"] = of_part(pack, int(limit))
+    gc.collect()
     facts["threads"] = [thread.name for thread in threading.enumerate() if thread.name.startswith("colabstage")]
     return facts
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(main(*map(Path, sys.argv[1:]))) + "\n")
+    sys.stdout.write(json.dumps(main(*map(Path, sys.argv[1:6]), sys.argv[6])) + "\n")

@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +16,7 @@ import h5py
 import numpy as np
 import pytest
 
-from colabstage.load.epoch import epoch_order
+from colabstage import dataset_h5, make_loader
 from tests.nursery import PRELOADED
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ pytestmark = [
         find_spec("keras") is None, reason="needs keras: pip install -c constraints.txt --group tensorflow"
     ),
     pytest.mark.timeout(240),
+    pytest.mark.torch,
 ]
 
 
@@ -82,10 +85,13 @@ def _run_alone(backend: str, path: Path) -> str:
     return done.stdout.splitlines()[-1]
 
 
+@cache
 def batches_of(epoch: int, *, shuffle: bool = True) -> list[list[int]]:
     """The rows of an epoch's batches, as `make_loader` has them."""
-    order = epoch_order(ROWS, shuffle=shuffle, seed=SEED, epoch=epoch).tolist()
-    return [order[start : start + BATCH] for start in range(0, ROWS, BATCH)]
+    with tempfile.TemporaryDirectory() as folder:
+        loader = make_loader(dataset_h5(write_rows(Path(folder) / "rows.h5")), BATCH, shuffle=shuffle, seed=SEED)
+        loader.set_epoch(epoch)
+        return [y.tolist() for _, y in loader]
 
 
 def running_means(batches: list[list[int]]) -> list[float]:

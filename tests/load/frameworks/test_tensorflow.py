@@ -11,19 +11,21 @@ import h5py
 import numpy as np
 import pytest
 
-from colabstage.load.epoch import epoch_order
+from colabstage import dataset_h5, make_loader
+from tests.load.frameworks.test_keras import ROWS, SEED, batches_of
+from tests.load.test_partial import LIMIT, make_pack, part_of
 
 if TYPE_CHECKING:
     from tests.nurseries import Nurseries
 
 CHILD = Path(__file__).with_name("tensorflow_child.py")
-ROWS, BATCH, SEED = 38, 5, 3
 
 pytestmark = [
     pytest.mark.skipif(
         find_spec("tensorflow") is None, reason="needs tensorflow: pip install -c constraints.txt --group tensorflow"
     ),
     pytest.mark.timeout(240),
+    pytest.mark.torch,
 ]
 
 
@@ -54,15 +56,12 @@ def facts(tmp_path_factory: pytest.TempPathFactory, nurseries: Nurseries) -> dic
             assert name == "chunked" or bool(written.id.get_offset() % 64) == (name == "odd")
             file["Y_train"] = np.arange(ROWS)
     files = [folder / "mapped.h5", write_boxes(folder / "boxes.h5"), folder / "chunked.h5", folder / "odd.h5"]
-    found = json.loads(nurseries.run_script("tensorflow", [CHILD, *files], {}))
+    make_pack(folder / "pack.h5")
+    found = json.loads(nurseries.run_script("tensorflow", [CHILD, *files, folder / "pack.h5", str(LIMIT)], {})) | {
+        "folder": str(folder)
+    }
     assert isinstance(found, dict)
     return found
-
-
-def batches_of(epoch: int) -> list[list[int]]:
-    """The rows of an epoch's batches, as `make_loader` has them."""
-    order = epoch_order(ROWS, shuffle=True, seed=SEED, epoch=epoch).tolist()
-    return [order[start : start + BATCH] for start in range(0, ROWS, BATCH)]
 
 
 @pytest.mark.parametrize("file", ["mapped", "chunked", "odd"])
@@ -125,6 +124,16 @@ def test_what_is_made_of_it_keeps_it(facts: dict[str, Any]) -> None:
 def test_keras_trains_on_it(facts: dict[str, Any]) -> None:
     """With shapes that layers are built from."""
     assert facts["fitted"] == 2
+
+
+def test_a_part_of_a_pack_comes_in_the_order_of_a_loader(facts: dict[str, Any]) -> None:
+    """While blocks come and go, also after a loop that was left in the middle."""
+    folder = Path(facts["folder"])
+    dataset = dataset_h5(folder / "pack.h5", disk_limit=LIMIT, local_dir=folder / "other")
+    loader = make_loader(dataset, 50, seed=SEED)
+    sums = [[int(x.sum()) for x, _ in loader] for _ in range(2)]
+    assert facts["part"] == {"whole": sums[0], "after left": sums[1], "left": sums[0][:7]}
+    part_of(dataset).close()
 
 
 def test_nothing_is_left_behind(facts: dict[str, Any]) -> None:

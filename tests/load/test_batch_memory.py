@@ -1,0 +1,110 @@
+"""Memory of batches: many small ones that are gathered at once are the same batches, and each is the caller's own."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+import resource
+from typing import TYPE_CHECKING, Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+
+from colabstage import dataset_h5, make_loader
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ROWS, BATCH = 1003, 16
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """1,003 rows of 4x5 float32, each with its number in it, and labels."""
+    path = tmp_path / "small.h5"
+    with h5py.File(path, "w") as file:
+        file["X_train"] = np.arange(ROWS * 20, dtype=np.float32).reshape(ROWS, 4, 5)
+        file["Y_train"] = (np.arange(ROWS) % 7).astype(np.uint8)
+    return path
+
+
+def test_batches_are_those_gathered_one_by_one(small: Path) -> None:
+    """Grouped or not, an epoch has the same batches, the last and partial one too."""
+    grouped = make_loader(dataset_h5(small, return_index=True), BATCH, seed=3)
+    single = make_loader(dataset_h5(small, return_index=True), BATCH, seed=3, prefetch_factor=1)
+    assert (grouped.plan.prefetch.value, single.plan.prefetch.value) == (256, 1)
+    with h5py.File(small) as file:
+        images, labels = file["X_train"][()], file["Y_train"][()]
+    pairs = list(zip(grouped, single, strict=True))
+    assert len(pairs) == 63
+    for ((x, y), rows), ((other_x, other_y), other_rows) in pairs:
+        assert torch.equal(rows, other_rows)
+        assert torch.equal(x, other_x)
+        assert torch.equal(y, other_y)
+        assert np.array_equal(x.numpy(), images[rows.numpy()])
+        assert np.array_equal(y.numpy(), labels[rows.numpy()])
+        assert y.dtype == torch.int64
+
+
+def test_each_batch_is_the_callers_own(small: Path) -> None:
+    """Batches of a group can be changed without the others seeing it, and one that is sent is sent alone."""
+    first, second, *_ = list(make_loader(dataset_h5(small), BATCH, shuffle=False))
+    first[0].fill_(-1)
+    first[1].fill_(-1)
+    assert second[0].flatten()[0].item() == BATCH * 20
+    assert second[1].tolist() == [row % 7 for row in range(BATCH, 2 * BATCH)]
+    assert second[0].untyped_storage().nbytes() == second[0].nbytes
+    assert len(pickle.dumps(second[0])) < 2 * second[0].nbytes
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> Path:
+    """Forty rows of 64 kB, each filled with its number: batches large enough for memory that is lent again."""
+    path = tmp_path / "large.h5"
+    with h5py.File(path, "w") as file:
+        file["X_train"] = np.broadcast_to(np.arange(40, dtype=np.uint8)[:, None, None, None], (40, 64, 64, 16))
+        file["Y_train"] = np.arange(40)
+    return path
+
+
+DERIVED: dict[str, Any] = {
+    "slice": lambda x: x[:, 1],
+    "permuted": lambda x: x.permute(0, 2, 3, 1)[..., ::2],
+    "another dtype": lambda x: x.view(torch.int8)[:, :3],
+    "flat": lambda x: x.flatten(1)[:, 5:],
+    "array": lambda x: x.numpy()[:, ::3],
+    "detached": lambda x: x.detach()[:, :1].squeeze(1),
+    "window": lambda x: x.unfold(2, 3, 1),
+}
+
+
+@pytest.mark.parametrize("derived", DERIVED)
+def test_whatever_is_derived_from_a_batch_keeps_its_memory(large: Path, derived: str) -> None:
+    """All of three epochs stays what it was, although memory that nobody sees is used again."""
+    kept: list[tuple[Any, Any]] = []
+    loader = make_loader(dataset_h5(large), 8, prefetch_factor=3)
+    for _ in range(3):
+        for x, y in loader:
+            kept.append((DERIVED[derived](x), y))
+            del x
+    gc.collect()
+    for part, y in kept:
+        for values, row in zip(np.asarray(part), y.tolist(), strict=True):
+            assert (values == row).all()
+
+
+def test_memory_of_dropped_batches_is_used_again(tmp_path: Path) -> None:
+    """Epochs need memory for the batches in flight: of a file that is read twenty times, little more than once."""
+    with h5py.File(tmp_path / "data.h5", "w") as file:
+        file["X_train"] = np.ones((64, 512, 512, 3), np.uint8)
+        file["Y_train"] = np.arange(64)
+    loader = make_loader(dataset_h5(tmp_path / "data.h5"), 8)
+    list(loader)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(10):
+        for _batch in loader:
+            pass
+    # Of 4 kB: memory that is new each time would be 123,000.
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < 40_000
