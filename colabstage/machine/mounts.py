@@ -224,7 +224,7 @@ def normalise_drive_path(path: str | os.PathLike[str]) -> Path:
     return Path(path) if root is None else _spelt_on_drive(follow_links(path), root)
 
 
-def drive_mountpoint(path: str | os.PathLike[str], *, mounts: MountTable | None = None) -> Path | None:
+def drive_mountpoint(path: str | os.PathLike[str]) -> Path | None:
     """Return the mount point of the Drive that `path` is meant to be on, mounted or not; `None` for any other path.
 
     Where no Drive is mounted, these paths are meant to be on one:
@@ -237,7 +237,7 @@ def drive_mountpoint(path: str | os.PathLike[str], *, mounts: MountTable | None 
     A path on anything else that is mounted there is on that. Links are followed, and nothing on a slow mount is
     touched.
     """
-    table = list_mounts() if mounts is None else mounts
+    table = list_mounts()
     return _drive_of(follow_links(path, mounts=table), table)
 
 
@@ -438,9 +438,9 @@ def silence_of(*paths: str | os.PathLike[str], timeout_s: float | None = None) -
     return None
 
 
-def require_answer(*paths: str | os.PathLike[str], timeout_s: float | None = None) -> None:
+def require_answer(*paths: str | os.PathLike[str]) -> None:
     """Make sure that paths can be used, as `silence_of` does."""
-    error = silence_of(*paths, timeout_s=timeout_s)
+    error = silence_of(*paths)
     if error is not None:
         raise error
 

@@ -35,7 +35,6 @@ from colabstage.errors import (
 )
 from colabstage.io.files import Closing, pread_exactly
 from colabstage.io.pipeline import DaemonPool, in_thread
-from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.io.units import secrets_in, show_address
 from colabstage.sources.fsspec_answers import mtime_ns_of, size_of, translate_error, version_of
 from colabstage.sources.parse import protocol_of
@@ -44,8 +43,6 @@ from colabstage.sources.remote import at_least_rate
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
-
-    from colabstage.io.progress import Clock
 
 
 T = TypeVar("T")
@@ -120,7 +117,7 @@ class ObjectStore(Closing):
     file can have the name of a folder. `connections`: how many parts of one file it sends concurrently at full speed.
     """
 
-    def __init__(self, url: str, *, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(self, url: str) -> None:
         """Load the backend; the service itself is not contacted yet.
 
         Raises:
@@ -140,7 +137,6 @@ class ObjectStore(Closing):
         self._chose_login = not _LOGIN_OPTIONS.isdisjoint([*given, *in_url])
         self._options = {**_DEFAULTS.get(self.protocol, {}), **given, **in_url}
         self._secrets = secrets_in(self._options)
-        self._clock = clock
         self.folders_are_prefixes = self._on_loop = bool(self._class.async_impl)
         self._shared = self._on_loop or self.protocol == "memory"
         self.connections = 8 if self._on_loop else _CONNECTIONS
@@ -199,7 +195,7 @@ class ObjectStore(Closing):
     def read(self, path: str, offset: int, end: int | None) -> Iterator[bytes]:
         """Yield bytes of one object from `offset` to `end` or its own end, in pieces of at most a megabyte."""
         with self._connected() as fs:
-            for data in at_least_rate(self._pieces(fs, path, offset, end), self.label, clock=self._clock):
+            for data in at_least_rate(self._pieces(fs, path, offset, end), self.label):
                 for start in range(0, len(data), _SLICE_BYTES):
                     yield data[start : start + _SLICE_BYTES] if len(data) > _SLICE_BYTES else data
 
@@ -235,10 +231,10 @@ class ObjectStore(Closing):
         found = self.look(path)
         return None if found is None else found.size
 
-    def content(self, path: str, size: int | None = None) -> bytes | None:
-        """Return all of a small object, by one request where its size is known; `None` where there is none."""
+    def content(self, path: str) -> bytes | None:
+        """Return all of a small object; `None` where there is none."""
         try:
-            return b"".join(self.read(path, 0, size))
+            return b"".join(self.read(path, 0, None))
         except SourceNotFoundError:
             return None
 

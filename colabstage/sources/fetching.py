@@ -274,14 +274,14 @@ class _FetchCall:
         if self.checksum is not None and (recorded.checksum != str(self.checksum) or not self.thorough):
             # With the right checksum the source need not be asked: the requested file is here.
             return "" if recorded.checksum == str(self.checksum) else None
-        look = Look("unsure") if self.thorough else check_freshness(self.source, recorded, workers=SLOW_LISTERS)
+        look = Look("unproved") if self.thorough else check_freshness(self.source, recorded, workers=SLOW_LISTERS)
         # A source that has disappeared does not count as changed: what was fetched stays usable, and the report says
         # so.
         if look.state == "gone":
             return f"The source cannot be reached now; what was fetched before is unchanged. {look.detail}"
         if look.state == "silent":
             return f"Whether the source has changed is not known ({look.detail}); what was fetched is unchanged."
-        if look.state == "unsure":
+        if look.state == "unproved":
             return self._compared(recorded)
         return "" if look.state == "same" else None
 

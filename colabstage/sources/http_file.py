@@ -452,8 +452,11 @@ class Validators:
 
     @property
     def version(self) -> str:
-        """Return a text that changes when the content changes; "" if the server gives no such sign."""
-        return self.etag or self.last_modified
+        """Return a text that changes when the content changes; "" if the server gives no such sign.
+
+        Weak or strong: a proxy that compresses weakens a tag.
+        """
+        return self.etag.removeprefix("W/") or self.last_modified
 
     @property
     def if_range(self) -> str:
@@ -470,8 +473,7 @@ class Validators:
     def contradicts(self, other: Validators) -> bool:
         """Return whether the two cannot be from the same content."""
         if self.etag and other.etag:
-            # Weak or strong: a proxy that compresses weakens a tag.
-            return self.etag.removeprefix("W/") != other.etag.removeprefix("W/")
+            return self.version != other.version
         return bool(self.last_modified and other.last_modified) and self.last_modified != other.last_modified
 
 

@@ -18,10 +18,8 @@ from colabstage.trees.zip import directory_bytes
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from colabstage.machine.drive_attributes import Md5Questions
     from colabstage.sources.remote import RemoteFacts
     from colabstage.trees.bytes import ByteSource
-    from colabstage.trees.folder import FolderTree
     from colabstage.trees.listing import Tree
 
 # How many bytes at each end of a file are compared if nothing vouches for all of it.
@@ -185,11 +183,6 @@ def identify_by_times(tree: Tree, *, address: str = "") -> SourceIdentity:
         stamps={name: time for name, (time, _) in tree.listing_stamp().items()},
         inodes=f"{current_world()} {tree.inodes}" if tree.inodes else "",
     )
-
-
-def drive_md5s(tree: FolderTree, questions: Md5Questions) -> tuple[list[str], str]:
-    """Return the MD5 of each file of a tree in the order of its entries, as `Md5Questions.answers`."""
-    return questions.answers([f"{tree.label}/{name}" for name in tree.entries.names])
 
 
 def identify_many(parts: Sequence[SourceIdentity], *, address: str) -> SourceIdentity:

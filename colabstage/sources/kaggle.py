@@ -32,8 +32,6 @@ from colabstage.sources.http_file import ask_service
 from colabstage.sources.remote import TransientError, with_retries
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     import requests
 
     from colabstage.sources.http_file import HttpFile, WebAnswer
@@ -125,30 +123,32 @@ def parse_kaggle(text: str) -> KaggleDataset | None:
     return KaggleDataset(match[1], match[2], int(match[3]) if match[3] else None)
 
 
-def find_kaggle_folder(dataset: KaggleDataset, environ: Mapping[str, str] = os.environ) -> KaggleFolder | None:
+def find_kaggle_folder(dataset: KaggleDataset) -> KaggleFolder | None:
     """Return the dataset where it is mounted, or where kagglehub has downloaded a certain version; asks nobody."""
     if dataset.version is not None:
-        return _downloaded(dataset, dataset.version, environ)
-    inputs = _mount_folder(environ)
+        return _downloaded(dataset, dataset.version)
+    inputs = _mount_folder()
     exact, by_name = inputs / "datasets" / dataset.owner / dataset.name, inputs / dataset.name
     if _is_filled(exact):
         return _mounted(exact)
     # A path that does not tell its owner; on Colab it may be any version, mounted for an earlier request of that one.
-    return _mounted(by_name) if detect_platform(environ=environ).name == "kaggle" and _is_filled(by_name) else None
+    return _mounted(by_name) if detect_platform().name == "kaggle" and _is_filled(by_name) else None
 
 
 def _mounted(path: Path, version: str = "") -> KaggleFolder:
     return KaggleFolder(path, f"Kaggle's files are read where they are mounted: '{path}'.", version)
 
 
-def _mount_folder(environ: Mapping[str, str]) -> Path:
-    named = environ.get("KAGGLE_CACHE_MOUNT_FOLDER") or environ.get("COLAB_CACHE_MOUNT_FOLDER")
-    return Path(named) if named else system_root(environ) / "kaggle" / "input"
+def _mount_folder() -> Path:
+    named = os.environ.get("KAGGLE_CACHE_MOUNT_FOLDER") or os.environ.get("COLAB_CACHE_MOUNT_FOLDER")
+    return Path(named) if named else system_root() / "kaggle" / "input"
 
 
-def _downloaded(dataset: KaggleDataset, version: int, environ: Mapping[str, str]) -> KaggleFolder | None:
+def _downloaded(dataset: KaggleDataset, version: int) -> KaggleFolder | None:
     """Return a version in kagglehub's cache, if all of it is there."""
-    cache = Path(environ.get("KAGGLEHUB_CACHE") or Path(environ.get("HOME") or Path.home()) / ".cache" / "kagglehub")
+    cache = Path(
+        os.environ.get("KAGGLEHUB_CACHE") or Path(os.environ.get("HOME") or Path.home()) / ".cache" / "kagglehub"
+    )
     home = cache / "datasets" / dataset.owner / dataset.name
     path = home / "versions" / str(version)
     # kagglehub's marker that everything is extracted.
@@ -163,19 +163,19 @@ def _is_filled(folder: Path) -> bool:
     return False
 
 
-def _mount_on_request(dataset: KaggleDataset, login: Any, environ: Mapping[str, str]) -> KaggleFolder | None:
+def _mount_on_request(dataset: KaggleDataset, login: Any) -> KaggleFolder | None:
     """Return where Colab or a notebook on Kaggle mounts the dataset when asked to; `None` where it does not."""
     try:
-        if environ.get("TBE_RUNTIME_ADDR") and environ.get("DISABLE_COLAB_CACHE", "").lower() not in _ON:
-            slug = _ask_colab(dataset, login, environ)
-        elif environ.get("KAGGLE_DATA_PROXY_URL") and environ.get("DISABLE_KAGGLE_CACHE", "").lower() not in _ON:
-            slug = _ask_notebook(dataset, environ)
+        if os.environ.get("TBE_RUNTIME_ADDR") and os.environ.get("DISABLE_COLAB_CACHE", "").lower() not in _ON:
+            slug = _ask_colab(dataset, login)
+        elif os.environ.get("KAGGLE_DATA_PROXY_URL") and os.environ.get("DISABLE_KAGGLE_CACHE", "").lower() not in _ON:
+            slug = _ask_notebook(dataset)
         else:
             return None
     except (SourceError, ValueError, KeyError, TypeError):
         return None
     # It appears a while after the answer, or never; then Kaggle's download is as good.
-    path = _mount_folder(environ) / slug
+    path = _mount_folder() / slug
     deadline = time.monotonic() + _MOUNT_S
     while not _is_filled(path):
         if time.monotonic() > deadline:
@@ -184,24 +184,24 @@ def _mount_on_request(dataset: KaggleDataset, login: Any, environ: Mapping[str, 
     return _mounted(path, str(dataset.version or ""))
 
 
-def _ask_colab(dataset: KaggleDataset, login: Any, environ: Mapping[str, str]) -> str:
+def _ask_colab(dataset: KaggleDataset, login: Any) -> str:
     version = {} if dataset.version is None else {"version": dataset.version}
     asked = {"owner": dataset.owner, "dataset": dataset.name, **version}
-    service = f"http://{environ['TBE_RUNTIME_ADDR']}/kagglehub/datasets"
+    service = f"http://{os.environ['TBE_RUNTIME_ADDR']}/kagglehub/datasets"
     if ask_service(f"{service}/is_supported", dataset.label, json=asked, auth=login).status != 200:
         raise KeyError(dataset.label)
     return str(json.loads(ask_service(f"{service}/mount", dataset.label, json=asked, auth=login).text)["slug"])
 
 
-def _ask_notebook(dataset: KaggleDataset, environ: Mapping[str, str]) -> str:
+def _ask_notebook(dataset: KaggleDataset) -> str:
     version = {} if dataset.version is None else {"VersionNumber": str(dataset.version)}
     answer = ask_service(
-        f"{environ['KAGGLE_DATA_PROXY_URL']}/kaggle-jwt-handler/AttachDatasourceUsingJwtRequest",
+        f"{os.environ['KAGGLE_DATA_PROXY_URL']}/kaggle-jwt-handler/AttachDatasourceUsingJwtRequest",
         dataset.label,
         json={"datasetRef": {"OwnerSlug": dataset.owner, "DatasetSlug": dataset.name, **version}},
         headers={
-            "X-Kaggle-Authorization": f"Bearer {environ['KAGGLE_USER_SECRETS_TOKEN']}",
-            "X-KAGGLE-PROXY-DATA": environ["KAGGLE_DATA_PROXY_TOKEN"],
+            "X-Kaggle-Authorization": f"Bearer {os.environ['KAGGLE_USER_SECRETS_TOKEN']}",
+            "X-KAGGLE-PROXY-DATA": os.environ["KAGGLE_DATA_PROXY_TOKEN"],
         },
     )
     return str(json.loads(answer.text)["result"]["mountSlug"])
@@ -211,18 +211,14 @@ def open_kaggle(
     dataset: KaggleDataset,
     *,
     checksum: Checksum | None = None,
-    policy: RetryPolicy = _POLICY,
     along_bytes: int = 0,
-    environ: Mapping[str, str] = os.environ,
 ) -> HttpFile | KaggleFolder:
     """Open a dataset where it is already, or else as the zip that Kaggle serves.
 
     Args:
         dataset: which one.
         checksum: the expected hash of the zip.
-        policy: how often Kaggle is asked again.
         along_bytes: as of `open_http`.
-        environ: the environment's variables.
 
     Raises:
         SourceAccessError: a token is missing, or the licence was not accepted; the message has the page.
@@ -232,13 +228,13 @@ def open_kaggle(
     """
     from colabstage.sources.http_file import open_http
 
-    if (found := find_kaggle_folder(dataset, environ)) is not None:
+    if (found := find_kaggle_folder(dataset)) is not None:
         return found
     login = _login()
-    if (found := _mount_on_request(dataset, login, environ)) is not None:
+    if (found := _mount_on_request(dataset, login)) is not None:
         return found
-    version = dataset.version or with_retries(lambda: _ask_newest(dataset, login), policy)
-    if (found := _downloaded(dataset, version, environ)) is not None:
+    version = dataset.version or with_retries(lambda: _ask_newest(dataset, login), _POLICY)
+    if (found := _downloaded(dataset, version)) is not None:
         return found
 
     def find_storage() -> str:
@@ -253,9 +249,9 @@ def open_kaggle(
 
     try:
         file = open_http(
-            with_retries(find_storage, policy),
+            with_retries(find_storage, _POLICY),
             checksum=checksum,
-            policy=policy,
+            policy=_POLICY,
             along_bytes=along_bytes,
             resolve=find_storage,
             label=dataset.label,

@@ -16,7 +16,6 @@ from colabstage.sources.identity import (
     MD5_PROOF,
     SourceIdentity,
     compare_states,
-    drive_md5s,
     identify_by_times,
     identify_tree,
     proof_of,
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from colabstage.sources.identity import Verdict
     from colabstage.sources.parse import SingleSource
 
 # How long nothing at all may come from a mount or a service. What answers, however slowly, is waited for.
@@ -56,11 +56,11 @@ _ONE_TRY = RetryPolicy(attempts=1)
 class Look(NamedTuple):
     """What a quick look at a source found."""
 
-    state: Literal["same", "unsure", "changed", "gone", "silent"]
+    state: Verdict | Literal["gone", "silent"]
     """What is known of it now.
 
     `"same"`: it is the recorded one by what `detail` says was compared. `"changed"`: it certainly differs.
-    `"unsure"`: only opening it can tell. `"gone"`: it is not there, or refuses. `"silent"`: nothing came from it in
+    `"unproved"`: only opening it can tell. `"gone"`: it is not there, or refuses. `"silent"`: nothing came from it in
     time, so whether it is there, or the same, is not known.
     """
     detail: str = ""
@@ -121,7 +121,7 @@ class _Asker:
             case ManySource():
                 return self._ask_many(source.parts, recorded)
             case TreeSource():
-                return Look("unsure")
+                return Look("unproved")
 
     def _ask_local(self, source: LocalSource, recorded: SourceIdentity) -> Look:
         expanded = expand_pattern(source)
@@ -148,9 +148,7 @@ class _Asker:
             return self._ask_mounted(path, recorded, leave_out)
         mounts = slow_mounts_below(path)
         tree = FolderTree(path, heard=self.heard, leave_out=leave_out, mounts=mounts, keeps_inodes=True)
-        now = identify_by_times(tree, address=recorded.address)
-        seen = "names, sizes and times of all files are unchanged"
-        return Look("same", seen) if compare_states(recorded, now) == "same" else Look("changed")
+        return _compare(recorded, identify_by_times(tree, address=recorded.address))
 
     def _ask_mounted(self, path: Path, recorded: SourceIdentity, leave_out: frozenset[str]) -> Look:
         """Ask for the times of a folder's folders, and where Drive's client told the MD5 of its files, for these."""
@@ -159,19 +157,19 @@ class _Asker:
             stamps = folder_stamps(path, recorded.stamps, workers=workers, heard=heard)
         # A remount may give folders new times, so others prove no change.
         if stamps is None or stamps != recorded.stamps:
-            return Look("unsure")
+            return Look("unproved")
         if not recorded.md5:
             seen = "the times of its folders are unchanged; a file rewritten under its name would not be noticed"
             return Look("same", seen)
         with Md5Questions(workers=workers, heard=heard) as questions:
             # Both wait for the client, and its answers are all that is wanted.
             tree = FolderTree(path, workers=workers, heard=heard, found=questions.ask, leave_out=leave_out)
-            md5s, why = drive_md5s(tree, questions)
+            md5s, why = questions.answers(tree.paths)
         now = identify_tree(tree, address=recorded.address, md5s=md5s)
         if compare_states(recorded, now) != "same":
             # Of the same files another MD5 is another content. Else a listing may have lacked a part; opening lists
             # again.
-            return Look("changed" if md5s and now.listing == recorded.listing else "unsure")
+            return Look("changed" if md5s and now.listing == recorded.listing else "unproved")
         seen = f"names, sizes and times of all files are unchanged; {_untold(why)}"
         return Look("same", MD5_PROOF if md5s else seen)
 
@@ -198,7 +196,7 @@ class _Asker:
             pairs = list(zip(parts, recorded.parts, strict=True))
             looks = pool.run(lambda pair: self.ask_typed(*pair), pairs, stall_timeout_s=float("inf"))
         found = {look.state: look for look in reversed(looks)}
-        order: tuple[str, ...] = ("changed", "unsure", "silent", "gone")
+        order: tuple[str, ...] = ("changed", "unproved", "silent", "gone")
         return next((found[state] for state in order if state in found), looks[0])
 
 
@@ -220,13 +218,12 @@ def _judge(
     """Compare what is known of one file now with its record."""
     nbytes = recorded.nbytes if size is None else size
     now = SourceIdentity(recorded.kind, 1, nbytes, recorded.address, mtime_ns, version=version, md5=md5)
-    match compare_states(recorded, now):
-        case "same":
-            return Look("same", proof_of(recorded, now))
-        case "unproved":
-            return Look("unsure")
-        case "changed":
-            return Look("changed")
+    return _compare(recorded, now)
+
+
+def _compare(recorded: SourceIdentity, now: SourceIdentity) -> Look:
+    verdict = compare_states(recorded, now)
+    return Look(verdict, proof_of(recorded, now) if verdict == "same" else "")
 
 
 def _untold(why: str) -> str:
@@ -236,7 +233,7 @@ def _untold(why: str) -> str:
 def _ask_service(source: WebSource | ObjectSource, recorded: SourceIdentity) -> Look:
     if recorded.kind != "archive":
         seen = "its address; of a list of single files none is asked again, and another would not be noticed"
-        return Look("same", seen) if recorded.kind == "file" else Look("unsure")
+        return Look("same", seen) if recorded.kind == "file" else Look("unproved")
     # One try: a look is under a deadline, and what is here can be used without it.
     file = open_remote(source, policy=_ONE_TRY)
     try:
@@ -244,7 +241,7 @@ def _ask_service(source: WebSource | ObjectSource, recorded: SourceIdentity) -> 
     finally:
         file.close()
     look = _judge(recorded, size=facts.size, version=facts.version, mtime_ns=facts.mtime_ns)
-    if look.state == "unsure" and not facts.mtime_ns and not facts.ranges:
+    if look.state == "unproved" and not facts.mtime_ns and not facts.ranges:
         # A server that tells neither and gives no parts could only be asked for everything again.
         return Look("same", "its server reports neither a version nor a time, so new content would not be noticed")
     return look

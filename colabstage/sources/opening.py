@@ -36,7 +36,6 @@ from colabstage.machine.resources import check_space
 from colabstage.sources.arriving import ALONG_BYTES, ArchiveWalk, StreamingCopy, ends_with_contents, fetch_file
 from colabstage.sources.identity import (
     SourceIdentity,
-    drive_md5s,
     identify_archive,
     identify_by_times,
     identify_many,
@@ -246,7 +245,7 @@ class Part(Closing):
             digest = self.source.digest if isinstance(self.source, TreeSource) else ""
             md5s: Sequence[str] = ()
             if self.questions is not None and isinstance(self.tree, FolderTree):
-                md5s, _ = drive_md5s(self.tree, self.questions)
+                md5s, _ = self.questions.answers(self.tree.paths)
             identity = identify_tree(self.tree, address=address, digest=digest, md5s=md5s)
             return replace(identity, version=self.version or self.tree.stamp)
         assert self.file is not None

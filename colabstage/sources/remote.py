@@ -567,7 +567,6 @@ def read_through(
     *,
     policy: RetryPolicy,
     cancellation: Cancellation | None = None,
-    clock: Clock = SYSTEM_CLOCK,
     tell: Callable[[str], object] = lambda _: None,
 ) -> Iterator[bytes]:
     """Yield all of a source in one pass; the retry budget starts over with every byte. If the policy is patient, `tell`
@@ -576,8 +575,10 @@ def read_through(
     If it breaks off, a source without ranges sends the received bytes again. They are compared by their hash, so that
     they need not be kept, and skipped; another content is a `SourceChangedError`.
     """
-    sleep, check = (clock.sleep, lambda: None) if cancellation is None else (cancellation.sleep, cancellation.check)
-    budget = RetryBudget(policy, clock)
+    sleep, check = (
+        (SYSTEM_CLOCK.sleep, lambda: None) if cancellation is None else (cancellation.sleep, cancellation.check)
+    )
+    budget = RetryBudget(policy)
     return _pieces(source, 0, source.facts.size, budget, sleep=sleep, check=check, tell=tell)
 
 

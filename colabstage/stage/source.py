@@ -139,7 +139,7 @@ def compare_source(call: StageCall, source: SourceOnce, recorded: SourceIdentity
             report.note(f"The source cannot be reached now; what was made from it before is used. {look.detail}")
         if look.state == "silent":
             report.note(f"Whether the source has changed is not known ({look.detail}); what was made from it is used.")
-        if look.state != "unsure":
+        if look.state != "unproved":
             return Freshness(look.state != "changed", f"the source: {look.detail}" if look.state == "same" else "")
     try:
         now = source.open(report).identify()

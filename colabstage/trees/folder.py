@@ -133,6 +133,11 @@ class FolderTree(Tree):
         self.empty_folders = without_files(self._stamp, (f"{folder}/" for folder in self.entries.folders[0]))
         self.notes = tuple(walk.notes())
 
+    @property
+    def paths(self) -> list[str]:
+        """Return the path of each file, in the order of its entries."""
+        return [f"{self.label}/{name}" for name in self.entries.names]
+
     def listing_stamp(self) -> Mapping[str, tuple[int, int]]:
         """Return for every folder its time in ns and its number of entries."""
         return dict(self._stamp)

@@ -225,17 +225,20 @@ def total_size(entries: Sequence[FileEntry]) -> int:
     return sum(FileEntries.of(entries).sizes.tolist())
 
 
-def count_by(keys: Iterable[str] | Mapping[str, int], *, most: int = 5) -> str:
-    """Write how often each key occurs, or the counts of keys, the commonest first.
+_KEYS_SHOWN = 5
+
+
+def count_by(keys: Iterable[str]) -> str:
+    """Write how often each key occurs, the commonest first.
 
     >>> count_by([".txt", ".csv", ".csv"])
     '2 .csv, 1 .txt'
     """
     # By name where counts are equal, so that the sentence is the same each time.
     counts = sorted(Counter(keys).items(), key=lambda item: (-item[1], item[0]))
-    shown = [f"{count:,} {key}" for key, count in counts[:most]]
-    if len(counts) > most:
-        shown.append(f"{sum(count for _, count in counts[most:]):,} others")
+    shown = [f"{count:,} {key}" for key, count in counts[:_KEYS_SHOWN]]
+    if len(counts) > _KEYS_SHOWN:
+        shown.append(f"{sum(count for _, count in counts[_KEYS_SHOWN:]):,} others")
     return ", ".join(shown)
 
 

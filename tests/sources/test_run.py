@@ -166,6 +166,18 @@ def test_a_second_call_reads_nothing(server: WebServer, photos: Path, tmp_path: 
     assert server.bytes_sent < 100_000
 
 
+@pytest.mark.parametrize("weak_first", [True, False])
+def test_a_proxy_that_weakens_a_tag_has_changed_nothing(server: WebServer, tmp_path: Path, weak_first: bool) -> None:
+    """One that compresses an answer makes its tag a weak one, for the same content; another tag is another content."""
+    first, then = WebKnobs(etag="weak"), WebKnobs(etag="strong")
+    server.set_knobs(first if weak_first else then)
+    fetch(server.url("data.zip"), tmp_path / "a.zip")
+    server.set_knobs(then if weak_first else first)
+    assert fetch(server.url("data.zip"), tmp_path / "a.zip").fetched_bytes == 0
+    server.put("data.zip", b"PK\3\4new")
+    assert fetch(server.url("data.zip"), tmp_path / "a.zip").fetched_bytes == 7
+
+
 def test_an_unreachable_source_leaves_what_is_here(photos: Path, tmp_path: Path) -> None:
     """Without a network the second call returns what was fetched before, and says so."""
     with WebServer({"data.zip": DATA}) as server:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import posixpath
 import re
 import threading
@@ -39,6 +40,9 @@ NAME = "lmdb"
 EXTENSIONS = (".mdb", ".lmdb")
 
 _NUMBERED = re.compile(rb"(image|img|label|lbl)[-_](.+)", re.DOTALL)
+# By process and path what is open, and how many read from it: the package opens a file once in a process.
+_opened: dict[tuple[int, str], tuple[Any, int]] = {}
+_opening = threading.Lock()
 # What writers note beside the samples.
 _NOTES = re.compile(rb"num[-_]samples|length|len|nsamples|keys|meta|__.*__", re.DOTALL)
 
@@ -78,27 +82,27 @@ class _Database:
         if self._copy is not None:
             weakref.finalize(self, self._copy.close)
         self._path = str(path) if self._copy is None else self._copy.name
-        self._lock = threading.Lock()
-        self._opened: Any = None
-        self._users = 0
         with self._reading() as transaction:
             for key, value in transaction.cursor():
                 self._add(bytes(key), value)
 
     @contextmanager
     def _reading(self) -> Iterator[Any]:
-        """Open the database while some threads read: the package opens a file once in a process."""
-        with self._lock:
-            self._opened = self._opened if self._users else self._open()
-            self._users += 1
+        """Open the database while some threads read."""
+        key = os.getpid(), os.path.realpath(self._path)
+        with _opening:
+            opened, users = _opened.get(key) or (self._open(), 0)
+            _opened[key] = opened, users + 1
         try:
-            with self._opened.begin(buffers=True) as transaction:
+            with opened.begin(buffers=True) as transaction:
                 yield transaction
         finally:
-            with self._lock:
-                self._users -= 1
-                if not self._users:
-                    self._opened.close()
+            with _opening:
+                _, users = _opened.pop(key)
+                if users > 1:
+                    _opened[key] = opened, users - 1
+                else:
+                    opened.close()
 
     def _open(self) -> Any:
         try:
