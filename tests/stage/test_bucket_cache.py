@@ -240,6 +240,12 @@ def test_what_cannot_be_a_cache_says_so_before_anything_is_written(
     assert not [path for path in (tmp_path / "local").rglob("*") if path.is_file()]
 
 
+def test_a_cache_in_its_source_is_refused(s3: BucketService, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="s3://data"):
+        stage_dataset("s3://data", cache_dir=CACHE, local_dir=tmp_path / "local")
+    assert objects(s3) == {}
+
+
 @pytest.mark.torch
 def test_a_bucket_that_is_filled_from_a_folder_is_the_same_cache(s3: BucketService, tmp_path: Path) -> None:
     """And its packs are opened in part; one that is not there is what is missing, with what is in its folder."""
