@@ -15,7 +15,7 @@ from concurrent.futures import Future, wait
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from colabstage.errors import CancelledError, NotStagedError, SourceNotFoundError, WorkersLostError, said_by
+from colabstage.errors import CancelledError, NotStagedError, WorkersLostError, said_by
 from colabstage.h5.arrival import Arrival
 from colabstage.h5.info import read_info
 from colabstage.io.display import resolve_progress
@@ -210,7 +210,9 @@ class BackgroundPack:
             try:
                 path = self.arrival.path if self.arrival.path.exists() else self.arrival.place
                 return dataset_h5(path, split=split, arrival=self.arrival)
-            except (SourceNotFoundError, FileNotFoundError):
+            except OSError:
+                # Removed by a work that failed meanwhile, which is the reason then.
+                self.arrival.check()
                 if is_last:
                     raise
         raise AssertionError

@@ -271,9 +271,10 @@ def test_a_cached_pack_that_is_damaged_meanwhile(tmp_path: Path, monkeypatch: py
     is_damaged.set()
     with pytest.raises(DamagedPackError, match="refresh=True"):
         note_numbers(batches, seen)
-    for damaged in (data, stage()):
+    again = stage()
+    for use in (data.wait, again.wait, lambda **_: next(iter(again.loader("train", 4)))):
         with pytest.raises(DamagedPackError, match="refresh=True"):
-            damaged.wait(progress=False)
+            use(progress=False)
     assert set(seen) < set(range(COUNT // 2))
     data = stage(refresh=True)
     assert sorted(numbers_of(data.loader("train", 4))) == list(range(COUNT // 2))
