@@ -31,8 +31,11 @@ if TYPE_CHECKING:
 # made under older rules are never used as if made under these.
 RULES_VERSION = 5
 # Layouts whose rules are newer than those of all: lists beside tables, boxes and masks state splits now, and names of
-# two forms of Unicode, second masks and labels such as 25_0 are read right.
-_NEWER_RULES = dict.fromkeys(("auto", "detection", "table", "pairs", "file_names", "webdataset"), 6)
+# two forms of Unicode, second masks and labels such as 25_0 are read right. Arrays and features state splits as well.
+_NEWER_RULES = {
+    **dict.fromkeys(("detection", "table", "pairs", "file_names", "webdataset", "arrays", "tfrecord"), 6),
+    "auto": 7,
+}
 
 # Beside `"color_mode": "rgb"`, which is written for `"auto"` too: so the default's options, and with them its keys, are
 # what they were before the two were told apart.
