@@ -7,6 +7,7 @@ import json
 import mmap
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import h5py
@@ -19,7 +20,6 @@ from colabstage.load.reading.memory import resident_part
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from numpy.typing import NDArray
 
@@ -170,6 +170,25 @@ def make_encoded(tmp_path: Path) -> Callable[..., Path]:
         return path
 
     return make
+
+
+@pytest.fixture
+def have_free(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Have the system say that so many bytes of memory are free, and no less."""
+    read_text = Path.read_text
+    free = 0
+
+    def read(path: Path, *arguments: Any, **named: Any) -> str:
+        if str(path) == "/proc/meminfo":
+            return f"MemTotal: 64000000 kB\nMemAvailable: {free // 1024} kB\n"
+        return read_text(path, *arguments, **named)
+
+    def say(nbytes: int) -> None:
+        nonlocal free
+        free = nbytes
+
+    monkeypatch.setattr(Path, "read_text", read)
+    return say
 
 
 @pytest.fixture

@@ -218,7 +218,7 @@ def test_classes_that_are_uneven_are_warned_of(make_rows: Callable[..., dataset_
 def test_a_loader_announces_its_rows_and_holds_them(make_file: Callable[..., Any]) -> None:
     """Rows are announced in the order in which they are read, with the next epoch's; each is held while it is read."""
     arrival, sample = InUnits(), make_file("pack", ROWS)
-    dataset = dataset_h5(sample.path, return_index=True, arrival=arrival)  # type: ignore[arg-type]
+    dataset = dataset_h5(sample.path, return_index=True, arrival=arrival)
     loader = make_loader(dataset, 5, seed=1)
     assert (loader.plan.strategy, loader.plan.order.name) == ("direct", "arrival")
     assert "2 units fit" in str(loader.plan)

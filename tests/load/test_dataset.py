@@ -24,6 +24,7 @@ from colabstage.errors import (
     DamagedPackError,
     DecodeError,
     DriveDisconnectedError,
+    NotEnoughSpaceError,
     OptionError,
     PackFormatError,
     SourceNotFoundError,
@@ -114,6 +115,13 @@ def test_a_sample_is_x_as_stored_and_y_as_int(make_file: Callable[..., Any], kin
     np.testing.assert_array_equal(dataset[7][0], sample.x[7])
 
 
+def test_an_index_counts_from_the_front_in_what_is_returned(make_file: Callable[..., Any]) -> None:
+    """The same sample has one number."""
+    dataset = dataset_h5(make_file("pack", 23).path, return_index=True)
+    assert [index for _, index in dataset.__getitems__([-1, 4, -23])] == [22, 4, 0]
+    assert dataset[-2][1] == 21
+
+
 def test_transforms_are_called_for_each_sample(make_file: Callable[..., Any]) -> None:
     """transform gets x, target_transform gets y, by index and by batch."""
     sample = make_file("pack", 23)
@@ -146,6 +154,11 @@ def test_a_split_that_is_not_there_is_answered_with_those_that_are(tmp_path: Pat
     fractions = ast.literal_eval(re.findall(r"splits=(\{.*?\})", str(caught.value))[0])
     pack_dataset(tmp_path / "photos", tmp_path / "divided.h5", splits=fractions, progress=False)
     assert len(dataset_h5(tmp_path / "divided.h5", split="val")) == 4
+
+
+def test_it_describes_rows_of_their_own_sizes(tmp_path: Path, make_encoded: Callable[..., Path]) -> None:
+    assert "float32" in repr(dataset_h5(write(tmp_path / "a.h5", X_train=rows_of("f4"))))
+    assert "images of their own sizes" in repr(dataset_h5(make_encoded(3)))
 
 
 @pytest.mark.parametrize(("kind", "words"), [("pack", "10 x 12 x 3 uint8"), ("gzip", "chunks")])
@@ -289,6 +302,28 @@ def test_types_that_numpy_has_not_are_no_damage(tmp_path: Path, kind: Any, bits:
         pack_dataset(tmp_path / "a.h5", tmp_path / "packed.h5", progress=False)
 
 
+@pytest.mark.parametrize("chunked", [True, False])
+def test_values_that_nobody_wrote_without_a_fill_value(tmp_path: Path, chunked: bool) -> None:
+    """Zeros beside values that are there, as h5py gives them; an error where there are none at all."""
+    path, properties = tmp_path / "a.h5", h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    if chunked:
+        properties.set_chunk((3,))
+    with h5py.File(path, "w") as file:
+        space = h5py.h5s.create_simple((9,))
+        dataset = h5py.h5d.create(file.id, b"X_train", h5py.h5t.NATIVE_FLOAT, space, properties)
+        if chunked:
+            h5py.Dataset(dataset)[:3] = [1, 2, 3]
+    # Byte 4 of the message of fill values, of version 2, says whether there is one.
+    content, head = path.read_bytes(), bytes([2, 3 if chunked else 2, 2, 1, 0, 0, 0, 0])
+    assert content.count(head) == 1
+    path.write_bytes(content.replace(head, head[:3] + bytes(5)))
+    if chunked:
+        assert np.asarray(dataset_h5(path).read_batch(range(9))[0]).tolist() == [1, 2, 3] + [0] * 6
+    else:
+        with pytest.raises(PackFormatError, match="X_train"):
+            dataset_h5(path)
+
+
 # --- other names and other files --------------------------------------------------------------------------------------
 
 
@@ -423,6 +458,18 @@ def test_texts_are_str(tmp_path: Path, kind: str, in_memory: bool) -> None:
     dataset = dataset_h5(tmp_path / "a.h5", in_memory=in_memory)
     assert dataset.read_batch([3, 0, 1]) == ([words[3], words[0], words[1]],) * 2
     assert dataset[-2] == (words[2], words[2])
+
+
+def test_rows_that_are_longer_than_they_seemed_do_not_fill_the_memory(
+    tmp_path: Path, have_free: Callable[[int], None]
+) -> None:
+    """Of a few their length is guessed; reading into memory ends where that is full."""
+    rows = [np.zeros(0, np.uint8)] * 400
+    rows[1] = np.zeros(30_000_000, np.uint8)
+    path = write(tmp_path / "a.h5", X_train=rows, Y_train=np.arange(400))
+    have_free(1_003_000_000)
+    with pytest.raises(NotEnoughSpaceError, match="X_train"):
+        dataset_h5(path, in_memory=True)
 
 
 def test_a_text_that_is_not_utf8_is_named(tmp_path: Path) -> None:

