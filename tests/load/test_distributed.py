@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
-from colabstage import dataset_h5, make_loader
-from colabstage.h5.manifest import Manifest, write_manifest
-from colabstage.io.files import block_ranges, hash_ranges
+from colabstage import dataset_h5, make_loader, pack_dataset
+from tests.support.staged import use_small_blocks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from tests.nurseries import Nurseries
@@ -63,18 +62,18 @@ distributed.destroy_process_group()
 
 
 @pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.long)])
-def test_ranks_of_a_process_group_share_out(
-    make_file: Callable[..., Any], tmp_path: Path, nurseries: Nurseries, world: int
-) -> None:
+def test_ranks_of_a_process_group_share_out(tmp_path: Path, nurseries: Nurseries, world: int) -> None:
     """Each row once an epoch, equally many steps on all ranks, and the same rest after a resume, in every order."""
-    sample = make_file("pack", 61)
-    size = sample.path.stat().st_size
-    hashes = hash_ranges(sample.path, block_ranges(size, 512), threads=1)
-    write_manifest(sample.path, Manifest(size, 512, tuple(hashes), samples={"train": 61}))
+    pack = tmp_path / "data.h5"
+    np.savez(tmp_path / "data.npz", x_train=np.zeros((61, 10, 12, 3), np.uint8), y_train=np.arange(61))
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        use_small_blocks(monkeypatch, 4096)
+        pack_dataset(tmp_path / "data.npz", pack, progress=False)
+    size = pack.stat().st_size
     outs = [tmp_path / f"rank{rank}.json" for rank in range(world)]
     script = tmp_path / "rank.py"
     script.write_text(RANK, encoding="utf-8")
-    place = [script, sample.path, tmp_path / "store"]
+    place = [script, pack, tmp_path / "store"]
     ranks = [
         subprocess.Popen(
             nurseries.command("torch", "script", *place, out, str(rank), str(world)),
@@ -106,7 +105,7 @@ def test_ranks_of_a_process_group_share_out(
             assert len(kept["rows"]) == kept["batches"] == found[0][name]["batches"], name
     assert {**found[0]["shuffled"], "state": None} == {**found[0]["device"], "state": None}
     # One process with as large a step goes on where they were.
-    alone = make_loader(dataset_h5(sample.path, return_index=True), 4 * world, seed=0)
+    alone = make_loader(dataset_h5(pack, return_index=True), 4 * world, seed=0)
     alone.load_state_dict(found[0]["shuffled"]["state"])
     steps = [sorted(index.tolist()) for _, index in alone]
     together = zip(*(part["shuffled"]["rest"] for part in found), strict=True)

@@ -11,7 +11,6 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
 from colabstage import dataset_h5, make_loader
-from colabstage.load.loader import Loader
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,8 +47,8 @@ def test_a_loader_built_of_its_parts_gives_the_same_batches(
     make_file: Callable[..., Any], options: dict[str, Any]
 ) -> None:
     """Dataset, samplers and collate_fn make the same batches in the same order, by one read each."""
-    loader = make_loader(numbered(make_file), 4, **options)
-    again = Loader(loader.dataset, batch_sampler=loader.batch_sampler, collate_fn=loader.collate_fn)
+    loader: Any = make_loader(numbered(make_file), 4, **options)
+    again = type(loader)(loader.dataset, batch_sampler=loader.batch_sampler, collate_fn=loader.collate_fn)
     for ((x, y), index), ((other_x, other_y), other_index) in zip(loader, again, strict=True):
         assert torch.equal(x, other_x)
         assert torch.equal(y, other_y)

@@ -369,6 +369,7 @@ def test_near_the_least_limit_an_epoch_fetches_each_block_once(pack: Pack, tmp_p
             for epoch in (1, 2):
                 assert sorted(check_epoch(loader, pack)) == list(range(ROWS))
                 # At its end it has fetched what the next one begins with: fewer blocks than six, and eight more.
+                assert dataset.figures["here"] <= 8 * BLOCK
                 assert dataset.figures["fetched"] <= epoch * pack.path.stat().st_size + 14 * BLOCK
             part_of(dataset).close()
         asked = Counter(one.range for one in server.requests if one.path == "data.h5" and one.status == 206)
