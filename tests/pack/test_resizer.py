@@ -2,58 +2,157 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
 import pytest
 from PIL import Image
 
-from colabstage import pack_dataset
+from colabstage import pack_dataset, stage_dataset
 from colabstage.errors import DecodeError, MissingDependencyError
 from colabstage.h5.info import read_info
-from colabstage.images.decode import can_torch_resize
-from colabstage.io.pipeline import PipelineLimits
-from colabstage.pack import execute, job
-from colabstage.pack.plan import TORCH_SAMPLES
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from colabstage.pack.execute import PackReport
-
-pytestmark = pytest.mark.skipif(
-    not can_torch_resize(), reason="needs torch's kernel: pip install torch, on a processor with AVX2"
-)
+pytestmark = pytest.mark.torch
 OPTIONS: dict[str, Any] = {"image_size": (9, 8), "encoding": "pixels", "progress": False}
+# As many images as torch is imported for, each hardly larger than it takes.
+COUNT = 2000
+BROKEN = "class1/01001.bmp"
+
+
+def image(number: int) -> Image.Image:
+    pixels = np.random.default_rng(number).integers(0, 256, (42 + number % 5, 48 - number % 7, 3), dtype=np.uint8)
+    return Image.fromarray(pixels)
 
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As many images of many sizes as torch is imported for, each hardly larger than it takes."""
     folder = tmp_path_factory.mktemp("many")
-    random = np.random.default_rng(0)
-    for number in range(TORCH_SAMPLES):
+    for number in range(COUNT):
         place = folder / f"class{number % 2}" / f"{number:05}.bmp"
         place.parent.mkdir(exist_ok=True)
-        pixels = random.integers(0, 256, (42 + number % 5, 48 - number % 7, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(place)
+        image(number).save(place)
     return folder
 
 
-def pack(source: Path, out: Path, **options: Any) -> PackReport:
-    """Pack, into a folder that may not exist."""
-    return pack_dataset(source, out, **OPTIONS, **options)
+@pytest.fixture(scope="module")
+def by_torch(many: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A pack of them."""
+    out = tmp_path_factory.mktemp("packs") / "torch.h5"
+    report = pack_dataset(many, out, **OPTIONS)
+    if report.resizer != "torch":
+        pytest.skip("needs a processor with AVX2")
+    assert "resized by torch" in str(report)
+    return out
+
+
+@pytest.fixture(scope="module")
+def by_pillow(many: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A pack of them, made without torch."""
+    out = tmp_path_factory.mktemp("packs") / "pillow.h5"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "torch", None)
+        assert "torch" not in str(pack_dataset(many, out, **OPTIONS))
+    return out
 
 
 def rows(path: Path) -> np.ndarray[Any, Any]:
-    """All images of a pack."""
     with h5py.File(path) as file:
         return np.asarray(file["X_train"][()])
+
+
+def test_no_pixel_is_more_than_one_level_off_pillows(by_torch: Path, by_pillow: Path) -> None:
+    """And each file says by what it was resized."""
+    assert [read_info(path).resizer for path in (by_torch, by_pillow)] == ["torch", "pillow"]
+    assert np.abs(rows(by_torch).astype(int) - rows(by_pillow)).max() == 1
+
+
+@pytest.mark.parametrize(
+    ("count", "options", "resizer"),
+    [
+        (COUNT - 1, {}, "pillow"),
+        (COUNT, {"color_mode": "grayscale"}, "pillow"),
+        (20, {"image_size": None, "encoding": "encoded"}, None),
+        (20, {"encoding": "encoded"}, None),
+    ],
+    ids=["few", "grey", "unchanged", "later"],
+)
+def test_where_torch_gains_nothing_it_is_not_used(
+    by_torch: Path, many: Path, tmp_path: Path, count: int, options: dict[str, Any], resizer: str | None
+) -> None:
+    names = sorted(str(path.relative_to(many)) for path in many.rglob("*.bmp"))[:count]
+    for name in names:
+        (tmp_path / "some" / name).parent.mkdir(parents=True, exist_ok=True)
+        os.link(many / name, tmp_path / "some" / name)
+    report = pack_dataset(tmp_path / "some", tmp_path / "out.h5", **{**OPTIONS, **options})
+    assert report.resizer == read_info(tmp_path / "out.h5").resizer == resizer
+
+
+def test_what_is_restored_imports_no_torch(by_torch: Path, many: Path, tmp_path: Path) -> None:
+    """It is there in less time than the import takes."""
+    assert (
+        stage_dataset(many, local_dir=tmp_path / "a", cache_dir=tmp_path / "cache", **OPTIONS).info.resizer == "torch"
+    )
+    script = f"""
+import sys
+from colabstage import stage_dataset
+data = stage_dataset(sys.argv[1], local_dir=sys.argv[2], cache_dir=sys.argv[3], **{OPTIONS})
+print(data.report.origin, data.info.resizer, "torch" in sys.modules)
+"""
+    command = [sys.executable, "-c", script, many, tmp_path / "b", tmp_path / "cache"]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
+    assert done.stdout.split() == ["cache", "torch", "False"]
+
+
+def test_torch_that_is_installed_and_broken_is_replaced_by_pillow(
+    by_torch: Path, by_pillow: Path, many: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "broken/torch").mkdir(parents=True)
+    (tmp_path / "broken/torch/__init__.py").write_text("raise OSError('libcudart.so is missing')")
+    script = (
+        f"from colabstage import pack_dataset; pack_dataset({str(many)!r}, {str(tmp_path / 'out.h5')!r}, **{OPTIONS})"
+    )
+    path = os.pathsep.join([str(tmp_path / "broken"), str(Path(__file__).resolve().parents[2])])
+    command = [sys.executable, "-c", script, many, tmp_path / "out.h5"]
+    subprocess.run(command, check=True, timeout=300, env={**os.environ, "PYTHONPATH": path})
+    assert (tmp_path / "out.h5").read_bytes() == by_pillow.read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["broken", "out.h5", "out.h5.json"]
+
+
+@pytest.fixture
+def begun(by_torch: Path, many: Path, tmp_path: Path) -> Path:
+    """The place of a pack that ended at a broken image, which is whole again."""
+    victim = many / BROKEN
+    whole = victim.read_bytes()
+    try:
+        victim.write_bytes(b"no image")
+        with pytest.raises(DecodeError, match=BROKEN):
+            pack_dataset(many, tmp_path / "out.h5", **OPTIONS)
+    finally:
+        victim.write_bytes(whole)
+    return tmp_path / "out.h5"
+
+
+def test_work_of_torch_is_continued(by_torch: Path, many: Path, begun: Path) -> None:
+    report = pack_dataset(many, begun, **OPTIONS)
+    assert (report.resumed > 0, report.resizer) == (True, "torch")
+    assert begun.read_bytes() == by_torch.read_bytes()
+
+
+def test_where_torch_has_gone_the_work_begins_again(
+    by_torch: Path, by_pillow: Path, many: Path, begun: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And is Pillow's to the last row."""
+    monkeypatch.setitem(sys.modules, "torch", None)
+    report = pack_dataset(many, begun, **OPTIONS)
+    assert (report.resumed, report.resizer) == (0, "pillow")
+    assert begun.read_bytes() == by_pillow.read_bytes()
 
 
 def hide_torch() -> None:
@@ -61,105 +160,11 @@ def hide_torch() -> None:
     sys.modules["torch"] = None  # type: ignore[assignment]
 
 
-def test_many_images_are_resized_by_torch_and_the_file_says_so(
-    tmp_path: Path, many: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The same bytes on one thread and on eight; without torch by Pillow, and no pixel is more than one level off."""
-    packed = []
-    for threads in (1, 8):
-        limits = PipelineLimits(readers=threads, max_readers=threads, workers=threads)
-        with monkeypatch.context() as patch:
-            patch.setattr(execute, "pipeline_limits", lambda *_, limits=limits, **__: limits)
-            out = tmp_path / f"{threads}.h5"
-            report = pack(many, out)
-        assert report.resizer == read_info(out).resizer == "torch"
-        assert "resized by torch" in str(report)
-        packed.append(out.read_bytes())
-    assert packed[0] == packed[1]
-    monkeypatch.setitem(sys.modules, "torch", None)
-    out = tmp_path / "pillow.h5"
-    report = pack(many, out)
-    assert report.resizer == read_info(out).resizer == "pillow"
-    assert "torch" not in str(report)
-    difference = np.abs(rows(out).astype(int) - rows(tmp_path / "1.h5"))
-    assert difference.max() == 1
-
-
-def test_a_fresh_process_stages_and_the_next_one_restores_without_importing_torch(tmp_path: Path, many: Path) -> None:
-    """Only what resizes needs it: what is restored is there in less time than the import takes."""
-    script = f"""
-import sys
-from colabstage import stage_dataset
-data = stage_dataset({str(many)!r}, local_dir=sys.argv[1], cache_dir={str(tmp_path / "cache")!r}, **{OPTIONS})
-print(data.report.origin, data.info.resizer, "torch" in sys.modules)
-"""
-    said = []
-    for machine in ("a", "b"):
-        command = [sys.executable, "-c", script, str(tmp_path / machine)]
-        done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
-        said.append(done.stdout.split())
-    assert said[1] == ["cache", "torch", "False"]
-    assert said[0] == ["source", "torch", "True"]
-
-
-def test_torch_that_was_expected_and_cannot_be_used_is_replaced_by_pillow(
-    tmp_path: Path, many: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The file says that it is Pillow's; unfinished work of Pillow's goes on."""
-    monkeypatch.setattr(job, "expects_torch", lambda: True)
-    monkeypatch.setattr(job, "can_torch_resize", lambda: False)
-    victim = many / "class1" / "01001.bmp"
-    whole = victim.read_bytes()
-    try:
-        victim.write_bytes(b"no image")
-        with pytest.raises(DecodeError, match="01001"):
-            pack(many, tmp_path / "pack.h5")
-    finally:
-        victim.write_bytes(whole)
-    report = pack(many, tmp_path / "pack.h5")
-    assert report.resumed > 0
-    assert report.resizer == read_info(tmp_path / "pack.h5").resizer == "pillow"
-    assert [path.name for path in tmp_path.iterdir() if "pack.h5" not in path.name] == []
-
-
-def test_work_of_one_resizer_is_not_continued_by_the_other(
-    tmp_path: Path, many: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With torch an interrupted pack goes on; where torch has gone it begins again, and is Pillow's to the last row."""
-    victim = many / "class1" / "01001.bmp"
-    whole = victim.read_bytes()
-    try:
-        victim.write_bytes(b"no image")
-        for name in ("torch.h5", "pillow.h5"):
-            with pytest.raises(DecodeError, match="01001"):
-                pack(many, tmp_path / name)
-    finally:
-        victim.write_bytes(whole)
-    assert pack(many, tmp_path / "torch.h5").resumed > 0
-    monkeypatch.setitem(sys.modules, "torch", None)
-    again = pack(many, tmp_path / "pillow.h5")
-    assert (again.resumed, again.resizer) == (0, "pillow")
-    pack(many, tmp_path / "fresh.h5")
-    assert (tmp_path / "pillow.h5").read_bytes() == (tmp_path / "fresh.h5").read_bytes()
-
-
-def test_a_worker_without_torch_refuses(tmp_path: Path, many: Path) -> None:
+def test_a_worker_without_torch_refuses(by_torch: Path, tmp_path: Path, many: Path) -> None:
     """It would write other bytes than the workers beside it, so it says what to do; nothing is at the target."""
     with (
         ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=hide_torch) as executor,
         pytest.raises(MissingDependencyError, match="torch"),
     ):
-        pack(many, tmp_path / "set.h5", executor=executor, shards=2)
+        pack_dataset(many, tmp_path / "set.h5", executor=executor, shards=2, **OPTIONS)
     assert not list(tmp_path.glob("set*.h5"))
-
-
-def test_few_images_and_images_as_they_came_are_not_resized_by_torch(tmp_path: Path, many: Path) -> None:
-    """Below the number that is worth importing torch it is Pillow; where nothing is resized, the file says nothing."""
-    few = tmp_path / "few"
-    for name in "ab":
-        (few / name).mkdir(parents=True)
-        (few / name / "0.bmp").write_bytes((many / "class0" / "00000.bmp").read_bytes())
-    assert pack(few, tmp_path / "few.h5").resizer == "pillow"
-    kept = tmp_path / "kept.h5"
-    assert pack_dataset(few, kept, encoding="encoded", image_size=(9, 8), progress=False).resizer is None
-    assert read_info(kept).resizer is None

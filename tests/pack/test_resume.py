@@ -1,4 +1,4 @@
-"""A pack that was killed goes on where it was, and ends in the very bytes of an undisturbed one."""
+"""A pack that was killed continues where it was, and ends in the very bytes of an undisturbed one."""
 
 from __future__ import annotations
 
@@ -8,58 +8,64 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from colabstage import pack_dataset
+from colabstage.errors import DecodeError
 from colabstage.h5.manifest import is_whole, read_manifest
+from tests.support.images import in_classes, make_tree
+from tests.support.moments import Processes
+from tests.support.steps import OneStep
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
+    from collections.abc import Callable, Iterator
 
-N = 300
+N = 120
 SPLITS = {"splits": {"train": 0.8, "test": 0.2}}
 
-# Packs, and sends itself a signal when so many further samples are in their places.
-_PACKER = """
-import json, os, signal, sys
-from colabstage import pack_dataset
-from colabstage.options import Progress, ProgressStep
 
-class Ending(Progress, ProgressStep):
-    def __init__(self, after, how): self.left, self.how = after, how
-    def step(self, name, *, total, unit):
+class _Signals(OneStep):
+    """Sends this process a signal when so many further samples are in their places."""
+
+    def __init__(self, after: int, how: int) -> None:
+        self._left, self._how = after, how
+
+    def step(self, name: str, *, total: int | None, unit: str) -> _Signals:
         self.advance(0)
         return self
-    def start_at(self, amount): pass
-    def advance(self, amount=1):
-        self.left -= amount
-        if self.left <= 0 and self.how:
-            os.kill(os.getpid(), self.how)
-            self.how = 0
 
-source, out, after, how, options = sys.argv[1:]
-pack_dataset(source, out, progress=Ending(int(after), int(how)), **json.loads(options))
-"""
+    def advance(self, amount: int = 1) -> None:
+        self._left -= amount
+        if self._left <= 0 and self._how:
+            how, self._how = self._how, 0
+            os.kill(os.getpid(), how)
 
 
-def start(source: Path, out: Path, after: int, how: int = signal.SIGKILL, **options: Any) -> subprocess.Popen[str]:
-    """Pack in a process that ends, or stops, by itself."""
-    command = [sys.executable, "-c", _PACKER, str(source), str(out), str(after), str(int(how)), json.dumps(options)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def pack_until(source: str, out: str, after: int, how: int, options: dict[str, Any]) -> None:
+    """What a process does that is ended, or stopped, by a signal of its own."""
+    pack_dataset(source, **({"append_to": out} if options.pop("append", False) else {"target": out}),
+                 progress=_Signals(after, how), **options)  # fmt: skip
 
 
-def kill(source: Path, out: Path, after: int, how: int = signal.SIGKILL, **options: Any) -> str:
-    """Pack until so many samples are in their places; returns what the process said of its end."""
-    with start(source, out, after, how, **options) as process:
-        said = process.communicate(timeout=60)[1]
-    assert process.returncode == -how, said
-    return said
+@pytest.fixture(scope="module")
+def processes() -> Iterator[Processes]:
+    with Processes("tests.pack.test_resume:pack_until") as started:
+        yield started
+
+
+@pytest.fixture
+def kill(processes: Processes) -> Callable[..., None]:
+    """Pack until so many samples are in their places."""
+
+    def kill(source: Path, out: Path, after: int, how: int = signal.SIGKILL, **options: Any) -> None:
+        ran = processes.run([str(source), str(out), after, int(how), options])
+        assert ran.killed if how == signal.SIGKILL else ran.error and ran.error.kind == "KeyboardInterrupt", ran.error
+
+    return kill
 
 
 def check(out: Path, source: Path, leftovers: Callable[[Path], list[str]], **options: Any) -> None:
@@ -74,9 +80,10 @@ def check(out: Path, source: Path, leftovers: Callable[[Path], list[str]], **opt
 
 
 @pytest.fixture
-def many(tmp_path: Path, make_images: Callable[..., Path]) -> Path:
-    """Three hundred small images."""
-    return make_images(tmp_path / "many", N, size=(8, 10))
+def many(tmp_path: Path) -> Path:
+    """Small images, JPEG and PNG."""
+    files = {**in_classes(N // 2), **in_classes(N // 2, first=N // 2, suffix=".jpg")}
+    return make_tree(tmp_path / "many", files)
 
 
 @pytest.fixture
@@ -89,108 +96,118 @@ def out(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     "options",
     [
-        {"encoding": "pixels"},
         {"encoding": "encoded", **SPLITS},
         {"encoding": "jpeg:70", **SPLITS},
         {"encoding": "pixels", "on_error": "skip"},
     ],
-    ids=["pixels", "encoded splits", "made anew", "left out"],
+    ids=["encoded", "made again", "left out"],
 )
 def test_a_pack_killed_again_and_again_ends_in_the_same_bytes(
-    many: Path, out: Path, leftovers: Callable[[Path], list[str]], options: dict[str, Any]
+    many: Path, out: Path, kill: Any, leftovers: Callable[[Path], list[str]], options: dict[str, Any]
 ) -> None:
-    """The first kill is before any sample is in place, the last behind them all; each run adds to the one before."""
-    if "on_error" in options:
-        for name in ("class0/0000.jpg", "class1/0100.png", "class2/0299.png"):
-            (many / name).write_bytes(b"no image")
-    for after in (0, 1, 90, 130):
+    """The first kill is before any sample is in place; each run adds to the one before."""
+    broken = ("cat/000.png", "cat/100.jpg") if "on_error" in options else ()
+    for name in broken:
+        (many / name).write_bytes(b"no image")
+    for after in (0, 1, 40, 50):
         kill(many, out, after, **options)
         assert not out.exists()
         assert len(leftovers(out.parent)) == 1
     report = pack_dataset(many, out, progress=False, **options)
-    assert 100 < report.resumed < N
+    assert 40 < report.resumed < N
     assert f"{report.resumed} of them" in str(report)
-    assert len(report.skipped) == (3 if "on_error" in options else 0)
+    assert len(report.skipped) == len(broken)
     check(out, many, leftovers, **options)
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_what_was_at_the_target_is_there_until_the_new_pack_is(
-    many: Path, out: Path, leftovers: Callable[[Path], list[str]], how: signal.Signals
+    many: Path, out: Path, kill: Any, leftovers: Callable[[Path], list[str]], how: signal.Signals
 ) -> None:
     """Also after Ctrl-C, which ends in KeyboardInterrupt, and keeps what is finished."""
     pack_dataset(many, out, progress=False)
     before = out.read_bytes()
-    said = kill(many, out, 60, how, seed=1, overwrite=True)
-    assert ("KeyboardInterrupt" in said) == (how == signal.SIGINT)
+    kill(many, out, 60, how, seed=1, overwrite=True)
     assert out.read_bytes() == before
-    manifest = read_manifest(out)
-    assert manifest is not None
-    assert is_whole(out, manifest)
     assert pack_dataset(many, out, seed=1, overwrite=True, progress=False).resumed > 0
     check(out, many, leftovers, seed=1)
 
 
-def test_of_two_runs_at_once_neither_disturbs_the_other(
+def test_a_killed_append_leaves_what_was_there(
+    many: Path, out: Path, kill: Any, leftovers: Callable[[Path], list[str]]
+) -> None:
+    """The next append continues, and takes the same number."""
+    pack_dataset(many, out, progress=False)
+    kill(many, out, 60, append=True)
+    assert [path.name for path in out.parent.glob("*.h5")] == ["out.h5"]
+    report = pack_dataset(many, append_to=out, progress=False)
+    assert (Path(report.path).name, report.resumed > 0) == ("out-append-00001.h5", True)
+    assert leftovers(out.parent) == []
+    assert is_whole(Path(report.path), read_manifest(Path(report.path)) or pytest.fail("no manifest"))
+
+
+def test_of_several_runs_at_once_none_disturbs_another(
     many: Path, out: Path, leftovers: Callable[[Path], list[str]]
 ) -> None:
-    """What the living one works in stays, and it ends well; of two that died, one is gone on with, the other swept."""
-    with start(many, out, 100, signal.SIGSTOP, overwrite=True) as living:
-        os.waitid(os.P_PID, living.pid, os.WSTOPPED | os.WNOWAIT)
-        left = leftovers(out.parent)
-        assert pack_dataset(many, out, progress=False).resumed == 0
-        assert leftovers(out.parent) == left
-        living.send_signal(signal.SIGCONT)
-        living.communicate(timeout=60)
-        assert living.returncode == 0
-    check(out, many, leftovers)
-    out.unlink()
-    with start(many, out, 50, signal.SIGSTOP) as one, start(many, out, 50, signal.SIGSTOP) as other:
-        for process in (one, other):
+    """What the living one works in stays, and it ends well; of two that died, one is continued, the other swept."""
+
+    def start(**options: Any) -> subprocess.Popen[bytes]:
+        code = "import sys, json; from tests.pack.test_resume import pack_until; pack_until(*json.loads(sys.argv[1]))"
+        arguments = json.dumps([str(many), str(out), 60, int(signal.SIGSTOP), options])
+        return subprocess.Popen([sys.executable, "-c", code, arguments])
+
+    with ExitStack() as stack:
+        living, *others = (stack.enter_context(start(**options)) for options in ({"overwrite": True}, {}, {}))
+        for process in (living, *others):
             os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
-        assert len(leftovers(out.parent)) == 2
-        for process in (one, other):
+        assert len(leftovers(out.parent)) == 3
+        assert pack_dataset(many, out, progress=False).resumed == 0
+        assert len(leftovers(out.parent)) == 3
+        living.send_signal(signal.SIGCONT)
+        assert living.wait(60) == 0
+        for process in others:
             process.kill()
-            process.communicate(timeout=60)
+    out.unlink()
     assert pack_dataset(many, out, progress=False).resumed > 0
     check(out, many, leftovers)
 
 
 def test_what_is_in_place_need_not_fit_a_second_time(
-    tmp_path: Path, small_disk: Path, make_images: Callable[..., Path], leftovers: Callable[[Path], list[str]]
+    tmp_path: Path, small_disk: Path, kill: Any, leftovers: Callable[[Path], list[str]]
 ) -> None:
-    """On a disk with room for one pack only, a killed run is gone on with instead of refused or planned otherwise."""
-    large = make_images(tmp_path / "large", N, size=(60, 62))
-    kill(large, small_disk / "out.h5", 200)
-    report = pack_dataset(large, small_disk / "out.h5", progress=False)
+    """On a disk with room for one pack only, a killed run is continued instead of refused or planned otherwise."""
+    large = make_tree(tmp_path / "large", in_classes(N))
+    kill(large, small_disk / "out.h5", 90, image_size=(80, 115))
+    report = pack_dataset(large, small_disk / "out.h5", image_size=(80, 115), progress=False)
     assert report.encoding == "pixels"
     assert 0 < report.resumed < N
     assert leftovers(small_disk) == []
 
 
 def add_one(many: Path) -> None:
-    shutil.copy(many / "class0" / "0000.jpg", many / "class0" / "zzz.jpg")
+    shutil.copy(many / "cat" / "000.png", many / "cat" / "zzz.png")
 
 
 def rewrite_one(many: Path) -> None:
-    shutil.copy(many / "class0" / "0003.png", many / "class0" / "0000.jpg")
+    make_tree(many, {"cat/000.png": 222})
 
 
 @pytest.mark.parametrize(
     ("change", "options", "least"),
-    [(add_one, {}, 0), (None, {"seed": 1}, 0), (None, SPLITS, 0), (rewrite_one, {}, 200)],
+    [(add_one, {}, 0), (None, {"seed": 1}, 0), (None, SPLITS, 0), (rewrite_one, {}, 60)],
     ids=["file added", "other seed", "other splits", "file rewritten"],
 )
-def test_what_is_not_the_same_is_packed_anew(
+def test_what_is_not_the_same_is_packed_again(
     many: Path,
     out: Path,
+    kill: Any,
     leftovers: Callable[[Path], list[str]],
     change: Callable[[Path], None] | None,
     options: dict[str, Any],
     least: int,
 ) -> None:
     """Another source or option begins afresh; a file that was rewritten costs its own block."""
-    kill(many, out, 250)
+    kill(many, out, 100)
     if change is not None:
         change(many)
     resumed = pack_dataset(many, out, progress=False, **options).resumed
@@ -199,17 +216,32 @@ def test_what_is_not_the_same_is_packed_anew(
     check(out, many, leftovers, **options)
 
 
-def test_records_of_another_form_start_afresh(
-    many: Path, out: Path, leftovers: Callable[[Path], list[str]], monkeypatch: pytest.MonkeyPatch
+def test_an_archive_of_other_contents_starts_afresh(
+    tmp_path: Path, out: Path, kill: Any, make_tar: Any, leftovers: Callable[[Path], list[str]]
 ) -> None:
-    """Where JPEGs are in the spool was recorded by a version of the same number whose records are otherwise laid out:
-    read as those of this one they would name other bytes."""
-    kill(many, out, 250, encoding="jpeg:90")
-    fields = [("length", "<i8", (2,)), ("start", "<i8", (2,)), ("width", "<i4"), ("height", "<i4")]
-    for module in ("writer", "execute"):
-        monkeypatch.setattr(f"colabstage.pack.{module}.FACTS", np.dtype(fields))
-    assert pack_dataset(many, out, encoding="jpeg:90", progress=False).resumed == 0
-    check(out, many, leftovers, encoding="jpeg:90")
+    """A tar with the same names, sizes and times must not be mixed with what is in place."""
+    tar = tmp_path / "photos.tar"
+    for value in (10, 20):
+        files = {f"{'ab'[number % 2]}/{number:03}.ppm": b"P6 8 8 255\n" + bytes([value]) * 192 for number in range(64)}
+        make_tree(tmp_path / "photos", files)
+        for name in files:
+            os.utime(tmp_path / "photos" / name, ns=(0, 0))
+        make_tar(tmp_path / "photos", tar)
+        if value == 10:
+            kill(tar, out, 40)
+    assert pack_dataset(tar, out, progress=False).resumed == 0
+    check(out, tar, leftovers)
+
+
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory: pytest.TempPathFactory, processes: Processes) -> tuple[Path, Path, bytes]:
+    """A folder of images, one with what a killed run left of them, and the bytes of an undisturbed one."""
+    root = tmp_path_factory.mktemp("interrupted")
+    photos = make_tree(root / "photos", in_classes(100))
+    (root / "place").mkdir()
+    assert processes.run([str(photos), str(root / "place/out.h5"), 80, int(signal.SIGKILL), {}]).killed
+    pack_dataset(photos, root / "undisturbed.h5", progress=False)
+    return photos, root / "place", (root / "undisturbed.h5").read_bytes()
 
 
 def of_another_boot(journal: bytes) -> bytes:
@@ -217,87 +249,66 @@ def of_another_boot(journal: bytes) -> bytes:
     return json.dumps({**json.loads(head), "world": "00000000"}).encode() + b"\n" + lines
 
 
-@pytest.fixture(scope="module")
-def interrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A folder of images, and one with what a killed run left of them."""
-    from PIL import Image
-
-    root = tmp_path_factory.mktemp("interrupted")
-    for number in range(100):
-        place = root / "photos" / "ab"[number % 2] / f"{number:03}.png"
-        place.parent.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (6, 6), (number, 0, 0)).save(place)
-    (root / "place").mkdir()
-    kill(root / "photos", root / "place" / "out.h5", 80)
-    return root / "photos", root / "place"
+MANGLED: dict[str, tuple[Callable[[bytes], bytes], bool]] = {
+    "of another boot": (of_another_boot, False),
+    "empty": (lambda _: b"", False),
+    "words": (lambda _: b"no journal\n", False),
+    "zeros": (lambda _: b"\0" * 400, False),
+    "a list": (lambda _: b"[1]\n", False),
+    "whole": (lambda journal: journal, True),
+    "without the end of a line": (lambda journal: journal[:-1], True),
+    "cut in a line": (lambda journal: journal[:-30], True),
+    "cut in a line before": (lambda journal: journal[:-150], True),
+}
 
 
-def go_on(interrupted: tuple[Path, Path], mangle: Callable[[bytes], bytes]) -> int:
-    """Go on with a copy of what was left, after something happened to its journal; returns how many were in place."""
-    photos, place = interrupted
-    copy = place.with_name("copy")
-    shutil.rmtree(copy, ignore_errors=True)
+@pytest.mark.parametrize(("mangle", "counts"), MANGLED.values(), ids=MANGLED)
+def test_a_journal_counts_as_far_as_it_is_whole_and_of_this_boot(
+    interrupted: tuple[Path, Path, bytes], tmp_path: Path, mangle: Callable[[bytes], bytes], counts: bool
+) -> None:
+    """After a reboot the bytes that it speaks of may never have reached the disk; a torn line costs its own block."""
+    photos, place, undisturbed = interrupted
+    copy = tmp_path / "copy"
     shutil.copytree(place, copy)
     [journal] = copy.rglob("journal")
-    journal.write_bytes(mangle(journal.read_bytes()))
+    left = mangle(journal.read_bytes())
+    journal.write_bytes(left)
+    blocks = left.count(b"\n") - 1 if counts else 0
     report = pack_dataset(photos, copy / "out.h5", progress=False)
-    undisturbed = place.with_name("undisturbed.h5")
-    if not undisturbed.exists():
-        pack_dataset(photos, undisturbed, progress=False)
-    assert (copy / "out.h5").read_bytes() == undisturbed.read_bytes()
-    return report.resumed
+    assert (copy / "out.h5").read_bytes() == undisturbed
+    # The last of all blocks has four samples, every other eight.
+    assert report.resumed in (8 * blocks, 8 * blocks - 4)
+    assert bool(report.resumed) == counts
 
 
-@pytest.mark.parametrize(
-    "content",
-    [of_another_boot, b"", b"\n", b"no journal\n", b"\0" * 400, b"[1]\n"],
-    ids=["of another boot", "empty", "a line", "words", "zeros", "a list"],
-)
-def test_a_journal_that_says_nothing_of_this_work_counts_for_nothing(
-    interrupted: tuple[Path, Path], content: bytes | Callable[[bytes], bytes]
-) -> None:
-    """After a reboot the bytes that it speaks of may never have reached the disk; whatever else lies there is none."""
-    assert go_on(interrupted, lambda journal: content if isinstance(content, bytes) else content(journal)) == 0
+@pytest.mark.parametrize("then", ["repair", "skip"])
+def test_work_done_before_a_bad_image_is_kept(many: Path, tmp_path: Path, then: str) -> None:
+    """A file repaired, or on_error="skip" after all: the next call does only the rest, and fails as the first did if
+    nothing has changed."""
+    bad, out = many / "dog" / "119.jpg", tmp_path / "out.h5"
+    whole = bad.read_bytes()
+    bad.write_bytes(whole[:-40])
+    for _ in range(2):
+        with pytest.raises(DecodeError, match=r"dog/119\.jpg"):
+            pack_dataset(many, out, on_error="skip:0%", progress=False)
+    with pytest.raises(DecodeError, match=r"dog/119\.jpg"):
+        pack_dataset(many, out, progress=False)
+    if then == "repair":
+        bad.write_bytes(whole)
+    options: dict[str, Any] = {} if then == "repair" else {"on_error": "skip"}
+    report = pack_dataset(many, out, progress=False, **options)
+    assert report.samples == {"train": N if then == "repair" else N - 1}
+    pack_dataset(many, tmp_path / "undisturbed.h5", progress=False, **options)
+    assert out.read_bytes() == (tmp_path / "undisturbed.h5").read_bytes()
 
 
-@given(cut=st.integers(1, 150))
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_a_journal_that_was_cut_off_costs_what_it_lost(interrupted: tuple[Path, Path], cut: int) -> None:
-    """A line that a kill tore is dropped, and its block is packed again; the others count."""
-    whole = go_on(interrupted, lambda journal: journal)
-    assert whole > 40
-    resumed = go_on(interrupted, lambda journal: journal[:-cut])
-    assert 0 < resumed < whole
-    assert (whole - resumed) % 4 == 0
-
-
-def test_an_archive_packed_anew_starts_afresh(
-    tmp_path: Path, out: Path, make_tar: Any, leftovers: Callable[[Path], list[str]]
-) -> None:
-    """A tar with the same names, sizes and times but other contents must not be mixed with what is in place."""
-    folder, tar = tmp_path / "photos", tmp_path / "photos.tar"
-    for value in (10, 20):
-        for number in range(64):
-            place = folder / "ab"[number % 2] / f"{number:03d}.ppm"
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_bytes(b"P6 8 8 255\n" + bytes([value]) * 192)
-            os.utime(place, ns=(0, 0))
-        make_tar(folder, tar)
-        if value == 10:
-            kill(tar, out, 40)
-    assert pack_dataset(tar, out, progress=False).resumed == 0
-    check(out, tar, leftovers)
-
-
-@pytest.mark.parametrize("left", [".colabstage-{0}-spool.{1}.0.tmp/unpacked", ".colabstage-{0}.{1}.0.tmp"])
-def test_other_work_of_the_dead_is_swept_and_not_gone_on_with(
-    photos: Path, out: Path, leftovers: Callable[[Path], list[str]], left: str
-) -> None:
+def test_files_that_a_dead_process_left_are_swept(tmp_path: Path, out: Path, kill: Any) -> None:
     """The unpacked form of a compressed tar; and a file, which a killed copy to the same target left."""
-    script = "from colabstage.io.workspace import owner_token; print(owner_token())"
-    dead = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout.strip()
-    place = out.parent / left.format(out.name, dead)
-    place.parent.mkdir(exist_ok=True)
-    place.write_bytes(bytes(1000))
-    assert pack_dataset(photos, out, progress=False).resumed == 0
-    assert leftovers(out.parent) == []
+    photos = make_tree(tmp_path / "photos", in_classes(4))
+    kill(photos, out, 0)
+    [left] = out.parent.glob(".colabstage-*")
+    owner = left.name.split(".")[-3]
+    for name in (f".colabstage-out.h5-spool.{owner}.1.tmp/unpacked", f".colabstage-out.h5.{owner}.2.tmp"):
+        make_tree(out.parent, {name: bytes(1000)})
+    pack_dataset(photos, out, progress=False)
+    assert sorted(path.name for path in out.parent.iterdir()) == ["out.h5", "out.h5.json"]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import html
+import contextlib
+import errno
 import io
 import os
 import shutil
+import threading
 import zipfile
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import h5py
@@ -17,351 +20,442 @@ from PIL import Image
 from colabstage import pack_dataset
 from colabstage.errors import (
     ArchiveError,
+    CancelledError,
     CorruptArchiveError,
     DecodeError,
+    DriveDisconnectedError,
     EmptySourceError,
     LayoutError,
     NotEnoughSpaceError,
     OptionError,
     SourceNotFoundError,
+    SourceReadError,
     TargetExistsError,
-    TargetNotWritableError,
 )
 from colabstage.h5.info import read_info
 from colabstage.h5.manifest import is_whole, read_manifest
-from colabstage.trees.open import open_tree
-from tests.support.steps import Meanwhile
+from colabstage.options import Images, SampleTable, TreeFiles
+from colabstage.trees.listing import Tree
+from tests.support.images import image, in_classes, make_tree, noise
+from tests.support.steps import Meanwhile, OneStep
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-Fixture = Any
+    from colabstage.trees.listing import FileEntry
+
+COUNT = 30
+FILES = {**in_classes(20), **in_classes(10, first=20, suffix=".jpg")}
+BAD = {"cat/000.png": b"", "dog/011.png": image(11)[:40], "cat/028.jpg": b"<html>quota</html>"}
 
 
 def pack(source: Path, out: Path, **options: Any) -> Any:
-    """Pack in silence."""
     return pack_dataset(source, out, progress=False, **options)
 
 
-def _pillow(path: Path) -> Any:
-    with Image.open(path) as image:
-        return np.asarray(image.convert("RGB"))
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Twenty PNGs and ten JPEGs of two classes."""
+    return make_tree(tmp_path / "photos", FILES)
 
 
-def test_pixels_are_what_pillow_decodes(tmp_path: Path, photos: Path, read_pack: Fixture) -> None:
-    """Every row is its file's image, JPEG and PNG alike, with the label of its folder."""
-    out = tmp_path / "out.h5"
-    report = pack(photos, out)
-    found = read_pack(out)
-    assert report.encoding == "pixels"
-    assert (report.samples, report.skipped, report.resumed) == ({"train": 30}, (), 0)
-    assert found["X_train"].shape == (30, 16, 20, 3)
-    assert found["X_train"].dtype == np.uint8
-    assert sorted(found["key_train"]) == sorted(str(p.relative_to(photos)) for p in photos.rglob("*.*"))
+def rows_of(found: dict[str, Any], split: str) -> list[bytes]:
+    """The stored bytes of each row of a split."""
+    if f"X_{split}" in found:
+        return [row.tobytes() for row in found[f"X_{split}"]]
+    offsets, data = found[f"X_{split}/offsets"], found[f"X_{split}/bytes"]
+    return [data[start:end].tobytes() for start, end in pairwise(offsets)]
+
+
+# --- what is stored ---
+
+
+def test_pixels_are_what_pillow_decodes(tmp_path: Path, photos: Path, read_pack: Any) -> None:
+    """Every row is its file's image, JPEG and PNG alike, with the label of its folder; a manifest vouches for it."""
+    report = pack(photos, tmp_path / "there" / "out.h5")
+    found = read_pack(tmp_path / "there/out.h5")
+    assert (report.encoding, report.samples, report.skipped, report.resumed) == ("pixels", {"train": COUNT}, (), 0)
+    assert sorted(found["key_train"]) == sorted(FILES)
     for row, (key, label) in enumerate(zip(found["key_train"], found["Y_train"], strict=True)):
-        assert np.array_equal(found["X_train"][row], _pillow(photos / key))
+        with Image.open(photos / key) as opened:
+            np.testing.assert_array_equal(found["X_train"][row], np.asarray(opened.convert("RGB")))
         assert found["classes"][label] == key.split("/")[0]
+    manifest = read_manifest(report.path)
+    assert manifest is not None
+    assert is_whole(report.path, manifest)
+    assert (manifest.samples, manifest.size) == ({"train": COUNT}, report.nbytes)
+    assert sorted(path.name for path in report.path.parent.iterdir()) == ["out.h5", "out.h5.json"]
 
 
-def test_encoded_rows_are_the_files_own_bytes(tmp_path: Path, photos: Path, read_pack: Fixture) -> None:
-    """With encoding="encoded" a row is its file, byte for byte."""
-    out = tmp_path / "out.h5"
-    report = pack(photos, out, encoding="encoded", color_mode="grayscale")
-    found = read_pack(out)
-    offsets, data = found["X_train/offsets"], found["X_train/bytes"]
-    assert (report.encoding, offsets[0], offsets[-1]) == ("encoded", 0, len(data))
-    for row, key in enumerate(found["key_train"]):
-        assert data[offsets[row] : offsets[row + 1]].tobytes() == (photos / key).read_bytes()
-    image = read_info(out).split("train").x.image
-    assert image is not None
-    assert image.color_mode == "grayscale"
+def test_h5py_reads_it_as_anybody_would_want(tmp_path: Path, photos: Path) -> None:
+    """What is large is contiguous, without filters, and begins on a page; texts are UTF-8."""
+    with h5py.File(pack(photos, tmp_path / "out.h5", image_size=(40, 40)).path) as file:
+        stored = file["X_train"]
+        assert (stored.chunks, stored.compression, stored.id.get_offset() % 4096) == (None, None, 0)
+        kind = h5py.check_string_dtype(file["classes"].dtype)
+        assert (kind.encoding, kind.length) == ("utf-8", 3)
+
+
+def test_encoded_rows_are_the_files_own_bytes(tmp_path: Path, photos: Path, read_pack: Any) -> None:
+    report = pack(photos, tmp_path / "out.h5", encoding="encoded", color_mode="grayscale")
+    found = read_pack(tmp_path / "out.h5")
+    assert report.encoding == "encoded"
+    assert rows_of(found, "train") == [(photos / key).read_bytes() for key in found["key_train"]]
+    stored = read_info(tmp_path / "out.h5").split("train").x.image
+    assert stored is not None
+    assert stored.color_mode == "grayscale"
 
 
 @pytest.mark.parametrize("encoding", ["pixels", "encoded"])
 def test_every_container_of_the_same_images_gives_the_same_samples(
-    tmp_path: Path, photos: Path, make_zip: Fixture, make_tar: Fixture, read_pack: Fixture, encoding: str
+    tmp_path: Path, photos: Path, make_zip: Any, make_tar: Any, read_pack: Any, encoding: str
 ) -> None:
     """Folder, zip, tar and tar.gz differ in nothing but the source's name in the attributes."""
-    sources = (
-        photos,
-        make_zip(photos, tmp_path / "photos.zip"),
-        make_tar(photos, tmp_path / "photos.tar"),
-        make_tar(photos, tmp_path / "photos.tar.gz"),
+    first, *others = (
+        read_pack(pack(source, tmp_path / f"{n}.h5", encoding=encoding, splits={"train": 0.8, "test": 0.2}).path)
+        for n, source in enumerate(
+            [
+                photos,
+                make_zip(photos, tmp_path / "photos.zip"),
+                make_tar(photos, tmp_path / "photos.tar"),
+                make_tar(photos, tmp_path / "photos.tar.gz"),
+            ]
+        )
     )
-    packs = []
-    for number, source in enumerate(sources):
-        out = tmp_path / "packs" / f"{number}.h5"
-        pack(source, out, encoding=encoding, splits={"train": 0.8, "test": 0.2})
-        packs.append(read_pack(out))
-    for other in packs[1:]:
-        assert other.keys() == packs[0].keys()
-        for name, value in packs[0].items():
+    for other in others:
+        assert other.keys() == first.keys()
+        for name, value in first.items():
             assert np.array_equal(value, other[name]), name
 
 
-def test_a_notebook_shows_the_report(tmp_path: Path, photos: Path) -> None:
-    """What it says as text, and where the file is."""
-    report = pack_dataset(photos, tmp_path / "<u>.h5", progress=False)
-    shown = report._repr_html_()
-    assert str(report).splitlines()[0] in html.unescape(shown)
-    assert "&lt;u&gt;.h5" in shown
-    assert "<u>" not in shown
-
-
 def test_packing_twice_gives_the_same_bytes(tmp_path: Path, photos: Path) -> None:
-    """The same source and options make the same file; another seed orders the rows differently."""
-    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
-        pack(photos, tmp_path / f"{name}.h5", seed=seed)
-    first, again, other = ((tmp_path / f"{name}.h5").read_bytes() for name in "abc")
+    """HDF5 notes no time, whatever its default; another seed orders the rows differently."""
+    first, again, other = (
+        pack(photos, tmp_path / f"{name}.h5", seed=seed, encoding="encoded").path.read_bytes()
+        for name, seed in (("a", 0), ("b", 0), ("c", 1))
+    )
     assert first == again
     assert first != other
 
 
-def test_manifest_vouches_for_every_byte(tmp_path: Path, photos: Path) -> None:
-    """A finished pack has a manifest that fits it, and nothing else is left beside it."""
-    out = tmp_path / "there" / "out.h5"
-    report = pack(photos, out)
-    manifest = read_manifest(out)
-    assert manifest is not None
-    assert is_whole(out, manifest)
-    assert (manifest.samples, manifest.size) == ({"train": 30}, report.nbytes)
-    assert sorted(path.name for path in out.parent.iterdir()) == ["out.h5", "out.h5.json"]
-
-
-def test_split_folders_are_kept_as_they_are(tmp_path: Path, photos: Path, read_pack: Fixture) -> None:
+def test_split_folders_are_kept_as_they_are(tmp_path: Path, photos: Path, read_pack: Any) -> None:
     """Folders of splits become datasets of that name; test keeps the source's order, train is shuffled."""
-    source = tmp_path / "with-splits"
-    shutil.copytree(photos, source / "train")
-    shutil.copytree(photos, source / "test")
-    out = tmp_path / "out.h5"
-    pack(source, out)
-    found = read_pack(out)
+    for split in ("train", "test"):
+        shutil.copytree(photos, tmp_path / "source" / split)
+    found = read_pack(pack(tmp_path / "source", tmp_path / "out.h5").path)
     assert found["key_test"] == sorted(found["key_test"])
     assert found["key_train"] != sorted(found["key_train"])
-    assert len(found["key_train"]) == len(found["key_test"]) == 30
+    assert len(found["key_train"]) == len(found["key_test"]) == COUNT
 
 
-def test_images_of_many_sizes_stay_encoded_unless_a_size_is_given(
-    tmp_path: Path, photos: Path, image_bytes: Fixture
+def test_names_of_any_kind_survive(tmp_path: Path, photos: Path, read_pack: Any) -> None:
+    """Umlauts come out as they are, and a name that is no UTF-8 does not stop the pack."""
+    (photos / "cat/000.png").rename(photos / "cat/größe №1.png")
+    (photos / "dog/001.png").rename(photos / os.fsdecode(b"dog/caf\xe9.png"))
+    keys = read_pack(pack(photos, tmp_path / "out.h5").path)["key_train"]
+    assert {"cat/größe №1.png", r"dog/caf\udce9.png"} < set(keys)
+    assert len(set(keys)) == COUNT
+
+
+def one_pixel(mode: str, size: tuple[int, int] = (4, 4)) -> bytes:
+    file = io.BytesIO()
+    Image.new(mode, size).save(file, "PNG")
+    return file.getvalue()
+
+
+MANY_SIZES = {"cat/0.png": image(0), "dog/1.png": image(1, size=(4, 40))}
+MIXED = {"cat/0.png": one_pixel("RGB"), "dog/1.png": one_pixel("L")}
+
+
+@pytest.mark.parametrize(
+    ("files", "options", "shape", "reason"),
+    [
+        (FILES, {}, (4, 4, 3), "fits"),
+        (MANY_SIZES, {}, None, "many sizes"),
+        (MANY_SIZES, {"image_size": (2, 3)}, (2, 3, 3), "fits"),
+        (MIXED, {}, (4, 4, 3), "fits"),
+        (MIXED, {"color_mode": "keep"}, None, "color_mode='rgb'"),
+        (MIXED, {"color_mode": "grayscale"}, (4, 4, 1), "fits"),
+        (MIXED, {"image_size": 5, "color_mode": "grayscale"}, (5, 5, 1), "fits"),
+        ({"cat/0.png": one_pixel("RGBA")}, {"color_mode": "keep", "layout": "image_folder"}, (4, 4, 4), "fits"),
+        ({"cat/0.png": one_pixel("I;16")}, {"color_mode": "keep", "layout": "image_folder"}, (4, 4, 1), "fits"),
+        (FILES, {"encoding": "pixels"}, (4, 4, 3), "asked for"),
+        (FILES, {"encoding": "encoded"}, None, "asked for"),
+    ],
+)
+def test_images_of_one_form_become_pixels(
+    tmp_path: Path, files: dict[str, Any], options: dict[str, Any], shape: tuple[int, ...] | None, reason: str
 ) -> None:
-    """Mixed sizes are kept as they came and the report says so; image_size makes pixels of them; "pixels" refuses."""
-    (photos / "class0" / "odd.png").write_bytes(image_bytes(99, size=(17, 40)))
-    report = pack(photos, tmp_path / "auto.h5")
-    assert report.encoding == "encoded"
-    assert "many sizes" in report.reason
-    assert pack(photos, tmp_path / "sized.h5", image_size=(8, 8)).encoding == "pixels"
-    with pytest.raises(LayoutError, match="image_size"):
-        pack(photos, tmp_path / "pixels.h5", encoding="pixels")
-    assert not (tmp_path / "pixels.h5").exists()
+    """All others are kept as they came, and the report says why."""
+    report = pack(make_tree(tmp_path / "data", files), tmp_path / "out.h5", **options)
+    x = read_info(tmp_path / "out.h5").split("train").x
+    assert (report.encoding, x.shape) == ("pixels" if shape else "encoded", shape)
+    assert reason in report.reason
+    assert x.dtype == (np.uint16 if files == {"cat/0.png": one_pixel("I;16")} else np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("files", "remedies", "not_named"),
+    [
+        (MANY_SIZES, ["image_size="], "color_mode="),
+        (MIXED, ["color_mode='rgb'"], "image_size="),
+        ({**MIXED, "dog/2.png": image(2, size=(9, 4))}, ["image_size=", "color_mode='rgb'"], "seed="),
+    ],
+)
+def test_pixels_that_cannot_be_are_refused_with_the_remedy(
+    tmp_path: Path, files: dict[str, Any], remedies: list[str], not_named: str
+) -> None:
+    with pytest.raises(LayoutError) as caught:
+        pack(make_tree(tmp_path / "data", files), tmp_path / "out.h5", encoding="pixels", color_mode="keep")
+    assert all(remedy in str(caught.value) for remedy in remedies)
+    assert not_named not in str(caught.value)
+    assert not (tmp_path / "out.h5").exists()
 
 
 def test_an_odd_image_that_the_first_look_missed_changes_the_plan(
-    tmp_path: Path,
-    make_images: Fixture,
-    image_bytes: Fixture,
-    read_pack: Fixture,
-    leftovers: Callable[[Path], list[str]],
+    tmp_path: Path, leftovers: Callable[[Path], list[str]]
 ) -> None:
-    """Of 200 images 16 are looked at; one of another size among the rest makes the pack encoded, or is named."""
-    photos = make_images(tmp_path / "photos", 200)
-    # The seventh of a folder: not among those the first look picks.
-    odd = sorted((photos / "class1").iterdir())[7]
-    odd.write_bytes(image_bytes(999, size=(9, 9)))
-    out = tmp_path / "out.h5"
-    report = pack(photos, out)
-    assert report.encoding == "encoded"
-    assert len(read_pack(out)["key_train"]) == 200
-    with pytest.raises(LayoutError, match=odd.name):
+    """Of 60 images 16 are looked at; one of another size among the rest makes the pack encoded, or is named."""
+    photos = make_tree(tmp_path / "photos", {**in_classes(60), "cat/007x.png": image(99, size=(5, 7))})
+    assert pack(photos, tmp_path / "out.h5").encoding == "encoded"
+    assert read_info(tmp_path / "out.h5").rows == {"train": 61}
+    with pytest.raises(LayoutError, match=r"007x\.png"):
         pack(photos, tmp_path / "pixels.h5", encoding="pixels")
     assert leftovers(tmp_path) == []
 
 
-@pytest.mark.parametrize(("color_mode", "channels"), [("rgb", 3), ("grayscale", 1)])
-def test_colours_become_what_was_asked(tmp_path: Path, photos: Path, color_mode: str, channels: int) -> None:
-    """The last axis has the channels that color_mode names."""
-    out = tmp_path / "out.h5"
-    pack(photos, out, color_mode=color_mode, image_size=(8, 12))
-    assert read_info(out).split("train").x.shape == (8, 12, channels)
+@pytest.mark.parametrize(("mode", "options", "told"), [
+    ("RGBA", {}, True), ("LA", {}, True), ("RGBA", {"color_mode": "keep"}, False), ("RGB", {}, False),
+])  # fmt: skip
+def test_a_channel_that_is_left_out_is_told(tmp_path: Path, mode: str, options: dict[str, Any], told: bool) -> None:
+    """What is transparent shows the colour behind it, which nobody has looked at."""
+    photos = make_tree(tmp_path / "photos", {f"{name}/1.png": one_pixel(mode) for name in "ab"})
+    assert any("alpha" in note for note in pack(photos, tmp_path / "out.h5", **options).notes) == told
 
 
-def test_16_bit_images_are_kept_in_16_bits(tmp_path: Path, read_pack: Fixture) -> None:
-    """With color_mode="keep" a deep image is stored with its own dtype."""
-    values = np.arange(64, dtype=np.uint16).reshape(8, 8) * 1000
-    for name in ("a/1.png", "b/2.png"):
-        place = tmp_path / "deep" / name
-        place.parent.mkdir(parents=True)
-        Image.fromarray(values).save(place)
-    out = tmp_path / "out.h5"
-    pack(tmp_path / "deep", out, color_mode="keep")
-    stored = read_pack(out)["X_train"]
-    assert stored.dtype == np.uint16
-    assert np.array_equal(stored[0, :, :, 0], values)
+@pytest.mark.parametrize(("resize", "black_rows"), [("stretch", 0), ("crop", 0), ("pad", 16)])
+def test_each_way_to_resize_gives_the_size_asked_for(tmp_path: Path, resize: Any, black_rows: int) -> None:
+    """A white image twice as wide as high becomes a square: only padding leaves black above and below."""
+    (tmp_path / "wide/a").mkdir(parents=True)
+    Image.new("RGB", (80, 40), "white").save(tmp_path / "wide/a/1.png")
+    pack(tmp_path / "wide", tmp_path / "out.h5", image_size=(32, 32), resize=resize, layout="image_folder")
+    with h5py.File(tmp_path / "out.h5") as file:
+        assert file["X_train"].shape == (1, 32, 32, 3)
+        assert np.count_nonzero(np.all(file["X_train"][0] == 0, axis=(1, 2))) == black_rows
 
 
-def test_names_of_any_kind_survive(tmp_path: Path, photos: Path, read_pack: Fixture) -> None:
-    """Umlauts come out as they are, and a name that is no UTF-8 does not stop the pack."""
-    (photos / "class0" / "0000.jpg").rename(photos / "class0" / "größe №1.jpg")
-    (photos / "class1" / "0001.jpg").rename(photos / "class1" / os.fsdecode(b"caf\xe9.jpg"))
-    out = tmp_path / "out.h5"
-    pack(photos, out)
-    keys = read_pack(out)["key_train"]
-    assert "class0/größe №1.jpg" in keys
-    assert any(key.startswith("class1/caf") for key in keys)
-    assert len(set(keys)) == 30
-
-
-def _break(path: Path, how: str) -> None:
-    data = path.read_bytes()
-    path.write_bytes({"empty": b"", "cut": data[: len(data) // 2], "text": b"<html>quota</html>"}[how])
+# --- what is broken ---
 
 
 @pytest.mark.parametrize("encoding", ["pixels", "encoded", "auto"])
-@pytest.mark.parametrize("how", ["empty", "cut", "text"])
+@pytest.mark.parametrize("name", BAD)
 def test_a_bad_image_is_named_and_nothing_is_made(
-    tmp_path: Path, photos: Path, leftovers: Callable[[Path], list[str]], how: str, encoding: str
+    tmp_path: Path, photos: Path, leftovers: Callable[[Path], list[str]], name: str, encoding: str
 ) -> None:
     """on_error="raise" stops at the file by name; what is finished is kept until the next try ends."""
-    whole = (photos / "class1" / "0004.png").read_bytes()
-    _break(photos / "class1" / "0004.png", how)
-    out = tmp_path / "out.h5"
-    with pytest.raises(DecodeError, match=r"class1/0004\.png.*on_error='skip'"):
-        pack(photos, out, encoding=encoding)
-    assert not out.exists()
-    (photos / "class1" / "0004.png").write_bytes(whole)
-    pack(photos, out, encoding=encoding)
+    make_tree(photos, {name: BAD[name]})
+    with pytest.raises(DecodeError, match=rf"{name}.*on_error='skip'"):
+        pack(photos, tmp_path / "out.h5", encoding=encoding)
+    assert not (tmp_path / "out.h5").exists()
+    make_tree(photos, {name: FILES[name]})
+    pack(photos, tmp_path / "out.h5", encoding=encoding)
     assert leftovers(tmp_path) == []
 
 
-@pytest.mark.parametrize("then", ["repair", "skip"])
-def test_work_done_before_a_bad_image_is_kept(tmp_path: Path, make_images: Fixture, then: str) -> None:
-    """A file repaired, or on_error="skip" after all: of 300 images the next try does but the rest."""
-    photos = make_images(tmp_path / "photos", 300)
-    last = photos / max(open_tree(photos, spool=tmp_path).entries, key=lambda entry: entry.position).name
-    whole = last.read_bytes()
-    _break(last, "cut")
-    out = tmp_path / "out.h5"
-    with pytest.raises(DecodeError, match=last.name):
-        pack(photos, out, encoding="pixels", image_size=(16, 20))
-    on_error = "skip"
-    if then == "repair":
-        last.write_bytes(whole)
-        on_error = "raise"
-    report = pack(photos, out, encoding="pixels", image_size=(16, 20), on_error=on_error)
-    assert report.resumed > 200
-    assert report.samples == {"train": 300 if then == "repair" else 299}
-    pack(photos, tmp_path / "undisturbed.h5", encoding="pixels", image_size=(16, 20), on_error=on_error)
-    assert out.read_bytes() == (tmp_path / "undisturbed.h5").read_bytes()
-
-
-@pytest.mark.parametrize("encoding", ["pixels", "encoded"])
-def test_skipping_gives_what_packing_without_the_bad_files_gives(
-    tmp_path: Path, photos: Path, read_pack: Fixture, encoding: str
+@pytest.mark.parametrize("encoding", ["pixels", "encoded", "jpeg:80"])
+def test_what_is_left_out_is_named_and_moves_nothing(
+    tmp_path: Path, photos: Path, read_pack: Any, encoding: str
 ) -> None:
-    """Every skipped file is named with its reason in report, file and manifest; the rest is as if it had never been."""
-    bad = {"class0/0000.jpg": "empty", "class1/0004.png": "cut", "class2/0029.png": "text"}
-    for name, how in bad.items():
-        _break(photos / name, how)
-    report = pack(photos, tmp_path / "skipped.h5", encoding=encoding, on_error="skip")
-    for name in bad:
-        (photos / name).unlink()
-    pack(photos, tmp_path / "without.h5", encoding=encoding)
-    skipped, without = read_pack(tmp_path / "skipped.h5"), read_pack(tmp_path / "without.h5")
-    assert [line.split(":")[0] for line in sorted(skipped.pop("skipped"))] == sorted(bad)
-    assert skipped.keys() == without.keys()
-    for name, value in without.items():
-        assert np.array_equal(value, skipped[name]), name
-    assert sorted(line.split(":")[0] for line in report.skipped) == sorted(bad)
+    """Every skipped file is named with its reason in report, file and manifest; all others keep split, label and
+    order."""
+    options: dict[str, Any] = {"encoding": encoding, "splits": {"train": 0.5, "dev": 0.25, "test": 0.25}}
+    whole = read_pack(pack(photos, tmp_path / "whole.h5", **options).path)
+    make_tree(photos, BAD)
+    report = pack(photos, tmp_path / "gaps.h5", on_error="skip", **options)
+    gaps = read_pack(tmp_path / "gaps.h5")
+    assert sorted(line.split(":")[0] for line in gaps["skipped"]) == sorted(BAD)
     assert all(len(line.split(": ", 1)[1]) > 10 for line in report.skipped)
-    assert read_info(tmp_path / "skipped.h5").skipped == report.skipped
-    manifest = read_manifest(tmp_path / "skipped.h5")
+    manifest = read_manifest(tmp_path / "gaps.h5")
     assert manifest is not None
-    assert (manifest.skipped, manifest.samples) == (report.skipped, {"train": 27})
-    assert is_whole(tmp_path / "skipped.h5", manifest)
-    assert report.samples == {"train": 27}
+    assert is_whole(tmp_path / "gaps.h5", manifest)
+    assert read_info(tmp_path / "gaps.h5").skipped == report.skipped == manifest.skipped == tuple(gaps["skipped"])
+    assert sum(report.samples.values()) == sum(manifest.samples.values()) == COUNT - len(BAD)
+    for split in report.samples:
+        kept = [row for row, key in enumerate(whole[f"key_{split}"]) if key not in BAD]
+        assert gaps[f"key_{split}"] == [whole[f"key_{split}"][row] for row in kept]
+        np.testing.assert_array_equal(gaps[f"Y_{split}"], whole[f"Y_{split}"][kept])
+        assert rows_of(gaps, split) == [rows_of(whole, split)[row] for row in kept]
+
+
+def test_a_split_of_nothing_but_bad_images_goes(tmp_path: Path, read_pack: Any) -> None:
+    """No dataset of no rows is left."""
+    files = {f"train/{name}": number for name, number in in_classes(6).items()}
+    source = make_tree(tmp_path / "splits", {**files, "test/cat/1.png": b"", "test/dog/2.png": b""})
+    assert pack(source, tmp_path / "out.h5", on_error="skip").samples == {"train": 6}
+    assert set(read_pack(tmp_path / "out.h5")) == {"X_train", "Y_train", "key_train", "classes", "skipped"}
 
 
 @pytest.mark.parametrize(("limit", "stops"), [("skip:10%", False), ("skip:9.9%", True), ("skip:0%", True)])
 def test_skipping_has_a_limit(tmp_path: Path, photos: Path, limit: str, stops: bool) -> None:
     """Three of thirty may be left out where a tenth may, and no more."""
-    for name in ("class0/0000.jpg", "class1/0004.png", "class2/0029.png"):
-        _break(photos / name, "cut")
-    out = tmp_path / "out.h5"
+    make_tree(photos, BAD)
     if not stops:
-        assert len(pack(photos, out, on_error=limit).skipped) == 3
+        assert len(pack(photos, tmp_path / "out.h5", on_error=limit).skipped) == 3
         return
     with pytest.raises(DecodeError, match=r"of 30 .*skip:"):
-        pack(photos, out, on_error=limit)
-    assert not out.exists()
-
-
-@pytest.mark.parametrize("wrong", ["skip:", "skip:1", "skip:101%", "skip:-1%", "ignore"])
-def test_limits_that_cannot_be_are_refused(tmp_path: Path, photos: Path, wrong: str) -> None:
-    """A limit is a share in percent."""
-    with pytest.raises(OptionError, match="skip:1%"):
-        pack(photos, tmp_path / "out.h5", on_error=wrong)
-
-
-def test_samples_once_skipped_are_tried_again_when_none_may_be(tmp_path: Path, photos: Path) -> None:
-    """A journal written under "skip" hides no broken image from a run under "raise"."""
-    names = ("class0/0000.jpg", "class0/0003.png", "class2/0029.png")
-    for name in names:
-        _break(photos / name, "cut")
-    out = tmp_path / "out.h5"
-    with pytest.raises(DecodeError):
-        pack(photos, out, on_error="skip:7%")
-    with pytest.raises(DecodeError, match="on_error='skip'"):
-        pack(photos, out)
+        pack(photos, tmp_path / "out.h5", on_error=limit)
+    assert not (tmp_path / "out.h5").exists()
 
 
 def test_a_source_of_nothing_but_bad_images_is_an_error_even_when_skipping(tmp_path: Path, photos: Path) -> None:
-    """An empty pack helps nobody; the first reason is in the message."""
-    for path in photos.rglob("*.*"):
-        _break(path, "cut")
+    """An empty pack helps nobody."""
+    make_tree(photos, dict.fromkeys(FILES, b"no image"))
     with pytest.raises(LayoutError, match=r"\b30\b"):
         pack(photos, tmp_path / "out.h5", on_error="skip", image_size=(8, 8))
     assert not (tmp_path / "out.h5").exists()
 
 
-def _damage_member(archive: Path, name: str) -> None:
+def damage_member(archive: Path, name: str) -> None:
     """Flip bytes in the middle of a member's data."""
     with zipfile.ZipFile(archive) as opened:
         member = opened.getinfo(name)
-    with archive.open("r+b") as handle:
-        handle.seek(member.header_offset + 30 + len(name) + member.compress_size // 2)
-        old = handle.read(4)
-        handle.seek(-4, io.SEEK_CUR)
-        handle.write(bytes(byte ^ 0xFF for byte in old))
+    data = bytearray(archive.read_bytes())
+    middle = member.header_offset + 30 + len(name) + member.compress_size // 2
+    data[middle : middle + 4] = bytes(byte ^ 0xFF for byte in data[middle : middle + 4])
+    archive.write_bytes(data)
 
 
-@pytest.mark.parametrize("encoding", ["auto", "pixels", "encoded"])
-@pytest.mark.parametrize("name", ["class0/0000.jpg", "class2/0029.png"])
+@pytest.mark.parametrize(
+    ("name", "encoding"), [("cat/000.png", "auto"), ("cat/000.png", "encoded"), ("cat/028.jpg", "pixels")]
+)
 def test_a_corrupt_member_of_a_zip_is_one_bad_sample(
-    tmp_path: Path, photos: Path, make_zip: Fixture, name: str, encoding: str
+    tmp_path: Path, photos: Path, make_zip: Any, name: str, encoding: str
 ) -> None:
     """Also when it is among those that the plan is made from: named when raising, left out when skipping."""
     archive = make_zip(photos, tmp_path / "photos.zip")
-    _damage_member(archive, name)
+    damage_member(archive, name)
     with pytest.raises(CorruptArchiveError, match=name):
         pack(archive, tmp_path / "out.h5", encoding=encoding)
     report = pack(archive, tmp_path / "out.h5", encoding=encoding, on_error="skip")
     assert [line.split(":")[0] for line in report.skipped] == [name]
-    assert report.samples == {"train": 29}
+    assert report.samples == {"train": COUNT - 1}
 
 
-def test_an_empty_member_with_a_wrong_checksum_is_left_out_once(
-    tmp_path: Path, photos: Path, make_zip: Fixture
-) -> None:
+def test_an_empty_member_with_a_wrong_checksum_is_left_out_once(tmp_path: Path, photos: Path, make_zip: Any) -> None:
     """It is damaged as a member and empty as an image; the rest of its block is still packed whole."""
-    (photos / "class0" / "0000.jpg").write_bytes(b"")
+    make_tree(photos, {"cat/000.png": b""})
     archive = make_zip(photos, tmp_path / "photos.zip")
     raw = bytearray(archive.read_bytes())
-    directory = raw.rfind(b"PK\1\2", 0, raw.rfind(b"class0/0000.jpg"))
+    directory = raw.rfind(b"PK\1\2", 0, raw.rfind(b"cat/000.png"))
     raw[directory + 16 : directory + 20] = b"\1\2\3\4"
     archive.write_bytes(raw)
     report = pack(archive, tmp_path / "out.h5", on_error="skip")
-    assert len(report.skipped) == 1
-    assert report.samples == {"train": 29}
+    assert (len(report.skipped), report.samples) == (1, {"train": COUNT - 1})
+
+
+class WatchedTree(Tree):
+    """A tree of which `before` is told of each file before it is read, and may do what a disk or person would."""
+
+    def __init__(self, tree: Tree, before: Callable[[str], object]) -> None:
+        self._tree, self._before = tree, before
+        self.kind, self.label, self.entries = tree.kind, tree.label, tree.entries
+
+    def read(self, entry: FileEntry) -> bytes:
+        self._before(entry.name)
+        return self._tree.read(entry)
+
+
+def watched(before: Callable[[str], object]) -> Callable[[Tree], SampleTable]:
+    """A layout of all files of a tree that is watched."""
+    return lambda tree: SampleTable(
+        "mine",
+        [entry.name for entry in tree.entries],
+        Images(TreeFiles(WatchedTree(tree, before), tree.entries)),
+        None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        (errno.EIO, SourceReadError),
+        (errno.EACCES, SourceReadError),
+        (errno.ENOTCONN, DriveDisconnectedError),
+        (errno.ENOENT, SourceNotFoundError),
+    ],
+)
+def test_a_source_that_fails_is_named(tmp_path: Path, photos: Path, code: int, error: type[Exception]) -> None:
+    """A read that fails for good is a typed error with the file's name."""
+
+    def fail(name: str) -> None:
+        if name == "cat/028.jpg":
+            raise OSError(code, os.strerror(code))
+
+    with pytest.raises(error, match=r"cat/028\.jpg"):
+        pack(photos, tmp_path / "out.h5", layout=watched(fail), encoding="encoded")
+    assert not (tmp_path / "out.h5").exists()
+
+
+def test_a_passing_failure_does_not_show(tmp_path: Path, photos: Path) -> None:
+    """A read that fails once with errno 5 is tried again."""
+    failed: set[str] = set()
+    lock = threading.Lock()
+
+    def fail_once(name: str) -> None:
+        with lock:
+            first = name not in failed and "7" in name
+            failed.add(name)
+        if first:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    report = pack(photos, tmp_path / "out.h5", layout=watched(fail_once), encoding="encoded")
+    assert report.samples == {"train": COUNT}
+
+
+def test_an_image_that_grows_while_it_is_read_is_an_error(tmp_path: Path, photos: Path) -> None:
+    """It would spill over its neighbour."""
+
+    def grow(name: str) -> None:
+        if name == "dog/017.png":
+            (photos / name).write_bytes(image(17) + b"more")
+
+    with pytest.raises(SourceReadError, match=r"dog/017\.png"):
+        pack(photos, tmp_path / "out.h5", layout=watched(grow), encoding="encoded")
+    assert not (tmp_path / "out.h5").exists()
+
+
+# --- the target ---
+
+
+@pytest.mark.parametrize("encoding", ["pixels", "encoded"])
+def test_a_disk_that_fills_up_midway_is_left_as_it_was(small_disk: Path, tmp_path: Path, encoding: str) -> None:
+    """When somebody else takes the room that was there at the start, the error says so and nothing of ours stays."""
+    photos = make_tree(
+        tmp_path / "photos", {f"{number:03}.png": noise(number, size=(160, 120)) for number in range(40)}
+    )
+    filler = small_disk / "filler"
+
+    def fill(name: str) -> None:
+        if name == "020.png" and not filler.exists():
+            with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+                while file.write(bytes(65536)):
+                    pass
+
+    with pytest.raises(NotEnoughSpaceError, match=str(small_disk)):
+        pack(photos, small_disk / "out.h5", layout=watched(fill), encoding=encoding)
+    assert list(small_disk.iterdir()) == [filler]
+
+
+def test_too_little_disk_is_told_before_the_first_byte(small_disk: Path, tmp_path: Path) -> None:
+    """Pixels that do not fit are refused with both figures; "auto" keeps the images encoded and says why."""
+    photos = make_tree(tmp_path / "photos", {"a/0.png": image(0, size=(2000, 2000))})
+    with pytest.raises(NotEnoughSpaceError, match=r"MB.*MB free"):
+        pack(photos, small_disk / "out.h5", layout="image_folder", encoding="pixels")
+    assert list(small_disk.iterdir()) == []
+    report = pack(photos, small_disk / "out.h5", layout="image_folder")
+    assert report.encoding == "encoded"
+    assert "free" in report.reason
 
 
 @pytest.mark.parametrize(
@@ -383,118 +477,32 @@ def test_a_bad_source_changes_nothing(
     before = {path.name: path.read_bytes() for path in out.parent.iterdir()}
     bad = tmp_path / "bad.zip"
     prepare(bad)
-    with pytest.raises(error):
-        pack(bad, out, overwrite=True)
+    for target in (out, tmp_path / "new" / "out.h5"):
+        with pytest.raises(error):
+            pack(bad, target, overwrite=True)
     assert {path.name: path.read_bytes() for path in out.parent.iterdir()} == before
-    with pytest.raises(error):
-        pack(bad, tmp_path / "new" / "out.h5")
     assert not (tmp_path / "new").exists()
-
-
-def test_a_failure_midway_keeps_the_old_pack(tmp_path: Path, photos: Path) -> None:
-    """With overwrite=True what stands at the target is replaced at the very end, or not at all."""
-    out = tmp_path / "out.h5"
-    pack(photos, out)
-    before = {path.name: path.read_bytes() for path in (out, tmp_path / "out.h5.json")}
-    _break(photos / "class2" / "0029.png", "cut")
-    with pytest.raises(DecodeError):
-        pack(photos, out, overwrite=True)
-    assert {path.name: path.read_bytes() for path in (out, tmp_path / "out.h5.json")} == before
-    (photos / "class2" / "0029.png").unlink()
-    pack(photos, out, overwrite=True)
-    manifest = read_manifest(out)
-    assert manifest is not None
-    assert manifest.samples == {"train": 29}
-    assert is_whole(out, manifest)
 
 
 def test_what_stands_at_the_target_is_not_replaced_unasked(tmp_path: Path, photos: Path) -> None:
-    """A file needs overwrite=True; a folder is never replaced."""
-    out = tmp_path / "out.h5"
-    out.write_text("mine")
-    with pytest.raises(TargetExistsError, match="overwrite=True"):
-        pack(photos, out)
-    assert out.read_text() == "mine"
+    """A file needs overwrite=True, a folder is never replaced, and a source never by its own pack."""
+    (tmp_path / "out.h5").write_text("mine")
     (tmp_path / "folder").mkdir()
-    with pytest.raises(TargetExistsError, match="folder"):
-        pack(photos, tmp_path / "folder", overwrite=True)
-    with pytest.raises(OptionError, match="is a folder"):
-        pack_dataset(photos, f"{tmp_path}/not-there/", progress=False)
+    with h5py.File(tmp_path / "data.h5", "w") as file:
+        file["x"], file["y"] = np.arange(12.0).reshape(6, 2), np.arange(6)
+    (tmp_path / "link.h5").symlink_to("data.h5")
+    before = {path.name: path.read_bytes() for path in tmp_path.glob("*.h5")}
+    for source, target, overwrite, error in (
+        (photos, "out.h5", False, TargetExistsError),
+        (photos, "folder", True, TargetExistsError),
+        (photos, "not-there/", False, OptionError),
+        (tmp_path / "data.h5", "data.h5", True, OptionError),
+        (tmp_path / "data.h5", "link.h5", True, OptionError),
+    ):
+        with pytest.raises(error, match=target):
+            pack_dataset(source, f"{tmp_path}/{target}", overwrite=overwrite, progress=False)
+    assert {path.name: path.read_bytes() for path in tmp_path.glob("*.h5")} == before
     assert not (tmp_path / "not-there").exists()
-
-
-def test_a_pack_does_not_take_the_place_of_its_own_source(tmp_path: Path) -> None:
-    """Whatever else is asked for, also where a link leads to it."""
-    out, link = tmp_path / "data.h5", tmp_path / "link.h5"
-    with h5py.File(out, "w") as file:
-        file["x"] = np.arange(12.0).reshape(6, 2)
-        file["y"] = np.arange(6)
-    link.symlink_to(out)
-    before = out.read_bytes()
-    for target in (out, link):
-        with pytest.raises(OptionError, match=r"\.h5"):
-            pack(out, target, overwrite=True)
-    assert out.read_bytes() == before
-
-
-def test_a_target_that_cannot_be_written_is_refused(tmp_path: Path, photos: Path) -> None:
-    """A file in the way of the target's folder is one typed error."""
-    (tmp_path / "file").write_text("not a folder")
-    with pytest.raises(TargetNotWritableError):
-        pack(photos, tmp_path / "file" / "out.h5")
-
-
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [
-        ("layout", "imagenet"),
-        ("encoding", "zip"),
-        ("on_error", "ignore"),
-        ("color_mode", "cmyk"),
-        ("resize", "squeeze"),
-        ("image_size", (0, 8)),
-        ("splits", {"train": 0.7, "test": 0.7}),
-        ("splits", {"a/b": 1.0}),
-        ("splits", {"train": 0.999, "test": 0.001}),
-        ("progress", "yes"),
-    ],
-)
-def test_a_wrong_option_is_refused_before_anything_happens(
-    tmp_path: Path, photos: Path, option: str, value: object
-) -> None:
-    """Each names itself, and no file or folder is made."""
-    options: dict[str, Any] = {"progress": False, option: value}
-    with pytest.raises(OptionError, match=option.removesuffix("s")):
-        pack_dataset(photos, tmp_path / "new" / "out.h5", **options)
-    assert not (tmp_path / "new").exists()
-
-
-def test_too_little_disk_is_told_before_the_first_byte(small_disk: Path, tmp_path: Path, make_images: Fixture) -> None:
-    """Pixels that do not fit are refused with both figures; "auto" keeps the images encoded and says why."""
-    photos = make_images(tmp_path / "photos", 12, size=(500, 600))
-    with pytest.raises(NotEnoughSpaceError, match=r"MB.*MB free"):
-        pack(photos, small_disk / "out.h5", encoding="pixels")
-    assert list(small_disk.iterdir()) == []
-    small = make_images(tmp_path / "small-files", 2, size=(8, 8))
-    plain = io.BytesIO()
-    Image.new("RGB", (2000, 2000)).save(plain, "PNG")
-    for place in small.rglob("*.*"):
-        place.write_bytes(plain.getvalue())
-    report = pack(small, small_disk / "out.h5")
-    assert report.encoding == "encoded"
-    assert "free" in report.reason
-
-
-def test_rows_are_read_by_h5py_without_any_filter(tmp_path: Path, photos: Path) -> None:
-    """The large dataset is contiguous, unfiltered and begins on a page."""
-    out = tmp_path / "out.h5"
-    pack(photos, out)
-    with h5py.File(out) as file:
-        rows = file["X_train"]
-        assert rows.chunks is None
-        assert rows.compression is None
-        assert rows.id.get_offset() % 4096 == 0
-        assert rows[-1].shape == (16, 20, 3)
 
 
 def test_what_comes_to_the_target_meanwhile_is_not_replaced(tmp_path: Path, photos: Path) -> None:
@@ -506,13 +514,52 @@ def test_what_comes_to_the_target_meanwhile_is_not_replaced(tmp_path: Path, phot
     assert out.read_bytes() == b"of somebody else"
     assert not out.with_name("out.h5.json").exists()
     out.unlink()
-    report = pack_dataset(photos, out, progress=False)
+    report = pack(photos, out)
     assert report.resumed == sum(report.samples.values())
     assert sorted(path.name for path in out.parent.iterdir()) == ["out.h5", "out.h5.json"]
 
 
-@pytest.mark.parametrize("executor", [5, "threads", object()])
-def test_what_is_no_executor_is_refused(tmp_path: Path, photos: Path, executor: Any) -> None:
-    """Before anything is opened."""
-    with pytest.raises(OptionError, match="executor="):
-        pack_dataset(photos, tmp_path / "out.h5", executor=executor, progress=False)
+class _Cancels(OneStep):
+    """Cancels the work when it is half done."""
+
+    done = 0
+
+    def advance(self, amount: int = 1) -> None:
+        self.done += amount
+        if self.done >= 60:
+            self.cancellation.cancel()
+            threading.Event().wait(0.05)  # the caller looks several times a second
+
+
+def test_cancelling_stops_and_keeps_finished_work(tmp_path: Path) -> None:
+    photos = make_tree(tmp_path / "photos", in_classes(200))
+    with pytest.raises(CancelledError):
+        pack_dataset(photos, tmp_path / "out.h5", progress=_Cancels())
+    assert not (tmp_path / "out.h5").exists()
+    assert 20 < pack(photos, tmp_path / "out.h5").resumed < 200
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("on_error", "skip:1"),
+        ("on_error", "skip:101%"),
+        ("splits", {"a/b": 1.0}),
+        ("splits", {"train": 0.999, "test": 0.001}),
+        ("splits", {"train": 1.0, "test": 0.0}),
+        ("splits", {"train": float("nan"), "test": 0.5}),
+        ("encoding", "jpeg"),
+        ("encoding", "jpeg:0"),
+        ("encoding", "jpeg:101"),
+        ("encoding", "jpeg:9.5"),
+        ("executor", "threads"),
+        ("executor", object()),
+    ],
+)
+def test_a_wrong_option_is_refused_before_anything_happens(
+    tmp_path: Path, photos: Path, option: str, value: Any
+) -> None:
+    """Beside those whose messages are held elsewhere: each names itself, and no file or folder is made."""
+    with pytest.raises(OptionError, match=option.removesuffix("s")):
+        pack(photos, tmp_path / "new" / "out.h5", **{option: value})
+    assert not (tmp_path / "new").exists()
