@@ -47,8 +47,8 @@ class _Signals(OneStep):
 
 def pack_until(source: str, out: str, after: int, how: int, options: dict[str, Any]) -> None:
     """What a process does that is ended, or stopped, by a signal of its own."""
-    pack_dataset(source, **({"append_to": out} if options.pop("append", False) else {"target": out}),
-                 progress=_Signals(after, how), **options)  # fmt: skip
+    place: dict[str, Any] = {"append_to": out} if options.pop("append", False) else {"target": out}
+    pack_dataset(source, **place, progress=_Signals(after, how), **options)
 
 
 @pytest.fixture(scope="module")
