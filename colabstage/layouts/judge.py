@@ -580,7 +580,8 @@ def _called_labels(source: Source, found: Evidence) -> dict[str, str]:
     files = source.ending_in((*words.ANNOTATIONS, *_BINARY, *_DATA)).where(
         lambda name: words.may_hold_labels(name) and name not in found.used
     )
-    return {entry.name: _about_classes(source, entry, found.table.classes) for entry in files}
+    first = sorted(files, key=lambda entry: (entry.name.count("/"), entry.name))[:_HEADS]
+    return {entry.name: _about_classes(source, entry, found.table.classes) for entry in first}
 
 
 def _about_classes(source: Source, entry: FileEntry, classes: Sequence[str]) -> str:

@@ -302,6 +302,8 @@ ARRAYS = [
     row("files of rows of two lengths", files("", {f"part{i}.npz": npz(X=np.ones((4, 8 + i)), y=np.zeros(4)) for i in range(3)}), right=[refused("part")]),
     row("files of rows, other names", files("", {f"part{i}.npz": npz(X=np.ones((4, 8)), y=np.array([0, 1, 0, 1]), classes=np.array(["ab"[i], "ba"[i]])) for i in range(2)}), right=[refused("part1")]),
     row("files of rows, the same names", files("", {f"part{i}.npz": npz(X=np.ones((4, 8)), y=np.array([0, 1, 0, 1]), classes=np.array(["a", "b"])) for i in range(2)}), right=[found("train: a 4, b 4.*")]),
+    row("files of rows, each of a split", files("", {f"part{i}.npz": npz(X=np.ones((4, 8)), y=np.array([0, 1, 0, 1]), split=np.array([name] * 4)) for i, name in enumerate(["train", "test"])}),
+        right=[found("train: 0 2, 1 2 .*; test: 0 2, 1 2.*")]),
     row("files of rows, one without labels", files("", {f"part{i}.npz": npz(X=np.ones((4, 8)), **({"y": np.zeros(4)} if i else {})) for i in range(3)}), right=[refused("part")]),
     row("one .h5 for each sample", files("", {f"{part}/{name}_{i}.h5": h5(**{part: array}) for i in range(1, 7) for part, name, array in
         (("img", "image", np.full((16, 16, 14), float(i))), ("mask", "mask", np.eye(16, dtype=np.uint8)))}), right=ONE_EACH),

@@ -375,7 +375,11 @@ def _joined(files: Mapping[str, Mapping[str, StoredArray]], x: str | None, y: st
         return []
     if any(split.y is None or not _are_rows(one[split.x], one[split.y]) for split in splits for one in files.values()):
         return []
-    alike = [key for key in shared if len({(one[key].shape[1:], one[key].dtype) for one in files.values()}) == 1]
+    # Words are as wide as the longest in a file.
+    forms = {
+        key: {(one[key].shape[1:], one[key].is_text or one[key].dtype) for one in files.values()} for key in shared
+    }
+    alike = [key for key, found in forms.items() if len(found) == 1]
     if not {name for split in splits for name in (split.x, split.y)} <= {*alike}:
         return []
     called = f"{min(files)} … {max(files)}"
