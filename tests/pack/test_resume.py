@@ -281,6 +281,23 @@ def test_a_journal_counts_as_far_as_it_is_whole_and_of_this_boot(
     assert bool(report.resumed) == counts
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [lambda data: data[:700], lambda data: bytes(len(data)), lambda _: b"hello"],
+    ids=["cut", "zeroed", "text"],
+)
+def test_an_unfinished_file_that_was_damaged_is_begun_again(
+    interrupted: tuple[Path, Path, bytes], tmp_path: Path, damage: Callable[[bytes], bytes]
+) -> None:
+    photos, place, undisturbed = interrupted
+    copy = tmp_path / "copy"
+    shutil.copytree(place, copy)
+    [begun] = (path for path in copy.rglob("*.h5") if path.is_file())
+    begun.write_bytes(damage(begun.read_bytes()))
+    assert pack_dataset(photos, copy / "out.h5", progress=False).resumed == 0
+    assert (copy / "out.h5").read_bytes() == undisturbed
+
+
 @pytest.mark.parametrize("then", ["repair", "skip"])
 def test_work_done_before_a_bad_image_is_kept(many: Path, tmp_path: Path, then: str) -> None:
     """A file repaired, or on_error="skip" after all: the next call does only the rest, and fails as the first did if
