@@ -15,23 +15,14 @@ import pytest
 from colabstage.errors import (
     ColabstageError,
     DamagedPackError,
-    NewerFormatError,
     PackFormatError,
-    SourceNotFoundError,
-    SplitNotFoundError,
 )
 from colabstage.h5.info import NamedFields, image_options_from_json, image_options_to_json, open_h5, read_info
 from colabstage.h5.schema import (
-    FORMAT_ATTRIBUTE,
     FORMAT_VERSION,
     PackContent,
     ReservedDataset,
-    check_split_name,
     create_pack,
-    key_name,
-    split_of,
-    x_name,
-    y_name,
 )
 from colabstage.images.geometry import ImageOptions
 
@@ -121,12 +112,6 @@ def test_targets_by_another_name_are_asked_for(tmp_path: Path, name: str) -> Non
     assert found.name == name
 
 
-def test_a_wrong_split_lists_those_there_are(pack: Path) -> None:
-    """The message has every split with its number of samples."""
-    with pytest.raises(SplitNotFoundError, match=r"'valid'.*'train' \(3 .*'test' \(2 "):
-        read_info(pack).split("valid")
-
-
 def write(path: Path, data: bytes) -> Path:
     """Write a file and return its path."""
     path.write_bytes(data)
@@ -153,40 +138,12 @@ def test_what_is_no_hdf5_is_said_to_be_what_it_is(
         read_info(write(tmp_path / "odd.h5", data))
 
 
-def test_a_missing_file_and_a_folder_are_typed(tmp_path: Path) -> None:
-    """Neither is mistaken for a damaged pack."""
-    with pytest.raises(SourceNotFoundError, match=r"none\.h5"):
-        read_info(tmp_path / "none.h5")
-    with pytest.raises(SourceNotFoundError):
-        read_info(write(tmp_path / "file", b"x") / "inside.h5")
-    with pytest.raises(PackFormatError, match="is a folder"):
-        read_info(tmp_path)
-
-
 @pytest.mark.parametrize("kept", [0.999, 0.9, 0.5, 0.1, 0.01])
 def test_a_truncated_pack_is_damaged(pack: Path, kept: float) -> None:
     """A copy that stopped is told from a file that never was a pack, wherever it stopped."""
     whole = pack.read_bytes()
     with pytest.raises(DamagedPackError, match=r"photos\.h5.*again"):
         read_info(write(pack, whole[: int(len(whole) * kept)]))
-
-
-@pytest.mark.parametrize("version", [FORMAT_VERSION + 1, 99])
-def test_a_newer_format_asks_for_an_update(pack: Path, version: int) -> None:
-    """What cannot be understood is not guessed at, even where its datasets look familiar."""
-    with h5py.File(pack, "r+") as file:
-        file.attrs[FORMAT_ATTRIBUTE] = version
-    with pytest.raises(NewerFormatError, match=f"format {version}"):
-        read_info(pack)
-
-
-def test_a_file_without_inputs_says_what_it_holds(tmp_path: Path) -> None:
-    """The names that are there help to see what was meant."""
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        file["images"] = np.zeros(3)
-        file["X_"] = np.zeros(3)
-    with pytest.raises(PackFormatError, match="X_, images"):
-        read_info(tmp_path / "a.h5")
 
 
 def test_fields_that_cannot_be_samples_are_refused(tmp_path: Path) -> None:
@@ -289,14 +246,3 @@ def test_image_options_survive_json() -> None:
     stored = json.dumps(image_options_to_json(ImageOptions((3, 4))))
     assert image_options_from_json(stored) == ImageOptions((3, 4), color_mode="rgb")
     assert image_options_from_json("{}") == ImageOptions(color_mode="rgb")
-
-
-def test_names_follow_the_recipe() -> None:
-    """X_, Y_ and key_ by split; a split's name must be able to stand in an HDF5 path."""
-    assert [x_name("dev"), y_name("dev"), key_name("dev")] == ["X_dev", "Y_dev", "key_dev"]
-    assert split_of("X_dev") == "dev"
-    assert [split_of(name) for name in ("X_", "Y_dev", "x_offset", "x_dev")] == [None, None, None, "dev"]
-    assert check_split_name("my-split.2_b") == "my-split.2_b"
-    for bad in ("", "a/b", ".hidden", "ü", "a b"):
-        with pytest.raises(ValueError, match="cannot name a split"):
-            check_split_name(bad)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import re
-import shutil
 import time
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -28,13 +25,14 @@ from colabstage.h5.manifest import (
     is_whole,
     manifest_of_bytes,
     manifest_path,
-    place_pack,
     read_manifest,
     write_manifest,
 )
 from colabstage.h5.schema import PackContent, ReservedDataset, create_pack
 from colabstage.io.files import BLOCK_BYTES, read_json
-from colabstage.io.workspace import temp_beside
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 ROWS, SIDE = 28, 592
 
@@ -160,57 +158,6 @@ def test_a_pack_is_as_written_until_somebody_writes_to_it(pack: Path) -> None:
     assert not is_as_written(pack)
     pack.symlink_to("elsewhere.h5")
     assert not is_as_written(pack)
-
-
-class KilledError(Exception):
-    """The process is gone, as far as anybody can tell."""
-
-
-@pytest.mark.parametrize("there", ["nothing", "a pack", "a pack in a dataset's folder"])
-def test_whoever_dies_while_a_pack_is_put_in_place_leaves_one_that_is_whole_or_does_not_count(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: str
-) -> None:
-    """Before and after each change of a name; who lives puts pack and manifest there, and nothing else is left."""
-    contents = {"old": b"old" * 5000, "new": b"new" * 5000}
-    out = tmp_path / "place" / "out.h5"
-    real = {name: getattr(Path, name) for name in ("replace", "rename", "unlink")}
-    for last in itertools.count():
-        shutil.rmtree(out.parent, ignore_errors=True)
-        out.parent.mkdir()
-        made = temp_beside(out)
-        made.mkdir()
-        for file, content in ((out, contents["old"]), (made / "out.h5", contents["new"])):
-            if file != out or there != "nothing":
-                file.write_bytes(content)
-                write_manifest(file, manifest_of_bytes(file))
-        if there.endswith("folder"):
-            (out.parent / "stage.json").write_text("{}")
-        changes: list[str] = []
-
-        def step(name: str, path: Path, *arguments: Any, changes: list[str] = changes, last: int = last) -> Any:
-            if len(changes) == last:
-                raise KilledError
-            changes.append(name)
-            return real[name](path, *arguments)
-
-        with monkeypatch.context() as patch:
-            for name in real:
-                patch.setattr(Path, name, lambda path, *arguments, name=name: step(name, path, *arguments))
-            try:
-                place_pack(made / "out.h5", out, replaces=lambda _: True)
-                lives = True
-            except KilledError:
-                lives = False
-        manifest = read_manifest(out)
-        # Before a first pack there may be its manifest.
-        assert manifest is None or not out.exists() or is_whole(out, manifest)
-        assert not out.exists() or out.read_bytes() in contents.values()
-        if lives:
-            assert out.read_bytes() == contents["new"]
-            assert manifest is not None
-            assert list(made.iterdir()) == []
-            break
-    assert len(changes) >= 2
 
 
 def test_a_newer_manifest_asks_for_an_update(pack: Path) -> None:

@@ -422,34 +422,6 @@ class TestFolders:
             child.communicate("")
         assert look_at(target).is_as_made
 
-    @pytest.mark.parametrize("name", ["photos", "ü" * 120])
-    @pytest.mark.parametrize("moment", ["before the receipt is whole", "before the old receipt goes"])
-    def test_a_death_while_a_folder_is_put_in_place_leaves_a_true_receipt(
-        self, moment: str, name: str, tmp_path: Path
-    ) -> None:
-        target = tmp_path / name
-        code = f"""
-            import os, pathlib, sys
-            from colabstage.io import receipts, workspace
-            target = pathlib.Path(sys.argv[1])
-            for content in ("old", "newer"):
-                made = workspace.temp_beside(target)
-                made.mkdir()
-                (made / "file").write_text(content)
-                if content == "newer" and {moment!r} == "before the receipt is whole":
-                    receipts.sync_file = lambda _: os._exit(0)
-                if content == "newer":
-                    receipts.remove_named = lambda _: os._exit(0)
-                receipts.put_folder(made, target, lambda: receipts.Receipt("test"))
-        """
-        subprocess.run([sys.executable, "-c", textwrap.dedent(code), str(target)], check=True, timeout=60)
-        # An unfinished folder may be gone on with, so whoever sweeps has asked for it before.
-        ownership.sweep_orphans(tmp_path, name=name)
-        sweep_receipts(target)
-        assert [path.suffix for path in tmp_path.iterdir() if path != target] == [".receipt"]
-        assert look_at(target).is_as_made
-        assert (target / "file").read_text() == ("old" if "whole" in moment else "newer")
-
     @pytest.mark.parametrize("theirs", ["made by another process", "somebody's"])
     def test_a_folder_that_comes_at_the_last_moment(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, theirs: str

@@ -55,15 +55,11 @@ def _layout(kind: str) -> LayoutFunction:
     ("kind", "options"),
     [
         ("labels", {"encoding": "pixels"}),
-        ("labels", {"encoding": "encoded"}),
         ("labels", {"encoding": "jpeg:85", "image_size": (9, 8)}),
-        ("labels", {"encoding": "jpeg:85", "shards": 3}),
         ("labels", {"encoding": "pixels", "on_error": "skip"}),
-        ("labels", {"prepare": np.negative}),
         ("masks", {"encoding": "pixels", "image_size": (11, 7), "resize": "pad"}),
         ("masks", {"encoding": "encoded"}),
         ("boxes", {"encoding": "jpeg:70", "image_size": (10, 10), "resize": "crop"}),
-        ("boxes", {"encoding": "pixels", "image_size": (10, 10), "resize": "crop"}),
         ("arrays", {"splits": {"train": 0.5, "test": 0.5}}),
     ],
 )

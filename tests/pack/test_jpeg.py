@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import h5py
 import numpy as np
@@ -11,10 +11,9 @@ import pytest
 from PIL import Image
 
 from colabstage import pack_dataset
-from colabstage.errors import DecodeError, OptionError
+from colabstage.errors import DecodeError
 from colabstage.images.decode import decode_image
 from colabstage.images.geometry import ImageOptions
-from colabstage.options import PackOptions
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -65,16 +64,6 @@ def test_higher_quality_is_larger(tmp_path: Path, photos: Path) -> None:
     assert sizes[0] < sizes[1] < sizes[2]
 
 
-def test_left_out_images_leave_no_gap(tmp_path: Path, photos: Path) -> None:
-    """As if the broken ones had never been."""
-    (photos / "class1" / "0004.png").write_bytes(b"no image")
-    report = pack_dataset(photos, tmp_path / "a.h5", encoding="jpeg:80", on_error="skip", progress=False)
-    assert report.samples == {"train": 29}
-    (photos / "class1" / "0004.png").unlink()
-    pack_dataset(photos, tmp_path / "b.h5", encoding="jpeg:80", progress=False)
-    assert stored(tmp_path / "a.h5") == stored(tmp_path / "b.h5")
-
-
 def test_images_that_jpeg_cannot_hold_are_named(tmp_path: Path) -> None:
     """Alpha is kept with color_mode="keep", and JPEG has none."""
     for name in "ab":
@@ -83,10 +72,3 @@ def test_images_that_jpeg_cannot_hold_are_named(tmp_path: Path) -> None:
         Image.new("RGBA", (4, 4)).save(place)
     with pytest.raises(DecodeError, match=r"1\.png.*4 x 4 x 4.*color_mode"):
         pack_dataset(tmp_path / "deep", tmp_path / "out.h5", encoding="jpeg:80", color_mode="keep", progress=False)
-
-
-@pytest.mark.parametrize("encoding", ["jpeg", "jpeg:0", "jpeg:101", "jpeg:9.5", "png:3"])
-def test_qualities_that_there_are_not_are_refused(encoding: Any) -> None:
-    """Before anything is read."""
-    with pytest.raises(OptionError, match="jpeg:Q"):
-        PackOptions(encoding=encoding)

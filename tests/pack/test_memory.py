@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import tracemalloc
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -12,9 +11,7 @@ import pytest
 
 from benchmarks._small_jpegs import write_small_jpegs
 from benchmarks.scale import ALLOWED_BYTES_EACH, bytes_each, packing
-from colabstage.h5.schema import PackContent, ReservedDataset, create_pack
 from colabstage.layouts.table import numbered_samples
-from colabstage.load.reading.reader import SplitReader
 from colabstage.options import Images, SampleTable, Values
 from colabstage.pack import plan as plan_module
 from colabstage.pack.plan import SplitPlan, StoredField, split_rows
@@ -77,18 +74,3 @@ def _peak_of(call: Callable[[], object]) -> int:
         return tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-
-
-def test_a_pack_of_many_samples_opens_at_once(tmp_path: Path) -> None:
-    """200,000 rows with their names: to the first row in less than 20 ms, since nothing is read that is not needed."""
-    count = 200_000
-    path = tmp_path / "many.h5"
-    keys = [f"class_{number % 10:02}/{number:06}.jpg" for number in range(count)]
-    room = ReservedDataset("X_train", (count, 64, 64, 3), np.dtype(np.uint8))
-    create_pack(path, PackContent([room], {"key_train": keys, "Y_train": np.arange(count) % 10}, {}, {}))
-    seconds = []  # of computing: all is in the system's cache, and others may want the core
-    for _ in range(7):
-        start = time.process_time()
-        SplitReader(path).read_x([count // 2])
-        seconds.append(time.process_time() - start)
-    assert min(seconds) < 0.020

@@ -19,7 +19,10 @@ from colabstage import pack_dataset, stage_dataset
 from colabstage.errors import DecodeError, MissingDependencyError
 from colabstage.h5.info import read_info
 
-pytestmark = pytest.mark.torch
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.skipif("avx2" not in Path("/proc/cpuinfo").read_text(), reason="torch's kernel needs AVX2"),
+]
 OPTIONS: dict[str, Any] = {"image_size": (9, 8), "encoding": "pixels", "progress": False}
 # As many images as torch is imported for, each hardly larger than it takes.
 COUNT = 2000
@@ -46,8 +49,7 @@ def by_torch(many: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A pack of them."""
     out = tmp_path_factory.mktemp("packs") / "torch.h5"
     report = pack_dataset(many, out, **OPTIONS)
-    if report.resizer != "torch":
-        pytest.skip("needs a processor with AVX2")
+    assert report.resizer == "torch"
     assert "resized by torch" in str(report)
     return out
 
@@ -96,15 +98,15 @@ def test_where_torch_gains_nothing_it_is_not_used(
 
 def test_what_is_restored_imports_no_torch(by_torch: Path, many: Path, tmp_path: Path) -> None:
     """It is there in less time than the import takes."""
-    first = stage_dataset(many, local_dir=tmp_path / "a", cache_dir=tmp_path / "cache", **OPTIONS)
-    assert read_info(first.path).resizer == "torch"
+    staged = stage_dataset(many, local_dir=tmp_path / "a", cache_dir=tmp_path / "cache", **OPTIONS)
+    assert read_info(staged.path).resizer == "torch"
     script = f"""
 import sys
 from colabstage import stage_dataset
 data = stage_dataset(sys.argv[1], local_dir=sys.argv[2], cache_dir=sys.argv[3], **{OPTIONS})
 print(data.report.origin, data.info.resizer, "torch" in sys.modules)
 """
-    command = [sys.executable, "-c", script, str(many), str(tmp_path / "b"), str(tmp_path / "cache")]
+    command = [sys.executable, "-c", script, *map(str, (many, tmp_path / "b", tmp_path / "cache"))]
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
     assert done.stdout.split() == ["cache", "torch", "False"]
 
@@ -118,7 +120,7 @@ def test_torch_that_is_installed_and_broken_is_replaced_by_pillow(
         f"from colabstage import pack_dataset; pack_dataset({str(many)!r}, {str(tmp_path / 'out.h5')!r}, **{OPTIONS})"
     )
     path = os.pathsep.join([str(tmp_path / "broken"), str(Path(__file__).resolve().parents[2])])
-    command = [sys.executable, "-c", script, str(many), str(tmp_path / "out.h5")]
+    command = [sys.executable, "-c", script, *map(str, (many, tmp_path / "out.h5"))]
     subprocess.run(command, check=True, timeout=300, env={**os.environ, "PYTHONPATH": path})
     assert (tmp_path / "out.h5").read_bytes() == by_pillow.read_bytes()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["broken", "out.h5", "out.h5.json"]

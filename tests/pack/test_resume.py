@@ -47,8 +47,8 @@ class _Signals(OneStep):
 
 def pack_until(source: str, out: str, after: int, how: int, options: dict[str, Any]) -> None:
     """What a process does that is ended, or stopped, by a signal of its own."""
-    place: dict[str, Any] = {"append_to": out} if options.pop("append", False) else {"target": out}
-    pack_dataset(source, **place, progress=_Signals(after, how), **options)
+    place = {"append_to": out} if options.pop("append", False) else {"target": out}
+    pack_dataset(source, **{**options, **place}, progress=_Signals(after, how))
 
 
 @pytest.fixture(scope="module")
@@ -188,14 +188,15 @@ def add_one(many: Path) -> None:
     shutil.copy(many / "cat" / "000.png", many / "cat" / "zzz.png")
 
 
-def rewrite_one(many: Path) -> None:
-    make_tree(many, {"cat/000.png": 222})
+def rewrite_two(many: Path) -> None:
+    """At both ends, of which one was packed, in whichever order the folder gives its files."""
+    make_tree(many, {"cat/000.png": 222, "cat/118.jpg": 111})
 
 
 @pytest.mark.parametrize(
     ("change", "options", "least"),
-    [(add_one, {}, 0), (None, {"seed": 1}, 0), (None, SPLITS, 0), (rewrite_one, {}, 60)],
-    ids=["file added", "other seed", "other splits", "file rewritten"],
+    [(add_one, {}, 0), (None, {"seed": 1}, 0), (None, SPLITS, 0), (rewrite_two, {}, 60)],
+    ids=["file added", "other seed", "other splits", "files rewritten"],
 )
 def test_what_is_not_the_same_is_packed_again(
     many: Path,
@@ -245,8 +246,10 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory, processes: Processes) 
 
 
 def of_another_boot(journal: bytes) -> bytes:
-    head, _, lines = journal.partition(b"\n")
-    return json.dumps({**json.loads(head), "world": "00000000"}).encode() + b"\n" + lines
+    first, _, lines = journal.partition(b"\n")
+    head = json.loads(first)
+    assert len(head["world"]) == len("00000000")
+    return json.dumps({**head, "world": "00000000"}).encode() + b"\n" + lines
 
 
 MANGLED: dict[str, tuple[Callable[[bytes], bytes], bool]] = {
@@ -279,6 +282,32 @@ def test_a_journal_counts_as_far_as_it_is_whole_and_of_this_boot(
     # The last of all blocks has four samples, every other eight.
     assert report.resumed in (8 * blocks, 8 * blocks - 4)
     assert bool(report.resumed) == counts
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [lambda data: data[:700], lambda data: bytes(len(data)), lambda _: b"hello"],
+    ids=["cut", "zeroed", "text"],
+)
+def test_an_unfinished_file_that_was_damaged_is_begun_again(
+    interrupted: tuple[Path, Path, bytes], tmp_path: Path, damage: Callable[[bytes], bytes]
+) -> None:
+    photos, place, undisturbed = interrupted
+    copy = tmp_path / "copy"
+    shutil.copytree(place, copy)
+    [begun] = (path for path in copy.rglob("*.h5") if path.is_file())
+    begun.write_bytes(damage(begun.read_bytes()))
+    assert pack_dataset(photos, copy / "out.h5", progress=False).resumed == 0
+    assert (copy / "out.h5").read_bytes() == undisturbed
+
+
+def test_samples_once_skipped_are_tried_again_when_none_may_be(many: Path, tmp_path: Path) -> None:
+    """A journal written under "skip" hides no broken image from a run under "raise"."""
+    make_tree(many, dict.fromkeys(("cat/000.png", "dog/021.png", "dog/119.jpg"), b"no image"))
+    with pytest.raises(DecodeError):
+        pack_dataset(many, tmp_path / "out.h5", on_error="skip:2%", progress=False)
+    with pytest.raises(DecodeError):
+        pack_dataset(many, tmp_path / "out.h5", progress=False)
 
 
 @pytest.mark.parametrize("then", ["repair", "skip"])

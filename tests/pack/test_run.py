@@ -499,8 +499,10 @@ def test_what_stands_at_the_target_is_not_replaced_unasked(tmp_path: Path, photo
         (tmp_path / "data.h5", "data.h5", True, OptionError),
         (tmp_path / "data.h5", "link.h5", True, OptionError),
     ):
+        # Within a second, and not after hours of work.
+        working = Meanwhile(lambda: pytest.fail("the work began"))
         with pytest.raises(error, match=target):
-            pack_dataset(source, f"{tmp_path}/{target}", overwrite=overwrite, progress=False)
+            pack_dataset(source, f"{tmp_path}/{target}", overwrite=overwrite, progress=working)
     assert {path.name: path.read_bytes() for path in tmp_path.glob("*.h5")} == before
     assert not (tmp_path / "not-there").exists()
 
