@@ -13,6 +13,7 @@ import tarfile
 import time
 import wave
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -53,6 +54,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from numpy.typing import NDArray
+
+    from colabstage.options import SampleTable
 
 
 def shards(kind: str) -> dict[str, bytes]:
@@ -620,6 +623,18 @@ def test_a_table_that_changes_while_it_is_read_is_named(tmp_path: Path) -> None:
         write_files(tmp_path / "set", {"a.parquet": parquet_of(columns_of(range(5)))})
         with pytest.raises((CorruptArchiveError, SourceReadError), match=r"a\.parquet"):
             source.read(0)
+
+
+def test_two_tables_of_one_database_are_read_at_once(tmp_path: Path) -> None:
+    """As by two workers in threads: the package opens a file once in a process."""
+    files = write_files(tmp_path, {"data.mdb": lmdb_of({b"%d" % n: picture(n) for n in range(4)})})
+    tables = [detect_layout(open_tree(files, spool=tmp_path)) for _ in range(2)]
+
+    def read_all(table: SampleTable) -> list[bytes]:
+        return [bytes(table.inputs.source.read(row)) for _ in range(200) for row in range(4)]
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(found == [picture(n) for n in range(4)] * 200 for found in pool.map(read_all, tables * 2))
 
 
 def test_without_lmdb_there_is_an_install_line(monkeypatch: pytest.MonkeyPatch) -> None:
