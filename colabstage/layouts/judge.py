@@ -30,7 +30,7 @@ from colabstage.trees.listing import only_line
 from colabstage.trees.names import extension_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from colabstage.layouts.evidence import Found
     from colabstage.layouts.reading import Source
@@ -85,8 +85,10 @@ def judge(
     if not why and may_be_listed and (by_folders or found.table.splits is None):
         found, folds = lists_state(source, found)
     table = found.table
+    about: dict[str, str] = {}
     if found.is_guess and not why:
-        why, folds = _named_elsewhere(source, found, folds, rows_agree)
+        about = _called_labels(source, found)
+        why, folds = _named_elsewhere(source, found, folds, rows_agree, about)
     if why:
         # Where folders are no classes, the names of the files may be.
         decline = near if by_folders else refuse
@@ -106,8 +108,8 @@ def judge(
             f"have; if they are: layout=parts(x='{table.classes[0]}', y='{table.classes[-1]}'), from "
             "colabstage.options."
         )
-    others = [name for name, state in _called_labels(source, found).items() if state == "other"] if by_folders else []
-    if others:
+    others = [name for name, state in about.items() if state == "other"]
+    if by_folders and others:
         found = found.noting(
             f"{listed(others)} may give the classes other names or another order: labels are positions in the text "
             f"order of the folders, in which '{show(table.classes[0])}' is 0."
@@ -153,13 +155,8 @@ def _unnamed(table: SampleTable) -> str:
     """Find labels that are beyond the classes: their names are those of another dataset, or numbered otherwise."""
     targets, classes = table.targets, table.classes
     labels = targets.columns["labels"] if isinstance(targets, Boxes) else getattr(targets, "values", np.zeros(0))
-    if (
-        not classes
-        or labels.ndim != 1
-        or labels.dtype.kind not in "iu"
-        or not len(labels)
-        or labels.max() < len(classes)
-    ):
+    is_numbered = bool(classes) and labels.ndim == 1 and labels.dtype.kind in "iu" and len(labels) > 0
+    if not is_numbered or labels.max() < len(classes):
         return ""
     least = labels[labels >= 0].min()
     return (
@@ -542,9 +539,14 @@ def _masks_left_over(source: Source, found: Evidence) -> list[str]:
 
 
 def _named_elsewhere(
-    source: Source, found: Evidence, folds: Sequence[str], rows_agree: Callable[[Evidence], bool]
+    source: Source,
+    found: Evidence,
+    folds: Sequence[str],
+    rows_agree: Callable[[Evidence], bool],
+    about: Mapping[str, str],
 ) -> tuple[str, Sequence[str]]:
-    """Account for files that may state something else of the samples than the folders that they are in.
+    """Account for files that may state something else of the samples than the folders that they are in; `about`: what
+    those state that are called after labels.
 
     Returns why the folders do not count, "" if they do; and lists of splits that agree with them.
     """
@@ -566,8 +568,7 @@ def _named_elsewhere(
     competing = [name for name, state in states.items() if state == "else" and name not in folds]
     if competing and not (all(map(words.is_table, competing)) and rows_agree(found)):
         return _beside(source, table.unit, competing[:1]), ()
-    about = {name: state for name, state in _called_labels(source, found).items() if name not in states}
-    if unread := [name for name, state in about.items() if not state]:
+    if unread := [name for name, state in about.items() if not state and name not in states]:
         return _beside(source, table.unit, unread), ()
     return "", sorted(
         {*folds, *(name for name, state in states.items() if state == "same" and _may_list_a_split(name))}
