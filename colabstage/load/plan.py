@@ -64,7 +64,7 @@ class LoaderOptions:
         rank, world_size: this process's part and the number of parts; by default those of `torch.distributed`, if it is
             initialised.
         memory_budget: for images that are stored as files: maximum memory for those that are kept decoded for later
-            epochs, in bytes or as `"2GB"`; by default an eighth of what is free, at most 2 GiB. 0 keeps none.
+            epochs, in bytes or as `"2GB"`; by default an eighth of what is free. 0 keeps none.
     """
 
     device: str | torch.device | None = None

@@ -158,7 +158,7 @@ def test_ranks_decide_alike_whatever_each_has(shuffle: Any) -> None:
         (replace(FILES, rows=100_000, epoch_rows=100), {}, 1_000_000_000),
         (replace(FILES, rows=100_000), {"memory_budget": 3_000_000_000}, 3_000_000_000),
         (FILES, {"memory_budget": 0}, 0),
-        (replace(FILES, free_memory_bytes=64_000_000_000, rows=9000), {}, 2 * 1024**3),
+        (replace(FILES, free_memory_bytes=64_000_000_000, rows=9000), {}, 8_000_000_000),
         (replace(FACTS, decodes_targets=True, target_bytes=40_000), {}, 1_000_000_000),
     ],
 )
