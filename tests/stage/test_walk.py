@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from scripts.count_code import two_walks
+from colabstage import stage_dataset
+from tests.cli.conftest import write_images
+from tests.support.walks import walk
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -14,7 +17,9 @@ if TYPE_CHECKING:
 
 def test_few_modules_are_entered_for_a_zip(tmp_path: Path) -> None:
     """The executor, which calls the others, is returned to, and so is the request, which all of them read."""
-    found = two_walks(tmp_path)["stage_dataset on a zip"]
+    archive = shutil.make_archive(str(tmp_path / "photos"), "zip", write_images(tmp_path / "photos", each=16))
+    places: dict[str, Any] = {"local_dir": tmp_path / "local", "cache_dir": None}
+    found = walk(lambda: stage_dataset(archive, image_size=(16, 16), progress=False, **places))
     stays = [name for name, _ in groupby(found.visits)]
     drawn = " -> ".join(stays)
     ours = {name for name in stays if name.startswith("stage/")}
