@@ -56,7 +56,7 @@ def test_a_machine_alone(machine: Path) -> None:
     """Without a path the dataset's checks are skipped, the others have figures, and all of it is JSON."""
     report = doctor(timeout_s=5.0)
     skipped = {one.title for one in report.findings if one.status == "skip"}
-    assert {"location", "crowded folders", "pack", "mounts", "Drive client's cache"} <= skipped
+    assert {"location", "crowded folders", "pack", "mounts"} <= skipped
     assert finding(report, "platform").status == "ok"
     assert finding(report, "libraries").status == "ok"
     assert json.loads(json.dumps(report.to_dict()))["facts"]["cores"] >= 1
@@ -154,46 +154,23 @@ def test_a_place_that_cannot_be_written(machine: Path, monkeypatch: pytest.Monke
     assert (found.status, "is not a folder" in found.message) == ("fail", True)
 
 
-def test_what_the_drive_client_keeps(
-    machine: Path, make_disk: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its cache is measured on the disk, and held against what is left there."""
-    kept = machine / "root/.config/Google/DriveFS/1234/content_cache"
-    kept.mkdir(parents=True)
-    (kept / "blob").write_bytes(os.urandom(12_000_000))
-    assert finding(doctor(timeout_s=5.0), "Drive client's cache").message.startswith("The Drive client holds 12 MB")
-    monkeypatch.setenv("COLABSTAGE_LOCAL_DIR", str(make_disk(8)))
-    assert finding(doctor(timeout_s=5.0), "Drive client's cache").status == "fail"
-
-
-def test_a_whole_pack(pack: Path) -> None:
-    """A pack whose manifest agrees passes, with its number of samples."""
+@pytest.mark.parametrize(
+    ("damage", "status", "said"),
+    [
+        (lambda _: None, "ok", "^8 samples; its manifest: agrees with the file's length"),
+        (lambda pack: os.truncate(pack, pack.stat().st_size - 100), "fail", "cut off|it is damaged"),
+        (lambda pack: pack.with_name("photos.h5.json").unlink(), "warn", "^8 samples"),
+        (lambda pack: pack.write_text("<!DOCTYPE html><html>Quota exceeded</html>"), "fail", "not an HDF5 file"),
+    ],
+    ids=["whole", "cut off", "without its manifest", "a web page"],
+)
+def test_a_pack(pack: Path, damage: Callable[[Path], object], status: str, said: str) -> None:
+    """Only one whose manifest agrees passes, with its number of samples."""
+    damage(pack)
     found = finding(doctor(pack, timeout_s=10.0), "pack")
-    assert found.status == "ok"
-    assert found.message.startswith("8 samples; its manifest: agrees with the file's length")
-
-
-def test_a_pack_that_is_cut_off(pack: Path) -> None:
-    """A shorter file than the manifest says is broken, whether HDF5 notices or not."""
-    os.truncate(pack, pack.stat().st_size - 100)
-    found = finding(doctor(pack, timeout_s=10.0), "pack")
-    assert found.status == "fail"
-    assert "cut off" in found.message or "it is damaged" in found.message
-    assert "colabstage verify FILE" in found.remedy
-
-
-def test_a_pack_without_its_manifest(pack: Path) -> None:
-    """Nothing vouches for a pack that lost its manifest."""
-    pack.with_name("photos.h5.json").unlink()
-    assert finding(doctor(pack, timeout_s=10.0), "pack").status == "warn"
-
-
-def test_a_file_that_only_claims_to_be_hdf5(machine: Path) -> None:
-    """A web page saved as .h5 is named for what it is."""
-    (machine / "data.h5").write_text("<!DOCTYPE html><html>Quota exceeded</html>", encoding="utf-8")
-    found = finding(doctor(machine / "data.h5", timeout_s=10.0), "pack")
-    assert found.status == "fail"
-    assert "not an HDF5 file" in found.message
+    assert found.status == status
+    assert re.search(said, found.message)
+    assert ("colabstage verify FILE" in found.remedy) == (status != "ok")
 
 
 def test_a_gpu_that_somebody_uses(smi: FakeSmi) -> None:
