@@ -5,7 +5,6 @@ Heavy modules are imported inside the commands, so that `--help` answers at once
 
 from __future__ import annotations
 
-import codecs
 import inspect
 import os
 import sys
@@ -14,14 +13,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from colabstage.cli import commands as c
-from colabstage.cli.command import WRONG_ARGUMENTS, is_usage_error, say_interrupted, say_usage_error
+from colabstage.cli.command import WRONG_ARGUMENTS, say_interrupted, say_usage_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 _MARK = "Examples:"
-# Marks of reports, for terminals without them (LANG=C).
-_PLAIN = {"✓": "+", "✗": "x", "–": "-", "→": "->", "…": "...", "×": "x", "“": '"', "”": '"'}
 _HELP = {"help_option_names": ["-h", "--help"]}
 _PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "Stage a dataset": (c.stage, c.plan),
@@ -63,33 +60,22 @@ def _escape_markup(text: str) -> str:
 
 def run() -> None:
     """Run the command line and exit."""
-    codecs.register_error("in_ascii", _in_ascii)
     for name in ("stdout", "stderr"):
         # A service may start programs without them; the next file that is opened would get what is printed.
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - until the end
         # The terminal may not be able to show every file name.
         if hasattr(stream := getattr(sys, name), "reconfigure"):
-            stream.reconfigure(errors="in_ascii")
+            stream.reconfigure(errors="backslashreplace")
     try:
         # Typer prints errors in boxes of several lines; ours take one line, which scripts can read.
         code = app(prog_name="colabstage", standalone_mode=False)
     except (typer.Abort, KeyboardInterrupt):
         code = say_interrupted()
-    except Exception as error:
-        # Commands turn their errors into exit codes themselves; only typer's errors about arguments arrive here.
-        if not is_usage_error(error):
-            raise
+    except Exception as error:  # noqa: BLE001 - commands turn their own into exit codes; others are raised again
         say_usage_error(error)
         code = WRONG_ARGUMENTS
     sys.exit(code if isinstance(code, int) else 0)
-
-
-def _in_ascii(error: UnicodeError) -> tuple[str | bytes, int]:
-    """Write what a terminal cannot show: our own marks by others, the rest as its number."""
-    if isinstance(error, UnicodeEncodeError) and (mark := _PLAIN.get(error.object[error.start])):
-        return mark, error.start + 1
-    return codecs.backslashreplace_errors(error)
 
 
 def _print_version(wanted: bool) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import errno
 import inspect
 import itertools
@@ -39,9 +38,8 @@ INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 GOES_ON = "What was finished is kept; the same command again continues from there."
 NOTHING_LEFT = "Nothing of it is kept, and nothing that was there before has changed."
 
-# Marks at the beginning of a report's lines, with their colour codes.
-_COLOURS = {"✓": 32, "✗": 31, "!": 33, "→": 36, "–": 90}
-_MARK = re.compile(r"^(?:✓|✗|!|–)(?= )|(?<=^)→|(?<=  )→(?= )")
+# The first line of a report, and the marks of its rows, in rich's words.
+_STYLES = {r"\A.*": "bold", "^✓": "green", "^✗": "red", "^!": "yellow", "^–": "bright_black", "(^|  )→": "cyan"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,37 +113,31 @@ def print_result(found: Any, *, as_json: bool) -> None:
 
 def show(text: str) -> None:
     """Print text; control characters in names are escaped. A terminal shows the first line and marks in colour."""
-    text = printable(text)
-    # https://no-color.org
-    if sys.stdout.isatty() and os.environ.get("TERM") != "dumb" and not os.environ.get("NO_COLOR"):
-        first, *rest = text.split("\n")
-        coloured = [_MARK.sub(lambda mark: f"\x1b[{_COLOURS[mark[0]]}m{mark[0]}\x1b[0m", line) for line in rest]
-        text = "\n".join([f"\x1b[1m{first}\x1b[0m", *coloured])
-    print(text)
+    from rich.console import Console
+    from rich.text import Text
 
-
-def is_usage_error(error: Exception) -> bool:
-    """Tell whether it is typer's error about the command line's arguments.
-
-    Depending on typer's version, its class is click's or typer's own copy; typer exposes a subclass.
-    """
-    complaint = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
-    return isinstance(error, complaint)
+    shown = Text(printable(text))
+    for pattern, style in _STYLES.items():
+        shown.highlight_regex(re.compile(pattern, re.MULTILINE), style)
+    console = Console()
+    # Written by Python's own `print`, because rich would flush, and `main` does that.
+    with console.capture() as written:
+        console.print(shown, soft_wrap=True)
+    print(written.get(), end="")
 
 
 def say_usage_error(error: Exception) -> None:
-    """Print one line on stderr: what is wrong with the command line, and where help is."""
+    """Print one line on stderr: what is wrong with the command line, and where help is. Another error is raised."""
+    # Typer's errors about arguments are click's, or those of typer's own copy of click, which depends on its version.
+    if not hasattr(error, "format_message"):
+        raise error
     if type(error).__name__ == "NoArgsIsHelpError":  # the help itself has been printed
         return
     context: Any = getattr(error, "ctx", None)
-    message = " ".join(str(getattr(error, "format_message", error.__str__)()).split())
+    message = " ".join(str(error.format_message()).split())
     command = "colabstage" if context is None else context.command_path
-    # Suggest the command that was meant, if typer's version does not.
-    typed = re.match(r"No such command '(?P<name>.*)'\.$", message)
-    near = difflib.get_close_matches(typed["name"], getattr(context.command, "commands", ()), 1) if typed else []
-    nearest = f" Did you mean '{near[0]}'?" if near else ""
-    end = "" if f"{message}{nearest}".endswith((".", "?", "!")) else "."
-    _say(f"{message}{nearest}{end} See: {command} --help")
+    end = "" if message.endswith((".", "?", "!")) else "."
+    _say(f"{message}{end} See: {command} --help")
 
 
 def say_interrupted() -> int:

@@ -394,8 +394,7 @@ def gpu(
     """
     from colabstage.diagnose.gpu import PROGRAM, GpuMonitor
 
-    # The command reports the problem itself, so the monitor's own notice is dropped.
-    with GpuMonitor(interval, live=False, notice=lambda _: None) as monitor:
+    with GpuMonitor(interval, live=False) as monitor:
         _follow(monitor, seconds)
     # Without the driver's program there is no GPU, which is not a failure; one that does not answer is.
     broken = not monitor.samples and shutil.which(PROGRAM) is not None

@@ -14,7 +14,6 @@ import typer
 from colabstage.errors import OptionError
 from colabstage.images.geometry import ColorMode, Resize
 from colabstage.io.units import parse_fractions, parse_sides
-from colabstage.pack.options import split_fractions
 from colabstage.stage.request import Keep, Verify
 
 if TYPE_CHECKING:
@@ -91,11 +90,6 @@ def _refused_as_typed(read: Callable[[str], Any]) -> Callable[[str], Any]:
             raise typer.BadParameter(str(error)) from error
 
     return parse
-
-
-def read_fractions(text: str) -> dict[str, float]:
-    """Read `train=0.8,test=0.2`; or numbers alone, as `split_fractions` names them: `0.8`, `0.8,0.1,0.1`."""
-    return dict(split_fractions(parse_fractions(text)) or ())
 
 
 def read_cache_dir(text: str) -> str | Literal["auto"] | None:
@@ -227,7 +221,7 @@ PACK_FLAGS: dict[str, Any] = {
             "Fractions for a source without split folders, for example train=0.8,dev=0.1,test=0.1; 0.8 means train, "
             "and the rest is test.",
             _IMAGES,
-            parser=read_fractions,
+            parser=parse_fractions,
         ),
     ],
     "group_by": Annotated[

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from colabstage.diagnose.machine_facts import DatasetFacts, MachineFacts
     from colabstage.io.report import Status
 
-_GB, _MB = 1_000_000_000, 1_000_000
+_GB = 1_000_000_000
 # Less than this is used up by the first archive, or by a notebook's own downloads.
 _LITTLE_DISK_BYTES = 5 * _GB
 _NO_DISK_BYTES = 1 * _GB
@@ -74,60 +74,24 @@ def judge_platform(facts: MachineFacts) -> Finding:
 
 def judge_disk(facts: MachineFacts) -> Finding:
     """Free some of the local disk: `colabstage cache purge` removes datasets that are staged here, `colabstage plan`
-    says what one needs. On Colab, 'Runtime, Disconnect and delete runtime' gives a fresh disk."""
+    says what one needs, and with disk_limit=… stage_dataset and dataset_h5 keep only a part of it here. Drive's client
+    has a copy of all that was read through the mount: call flush_drive(remount=False), delete
+    /root/.config/Google/DriveFS, and mount again. On Colab, 'Runtime, Disconnect and delete runtime' gives a fresh
+    disk."""
     free, data = facts.free_bytes, facts.dataset
     if free is None:
         return Finding("fail", f"The disk of '{facts.fast_dir}' does not say how much of it is free.")
     said = f"{format_bytes(free)} free where datasets are staged ('{facts.fast_dir}')"
-    if data is not None and (takes := _too_much(data, free)):
-        return Finding("fail", f"{said}, but {takes}.", _in_part(data, free))
+    if data is not None and data.slow_mount is not None:
+        # Drive's client keeps a second copy of everything that is read through the mount.
+        twice = data.slow_mount == "Google Drive"
+        need = data.nbytes * (2 if twice else 1)
+        if need > free:
+            why = " (twice its size: the Drive client keeps a copy)" if twice else ""
+            return Finding("fail", f"{said}, but copying '{data.path}' here takes {format_bytes(need)}{why}.")
     if free < _NO_DISK_BYTES:
         return Finding("fail", f"Only {said}.")
     return Finding("warn" if free < _LITTLE_DISK_BYTES else "ok", f"{said}.")
-
-
-def _too_much(data: DatasetFacts, free_bytes: int) -> str:
-    """Say how much space a dataset would take here, if that is more than is free; "" otherwise."""
-    if data.slow_mount is None:
-        # A local pack is read where it is, and files in a folder can be.
-        if data.state != "file" or data.pack is not None or data.problem is not None or data.nbytes <= free_bytes:
-            return ""
-        return f"a pack of '{data.path}' takes about {format_bytes(data.nbytes)} where it keeps images as they are"
-    # Drive's client keeps a second copy of everything that is read through the mount.
-    comes_twice = data.slow_mount == "Google Drive"
-    need = data.nbytes * (2 if comes_twice else 1)
-    if need <= free_bytes:
-        return ""
-    twice = " (twice its size: the Drive client keeps a copy)" if comes_twice else ""
-    return f"copying '{data.path}' here takes {format_bytes(need)}{twice}"
-
-
-def _in_part(data: DatasetFacts, free_bytes: int) -> str:
-    """Say how to train on data larger than the disk."""
-    half = free_bytes // 2
-    limit = f'disk_limit="{half // _GB}GB"' if half >= _GB else f'disk_limit="{max(1, half // _MB)}MB"'
-    if data.pack is not None:
-        return f"Read it in part: dataset_h5('{data.path}', {limit}) never has more of it here than that."
-    return (
-        f"Give stage_dataset {limit}: it reads the packed copy in the cache in part, and packs what is not there yet "
-        "in shards, one at a time. Or make the pack smaller with image_size= or encoding='jpeg:90'."
-    )
-
-
-def judge_drive_cache(facts: MachineFacts) -> Finding:
-    """Call flush_drive(remount=False), then delete /root/.config/Google/DriveFS and mount again: the Drive client
-    keeps a copy of everything that was read or written through the mount, and gives it back only as the disk fills.
-    Never delete it while Drive is mounted: what was not uploaded is there."""
-    cached, free = facts.drive_cache_bytes, facts.free_bytes
-    if cached is None:
-        return Finding("skip", "No Drive client keeps anything on this machine.")
-    said = f"{'' if facts.drive_cache_counted else 'at least '}{format_bytes(cached)}"
-    rest = "" if free is None else f", {format_bytes(free)} of the disk are free"
-    # It frees space only when the disk is nearly full, and other programs fail before that.
-    if free is not None and cached > free:
-        status: Status = "fail" if free < _NO_DISK_BYTES else "warn"
-        return Finding(status, f"The Drive client holds {said}{rest}: more than is left.")
-    return Finding("ok", f"The Drive client holds {said}{rest}.")
 
 
 def judge_mount(facts: MachineFacts) -> Finding:
@@ -203,9 +167,7 @@ def judge_cores(facts: MachineFacts) -> Finding:
     best = max(1, facts.cores - 1)
     if facts.workers is None:
         return Finding("ok", f"{cores}: at most {format_count(best, 'workers')} beside the training loop.")
-    how = "running" if facts.workers_run else "asked about"
-    said = f"{cores}, {format_count(facts.workers, 'workers')} {how}"
-    return Finding("warn" if facts.workers > best else "ok", f"{said}.")
+    return Finding("warn" if facts.workers > best else "ok", f"{cores}, {format_count(facts.workers, 'workers')}.")
 
 
 def judge_network_mount(facts: MachineFacts) -> Finding:
@@ -335,7 +297,6 @@ def numbers(version: str) -> tuple[int, ...]:
 CHECKS: dict[str, Callable[[MachineFacts], Finding]] = {
     "platform": judge_platform,
     "disk": judge_disk,
-    "Drive client's cache": judge_drive_cache,
     "mounts": judge_mount,
     "current folder": judge_current_folder,
     "libraries": judge_libraries,
@@ -376,8 +337,7 @@ def doctor(
 
     Args:
         path: a dataset: a folder, an archive or an HDF5 file. `None` checks only the machine.
-        num_workers: of your loader, to be compared with the cores and `/dev/shm`; `None` for the worker processes that
-            are running, if any.
+        num_workers: of your loader, to be compared with the cores and `/dev/shm`.
         batch_size: of that loader.
         timeout_s: seconds that each examination may take; they run in parallel.
 

@@ -8,23 +8,22 @@ container, and on WSL not even their memory.
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 import shutil
 import subprocess
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from importlib.util import find_spec
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from colabstage.errors import NotSupportedHereError
 from colabstage.io.arguments import check_argument
 from colabstage.io.boundary import public_class
-from colabstage.io.environment import logger_of
 from colabstage.io.report import Report, Row, Table, in_notebook
 from colabstage.io.units import format_bytes, format_duration
 
@@ -47,8 +46,8 @@ _MOST_FAILURES = 3
 # The processes on a GPU change rarely, and listing them is a second call of nvidia-smi.
 _PROCESSES_EVERY_S = 5.0
 _SHOW_EVERY_S = 1.0
-
-_log = logger_of(__name__)
+# How long nvidia-smi may take for an answer to a monitor.
+_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,22 +77,15 @@ class GpuReading:
 ReadGpus = Callable[[bool], tuple[GpuReading, ...]]
 
 
-def gpu_problem() -> str | None:
-    """Return why there cannot be a GPU here, as far as the installed software shows; `None` where there may be one."""
-    # Without asking the driver, which may take a second to wake up.
-    if find_spec("pynvml") is None and shutil.which(PROGRAM) is None:
-        return f"There is no NVIDIA GPU here: neither {PROGRAM} nor the package nvidia-ml-py is installed."
-    return None
-
-
 @contextlib.contextmanager
 def open_gpus(*, timeout_s: float = 10.0) -> Iterator[ReadGpus]:
     """Open the best source of readings. `timeout_s`: how long one answer of nvidia-smi may take; NVML is a library and
     cannot be given a deadline."""
-    if (problem := gpu_problem()) is not None:
-        raise NotSupportedHereError(problem)
     # The library first: an answer takes a millisecond, and starting the program a tenth of a second.
     nvml = _open_nvml()
+    if nvml is None and shutil.which(PROGRAM) is None:
+        msg = f"There is no NVIDIA GPU here: neither {PROGRAM} nor the package nvidia-ml-py finds one."
+        raise NotSupportedHereError(msg)
     try:
         read = partial(_ask_program, timeout_s) if nvml is None else partial(_ask_library, nvml)
         read(False)
@@ -283,14 +275,15 @@ def _figures(readings: Sequence[GpuReading]) -> GpuFigures:
         idle=_mean(float(value < _IDLE) for value in busy),
         memory_bytes=max(used, default=None),
         memory_total_bytes=last.memory_total_bytes,
-        power_w=_mean(one.power_w for one in readings if one.power_w is not None),
+        power_w=_mean(one.power_w for one in readings),
         # The last of each process is the one with the most memory.
         processes=tuple({one.pid: one for one in held}.values()),
     )
 
 
-def _mean(values: Iterable[float]) -> float | None:
-    known = list(values)
+def _mean(values: Iterable[float | None]) -> float | None:
+    """Return the mean of what is known."""
+    known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
 
 
@@ -298,11 +291,8 @@ def _sparkline(readings: Sequence[GpuReading]) -> str:
     """Return a GPU's utilisation as block characters, blanks where it is unknown; of many samples means of equal
     parts."""
     columns = min(len(readings), _COLUMNS)
-    edges = [len(readings) * part // max(1, columns) for part in range(columns + 1)]
-    means = [
-        _mean(one.utilisation for one in readings[edges[part] : edges[part + 1]] if one.utilisation is not None)
-        for part in range(columns)
-    ]
+    edges = [len(readings) * part // columns for part in range(columns + 1)]
+    means = [_mean(one.utilisation for one in readings[start:end]) for start, end in pairwise(edges)]
     return "".join(" " if one is None else _BLOCKS[round(one * (len(_BLOCKS) - 1))] for one in means)
 
 
@@ -345,8 +335,8 @@ class GpuMonitor:
     """Sample the GPUs in the background: utilisation, memory, power, and the processes that use them.
 
     It uses NVML if the package nvidia-ml-py is installed, otherwise the program nvidia-smi. In a notebook a sparkline
-    below the cell shows the latest samples. On a machine without an NVIDIA GPU it logs one message and does nothing. It
-    can be started again, and then adds to its samples.
+    below the cell shows the latest samples. On a machine without an NVIDIA GPU it says so, and does nothing. It can be
+    started again, and then adds to its samples.
 
     >>> with GpuMonitor() as gpu:  # doctest: +SKIP
     ...     train()
@@ -354,26 +344,16 @@ class GpuMonitor:
     GPU 0, Tesla T4: 34% busy on average, idle in 52% of 120 samples; memory 3.1 GB of 16.1 GB at its peak; …
     """
 
-    def __init__(
-        self,
-        interval_s: float = 0.5,
-        *,
-        live: bool | Literal["auto"] = "auto",
-        timeout_s: float = 5.0,
-        notice: Callable[[str], object] | None = None,
-    ) -> None:
+    def __init__(self, interval_s: float = 0.5, *, live: bool | Literal["auto"] = "auto") -> None:
         """Create a monitor; it reads nothing before it is started. `interval_s`: seconds between two samples, doubled
-        whenever there are 7,200. `live`: show the sparkline; `"auto"` in a notebook only. `timeout_s`: how long
-        nvidia-smi may take for an answer. `notice`: called once with the sentence that says why there is nothing to
-        watch; a log message by default."""
+        whenever there are 7,200. `live`: show the sparkline; `"auto"` in a notebook only."""
         check_argument("interval_s", interval_s, "above zero")
-        check_argument("timeout_s", timeout_s, "above zero")
-        self._interval_s, self._timeout_s = interval_s, timeout_s
+        self._interval_s = interval_s
         self._live = in_notebook() if live == "auto" else live
-        self._notice = (lambda problem: _log.warning("GpuMonitor: %s", problem)) if notice is None else notice
         self._problem: str | None = None
         self._samples: list[GpuSample] = []
         self._lock = threading.Lock()
+        self._began = 0.0
         self._ending = threading.Event()
         self._thread: threading.Thread | None = None
         self._handle: Any = None
@@ -393,17 +373,15 @@ class GpuMonitor:
         """Start sampling, and return at once. Starting it twice is fine."""
         if self._thread is not None:
             return self
-        # Not an error, because the same notebook must run on a machine without a GPU.
-        self._problem = gpu_problem()
-        if self._problem is not None:
-            self._give_notice()
-            return self
+        self._problem = None
+        self._began = self._began or time.monotonic()
         # The handle's `update` replaces what is shown below the cell, from any thread.
         self._handle = import_module("IPython.display").display(self.report(), display_id=True) if self._live else None
+        # An event of its own, because the thread of an earlier start may still wait for the driver.
         self._ending = threading.Event()
-        # A daemon, because a driver may never answer, with a weak reference, because the monitor may be dropped.
-        arguments = weakref.ref(self), self._ending, self._timeout_s
-        self._thread = threading.Thread(target=_watch, args=arguments, name="colabstage-gpu-monitor", daemon=True)
+        self._thread = threading.Thread(
+            target=self._watch, args=(self._ending,), name="colabstage-gpu-monitor", daemon=True
+        )
         self._thread.start()
         return self
 
@@ -413,10 +391,9 @@ class GpuMonitor:
         if thread is None:
             return
         self._ending.set()
-        thread.join(self._timeout_s + 1.0)
+        thread.join(_TIMEOUT_S + 1.0)
         if thread.is_alive():
             self._problem = "The driver has not answered; restart the session if a model cannot use the GPU either."
-        self._give_notice()
 
     def report(self) -> GpuReport:
         """Return what was seen so far."""
@@ -443,14 +420,41 @@ class GpuMonitor:
     def _repr_html_(self) -> str:
         return self.report()._repr_html_()
 
-    def _give_notice(self) -> None:
-        if self._problem is not None:
-            self._notice(self._problem)
-            self._notice = lambda _: None
+    def _watch(self, ending: threading.Event) -> None:
+        try:
+            with open_gpus(timeout_s=_TIMEOUT_S) as read:
+                self._sample(read, ending)
+        # Not raised, because the same notebook must run on a machine without a GPU.
+        except NotSupportedHereError as error:
+            self._problem = str(error)
+        self._show()
 
-    def _add(self, gpus: tuple[GpuReading, ...], seconds: float) -> None:
+    def _sample(self, read: ReadGpus, ending: threading.Event) -> None:
+        shown = listed = -math.inf
+        failures, wait_s = 0, 0.0
+        while not ending.wait(wait_s):
+            now = time.monotonic()
+            with_processes = now - listed > _PROCESSES_EVERY_S
+            try:
+                gpus = read(with_processes)
+            except NotSupportedHereError:
+                # A single failure is common while a driver is busy; a row of them means that it is gone.
+                failures += 1
+                if failures == _MOST_FAILURES:
+                    raise
+            else:
+                failures = 0
+                listed = now if with_processes else listed
+                self._add(GpuSample(now - self._began, gpus))
+            if now - shown > _SHOW_EVERY_S:
+                shown = now
+                self._show()
+            # Minus the time of the reading, so that samples are evenly spaced.
+            wait_s = max(0.0, self._interval_s - (time.monotonic() - now))
+
+    def _add(self, sample: GpuSample) -> None:
         with self._lock:
-            self._samples.append(GpuSample(seconds, gpus))
+            self._samples.append(sample)
             if len(self._samples) >= _MOST_SAMPLES:
                 # So that hours of training keep their size, and all of them are covered.
                 del self._samples[1::2]
@@ -461,47 +465,3 @@ class GpuMonitor:
         with contextlib.suppress(Exception):
             if self._handle is not None:
                 self._handle.update(self.report())
-
-
-def _watch(monitor: weakref.ref[GpuMonitor], ending: threading.Event, timeout_s: float) -> None:
-    """Sample until the end, for as long as somebody has the monitor."""
-    problem = None
-    try:
-        with open_gpus(timeout_s=timeout_s) as read:
-            _sample(monitor, ending, read)
-    except NotSupportedHereError as error:
-        problem = str(error)
-    if (one := monitor()) is not None:
-        one._problem = problem
-        one._show()
-
-
-def _sample(monitor: weakref.ref[GpuMonitor], ending: threading.Event, read: ReadGpus) -> None:
-    shown = listed = -float("inf")
-    failures, wait_s, began = 0, 0.0, None
-    while not ending.wait(wait_s):
-        now = time.monotonic()
-        with_processes = now - listed > _PROCESSES_EVERY_S
-        try:
-            gpus, failures = read(with_processes), 0
-        except NotSupportedHereError:
-            # A single failure is common while a driver is busy; a row of them means that it is gone.
-            failures += 1
-            if failures == _MOST_FAILURES:
-                raise
-            gpus = ()
-        if (one := monitor()) is None:
-            return
-        if began is None:
-            # Time continues where an earlier run ended.
-            earlier = one.samples
-            began = now - (earlier[-1].seconds + one._interval_s if earlier else 0.0)
-        if gpus:
-            listed = now if with_processes else listed
-            one._add(gpus, now - began)
-        if now - shown > _SHOW_EVERY_S:
-            shown = now
-            one._show()
-        # Minus the time of the reading, so that samples are evenly spaced.
-        wait_s = max(0.0, one._interval_s - (time.monotonic() - now))
-        del one

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import multiprocessing
 import os
 import platform
 import sys
@@ -49,7 +48,6 @@ _HDF5_MARK = b"\x89HDF\r\n\x1a\n"
 # The share of a deadline for counting files; the rest is for starting the process, its answer, and everything else.
 _COUNTING_PART = 0.5
 PACKAGES = ("numpy", "h5py", "torch", *ACCELERATORS)
-_DRIVE_CLIENT = "root/.config/Google/DriveFS"
 # A machine with more mounts than this is not a notebook, and so many probes would slow each other down.
 _MOST_MOUNTS = 16
 
@@ -112,19 +110,13 @@ class MachineFacts:
     """Why that folder is slow ("Google Drive"); `None` on a local disk."""
     free_bytes: int | None
     """What is free there; `None` if unknown."""
-    drive_cache_bytes: int | None = None
-    """The size of the cache of Drive's client; `None` without one."""
-    drive_cache_counted: bool = True
-    """Whether all of it could be counted in time; otherwise its size is a lower bound."""
     cores: int
     memory_bytes: int
     free_memory_bytes: int
     shared_memory_bytes: int | None
     """Free bytes in `/dev/shm`; `None` if there is none."""
     workers: int | None
-    """Number of loader processes, as given by the caller or running now."""
-    workers_run: bool = False
-    """Whether they were counted among the running processes."""
+    """Number of loader processes, as given by the caller."""
     batch_size: int
     folder: str
     """The current folder, according to the kernel."""
@@ -236,17 +228,13 @@ def inspect_machine(
         dataset = None if place is None else pool.submit(inspect_dataset, place, timeout_s=timeout_s)
         mounts, gpus = pool.submit(_probe_mounts, timeout_s), pool.submit(_inspect_gpus, timeout_s)
         resources = read_resources()
-        # Running child processes of multiprocessing are usually the workers of a `DataLoader`.
-        running = len(multiprocessing.active_children()) or None
         return MachineFacts(
             **_inspect_platform(timeout_s),
-            **_drive_cache(timeout_s * _COUNTING_PART),
             cores=resources.cores,
             memory_bytes=resources.memory_bytes,
             free_memory_bytes=resources.free_memory_bytes,
             shared_memory_bytes=free_shared_memory(),
-            workers=running if num_workers is None else num_workers,
-            workers_run=num_workers is None,
+            workers=num_workers,
             batch_size=batch_size,
             folder=str(folder),
             folder_mount=slow_reason(mount_of(folder)),
@@ -289,24 +277,6 @@ def _write_problem(folder: Path) -> str | None:
     if not there.is_dir():
         return f"'{there}' is not a folder"
     return None if os.access(there, os.W_OK | os.X_OK) else f"'{there}' is read-only for this user"
-
-
-def _drive_cache(counting_s: float) -> dict[str, Any]:
-    """Measure the Drive client's folder on disk, in the time that is given."""
-    deadline = time.monotonic() + counting_s
-    # Only below the client's folder: files on the mount itself take no space here.
-    root = system_root() / _DRIVE_CLIENT
-    if not root.is_dir():
-        return {}
-    total = 0
-    for folder, _, names in os.walk(root):
-        for name in names:
-            with contextlib.suppress(OSError):  # evicted meanwhile
-                # Blocks, not lengths, because the client's files are sparse.
-                total += 512 * os.lstat(f"{folder}/{name}").st_blocks
-            if time.monotonic() > deadline:
-                return {"drive_cache_bytes": total, "drive_cache_counted": False}
-    return {"drive_cache_bytes": total}
 
 
 def _probe_mounts(timeout_s: float) -> tuple[MountFacts, ...]:

@@ -245,32 +245,27 @@ def _draw_boxes(boxes: dict[str, NDArray[Any]], classes: Sequence[str], longest:
 
 
 def _wave(x: NDArray[Any]) -> str:
-    """Draw the minimum and maximum of each stretch of a signal, one band for each channel."""
-    # The longer axis is time, because files of both orders exist.
-    channels = x.reshape(len(x), -1).T if x.ndim == 2 and x.shape[0] >= x.shape[1] else np.atleast_2d(x)
+    """Draw the minimum and maximum of each stretch of a signal, over all of its channels."""
+    # The longer axis is time, because files of both orders exist. NaN would leave a hole in the path, and some browsers
+    # then draw nothing.
+    moments = np.nan_to_num(np.atleast_2d(x).astype(np.float32))
+    values = moments if moments.shape[0] >= moments.shape[1] else moments.T
     width, height = _WAVE
-    band = height / len(channels)
-    lines = "".join(_band(channel, band * number, band, width) for number, channel in enumerate(channels))
-    return f"<svg class='cs-picture' viewBox='0 0 {width} {height}' preserveAspectRatio='none' role='img'>{lines}</svg>"
-
-
-def _band(channel: NDArray[Any], top: float, height: float, width: int) -> str:
-    # NaN would leave a hole in the path, and some browsers then draw nothing.
-    values = np.nan_to_num(channel.astype(np.float32))
     count = min(width, len(values))
-    if not count:
-        return ""
-    # Minimum and maximum of each stretch, because single samples would miss the peaks.
-    starts = (np.arange(count) * len(values)) // count
-    low, high = np.minimum.reduceat(values, starts), np.maximum.reduceat(values, starts)
-    most = max(float(np.abs(values).max()), 1e-9)
-    middle, half = top + height / 2, height * 0.46
-    step = width / count
-    path = "".join(
-        f"M{(number + 0.5) * step:.1f} {middle - half * up / most:.1f}V{middle - half * down / most + 0.4:.1f}"
-        for number, (down, up) in enumerate(zip(low.tolist(), high.tolist(), strict=True))
+    path = ""
+    if count:
+        # Minimum and maximum of each stretch, because single samples would miss the peaks.
+        starts = (np.arange(count) * len(values)) // count
+        low, high = np.minimum.reduceat(values, starts).min(axis=1), np.maximum.reduceat(values, starts).max(axis=1)
+        scale, step = height * 0.46 / max(float(np.abs(values).max()), 1e-9), width / count
+        path = "".join(
+            f"M{(number + 0.5) * step:.1f} {height / 2 - scale * up:.1f}V{height / 2 - scale * down + 0.4:.1f}"
+            for number, (down, up) in enumerate(zip(low.tolist(), high.tolist(), strict=True))
+        )
+    return (
+        f"<svg class='cs-picture' viewBox='0 0 {width} {height}' preserveAspectRatio='none' role='img'>"
+        f"<path d='{path}' stroke='{COLOURS['accent']}' stroke-width='1.2' fill='none'/></svg>"
     )
-    return f"<path d='{path}' stroke='{COLOURS['accent']}' stroke-width='{min(1.4, step):.1f}' fill='none'/>"
 
 
 def _tokens(x: NDArray[Any], most: int) -> str:
@@ -640,25 +635,21 @@ class Overlay:
 
 
 class Bars:
-    """The classes as bars, a search field, and pages of them where they are many."""
+    """The classes as bars; where they are many, the most frequent of those that a search field finds."""
 
     def __init__(self, widgets: Any, choose: Callable[[int | None], None]) -> None:
         """Make the widgets."""
         self._choose = choose
         self._labels = SplitClasses()
         self._chosen: int | None = None
-        self._start = 0
-        self._found: list[int] = []
+        self._shown: list[int] = []
         tooltip = "Show only this class, or all again"
         self._bars = Overlay(widgets, "bars", _AT_A_TIME, tooltip, self._press)
         self._search = widgets.Text(placeholder="find a class")
         self._search.layout.width = "auto"
-        self._search.observe(lambda _: self._find(), "value")
-        self._back = _button(widgets, "‹", "The classes before", lambda: self._turn(-_AT_A_TIME))
-        self._on = _button(widgets, "›", "The next classes", lambda: self._turn(_AT_A_TIME))
-        self._place = widgets.Label()
-        self._pager = widgets.HBox([self._back, self._on, self._place])
-        self.widget = widgets.VBox([self._search, self._bars.widget, self._pager])
+        self._search.observe(lambda _: self._draw(), "value")
+        self._found = widgets.Label()
+        self.widget = widgets.VBox([self._search, self._bars.widget, self._found])
         self.widget.layout.flex, self.widget.layout.min_width = "0 1 190px", "150px"
         self.widget.layout.margin = "0 14px 0 0"
 
@@ -667,38 +658,22 @@ class Bars:
         another, self._labels, self._chosen = labels is not self._labels, labels, chosen
         if another:
             self._search.value = ""
-            self._find()
-        else:
-            self._draw()
+        self._draw()
 
     def _draw(self) -> None:
-        labels, shown, found = self._labels, self._shown(), len(self._found)
-        bars = [(labels.names[number], int(labels.counts[number]), number == self._chosen) for number in shown]
-        self._bars.show(draw_bars(bars, int(labels.counts.max(initial=0))), len(shown))
+        labels, typed = self._labels, self._search.value.strip().casefold()
+        found = [number for number in bar_order(labels.counts) if typed in labels.names[number].casefold()]
+        self._shown = found[:_AT_A_TIME]
+        bars = [(labels.names[number], int(labels.counts[number]), number == self._chosen) for number in self._shown]
+        self._bars.show(draw_bars(bars, int(labels.counts.max(initial=0))), len(bars))
+        self._found.value = f"{len(bars)} of {format_count(len(found), 'classes')}"
         _set_shown(self.widget, bool(labels.names))
-        for one in (self._search, self._pager):
+        for one in (self._search, self._found):
             _set_shown(one, len(labels.names) > _AT_A_TIME)
-        self._back.disabled, self._on.disabled = self._start == 0, self._start + _AT_A_TIME >= found
-        place = f"{self._start + 1:,} to {self._start + len(shown):,} of {found:,}"
-        self._place.value = place if shown else "none of this name"
-
-    def _shown(self) -> list[int]:
-        return self._found[self._start : self._start + _AT_A_TIME]
 
     def _press(self, place: int) -> None:
-        number = self._shown()[place]
+        number = self._shown[place]
         self._choose(None if number == self._chosen else number)
-
-    def _find(self) -> None:
-        """Show only classes whose names contain the typed text, in the same order."""
-        typed, names = self._search.value.strip().casefold(), self._labels.names
-        self._found = [number for number in bar_order(self._labels.counts) if typed in names[number].casefold()]
-        self._start = 0
-        self._draw()
-
-    def _turn(self, by: int) -> None:
-        self._start = max(0, min(self._start + by, (len(self._found) - 1) // _AT_A_TIME * _AT_A_TIME))
-        self._draw()
 
 
 @public()

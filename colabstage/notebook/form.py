@@ -56,28 +56,15 @@ def read_source(text: str) -> str | list[str]:
     return lines[0] if len(lines) == 1 else lines
 
 
-def read_size(text: str) -> tuple[int, int] | None:
-    """Read `256x320` as (height, width), `256` as a square, nothing as `None`."""
-    return None if not text.strip() else parse_sides(text)
+def optional(read: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Return a reader of texts to which an empty text is `None`."""
+    return lambda text: read(text) if text.strip() else None
 
 
-def read_splits(text: str) -> dict[str, float] | None:
-    """Read `train=0.8,test=0.2` as fractions by name, an empty text as `None`."""
-    return None if not text.strip() else dict(split_fractions(parse_fractions(text)) or ())
-
-
-def read_text(text: str) -> str | None:
-    """Read a text; an empty one is `None`."""
-    return text.strip() or None
-
-
-def read_limit(text: str) -> str | None:
-    """Read a disk limit, such as `20GB`; an empty text is `None`."""
-    limit = read_text(text)
-    # Reported while typing, as for image sizes, not only when staging starts.
-    if limit is not None:
-        parse_bytes(limit, "disk_limit")
-    return limit
+def read_limit(text: str) -> str:
+    """Check a disk limit, such as `20GB`, while it is typed."""
+    parse_bytes(text, "disk_limit")
+    return text.strip()
 
 
 def write_text(value: Any) -> str:
@@ -91,14 +78,14 @@ def write_text(value: Any) -> str:
 
 # What is typed as text, in this order: what an empty field means, and how it is read.
 _TEXTS: dict[str, tuple[str, Callable[[str], Any]]] = {
-    "image_size": ("each its own; else 256", read_size),
-    "splits": ("as found; else 0.8,0.2", read_splits),
-    "group_by": (r"e.g. patient\d+", read_text),
-    "only": ("all of it; e.g. train/images", read_text),
-    "zip_encoding": ("as declared; e.g. gbk", read_text),
-    "local_dir": ("fast local folder", read_text),
-    "cache_dir": ("nowhere", read_text),
-    "hash": ("e.g. sha256:…", read_text),
+    "image_size": ("each its own; else 256", parse_sides),
+    "splits": ("as found; else 0.8,0.2", parse_fractions),
+    "group_by": (r"e.g. patient\d+", str.strip),
+    "only": ("all of it; e.g. train/images", str.strip),
+    "zip_encoding": ("as declared; e.g. gbk", str.strip),
+    "local_dir": ("fast local folder", str.strip),
+    "cache_dir": ("nowhere", str.strip),
+    "hash": ("e.g. sha256:…", str.strip),
     "disk_limit": ("none; e.g. 20GB", read_limit),
 }
 
@@ -159,7 +146,7 @@ def make_fields(widgets: Any, start: Mapping[str, Any]) -> dict[str, tuple[Any, 
             return widgets.Textarea(value=write_text(value), placeholder=hint, rows=2, **look), read_source
         if name in _TEXTS:
             hint, read = _TEXTS[name]
-            return widgets.Text(value=write_text(value), placeholder=hint, **look), read
+            return widgets.Text(value=write_text(value), placeholder=hint, **look), optional(read)
         if name in choices:
             words = choices[name]
             # Code may give a value with a number in it, such as jpeg:85.

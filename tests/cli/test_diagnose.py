@@ -6,8 +6,11 @@ import json
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+import h5py
+import numpy as np
 import pytest
 
+from tests.cli.conftest import reason, result
 from tests.diagnose.nvidia_smi import NO_DRIVER, FakeSmi
 
 if TYPE_CHECKING:
@@ -91,3 +94,40 @@ def test_gpu_with_a_broken_driver(run: Run, smi: FakeSmi) -> None:
     done = run("gpu", "--seconds", "5")
     assert done.returncode == 1
     assert "couldn't communicate with the NVIDIA driver" in done.stderr
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> str:
+    """The name of a file of small images."""
+    with h5py.File(tmp_path / "rows.h5", "w") as file:
+        file["X_train"] = np.zeros((400, 16, 16, 3), np.uint8)
+        file["Y_train"] = np.arange(400)
+    return "rows.h5"
+
+
+@pytest.mark.torch
+def test_a_file_is_profiled_with_a_step_of_known_length(start: Run, rows: str) -> None:
+    """As JSON: a step of 200 ms is what such a small file is bound by, on a busy machine too."""
+    found = result(start("profile", rows, "--step-ms", "200", "--seconds", "2", "--batch-size", "32", "--json"))
+    assert found["verdict"]["bound"] == "compute-bound"
+    assert found["facts"]["batch_samples"] == 32
+    assert 0 < found["headroom_samples_per_s"] < 32 / 0.2
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [((), "--step-ms"), (("--step-ms", "1"), "bound"), (("--tune",), "make_loader(dataset, 64")],
+)
+def test_what_to_do_next_is_said(run: Run, rows: str, flags: tuple[str, ...], said: str) -> None:
+    """In options, or as a call to paste; no word of a model that nobody passed."""
+    done = run("profile", rows, "--seconds", "0.5", *flags)
+    assert done.returncode == 0, done.stderr
+    assert said in done.stdout
+    assert "handed over" not in done.stdout
+
+
+@pytest.mark.torch
+def test_a_file_that_is_not_there_is_one_line(run: Run) -> None:
+    """And exit code 1."""
+    assert "missing.h5" in reason(run("profile", "missing.h5"), 1)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import pty
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 import termios
@@ -18,7 +16,7 @@ import pytest
 import typer
 
 from colabstage.cli import main
-from colabstage.cli.app import app, cache
+from colabstage.cli.app import app
 from tests.cli.conftest import COMMAND, practice_environment
 
 if TYPE_CHECKING:
@@ -37,23 +35,6 @@ def commands() -> dict[str, Any]:
         below = getattr(command, "commands", {})
         found |= {f"{name} {inner}": one for inner, one in below.items()} or {name: command}
     return found
-
-
-def test_no_place_is_a_path() -> None:
-    """A `Path` would lose the slash that says "a folder", and one of the two in an address."""
-    called = [
-        one.callback
-        for one in (*app.registered_commands, *cache.registered_commands)
-        if one.callback is not None and not one.hidden
-    ]
-    assert len(called) == len(commands())
-    paths = [
-        f"{command.__name__} {name}"
-        for command in called
-        for name, parameter in inspect.signature(command, eval_str=True).parameters.items()
-        if "pathlib" in str(parameter.annotation)
-    ]
-    assert paths == []
 
 
 def examples() -> list[str]:
@@ -138,6 +119,14 @@ def test_help_fits_its_terminal(tmp_path: Path, columns: int) -> None:
     assert _COLOUR.search(shown)
 
 
+def test_a_terminal_gets_bars(tmp_path: Path, photos: Path) -> None:
+    """Where somebody watches, the steps are shown as they go."""
+    code, shown = on_a_terminal(tmp_path, "pack", str(photos), "a.h5", columns=100)
+    assert code == 0
+    assert "pack:" in shown
+    assert "100%" in shown
+
+
 def test_no_color_is_heard(tmp_path: Path) -> None:
     """With NO_COLOR a terminal gets no colours, in the help or after a mistake."""
     assert not _COLOUR.search(on_a_terminal(tmp_path, "stage", "--help", columns=80, NO_COLOR="1")[1])
@@ -167,18 +156,14 @@ def test_a_pipe_gets_plain_text(ask: Ask) -> None:
         (("cache", "lst"), "No such command 'lst'. Did you mean 'list'? See: colabstage cache --help"),
         (("stage",), "Missing argument 'SOURCE'. See: colabstage stage --help"),
         (("xylophone",), "No such command 'xylophone'. See: colabstage --help"),
+        (("stage", "x", "--imge-size", "8"), "--image-size"),
     ],
 )
 def test_a_mistyped_line_gets_one_line(ask: Ask, words: tuple[str, ...], line: str) -> None:
     """What is wrong, what was meant, and where help is; exit code 2, nothing on stdout."""
-    assert ask(*words) == (2, "", f"colabstage: {line}\n")
-
-
-def test_a_mistyped_option_is_put_right(ask: Ask) -> None:
-    """The nearest options are named."""
-    code, out, err = ask("stage", "x", "--imge-size", "8")
+    code, out, err = ask(*words)
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "--image-size" in err
+    assert line in err
 
 
 def test_ctrl_c_before_the_work_has_begun(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,27 +195,3 @@ def test_the_tab_key_knows_words(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> N
     assert offered(monkeypatch, ask, "colabstage stage x --keep ") == ["pack", "files", "both"]
     assert offered(monkeypatch, ask, "colabstage cache purge --only c") == ["cache"]
     assert offered(monkeypatch, ask, "colabstage info ") == []
-
-
-@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash: apt-get install bash")
-def test_bash_completes_with_the_script_that_is_installed(tmp_path: Path) -> None:
-    """The script that `--show-completion` prints, in a real bash."""
-    installed = tmp_path / "colabstage"
-    installed.write_text(f'#!/bin/sh\nexec {shlex.join(COMMAND)} "$@"\n')
-    installed.chmod(0o755)
-    program = (
-        'eval "$(_COLABSTAGE_COMPLETE=source_bash colabstage)"\n'
-        "COMP_WORDS=(colabstage stage x --layout im); COMP_CWORD=4\n"
-        "$(complete -p colabstage | sed 's/.*-F \\([^ ]*\\).*/\\1/') colabstage\n"
-        'echo "${COMPREPLY[@]}"'
-    )
-    done = subprocess.run(
-        ["bash", "--norc", "-c", program],
-        cwd=tmp_path,
-        env={**practice_environment(tmp_path), "PATH": f"{tmp_path}:{os.environ['PATH']}"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert sorted(done.stdout.split()) == ["image_folder", "images"], done.stderr

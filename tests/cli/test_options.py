@@ -2,34 +2,43 @@
 
 from __future__ import annotations
 
+import re
+from typing import TYPE_CHECKING
+
 import pytest
 
-from colabstage.cli.options import read_cache_dir, read_fractions, spell_options
+from colabstage.cli.options import read_cache_dir, spell_options
 from colabstage.errors import OptionError
 from colabstage.io.units import parse_fractions, parse_sides
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 
 @pytest.mark.parametrize(
-    ("text", "size"), [("256x320", (256, 320)), ("256,320", (256, 320)), ("64", (64, 64)), ("8X 9", (8, 9))]
+    ("read", "text", "value"),
+    [
+        (parse_sides, "256x320", (256, 320)),
+        (parse_sides, "256,320", (256, 320)),
+        (parse_sides, "64", (64, 64)),
+        (parse_sides, "8X 9", (8, 9)),
+        (parse_fractions, "train=0.8, dev=.1,test=0.1", {"train": 0.8, "dev": 0.1, "test": 0.1}),
+        (parse_fractions, "0.8", 0.8),
+        (parse_fractions, "0.7,0.2,0.1", [0.7, 0.2, 0.1]),
+        (read_cache_dir, "none", None),
+        (read_cache_dir, "./none", "./none"),
+    ],
 )
-def test_image_sizes(text: str, size: tuple[int, int]) -> None:
-    """Height comes first; one number is a square."""
-    assert parse_sides(text) == size
+def test_a_text_becomes_the_argument(read: Callable[[str], object], text: str, value: object) -> None:
+    """Height comes first; fractions have names, or are those of the usual splits; `none` is no cache."""
+    assert read(text) == value
 
 
 @pytest.mark.parametrize("text", ["", "x", "8x", "8x8x8", "-8x8", "8.5x8", "(8, 8)"])
 def test_what_is_no_image_size_is_refused(text: str) -> None:
     """The complaint repeats what was written."""
-    with pytest.raises(OptionError) as caught:
+    with pytest.raises(OptionError, match=re.escape(repr(text))):
         parse_sides(text)
-    assert repr(text) in str(caught.value)
-
-
-def test_fractions() -> None:
-    """Names and fractions, in the order written; numbers alone have the usual names."""
-    assert list(read_fractions("train=0.8, dev=.1,test=0.1").items()) == [("train", 0.8), ("dev", 0.1), ("test", 0.1)]
-    assert list(read_fractions("0.8").items()) == [("train", 0.8), ("test", 0.2)]
-    assert list(read_fractions("0.7,0.2,0.1").items()) == [("train", 0.7), ("val", 0.2), ("test", 0.1)]
 
 
 @pytest.mark.parametrize("text", ["", "train", "train=", "train=most", "train=0.8,", "a=0.5,a=0.5", "a=0.5,0.5", "=1"])
@@ -37,18 +46,6 @@ def test_what_gives_no_fractions_is_refused(text: str) -> None:
     """A missing name, number or comma, and a name twice."""
     with pytest.raises(OptionError):
         parse_fractions(text)
-
-
-def test_one_number_below_a_half_has_both_meanings() -> None:
-    """As in Python: elsewhere that number is what is held out."""
-    with pytest.raises(OptionError, match=r"0\.8"):
-        read_fractions("0.2")
-
-
-def test_no_cache_is_spelt_none() -> None:
-    """`none` is no cache; everything else goes on as it is."""
-    assert read_cache_dir("none") is None
-    assert [read_cache_dir(text) for text in ("auto", "./none", "/x")] == ["auto", "./none", "/x"]
 
 
 @pytest.mark.parametrize(

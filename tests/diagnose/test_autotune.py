@@ -137,8 +137,8 @@ def test_rounds_halve() -> None:
     assert next_round([Trial({}, batch_s=math.inf, problem="no"), Trial({}, batch_s=1.0, problem="ended early")]) == []
 
 
-def test_processes_are_candidates_only_where_they_have_something_to_do() -> None:
-    """Of our own dataset; memory only where it fits."""
+def test_candidates_are_what_can_work() -> None:
+    """Memory only where a dataset of ours fits, processes only where Python works on each sample."""
     plain = our_candidates(2, fits=False, per_sample=False)
     assert {one.options.get("strategy") for one in plain} == {None, "direct"}
     assert any(one.processes == 2 for one in our_candidates(2, fits=True, per_sample=True))
@@ -152,25 +152,23 @@ class Broken(Numbers):
         raise OSError(msg)
 
 
-def test_the_reason_is_told_when_nothing_works() -> None:
-    """That of the first candidate."""
-    with pytest.raises(OptionError, match="the disk is gone"):
-        autotune_loader(Broken(0.0), 8, budget_s=1)
+def failing(_: object) -> None:
+    msg = "no such layer"
+    raise RuntimeError(msg)
 
 
-def test_an_error_of_the_step_is_its_own() -> None:
-    """And not a way of loading that does not work."""
-
-    def step(_: object) -> None:
-        msg = "no such layer"
-        raise ValueError(msg)
-
-    with pytest.raises(ValueError, match="no such layer"):
-        autotune_loader(Numbers(0.0), 8, step=step, restore=(), budget_s=1)
-
-
-@pytest.mark.parametrize(("dataset", "budget"), [(iter([1]), 1.0), (Numbers(0.0), 0.0)])
-def test_what_cannot_work_is_refused(dataset: Any, budget: float) -> None:
-    """A dataset without samples by number, and no time."""
-    with pytest.raises(OptionError, match=r"expected|needs a dataset"):
-        autotune_loader(dataset, 8, budget_s=budget)
+@pytest.mark.parametrize(
+    ("dataset", "options", "error", "said"),
+    [
+        (iter([1]), {}, OptionError, "expected|needs a dataset"),
+        (Numbers(0.0), {"budget_s": 0.0}, OptionError, "expected"),
+        # The reason of the first candidate.
+        (Broken(0.0), {}, OptionError, "the disk is gone"),
+        # Which is not a way of loading that does not work.
+        (Numbers(0.0), {"step": failing, "restore": ()}, RuntimeError, "no such layer"),
+    ],
+)
+def test_what_cannot_work_is_said(dataset: Any, options: dict[str, Any], error: Any, said: str) -> None:
+    """No samples by number, no time, no way to load it, and a step that fails."""
+    with pytest.raises(error, match=said):
+        autotune_loader(dataset, 8, **{"budget_s": 1, **options})

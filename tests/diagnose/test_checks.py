@@ -14,7 +14,6 @@ from colabstage.diagnose.doctor import (
     judge_crowded_folder,
     judge_current_folder,
     judge_disk,
-    judge_drive_cache,
     judge_gpu,
     judge_libraries,
     judge_machine,
@@ -52,7 +51,6 @@ WELL = MachineFacts(
     python="3.12.13",
     fast_dir="/content",
     free_bytes=60 * GB,
-    drive_cache_bytes=2 * GB,
     cores=2,
     memory_bytes=13 * GB,
     free_memory_bytes=11 * GB,
@@ -87,15 +85,6 @@ CASES: list[tuple[Check, dict[str, Any], Status, str]] = [
     (judge_disk, {"dataset": replace(ON_DRIVE, nbytes=31 * GB)}, "fail", "takes 62 GB (twice its size"),
     (judge_disk, {"dataset": replace(ON_DRIVE, nbytes=31 * GB, slow_mount="a network file system (nfs4)")}, "ok", "60"),
     (judge_disk, {"dataset": replace(FOLDER, nbytes=70 * GB)}, "ok", "60 GB free"),
-    (judge_drive_cache, {}, "ok", "holds 2 GB, 60 GB of the disk are free"),
-    (judge_drive_cache, {"drive_cache_bytes": 70 * GB}, "warn", "holds 70 GB"),
-    (
-        judge_drive_cache,
-        {"free_bytes": GB // 2, "drive_cache_bytes": 70 * GB, "drive_cache_counted": False},
-        "fail",
-        "holds at least 70 GB",
-    ),
-    (judge_drive_cache, {"drive_cache_bytes": None}, "skip", "No Drive client"),
     (judge_mount, {}, "ok", "1 mount answered"),
     (judge_mount, {"mounts": (ANSWERS, replace(ANSWERS, seconds=5.0))}, "warn", "after 5.00 s"),
     (
@@ -118,9 +107,9 @@ CASES: list[tuple[Check, dict[str, Any], Status, str]] = [
     (judge_shared_memory, {"shared_memory_bytes": 64 << 20, "workers": 4}, "fail", "from 4 workers take up to 125 MB"),
     (judge_shared_memory, {"shared_memory_bytes": 64 << 20, "workers": 0}, "ok", "no worker process needs it"),
     (judge_shared_memory, {"shared_memory_bytes": None}, "skip", "no /dev/shm"),
-    (judge_cores, {}, "ok", "2 cores, 1 worker asked about"),
+    (judge_cores, {}, "ok", "2 cores, 1 worker"),
     (judge_cores, {"workers": None}, "ok", "at most 1 worker beside"),
-    (judge_cores, {"workers": 4, "workers_run": True}, "warn", "2 cores, 4 workers running"),
+    (judge_cores, {"workers": 4}, "warn", "2 cores, 4 workers"),
     (judge_network_mount, {}, "ok", "is on a local disk"),
     (judge_network_mount, {"dataset": ON_DRIVE}, "warn", "(9,000 files) is on Google Drive"),
     (judge_network_mount, {"dataset": replace(FILE, slow_mount="Google Drive")}, "warn", "is on Google Drive"),
@@ -179,26 +168,6 @@ def test_a_check_judges(check: Check, changes: dict[str, Any], status: Status, s
     assert re.search(r"[.\w)']$", verdict.message)
 
 
-def test_what_is_larger_than_the_disk_is_read_in_part() -> None:
-    """The remedy names a limit that the disk has room for; a pack is opened as it is, anything else is packed first."""
-    small = replace(WELL, free_bytes=9 * GB)
-    pack = replace(FILE, path="/content/drive/MyDrive/photos.h5", nbytes=50 * GB, slow_mount="Google Drive")
-    said = judge_disk(replace(small, dataset=pack))
-    assert said.status == "fail"
-    assert "dataset_h5('/content/drive/MyDrive/photos.h5', disk_limit=\"4GB\")" in said.remedy
-    said = judge_disk(replace(small, dataset=replace(ON_DRIVE, nbytes=50 * GB)))
-    assert 'Give stage_dataset disk_limit="4GB": it reads the packed copy' in said.remedy
-    local = replace(FILE, path="/data/photos.zip", nbytes=60 * GB, slow_mount=None)
-    said = judge_disk(replace(small, dataset=replace(local, pack=None)))
-    assert said.status == "fail"
-    assert "a pack of '/data/photos.zip' takes about 60 GB" in said.message
-    assert 'Give stage_dataset disk_limit="4GB"' in said.remedy
-    # A pack that is here is read where it is.
-    assert judge_disk(replace(small, dataset=local)).status == "ok"
-    tiny = replace(WELL, free_bytes=GB // 2, dataset=replace(local, pack=None))
-    assert 'disk_limit="250MB"' in judge_disk(tiny).remedy
-
-
 def test_every_check_has_cases_for_both_sides() -> None:
     """No check is without a case that makes it pass and one that makes it complain."""
     passing = {check for check, _, status, _ in CASES if status == "ok"}
@@ -210,34 +179,23 @@ def test_every_check_has_cases_for_both_sides() -> None:
 def test_a_remedy_is_a_paragraph_for_people(check: Check) -> None:
     """Every check's docstring is whole sentences in one paragraph."""
     remedy = " ".join((check.__doc__ or "").split())
-    assert 40 < len(remedy) < 500
+    assert 40 < len(remedy) < 600
     assert remedy.endswith(".")
     assert "  " not in remedy
 
 
-def test_a_machine_that_is_well_needs_no_remedy() -> None:
-    """Without a complaint the report ends with 0 and says nothing but facts."""
+def test_only_what_is_broken_fails() -> None:
+    """What merely costs time has a remedy, and the exit code stays 0; a page escapes what it quotes."""
     report = judge_machine(WELL)
     assert report.exit_code == 0
     assert not any(finding.remedy for finding in report.findings)
-    assert str(report).splitlines()[0] == "All 12 checks passed."
-
-
-def test_warnings_do_not_fail() -> None:
-    """What merely costs time has a remedy, and the exit code stays 0."""
+    assert str(report).splitlines()[0] == "All 11 checks passed."
     report = judge_machine(replace(WELL, folder_mount="Google Drive"))
     assert report.exit_code == 0
     assert str(report).startswith("1 warning; ")
     assert "→ Leave it: os.chdir('/content')." in str(report)
-
-
-def test_what_is_broken_fails() -> None:
-    """One broken thing is enough for exit code 1; the page names it, with its remedy, and escapes what it quotes."""
     report = judge_machine(replace(WELL, dataset=DatasetFacts("/x/<b>", "missing")))
-    assert report.exit_code == 1
+    assert report.exit_code == report.to_dict()["exit_code"] == 1
     page = report._repr_html_()
     assert "nothing at &#x27;/x/&lt;b&gt;&#x27;" in page
     assert "Check the spelling" in page
-    away = judge_machine(replace(WELL, dataset=ON_DRIVE))
-    assert any("Stage it: stage_dataset(path)" in finding.remedy for finding in away.findings)
-    assert report.to_dict()["exit_code"] == 1

@@ -18,6 +18,7 @@ from simulated_drive.drive import SimulatedDrive
 from simulated_drive.knobs import DriveKnobs
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from colabstage.diagnose.compare import SourceComparison
@@ -98,27 +99,37 @@ def test_the_time_is_kept(machine: Path) -> None:
     assert found.rate("source").epoch_s(60) > 60 * 0.25 / 2 * 0.8
 
 
-@pytest.mark.fuse
-def test_a_mount_that_died_is_said_at_once(drive: SimulatedDrive, my_drive: Path) -> None:
-    """Nothing is tried where nothing answers."""
-    drive.kill()
-    with pytest.raises(DriveDisconnectedError, match="Transport endpoint"):
-        compare(my_drive / "photos")
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def stopping(name: str, act: Callable[[], object]) -> Progress:
+    """A progress that does something as a step begins."""
+
+    class Stopping(Progress):
+        def step(self, started: str, *, total: int | None, unit: str) -> ProgressStep:
+            if started == name:
+                act()
+            return super().step(started, total=total, unit=unit)
+
+    return Stopping()
 
 
 @pytest.mark.fuse
 def test_a_mount_that_dies_meanwhile(drive: SimulatedDrive, my_drive: Path, machine: Path) -> None:
-    """A Drive that goes away while it is read is a typed error, and nothing stays behind."""
+    """A Drive that goes away while it is read, or has gone, is a typed error, and nothing stays behind."""
     write_photos(drive.cloud / "MyDrive" / "photos", 10)
+    for progress in (stopping("read once more", drive.kill), False):
+        with pytest.raises(DriveDisconnectedError):
+            compare(my_drive / "photos", progress=progress)
+    assert not (machine / "fast").exists()
 
-    class Killing(Progress):
-        def step(self, name: str, *, total: int | None, unit: str) -> ProgressStep:
-            if name == "read once more":
-                drive.kill()
-            return super().step(name, total=total, unit=unit)
 
-    with pytest.raises(DriveDisconnectedError):
-        compare(my_drive / "photos", progress=Killing())
+def test_an_interrupted_comparison_leaves_nothing(machine: Path) -> None:
+    """Ctrl-C in the middle: the copies are gone, and so are the folders that were made for them."""
+    write_photos(machine / "photos", 8)
+    with pytest.raises(KeyboardInterrupt):
+        compare(machine / "photos", progress=stopping("read the pack", interrupt))
     assert not (machine / "fast").exists()
 
 
@@ -140,42 +151,14 @@ def test_a_local_folder(machine: Path) -> None:
     assert len(found.plot().axes[0].patches) == 4
 
 
-def test_images_of_many_sizes_stay_encoded(machine: Path) -> None:
-    """Without a size a pack keeps the files as they are, and the note says what a size would change."""
-    write_photos(machine / "photos", 12, mixed=True)
-    found = compare(machine / "photos")
-    assert found.encoding == "encoded"
-    assert "with image_size=(height, width) they are decoded once" in str(found)
-
-
 def test_broken_images_are_left_out(machine: Path) -> None:
-    """An image that cannot be decoded is counted, and the others compared."""
-    write_photos(machine / "photos", 12)
+    """One that cannot be decoded is counted; images of many sizes stay encoded, and the note says what a size does."""
+    write_photos(machine / "photos", 12, mixed=True)
     (machine / "photos/cat/0.jpg").write_bytes(b"no image")
     found = compare(machine / "photos")
-    assert found.compared == 11
+    assert (found.compared, found.encoding) == (11, "encoded")
     assert "1 of the images could not be decoded, and were left out." in str(found)
-
-
-def test_a_few_images_are_enough(machine: Path) -> None:
-    """Two images are compared like many."""
-    write_photos(machine / "photos", 2)
-    assert compare(machine / "photos", budget_s=1.0).compared == 2
-
-
-def test_an_interrupted_comparison_leaves_nothing(machine: Path) -> None:
-    """Ctrl-C in the middle: the copies are gone, and so are the folders that were made for them."""
-    write_photos(machine / "photos", 8)
-
-    class Interrupting(Progress):
-        def step(self, name: str, *, total: int | None, unit: str) -> ProgressStep:
-            if name == "read the pack":
-                raise KeyboardInterrupt
-            return super().step(name, total=total, unit=unit)
-
-    with pytest.raises(KeyboardInterrupt):
-        compare(machine / "photos", progress=Interrupting())
-    assert not (machine / "fast").exists()
+    assert "with image_size=(height, width) they are decoded once" in str(found)
 
 
 def test_what_is_no_image(machine: Path) -> None:
@@ -192,12 +175,6 @@ def test_what_is_no_image(machine: Path) -> None:
     with pytest.raises(SourceNotFoundError):
         compare(machine / "nothing")
     assert not (machine / "fast").exists()
-
-
-def test_an_old_name_is_refused_with_the_new_one(machine: Path) -> None:
-    """It was an alias."""
-    with pytest.raises(OptionError, match="budget_s"):
-        compare(machine, seconds=3)
 
 
 @pytest.mark.parametrize("name", ["samples", "num_workers", "batch_size", "budget_s"])

@@ -12,14 +12,13 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import psutil
 import pytest
-from PIL import Image
 
 from colabstage import doctor, pack_dataset
 from colabstage.errors import OptionError
 from tests.diagnose.nvidia_smi import IDLE_T4, T4, FakeSmi
+from tests.support.images import in_classes, make_tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,20 +34,10 @@ def finding(report: DoctorReport, title: str) -> Finding:
     return next(one for one in report.findings if one.title == title)
 
 
-def write_photos(folder: Path, count: int = 8) -> Path:
-    """A folder with images in two classes."""
-    for number in range(count):
-        place = folder / ("cat", "dog")[number % 2] / f"{number}.png"
-        place.parent.mkdir(parents=True, exist_ok=True)
-        pixels = np.random.default_rng(number).integers(0, 256, (16, 16, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(place)
-    return folder
-
-
 @pytest.fixture
 def pack(machine: Path) -> Path:
     """A pack with its manifest."""
-    write_photos(machine / "photos")
+    make_tree(machine / "photos", in_classes(8))
     return Path(pack_dataset(machine / "photos", machine / "photos.h5", progress=False).path)
 
 
@@ -56,7 +45,7 @@ def test_a_machine_alone(machine: Path) -> None:
     """Without a path the dataset's checks are skipped, the others have figures, and all of it is JSON."""
     report = doctor(timeout_s=5.0)
     skipped = {one.title for one in report.findings if one.status == "skip"}
-    assert {"location", "crowded folders", "pack", "mounts", "Drive client's cache"} <= skipped
+    assert {"location", "crowded folders", "pack", "mounts"} <= skipped
     assert finding(report, "platform").status == "ok"
     assert finding(report, "libraries").status == "ok"
     assert json.loads(json.dumps(report.to_dict()))["facts"]["cores"] >= 1
@@ -66,7 +55,7 @@ def test_a_machine_alone(machine: Path) -> None:
 @pytest.mark.fuse
 def test_a_drive_that_answers(my_drive: Path) -> None:
     """A living Drive passes; a folder on it is counted, and does not belong there."""
-    write_photos(my_drive / "photos", 6)
+    make_tree(my_drive / "photos", in_classes(6))
     report = doctor(my_drive / "photos", timeout_s=5.0)
     assert finding(report, "mounts").status == "ok"
     assert finding(report, "location").status == "warn"
@@ -79,7 +68,7 @@ def test_a_drive_that_answers(my_drive: Path) -> None:
 @pytest.mark.fuse
 def test_a_drive_that_hangs_does_not_hang_doctor(drive: SimulatedDrive, my_drive: Path) -> None:
     """A client that is stopped is reported at the deadline, for the mount and for a path on it."""
-    write_photos(my_drive / "photos", 2)
+    make_tree(my_drive / "photos", in_classes(2))
     (client,) = (one for one in psutil.Process().children() if "simulated_drive.server" in one.cmdline())
     client.send_signal(signal.SIGSTOP)
     try:
@@ -129,71 +118,35 @@ def test_the_current_folder_on_a_drive_that_died(drive: SimulatedDrive, my_drive
     assert f"'{my_drive}/photos' could not be looked at" in " ".join(said.split())
 
 
-@pytest.mark.fuse
-def test_a_pack_on_a_drive(my_drive: Path, pack: Path) -> None:
-    """An HDF5 file is not to be read from there; on the local disk it is."""
-    (my_drive / "photos.h5").write_bytes(pack.read_bytes())
-    assert finding(doctor(my_drive / "photos.h5", timeout_s=10.0), "location").status == "warn"
-    assert finding(doctor(pack, timeout_s=10.0), "location").status == "ok"
-
-
-def test_a_small_disk(make_disk: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk of 8 MB is too small for anything; the usual one is not."""
+def test_a_small_disk(machine: Path, make_disk: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk of 8 MB is too small for anything, and a file is no folder to stage in."""
     assert finding(doctor(timeout_s=5.0), "disk").status in {"ok", "warn"}
     monkeypatch.setenv("COLABSTAGE_LOCAL_DIR", str(make_disk(8) / "fast"))
     found = finding(doctor(timeout_s=5.0), "disk")
     assert found.status == "fail"
     assert "Only 8." in found.message
-
-
-def test_a_place_that_cannot_be_written(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file where datasets should be staged is found before anything is staged."""
     (machine / "file").write_bytes(b"")
     monkeypatch.setenv("COLABSTAGE_LOCAL_DIR", str(machine / "file" / "fast"))
-    found = finding(doctor(timeout_s=5.0), "platform")
-    assert (found.status, "is not a folder" in found.message) == ("fail", True)
+    assert "is not a folder" in finding(doctor(timeout_s=5.0), "platform").message
 
 
-def test_what_the_drive_client_keeps(
-    machine: Path, make_disk: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its cache is measured on the disk, and held against what is left there."""
-    kept = machine / "root/.config/Google/DriveFS/1234/content_cache"
-    kept.mkdir(parents=True)
-    (kept / "blob").write_bytes(os.urandom(12_000_000))
-    assert finding(doctor(timeout_s=5.0), "Drive client's cache").message.startswith("The Drive client holds 12 MB")
-    monkeypatch.setenv("COLABSTAGE_LOCAL_DIR", str(make_disk(8)))
-    assert finding(doctor(timeout_s=5.0), "Drive client's cache").status == "fail"
-
-
-def test_a_whole_pack(pack: Path) -> None:
-    """A pack whose manifest agrees passes, with its number of samples."""
+@pytest.mark.parametrize(
+    ("damage", "status", "said"),
+    [
+        (lambda _: None, "ok", "^8 samples; its manifest: agrees with the file's length"),
+        (lambda pack: os.truncate(pack, pack.stat().st_size - 100), "fail", "cut off|it is damaged"),
+        (lambda pack: pack.with_name("photos.h5.json").unlink(), "warn", "^8 samples"),
+        (lambda pack: pack.write_text("<!DOCTYPE html><html>Quota exceeded</html>"), "fail", "not an HDF5 file"),
+    ],
+    ids=["whole", "cut off", "without its manifest", "a web page"],
+)
+def test_a_pack(pack: Path, damage: Callable[[Path], object], status: str, said: str) -> None:
+    """Only one whose manifest agrees passes, with its number of samples."""
+    damage(pack)
     found = finding(doctor(pack, timeout_s=10.0), "pack")
-    assert found.status == "ok"
-    assert found.message.startswith("8 samples; its manifest: agrees with the file's length")
-
-
-def test_a_pack_that_is_cut_off(pack: Path) -> None:
-    """A shorter file than the manifest says is broken, whether HDF5 notices or not."""
-    os.truncate(pack, pack.stat().st_size - 100)
-    found = finding(doctor(pack, timeout_s=10.0), "pack")
-    assert found.status == "fail"
-    assert "cut off" in found.message or "it is damaged" in found.message
-    assert "colabstage verify FILE" in found.remedy
-
-
-def test_a_pack_without_its_manifest(pack: Path) -> None:
-    """Nothing vouches for a pack that lost its manifest."""
-    pack.with_name("photos.h5.json").unlink()
-    assert finding(doctor(pack, timeout_s=10.0), "pack").status == "warn"
-
-
-def test_a_file_that_only_claims_to_be_hdf5(machine: Path) -> None:
-    """A web page saved as .h5 is named for what it is."""
-    (machine / "data.h5").write_text("<!DOCTYPE html><html>Quota exceeded</html>", encoding="utf-8")
-    found = finding(doctor(machine / "data.h5", timeout_s=10.0), "pack")
-    assert found.status == "fail"
-    assert "not an HDF5 file" in found.message
+    assert found.status == status
+    assert re.search(said, found.message)
+    assert ("colabstage verify FILE" in found.remedy) == (status != "ok")
 
 
 def test_a_gpu_that_somebody_uses(smi: FakeSmi) -> None:

@@ -199,11 +199,11 @@ def test_it_is_put_back_after_an_error_in_the_step() -> None:
 
 def test_copies_of_a_model_are_in_the_computers_memory() -> None:
     """A GPU that a model nearly fills could not hold a second one. (The device of these tests has no memory at all.)"""
-    from colabstage.diagnose.profile import Restored
-
-    with torch.device("meta"), pytest.raises(OptionError, match="Parameter"):
-        # A tensor without data cannot be copied to the computer's memory, and any copy on the device could.
-        Restored((torch.nn.Linear(2, 2),))
+    with torch.device("meta"):
+        model = torch.nn.Linear(2, 2)
+    # A tensor without data cannot be copied to the computer's memory, and any copy on the device could.
+    with pytest.raises(OptionError, match="Parameter"):
+        profile_loader([1], lambda _: None, restore=(model,), budget_s=0.1)
 
 
 @pytest.mark.gpu

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import groupby
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import colabstage
 from colabstage import dataset_h5, make_loader
-from scripts.count_code import walk
+from tests.support.walks import walk
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-PACKAGE = Path(colabstage.__file__).parent
 
 
 def test_few_modules_are_entered_up_to_the_first_batch(make_file: Callable[..., Any]) -> None:
     """Of `load/`, in this thread and in those that read ahead."""
     dataset = dataset_h5(make_file("pack", 40).path)
-    found = walk(PACKAGE, lambda: next(iter(make_loader(dataset, 8))))
+    found = walk(lambda: next(iter(make_loader(dataset, 8))))
     stays = [name for name, _ in groupby(found.visits)]
     drawn = " -> ".join(stays) + f"; threads: {sorted(found.elsewhere)}"
     ours = {name for name in {*found.visits, *found.elsewhere} if name.startswith("load/")}

@@ -11,7 +11,6 @@ import h5py
 import numpy as np
 import pytest
 
-from colabstage.errors import OptionError
 from colabstage.notebook.browser import THUMB_PX, Browsing, bar_order, draw_bars, draw_grid, draw_large, draw_legend
 from colabstage.notebook.samples import Sample, open_splits
 from tests.notebook.packs import PACKS, photos, write_boxed
@@ -97,55 +96,8 @@ def test_a_sound_is_a_wave_and_bytes_are_read(tmp_path: Path) -> None:
     assert "To be, or not" in draw_grid([replace(first, x=letters)], classes=(), layout="tokens")
 
 
-def test_a_broken_image_leaves_the_others(tmp_path: Path) -> None:
-    """In its place is why; no other sample is missing."""
-    state = browsing(write_boxed(tmp_path / "a.h5", broken=2).path)
-    samples = state.read(state.rows, THUMB_PX)
-    assert [isinstance(sample, str) for sample in samples] == [False, False, True, False, False, False]
-    assert tags_of(draw_grid(samples, classes=state.classes, layout=None)).count("svg") == 5
-
-
-def test_pages(tmp_path: Path) -> None:
-    """Pages follow each other, the last one shorter; there is none beyond."""
-    state = browsing(PACKS["labels"](tmp_path / "a.h5"))
-    assert (state.pages, state.rows) == (4, list(range(8)))
-    state.turn_to(3)
-    assert state.rows == list(range(24, 30))
-    state.turn_to(9)
-    assert state.page == 3
-    state.turn_to(-2)
-    assert state.page == 0
-
-
-def test_a_class(tmp_path: Path) -> None:
-    """Only its samples, in the file's order; another split has all again."""
-    state = browsing(PACKS["labels"](tmp_path / "a.h5"))
-    state.turn_to(2)
-    state.choose_class(1)
-    assert (state.page, state.pages, state.count) == (0, 2, 10)
-    assert state.rows == [1, 4, 7, 10, 13, 16, 19, 22]
-    with pytest.raises(OptionError, match="no class 3"):
-        state.choose_class(3)
-    state.choose_split("test")
-    assert state.rows == [0, 1, 2]
-
-
-def test_a_sample_alone(tmp_path: Path) -> None:
-    """Its page comes along; a row that the class does not have is found among all."""
-    state = browsing(PACKS["labels"](tmp_path / "a.h5"))
-    state.enlarge(17)
-    assert (state.row, state.page) == (17, 2)
-    state.choose_class(1)
-    state.go_to_row(25)
-    assert (state.row, state.place, state.page, state.chosen) == (25, 8, 1, 1)
-    state.go_to_row(26)
-    assert (state.row, state.page, state.chosen) == (26, 3, None)
-    state.enlarge(99)
-    assert state.row == 29
-
-
 def test_bars() -> None:
-    """As numbered where few, else the most frequent first."""
+    """As numbered where few, else the most frequent first; names are text."""
     assert bar_order(np.array([3, 9, 1])) == [0, 1, 2]
     assert bar_order(np.arange(20))[:3] == [19, 18, 17]
     drawn = draw_bars([("a<b>", 3, False), ("c", 1_000, True)], 1000)

@@ -28,20 +28,6 @@ if TYPE_CHECKING:
     from tests.browser import Notebook, OpenNotebook, Theme
 
 
-def test_a_widget_renders_and_answers(open_notebook: OpenNotebook) -> None:
-    """A click in the browser reaches the kernel, and its answer reaches the page, which is dark as asked for."""
-    notebook = open_notebook(
-        "import ipywidgets\nbutton = ipywidgets.Button(description='press')\nlabel = ipywidgets.Label('none')",
-        "button.on_click(lambda _: setattr(label, 'value', 'pressed'))\nipywidgets.HBox([button, label])",
-        theme="dark",
-    )
-    notebook.run()
-    notebook.page.get_by_role("button", name="press").click()
-    notebook.page.get_by_text("pressed", exact=True).wait_for()
-    assert notebook.page.evaluate("document.body.dataset.jpThemeLight") == "false"
-    assert notebook.errors == []
-
-
 def test_a_person_looks_at_a_dataset(open_notebook: OpenNotebook, tmp_path: Path) -> None:
     """The grid appears; pages turn; bars filter; a click on a picture enlarges it; boxes and masks are seen.
 
@@ -94,7 +80,7 @@ def test_a_person_looks_at_a_dataset(open_notebook: OpenNotebook, tmp_path: Path
 def test_a_saved_notebook_shows_a_picture(open_notebook: OpenNotebook, tmp_path: Path) -> None:
     """Live, the widgets and no picture of them; opened again, the pictures and no word of models, trusted or not.
 
-    The short form is test_saved.py, without a page.
+    The short form is test_plots.py, without a page.
     """
     pack = str(PACKS["boxes"](tmp_path / "boxes.h5"))
     notebook = open_notebook(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from colabstage.notebook.samples import Kind, channels_first, sample_kind
+from colabstage.notebook.samples import Kind, sample_kind
 
 
 @pytest.mark.parametrize(
@@ -29,9 +29,3 @@ from colabstage.notebook.samples import Kind, channels_first, sample_kind
 def test_kinds(shape: tuple[int, ...], dtype: str, layout: str | None, kind: Kind) -> None:
     """By shape, dtype and layout."""
     assert sample_kind(shape, np.dtype(dtype), layout) == kind
-
-
-@pytest.mark.parametrize(("shape", "first"), [((3, 32, 32), True), ((32, 32, 3), False), ((4, 4, 4), False)])
-def test_where_channels_are(shape: tuple[int, ...], first: bool) -> None:
-    """Before height and width only where that is the one way to see an image in it."""
-    assert channels_first(shape) == first

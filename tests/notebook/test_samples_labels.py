@@ -8,7 +8,7 @@ import h5py
 import numpy as np
 import pytest
 
-from colabstage.notebook.samples import SplitClasses, class_name, open_splits, read_labels
+from colabstage.notebook.samples import SplitClasses, open_splits, read_labels
 from tests.notebook.packs import CLASSES, masks, photos, write_boxed, write_pack
 
 if TYPE_CHECKING:
@@ -27,8 +27,9 @@ def found(labels: SplitClasses) -> dict[str, list[int]]:
     return {name: labels.rows_of(number).tolist() for number, name in enumerate(labels.names)}
 
 
-@pytest.mark.parametrize("shape", [(9,), (9, 1), (9, 1, 1)])
-@pytest.mark.parametrize("dtype", ["int64", "uint8", "float32", "bool"])
+@pytest.mark.parametrize(
+    ("shape", "dtype"), [((9,), "int64"), ((9, 1), "uint8"), ((9, 1, 1), "float32"), ((9,), "bool")]
+)
 def test_a_number_each(tmp_path: Path, shape: tuple[int, ...], dtype: str) -> None:
     """Whole numbers are classes, whatever axes and dtype they are stored with."""
     y = (np.arange(9) % 2).astype(dtype)
@@ -109,8 +110,3 @@ def test_no_inputs_are_read(tmp_path: Path) -> None:
         raw.seek(start)
         raw.write(b"\xff" * 1000)
     assert found(labels_of(path)) == {"0": [0, 2, 4], "1": [1, 3, 5]}
-
-
-def test_class_names() -> None:
-    """A name where there is one."""
-    assert [class_name(value, CLASSES) for value in (0, 2, 3, -1, -2)] == ["car", "van", "3", "no label", "-2"]

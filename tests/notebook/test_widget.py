@@ -58,7 +58,7 @@ def test_class_and_split_are_chosen(tmp_path: Path) -> None:
 
 
 def test_a_sample_is_enlarged(tmp_path: Path) -> None:
-    """By a press on it or by its number; forwards, backwards, and back to its page."""
+    """By a press on it or by its number, of any class; forwards, backwards, and back to its page."""
     browser = browse(PACKS["labels"](tmp_path / "a.h5"), page_size=8)
     browser._on.click()
     browser._grid.buttons[3].click()
@@ -69,44 +69,45 @@ def test_a_sample_is_enlarged(tmp_path: Path) -> None:
     before.click()
     before.click()
     assert "train[10]" in browser._large.value
+    browser._bars._bars.buttons[1].click()
     browser._row.value = 25
-    assert "train[25]" in browser._large.value
+    assert ("train[25]" in browser._large.value, browser.state.chosen) == (True, 1)
+    browser._row.value = 26
+    assert ("train[26]" in browser._large.value, browser.state.chosen) == (True, None), "no sample of this class"
     back.click()
     assert (browser.state.page, browser._grid_box.layout.display) == (3, "")
 
 
-def test_many_classes_are_found_and_turned(tmp_path: Path) -> None:
-    """A word finds those that hold it, pages turn both ways, and a press chooses the class that is seen there."""
+def test_many_classes_are_searched(tmp_path: Path) -> None:
+    """A word finds those that hold it, and a press chooses the class that is seen there."""
     names = [f"breed {number:02}" for number in range(40)]
     bars = browse(write_pack(tmp_path / "a.h5", photos(40), np.arange(40), classes=names))
     found = bars._bars
-    assert (found._place.value, found._back.disabled) == ("1 to 14 of 40", True)
-    found._on.click()
-    found._on.click()
-    assert (found._place.value, found._on.disabled) == ("29 to 40 of 40", True)
-    found._back.click()
-    assert found._place.value == "15 to 28 of 40"
+    assert found._found.value == "14 of 40 classes"
     found._search.value = "BREED 1"
-    assert found._place.value == "1 to 10 of 10"
+    assert found._found.value == "10 of 10 classes"
     found._bars.buttons[3].click()
     assert bars.state.rows == [13]
     assert found._search.value == "BREED 1", "a press leaves what was searched for"
     found._search.value = "cat"
-    assert found._place.value == "none of this name"
+    assert found._found.value == "0 of 0 classes"
 
 
-def test_numbers_are_no_classes(tmp_path: Path) -> None:
-    """A measurement for each sample makes no list of classes."""
-    ages = browse(write_pack(tmp_path / "a.h5", photos(30), np.arange(30) * 3))
-    assert ages._bars.widget.layout.display == "none"
-    assert "a value of their own" in ages._message.value
-
-
-def test_without_classes_there_is_no_filter(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("y", "why"), [(np.arange(30) * 3, "a value of their own"), (np.linspace(-1, 1, 30), "float64 numbers")]
+)
+def test_without_classes_there_is_no_filter(tmp_path: Path, y: Any, why: str) -> None:
     """And the browser says why."""
-    browser = browse(PACKS["table"](tmp_path / "a.h5"))
+    browser = browse(write_pack(tmp_path / "a.h5", photos(30), y))
     assert browser._bars.widget.layout.display == "none"
-    assert "not classes" in browser._message.value
+    assert why in browser._message.value
+
+
+def test_a_broken_image_is_said_in_its_place(tmp_path: Path) -> None:
+    """The others are shown."""
+    browser = browse(write_boxed(tmp_path / "a.h5", broken=2).path)
+    assert (browser._grid.drawn.value.count("<svg"), shown(browser)) == (5, 6)
+    assert "cs-broken" in browser._grid.drawn.value
 
 
 def test_a_file_that_changes_is_an_error_that_is_seen(tmp_path: Path) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections import Counter
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from scripts.count_code import two_walks
+from colabstage import stage_dataset
+from tests.support.images import image, in_classes
+from tests.support.walks import walk
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -14,7 +17,12 @@ if TYPE_CHECKING:
 
 def test_few_modules_are_entered_for_a_zip(tmp_path: Path) -> None:
     """The executor, which calls the others, is returned to, and so is the request, which all of them read."""
-    found = two_walks(tmp_path)["stage_dataset on a zip"]
+    archive = tmp_path / "photos.zip"
+    with zipfile.ZipFile(archive, "w") as made:
+        for name, number in in_classes(32, suffix=".jpg").items():
+            made.writestr(name, image(number, suffix=".jpg"))
+    places: dict[str, Any] = {"local_dir": tmp_path / "local", "cache_dir": None}
+    found = walk(lambda: stage_dataset(archive, image_size=(16, 16), progress=False, **places))
     stays = [name for name, _ in groupby(found.visits)]
     drawn = " -> ".join(stays)
     ours = {name for name in stays if name.startswith("stage/")}
