@@ -534,10 +534,4 @@ def notes_on_targets(columns: Sequence[Column], targets: Values, classes: Sequen
             f"{format_count(empty, 'cells')} of the label columns {'is' if empty == 1 else 'are'} empty, and NaN in y; "
             "a loss over them is NaN. Fill them in, or leave them out in the loop: y.isnan()."
         )
-    written = {cell for column in columns if column.is_numeric for cell in column.filled if cell.lower() != "nan"}
-    if set(map(float, written)) - {0.0, 1.0} == {-1.0}:
-        notes.append(
-            "The label columns hold -1, which a loss for yes and no does not take. Convert it in the loop: "
-            "(y > 0).float() takes it for no."
-        )
     return notes

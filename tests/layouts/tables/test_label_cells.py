@@ -127,7 +127,6 @@ NOTED = {
     "empty cells": ("image,a,b", ["{i}.png,1,", "{i}.png,,0"], None, r"12 cells of the label columns are empty"),
     "a class for each": ("image,label", ["{i}.png,c{i}"], None, r"12 classes for 12 samples"),
     "other numbers": ("image,age", ["0.png,31", "0.png,32"], None, r"each row is a sample; 6 rows have"),
-    "-1 for no": ("image,a,b", ["{i}.png,-1,1"], None, r"hold -1, which"),
 }  # fmt: skip
 
 
