@@ -103,9 +103,10 @@ def boxes_state(
     notes: Iterable[str] = (),
     used: Iterable[str] = (),
     stated: dict[str, str] | None = None,
+    within: str = "",
 ) -> Evidence:
     """Return the boxes of all images as evidence, the images in their order. Splits are those of the images where each
-    has one, or else those of lists, of those that are `stated` if something says which they are.
+    has one, or else those of lists, as `lists_state` finds them.
 
     `classes`: those of the records, in the order of their labels; their `names` are themselves by default. `columns`:
     what follows the four numbers of each box. `relative`: whether these are fractions of width and height.
@@ -124,7 +125,7 @@ def boxes_state(
         notes=tuple(notes),
     )
     made = Evidence(table, who, frozenset(used))
-    return made if table.splits is not None else lists_state(source, made, stated=stated)[0]
+    return made if table.splits is not None else lists_state(source, made, stated=stated, within=within)[0]
 
 
 def _as_boxes(
