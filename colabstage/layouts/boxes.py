@@ -103,9 +103,10 @@ def boxes_state(
     notes: Iterable[str] = (),
     used: Iterable[str] = (),
     stated: dict[str, str] | None = None,
+    within: str = "",
 ) -> Evidence:
     """Return the boxes of all images as evidence, the images in their order. Splits are those of the images where each
-    has one, or else those of lists, of those that are `stated` if something says which they are.
+    has one, or else those of lists, as `lists_state` finds them.
 
     `classes`: those of the records, in the order of their labels; their `names` are themselves by default. `columns`:
     what follows the four numbers of each box. `relative`: whether these are fractions of width and height.
@@ -124,7 +125,7 @@ def boxes_state(
         notes=tuple(notes),
     )
     made = Evidence(table, who, frozenset(used))
-    return made if table.splits is not None else lists_state(source, made, stated=stated)[0]
+    return made if table.splits is not None else lists_state(source, made, stated=stated, within=within)[0]
 
 
 def _as_boxes(
@@ -352,25 +353,23 @@ def find_box_columns(columns: Mapping[str, Column]) -> BoxColumns | None:
         return BoxColumns(corners, label)
     if runs:
         why = f"'{runs}' holds masks as run lengths (RLE), which are not read. Write each as a PNG in a folder 'masks'."
-    elif other:
-        why = (
-            f"{listed(other)} holds boxes, which are read from columns xmin, ymin, xmax, ymax and class, one box in "
-            "each row (of VIA, from its export as JSON). Write them so."
-        )
     elif are_points:
-        why = (
-            f"{listed(points, 6)} are more than the two corners of a box: landmarks, or the corners of a polygon. To "
-            f"learn the points: layout=table_rows(labels={points!r})."
-        )
+        why = f"{listed(points, 6)} are more than the two corners of a box. To learn them: {_taking(points)}."
+    elif other:
+        why = f"{listed(other)} holds boxes, which are read from {_READ}. Write them so; of VIA, export JSON."
     else:
-        why = (
-            f"{', '.join(corners)} are boxes, and no column 'class' says what is in them. Add one; if these are "
-            f"numbers to be learnt, say so: layout=table_rows(labels={list(corners)!r})."
-        )
-    whole = f"For what '{label}' says of the whole image: layout=table_rows(labels=[{label!r}])."
+        why = f"{listed([*corners])} are boxes, which are read from {_READ}. To learn the numbers: {_taking(corners)}."
+    whole = f"For what '{label}' says of the whole image: {_taking([str(label)])}."
     whole = 'Or take the images without labels: layout="images".' if label is None else whole
     msg = f"Its column {why} {whole}"
     raise LayoutError(msg)
+
+
+_READ = "columns xmin, ymin, xmax, ymax and class, one box in each row"
+
+
+def _taking(labels: Sequence[str]) -> str:
+    return f"layout=table_rows(labels={[*labels]!r})"
 
 
 def find_image_sides(columns: Mapping[str, Column]) -> list[str]:

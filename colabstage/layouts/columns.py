@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -22,7 +21,7 @@ from colabstage.layouts import words
 from colabstage.layouts.table import Values, class_indices
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from numpy import typing as npt
     from numpy.typing import NDArray
@@ -55,38 +54,6 @@ def show(value: object) -> str:
     return text if len(text) <= _CELL_SHOWN else f"{text[:_CELL_SHOWN]}…"
 
 
-class NumberedCells(Sequence[str]):
-    """Cells as numbers of the different ones, of which there may be few: a table has millions of cells, and texts of
-    their own would be most of the time and memory that it takes."""
-
-    def __init__(self, known: list[str], numbers: NDArray[np.integer[Any]]) -> None:
-        self.known = known
-        """The different cells; each occurs."""
-        self.numbers = numbers
-
-    @classmethod
-    def of(cls, cells: Iterable[str]) -> NumberedCells:
-        """Return the same cells by number."""
-        index: dict[str, int] = {}
-        numbers = [index.setdefault(cell, len(index)) for cell in cells]
-        return cls(list(index), np.array(numbers, np.intp))
-
-    def __len__(self) -> int:
-        return len(self.numbers)
-
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[str]: ...
-
-    def __getitem__(self, index: int | slice) -> str | Sequence[str]:
-        found = self.numbers[index].tolist()
-        return [self.known[number] for number in found] if isinstance(index, slice) else self.known[found]
-
-    def __iter__(self) -> Iterator[str]:
-        return map(self.known.__getitem__, self.numbers.tolist())
-
-
 class Column:
     """N cells of text, and what the distinct ones say of it."""
 
@@ -101,13 +68,11 @@ class Column:
     @cached_property
     def distinct(self) -> frozenset[str]:
         """Return the different cells."""
-        return frozenset(self.cells.known if isinstance(self.cells, NumberedCells) else self.cells)
+        return frozenset(self.cells)
 
     def as_values(self, value_of: Mapping[str, Any], dtype: npt.DTypeLike) -> NDArray[Any]:
         """Return the value of each cell, `(N,)`, given those of the different ones."""
-        cells = self.cells if isinstance(self.cells, NumberedCells) else NumberedCells.of(self.cells)
-        values = np.array([value_of[cell] for cell in cells.known], dtype)
-        return values.take(cells.numbers)
+        return np.fromiter(map(value_of.__getitem__, self.cells), dtype, len(self.cells))
 
     @cached_property
     def filled(self) -> frozenset[str]:
@@ -302,13 +267,8 @@ def _which(candidates: list[str], others: Sequence[Column]) -> LayoutError:
         return LayoutError(
             f"{what}. Write the label of each file behind its path, and a first row that says so: path,label."
         )
-    hints = {}
-    for column in others:
-        if column.plain in words.CAPTIONS:
-            hints[column.name] = 'holds texts, which are not read: layout="images" takes the images alone'
-        elif column.filled and all(cell.lower().endswith(words.IMAGES) for cell in column.filled):
-            hints[column.name] = 'names images: if they are masks, layout="pairs" reads both by their names'
-    also = "".join(f" '{name}' {hint}." for name, hint in hints.items())
+    texts = listed([column.name for column in others if column.plain in words.CAPTIONS])
+    also = f' {texts} holds texts, which are not read: layout="images" takes the images alone.' if texts else ""
     return LayoutError(
         f"Which of the columns {listed(known)} is the label? Say so: layout=table_rows(labels=[{known[0]!r}]), from "
         f"colabstage.options.{also}"
@@ -336,7 +296,9 @@ def make_targets(
         return _several_columns(columns)
     # An empty cell is a sample without a label where there may be several; a mark for a missing value is no word.
     of_words = separator != "" and first.are_all(_LIST_OF_WORDS) and "" not in first.distinct
-    mark = separator or (separator_of(first) if separator is None and not of_words else "")
+    # Between labels, if it never occurs in a word.
+    found = next((mark for mark in "|;" if any(mark in cell for cell in first.distinct)), "")
+    mark = separator or (found if separator is None and not of_words else "")
     missing = {cell for cell in first.distinct if cell.lower() in MISSING} - ({""} if mark else set())
     if not (of_words or mark or separator == "" or first.is_numeric):
         _check_classes(first, missing, sample)
@@ -354,11 +316,6 @@ def make_targets(
     if mark:
         return _as_sets(first, lambda cell: cell.split(mark))
     return _as_numbers(first) if separator is None and first.is_numeric else _as_classes(first)
-
-
-def separator_of(column: Column) -> str:
-    """Return the separator between the labels of a cell, if it never occurs in a word; otherwise ""."""
-    return next((mark for mark in "|;" if any(mark in cell for cell in column.distinct)), "")
 
 
 def _several_columns(columns: Sequence[Column]) -> Targets:
@@ -512,32 +469,14 @@ def note_on_numbers(name: str, values: NDArray[Any], classes: Sequence[str]) -> 
 
 
 def notes_on_targets(columns: Sequence[Column], targets: Values, classes: Sequence[str]) -> list[str]:
-    """Return notes on targets that a loss, or the author of the table, may not expect."""
+    """Return notes on targets that a loss may not expect."""
     values, first = targets.values, columns[0]
     if values.ndim == 1:
-        if 2 * len(classes) > len(targets) > 2:
-            return [f"'{first.name}' has {len(classes):,} classes for {len(targets):,} samples: is it a label?"]
         is_class = not {"id", *words.LABEL_WORDS}.isdisjoint(words.words_of(first.name))
         return note_on_numbers(first.name, values, classes) if is_class or words.is_label_name(first.name) else []
-    if len(columns) == 1:
-        mark = separator_of(first)
-        between = f"with '{mark}' between them" if mark else "written as a list"
-        note = (
-            f"A cell of '{first.name}' may hold several labels, {between}: each of the {values.shape[1]:,} classes is "
-            "a column of 0 and 1. For one class in each cell: layout=table_rows(separator='')."
-        )
-        return [note]
-    notes = []
     empty = int(np.isnan(values).sum())
-    if empty:
-        notes.append(
-            f"{format_count(empty, 'cells')} of the label columns {'is' if empty == 1 else 'are'} empty, and NaN in y; "
-            "a loss over them is NaN. Fill them in, or leave them out in the loop: y.isnan()."
-        )
-    written = {cell for column in columns if column.is_numeric for cell in column.filled if cell.lower() != "nan"}
-    if set(map(float, written)) - {0.0, 1.0} == {-1.0}:
-        notes.append(
-            "The label columns hold -1, which a loss for yes and no does not take. Convert it in the loop: "
-            "(y > 0).float() takes it for no."
-        )
-    return notes
+    note = (
+        f"{format_count(empty, 'cells')} of the label columns {'is' if empty == 1 else 'are'} empty, and NaN in y; a "
+        "loss over them is NaN. Fill them in, or leave them out in the loop: y.isnan()."
+    )
+    return [note] if empty else []

@@ -24,7 +24,7 @@ from colabstage.layouts.words import IMAGES, is_foreign
 from colabstage.trees.listing import count_by, take_strings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
@@ -237,18 +237,11 @@ class _Pair(NamedTuple):
     """The boxes of one image by two pieces of evidence."""
 
     image: str
-    apart: NDArray[np.float64]
-    """How far each box of the second is from each of the first, `(M, N)`; no more than 1 where they may be the same."""
+    same: NDArray[np.bool_]
+    """Whether each box of the second may be each of the first, `(M, N)`."""
     first: NDArray[np.int64]
     second: NDArray[np.int64]
     """The classes of both."""
-
-    def has_all(self, wanted: Sequence[int] | None = None) -> bool:
-        """Tell whether the first has each box of the second; of the class that is `wanted` for each."""
-        same = self.apart <= 1
-        if wanted is not None:
-            same &= self.first == np.array(wanted)[:, None]
-        return bool(same.any(axis=1).all())
 
 
 def first_contradicted(one: SampleTable, other: SampleTable) -> str | None:
@@ -268,19 +261,25 @@ def first_contradicted(one: SampleTable, other: SampleTable) -> str | None:
 
 def _first_of_other_boxes(one: SampleTable, other: SampleTable) -> str | None:
     pairs = list(_pairs(one, other))
-    lost = next((pair.image for pair in pairs if not pair.has_all()), None)
+    lost = next((pair.image for pair in pairs if not pair.same.any(axis=1).all()), None)
     if lost is not None:
         return lost
-    # What each class of the second is called by the first, in most boxes.
-    counts: Counter[tuple[int, int]] = Counter()
-    for pair in pairs:
-        counts.update(zip(pair.second.tolist(), pair.first[pair.apart.argmin(axis=1)].tolist(), strict=True))
+    # What each class of the second is called by the first, in most boxes: two boxes may be in one place.
+    counts = Counter(
+        (label, own)
+        for pair in pairs
+        for label, places in zip(pair.second.tolist(), pair.same, strict=True)
+        for own in set(pair.first[places].tolist())
+    )
     called: dict[int, int] = {}
     for (label, own), _ in counts.most_common():
         called.setdefault(label, own)
     are_merged = len(set(called.values())) < len(called)
-    each = ((pair, [called[label] for label in pair.second.tolist()]) for pair in pairs)
-    return next((pair.image for pair, wanted in each if are_merged or not pair.has_all(wanted)), None)
+    for pair in pairs:
+        wanted = np.array([called[label] for label in pair.second.tolist()])
+        if are_merged or not (pair.same & (pair.first == wanted[:, None])).any(axis=1).all():
+            return pair.image
+    return None
 
 
 class _Stated(NamedTuple):
@@ -320,4 +319,4 @@ def _pairs(one: SampleTable, other: SampleTable) -> Iterator[_Pair]:
         near += 0 if size is None and first.relative else _SAME_PIXELS
         apart = np.abs(own[None] - (theirs.places * (scale if second.relative else 1))[:, None]).max(axis=2)
         # Boxes without area are in COCO itself.
-        yield _Pair(name, apart / np.maximum(near, 1e-9), mine.labels, theirs.labels)
+        yield _Pair(name, apart <= np.maximum(near, 1e-9), mine.labels, theirs.labels)

@@ -201,8 +201,8 @@ def lists_state(
     A list has one path in each line, with or without its extension, from whichever folder on. Lists count when there
     is one for each of several splits, or of what is held out alone, when the rest is to train on; several of one split
     are folds, of which nobody can say which is meant. Where something else states the splits, lists only have to agree.
-    `stated`: the lists with their splits, where something says which they are; those in folders that end in `within` go
-    before all others.
+    `stated`: the lists with their splits, where something says which they are. `within`: the end of the folders whose
+    lists go before all others, as Pascal VOC has them: also of several datasets, and if they name other files as well.
     """
     table = found.table
     if not isinstance(table.inputs.source, TreeFiles):
@@ -211,11 +211,15 @@ def lists_state(
     if names is None:
         texts = source.ending_in(_LISTS).names
         names = {name: split for name in texts if (split := _listed_split(name)) and name not in found.used}
-        inside = {name: split for name, split in names.items() if f"/{posixpath.dirname(name)}".endswith(f"/{within}")}
-        names = inside if within and inside else names
+        inside = [name for name in texts if f"/{posixpath.dirname(name)}".endswith(f"/{within}")] if within else []
+        # Its trainval.txt repeats the two others, where these are not empty.
+        halves = [name for name in inside if name in names and source.files.where(name.__eq__)[0].size]
+        whole = [name for name in inside if stem_of(name).lower() == "trainval" and not halves]
+        names = {name: names[name] for name in halves} or dict.fromkeys(whole, "train") or names
+        within = within if halves or whole else ""
     if not 0 < len(names) <= _MOST_LISTS:
         return found, []
-    index = _ListIndex(table)
+    index = _ListIndex(table, names_others=bool(within))
     entries = source.ending_in((*_LISTS, "")).where(names.__contains__)
     read = source.parse(entries, lambda entry, content: index.read(entry.name, names[entry.name], decode_text(content)))
     lists = [one for one in read.values() if one is not None]
@@ -223,8 +227,8 @@ def lists_state(
     used = [one.file for one in lists]
     # Lists are folds, or only train is listed, which leaves nothing held out, or nothing is left to train on.
     named = {number for one in lists for number in one.samples}
-    are_folds = len(set(splits)) < len(splits) or not set(splits) - {"train"}
-    if table.splits is None and (are_folds or ("train" not in splits and len(named) == len(table))):
+    are_folds = not within and (len(set(splits)) < len(splits) or not set(splits) - {"train"})
+    if table.splits is None and (are_folds or not lists or ("train" not in splits and len(named) == len(table))):
         return found, used
     made = table if table.splits is not None else _with_listed_splits(table, lists)
     return replace(found, table=made, used=found.used.union(used)), []
@@ -253,9 +257,9 @@ def _paths_in(text: str) -> list[str]:
 class _ListIndex:
     """The samples of a table, to be found by the names of their files."""
 
-    def __init__(self, table: SampleTable) -> None:
+    def __init__(self, table: SampleTable, *, names_others: bool) -> None:
         assert isinstance(table.inputs.source, TreeFiles)
-        self._table = table
+        self._table, self._names_others = table, names_others
         # Several rows of a table may be of one file.
         self._rows: dict[str, list[int]] = defaultdict(list)
         for number, name in enumerate(table.inputs.source.entries.names):
@@ -267,7 +271,7 @@ class _ListIndex:
         lines = _paths_in(text)
         named = [line for line in lines if self._lookup.may_find(line)]
         # A list of mostly other files is one of another dataset, or of classes.
-        if not named or 2 * len(named) < len(lines):
+        if not named or (2 * len(named) < len(lines) and not self._names_others):
             return None
         samples = [number for line in named for number in self._samples(line, file, split)]
         return _SplitList(file, split, samples, len(lines) - len(named))

@@ -6,6 +6,7 @@ Arrow, values of LMDB. What labels mean, and that all records have them or none,
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import threading
@@ -13,15 +14,18 @@ import time
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from functools import cached_property, partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from colabstage.errors import LayoutError, SourceChangedError, SourceReadError
+from colabstage.io.arguments import show_content
 from colabstage.io.files import read_with_retry
 from colabstage.io.pipeline import PipelineLimits, run_pipeline
 from colabstage.io.progress import Cancellation
-from colabstage.io.units import counted
+from colabstage.io.units import counted, listed
+from colabstage.layouts import words
 from colabstage.layouts.columns import (
     MISSING,
     MOST_DIGITS,
@@ -47,7 +51,7 @@ from colabstage.layouts.table import (
     offsets_of,
     stamp_of,
 )
-from colabstage.layouts.words import same_split, split_name
+from colabstage.layouts.words import label_names, plain_name, same_split, split_name
 from colabstage.machine.resources import read_resources
 from colabstage.trees.folder import FolderFile
 from colabstage.trees.listing import take_strings
@@ -61,6 +65,7 @@ if TYPE_CHECKING:
     from colabstage.trees.bytes import ByteSource
     from colabstage.trees.listing import FileEntry, Tree
 
+    FieldValues = Sequence[Any] | NDArray[np.int64]
 
 # With more classes than this, the numbers are not class indices.
 _MAX_CLASSES = 1_000_000
@@ -68,6 +73,14 @@ _MAX_CLASSES = 1_000_000
 _MAX_CLASS_NAME = 100
 _OF_SERIES = re.compile(r"^(.*)-(\d+)-of-(\d+)(.*)$")
 Label = int | float | str | None
+# Fields of records that are labels beside those of `words.LABELS`, and before them; of two with the same content, the
+# first counts.
+LABELS = (
+    "cls", "label", "labels", "class_label", "class", "fine_label", "target", "category", "class_id", "class_index",
+    "class_name", "class_text", "label_text", "class_synset",
+)  # fmt: skip
+# Texts of samples: captions, or labels where nothing else is one, and they are short and repeat.
+_TEXTS = ("txt", "text")
 
 
 class Labels(NamedTuple):
@@ -75,6 +88,11 @@ class Labels(NamedTuple):
 
     targets: Targets | None
     classes: tuple[str, ...]
+    used: tuple[str, ...] = ()
+    """The fields that state them."""
+
+
+NO_LABELS = Labels(None, ())
 
 
 def records_state(
@@ -85,15 +103,15 @@ def records_state(
     *,
     shards: Sequence[str],
     shard_of: NDArray[np.integer[Any]],
-    field: str = "label",
+    fields: Mapping[str, FieldValues] = MappingProxyType({}),
     notes: Sequence[str] = (),
-    stated: Sequence[str] = (),
 ) -> Evidence:
     """Return what records state, each named as its content is.
 
-    `who`: what states the labels. `shard_of`: the number of the file of each record, in `shards`. `field`: the name of
-    the field of the labels. `stated`: the split of each record, where a field says it.
+    `who`: what states the labels. `shard_of`: the number of the file of each record, in `shards`. `fields`: the values
+    of all records by field, of which one may state the splits.
     """
+    split, stated = splits_of_fields(shards[0], fields)
     splits = [split_of_shard(name) or "" for name in shards]
     odd = next((name for name, split in zip(shards, splits, strict=True) if not split), None)
     if odd is not None and any(splits):
@@ -101,11 +119,12 @@ def records_state(
         what = f"'{other}' is called after a split and it is not, so nothing says which its samples are of"
         raise broken(odd, what, f"a split in the name of each, or some of them alone, only={other!r}")
     of_records = tuple([splits[number] for number in shard_of.tolist()]) if all(splits) else ()
-    for number, split in enumerate(stated if of_records else ()):
-        if not same_split(split, of_records[number]):
-            what = f"it is in '{shards[shard_of[number]]}' and in the split '{split}'"
+    for number, one in enumerate(stated if of_records else ()):
+        if not same_split(one, of_records[number]):
+            what = f"it is in '{shards[shard_of[number]]}' and in the split '{one}'"
             raise broken(inputs.source.name(number), what, "one split")
     values = labels.targets.values if isinstance(labels.targets, Values) else None
+    left = [name for name in fields if name not in (split, *labels.used)]
     table = SampleTable(
         layout=layout,
         keys=[inputs.source.name(number) for number in range(len(inputs))],
@@ -115,21 +134,142 @@ def records_state(
         classes=labels.classes,
         notes=(
             *notes,
+            *([f"Splits are as '{split}' says."] if split else []),
+            *([f"Not used: {listed(left)}."] if left else []),
             *_missing_shards(shards),
-            *([] if values is None else note_on_numbers(field, values, labels.classes)),
+            *([] if values is None else note_on_numbers(next(iter(labels.used), "label"), values, labels.classes)),
         ),
     )
     return Evidence(table, who, frozenset(shards))
 
 
-def splits_of_field(where: str, name: str, cells: Sequence[str]) -> Sequence[str]:
-    """Return the split of each record, by a field that is called as those of splits are; nothing where it has other
-    words."""
+# --- fields -----------------------------------------------------------------------------------------------------------
+
+
+def is_known_field(name: str) -> bool:
+    """Tell whether a field may state the label or the split of its record, by its name."""
+    return plain_name(name) in _KNOWN
+
+
+_KNOWN = frozenset({*LABELS, *words.LABELS, *_TEXTS, *words.SPLIT_FIELDS})
+
+
+def fields_of(records: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Return the values of records by field, `None` where a record lacks it."""
+    names = dict.fromkeys(name for record in records for name in record)
+    return {name: [record.get(name) for record in records] for name in names}
+
+
+def join_fields(parts: Sequence[tuple[Mapping[str, list[Any]], int]]) -> dict[str, list[Any]]:
+    """Return the values by field of several files, given those of each and how many records it has."""
+    names = dict.fromkeys(name for fields, _ in parts for name in fields)
+    return {
+        name: [value for fields, count in parts for value in fields.get(name) or itertools.repeat(None, count)]
+        for name in names
+    }
+
+
+def splits_of_fields(where: str, fields: Mapping[str, FieldValues]) -> tuple[str, Sequence[str]]:
+    """Return the field that says which split each record is of, and the splits; nothing where the field called so has
+    other words."""
+    name = next((name for name in fields if plain_name(name) in words.SPLIT_FIELDS), "")
+    cells = ["" if value is None else str(value) for value in fields.get(name, ())]
     try:
-        return splits_of_column(Column(name, cells))
+        splits = splits_of_column(Column(name, cells)) if name else ()
     except LayoutError as error:
         msg = f"'{where}' has records of samples. {error}"
         raise BrokenDatasetError(msg) from error
+    return (name, splits) if splits else ("", ())
+
+
+def labels_of_fields(
+    fields: Mapping[str, FieldValues],
+    samples: Sequence[str],
+    *,
+    first: Sequence[str] = (),
+    classes: Mapping[str, Sequence[str]] = MappingProxyType({}),
+) -> Labels:
+    """Make targets of the field that is the label, unless another one that may be divides the samples otherwise.
+
+    `first`: plain names that go before the common ones. `classes`: what the numbers in a field stand for. Words in
+    another field that divide the samples in the same way are the names of numbers; what divides them further is noted
+    as not used.
+    """
+    columns = {name: _as_labels(fields[name]) for name in label_names(fields, (*first, *LABELS))}
+    called = [name for name, column in columns.items() if any(value is not None for value in column)]
+    if not called:
+        _refuse_no_labels({name: fields[name] for name in columns if plain_name(name) in LABELS}, samples)
+        texts = {name: _as_labels(values) for name, values in fields.items() if plain_name(name) in _TEXTS}
+        text = next((name for name, values in texts.items() if _are_classes(values)), None)
+        words = [] if text is None else [parse_label(str(value)) for value in texts[text]]
+        return NO_LABELS if text is None else make_labels(words, samples)._replace(used=(text,))
+    label, *others = called
+    found = {other: compare_fields(columns[label], columns[other], samples, (label, other)) for other in others}
+    names = dict(enumerate(classes.get(label, ()))) or next(filter(None, map(_words_of, found.values())), {})
+    same = [other for other in others if found[other]]
+    return make_labels(columns[label], samples, names=names)._replace(used=(label, *same))
+
+
+def _words_of(found: Mapping[Label, Label]) -> dict[int, str]:
+    return {key: word for key, word in found.items() if isinstance(key, int) and isinstance(word, str)}
+
+
+def names_of(labels: Sequence[Label], texts: Sequence[Label], samples: Sequence[str]) -> dict[int, str]:
+    """Return the names of whole numbers, by the text beside each; nothing where texts are captions."""
+    return _words_of(compare_fields(labels, texts, samples))
+
+
+def _refuse_no_labels(fields: Mapping[str, FieldValues], samples: Sequence[str]) -> None:
+    """Refuse fields that are called as labels and hold something else."""
+    for name, values in fields.items():
+        for sample, value in zip(samples, values, strict=True):
+            if value is not None and value != "" and not isinstance(value, float):
+                raise broken(sample, f"it has {show_content(value)} under '{name}'", "one number or word")
+
+
+def _as_labels(values: FieldValues) -> Sequence[Label] | NDArray[np.int64]:
+    """Return values, `None` for what is no label: nothing, NaN, an empty text, a list."""
+    if isinstance(values, np.ndarray):
+        return values
+    return [value if isinstance(value, int | float | str) and value != "" else None for value in values]
+
+
+def _are_classes(values: FieldValues) -> bool:
+    """Tell whether values look like classes, not like captions: short, and most of them more than once."""
+    short = all(value is not None and len(str(value)) <= _MAX_CLASS_NAME for value in values)
+    return short and 2 * len(set(values)) <= len(values)
+
+
+def compare_fields(
+    labels: FieldValues,
+    others: FieldValues,
+    samples: Sequence[str],
+    fields: tuple[str, str] = ("label", "text"),
+) -> dict[Label, Label]:
+    """Return the other value of each label, if both divide the samples in the same way; nothing where one divides them
+    further, or the other ones are captions.
+
+    Raises:
+        BrokenDatasetError: both are classes, and divide the samples differently.
+    """
+    found: dict[tuple[Label, Label], str] = {}
+    columns = (values.tolist() if isinstance(values, np.ndarray) else values for values in (labels, others))
+    for label, other, sample in zip(*columns, samples, strict=True):
+        if label is not None and other is not None:
+            found.setdefault((label, other), sample)
+    sides = [len({pair[side] for pair in found}) for side in (0, 1)]
+    if len(found) == min(sides):
+        return dict(found.keys())
+    if len(found) == max(sides) or not _are_classes(others):
+        return {}
+    label_of: dict[Label, Label] = {}
+    label, other = next(pair for pair in found if label_of.setdefault(pair[1], pair[0]) != pair[0])
+    what = f"it is '{label}' by its {fields[0]} and '{show(str(other))}' by its {fields[1]}"
+    raise broken(
+        found[label, other],
+        f"{what}, and others with this are '{label_of[other]}': the two divide the samples differently",
+        "one of the two, or a function as layout=",
+    )
 
 
 def _missing_shards(names: Sequence[str]) -> list[str]:
@@ -207,35 +347,9 @@ def make_boxes(
 ) -> Labels:
     """Make boxes of N samples, which have `counts` each, from the corners `(M, 4)`, label and sample's name of each
     box."""
-    targets, classes = make_labels(labels, owners, names=names)
+    targets, classes, *_ = make_labels(labels, owners, names=names)
     numbers = getattr(targets, "values", np.zeros(0, np.int64))
     return Labels(Boxes(offsets_of(counts), corners, {"labels": numbers}, relative=relative), classes)
-
-
-def are_classes(texts: Sequence[str | None]) -> bool:
-    """Tell whether texts look like classes, not like captions: short, and most of them more than once."""
-    return all(text and len(text) <= _MAX_CLASS_NAME for text in texts) and 2 * len(set(texts)) <= len(texts)
-
-
-def names_of(labels: Sequence[Label], texts: Sequence[str | None], samples: Sequence[str]) -> dict[int, str]:
-    """Return the meaning of integers, by the text beside each; nothing where texts are captions, or finer than labels.
-
-    Raises:
-        BrokenDatasetError: the texts are classes, and divide the samples otherwise than the labels.
-    """
-    rows = zip(labels, texts, samples, strict=True)
-    found = {(label, text): sample for label, text, sample in rows if isinstance(label, int) and text}
-    numbers, words = (len({pair[side] for pair in found}) for side in (0, 1))
-    if len(found) == numbers:
-        return dict(found.keys())
-    if len(found) == words or not are_classes(texts):
-        return {}
-    labels_of: dict[str, int] = {}
-    label, text = next(pair for pair in found if labels_of.setdefault(pair[1], pair[0]) != pair[0])
-    what = f"it has the label {label} and the text '{show(text)}', which others with the label {labels_of[text]} have"
-    raise broken(
-        found[label, text], f"{what}: the two divide the samples differently", "a label that the text agrees with"
-    )
 
 
 def decode_label(content: bytes, name: str) -> str:

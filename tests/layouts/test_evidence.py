@@ -129,7 +129,7 @@ NOTED: dict[str, tuple[Any, ...]] = {
     "test images without labels": (SIX, {"train.csv": rows("id,label", "{0..3},{a,b}"), "test.csv": rows("id", "{4,5}")}, r"2 images of 'test.csv', which has no 'label', were left out"),
     "folds that are not read": (FOOD, listed(train1=TRAIN, train2=TEST, test1=TEST), r"may say what is held out"),
     "labels of no image": ("images/{0..3}.png", {"labels/{0..4}.txt": YOLO_BOX}, r"1 label file of no image \(first 'labels/4\.txt'\)"),
-    "images that only a list has": ("JPEGImages/{0..3}.png", {"Annotations/{0..3}.xml": voc("cat"), "ImageSets/Main/train.txt": rows("{0..5}")}, r"2 images that a list in ImageSets/Main names and that are not there were left out"),
+    "images that only a list has": ("JPEGImages/{0..3}.png", {"Annotations/{0..3}.xml": voc("cat"), "ImageSets/Main/train.txt": rows("{0..5}")}, r"2 names in 'ImageSets/Main/train.txt' match no file"),
     "what no list names": (FOOD, listed(train="pie/10000 ribs/20000", test=TEST), r"2 images that no list names were left out"),
     "what is trained on": (FOOD, listed(test=TEST), r"The split 'train' has 4 images that no list names"),
 }

@@ -26,7 +26,7 @@ from colabstage.layouts.evidence import Evidence, FileKind, left_out_notes, near
 from colabstage.layouts.formats.masks import find_masks
 from colabstage.layouts.names import folders_state
 from colabstage.layouts.reading import broken, decode_text, open_member, open_unpacked, refuse_stand_in
-from colabstage.layouts.records import ShardFile, ShardParts, splits_of_field
+from colabstage.layouts.records import ShardFile, ShardParts, splits_of_fields
 from colabstage.layouts.stored import NPY, StoredArray, decode_npy, hdf5_arrays, npz_arrays, read_npy
 from colabstage.layouts.table import (
     Arrays,
@@ -303,7 +303,7 @@ def arrays_state(
         if (called := _split_field(name)) and len(stored[name].shape) == 1:
             cells = stored[name].whole()
             words = _as_words(cells) if cells.dtype.kind in "SU" else [str(cell) for cell in cells.tolist()]
-            splits = [*splits_of_field(source.label, called, words)] or splits
+            splits = [*splits_of_fields(source.label, {called: words})[1]] or splits
             rest = [one for one in rest if one != name or not any(splits)]
     if rest:
         notes.append(f"Other arrays were left out: {listed(rest)}.")

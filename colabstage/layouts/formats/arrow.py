@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,17 +25,17 @@ from colabstage.layouts.boxes import as_corners, find_form
 from colabstage.layouts.evidence import require_files
 from colabstage.layouts.reading import broken
 from colabstage.layouts.records import (
+    LABELS,
     Label,
     Labels,
     ScanMemory,
     ScanWindow,
     ShardFile,
+    labels_of_fields,
     make_boxes,
-    make_labels,
     open_shard,
     records_state,
     scan_each,
-    splits_of_field,
 )
 from colabstage.layouts.table import BrokenDatasetError, Images, SampleSource
 from colabstage.layouts.words import IMAGES, SPLIT_FIELDS, label_names, plain_name
@@ -67,7 +67,8 @@ _WHOLE = frozenset({"int8", "int16", "int32", "int64", "uint8", "uint16", "uint3
 _IMAGE_COLUMNS = ("image", "img", "jpg", "png", "picture", "photo")
 _OBJECTS, _BOX = ("objects", "annotations"), "bbox"
 _BOX_LABELS = ("category", "categories", "category_id", "label", "labels", "class", "class_id")
-_LABELS = ("label", "labels", "class", "fine_label", "target", "category", "class_id", "class_name", "y")
+# Names of columns that are labels where nothing else is, beside those of all records.
+_FURTHER = ("y",)
 # Number of images with boxes that are examined to find the meaning of the four numbers.
 _LOOKED_AT = 64
 
@@ -90,42 +91,42 @@ def arrow_state(source: Source) -> Evidence:
         raise LayoutError(msg)
     kept, memory = _Kept(), ScanMemory()
     files = scan_each(entries, lambda _, entry: _ArrowFile(open_shard(source.tree, entry, memory), kept))
-    roles = _find_roles(source.label, files[0].schema)
+    schema = files[0].schema
+    image, names, features = _image_column(source.label, schema), schema.names, _features(schema)
+    typed = [name for name in names if features.get(name, {}).get("_type") == "ClassLabel"]
+    splits = [name for name in names if plain_name(name) in SPLIT_FIELDS]
+    # The first ClassLabel of `datasets` goes before whatever is called so.
+    first = ("label", *(plain_name(name) for name in typed if name not in splits), *LABELS, *_FURTHER)
+    called = label_names([name for name in names if name != image], first)
+    objects = next((name for name in _OBJECTS if not called and _has_boxes(schema, name)), "")
+    splits = [name for name in names if plain_name(name) in SPLIT_FIELDS]
+    columns = list(dict.fromkeys([*called, *splits, *filter(None, [objects])]))
     # A different schema would otherwise appear as a missing column in the middle of packing.
     for other in files:
-        missing = {roles.image, roles.label, roles.split} - {None, *other.schema.names}
-        features = [_features(one.schema).get(roles.label or "") for one in (other, files[0])]
-        if missing or features[0] != features[1]:
+        own = _features(other.schema)
+        are_others = any(own.get(name) != features.get(name) for name in columns)
+        if are_others or {image, *columns} - {*other.schema.names}:
             what = f"it and '{files[0].name}' have different columns or classes ({', '.join(other.schema.names)})"
             raise broken(other.name, what, "files of one dataset")
-    columns = [name for name in (roles.label, roles.split) if name is not None]
-    parts = scan_each(files, lambda _, file: file.scan(roles.image, columns))
-    values = {name: _joined([part[name] for part in parts]) for name in columns}
+    parts = scan_each(files, lambda _, file: file.scan(image, columns))
+    fields = {name: _joined([part[name] for part in parts]) for name in columns}
     contents = _contents(files)
-    names = [contents.name(number) for number in range(len(contents))]
-    labels = [None] * len(contents) if roles.label is None else values[roles.label]
-    if roles.label in _OBJECTS:
-        found = _boxes_of_rows(labels, contents, roles.classes)
+    classes = {name: _class_names(features.get(name)) for name in columns}
+    if objects:
+        labels = _boxes_of_rows(fields[objects], contents, classes[objects])._replace(used=(objects,))
     else:
-        if not isinstance(labels, np.ndarray):
-            labels = [_label(value, names[0]) for value in labels]
-        found = make_labels(labels, names, names=dict(enumerate(roles.classes)))
-    splits = () if roles.split is None else _splits_of_rows(files[0], roles.split, values[roles.split])
-    others = [*roles.others, *([] if splits or roles.split is None else [roles.split])]
-    notes = [f"Columns left out: {', '.join(others)}."] if others else []
-    notes += [f"Splits are as '{roles.split}' says."] if splits else []
-    shard_of = np.repeat(np.arange(len(files)), [len(file) for file in files])
-    who, field = "columns of the rows", roles.label or ""
+        rows = [contents.name(number) for number in range(len(contents))]
+        labels = labels_of_fields(fields, rows, first=first, classes=classes)
+    for name in splits if typed else ():
+        fields[name] = [classes[name][value] for value in fields[name]] if classes[name] else fields[name]
     made = records_state(
         NAME,
-        who,
+        "columns of the rows",
         Images(contents),
-        found,
+        labels,
         shards=entries.names,
-        shard_of=shard_of,
-        field=field,
-        notes=notes,
-        stated=splits,
+        shard_of=np.repeat(np.arange(len(files)), [len(file) for file in files]),
+        fields=fields | {name: () for name in names if name not in (image, *columns)},
     )
     complete = partial(_measured, files) if any(file.is_parquet for file in files) else None
     return replace(made, table=replace(made.table, complete=complete))
@@ -395,57 +396,22 @@ def _bytes_column(column: Any) -> Any:
 # --- columns ----------------------------------------------------------------------------------------------------------
 
 
-class _ColumnRoles(NamedTuple):
-    """The columns of a file by purpose."""
-
-    image: str
-    label: str | None
-    split: str | None
-    classes: tuple[str, ...]
-    others: list[str]
-
-
-def _find_roles(label_of_tree: str, schema: Any) -> _ColumnRoles:
-    features, names = _features(schema), list(schema.names)
-    types = {name: str(_value_type(schema.field(name).type)) for name in names}
-
-    def of_feature(kind: str) -> list[str]:
-        return [name for name in names if features.get(name, {}).get("_type") == kind]
-
-    images = of_feature("Image") or [name for name in names if types[name].startswith(_BYTES)]
+def _image_column(label_of_tree: str, schema: Any) -> str:
+    features = _features(schema)
+    typed = [name for name in schema.names if features.get(name, {}).get("_type") == "Image"]
+    images = typed or [name for name in schema.names if str(schema.field(name).type).startswith(_BYTES)]
     if not images:
-        msg = f"The files of '{label_of_tree}' have no column of images, but {', '.join(names)}."
+        msg = f"The files of '{label_of_tree}' have no column of images, but {', '.join(schema.names)}."
         raise LayoutError(msg)
-    image = next((name for name in _IMAGE_COLUMNS if name in images), images[0])
-    called = label_names([name for name in names if name != image], _LABELS)
-    labels = of_feature("ClassLabel") or [name for name in called if types[name].startswith(_LABEL_TYPES)]
-    label = "label" if "label" in labels else next(iter(labels), None)
-    label = label or next((name for name in _OBJECTS if f"{_BOX}: " in types.get(name, "")), None)
-    odd = next((name for name in called if plain_name(name) in _LABELS), None)
-    if label is None and odd is not None:
-        what = f"the column '{odd}' holds {schema.field(odd).type} values, which are not labels"
-        raise broken(label_of_tree, what, "one number or word in each row")
-    are_splits = [name for name in names if plain_name(name) in SPLIT_FIELDS]
-    split = next((name for name in are_splits if types[name].startswith(_LABEL_TYPES) and name != label), None)
-    others = [name for name in names if name not in (image, label, split)]
-    return _ColumnRoles(image, label, split, _class_names(features.get(label or "")), others)
+    return next((name for name in _IMAGE_COLUMNS if name in images), images[0])
+
+
+def _has_boxes(schema: Any, name: str) -> bool:
+    return name in schema.names and f"{_BOX}: " in str(schema.field(name).type)
 
 
 # Types by their names in pyarrow, so that importing this module does not need pyarrow.
 _BYTES = ("binary", "large_binary", "struct<bytes: binary", "struct<bytes: large_binary")
-_LABEL_TYPES = ("int", "uint", "float", "double", "halffloat", "string", "large_string", "bool")
-
-
-def _value_type(kind: Any) -> Any:
-    # As pandas writes a categorical column.
-    return getattr(kind, "value_type", kind) if str(kind).startswith("dictionary") else kind
-
-
-def _splits_of_rows(file: _ArrowFile, name: str, values: Sequence[Any] | NDArray[np.int64]) -> Sequence[str]:
-    """Return the split of each row, by the column of this name; nothing where it says something else."""
-    names = _class_names(_features(file.schema).get(name))
-    cells = [names[value] if names and isinstance(value, int | np.integer) else str(value) for value in values]
-    return splits_of_field(file.name, name, cells)
 
 
 def _class_names(feature: Any) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from colabstage.layouts.columns import show
 from colabstage.layouts.evidence import left_out_notes
 from colabstage.layouts.lists import ClassList, Lookup, read_class_list
 from colabstage.layouts.reading import broken, decode_text, parse_xml
-from colabstage.layouts.words import IMAGES, SPLITS, folder_of, normal, split_of_path, stem_of
+from colabstage.layouts.words import IMAGES, folder_of, normal, split_of_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -102,8 +102,6 @@ _LISTS = "ImageSets/Main"
 # The poses in the order of their numbers; the first is for a missing or unknown one.
 POSES = ("Unspecified", "Frontal", "Rear", "Left", "Right")
 _OF_VOC = (BoxColumn("difficult", np.uint8), BoxColumn("truncated", np.uint8), BoxColumn("pose", np.int64))
-# If several lists name an image, the first counts; trainval only matters without lists of its parts.
-_LIST_ORDER = tuple(dict.fromkeys(("train", "val", "test", "trainval", *SPLITS)))
 # Not CVAT's <annotations>, which one of its files may have beside an image of its name.
 _IS_VOC = re.compile(r"<annotation[\s>]")
 _FLAGS = {"": 0, "unspecified": 0, "unknown": 0, "false": 0, "no": 0, "true": 1, "yes": 1}
@@ -119,7 +117,7 @@ def voc_state(source: Source) -> Evidence:
 
     VOC counts pixels from 1 and its last one is part of the box; here boxes are x0 = xmin - 1, y0 = ymin - 1,
     x1 = xmax, y1 = ymax, so that x1 - x0 is the width. Columns: difficult, truncated (0 or 1), pose (number of
-    `POSES`). Splits come from ImageSets/Main, otherwise from folders; with lists, unlisted images are left out.
+    `POSES`). Splits come from folders, otherwise from the lists in ImageSets/Main; unlisted images are then left out.
     """
     annotations = source.ending_in((".xml",))
     images = source.ending_in(IMAGES if annotations else ())
@@ -134,16 +132,11 @@ def voc_state(source: Source) -> Evidence:
         raise LayoutError(msg)
     if twice:
         raise broken(twice[0], f"it may be of the image '{twice[1]}', as '{twice[2]}' may", "one file for each image")
-    lists, split_of = _read_lists(source)
-    # Without lists, images without a file count only in folders where others have one.
+    # Images without a file count only in folders where others have one.
     folders = set(map(posixpath.dirname, labels))
-    chosen = images.where(lambda name: _listed_as(name) in split_of if split_of else posixpath.dirname(name) in folders)
-    if not chosen:
-        raise broken(source.label, f"the lists in {_LISTS} name none of its images")
+    chosen = images.where(lambda name: posixpath.dirname(name) in folders)
     files = [labels.get(name) for name in chosen.names]
     placed, notes = records_beside(source, chosen, files, parse_voc, "XML file", labels=annotations.names)
-    if split_of:
-        placed = [one._replace(split=split_of[_listed_as(one.file.name)]) for one in placed]
     # Files that were numbered again keep the old name inside, so their own names count.
     bases = set(map(_base, chosen.names))
     others = [file.name for file, record, _ in placed if record.image in bases and record.image != _base(file.name)]
@@ -152,18 +145,12 @@ def voc_state(source: Source) -> Evidence:
             f"{counted(len(others), 'XML files', 'have')} another image of the dataset as filename (first that of "
             f"'{others[0]}'): the file of an image is the one of its name."
         )
-    # With lists, unlisted images were left out on purpose; a note still counts them.
-    unlisted = len(labels.keys() - set(chosen.names))
-    missing = len(split_of.keys() - set(map(_listed_as, chosen.names)))
-    notes += left_out_notes(
-        (unlisted, "images", f"with boxes that no list in {_LISTS} names"),
-        (len(images) - len(chosen) - unlisted, "images", "in folders without annotations, or that no list names,"),
-        (missing, "images", f"that a list in {_LISTS} names and that are not there"),
-    )
+    notes += left_out_notes((len(images) - len(chosen), "images", "in folders without annotations"))
     # The files have only class names; sorted, so that all machines number them alike.
     classes = sorted({kind for one in placed for kind, _ in one.record.shapes})
-    used = [*(file.name for file in labels.values()), *lists]
-    return boxes_state(source, "Pascal VOC's files", placed, classes, columns=_OF_VOC, notes=notes, used=used)
+    used = [file.name for file in labels.values()]
+    who = "Pascal VOC's files"
+    return boxes_state(source, who, placed, classes, columns=_OF_VOC, notes=notes, used=used, within=_LISTS)
 
 
 def _base(name: str) -> str:
@@ -202,28 +189,6 @@ def _xml_of(images: FileEntries, annotations: FileEntries) -> tuple[dict[str, Fi
     # Two images of one name in two folders: nothing says whose file it is.
     alone = dict(pairs[0] for name, pairs in above.items() if len(pairs) == 1 and name not in taken)
     return found | alone, twice
-
-
-def _listed_as(image: str) -> tuple[str, str]:
-    """Return the dataset's folder and the stem of an image in JPEGImages."""
-    folder, stem = posixpath.split(_stem(image))
-    return posixpath.dirname(folder), stem
-
-
-def _read_lists(source: Source) -> tuple[list[str], dict[tuple[str, str], str]]:
-    """Return the lists, and the split of every listed image, by the dataset's folder and the image's stem."""
-    texts = source.ending_in((".txt",)).where(
-        lambda name: f"/{posixpath.dirname(name)}".endswith(f"/{_LISTS}") and stem_of(name).lower() in _LIST_ORDER
-    )
-    order = sorted(texts, key=lambda entry: (_LIST_ORDER.index(stem_of(entry.name).lower()), entry.name))
-    found: dict[tuple[str, str], str] = {}
-    for name, text in source.texts(order).items():
-        root = normal(posixpath.dirname(name).removesuffix(_LISTS).rstrip("/"))
-        split = SPLITS.get(stem_of(name).lower(), "train")
-        for stem in (line.split()[0] for line in text.splitlines() if line.strip()):
-            # An image in several lists belongs to the first: trainval repeats train and val.
-            found.setdefault((root, normal(stem)), split)
-    return [entry.name for entry in order], found
 
 
 def parse_voc(name: str, content: bytes) -> Record:

@@ -15,7 +15,7 @@ import numpy as np
 from colabstage.errors import ColabstageError, DecodeError, EmptySourceError, LayoutError, OptionError, ended
 from colabstage.io.arguments import instead_of, is_frame, show_value
 from colabstage.io.files import read_with_retry
-from colabstage.layouts.boxes import BoxColumn, Form, as_corners, find_form
+from colabstage.layouts.boxes import Form, as_corners, find_form
 from colabstage.layouts.columns import show
 from colabstage.layouts.formats.masks import find_masks
 from colabstage.layouts.table import Arrays, Images, SampleTable, UnreadBoxes, numbered_samples
@@ -295,7 +295,7 @@ def _item_array(value: Any, name: str) -> NDArray[Any]:
     if isinstance(value, float):
         return np.array(value, np.float32)
     try:
-        values = np.asarray(value.detach().cpu().numpy() if hasattr(value, "detach") else value)
+        values = _to_numpy(value)
     except (TypeError, ValueError, RuntimeError) as error:
         msg = ended(f"{name} has {type(value).__name__} values that do not make an array: {error}")
         raise LayoutError(msg) from error
@@ -304,6 +304,10 @@ def _item_array(value: Any, name: str) -> NDArray[Any]:
         msg = f"{name} has {kind}; expected an image, an array or a number, of at most 64 bits."
         raise LayoutError(msg)
     return values
+
+
+def _to_numpy(value: Any) -> NDArray[Any]:
+    return np.asarray(value.detach().cpu().numpy() if hasattr(value, "detach") else value)
 
 
 # --- boxes ------------------------------------------------------------------------------------------------------------
@@ -316,12 +320,8 @@ _BOX_KEYS = ("boxes", "bboxes", "bbox")
 _LABEL_KEYS = (
     "labels", "label", "category_id", "category", "categories", "class_labels", "class_id", "class",
 )  # fmt: skip
-# The types that folders of COCO's, Pascal VOC's and KITTI's files get; "truncated" is a share in KITTI's.
-_FURTHER = (
-    BoxColumn("iscrowd", np.uint8), BoxColumn("area", np.float32), BoxColumn("difficult", np.uint8),
-    BoxColumn("truncated", np.float32), BoxColumn("occluded", np.int64), BoxColumn("alpha", np.float32),
-    BoxColumn("dimensions", np.float32, 3), BoxColumn("location", np.float32, 3), BoxColumn("rotation_y", np.float32),
-)  # fmt: skip
+# The types that COCO's files get.
+_FURTHER = {"iscrowd": np.uint8, "area": np.float32}
 # What torchvision's BoundingBoxes call their forms.
 _FORMATS: dict[str, Form] = {"XYXY": "xyxy", "XYWH": "xywh", "CXCYWH": "cxcywh"}
 # What a target may consist of where an image has no boxes.
@@ -351,8 +351,8 @@ class _BoxItems:
     """How the targets of a dataset's items become rows."""
 
     form: Form
-    columns: tuple[tuple[str, BoxColumn], ...]
-    """Each with its name in the items; that of the class comes first."""
+    columns: Mapping[str, tuple[str, type[np.generic]]]
+    """What each column of the items becomes, and its type; that of the class comes first."""
     classes: tuple[str, ...]
     note: str
     """What is kept and left out, for the user."""
@@ -360,9 +360,7 @@ class _BoxItems:
     @property
     def dtype(self) -> np.dtype[Any]:
         """Return the type of the row of a box: `boxes`, `labels`, and further columns."""
-        fields: list[Any] = [("boxes", np.float64, (4,))]
-        fields += [(c.name, c.dtype, (c.width,)) if c.width > 1 else (c.name, c.dtype) for _, c in self.columns]
-        return np.dtype(fields)
+        return np.dtype([("boxes", np.float64, (4,)), *self.columns.values()])
 
     def rows(self, target: Any, name: str) -> NDArray[Any]:
         """Return the boxes of one item, `(M,)` of `dtype`, with corners."""
@@ -371,11 +369,11 @@ class _BoxItems:
         if not len(rows):
             return rows
         rows["boxes"] = _checked_corners(places, form or self.form, name)
-        for key, column in self.columns:
+        for key, (column, _) in self.columns.items():
             if key not in columns:
                 msg = f"{name} has boxes without {key!r}, which the first items have."
                 raise LayoutError(msg)
-            rows[column.name] = _column(columns[key], key, (len(rows), column.width)[: column.width > 1 or 1], name)
+            rows[column] = _column(columns[key], key, len(rows), name)
         labels = rows["labels"] if self.classes and "labels" in (rows.dtype.names or ()) else np.zeros(0)
         odd = labels[(labels < 0) | (labels >= len(self.classes))]
         if len(odd):
@@ -439,13 +437,12 @@ def _plan_boxes(first: Sequence[_LookedAt], dataset: Any, feature: Any = None) -
     # torchvision's Kitti says what a box is under 'type'.
     if label is None and (words_key := next(words, None)) is not None:
         raise _unknown(one.target, one.name, f"boxes whose classes are words under {words_key!r}")
-    columns = [] if label is None else [(label, BoxColumn("labels", np.int64))]
-    columns += [(column.name, column) for column in _FURTHER if column.name in found.columns]
-    kept = [key for key, _ in columns]
-    left = ", ".join(repr(key) for key in found.columns if key not in kept)
-    note = " and ".join([f"Of each target the boxes (written as {form})", *map(repr, kept)])
+    columns: dict[str, tuple[str, type[np.generic]]] = {} if label is None else {label: ("labels", np.int64)}
+    columns |= {name: (name, kind) for name, kind in _FURTHER.items() if name in found.columns}
+    left = ", ".join(repr(key) for key in found.columns if key not in columns)
+    note = " and ".join([f"Of each target the boxes (written as {form})", *map(repr, columns)])
     note += f" are kept; left out: {left}." if left else " are kept."
-    planned = _BoxItems(form, tuple(columns), _class_names(dataset, feature, label), note)
+    planned = _BoxItems(form, columns, _class_names(dataset, feature, label), note)
     # What is wrong with the first items is reported before anything is written.
     for one, _ in filled:
         planned.rows(one.target, one.name)
@@ -513,12 +510,8 @@ def _check_boxes(boxes: Any, name: str) -> NDArray[np.float64]:
 def _read_numbers(value: Any, key: str, name: str) -> NDArray[Any]:
     """Return what an item has under `key` as an array of numbers."""
     try:
-        if hasattr(value, "detach"):
-            value = value.detach().cpu().numpy()
-        elif _is_list(value):
-            # Lists of tensors, as Hugging Face's format "torch" gives them where lengths differ.
-            value = [one.tolist() if hasattr(one, "tolist") else one for one in value]
-        values = np.asarray(value)
+        # Lists of tensors, as Hugging Face's format "torch" gives them where lengths differ.
+        values = np.asarray(list(map(_to_numpy, value))) if _is_list(value) else _to_numpy(value)
     except (TypeError, ValueError, RuntimeError) as error:
         msg = ended(f"{name} has {key!r} that do not make an array: {error}")
         raise DecodeError(msg) from error
@@ -533,10 +526,10 @@ def _read_numbers(value: Any, key: str, name: str) -> NDArray[Any]:
     return values
 
 
-def _column(written: Any, key: str, shape: tuple[int, ...], name: str) -> NDArray[Any]:
+def _column(written: Any, key: str, count: int, name: str) -> NDArray[Any]:
     values = _read_numbers(written, key, name)
-    if values.shape != shape:
-        msg = f"{name} has {shape[0]} boxes and {key!r} of shape {values.shape}; expected one for each box."
+    if values.shape != (count,):
+        msg = f"{name} has {count} boxes and {key!r} of shape {values.shape}; expected one for each box."
         raise DecodeError(msg)
     odd = values[values != np.rint(values)]
     if key in _LABEL_KEYS and len(odd):

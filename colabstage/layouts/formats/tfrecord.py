@@ -30,19 +30,20 @@ from colabstage.layouts.records import (
     ShardFile,
     ShardParts,
     all_have,
+    fields_of,
+    is_known_field,
+    join_fields,
+    labels_of_fields,
     make_boxes,
-    make_labels,
     names_of,
     open_shard,
     records_state,
     scan_each,
-    splits_of_field,
 )
 from colabstage.layouts.table import Images, SampleSource
-from colabstage.layouts.words import SPLIT_FIELDS, plain_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -62,8 +63,6 @@ _NAMED = re.compile(r".*\.(tfrecords?|tfrec)(-\d+-of-\d+)?(\.(gz|zst))?", re.IGN
 _NUMBERED = re.compile(r".*-\d{5}-of-\d{5}")
 EXTENSIONS = (".tfrecord", ".tfrecords", ".tfrec", ".gz", ".zst", "")
 _IMAGES = ("image/encoded", "image", "image_raw", "img", "encoded", "jpeg", "image/data", "image_bytes")
-_LABELS = ("image/class/label", "label", "class", "class_id", "image/class/index", "target", "category")
-_TEXTS = ("image/class/text", "class_name", "label_name", "label_text", "class/text", "image/class/synset", "text")
 _CORNERS = tuple(f"image/object/bbox/{side}" for side in ("xmin", "ymin", "xmax", "ymax"))
 _MASKS = ("image/segmentation/class/encoded", "segmentation_mask", "image/mask", "mask", "label/encoded")
 # The size of an image that is written as its pixels.
@@ -279,15 +278,8 @@ class _Record(NamedTuple):
     mask: ByteSpan | None
     shape: tuple[int, int, int] | None
     """Height, width and depth of pixels; `None` of an image file."""
-    label: Label
-    text: str | None
-    """The label in words, if it has both."""
-    classes: int
-    """How many a one-hot label tells apart; 0 of any other."""
     boxes: _Boxes | None
     """`None` if it has none of their features."""
-    split: str
-    """What its feature of splits says; "" without one."""
 
 
 class _Example:
@@ -332,8 +324,7 @@ class _Example:
         pixels = (name for name, span in spans.items() if self.shape(span) is not None)
         return next(files, "") or next(pixels, "")
 
-    def as_record(self, stored: Part, image: ByteSpan, split: str) -> _Record:
-        text = self._one(_TEXTS)
+    def as_record(self, stored: Part, image: ByteSpan) -> _Record:
         masks = (span for name in _MASKS if (span := self.first(name)) is not None and self.is_image(span))
         return _Record(
             name=self.name,
@@ -341,22 +332,13 @@ class _Example:
             image=image,
             mask=next(masks, None),
             shape=None if self.is_image(image) else self.shape(image),
-            label=self._one(_LABELS),
-            text=text if isinstance(text, str) else None,
-            classes=next((len(found) for name in _LABELS if len(found := self.features.get(name, [])) > 1), 0),
             boxes=self._boxes() if any(name in self.features for name in _CORNERS) else None,
-            split=str(self._one([split]) if split in self.features else ""),
         )
 
-    def _one(self, names: Sequence[str]) -> Label:
-        """Return the one value of the first of some features that there is; of zeros and one 1 the place of that."""
-        name = next((name for name in names if self.features.get(name)), "")
-        values = self._values(name)
-        if len(values) > 1 and sorted(values, key=str) == [0] * (len(values) - 1) + [1]:
-            return values.index(1)
-        if len(values) > 1:
-            raise broken(self.name, f"it has {len(values):,} values in '{name}'", "one label")
-        return values[0] if values else None
+    def fields(self) -> dict[str, list[Label]]:
+        """Return the values of the features that may be labels or splits."""
+        names = {name: _field_of(name) for name, found in self.features.items() if found}
+        return {field: self._values(name) for name, field in names.items() if is_known_field(field)}
 
     def _values(self, name: str) -> list[Label]:
         feature = self.features.get(name, [])
@@ -396,22 +378,21 @@ def tfrecord_state(source: Source) -> Evidence:
             f"features {', '.join(sorted(first.features)) or 'of no Example'}. Give layout= a function that reads it."
         )
         raise LayoutError(msg)
-    split = next((name for name in first.features if plain_name(name.rpartition("/")[2]) in SPLIT_FIELDS), "")
-    scanned = scan_each(shards, lambda number, shard: _scan_shard(shard, number, image, split))
-    records = [record for found, _ in scanned for record in found]
+    lengths = {field: len(values) for field, values in first.fields().items()}
+    scanned = scan_each(shards, lambda number, shard: _scan_shard(shard, number, image, lengths))
+    records = [record for found, _, _ in scanned for record in found]
+    fields = join_fields([(stated, len(found)) for found, stated, _ in scanned])
     odd = next((record for record in records if (record.shape is None) is not (records[0].shape is None)), None)
     if odd is not None:
         raise broken(odd.name, f"only one of it and '{records[0].name}' holds an image file")
-    notes = left_out_notes((sum(count for _, count in scanned), "records", f"without '{image}'"))
+    notes = left_out_notes((sum(count for *_, count in scanned), "records", f"without '{image}'"))
     parts = np.array([record.stored for record in records], np.int64).reshape(-1, 3)
     stored = ShardParts(shards, parts, [record.name for record in records])
-    labels = _labels_of(records, stored, notes)
+    labels = _labels_of(records, fields, stored, notes)
     pixels = _within(stored, [record.image for record in records], [record.shape for record in records])
     inputs = Images(pixels, decoded=any(record.shape is not None for record in records))
     names, who = [shard.name for shard in shards], "fields of the records"
-    stated = splits_of_field(names[0], split.rpartition("/")[2], [record.split for record in records]) if split else ()
-    notes += [f"Splits are as '{split}' says."] if stated else []
-    return records_state(NAME, who, inputs, labels, shards=names, shard_of=parts[:, 0], notes=notes, stated=stated)
+    return records_state(NAME, who, inputs, labels, shards=names, shard_of=parts[:, 0], fields=fields, notes=notes)
 
 
 def named_records(source: Source) -> FileEntries:
@@ -446,19 +427,39 @@ def _record_files(source: Source) -> list[ShardFile]:
     return [shard for shard, _ in shards]
 
 
-def _scan_shard(shard: ShardFile, number: int, image: str, split: str) -> tuple[list[_Record], int]:
-    """Return every record of a file that has an image, and how many have none, in one pass over it."""
+def _scan_shard(
+    shard: ShardFile, number: int, image: str, lengths: Mapping[str, int]
+) -> tuple[list[_Record], dict[str, list[Any]], int]:
+    """Return every record of a file that has an image, what these state, and how many have none, in one pass over
+    it."""
     window = ScanWindow(shard, _SHORT_BYTES)
-    records = []
+    records, stated = [], []
     count = 0
     for start, length in _scan_records(window):
         example = _Example(window, start, length, f"{shard.name}[{count}]")
         found = example.first(image)
         if found is not None:
-            records.append(example.as_record(Part(number, start, length + _CRC.size), found, split))
+            records.append(example.as_record(Part(number, start, length + _CRC.size), found))
+            stated.append({field: _one(example, field, values, lengths) for field, values in example.fields().items()})
         count += 1
     window.close()
-    return records, count - len(records)
+    return records, fields_of(stated), count - len(records)
+
+
+def _field_of(feature: str) -> str:
+    """Return what a feature is called without the slashes of TensorFlow's names: class_label for image/class/label."""
+    return feature.removeprefix("image/").replace("/", "_")
+
+
+def _one(example: _Example, field: str, values: Sequence[Label], lengths: Mapping[str, int]) -> Label:
+    """Return the one value of a feature; of zeros and one 1 the place of that."""
+    if len(values) == 1 == lengths.get(field, 1):
+        return values[0]
+    if len(values) != lengths.get(field, len(values)):
+        raise broken(example.name, f"it has {len(values)} values in '{field}'", f"{lengths[field]}, as in the first")
+    if sorted(values, key=str) != [0] * (len(values) - 1) + [1]:
+        raise broken(example.name, f"it has {len(values):,} values in '{field}'", "one label")
+    return values.index(1)
 
 
 class _Within(SampleSource):
@@ -490,7 +491,9 @@ def _within(records: SampleSource, spans: Sequence[ByteSpan], shapes: Sequence[t
     return _Within(records, columns[0].reshape(-1, 2), columns[1].reshape(-1, 3))
 
 
-def _labels_of(records: Sequence[_Record], stored: SampleSource, notes: list[str]) -> Labels:
+def _labels_of(
+    records: Sequence[_Record], fields: Mapping[str, list[Any]], stored: SampleSource, notes: list[str]
+) -> Labels:
     """Return the targets: boxes or masks if there are any, because a label beside boxes is most often that of the
     first of them."""
     names = [record.name for record in records]
@@ -508,15 +511,9 @@ def _labels_of(records: Sequence[_Record], stored: SampleSource, notes: list[str
         labels = [label for one in boxes for label in one.labels]
         # A box has no name of its own, and its record has.
         owners = [name for name, count in zip(names, counts, strict=True) for _ in range(count)]
-        meanings = names_of(labels, [text for one in boxes for text in one.texts], owners)
-        return make_boxes(counts, corners, labels, owners, names=meanings, relative=True)
+        texts = [text for one in boxes for text in one.texts]
+        return make_boxes(counts, corners, labels, owners, names=names_of(labels, texts, owners), relative=True)
     if all_have(masks, names, "mask"):
         found = find_masks(_within(stored, [mask for mask in masks if mask], [None] * len(masks)), spread=False)
         return Labels(found, found.classes)
-    odd = next((record for record in records if record.classes != records[0].classes), None)
-    if odd is not None:
-        lengths = f"a label of {records[0].classes or 1} numbers and '{odd.name}' one of {odd.classes or 1}"
-        raise broken(names[0], f"it has {lengths}", "as many in all")
-    # Without a label, a text is one where it is a class's name; the features called so say that it is.
-    labels = [record.text if record.label is None else record.label for record in records]
-    return make_labels(labels, names, names=names_of(labels, [record.text for record in records], names))
+    return labels_of_fields(fields, names)

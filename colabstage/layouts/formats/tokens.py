@@ -388,59 +388,50 @@ def why_no_text(source: Source) -> str:
     """Return what texts hold instead of language, and what to write: names of images, numbers, classes in folders; ""
     where they may be text to learn from."""
     texts = _with(source, () if _with(source, _TOKENS) else _TEXTS)
-    as_text = 'layout="tokens" takes it as text to learn from.'
     for entry in texts[:_LOOKED_AT]:
-        content = source.head(entry, _HEAD_BYTES)
-        if why := _why_not_utf8(entry.name, content):
-            return f"{why} {as_text}"
-        head = decode_text(content)
-        lines = [line for line in head.splitlines()[:_LINES] if line]
-        naming = [line for line in lines if any(map(_IMAGE_NAME.fullmatch, _CELL.split(line)))]
-        if 2 * len(naming) > len(lines):
-            return (
-                f"'{entry.name}' names images in its lines ('{naming[0][:60]}') that are not in '{source.label}'. Give "
-                "the folder that holds both, and save a list as a table in it, with path,label as its first line; "
-                f"{as_text}"
-            )
-        labels = _fields_of_labels(lines[0]) if lines and entry.name.lower().endswith(".jsonl") else []
-        if labels:
-            return (
-                f"'{entry.name}' has {listed(labels)} beside the text of each line, as for classifying text, which is "
-                f"not read automatically. Give pack_dataset an object whose items are (tokens, label); {as_text}"
-            )
-        words = [word for word in _CELL.split(head) if word]
-        if words and _MOSTLY * len(words) < sum(NUMBER.fullmatch(word) is not None for word in words):
-            return (
-                f"'{entry.name}' holds numbers, not text ('{lines[0].strip()[:60]}'). Save them as arrays, "
-                f"numpy.savez('data.npz', x=numpy.loadtxt('{entry.name}'), y=…); labels of images need the images "
-                f"beside them. {as_text}"
-            )
+        if why := _why_no_language(entry.name, source.head(entry, _HEAD_BYTES)):
+            return f"'{entry.name}' {why} layout=\"tokens\" takes it as text to learn from."
     folders = sorted(folder for folder in set(map(folder_of, texts.names)) if folder and not split_of_word(folder))
     if 1 < len(folders) < len(texts):
         return (
-            f"'{source.label}' holds {len(texts):,} texts in folders ({listed(folders)}), as for classifying text, "
-            "which is not read automatically. Give pack_dataset an object whose items are (tokens, label); "
+            f"'{source.label}' holds {len(texts):,} texts in folders ({listed(folders)}). {_AS_CLASSES} "
             "layout=token_blocks() reads all text as one stream, to predict the next token."
         )
     return ""
 
 
-def _why_not_utf8(name: str, head: bytes) -> str:
-    """Return why the beginning of a file is no text in UTF-8, and the line that converts it; "" where it is."""
+_AS_CLASSES = "To classify text give pack_dataset an object whose items are (tokens, label);"
+
+
+def _why_no_language(name: str, head: bytes) -> str:
+    """Return what the beginning of a file holds instead of language, and what to write; "" where it is language."""
     try:
         # The last character may be cut.
         (head[:-4] if len(head) == _HEAD_BYTES else head).decode("utf-8")
+        is_text = b"\0" not in head
     except UnicodeDecodeError:
-        is_wide = head[:2] in (b"\xff\xfe", b"\xfe\xff")
-    else:
-        if b"\0" not in head:
-            return ""
-        is_wide = True
-    encoding = "utf-16" if is_wide else "latin-1"
-    return (
-        f"'{name}' is no text in UTF-8, and its bytes would be the tokens. If it is {encoding}: text = "
-        f"open('{name}', encoding='{encoding}').read(); open('{name}', 'w', encoding='utf-8').write(text)."
-    )
+        is_text = False
+    if not is_text:
+        encoding = "utf-16" if b"\0" in head or head[:2] in (b"\xff\xfe", b"\xfe\xff") else "latin-1"
+        return (
+            f"is no text in UTF-8, and its bytes would be the tokens. If it is {encoding}: text = open('{name}', "
+            f"encoding='{encoding}').read(); open('{name}', 'w', encoding='utf-8').write(text)."
+        )
+    lines = [line for line in decode_text(head).splitlines()[:_LINES] if line]
+    if 2 * sum(any(map(_IMAGE_NAME.fullmatch, _CELL.split(line))) for line in lines) > len(lines):
+        return (
+            f"names images in its lines ('{lines[0][:60]}'). Give the folder that holds both, and save a list as a "
+            "table in it, with path,label as its first line;"
+        )
+    if labels := _fields_of_labels(lines[0]) if lines and name.lower().endswith(".jsonl") else []:
+        return f"has {listed(labels)} beside the text of each line. {_AS_CLASSES}"
+    words = [word for line in lines for word in _CELL.split(line) if word]
+    if _MOSTLY * len(words) < sum(NUMBER.fullmatch(word) is not None for word in words):
+        return (
+            f"holds numbers, not text ('{lines[0].strip()[:60]}'). Save them as arrays, numpy.savez('data.npz', "
+            f"x=numpy.loadtxt('{name}'), y=…); labels of images need the images beside them."
+        )
+    return ""
 
 
 def _fields_of_labels(line: str) -> list[str]:

@@ -16,7 +16,7 @@ from urllib.parse import unquote
 
 import numpy as np
 
-from colabstage.errors import LayoutError
+from colabstage.errors import LayoutError, said_by
 from colabstage.layouts.boxes import BoxColumn, Record, boxes_state, join_records, side_of
 from colabstage.layouts.columns import show
 from colabstage.layouts.evidence import Evidence, left_out_notes
@@ -574,55 +574,45 @@ def _records(file: CocoFile, numbers: dict[Any, int]) -> list[Record]:
         size = side_of(image.get("height")), side_of(image.get("width"))
         found.append(Record(name, shapes.setdefault(key, []), size if all(size) else (0, 0)))
     for place, one in enumerate(file.annotations):
-        made = _class_of(one) if file.is_of_classes else _box_of(one)
-        # Boxes of unlisted images would be lost without a trace.
-        why = made if isinstance(made, str) else "" if made[0] in shapes else _unlisted("image", made[0])
-        if not why and not isinstance(made, str):
-            key, shape = made
-            # Two annotations that agree are the same label twice, as in exports with several annotators.
-            is_second = file.is_of_classes and bool(shapes[key])
+        try:
+            key, shape = _class_of(one) if file.is_of_classes else _box_of(one)
             if shape[0] not in numbers:
-                why = _unlisted("category", shape[0])
-            elif is_second and shapes[key][0] != shape:
-                why = f"gives the image {show(key)!r} two categories"
-            elif not is_second:
-                shapes[key].append(shape)
-        if why:
-            number = one.id if isinstance(one, _Annotation) else one.get("id") if isinstance(one, dict) else None
+                msg = f"it is of the category {shape[0]}, which is not listed"
+                raise ValueError(msg)
+            # Boxes of unlisted images would be lost without a trace.
+            if key not in shapes:
+                msg = f"it is of the image {key}, which is not listed"
+                raise ValueError(msg)
+            own = shapes[key]
+            # Two annotations that agree are the same label twice, as in exports with several annotators.
+            if file.is_of_classes and own and own[0] != shape:
+                msg = f"the image {key!r} has two categories"
+                raise ValueError(msg)
+        except _OF_PYTHON as error:
             kind = "no bbox" if file.is_of_classes else "bbox [x, y, width, height] in pixels"
-            expected = f"image_id, category_id and {kind}, like the others"
-            raise broken(file.name, f"annotation {place} (id {show(repr(number))}) {why}", expected)
+            expected = f"image_id, category_id and {kind}, like the others, of images and categories that are listed"
+            number = one.id if isinstance(one, _Annotation) else one.get("id") if isinstance(one, dict) else None
+            what = f"annotation {place} (id {show(number)}) cannot be read: {show(said_by(error))}"
+            raise broken(file.name, what, expected) from error
+        if not (file.is_of_classes and own):
+            own.append(shape)
     return found
 
 
-def _unlisted(what: str, key: Any) -> str:
-    return f"is of the {what} {show(key)}, which is not listed"
+def _class_of(one: Any) -> tuple[Any, tuple[Any, tuple[float, ...]]]:
+    return one["image_id"], (one["category_id"], ())
 
 
-# The image of an annotation, its category and the numbers of its box; or why it is none.
-_Made = tuple[Any, tuple[Any, tuple[float, ...]]] | str
-
-
-def _class_of(one: Any) -> _Made:
-    return (one["image_id"], (one["category_id"], ())) if _is_class(one) else f"is {show(one)}"
-
-
-def _box_of(one: Any) -> _Made:
-    if not isinstance(one, _Annotation):
-        return "has no bbox"
-    if not (_is_id(one.image_id) and _is_id(one.category_id)):
-        return "has an image_id or category_id that is neither a number nor a word"
-    try:
-        x, y, width, height = map(float, one.bbox)
-        # Most exports omit the area; in COCO itself it is that of the outline, which is smaller than the box.
-        area = float(width * height if one.area is None else one.area)
-        # Some tools write numbers as texts, and a text that is not empty would count as true.
-        crowd = float(bool(float(one.iscrowd or 0)))
-    except (TypeError, ValueError, OverflowError):
-        x = math.nan
+def _box_of(one: Any) -> tuple[Any, tuple[Any, tuple[float, ...]]]:
+    x, y, width, height = map(float, one.bbox)
+    # Most exports omit the area; in COCO itself it is that of the outline, which is smaller than the box.
+    area = float(width * height if one.area is None else one.area)
+    # Some tools write numbers as texts, and a text that is not empty would count as true.
+    crowd = float(bool(float(one.iscrowd or 0)))
     # COCO itself has boxes without width, which are kept; negative sizes mean corners instead of width and height.
-    if math.isnan(x) or not (all(map(math.isfinite, (x, y, width, height))) and width >= 0 and height >= 0):
-        return f"has a bbox {show(one.bbox)}, area {show(repr(one.area))} and iscrowd {show(repr(one.iscrowd))}"
+    if not all(map(math.isfinite, (x, y, width, height, area))) or min(width, height) < 0:
+        msg = f"bbox {show(one.bbox)}, area {show(one.area)}"
+        raise ValueError(msg)
     return one.image_id, (one.category_id, (x, y, x + width, y + height, crowd, area))
 
 

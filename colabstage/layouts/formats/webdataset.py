@@ -9,18 +9,15 @@ import json
 import posixpath
 import re
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from colabstage.errors import DecodeError, EmptySourceError, LayoutError, SourceChangedError
-from colabstage.io.arguments import show_content
-from colabstage.layouts.columns import same_partition
 from colabstage.layouts.evidence import left_out_notes, near
 from colabstage.layouts.formats.masks import find_masks
 from colabstage.layouts.reading import broken
 from colabstage.layouts.records import (
-    Label,
     Labels,
     Part,
     ScanMemory,
@@ -28,19 +25,19 @@ from colabstage.layouts.records import (
     ShardFile,
     ShardParts,
     all_have,
-    are_classes,
     decode_label,
-    make_labels,
-    names_of,
+    fields_of,
+    is_known_field,
+    join_fields,
+    labels_of_fields,
     open_shard,
     parse_label,
     records_state,
     scan_each,
-    splits_of_field,
 )
 from colabstage.layouts.stored import ClipOptions, clip_rows, decode_npy
 from colabstage.layouts.table import Arrays, Images
-from colabstage.layouts.words import IMAGES, SOUNDS, SPLIT_FIELDS, label_names, plain_name
+from colabstage.layouts.words import IMAGES, SOUNDS
 from colabstage.trees.names import clean_member_name, extension_of, is_junk
 from colabstage.trees.tar import scan_members
 
@@ -70,8 +67,6 @@ _MASKS = ("seg.png", "mask.png", "segmentation.png", "labels.png")
 _LABEL_ENDS = tuple(f".{rest}" for rest in (*_LABELS, *_MASKS))
 # Samples that WebDataset's own decoders read, and nothing here.
 _UNREAD = frozenset({"pth", "pt", "pyd", "pkl", "pickle", "npz", "ten", "tb", "mp4", "avi"})
-_LABELS_IN_JSON = ("label", "labels", "cls", "class_id", "class_index", "class", "target", "category")
-_NAMES_IN_JSON = ("class_name", "classname", "label_name", "label_text", "class", "category")
 # What is longer is not a label.
 _MAX_LABEL_BYTES = 1 << 20
 # Clips, where nothing is said about them: of one length, rate and number of channels.
@@ -87,23 +82,16 @@ class PackedSample(NamedTuple):
     kind: str
     """"image", "npy" or "sound"."""
     mask: Part | None
-    label: Label
-    """From its cls or json."""
-    text: str | None
-    """The label in words, where the json has both."""
-    caption: str | None
     annotated: bool
     """Whether it has a mask, cls, json or txt at all."""
-    other: Label = None
-    """What its json says beside its cls."""
-    split: tuple[str, str] | None = None
-    """The field of its json that says which split it is of, and what is there."""
 
 
 class ShardSamples(NamedTuple):
     """The samples of one shard."""
 
     samples: list[PackedSample]
+    fields: dict[str, list[Any]]
+    """What they state, by field: the cls, the txt, and those of the json."""
     without: int
     """How many have no image, array or clip."""
     left: frozenset[str]
@@ -138,6 +126,7 @@ def scan_shard(shard: ShardFile, number: int) -> ShardSamples:
     # Hundreds of shards may follow, and a process may open so many files only.
     window.close()
     samples: list[PackedSample] = []
+    stated: list[dict[str, Any]] = []
     left: set[str] = set()
     count = len(groups)
     for key in list(groups):
@@ -145,29 +134,39 @@ def scan_shard(shard: ShardFile, number: int) -> ShardSamples:
         files = groups.pop(key)
         contents = [rest for rest in _KINDS if isinstance(files.get(rest), tuple)]
         if contents:
-            samples.append(_as_sample(f"{shard.name}/{key}", contents[0], files))
+            samples.append(_as_sample(contents[0], files))
+            stated.append(_stated(f"{shard.name}/{key}", files))
         if any(one is not None for one in files.values()):
             left |= {rest for rest, one in files.items() if one is None}
             # An array beside an image is not read; another form of the image need not be.
             left |= {rest for rest in contents[1:] if _KINDS[rest] != "image"}
-    return ShardSamples(samples, count - len(samples), frozenset(left))
+    return ShardSamples(samples, fields_of(stated), count - len(samples), frozenset(left))
 
 
-def _as_sample(address: str, rest: str, files: _Files) -> PackedSample:
+def _as_sample(rest: str, files: _Files) -> PackedSample:
     places = {end: one for end, one in files.items() if isinstance(one, tuple)}
-    texts = {end: decode_label(one, address) for end in _LABELS if isinstance(one := files.get(end), bytes)}
-    written = next((texts[end] for end in _NUMBERS if end in texts), None)
-    label, text, split = None, None, None
-    if _DOCUMENT in texts:
-        label, text, split = _read_document(address, texts[_DOCUMENT], needed=written is None)
-    other = None if written is None else label
-    if written is not None:
-        label = parse_label(written)
     kind, mask = _KINDS[rest], next((places[end][0] for end in _MASKS if end in places), None)
+    labels = {end for end in _LABELS if isinstance(files.get(end), bytes)}
     # A text beside a clip is what is said in it, in many collections that are no shards.
-    annotated = bool(texts.keys() - ({_TEXT} if kind == "sound" else set())) or mask is not None
+    annotated = bool(labels - ({_TEXT} if kind == "sound" else set())) or mask is not None
     content, name = places[rest]
-    return PackedSample(name, content, kind, mask, label, text, texts.get(_TEXT), annotated, other, split)
+    return PackedSample(name, content, kind, mask, annotated)
+
+
+def _stated(address: str, files: _Files) -> dict[str, Any]:
+    """Return what the files of a sample state, by field."""
+    texts = {end: decode_label(one, address) for end in _LABELS if isinstance(one := files.get(end), bytes)}
+    found: dict[str, Any] = {}
+    if _DOCUMENT in texts:
+        try:
+            document = json.loads(texts[_DOCUMENT])
+        except (ValueError, RecursionError) as error:
+            raise broken(address + ".json", f"it is not JSON ({error})") from error
+        fields = document if isinstance(document, dict) else {"label": document}
+        found = {name: value for name, value in fields.items() if is_known_field(name)}
+    found |= {_TEXT: texts[_TEXT]} if _TEXT in texts else {}
+    written = next((texts[end] for end in _NUMBERS if end in texts), None)
+    return found if written is None else found | {_NUMBERS[0]: parse_label(written)}
 
 
 def _split_name(name: str) -> tuple[str, str]:
@@ -190,26 +189,6 @@ def has_samples(names: Sequence[str]) -> bool:
     )
 
 
-def _read_document(address: str, content: str, *, needed: bool) -> tuple[Label, str | None, tuple[str, str] | None]:
-    """Return the label in a json, its name there, and the field of its split; if the label is `needed`, one that is no
-    label is an error."""
-    file = f"{address}.json"
-    try:
-        found = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise broken(file, f"it is not JSON ({error})") from error
-    if not isinstance(found, dict):
-        return (found if isinstance(found, int | str) else None), None, None
-    called = label_names(found, _LABELS_IN_JSON)
-    label = next((found[key] for key in called if isinstance(found[key], int | float | str)), None)
-    odd = next((key for key in called if found[key] is not None and plain_name(key) in _LABELS_IN_JSON), None)
-    if needed and label is None and odd is not None:
-        raise broken(file, f"it has {show_content(found[odd])} under '{odd}'", "one number or word")
-    text = next((found[key] for key in _NAMES_IN_JSON if isinstance(found.get(key), str)), None)
-    splits = ((key, str(value)) for key, value in found.items() if isinstance(value, str | int))
-    return label, text, next((pair for pair in splits if plain_name(pair[0]) in SPLIT_FIELDS), None)
-
-
 def webdataset_state(source: Source, *, sound: ClipOptions = _AS_THEY_ARE) -> Found:
     """Read a tar, or the tars in a tree, as WebDataset's `TarWriter` makes them.
 
@@ -226,15 +205,14 @@ def webdataset_state(source: Source, *, sound: ClipOptions = _AS_THEY_ARE) -> Fo
     scanned = [first, *scan_each(shards[1:], lambda number, shard: scan_shard(shard, number + 1))]
     samples = [sample for found in scanned for sample in found.samples]
     names = [f"{shards[sample.content.shard].name}/{sample.name}" for sample in samples]
+    fields = join_fields([(found.fields, len(found.samples)) for found in scanned])
     notes: list[str] = []
     masks = [sample.mask for sample in samples]
     if all_have(masks, names, "mask"):
         found = find_masks(ShardParts(shards, [mask for mask in masks if mask], names), spread=False)
         labels = Labels(found, found.classes)
-        if any(sample.label is not None for sample in samples):
-            notes.append("The samples have masks and labels; the masks are the targets, and the labels were left out.")
     else:
-        labels = _labels_of(samples, names)
+        labels = labels_of_fields(fields, names)
     without = sum(found.without for found in scanned)
     notes += left_out_notes((without, "samples", "of the shards without an image, array or clip"))
     left = sorted(frozenset().union(*(found.left for found in scanned)))
@@ -244,28 +222,17 @@ def webdataset_state(source: Source, *, sound: ClipOptions = _AS_THEY_ARE) -> Fo
         notes.append("The samples have no label in a cls or json, and texts that are captions; only images are kept.")
     parts = np.array([sample.content for sample in samples], np.int64)
     inputs = _make_inputs(ShardParts(shards, parts, names), [one.kind for one in samples], sound, notes)
-    who, called = "fields of the samples", [shard.name for shard in shards]
-    named = next((sample.split[0] for sample in samples if sample.split is not None), "")
-    cells = [sample.split[1] if sample.split is not None else "" for sample in samples] if named else ()
-    splits = splits_of_field(names[0], named, cells) if named else ()
-    notes += [f"Splits are as '{named}' says."] if splits else []
+    called = [shard.name for shard in shards]
     return records_state(
-        NAME, who, inputs, labels, shards=called, shard_of=parts[:, 0], field="cls", notes=notes, stated=splits
+        NAME,
+        "fields of the samples",
+        inputs,
+        labels,
+        shards=called,
+        shard_of=parts[:, 0],
+        fields=fields,
+        notes=notes,
     )
-
-
-def _labels_of(samples: Sequence[PackedSample], names: Sequence[str]) -> Labels:
-    # A cls or json is a label on purpose; a txt may be one.
-    labels = [sample.label for sample in samples]
-    others = [sample.other for sample in samples]
-    if None not in others and not same_partition(labels, others):
-        what = f"it is '{labels[0]}' by its cls and '{others[0]}' by its json, and these divide the samples differently"
-        raise broken(names[0], what, "shards with one of the two, or a function as layout=")
-    if all(label is None for label in labels):
-        # A txt is a class where it is short and others say the same; else it is a caption.
-        texts = [sample.caption or "" for sample in samples]
-        labels = [parse_label(text) for text in texts] if are_classes(texts) else [None] * len(texts)
-    return make_labels(labels, names, names=names_of(labels, [sample.text for sample in samples], names))
 
 
 def _make_inputs(source: SampleSource, kinds: Sequence[str], sound: ClipOptions, notes: list[str]) -> Images | Arrays:

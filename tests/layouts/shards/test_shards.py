@@ -400,7 +400,8 @@ NOTED: dict[str, tuple[Any, int, str]] = {
     "a record without an image": (
         lambda: {"a.tfrecord": records_of([{"image": picture(0), "label": 1}, {"label": 2}]), "b.tfrecord": b""}, 1, "1 record"
     ),
-    "labels beside masks": (lambda: tars(*({"jpg": picture(n), "seg.png": MASKS[n], "cls": n} for n in range(4))), 4, "labels"),
+    "labels beside masks": (lambda: tars(*({"jpg": picture(n), "seg.png": MASKS[n], "cls": n} for n in range(4))), 4, "'cls'"),
+    "finer labels": (lambda: table(label=FOUR, species=["a", "b", "a", "c"]), 4, "'species'"),
     "another column": (lambda: table(label=[0, 1]), 2, "width"),
     "what datasets computes": (
         lambda: {"train.arrow": stream_of(columns_of(range(4))), "cache-0123.arrow": stream_of({"x": [1]})}, 4, ""
@@ -449,7 +450,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "tar: no label": (lambda: ordered(JPG, ZERO, ("2.jpg", b"")), r"1 of 2"),
     "tar: a word among numbers": (lambda: ordered(JPG, ZERO, ("2.jpg", b""), ("2.cls", b"cat")), r"cat|2\.jpg"),
     "tar: more than 64 bits": (lambda: ordered(JPG, ("1.cls", b"9" * 30)), r"64 bits"),
-    "tar: a list as label": (lambda: tars({"json": '{"label": [0, 1]}'}), r"000000\.json'.*\[0, 1\]"),
+    "tar: a list as label": (lambda: tars({"json": '{"label": [0, 1]}'}), r"000000\.jpg'.*\[0, 1\]"),
     "tar: no split": (lambda: tars({"json": '{"label": 0, "split": "train"}'}, {"json": '{"label": 1}'}), r"a\.tar.*'split'"),
     "tar: some masks": (lambda: ordered(JPG, ("1.seg.png", MASKS[0]), ("2.jpg", b"")), r"'a\.tar/2\.jpg'"),
     "tar: images and arrays": (lambda: ordered(JPG, ZERO, ("2.npy", npy(np.zeros(3))), ("2.cls", b"0")), r"2\.npy|1\.jpg"),
@@ -458,7 +459,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "records: no Example": (lambda: {"a.tfrecord": record(b"\x0a" + b"\xff" * 11)}, r"a\.tfrecord\[0\]'"),
     "records: two labels": (lambda: records({"label": [1, 2]}), r"a\.tfrecord\[0\]'.*2 values.*'label'"),
     "records: no text": (lambda: records({"label": b"\xff\xfe"}), r"a\.tfrecord\[0\]"),
-    "records: a longer list": (lambda: {"a.tfrecord": records_of([*PAIR, {**RAW, "label": [0, 1, 0, 0]}])}, r"\b3\b.*\[2\]'.*\b4\b"),
+    "records: a longer list": (lambda: {"a.tfrecord": records_of([*PAIR, {**RAW, "label": [0, 1, 0, 0]}])}, r"\[2\]'.*\b4\b.*\b3\b"),
     "records: another height": (lambda: {"a.tfrecord": records_of([*PAIR, PAIR[0] | {"height": 7}])}, r"\[2\]"),
     "records: two of one class": (lambda: {"a.tfrecord": records_of([*PAIR, {**RAW, "label": [1, 1, 0]}])}, "3 values.*'label'"),
     "records: boxes and masks": (lambda: records({**KEYS, "image/segmentation/class/encoded": MASKS[0]}), r"boxes .*masks"),
@@ -471,13 +472,16 @@ REFUSED: dict[str, tuple[Any, str]] = {
     **{f"{name}: an image elsewhere": (lambda write=write, name=name: {name: write({"image": [{"bytes": b"x", "path": ""}, {"bytes": None, "path": "1.jpg"}]})}, "row 1|bytes")
        for name, write in (("a.parquet", parquet_of), ("a.arrow", stream_of))},
     "parquet: other columns": (lambda: {"a.parquet": parquet_of(columns_of(range(2))), "b.parquet": parquet_of({"image": columns_of(range(2))["image"]})}, r"b\.parquet"),
-    "parquet: lists as labels": (lambda: table(label=[[0, 1]] * 4), "'label'.*list"),
-    "parquet: structs as labels": (lambda: table(label=[{"a": 1}] * 4), "'label'.*struct"),
+    "parquet: lists as labels": (lambda: table(label=[[0, 1]] * 4), r"\[0, 1\].*'label'"),
+    "parquet: structs as labels": (lambda: table(label=[{"a": 1}] * 4), "'a': 1.*'label'"),
     **{f"parquet: {missing} as label": (lambda missing=missing: table(label=[1.0, missing, 0.0, missing]), r"\b2 of 4\b") for missing in (None, float("nan"))},
     **{f"{name}: the split {word}": (lambda write=write, name=name, word=word: {name: write(columns_of(range(4), split=["train", word, "train", "test"]))}, f"'{word}'")
-       for word in ("PublicTest", None) for name, write in (("a.parquet", parquet_of), ("a.arrow", stream_of))},
+       for word in ("PublicTest", "") for name, write in (("a.parquet", parquet_of), ("a.arrow", stream_of))},
     "parquet: another split than the file": (lambda: {f"{name}.parquet": parquet_of(columns_of(range(2), split=[name, "test"])) for name in ("train", "test")}, r"'train\.parquet\[1\]'.*'test'"),
     "parquet: two datasets": (lambda: {f"{name}-0.parquet": parquet_of(columns_of(range(2))) for name in ("en/train", "en/test", "de/train", "de/test")}, r"'de', 'en'.*only='de'"),
+    "json: two labels": (lambda: tars_of(label=FOUR, category=[0, 0, 1, 1]), "label.*category.* differently"),
+    "parquet: two labels": (lambda: table(label=FOUR, species=["a", "a", "b", "b"]), "label.*species.* differently"),
+    "records: two features": (lambda: records(*({"label": n % 2, "target": n // 2} for n in range(4))), "label.*target.* differently"),
     "LMDB: a pickle": (lambda: {"db/data.mdb": lmdb_of({b"1": pickle.dumps((b"x", 1))})}, r"pickle"),
     "LMDB: no images": (lambda: {"db/data.mdb": lmdb_of({b"1": b"\x08\x03\x10\x20"})}, r"data\.mdb"),
     "LMDB: no label": (lambda: {"db/data.mdb": lmdb_of({b"image-1": picture(1), b"image-2": picture(2), b"label-1": b"1"})}, r"1 of 2 .*2"),

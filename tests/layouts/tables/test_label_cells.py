@@ -63,7 +63,6 @@ ASKED = {
     "nothing beside the paths": ("image", ["{i}.png"], r"paths alone.*path,label"),
     "a title above the header": ("My data,,", ["{i}.png,a,"], r"no names in the first row.*path,label"),
     "a word among numbers": ("image,label", ["{i}.png,{i}.5"] * 5 + ["{i}.png,inf"], r"'inf' \(the first is that of"),
-    "masks beside images": ("image,mask", ["{i}.png,{i}_mask.png"], r"layout=\"pairs\""),
     "no rows": ("image,label\n", [], r"no rows|is empty"),
 }  # fmt: skip
 
@@ -123,11 +122,8 @@ def test_corners_in_other_words_are_boxes(corners: str) -> None:
 
 
 NOTED = {
-    "several labels": ("image,label", ["{i}.png,a|b"], None, r"several labels, with '|' between them: each of the 2"),
     "empty cells": ("image,a,b", ["{i}.png,1,", "{i}.png,,0"], None, r"12 cells of the label columns are empty"),
-    "a class for each": ("image,label", ["{i}.png,c{i}"], None, r"12 classes for 12 samples"),
     "other numbers": ("image,age", ["0.png,31", "0.png,32"], None, r"each row is a sample; 6 rows have"),
-    "-1 for no": ("image,a,b", ["{i}.png,-1,1"], None, r"hold -1, which"),
 }  # fmt: skip
 
 
