@@ -295,18 +295,14 @@ def _resolved(source: Source, split: str | None) -> tuple[Any, SplitReader]:
 
 def _check_arrays(reader: SplitReader) -> None:
     """Raise `OptionError` if samples are not arrays of one shape."""
-    free = "texts or have any length"
-    odd = None
-    if reader.row_shape is None and reader.encoded:
-        size = "Pack them with image_size=(height, width), or give"
-        odd = "images", "have sizes of their own", f"{size} a dataset_h5 whose transform makes them one size."
-    elif reader.row_shape is None:
-        odd = "inputs", f"are {free}", "Give a dataset_h5 whose transform makes arrays of one shape of them."
-    elif reader.has_free_targets:
-        numbers = "makes numbers of them, for example their place in a list of classes."
-        odd = "targets", f"are {free}", f"Give a dataset_h5 whose target_transform {numbers}"
-    if odd is not None:
-        msg = f"The {odd[0]} of '{reader.path}' {odd[1]}, and a batch here is one array. {odd[2]}"
+    side = "inputs" if reader.row_shape is None else "targets" if reader.has_free_targets else ""
+    if side:
+        name = "transform" if side == "inputs" else "target_transform"
+        pack = " Images can also be packed with image_size=(height, width)." if side == "inputs" else ""
+        msg = (
+            f"The {side} of '{reader.path}' are texts or have shapes of their own, and a batch here is one array. Give "
+            f"a dataset_h5 whose {name} makes arrays of one shape of them.{pack}"
+        )
         raise OptionError(msg)
 
 

@@ -412,7 +412,7 @@ class Foreign:
                 out[targets] = block[wanted[place[targets]] - first]
         return out
 
-    def load(self, pool: ThreadPool) -> NDArray[Any]:
+    def load(self) -> NDArray[Any]:
         """Read all rows, front to back, in the machine's byte order."""
         values = empty_array(self._storage.shape, self._storage.dtype)
         chunks = self._dataset.chunks
@@ -421,7 +421,6 @@ class Foreign:
         step = max(1, _SLICE_BYTES // max(1, self._storage.row_bytes) // together) * together
         with reading_contents(self._path):
             for start in range(0, len(values), step):
-                pool.cancellation.check()
                 values[start : start + step] = self._dataset[start : start + step]
         return values
 
