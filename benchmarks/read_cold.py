@@ -36,7 +36,7 @@ from benchmarks._report import Promise, by_turns, judge, median_ratio, show_rate
 from colabstage.h5.info import open_h5
 from colabstage.io.pipeline import ThreadPool
 from colabstage.load.dataset import dataset_h5
-from colabstage.load.epoch import epoch_order
+from colabstage.load.epoch import random_order
 from colabstage.load.loader import make_loader
 from colabstage.load.reading.fields import EngineChoice, Mapped, read_storage
 from colabstage.load.reading.memory import FileStamp, MappedFile, resident_part
@@ -120,7 +120,7 @@ def make_cold_loader(path: Path) -> Loader:
 def by_mapping(path: Path, facts: Storage) -> Iterator[int]:
     """Batches in random order out of the mapped file, by one thread."""
     field = Mapped.over(MappedFile(path, FileStamp.of(path.stat())), facts)
-    order = epoch_order(facts.shape[0], shuffle=True, seed=0, epoch=0)
+    order = random_order(facts.shape[0], 0, 0)
     buffer = np.empty((BATCH, *facts.shape[1:]), facts.dtype)
     with ThreadPool(1) as pool:
         for start in range(0, len(order), BATCH):

@@ -45,7 +45,6 @@ from colabstage.io.files import BLOCK_BYTES, block_ranges, hash_block, pread_exa
 from colabstage.io.progress import Cancellation, Progress
 from colabstage.io.units import format_bytes
 from colabstage.load.dataset import dataset_h5
-from colabstage.load.epoch import Shard
 from colabstage.load.loader import make_loader
 from colabstage.load.partial import PartialPack, UnitOrder, even_window, mixing_of
 from colabstage.pack.arrival import FIRST_UNITS, window_units
@@ -535,7 +534,7 @@ def learning(_: Bench) -> None:
             window = even_window(units, labels[rest], window_units(len(rest) // 8), FIRST_UNITS, together=2)
             orders = {
                 "full shuffle": draw.permutation(len(rest)),
-                "as it arrives": UnitOrder(units, window, seed, None, FIRST_UNITS, together=2).rows(0, Shard()),
+                "as it arrives": UnitOrder(units, window, None, FIRST_UNITS, together=2).rows(seed, 0),
                 "as the archive has it": np.arange(len(rest)),
             }
             for name, order in orders.items():

@@ -45,7 +45,7 @@ from colabstage.io.files import stand_in
 from colabstage.io.whole_imports import whole_imports
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
     from contextlib import AbstractContextManager
 
     from numpy.typing import NDArray
@@ -576,17 +576,17 @@ def decode_turbo(
     factor: int,
     *,
     gray: bool,
-    scratch: bytearray | NDArray[np.uint8] | None,
+    scratch: bytearray | None,
     strict: bool = True,
 ) -> NDArray[np.uint8] | None:
     """Decode a JPEG of this height and width, each pixel the mean of a block of `factor` by `factor`, into `scratch`
-    where there is one (an array `(n,)` is long enough); `None` where simplejpeg refuses it, or is missing."""
+    where there is one, which grows as needed; `None` where simplejpeg refuses it, or is missing."""
     simplejpeg = find_simplejpeg()
     if simplejpeg is None:
         return None
     # As libjpeg rounds: up, so that the last block counts.
     height, width = -(-size[0] // factor), -(-size[1] // factor)
-    if isinstance(scratch, bytearray):
+    if scratch is not None:
         scratch.extend(bytes(max(0, height * width * (1 if gray else 3) - len(scratch))))
     try:
         pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(
@@ -838,7 +838,7 @@ def decode_whole(
     crop: Crop,
     factor: int,
     *,
-    reserve: Callable[[int], NDArray[np.uint8] | None] | None = None,
+    scratch: bytearray | None = None,
 ) -> WholeImage | None:
     """Decode an image file so that any of its crops of this `region_factor` can be cut from it, if this one needs
     nearly all of it anyway.
@@ -848,12 +848,11 @@ def decode_whole(
         color_mode: `"rgb"` or `"grayscale"`.
         crop: as of `decode_region`.
         factor: of the crop.
-        reserve: gives memory for the result, uint8 `(n,)` of at least so many bytes, once it is known that a JPEG will
-            be decoded; `None` where there is none. By default it is memory of its own.
+        scratch: memory that the result may be in.
 
     Returns:
         `None` where `decode_region` takes considerably less time, or what a crop shows depends on how far the file is
-        decoded (the decoder warns of some of it), or there is no memory.
+        decoded (the decoder warns of some of it).
     """
     header = read_jpeg_header(data) if is_jpeg(data) else None
     if header is None or not is_plain(header):
@@ -862,12 +861,7 @@ def decode_whole(
     if last_row * factor < _NEARLY_ALL * header.height and comes_by_rows(data, header):
         return None
     size, gray = (header.height, header.width), color_mode == "grayscale"
-    memory = None
-    if reserve is not None:
-        memory = reserve(-(-header.height // factor) * -(-header.width // factor) * (1 if gray else 3))
-        if memory is None:
-            return None
-    pixels = decode_turbo(data, size, factor, gray=gray, scratch=memory)
+    pixels = decode_turbo(data, size, factor, gray=gray, scratch=scratch)
     return None if pixels is None else WholeImage(pixels, factor, header)
 
 

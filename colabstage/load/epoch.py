@@ -72,20 +72,17 @@ _MOST_ROW_BITS = 24
 
 
 class Order(Protocol):
-    """Decide in which order an epoch visits which rows."""
+    """The order in which epochs visit rows. It knows no ranks, which share out what it returns."""
 
     @property
     def count(self) -> int:
-        """Count the rows visited in an epoch, by all ranks together."""
+        """Number of rows visited in an epoch, by all ranks together."""
 
-    def rows(self, epoch: int, shard: Shard) -> NDArray[np.intp]:
-        """Return the rows that one rank visits, intp; those of all ranks together are the epoch's, each once."""
+    def rows(self, seed: int, epoch: int) -> NDArray[np.intp]:
+        """Return the rows of an epoch, each as often as it is visited, intp `(count,)`."""
 
     def identity(self) -> dict[str, int]:
         """Return what two loaders must share to visit rows in the same order, seed and number of samples apart."""
-
-    def with_seed(self, seed: int) -> Order:
-        """Return the same order by another seed."""
 
 
 def random_order(count: int, *entropy: int) -> NDArray[np.intp]:
@@ -145,67 +142,30 @@ def digest_of(*values: NDArray[Any]) -> int:
     return int.from_bytes(digest.digest()[:8], "big") >> 1
 
 
-def epoch_order(count: int, *, shuffle: bool, seed: int, epoch: int) -> NDArray[np.intp]:
-    """Return `range(count)`, permuted as seed and epoch say or in the file's order, intp `(count,)`."""
-    return random_order(count, seed, epoch) if shuffle else np.arange(count)
-
-
 @dataclass(frozen=True, eq=False)
 class RowOrder:
-    """Visit all rows, shuffled or not.
-
-    Rank r of W takes every W-th, from its r-th on: then what all ranks see in a step is what one process would see in a
-    batch W times as large.
-    """
+    """Visit all rows, or the `chosen` ones, shuffled or not."""
 
     count: int
     shuffle: bool
-    seed: int
+    chosen: NDArray[np.intp] | None = None
 
-    def rows(self, epoch: int, shard: Shard) -> NDArray[np.intp]:
-        return shard.every(epoch_order(self.count, shuffle=self.shuffle, seed=self.seed, epoch=epoch))
-
-    def identity(self) -> dict[str, int]:
-        return {"shuffle": int(self.shuffle)}
-
-    def with_seed(self, seed: int) -> RowOrder:
-        return replace(self, seed=seed)
-
-
-@dataclass(frozen=True, eq=False)
-class ChosenRows:
-    """Visit some rows of the dataset, numbered from 0 by `order`."""
-
-    order: Order
-    chosen: NDArray[np.intp]
-    """The row of each number."""
-
-    @property
-    def count(self) -> int:
-        return self.order.count
-
-    def rows(self, epoch: int, shard: Shard) -> NDArray[np.intp]:
-        return self.chosen[self.order.rows(epoch, shard)]
+    def rows(self, seed: int, epoch: int) -> NDArray[np.intp]:
+        order = random_order(self.count, seed, epoch) if self.shuffle else np.arange(self.count)
+        return order if self.chosen is None else self.chosen[order]
 
     def identity(self) -> dict[str, int]:
-        # The rows that a sampler has drawn are in the state themselves.
-        own = {} if isinstance(self.order, SampledOrder) else {"sampled": self.count, "rows": digest_of(self.chosen)}
-        return {**self.order.identity(), **own}
-
-    def with_seed(self, seed: int) -> ChosenRows:
-        return replace(self, order=self.order.with_seed(seed))
-
-
-def order_within(order: Order, rows: NDArray[np.intp]) -> Order:
-    """Return an order of numbers as one of these rows of the dataset."""
-    if isinstance(order, ChosenRows):
-        return replace(order, chosen=rows[order.chosen])
-    return ChosenRows(order, rows)
+        own = {"shuffle": int(self.shuffle)}
+        return own if self.chosen is None else {**own, "sampled": self.count, "rows": digest_of(self.chosen)}
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One rank's part of an epoch."""
+    """One rank's part of an epoch.
+
+    Rank r of W takes every W-th row, from its r-th on: then what all ranks see in a step is what one process would see
+    in a batch W times as large.
+    """
 
     rank: int = 0
     world_size: int = 1
@@ -261,24 +221,7 @@ def choose_seed(asked: int | None, draw: Callable[[], Any], *, fixed: bool) -> i
     return 0 if fixed else int(draw())
 
 
-def drawn_by_sampler(order: Order) -> bool:
-    """Return whether a sampler decides the order."""
-    return isinstance(order.order if isinstance(order, ChosenRows) else order, SampledOrder)
-
-
-def order_of_some(
-    sampler: Iterable[int] | None, subset: NDArray[np.intp] | None, samples: int, *, shuffle: bool | None, seed: int
-) -> Order | None:
-    """Return the order of the rows of a sampler or a subset, by their numbers in the subset where there is one; `None`
-    for an order of all rows."""
-    if subset is None:
-        return None if sampler is None else sampler_order(sampler, samples, shuffle=shuffle, seed=seed)
-    if sampler is not None:
-        return sampler_order(sampler, len(subset), shuffle=shuffle, seed=seed)
-    return chosen_order("The Subset", subset, samples, shuffle=shuffle, seed=seed).order
-
-
-def sampler_order(sampler: Iterable[int], samples: int, *, shuffle: bool | None, seed: int) -> Order:
+def sampler_order(sampler: Iterable[int], samples: int, *, shuffle: bool | None) -> RowOrder | SampledOrder:
     """Return the order of what was passed as `sampler=`: of rows in a list, an array or a tensor, shuffled or not
     (nobody said, if `shuffle` is `None`: refused); of anything else the order that it gives."""
     import torch
@@ -304,12 +247,12 @@ def sampler_order(sampler: Iterable[int], samples: int, *, shuffle: bool | None,
                 "Give it one; or pass rows, as sampler=list(sampler)."
             )
             raise OptionError(msg)
-        return SampledOrder(sampler, samples, seed)
+        return SampledOrder(sampler, samples)
     # An iterator has one pass, and every epoch needs one.
-    return chosen_order("sampler=", sampler if is_listed else list(sampler), samples, shuffle=shuffle, seed=seed)
+    return chosen_order("sampler=", sampler if is_listed else list(sampler), samples, shuffle=shuffle)
 
 
-def chosen_order(name: str, values: Any, samples: int, *, shuffle: bool | None, seed: int) -> ChosenRows:
+def chosen_order(name: str, values: Any, samples: int, *, shuffle: bool | None) -> RowOrder:
     """Return the order of some rows, shuffled or as they are listed; refused if nobody said which, `shuffle=None`.
     `name`: what they were given as."""
     rows = given_rows(name, values, samples)
@@ -320,7 +263,12 @@ def chosen_order(name: str, values: Any, samples: int, *, shuffle: bool | None, 
             "are listed, so that predictions can be matched to them."
         )
         raise OptionError(msg)
-    return ChosenRows(RowOrder(len(rows), shuffle, seed), rows)
+    return RowOrder(len(rows), shuffle, rows)
+
+
+def order_within(order: RowOrder | SampledOrder, rows: NDArray[np.intp]) -> RowOrder | SampledOrder:
+    """Return an order of numbers as one of these rows of the dataset."""
+    return replace(order, chosen=rows if order.chosen is None else rows[order.chosen])
 
 
 def given_rows(name: str, values: Any, samples: int) -> NDArray[np.intp]:
@@ -344,39 +292,39 @@ class SampledOrder:
 
     sampler: Any
     samples: int
-    seed: int
-    _drawn: dict[int, NDArray[np.intp]] = field(default_factory=dict)
-    """The rows of the last epoch that was drawn: a sampler may draw others the next time."""
+    chosen: NDArray[np.intp] | None = None
+    """The row of each number that the sampler draws; `None` where it draws rows."""
+    _drawn: dict[tuple[int, int], NDArray[np.intp]] = field(default_factory=dict)
+    """What was drawn for the last epoch: a sampler may draw others the next time."""
 
     @property
     def count(self) -> int:
         return len(self.sampler)
 
-    def rows(self, epoch: int, shard: Shard) -> NDArray[np.intp]:
+    def rows(self, seed: int, epoch: int) -> NDArray[np.intp]:
         """Draw the rows of an epoch, as `Order`; an OptionError where they are not there, or others than it says."""
-        if epoch not in self._drawn:
+        if (seed, epoch) not in self._drawn:
             # One more than its length shows one that never ends.
-            rows = given_rows("sampler=", self._draw(epoch), self.samples)
+            rows = given_rows("sampler=", self._draw(seed, epoch), self.samples)
             # The plan counts batches by len(sampler), and ranks would part ways.
             if len(rows) != self.count:
                 found = f"{len(rows):,}" if len(rows) < self.count else "more"
                 msg = f"The sampler gave {found} rows, and len(sampler) is {self.count:,}; both must be the same."
                 raise OptionError(msg)
             self._drawn.clear()
-            self._drawn[epoch] = rows
-        return shard.every(self._drawn[epoch])
+            self._drawn[seed, epoch] = rows
+        drawn = self._drawn[seed, epoch]
+        return drawn if self.chosen is None else self.chosen[drawn]
 
     def identity(self) -> dict[str, int]:
+        # The rows that a sampler has drawn are in the state themselves.
         return {"sampled": self.count}
 
-    def with_seed(self, seed: int) -> SampledOrder:
-        return replace(self, seed=seed, _drawn={})
-
-    def _draw(self, epoch: int) -> list[int]:
+    def _draw(self, seed: int, epoch: int) -> list[int]:
         # As torch's own DistributedSampler wants it.
         if callable(set_epoch := getattr(self.sampler, "set_epoch", None)):
             set_epoch(epoch)
-        number = int(np.random.SeedSequence([self.seed, epoch]).generate_state(1, np.uint64)[0] >> np.uint64(1))
+        number = int(np.random.SeedSequence([seed, epoch]).generate_state(1, np.uint64)[0] >> np.uint64(1))
         with _seeded(number, getattr(self.sampler, "generator", None)):
             return list(islice(self.sampler, self.count + 1))
 
@@ -407,6 +355,7 @@ class Schedule:
     """Share out rows into the batches of each epoch, for one rank."""
 
     order: Order
+    seed: int
     batch_size: int
     drop_last: bool
     shard: Shard
@@ -442,7 +391,7 @@ class Schedule:
 
     def rows_left(self, epoch: int, batches_done: int) -> list[NDArray[np.intp]]:
         """Return the rows of the batches that are left of an epoch."""
-        rows = self.order.rows(epoch, self.shard)
+        rows = self.shard.every(self.order.rows(self.seed, epoch))
         edges = self._edges(len(rows))
         # Full ones as rows of a table: of millions of small batches, a slice of each would take several times as long.
         done, full = edges[batches_done], max(batches_done, min(len(edges) - 3, len(rows) // self.batch_size))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,7 +14,7 @@ from colabstage.io.whole_imports import refuse_import
 
 try:
     import torch
-    from torch.utils.data import DataLoader, DistributedSampler, Sampler, Subset, get_worker_info
+    from torch.utils.data import DataLoader, DistributedSampler, Sampler, Subset
 except ImportError as error:
     refuse_import("torch", "make_loader needs", error)
 
@@ -32,16 +31,16 @@ from colabstage.load.choosing import DeviceFacts, choose_loader, gather_facts
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.device import free_device_memory, usable_device
 from colabstage.load.epoch import (
-    ChosenRows,
     RowOrder,
+    SampledOrder,
     Schedule,
     Shard,
     choose_seed,
     choose_shard,
-    drawn_by_sampler,
+    chosen_order,
     given_rows,
-    order_of_some,
     order_within,
+    sampler_order,
 )
 from colabstage.load.partial import FirstEpochOrder, lasting_layout, mixing_of, order_of
 from colabstage.load.pipeline import EpochPlace, Pipeline, Position
@@ -138,9 +137,13 @@ def make_loader(
     # Some rows of `train` are as often held out of the training as they are trained on.
     unclear = asked.shuffle is None and in_train
     shuffle: Shuffle = ("auto" if in_train else False) if asked.shuffle is None else asked.shuffle
-    shown = order_of_some(
-        asked.sampler, rows, len(dataset), shuffle=None if unclear else shuffle is not False, seed=seed
-    )
+    is_shuffled = None if unclear else shuffle is not False
+    # By the numbers of the subset's own rows, where there is one.
+    shown: RowOrder | SampledOrder | None = None
+    if asked.sampler is not None:
+        shown = sampler_order(asked.sampler, len(dataset) if rows is None else len(rows), shuffle=is_shuffled)
+    elif rows is not None:
+        shown = replace(chosen_order("The Subset", rows, len(dataset), shuffle=is_shuffled), chosen=None)
     some = shown if shown is None or rows is None else order_within(shown, rows)
     crop = None if asked.batch_transform is None else first_crop(asked.batch_transform)
     device = torch.device("cpu") if asked.device is None else usable_device(asked.device)
@@ -149,30 +152,30 @@ def make_loader(
         per_sample=dataset.per_sample,
         shard=shard,
         epoch_rows=None if some is None else some.count,
-        sampled=some is not None and drawn_by_sampler(some),
+        sampled=isinstance(some, SampledOrder),
     )
     if asked.device is not None:
         # Devices that do not tell share this computer's memory.
         free = free_device_memory(device)
         facts = replace(facts, device=DeviceFacts(device.type, facts.free_memory_bytes if free is None else free))
     plan = choose_loader(facts, batch_size, replace(asked, shuffle=shuffle))
-    order = some or RowOrder(len(dataset), plan.order.name == "permutation", seed)
+    order: Order = some or RowOrder(len(dataset), plan.order.name == "permutation")
     if plan.order.name == "arrival" and layout is not None:
-        order = order_of(layout, dataset.split, seed, some.chosen if isinstance(some, ChosenRows) else None)
+        order = order_of(layout, dataset.split, None if some is None else some.chosen)
     if isinstance(order, FirstEpochOrder) and order.first.first_units > 1:
-        plan = _with_mixing(plan, dataset, order, batch_size * shard.world_size)
+        plan = _with_mixing(plan, dataset, order.first.rows(seed, 0), batch_size * shard.world_size)
     # Now, so that an error comes where the loader is made. The caller's dataset continues to read from the file.
     reader = dataset.reader.into_memory() if plan.strategy == "memory" else dataset.reader
-    schedule = Schedule(order, batch_size, asked.drop_last, shard)
+    schedule = Schedule(order, seed, batch_size, asked.drop_last, shard)
     is_cropped = crop is not None and plan.decode is not None and plan.decode.name == "crops"
-    pipeline = Pipeline(plan, reader, schedule, form, finish, device, seed, crop if is_cropped else None)
+    pipeline = Pipeline(plan, reader, schedule, form, finish, device, crop if is_cropped else None)
     # What frameworks find, who count and evaluate the subset's own rows, by their numbers in it.
     view: Any = BatchDataset.over(form, reader)
     visited = order if rows is None or shown is None else shown
     loader = Loader(
         view if rows is None else Subset(view, rows.tolist()),
         batch_size,
-        sampler=EpochSampler(visited) if shard.world_size == 1 else RankSampler(visited, shard),
+        sampler=EpochSampler(visited, seed) if shard.world_size == 1 else RankSampler(visited, seed, shard),
         drop_last=asked.drop_last,
         # What a framework builds of the loader's parts reads whole images, and has all of the transform before it.
         collate_fn=finish.collate,  # type: ignore[arg-type]  # a BatchDataset gives it batches, not lists of samples
@@ -221,13 +224,13 @@ def _check_overrides(dataset: object, known: tuple[type, ...]) -> None:
         raise OptionError(msg)
 
 
-def _with_mixing(plan: LoaderPlan, dataset: dataset_h5, order: FirstEpochOrder, together: int) -> LoaderPlan:
-    """Say how even the classes are in batches of so many rows of the first epoch, and warn where they are not."""
+def _with_mixing(plan: LoaderPlan, dataset: dataset_h5, rows: NDArray[np.intp], together: int) -> LoaderPlan:
+    """Say how even the classes are in batches of so many `rows` of the first epoch, and warn where they are not."""
     dtype = dataset.reader.target_dtype
     is_labels = bool(dataset.classes) and dataset.reader.target_shape == () and dtype is not None and dtype.kind in "iu"
-    if not is_labels or order.count > _MOST_MEASURED:
+    if not is_labels or len(rows) > _MOST_MEASURED:
         return plan
-    mixing = min(1.0, mixing_of(dataset.targets[order.first.rows(0, Shard())], together))
+    mixing = min(1.0, mixing_of(dataset.targets[rows], together))
     said = f"in the first epoch the classes of {together:,} rows are {mixing:.2f} as even as after a full shuffle"
     if mixing < _LEAST_MIXING:
         warnings.warn(
@@ -276,26 +279,15 @@ class BatchDataset(dataset_h5):
         """Read a batch, as `make_loader` describes it, in host memory: `(x, y)`, or `(x, y, index)` with
         `return_index`."""
         x, y = self._form.batch(self.reader.read_x(indices, pool=SOLO), self.reader.read_y(indices, pool=SOLO))
-        # In the caller's own process nothing is sent.
-        if get_worker_info() is not None:
-            x, y = _as_views(x), _as_views(y)
         return (x, y, torch.as_tensor(indices)) if self.return_index else (x, y)
-
-
-def _as_views(rows: Any) -> Any:
-    """Return rows of variable length as views of one tensor: each tensor on its way between processes keeps a file
-    open."""
-    if not isinstance(rows, list) or not all(isinstance(row, torch.Tensor) and row.dim() == 1 for row in rows):
-        return rows
-    return list(torch.split(torch.cat(rows), [len(row) for row in rows]))
 
 
 class EpochSampler(Sampler[int]):
     """Give a whole epoch's rows, all ranks' together: for frameworks that take a loader apart and share rows out among
     ranks by themselves, as Accelerate does."""
 
-    def __init__(self, order: Order) -> None:
-        self.order = order
+    def __init__(self, order: Order, seed: int) -> None:
+        self.order, self.seed = order, seed
         self.epoch = 0
         # The argument of the last `set_epoch` that the loader has not followed yet.
         self.asked: int | None = None
@@ -305,7 +297,7 @@ class EpochSampler(Sampler[int]):
         self.epoch = self.asked = epoch
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self.order.rows(self.epoch, Shard()).tolist())
+        return iter(self.order.rows(self.seed, self.epoch).tolist())
 
     def __len__(self) -> int:
         return self.order.count
@@ -314,8 +306,8 @@ class EpochSampler(Sampler[int]):
 class RankSampler(EpochSampler, DistributedSampler[int]):
     """An `EpochSampler` for a loader that divides rows among ranks: frameworks leave a `DistributedSampler` alone."""
 
-    def __init__(self, order: Order, shard: Shard) -> None:
-        super().__init__(order)
+    def __init__(self, order: Order, seed: int, shard: Shard) -> None:
+        super().__init__(order, seed)
         self.rank, self.num_replicas = shard.rank, shard.world_size
 
 
@@ -445,7 +437,7 @@ class Loader(Iterated, _Base):
             self._pipeline = pipeline
             # Frameworks draw the epoch's rows by the sampler.
             sampler: Any = self.sampler
-            sampler.order = sampler.order.with_seed(pipeline.seed)
+            sampler.seed = pipeline.schedule.seed
         self._position.move_to(EpochPlace(epoch, done))
 
     def close(self) -> None:
@@ -453,28 +445,6 @@ class Loader(Iterated, _Base):
         self._end_iterations()
         if self._pipeline is not None:
             self._pipeline.kept.clear()
-
-    def __copy__(self) -> Loader:
-        """Return another one over the same parts, with a place of its own."""
-        copied = type(self).__new__(type(self))
-        # Past `DataLoader.__setattr__`, which guards what belongs to the sampler.
-        copied.__dict__.update(self.__dict__, _running=())
-        if self._pipeline is not None:
-            # Frameworks set the epoch by the sampler.
-            sampler, batches = copy.copy(self.sampler), copy.copy(self.batch_sampler)
-            batches.sampler = sampler  # type: ignore[union-attr]  # a BatchSampler, as in every loader with a batch_size
-            position = Position(replace(self._position.done), replace(self._position.next))
-            copied.__dict__.update(sampler=sampler, batch_sampler=batches, _position=position)
-        return copied
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        if self._pipeline is None:
-            return super().__reduce_ex__(protocol)
-        msg = (
-            "A Loader cannot be pickled, nor copied deeply: it has threads of this process. Send its dataset, "
-            "which pickles, call make_loader where it arrives, and load_state_dict for the place."
-        )
-        raise OptionError(msg)
 
     def __repr__(self) -> str:
         return f"Loader of {self.dataset!r}\n{facts(self._facts)}"

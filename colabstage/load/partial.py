@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from colabstage.io.ownership import remove_vouched
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.units import format_bytes, parse_bytes
 from colabstage.io.workspace import short_digest
-from colabstage.load.epoch import ChosenRows, RowOrder, Shard, digest_of, random_fractions, spread_order, stable_order
+from colabstage.load.epoch import RowOrder, digest_of, random_fractions, spread_order, stable_order
 from colabstage.sources.blocks import is_part
 from colabstage.sources.in_part import BlockwiseFile, FileOfSet, FileSet, WholeFile
 from colabstage.sources.order import find_visits
@@ -102,23 +102,19 @@ class FirstEpochOrder:
     def count(self) -> int:
         return self.first.count
 
-    def rows(self, epoch: int, shard: Shard) -> NDArray[np.intp]:
-        return (self.later if epoch else self.first).rows(epoch, shard)
+    def rows(self, seed: int, epoch: int) -> NDArray[np.intp]:
+        return (self.later if epoch else self.first).rows(seed, epoch)
 
     def identity(self) -> dict[str, int]:
         return {**self.later.identity(), **self.first.identity()}
 
-    def with_seed(self, seed: int) -> FirstEpochOrder:
-        return FirstEpochOrder(self.first.with_seed(seed), self.later.with_seed(seed))
 
-
-def order_of(layout: UnitLayout, split: str, seed: int, subset: NDArray[np.intp] | None) -> Order:
+def order_of(layout: UnitLayout, split: str, subset: NDArray[np.intp] | None) -> Order:
     """Return the order by units of all rows or of `subset`, for as many epochs as rows arrive."""
-    by_units = UnitOrder(layout.units(split), layout.window_units, seed, subset, layout.first_units, layout.together)
+    by_units = UnitOrder(layout.units(split), layout.window_units, subset, layout.first_units, layout.together)
     if not layout.first_epoch_only:
         return by_units
-    later: Order = RowOrder(by_units.count, shuffle=True, seed=seed)
-    return FirstEpochOrder(by_units, later if subset is None else ChosenRows(later, subset))
+    return FirstEpochOrder(by_units, RowOrder(by_units.count, shuffle=True, chosen=subset))
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,15 +130,14 @@ class UnitOrder:
     each has the same chance of every moment, but a batch does not happen to have many of one unit and none of another:
     the classes of a batch are as even as after moments drawn one by one from a window twice as long.
 
-    A row that is in two units comes after the later one of them. Rank r of W takes every W-th row: all ranks of one
-    machine read the same window, which is fetched once.
+    A row that is in two units comes after the later one of them. All ranks of one machine read the same window, which
+    is fetched once.
     """
 
     units: NDArray[np.intp]
     """The unit of each row, `(N,)`, or its first and its last, `(N, 2)`; counted from 0."""
     window_units: int
     """Units among whose rows a row is put."""
-    seed: int
     subset: NDArray[np.intp] | None = None
     """Rows that are visited, `None` for all."""
     first_units: int = 1
@@ -153,29 +148,29 @@ class UnitOrder:
     def count(self) -> int:
         return len(self.units) if self.subset is None else len(self.subset)
 
-    def rows(self, epoch: int, shard: Shard) -> NDArray[np.intp]:
+    def rows(self, seed: int, epoch: int) -> NDArray[np.intp]:
         units = self.units if self.subset is None else self.units[self.subset]
         if not len(units):
             return np.arange(0)
         turns = np.empty(count := int(units.max()) + 1, np.intp)
-        turns[visited_units(count, self.seed, epoch, self.together)] = np.arange(count)
+        turns[visited_units(count, seed, epoch, self.together)] = np.arange(count)
         begins, widths = unit_windows(count, self.window_units, self.first_units)
         turn = turns[units] if units.ndim == 1 else turns[units].max(axis=1)
         # By unit, and shuffled within it.
-        moments = random_fractions(len(units), self.seed, epoch, 4)
+        moments = random_fractions(len(units), seed, epoch, 4)
         moments += turn
         rows = stable_order(moments)
         turn = turn[rows]
         counts = np.bincount(turn, minlength=count)
         part = np.arange(len(rows)) - (np.cumsum(counts) - counts)[turn]
         # In place: memory of millions of rows that is new takes as long as filling it.
-        moments = random_fractions(len(rows), self.seed, epoch, 5)
+        moments = random_fractions(len(rows), seed, epoch, 5)
         moments += part
         moments /= counts[turn]
         moments *= widths[turn]
         moments += begins[turn]
         order = rows[stable_order(moments)]
-        return shard.every(order if self.subset is None else self.subset[order])
+        return order if self.subset is None else self.subset[order]
 
     def identity(self) -> dict[str, int]:
         # `unit_order` is raised whenever the same seed and layout give another order than before, so that a state of
@@ -184,9 +179,6 @@ class UnitOrder:
         # Not where it is 1, as it was before there were others.
         found |= {"together": self.together} if self.together > 1 else {}
         return found if self.subset is None else {**found, "sampled": self.count, "rows": digest_of(self.subset)}
-
-    def with_seed(self, seed: int) -> UnitOrder:
-        return replace(self, seed=seed)
 
 
 # Labels say nothing of what else neighbours have in common, such as a camera: a batch is to come from so many places,
@@ -263,7 +255,7 @@ def even_window(
         return most_units
     size = max(_LEAST_WINDOW, (int(units.max()) + 1) // _CHEAP)
     while size < 2 * most_units:
-        order = UnitOrder(units, size, 0, first_units=first_units, together=together).rows(0, Shard())
+        order = UnitOrder(units, size, first_units=first_units, together=together).rows(0, 0)
         if _is_even(labels[order]):
             return size
         size += size // 2

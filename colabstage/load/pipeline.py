@@ -25,7 +25,7 @@ from colabstage.load.device import (
     split_group,
     stage_ahead,
 )
-from colabstage.load.epoch import BatchPlace, Shard, digest_of, drawn_by_sampler
+from colabstage.load.epoch import BatchPlace, SampledOrder, digest_of
 from colabstage.load.partial import Announced, FirstEpochOrder
 
 if TYPE_CHECKING:
@@ -99,7 +99,6 @@ class Pipeline:
     form: Form
     finish: Finish
     device: torch.device
-    seed: int
     crop: FirstCrop | None
     stream: CopyStream | None = field(init=False)
     """For the copies of all iterations: a new one each time would strand the memory that is kept for the old one."""
@@ -139,7 +138,7 @@ class Pipeline:
         position.begin()
         announced = self._announce(batches, place.epoch)
         source, unpack, hand_out = self._steps(batches, place.epoch, demand)
-        finish, seed, first = self.finish, self.seed, place.batches_done
+        finish, seed, first = self.finish, self.schedule.seed, place.batches_done
 
         def take(batch: Any) -> Any:
             # First: where code of the caller's fails and the loop continues, this batch is over.
@@ -167,7 +166,7 @@ class Pipeline:
             return self.resident.groups(batches, self.plan.together, with_index=with_index), *self._divide(batches)
         if self.plan.keep is not None and self.plan.keep.most_bytes:
             self.kept[:] = [reader.keep_images(self.plan.keep.most_bytes)]
-        crops = None if self.crop is None else CroppedInputs(reader, self.crop, self.seed, epoch)
+        crops = None if self.crop is None else CroppedInputs(reader, self.crop, self.schedule.seed, epoch)
 
         def complete(batch: tuple[Any, Any], rows: NDArray[np.intp]) -> tuple[Any, ...]:
             x, y = batch if crops is None else (batch[0], crops.move(batch[1], rows))
@@ -234,18 +233,18 @@ class Pipeline:
         if epoch and isinstance(order, FirstEpochOrder):
             order = order.later
         shared = {"batch_size": self.schedule.batch_size, "samples": len(self.form.dataset)}
-        return {"seed": self.seed, **order.identity(), **shared, "world_size": self.schedule.shard.world_size}
+        return {"seed": self.schedule.seed, **order.identity(), **shared, "world_size": self.schedule.shard.world_size}
 
     def with_seed(self, seed: int) -> Pipeline:
         """Return a machine of the same parts whose order and random numbers follow from another seed."""
         other = copy.copy(self)
-        other.seed, other.schedule = seed, replace(self.schedule, order=self.schedule.order.with_seed(seed))
+        other.schedule = replace(self.schedule, seed=seed)
         return other
 
     def drawn(self, epoch: int) -> dict[str, int]:
         """Return a digest of what a sampler drew: it may draw from generators that nobody can restore."""
-        order = self.schedule.order
-        return {"order": digest_of(order.rows(epoch, Shard()))} if drawn_by_sampler(order) else {}
+        order, seed = self.schedule.order, self.schedule.seed
+        return {"order": digest_of(order.rows(seed, epoch))} if isinstance(order, SampledOrder) else {}
 
 
 def _in_parts(groups: Generator[list[Any]], change: Callable[[Any], Any]) -> Generator[list[Any]]:

@@ -22,7 +22,6 @@ from colabstage.io.display import resolve_progress
 from colabstage.io.progress import SYSTEM_CLOCK, Progress
 from colabstage.io.units import format_duration, format_rate
 from colabstage.io.whole_imports import whole_imports
-from colabstage.load.epoch import Shard
 from colabstage.load.partial import UnitOrder, even_window, open_whole
 from colabstage.pack.arrival import PackStream
 from colabstage.stage.dataset import StagedDataset
@@ -341,4 +340,4 @@ class _FirstEpoch:
 
     @staticmethod
     def rows(units: NDArray[np.intp], window_units: int, first_units: int, together: int) -> NDArray[np.intp]:
-        return UnitOrder(units, window_units, 0, None, first_units, together).rows(0, Shard())
+        return UnitOrder(units, window_units, None, first_units, together).rows(0, 0)

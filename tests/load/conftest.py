@@ -1,4 +1,5 @@
-"""HDF5 files of every kind that readers meet, each with what h5py itself reads from it."""
+"""HDF5 files that readers meet, each with what h5py itself reads from it; tests/contract/test_dataset_h5.py has more
+kinds."""
 
 from __future__ import annotations
 
@@ -46,9 +47,6 @@ def _labels(count: int) -> NDArray[np.int64]:
 
 
 def _plain(path: Path, count: int, dtype: str = "u1", **storage: Any) -> None:
-    # h5py allows no chunk longer than a dataset that cannot grow.
-    if "chunks" in storage:
-        storage["maxshape"] = (None, *SHAPE)
     with h5py.File(path, "w") as file:
         file.create_dataset("X_train", data=_rows(count, dtype), **storage)
         file.create_dataset("Y_train", data=_labels(count))
@@ -67,62 +65,19 @@ def _pack(path: Path, count: int) -> None:
                 handle.write(values.tobytes())
 
 
-def _userblock(path: Path, count: int) -> None:
-    with h5py.File(path, "w", userblock_size=1024) as file:
-        file["X_train"], file["Y_train"] = _rows(count), _labels(count)
-
-
 def _recipe(path: Path, count: int) -> None:
     with h5py.File(path, "w") as file:
         file["X_train"] = _rows(count)
         file["Y_train"] = _labels(count).astype(np.uint8).reshape(-1, 1, 1)
 
 
-def _odd_integers(path: Path, count: int) -> None:
-    """12 significant bits in 16, which h5py reads as uint16 although the bytes in the file may mean more."""
-    kind = h5py.h5t.NATIVE_UINT16.copy()
-    kind.set_precision(12)
-    values = _rows(count, "u2")
-    with h5py.File(path, "w") as file:
-        dataset = h5py.h5d.create(file.id, b"X_train", kind, h5py.h5s.create_simple(values.shape))
-        dataset.write(h5py.h5s.ALL, h5py.h5s.ALL, values)
-        file["Y_train"] = _labels(count)
-
-
-def _virtual(path: Path, count: int) -> None:
-    part = path.with_name("part.h5")
-    _plain(part, count)
-    layout = h5py.VirtualLayout((count, *SHAPE), np.uint8)
-    if count:
-        layout[:] = h5py.VirtualSource(part, "X_train", (count, *SHAPE))
-    with h5py.File(path, "w") as file:
-        file.create_virtual_dataset("X_train", layout)
-        file["Y_train"] = _labels(count)
-
-
-def _unwritten(path: Path, count: int) -> None:
-    with h5py.File(path, "w") as file:
-        file.create_dataset("X_train", (count, *SHAPE), "u1", fillvalue=9)
-        file["Y_train"] = _labels(count)
-
-
 MAKERS: dict[str, tuple[str, Callable[[Path, int], None]]] = {
     "pack": ("mapped", _pack),
     "contiguous": ("mapped", _plain),
     "float32": ("mapped", lambda path, count: _plain(path, count, "f4")),
-    "bool": ("mapped", lambda path, count: _plain(path, count, "?")),
-    "userblock": ("mapped", _userblock),
     "recipe": ("mapped", _recipe),
     "big-endian": ("h5py", lambda path, count: _plain(path, count, ">f4")),
-    "12-bit": ("h5py", _odd_integers),
-    "chunked": ("h5py", lambda path, count: _plain(path, count, chunks=(4, *SHAPE))),
-    "one-row-chunks": ("h5py", lambda path, count: _plain(path, count, chunks=(1, *SHAPE))),
-    "cut-chunks": ("h5py", lambda path, count: _plain(path, count, chunks=(5, 4, 5, 2), compression="gzip")),
-    "growable": ("h5py", lambda path, count: _plain(path, count, maxshape=(None, *SHAPE))),
     "gzip": ("h5py", lambda path, count: _plain(path, count, chunks=(8, *SHAPE), compression="gzip", shuffle=True)),
-    "lzf": ("h5py", lambda path, count: _plain(path, count, chunks=(3, *SHAPE), compression="lzf")),
-    "virtual": ("h5py", _virtual),
-    "unwritten": ("h5py", _unwritten),
 }
 
 

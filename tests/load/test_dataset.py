@@ -131,12 +131,6 @@ def test_transforms_are_called_for_each_sample(make_file: Callable[..., Any]) ->
     assert dataset.__getitems__([4, 4, -3]) == expected
 
 
-def test_float_targets_keep_their_width(tmp_path: Path) -> None:
-    """float32 targets are float32 in a batch too, for regression."""
-    path = write(tmp_path / "a.h5", X_train=np.zeros((4, 2, 2, 1), np.uint8), Y_train=np.ones(4, np.float32))
-    assert next(iter(DataLoader(dataset_h5(path), 4)))[1].dtype == torch.float32
-
-
 def test_each_sample_has_the_name_of_its_source(make_file: Callable[..., Any]) -> None:
     """In a file that nobody here packed there are none, which is said."""
     dataset = dataset_h5(make_file("pack", 23).path)
@@ -277,29 +271,6 @@ def test_values_that_are_no_rows_of_numbers_are_refused(
         file.create_dataset(name, shape, dtype)
     with pytest.raises(PackFormatError, match=f"{name}.*{named}"):
         dataset_h5(tmp_path / "a.h5")
-
-
-def quad() -> Any:
-    """Floats of 128 bits as IEEE has them, which numpy does not on this machine."""
-    kind = h5py.h5t.IEEE_F64LE.copy()
-    kind.set_size(16)
-    kind.set_precision(128)
-    kind.set_fields(127, 112, 15, 0, 112)
-    kind.set_ebias(16383)
-    return kind
-
-
-@pytest.mark.parametrize(
-    ("kind", "bits"), [(h5py.h5t.UNIX_D32LE, "32 bits"), (quad(), "128 bits")], ids=["time", "quad"]
-)
-def test_types_that_numpy_has_not_are_no_damage(tmp_path: Path, kind: Any, bits: str) -> None:
-    """Read or packed, the message says what they are."""
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        h5py.h5d.create(file.id, b"X_train", kind, h5py.h5s.create_simple((9,)))
-    with pytest.raises(PackFormatError, match=f"X_train.*{bits}"):
-        dataset_h5(tmp_path / "a.h5")
-    with pytest.raises(ColabstageError, match=bits):
-        pack_dataset(tmp_path / "a.h5", tmp_path / "packed.h5", progress=False)
 
 
 @pytest.mark.parametrize("chunked", [True, False])

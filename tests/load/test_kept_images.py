@@ -127,15 +127,13 @@ def test_batches_are_the_same_whatever_is_kept(tmp_path: Path, way: str) -> None
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Notes the size of each JPEG that is decoded from now on, in any thread."""
     sizes: list[int] = []
-    for name in ("decode_jpeg", "decode_jpeg_header"):
-        real = getattr(simplejpeg, name)
+    real = simplejpeg.decode_jpeg
 
-        def counted(data: Any, *others: Any, real: Any = real, name: str = name, **named: Any) -> Any:
-            if name == "decode_jpeg":
-                sizes.append(len(data))
-            return real(data, *others, **named)
+    def counted(data: Any, *others: Any, **named: Any) -> Any:
+        sizes.append(len(data))
+        return real(data, *others, **named)
 
-        monkeypatch.setattr(simplejpeg, name, counted)
+    monkeypatch.setattr(simplejpeg, "decode_jpeg", counted)
     return sizes
 
 
@@ -168,6 +166,24 @@ def test_later_epochs_decode_nothing_that_is_kept(tmp_path: Path, decoded: list[
     decoded.clear()
     list(loader)
     assert again <= len(decoded) <= (8 if again else 0)
+
+
+def test_no_more_is_decoded_where_an_image_cannot_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a crop that needs nearly all rows of its image, the last ones are decoded only if the image is kept."""
+    path = write_pack(tmp_path / "a.h5", [image_file(4 + 5 * number) for number in range(6)])
+    crop = RandomResizedCrop(300, scale=(0.9, 0.95), ratio=(1.4, 1.4))
+    decode, heights = simplejpeg.decode_jpeg, list[list[int]]()
+
+    def noted(*arguments: Any, **named: Any) -> Any:
+        pixels = decode(*arguments, **named)
+        heights[-1].append(len(pixels))
+        return pixels
+
+    monkeypatch.setattr(simplejpeg, "decode_jpeg", noted)
+    for budget in (0, 8_000, None):
+        heights.append([])
+        list(make_loader(dataset_h5(path), 3, seed=0, memory_budget=budget, batch_transform=crop, num_workers=0))
+    assert heights[0] == heights[1] != heights[2]
 
 
 def test_what_is_handed_out_may_be_changed(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from colabstage.io.whole_imports import whole_imports
 from colabstage.load.ahead import Ahead, Iterated, Iteration
 from colabstage.load.batch import WHITE, Batcher, pad_boxes, target_array
 from colabstage.load.choosing import choose_loader, gather_facts
-from colabstage.load.epoch import RowOrder, Shard, choose_seed, chosen_order
+from colabstage.load.epoch import RowOrder, choose_seed, chosen_order
 from colabstage.load.partial import order_of
 from colabstage.load.plan import ArrayOptions, LoaderOptions
 from colabstage.load.reading.reader import SplitReader
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from colabstage.h5.parts import Files
     from colabstage.io.progress import Cancellation
     from colabstage.load.dataset import dataset_h5
-    from colabstage.load.epoch import ChosenRows, Order
+    from colabstage.load.epoch import Order
     from colabstage.load.frameworks.keras_dataset import KerasBatches
     from colabstage.load.plan import ArrayArguments, LoaderPlan
 
@@ -103,13 +103,13 @@ class ArrayBatches:
         self._weights = _weights_of(options.sample_weight, len(reader))
         layout = reader.layout
         # Keras's own function seeds numpy's generator.
-        seed = choose_seed(options.seed, lambda: np.random.randint(_SEEDS), fixed=layout is not None)  # noqa: NPY002
-        chosen: ChosenRows | None = None
+        self._seed = choose_seed(options.seed, lambda: np.random.randint(_SEEDS), fixed=layout is not None)  # noqa: NPY002
+        chosen: RowOrder | None = None
         if options.rows is not None:
             shuffle = options.shuffle if reader.split == "train" else self.shuffled
-            chosen = chosen_order("rows=", options.rows, len(reader), shuffle=shuffle, seed=seed)
+            chosen = chosen_order("rows=", options.rows, len(reader), shuffle=shuffle)
         self._chosen = chosen
-        self._visits: Order = chosen or RowOrder(len(reader), self.shuffled, seed)
+        self._visits: Order = chosen or RowOrder(len(reader), self.shuffled)
         if not self._visits.count:
             msg = f"The split '{reader.split}' of '{reader.path}' has no samples, so there is nothing to train on."
             raise OptionError(msg)
@@ -127,7 +127,7 @@ class ArrayBatches:
         # Whether every batch has `batch_size` samples.
         self.all_full = options.drop_last or self._visits.count % batch_size == 0
         if layout is not None and self.plan.order.name == "arrival":
-            self._visits = order_of(layout, reader.split, seed, None if chosen is None else chosen.chosen)
+            self._visits = order_of(layout, reader.split, None if chosen is None else chosen.chosen)
         self._told: tuple[int, Expectation, weakref.finalize[..., Any]] | None = None
         self._telling = Lock()
         self._batcher = _batcher_of(reader, self.plan)
@@ -143,7 +143,7 @@ class ArrayBatches:
         order = self._order
         # The order of one epoch is kept, because requests come batch by batch.
         if order is None or order[0] != epoch:
-            order = self._order = (epoch, self._visits.rows(epoch, Shard()))
+            order = self._order = (epoch, self._visits.rows(self._seed, epoch))
         size = self.plan.batch_size
         # Cut at the last batch, because `drop_last` may leave rows over.
         return order[1][number * size : min(number + count, len(self)) * size]
@@ -197,8 +197,8 @@ class ArrayBatches:
             if self._told is None or self._told[0] != epoch:
                 if self._told is not None:
                     self._told[2]()
-                rows, following = self._visits.rows(epoch, Shard()), partial(self._visits.rows, epoch + 1, Shard())
-                told = arrival.expect(self.reader.split, rows, then=following)
+                visits, seed = self._visits.rows, self._seed
+                told = arrival.expect(self.reader.split, visits(seed, epoch), then=partial(visits, seed, epoch + 1))
                 closes = weakref.finalize(self, told.close)
                 closes.atexit = False
                 self._told = epoch, told, closes
@@ -295,18 +295,14 @@ def _resolved(source: Source, split: str | None) -> tuple[Any, SplitReader]:
 
 def _check_arrays(reader: SplitReader) -> None:
     """Raise `OptionError` if samples are not arrays of one shape."""
-    free = "texts or have any length"
-    odd = None
-    if reader.row_shape is None and reader.encoded:
-        size = "Pack them with image_size=(height, width), or give"
-        odd = "images", "have sizes of their own", f"{size} a dataset_h5 whose transform makes them one size."
-    elif reader.row_shape is None:
-        odd = "inputs", f"are {free}", "Give a dataset_h5 whose transform makes arrays of one shape of them."
-    elif reader.has_free_targets:
-        numbers = "makes numbers of them, for example their place in a list of classes."
-        odd = "targets", f"are {free}", f"Give a dataset_h5 whose target_transform {numbers}"
-    if odd is not None:
-        msg = f"The {odd[0]} of '{reader.path}' {odd[1]}, and a batch here is one array. {odd[2]}"
+    side = "inputs" if reader.row_shape is None else "targets" if reader.has_free_targets else ""
+    if side:
+        name = "transform" if side == "inputs" else "target_transform"
+        pack = " Images can also be packed with image_size=(height, width)." if side == "inputs" else ""
+        msg = (
+            f"The {side} of '{reader.path}' are texts or have shapes of their own, and a batch here is one array. Give "
+            f"a dataset_h5 whose {name} makes arrays of one shape of them.{pack}"
+        )
         raise OptionError(msg)
 
 

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from colabstage.images.decode import Crop, Resizer
     from colabstage.images.geometry import ColorMode, ImageOptions
     from colabstage.io.pipeline import ThreadPool
-    from colabstage.load.reading.memory import KeptImages, KeptSlot, Key, MappedFile, ReadFile, Room
+    from colabstage.load.reading.memory import KeptImages, KeptSlot, Key, MappedFile, ReadFile
 
     Indices = Sequence[int] | NDArray[np.integer[Any]]
 
@@ -412,7 +412,7 @@ class Foreign:
                 out[targets] = block[wanted[place[targets]] - first]
         return out
 
-    def load(self, pool: ThreadPool) -> NDArray[Any]:
+    def load(self) -> NDArray[Any]:
         """Read all rows, front to back, in the machine's byte order."""
         values = empty_array(self._storage.shape, self._storage.dtype)
         chunks = self._dataset.chunks
@@ -421,7 +421,6 @@ class Foreign:
         step = max(1, _SLICE_BYTES // max(1, self._storage.row_bytes) // together) * together
         with reading_contents(self._path):
             for start in range(0, len(values), step):
-                pool.cancellation.check()
                 values[start : start + step] = self._dataset[start : start + step]
         return values
 
@@ -691,30 +690,10 @@ class Encoded:
         height, width = self._sizes[row].tolist()
         if not kept.fits(-(-height // factor) * -(-width // factor) * (1 if mode == "grayscale" else 3)):
             return None
-        # Decoded directly into the memory in which it is kept: a copy would add a tenth of the time.
-        rooms: list[Room] = []
-
-        def reserve(nbytes: int) -> NDArray[np.uint8] | None:
-            room = kept.reserve(nbytes)
-            if room is None:
-                return None
-            rooms.append(room)
-            return room.memory
-
-        whole = None
-        try:
-            with self._room.room_for(data):
-                whole = decode_whole(data, mode, crop, factor, reserve=reserve)
-        finally:
-            # For some files only decoding shows that they are not to be kept.
-            if whole is None and rooms:
-                kept.give_back(rooms[0])
+        with self._room.room_for(data):
+            whole = decode_whole(data, mode, crop, factor, scratch=self._scratch().decoded)
         if whole is not None:
-            key, facts = (number, row, whole.factor), (whole.factor, whole.header)
-            if rooms:
-                # Perhaps that of another thread, which has decoded the same image: the room of ours is the next one's.
-                return WholeImage(kept.put(rooms[0], key, whole.pixels, facts).pixels, *facts)
-            kept.keep(key, whole.pixels, facts)
+            kept.keep((number, row, whole.factor), whole.pixels, (whole.factor, whole.header))
         return whole
 
     def _find_kept(self) -> tuple[int, KeptImages | None]:

@@ -346,17 +346,10 @@ class _Slab:
     keys: list[Key] = field(default_factory=list)
 
 
-class Room(NamedTuple):
-    """Memory reserved for an image."""
-
-    slab: _Slab
-    memory: NDArray[np.uint8]
-
-
 class KeptImages:
     """A cache of decoded images within a memory budget. Thread-safe; lookups take no lock.
 
-    The decoder's own result is cached, so batches have the same bytes with and without the cache.
+    The decoder's own result is copied, so batches have the same bytes with and without the cache.
 
     Nothing is evicted for a newer image: an epoch visits each image once, in another order each time, so none is needed
     sooner than another. Memory is therefore a sequence of slabs, each filled by a moving end.
@@ -374,8 +367,6 @@ class KeptImages:
         self._clock = clock
         self._held: dict[Key, KeptImage] = {}
         self._slabs: list[_Slab] = []
-        # Reserved for images that were not kept after all. Files that cannot be kept ask again in every epoch.
-        self._returned: list[Room] = []
         self._bytes = 0
         self._next_look = clock() + _LOOK_S
         self._grows_at = 0.0
@@ -392,51 +383,27 @@ class KeptImages:
         if os.getpid() != self.pid:
             return False
         slab = self._slabs[-1] if self._slabs else None
-        rooms = [len(room.memory) for room in self._returned]
-        if slab is not None and nbytes <= max(len(slab.memory) - slab.used, *rooms, 0):
+        if slab is not None and nbytes <= len(slab.memory) - slab.used:
             return True
         return nbytes <= self.most_bytes - self._bytes and self._clock() >= self._grows_at
 
     def keep(self, key: Key, pixels: NDArray[Any], facts: Any = None) -> None:
         """Cache a copy, if there is room for it."""
-        room = None if pixels.nbytes == 0 or key in self._held else self.reserve(pixels.nbytes)
-        if room is None:
+        if pixels.nbytes == 0 or key in self._held or os.getpid() != self.pid:
             return
-        copy = room.memory[: pixels.nbytes].view(pixels.dtype).reshape(pixels.shape)
+        with self._lock:
+            slab, memory = self._reserve(pixels.nbytes)
+        if slab is None:
+            return
+        # Not of the whole slab at once: these pages are in the processor's cache when they are filled.
+        touch_pages(memory)
+        copy = memory[: pixels.nbytes].view(pixels.dtype).reshape(pixels.shape)
         copy[...] = pixels
-        self.put(room, key, copy, facts)
-
-    def reserve(self, nbytes: int) -> Room | None:
-        """Reserve memory to decode an image into, for `put` or `give_back`; `None` if there is none."""
-        if os.getpid() != self.pid:
-            return None
         with self._lock:
-            room = self._reserve(nbytes)
-        if room is not None:
-            # Not of the whole slab at once: these pages are in the processor's cache when they are filled.
-            touch_pages(room.memory)
-        return room
-
-    def put(self, room: Room, key: Key, pixels: NDArray[Any], facts: Any = None) -> KeptImage:
-        """Cache an image that was decoded into reserved memory; return the one to read from now on, which is another
-        thread's if that was first."""
-        image = KeptImage(pixels, facts)
-        with self._lock:
-            # `release` may have unmapped the slab meanwhile; the image's own reference keeps its memory.
-            if room.slab not in self._slabs:
-                return image
-            found = self._held.setdefault(key, image)
-            if found is image:
-                room.slab.keys.append(key)
-            else:
-                self._returned.append(room)
-        return found
-
-    def give_back(self, room: Room) -> None:
-        """Return memory into which nothing was decoded."""
-        with self._lock:
-            if room.slab in self._slabs:
-                self._returned.append(room)
+            # `release` may have dropped the slab meanwhile, or another thread have kept the same image.
+            if slab in self._slabs and key not in self._held:
+                self._held[key] = KeptImage(copy, facts)
+                slab.keys.append(key)
 
     def attend(self) -> None:
         """Give memory back if the system has become short of it. Called for each batch; looks once a second."""
@@ -456,23 +423,20 @@ class KeptImages:
             while self._slabs and self._bytes > left:
                 slab = self._slabs.pop()
                 self._bytes -= len(slab.memory)
-                self._returned = [room for room in self._returned if room.slab is not slab]
                 for key in slab.keys:
                     del self._held[key]
 
-    def _reserve(self, nbytes: int) -> Room | None:
-        for place, room in enumerate(self._returned):
-            if len(room.memory) >= nbytes:
-                return self._returned.pop(place)
+    def _reserve(self, nbytes: int) -> tuple[_Slab | None, NDArray[np.uint8]]:
+        """Return memory for an image and the slab that it is in; `None` and nothing where there is none."""
         slab = self._slabs[-1] if self._slabs else None
         if slab is None or nbytes > len(slab.memory) - slab.used:
             slab = self._grow(nbytes)
         if slab is None:
-            return None
+            return None, np.empty(0, np.uint8)
         start = slab.used
         # Every image begins at a line of the processor's cache.
         slab.used = min(len(slab.memory), start - (-nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES)
-        return Room(slab, slab.memory[start : slab.used])
+        return slab, slab.memory[start : slab.used]
 
     def _grow(self, nbytes: int) -> _Slab | None:
         """Map a new slab for an image of this length; `None` if it may not be."""

@@ -57,7 +57,7 @@ from colabstage.load.reading.memory import (
     resident_part,
 )
 from colabstage.machine.mounts import mount_of, require_answer, slow_reason
-from colabstage.machine.resources import allow_open_files, read_resources, usable_cores
+from colabstage.machine.resources import allow_open_files, read_resources
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -207,10 +207,8 @@ class _OpenFile:
     def load(self, storage: Storage, choice: EngineChoice) -> NDArray[Any]:
         """Read all of a dataset, front to back."""
         if choice.name == "h5py":
-            with ThreadPool(usable_cores()) as pool:
-                field = self.rows(storage, choice)
-                assert isinstance(field, Foreign)
-                return field.load(pool)
+            with reading_contents(self._path):
+                return Foreign(self._h5[storage.name], storage, self._path).load()
         values = empty_array(storage.shape, storage.dtype)
         self.sequential(storage).read_blocks(storage.offset or 0, values.reshape(-1).view(np.uint8))
         return values
