@@ -39,7 +39,15 @@ import numpy as np
 
 from colabstage.errors import DecodeError
 from colabstage.images.geometry import ImageOptions, block_side, place_image, reduction_factor, turn_upright
-from colabstage.images.headers import END_BYTES, comes_by_rows, first_rows, is_jpeg, lacks_end, read_jpeg_header
+from colabstage.images.headers import (
+    END_BYTES,
+    comes_by_rows,
+    first_rows,
+    is_jpeg,
+    lacks_end,
+    read_jpeg_header,
+    segments_before_codes,
+)
 from colabstage.io.accelerated import find_simplejpeg
 from colabstage.io.files import stand_in
 from colabstage.io.whole_imports import whole_imports
@@ -916,18 +924,14 @@ def _lying(crop: Crop, header: JpegHeader) -> Crop:
     return (left, top, width, height) if turned else (top, left, height, width)
 
 
-# Tell whether an image file can be decoded, in a fraction of the time that decoding takes.
+# Whether an image file can be decoded, in a fraction of the time that decoding takes.
 #
-# The codes of a JPEG's pixels do not stop the decoder: codes that are damaged come as grey or shifted blocks, codes
-# that are missing as grey ones, which readers warn of and then take. What stops it is in the segments before each
-# scan. So whether such a file can be decoded shows without its codes, which take nearly all the time. If the end
-# marker is not in its place, the file is decoded, because only the decoder knows how many of the codes are needed.
+# Damaged codes of a JPEG's pixels do not stop a decoder: they come as grey or shifted blocks. What stops it is in the
+# segments before the scan. So a JPEG of one scan, with no marker before that of its end, is tried without its codes,
+# which take nearly all the time. Every other one is decoded, because only the decoder knows which codes it needs.
 
 
 _PNG_HEAD_BYTES = 8
-_COMMON_FRAMES, _RESTART_INTERVAL, _SCAN = (0xC0, 0xC1, 0xC2), 0xDD, 0xDA
-_SCAN_BYTES = bytes((0xFF, _SCAN))
-_SEGMENTS = frozenset((*_COMMON_FRAMES, 0xC4, 0xDB, _RESTART_INTERVAL, *range(0xE0, 0xF0), 0xFE, _SCAN))
 # What libjpeg takes, in pixels.
 _MOST_SIDE, _BLOCK_SIDE = 65_500, 8
 # So much of a scan is looked through at once that the looks stay in the processor's cache.
@@ -937,17 +941,17 @@ _LOOK_BYTES = 128 * 1024
 def check_complete(data: bytes) -> ImageFacts:
     """Check that an image file has a readable header, and pixels that can be decoded; return what its header says.
 
-    A JPEG's segments are tried without the codes of its pixels, which are looked through for stray markers. A PNG's
-    checksums are taken. What follows the end (padding, a second picture) is no matter. Any other file passes when it
-    can be decoded.
+    Of most JPEGs the segments before the codes are tried, of a PNG the checksums. What follows the end (padding, a
+    second picture) is no matter. Any other file passes when it can be decoded.
 
     Raises:
         DecodeError: it is cut off, damaged, or not an image.
     """
-    segments = _segments(data) if is_jpeg(data) else None
-    facts = None if segments is None else _sound_facts(segments)
-    if facts is not None:
-        return facts
+    if is_jpeg(data) and comes_by_rows(data, read_jpeg_header(data)):
+        segments = segments_before_codes(data)
+        facts = _facts_of_segments(segments) if _is_one_scan(data, len(segments)) else None
+        if facts is not None:
+            return facts
     facts = probe_image(data)
     # Decoding is the last word, and takes far longer than looking.
     if facts.format != "PNG" or not _has_checksums(data):
@@ -970,51 +974,9 @@ def _has_checksums(data: bytes) -> bool:
     return {b"IHDR", b"IDAT", b"IEND"} <= kinds
 
 
-def _segments(data: bytes) -> bytes | None:
-    """Return a JPEG without the codes of its pixels.
-
-    `None` where it is not as nearly all are: segments and the codes of scans that follow each other, up to the mark of
-    the end.
-    """
-    runs, position, restarts = [data[:2]], 2, False
-    while data[position : position + 2] != END_BYTES:
-        at = position
-        # Those in a thumbnail, which is inside of a segment, are not the next scan's.
-        while (at := data.find(_SCAN_BYTES, at)) >= 0:
-            run = data[position : at + 2 + int.from_bytes(data[at + 2 : at + 4], "big")]
-            if (found := _read_run(run, is_first=position == 2)) is not None:
-                break
-            at += 2
-        else:
-            return None
-        runs.append(run)
-        restarts = restarts if found == "as before" else found == "restarts"
-        position = _end_of_codes(data, position + len(run), restarts=restarts)
-    return b"".join(runs)
-
-
 # Most files of a dataset come from one program, and have the same segments, or few that differ in the size.
 @lru_cache(maxsize=64)
-def _read_run(run: bytes, *, is_first: bool) -> Literal["restarts", "no restarts", "as before"] | None:
-    """Say whether marks to restart at may be among the codes behind a run of segments that ends with a scan's header.
-
-    `None` where it is no such run, or does not have the frame of the image just where it is the first.
-    """
-    position, frames = 0, 0
-    found: Literal["restarts", "no restarts", "as before"] = "as before"
-    while position + 4 <= len(run) and run[position] == 0xFF and run[position + 1] in _SEGMENTS:
-        marker, body = run[position + 1], position + 4
-        position += 2 + int.from_bytes(run[position + 2 : position + 4], "big")
-        frames += marker in _COMMON_FRAMES
-        if marker == _RESTART_INTERVAL:
-            found = "restarts" if any(run[body : body + 2]) else "no restarts"
-        if marker == _SCAN:
-            return found if position == len(run) and frames == is_first else None
-    return None
-
-
-@lru_cache(maxsize=64)
-def _sound_facts(segments: bytes) -> ImageFacts | None:
+def _facts_of_segments(segments: bytes) -> ImageFacts | None:
     """Return what the header of a JPEG says of which there are no codes; `None` where no decoder takes its segments."""
     header = read_jpeg_header(segments)
     if max(header.height, header.width) > _MOST_SIDE:
@@ -1030,23 +992,14 @@ def _sound_facts(segments: bytes) -> ImageFacts | None:
         return None
 
 
-def _end_of_codes(data: bytes, start: int, *, restarts: bool) -> int:
-    """Return where the first marker behind a scan's codes begins, or the length of the file if there is none.
-
-    Among codes a byte 255 is followed by 0, or by the number of a restart (0xD0 to 0xD7) where there are any.
-    """
+def _is_one_scan(data: bytes, start: int) -> bool:
+    """Return whether there is no marker but those to restart at from a scan's codes to the mark of the end."""
     # Comparing whole arrays takes a third of the time of a regular expression, which is called back at each byte 255,
     # and other threads run meanwhile.
     codes = np.frombuffer(data, np.uint8)
-    for begin in range(start, len(data) - 1, _LOOK_BYTES):
-        end = min(begin + _LOOK_BYTES, len(data) - 1)
+    for begin in range(start, len(data) - len(END_BYTES), _LOOK_BYTES):
+        end = min(begin + _LOOK_BYTES, len(data) - len(END_BYTES))
         following = codes[begin + 1 : end + 1]
-        is_marker = codes[begin:end] == 0xFF
-        if restarts:
-            is_marker &= (following & 0xF8) != 0xD0
-        # 1 where both are not 0, in one pass less than to compare the second with 0 first.
-        found = np.minimum(is_marker.view(np.uint8), following).view(np.bool_)
-        at = int(found.argmax())
-        if found[at]:
-            return begin + at
-    return len(data)
+        if ((codes[begin:end] == 0xFF) & (following != 0) & ((following & 0xF8) != 0xD0)).any():
+            return False
+    return True

@@ -142,26 +142,32 @@ def first_rows(data: bytes, header: JpegHeader, rows: int) -> bytearray | None:
 
 
 def comes_by_rows(data: bytes, header: JpegHeader) -> bool:
-    """Tell whether `first_rows` can shorten a file: its rows come one after the other, and it has its end."""
+    """Return whether `first_rows` can shorten a file: its rows come one after the other, and it has its end."""
     if header.frame not in _SEQUENTIAL_FRAMES or data[-2:] != END_BYTES:
         return False
     # Several scans have the first rows of each colour far apart, and a decoder would read on for them.
-    return _first_scan_components(data, header.frame_at) == header.components
+    scan = _first_scan(data, header.frame_at)
+    return scan is not None and data[scan + 4] == header.components
 
 
-def _first_scan_components(data: bytes, frame_at: int) -> int:
-    """Return how many components the first scan has; 0 where none is found where markers follow each other as they
-    should.
-    """
+def segments_before_codes(data: bytes) -> bytes:
+    """Return what a JPEG that `comes_by_rows` has before the codes of its pixels."""
+    scan = _first_scan(data, read_jpeg_header(data).frame_at)
+    assert scan is not None
+    return data[: scan + 2 + _READ_LENGTH(data, scan + 2)[0]]
+
+
+def _first_scan(data: bytes, frame_at: int) -> int | None:
+    """Return where the first scan's marker is; `None` where markers do not follow each other up to one."""
     position = frame_at - 2
     while position + 5 <= len(data):
         position += _READ_LENGTH(data, position)[0]
         if position + 5 > len(data) or data[position] != 0xFF:
             break
         if data[position + 1] == _SCAN:
-            return int(data[position + 4])
+            return position
         position += 2
-    return 0
+    return None
 
 
 def is_lossy(data: bytes) -> bool:
