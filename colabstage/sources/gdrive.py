@@ -6,8 +6,6 @@ page, whose text says what is wrong, or whose form confirms the download. gdown 
 
 from __future__ import annotations
 
-import itertools
-import posixpath
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -30,11 +28,9 @@ from colabstage.io.pipeline import DaemonPool
 from colabstage.io.units import show_address
 from colabstage.sources.http_file import HttpFile, WebAnswer, ask_service, open_http, page_title, shorten_name
 from colabstage.sources.remote import TransientError, with_retries
-from colabstage.trees.names import parent_folders
+from colabstage.trees.names import distinct_names, parent_folders
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from colabstage.io.progress import Cancellation
     from colabstage.sources.remote import Checksum, RemoteFile
 
@@ -86,12 +82,9 @@ _AUTOMATED = re.compile(r"automated queries|unusual traffic", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class ShareLink:
-    """A link to a file or folder that is shared on Google Drive."""
-
     kind: Kind
     """What it leads to; "unknown" for links such as `open?id=`, which do not say it; then Drive is asked."""
     id: str
-    """Drive's id."""
     resource_key: str = ""
     """The resource key in links to items shared before 2021; "" for all others."""
 
@@ -193,7 +186,7 @@ def open_shared_file(
     version = " ".join(filter(None, map(file.headers.get, ("ETag", "Last-Modified", "x-goog-hash"))))
     name = safe_name(file.facts.name)
     # More connections than this look like a robot, which Google refuses.
-    file.facts = replace(file.facts, name=name, version=version, mtime_ns=0, connections=IN_FLIGHT, eager=False)
+    file.facts = replace(file.facts, name=name, version=version, mtime_ns=0, connections=IN_FLIGHT)
     return file
 
 
@@ -253,7 +246,6 @@ class SharedFolder:
     """All files of a shared folder and the folders below it."""
 
     name: str
-    """The folder's name."""
     files: dict[str, ShareLink]
     """The link to each file by its name, which is unique, with folders."""
     notes: tuple[str, ...]
@@ -274,7 +266,7 @@ def list_shared_folder(
 ) -> SharedFolder:
     """List a shared folder and all below it. Google's documents, which are no files, are left out.
 
-    Files with the same name, which Drive allows, get ` (1)` and so on, as in Drive's own mount.
+    Files with the name of another one or of a folder, which Drive allows, get numbers.
 
     Raises:
         SourceAccessError, SourceNotFoundError, DriveQuotaError, TransientError: Drive refuses.
@@ -309,8 +301,16 @@ def list_shared_folder(
                 else:
                     found.append((name, ShareLink("file", identity)))
         level = below
-    named, renamed = name_apart(found)
-    return SharedFolder(safe_name(title), named, (*notes, *renamed))
+    # Not in the listing's order, which may differ tomorrow.
+    found.sort(key=lambda file: (file[0], file[1].id))
+    folders = sorted(parent_folders(name for name, _ in found))
+    names = distinct_names([*folders, *(name for name, _ in found)], of_files=True)[len(folders) :]
+    files = dict[str, ShareLink]()
+    for name, (wanted, file) in zip(names, found, strict=True):
+        files[name] = file
+        if name != wanted:
+            notes.append(f"The folder has more than one '{wanted}'; one of them is called '{name}' here.")
+    return SharedFolder(safe_name(title), files, tuple(notes))
 
 
 # Reads a folder's page: its name, and the id, name and media type of each entry.
@@ -445,35 +445,8 @@ def _page_instead_of_data(label: str, answer: WebAnswer) -> WebPageError:
 
 
 def safe_name(name: str) -> str:
-    """Make a name safe for a local file."""
     # Drive allows anything as a name, slashes included.
     flat = re.sub(r"[/\\\x00-\x1f]", "_", name).strip()
     if flat.startswith(".colabstage-"):
         flat = f"_{flat}"  # that prefix marks colabstage's temporary files
     return "_" if flat in ("", ".", "..") else shorten_name(flat, _NAME_BYTES)
-
-
-def name_apart(files: Sequence[tuple[str, ShareLink]]) -> tuple[dict[str, ShareLink], tuple[str, ...]]:
-    """Give each file a name that no other file or folder has; the order of ids decides which keeps the plain one.
-
-    Returns:
-        The links by name, in order, and a note for each renamed one.
-    """
-    taken = parent_folders(name for name, _ in files)
-    named: dict[str, ShareLink] = {}
-    notes: list[str] = []
-    # Not in the listing's order, which may differ tomorrow.
-    for wanted, link in sorted(files, key=lambda file: (file[0], file[1].id)):
-        name = next(candidate for candidate in _candidates(wanted) if candidate not in taken)
-        taken.add(name)
-        named[name] = link
-        if name != wanted:
-            notes.append(f"The folder has more than one '{wanted}'; one of them is called '{name}' here.")
-    return named, tuple(notes)
-
-
-def _candidates(name: str) -> Iterator[str]:
-    """Yield a name, then the name with each number, as in Drive's own mount."""
-    yield name
-    stem, suffix = posixpath.splitext(name)
-    yield from (f"{stem} ({number}){suffix}" for number in itertools.count(1))

@@ -39,18 +39,13 @@ Verdict = Literal["same", "unproved", "changed"]
 
 @dataclass(frozen=True, slots=True)
 class SourceIdentity:
-    """The state of a source at one time."""
-
     kind: Literal["folder", "archive", "file", "many"]
     """`"folder"`; `"archive"` for one file; `"file"` for one of many that are a dataset together; `"many"`."""
     files: int
     """Regular files; 1 for an archive."""
     nbytes: int
-    """Their bytes together."""
     address: str = ""
-    """The address of the source."""
     mtime_ns: int = 0
-    """The modification time of an archive."""
     ends: str = ""
     """A hash of an archive's first and last 64 KiB."""
     version: str = ""

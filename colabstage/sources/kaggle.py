@@ -53,12 +53,8 @@ _PAGE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class KaggleDataset:
-    """A dataset on Kaggle."""
-
     owner: str
-    """Its owner."""
     name: str
-    """Its name in the address."""
     version: int | None = None
     """The version's number; `None` for the newest."""
 
@@ -69,7 +65,6 @@ class KaggleDataset:
 
     @property
     def label(self) -> str:
-        """Return its name for messages."""
         return f"kaggle://{self.handle}"
 
     @property
@@ -80,10 +75,7 @@ class KaggleDataset:
 
 @dataclass(frozen=True, slots=True)
 class KaggleFolder:
-    """A dataset whose files are on this machine."""
-
     path: Path
-    """The folder that holds it."""
     note: str
     """Why it is read there, in a sentence."""
     version: str = ""

@@ -53,7 +53,6 @@ class ObjectFile(RemoteFile):
         return self._store.notes
 
     def read_range(self, offset: int, length: int | None) -> Iterator[bytes]:
-        """Return the content from `offset` on, in pieces of at most a megabyte; see `RemoteFile`."""
         size, label = self.facts.size, self.facts.label
         if offset and not self.facts.ranges:
             msg = f"'{label}' can only be read from its beginning; its service has no range requests."
@@ -97,7 +96,6 @@ class ObjectFile(RemoteFile):
         return ObjectFile(self._store, self._path, self.facts, owns_store=False, asks_version=False)
 
     def close(self) -> None:
-        """Close the connections. Calling it twice is fine."""
         if self._owns_store:
             self._store.close()
 
@@ -152,7 +150,6 @@ class ObjectTree(RemoteFileTree):
         self.notes = (*store.notes, *notes)
 
     def close(self) -> None:
-        """Close the connections. Calling it twice is fine."""
         self._store.close()
 
 
@@ -193,7 +190,7 @@ def _sort_listing(
     if native:
         notes.append(f"{left_out(len(native), 'Google documents')} (first '{min(native)}'): {documents}")
     if links:
-        notes.append(f"{left_out(len(links), 'links', 'to no file')} (first '{min(links)}').")
+        notes.append(f"{left_out(len(links), 'links')} (first '{min(links)}').")
     return members, notes
 
 
@@ -201,7 +198,7 @@ def open_address(
     url: str,
     *,
     checksum: Checksum | None = None,
-    workers: int = 16,
+    workers: int = 32,
     retry: RetryPolicy = RetryPolicy(),  # noqa: B008 - frozen
 ) -> RemoteFile | RemoteFileTree:
     """Open what is at an address of a service that fsspec knows, or that an installed package adds: a file or a folder.
@@ -216,7 +213,7 @@ def open_address(
     Raises:
         OptionError: not an address that fsspec knows.
         MissingDependencyError: the protocol's package is not installed.
-        SourceNotFoundError: there is nothing; the message says what is there instead.
+        SourceNotFoundError: there is nothing.
         SourceAccessError: a login or a permission is missing; the message says how to give it.
         TransientError: the service does not answer at present.
         SourceReadError: the service fails in another way.
@@ -229,17 +226,6 @@ def open_address(
     return found
 
 
-def open_object(url: str, *, checksum: Checksum | None = None) -> RemoteFile:
-    """Open one file, as `open_address`; a folder is a `SourceReadError`."""
-    found = _find(url, checksum)
-    if not isinstance(found, ObjectStore | Mapping):
-        return found
-    if isinstance(found, ObjectStore):
-        found.close()
-    msg = f"'{show_address(url)}' is a folder, not a file."
-    raise SourceReadError(msg)
-
-
 def _find(url: str, checksum: Checksum | None) -> Found | ObjectStore:
     """Return the file at an address, what opens the files of a folder, or a bucket's folder as a store."""
     service = service_of(url)
@@ -250,7 +236,6 @@ def _find(url: str, checksum: Checksum | None) -> Found | ObjectStore:
 
 
 def _find_in_store(url: str) -> ObjectFile | ObjectStore:
-    """Return the object at an address, or for a folder its store."""
     store = ObjectStore(url)
     with contextlib.ExitStack() as on_error:
         on_error.callback(store.close)

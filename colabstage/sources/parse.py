@@ -5,7 +5,6 @@ token or signature, and stays the same when only those change.
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 import functools
 import glob
@@ -90,7 +89,6 @@ class LocalSource(_SourceBase):
     """A folder, a file, or a pattern of several, on this machine or on a mounted Drive."""
 
     path: Path
-    """The absolute path."""
     leave_out: frozenset[str] = frozenset()
     """Names of folders in it that are not part of it, such as earlier output of colabstage."""
     pieces: tuple[Path, ...] = ()
@@ -99,8 +97,6 @@ class LocalSource(_SourceBase):
 
 @dataclass(frozen=True, slots=True)
 class WebSource(_SourceBase):
-    """One file at an http(s) address."""
-
     url: str = field(repr=False)
     """The address, whole, with whatever lets its bearer in."""
 
@@ -118,15 +114,11 @@ class ShareSource(_SourceBase):
     """A file or folder shared by a Google Drive link."""
 
     link: ShareLink = field(repr=False)
-    """The link as it was read."""
 
 
 @dataclass(frozen=True, slots=True)
 class KaggleSource(_SourceBase):
-    """A dataset on Kaggle."""
-
     dataset: KaggleDataset
-    """Which dataset, in which version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +136,6 @@ class ManySource(_SourceBase):
     """Several sources that together are one dataset."""
 
     parts: tuple[SingleSource, ...]
-    """The sources, in the caller's order."""
 
 
 SingleSource = Union[LocalSource, WebSource, ObjectSource, ShareSource, KaggleSource, TreeSource]  # noqa: UP007 - read at run time
@@ -206,13 +197,8 @@ def _parse_text(source: str | os.PathLike[str]) -> SingleSource:
     if not text.strip():
         msg = f"source={source!r} names nothing; expected {_EXPECTED}."
         raise OptionError(msg)
-    if not isinstance(source, str):
-        if collapsed := _COLLAPSED.match(text):
-            what = f"source is an address ({collapsed[1]}:…) inside a path object"
-            msg = f"{what}, which has lost a slash. Pass it as text."
-            raise OptionError(msg)
-        if _SCHEME.match(text) is None:
-            return local_source(text)
+    if not isinstance(source, str) and _SCHEME.match(text) is None:
+        return local_source(text)
     if (dataset := parse_kaggle(text)) is not None:
         return KaggleSource(f"kaggle:{dataset.handle}", readable_name(dataset.name), dataset.label, dataset)
     if (link := parse_share_link(text)) is not None:
@@ -231,7 +217,6 @@ def _parse_text(source: str | os.PathLike[str]) -> SingleSource:
 
 
 def share_source(link: ShareLink) -> ShareSource:
-    """Return the source that a share link leads to."""
     return ShareSource(f"gdrive:{link.id}", f"gdrive-{link.id[:12].strip('-_')}", link.label, link)
 
 
@@ -297,11 +282,9 @@ def absolute_path(path: str | os.PathLike[str], name: str = "") -> Path:
         raise OptionError(msg)
     try:
         place = Path(os.path.abspath(Path(text).expanduser()))  # noqa: PTH100 - resolve() would follow links into Drive
-    except RuntimeError:
-        msg = f"{text!r} begins with the home of a user unknown here. Write './{text}' if it is a file's name."
-        raise OptionError(msg) from None
-    except FileNotFoundError:
-        msg = f"{text!r} is relative, and the current folder has been deleted. Go to another one with os.chdir first."
+    # The home of an unknown user; or a current folder that has been deleted.
+    except (RuntimeError, FileNotFoundError) as error:
+        msg = f"{text!r} leads nowhere here ({error}). Give an absolute path."
         raise OptionError(msg) from None
     longest = max(len(os.fsencode(part)) for part in place.parts)
     if longest > _MOST_NAME_BYTES or len(os.fsencode(place)) > _MOST_PATH_BYTES:
@@ -417,8 +400,6 @@ def _web(text: str) -> WebSource:
 def _object(text: str, scheme: str) -> ObjectSource:
     # A scheme alone is a mistake of another kind.
     protocol_of(text)
-    if service_of(text) is None:
-        _check_known(scheme)
     label = show_address(text).rstrip("/")
     shown, mark, query = label.partition("?")
     # Without a value it is a key that contains a question mark.
@@ -431,18 +412,6 @@ def _object(text: str, scheme: str) -> ObjectSource:
     lasting = _lasting_query(text.partition("?")[2] if mark else "", server)
     address = _keyed(f"{scheme}://{place}", user and f"user {_stretched(user, server)}", lasting)
     return ObjectSource(address, readable_name(PurePosixPath(place).name or place), label, text)
-
-
-def _check_known(scheme: str) -> None:
-    from fsspec import available_protocols
-
-    known = set(available_protocols())
-    if scheme in known:
-        return
-    close = difflib.get_close_matches(scheme, ["s3", "gs", *sorted({*known, "kaggle", "gdrive"})], n=1, cutoff=0.5)
-    meant = f" Did you mean {close[0]}://?" if close else ""
-    msg = f"'{scheme}://' is not a kind of address that colabstage knows.{meant} Expected {_EXPECTED}."
-    raise OptionError(msg)
 
 
 def _keyed(shown: str, *rest: str) -> str:

@@ -44,8 +44,6 @@ _BY_DIGITS = {32: "md5", 40: "sha1", 64: "sha256", 128: "sha512"}
 
 
 class Hasher(Protocol):
-    """The interface of hashlib's and xxhash's hashers."""
-
     def update(self, data: bytes | memoryview, /) -> None: ...
 
     def hexdigest(self) -> str: ...
@@ -53,12 +51,9 @@ class Hasher(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Checksum:
-    """The hash of a whole file."""
-
     algorithm: str
     """Such as `"sha256"`."""
     digest: str
-    """Hexadecimal, lower case."""
 
     def __str__(self) -> str:
         return f"{self.algorithm}:{self.digest}"
@@ -75,7 +70,6 @@ class Checksum:
         return hashlib.new(self.algorithm, usedforsecurity=False)
 
     def digest_of(self, pieces: Iterable[bytes]) -> str:
-        """Return the digest of this algorithm for all pieces together."""
         hasher = self.new_hasher()
         for piece in pieces:
             hasher.update(piece)
@@ -215,15 +209,14 @@ class RemoteFacts:
     """Whether any part can be requested; otherwise only the whole file, from its beginning."""
     connections: int = 8
     """How many parts the service serves at full speed at once; 1 if more do not help."""
-    eager: bool = True
-    """Whether to request that many from the beginning; otherwise one more as long as that proves faster."""
+    is_mounted: bool = False
+    """Whether it is a file here or on a mount, which one reader copies fastest."""
 
 
 class RemoteFile(Protocol):
     """One file somewhere else. `read_range` may be called from many threads at once."""
 
     facts: RemoteFacts
-    """The facts when it was opened."""
 
     def read_range(self, offset: int, length: int | None) -> Iterator[bytes]:
         """Return the content from `offset` on, in pieces of at most a megabyte, as they arrive.
@@ -253,8 +246,7 @@ class RemoteFile(Protocol):
         return self
 
 
-# Whether several readers get one file faster through a mount depends on what is behind it: the simulated Drive, with
-# figures for one reader, is slower. So it is tried.
+# Scattered reads of one file through a mount at once.
 _MOUNT_CONNECTIONS = 4
 # A file that was found and is missing a moment later is a symptom of a dying mount; one that was never found does not
 # exist.
@@ -289,7 +281,7 @@ class MountedFile(RemoteFile):
             version=str(stat.st_mtime_ns),
             mtime_ns=stat.st_mtime_ns,
             connections=_MOUNT_CONNECTIONS if is_slow_mount(path) else 1,
-            eager=False,
+            is_mounted=True,
         )
 
     def read_range(self, offset: int, length: int | None) -> Iterator[bytes]:
@@ -320,7 +312,6 @@ class MountedFile(RemoteFile):
             raise self._judge(error) from error
 
     def close(self) -> None:
-        """Release the handles. Calling it twice is fine."""
         with self._lock:
             self._closed = True
             handles = list(self._free)
@@ -399,7 +390,6 @@ class JoinedFile(RemoteFile):
         )
 
     def read_range(self, offset: int, length: int | None) -> Iterator[bytes]:
-        """Read as `RemoteFile.read_range`."""
         stop = self._ends[-1] if length is None else offset + length
         for part, end in zip(self._parts, self._ends, strict=True):
             start = end - (part.facts.size or 0)
@@ -408,7 +398,6 @@ class JoinedFile(RemoteFile):
                 yield from part.read_range(first - start, last - first)
 
     def close(self) -> None:
-        """Release the handles of all. Calling it twice is fine."""
         for part in self._parts:
             part.close()
 
