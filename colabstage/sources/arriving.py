@@ -575,22 +575,11 @@ def fetch_file(
 
     However it is interrupted, `target` is unchanged, and the next call continues with what is left beside it. The
     caller checks that there is room. Nothing is forced to the disk: after a crash of the machine (not of the process),
-    only the hashes tell whether the file is complete.
+    only the hashes tell whether the file is complete. Without a known length or ranges, `source` is read as one stream,
+    which cannot be resumed.
 
-    Args:
-        source: closed by the caller. Without a known length or ranges, it is read as one stream, which cannot be
-            resumed.
-        target: the file to make; its folder is made too.
-        step: told of every byte, including those kept from earlier runs.
-        cancellation: looked at several times a second.
-        policy: `attempts` counts tries without a single byte of progress.
-        announce: called with the hash of each 8 MiB block and the length, right before the file gets its name.
-        replaces: decides whether the file that is at `target` then may be replaced.
-
-    Raises:
-        ChecksumMismatchError: what arrived does not match the source's checksum; it is kept under another name.
-        SourceChangedError: the file changed meanwhile; nothing is kept.
-        TargetExistsError: `target` is a folder, or may not be replaced.
+    `announce` is called with the hash of each 8 MiB block and the length, right before the file gets its name;
+    `replaces` decides whether the file that is at `target` then may be replaced.
     """
     if target.is_dir():
         msg = f"'{target}' is a folder; expected the name that the file is to have."
@@ -688,18 +677,10 @@ def copy_file(
     *,
     resume: bool = False,
 ) -> int:
-    """Copy a file in order, by one reader: on the simulated Drive two take 1.15 times as long, four 1.2.
+    """Copy a file of the manifest's length in order, by one reader; return how many bytes an interrupted copy had left.
 
-    Args:
-        source: a file of the manifest's length; another one is refused before anything is written.
-        target: a temporary name; overwritten, unless `resume` is given.
-        manifest: of the file. A block that differs is read again.
-        step: told of every byte.
-        cancellation: looked at several times a second.
-        resume: continue with what an interrupted copy left in `target`: blocks of it that have the right hash stay.
-
-    Returns:
-        How many bytes an interrupted copy had left in place.
+    `target` is a temporary name, and is overwritten; with `resume`, blocks in it that have the right hash stay. A block
+    that differs from the manifest is read again. On the simulated Drive, two readers take 1.15 times as long.
     """
     size = manifest.size
     with contextlib.closing(MountedFile(source)) as file:

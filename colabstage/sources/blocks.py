@@ -281,15 +281,10 @@ class Blocks:
     ) -> None:
         """Open the files in `folder`, which exists and is for these files and their table alone.
 
-        Args:
-            folder: the folder; nothing of the files is here if it is new.
-            layout: the blocks.
-            content: a text that differs for any other content.
-            shared: whether several processes use them at once.
-            gives_back: whether blocks are let go, as a limit asks for. Otherwise all disks will do, and what an earlier
-                copy left in the files is hashed before it is fetched again.
-            is_noted: whether the table stays beside the files.
-            shown: the path that errors of the disk name; by default the file's own.
+        `content` is a text that differs for any other content. `shared`: several processes use them at once.
+        `gives_back`: blocks are let go, as a limit asks for; otherwise all disks will do, and what an earlier copy left
+        in the files is hashed before it is fetched again. `is_noted`: the table stays beside the files. `shown`: the
+        path that errors of the disk name.
         """
         self.layout, self.gives_back = layout, gives_back
         self.paths = tuple(folder / name for name in layout.names)

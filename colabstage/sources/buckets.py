@@ -114,12 +114,7 @@ class ObjectStore(Closing):
     """
 
     def __init__(self, url: str) -> None:
-        """Load the backend; the service itself is not contacted yet.
-
-        Raises:
-            OptionError: fsspec does not know the protocol, or the address is not a complete one.
-            MissingDependencyError: the protocol's package is not installed.
-        """
+        """Load the backend; the service itself is not contacted yet."""
         self.label = show_address(url)
         self.protocol = protocol_of(url)
         self._class = _load(self.protocol, self.label)
@@ -231,14 +226,8 @@ class ObjectStore(Closing):
     ) -> None:
         """Write a local file to an object, and make sure that all of it arrived.
 
-        Args:
-            file: what to write.
-            path: where to; what is there is replaced, unless `create`.
-            create: write only where nothing is; where the service knows that question, it decides in one step.
-            advance: called with the number of bytes that were sent; what it raises ends the upload.
-
-        Raises:
-            TargetExistsError: `create`, and there is an object.
+        `create`: write only where nothing is; where the service knows that question, it decides in one step.
+        `advance` is called with the number of bytes that were sent; what it raises ends the upload.
         """
         from fsspec.callbacks import Callback
 
@@ -567,11 +556,7 @@ def join_pieces(pieces: Iterable[Piece]) -> list[Piece]:
 def replace_object(
     store: ObjectStore, path: str, file: Path, pieces: list[Piece], advance: Callable[[int], object]
 ) -> None:
-    """Replace an object by a local file, sending only the pieces that it does not have; all or nothing of it counts.
-
-    Raises:
-        TargetNotWritableError: the service does not do that, or the object was written to; it is as it was.
-    """
+    """Replace an object by a local file, sending only the pieces that it does not have; all or nothing of it counts."""
     before = store.info(path).get("ETag", "")
     upload = {"UploadId": store.call(path, "create_multipart_upload", {})["UploadId"]}
     starts = [0, *accumulate(piece.length for piece in pieces)]

@@ -273,11 +273,7 @@ def _part_named(opening: Opening) -> str:
 
 
 def _reusable(target: Path, identity: ArchiveIdentity, *, overwrite: bool) -> Extracted | None:
-    """Return what is known of a folder that is already right; `None` if it has to be made.
-
-    Raises:
-        TargetExistsError: something is there that is not ours to replace.
-    """
+    """Return what is known of a folder that is already right; `None` if it has to be made."""
     put_back(target)
     here = look_at(target)
     if here.kind in ("nothing", "empty folder"):

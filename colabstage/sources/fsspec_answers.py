@@ -122,11 +122,7 @@ def _to_ns(value: Any) -> int:
 def translate_error(error: BaseException, protocol: str, label: str, secrets: Sequence[str] = ()) -> SourceError:
     """Return the typed error for what fsspec raised. Raise it `from None`: the original may show secrets.
 
-    Args:
-        error: what was raised.
-        protocol: such as `"s3"`; determines which way of giving credentials the message names.
-        label: the public address of the request.
-        secrets: texts that must not appear in the message.
+    By its protocol, the message names a way of giving credentials; `secrets` must not appear in it.
     """
     if isinstance(error, SourceError):
         return error

@@ -166,14 +166,7 @@ def page_address(text: str, hosts: frozenset[str]) -> SplitResult | None:
 def open_shared_file(
     link: ShareLink, *, checksum: Checksum | None = None, policy: RetryPolicy = _POLICY, along_bytes: int = 0
 ) -> HttpFile:
-    """Open a file behind a link; `along_bytes` as of `open_http`.
-
-    Raises:
-        OptionError: it is a Google document.
-        SourceAccessError, SourceNotFoundError, DriveQuotaError: Drive refuses, now or while it is read.
-        WebPageError: the answer is any other page.
-        TransientError: no answer after all tries.
-    """
+    """Open a file behind a link; `along_bytes` as of `open_http`."""
     file = open_http(
         f"{_DOWNLOADS}?{urlencode(_download_query(link))}",
         checksum=checksum,
@@ -197,9 +190,6 @@ def _download_query(link: ShareLink) -> dict[str, str]:
 def _confirmed_address(link: ShareLink) -> str:
     """Return the address that a file is downloaded from, by asking for the page that came in its place: large files are
     only sent after a page that says that they were not scanned for viruses.
-
-    Raises:
-        ColabstageError: the page means something else.
     """
     answer = ask_service(_DOWNLOADS, link.label, params=_download_query(link), agent=_AGENT)
     # Drive also answers requests for documents with status 500.
@@ -216,12 +206,7 @@ def _confirmed_address(link: ShareLink) -> str:
 
 
 def resolve_link(link: ShareLink, *, policy: RetryPolicy = _POLICY) -> ShareLink:
-    """Return the link with its kind; Drive is asked if that is unknown.
-
-    Raises:
-        OptionError: it is a Google document.
-        SourceAccessError, SourceNotFoundError, DriveQuotaError, TransientError: Drive refuses.
-    """
+    """Return the link with its kind; Drive is asked if that is unknown."""
     if link.kind != "unknown":
         return link
     answer = _ask(link, "https://drive.google.com/open", policy, redirects=False)
@@ -267,11 +252,6 @@ def list_shared_folder(
     """List a shared folder and all below it. Google's documents, which are no files, are left out.
 
     Files with the name of another one or of a folder, which Drive allows, get numbers.
-
-    Raises:
-        SourceAccessError, SourceNotFoundError, DriveQuotaError, TransientError: Drive refuses.
-        WebPageError: gdown does not understand a page.
-        MissingDependencyError: gdown is too old, or too new.
     """
     read_page = _page_reader()
     title, notes = "", list[str]()
@@ -377,11 +357,7 @@ def open_share(
     along_bytes: int = 0,
     cancellation: Cancellation | None = None,
 ) -> HttpFile | SharedFolder:
-    """Open what a link leads to; Drive is asked if the link does not say it.
-
-    Raises:
-        As `open_shared_file` and `list_shared_folder`.
-    """
+    """Open what a link leads to; Drive is asked if the link does not say it."""
     found = resolve_link(link, policy=policy)
     if found.kind == "folder":
         return list_shared_folder(found, policy=policy, cancellation=cancellation)
@@ -401,11 +377,7 @@ def _opener(link: ShareLink) -> Callable[[], RemoteFile]:
 
 
 def judge_answer(label: str, answer: WebAnswer) -> None:
-    """Raise the error that an answer means, unless it is data or an expected page.
-
-    Raises:
-        DriveQuotaError, SourceAccessError, SourceNotFoundError, TransientError, WebPageError: as they say.
-    """
+    """Raise the error that an answer means, unless it is data or an expected page."""
     parts, status = urlsplit(answer.url), answer.status
     # The text first, because Drive reports a used-up quota with status 200, 403 or 404.
     if _QUOTA.search(answer.text):

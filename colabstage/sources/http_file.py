@@ -75,16 +75,10 @@ class HttpSession:
     Redirects are followed once. Services that redirect (releases, data sets, mirrors) give an address that is valid for
     minutes or hours. Following the redirect for each of hundreds of parts would double the latency, exceed the
     service's request limit, and might end at a different mirror with another ETag each time. So parts are requested
-    from where the first answer came from. If that refuses, or answers with a page, the address is resolved again, once.
+    from where the first answer came from. If that refuses, or answers with a page, the address is resolved again, once:
+    by `resolve`, for a service with an interface of its own, otherwise by following the redirect.
 
-    Args:
-        url: the address.
-        timeout_s: seconds of silence after which a connection counts as failed.
-        clock: times bodies.
-        resolve: for a service with an interface of its own, returns the web address that stands for the file now, or
-            raises the service's own error; by default `url` itself, whose redirect is followed again.
-        label: the address for messages; by default `url` without secrets.
-        agent: the name of the client.
+    After `timeout_s` seconds of silence a connection counts as failed.
     """
 
     def __init__(
@@ -234,11 +228,7 @@ def ask_service(
     redirects: bool = True,
     agent: str = AGENT,
 ) -> WebAnswer:
-    """Return the answer to one question to a service, whatever its status is: a GET, or with `json` a POST.
-
-    Raises:
-        TransientError, SourceReadError: there is no answer.
-    """
+    """Return the answer to one question to a service, whatever its status is: a GET, or with `json` a POST."""
     with (
         _translated(label),
         _new_session(label, agent) as session,
@@ -415,11 +405,7 @@ def content_range(headers: Mapping[str, str]) -> ContentRange | None:
 
 
 def content_length(headers: Mapping[str, str]) -> int | None:
-    """Return the reported length, unless chunked transfer overrides it.
-
-    Raises:
-        SourceReadError: it is not a number, so that a body that was cut could not be told from a whole one.
-    """
+    """Return the reported length, unless chunked transfer overrides it."""
     text = headers.get("Content-Length", "").strip()
     if not text or "chunked" in headers.get("Transfer-Encoding", "").lower():
         return None
@@ -977,12 +963,7 @@ def _read_head(response: requests.Response, session: HttpSession, coding: str) -
 def _content(
     response: requests.Response, session: HttpSession, coding: str = "", count: int | None = None
 ) -> Iterator[bytes]:
-    """Yield the content as it comes, up to `count` bytes: no piece waits to be filled.
-
-    Raises:
-        TransientError: it comes more slowly than the session allows, or what was compressed on the way is damaged.
-        SourceReadError: the coding is one that we never asked for.
-    """
+    """Yield the content as it comes, up to `count` bytes: no piece waits to be filled."""
     if coding not in {"", "gzip", "x-gzip"}:
         msg = (
             f"The server of '{session.label}' sends the file in the coding '{coding}', though asked for none. Use "

@@ -144,11 +144,7 @@ def identify_remote(facts: RemoteFacts, size: int, *, address: str) -> SourceIde
 def identify_tree(tree: Tree, *, address: str = "", digest: str = "", md5s: Sequence[str] = ()) -> SourceIdentity:
     """Return the identity of a folder that has been listed.
 
-    Args:
-        tree: the folder.
-        address: which it is.
-        digest: of all its content, where somebody keeps it.
-        md5s: of each file in the order of `tree.entries`, where Drive's client tells them; empty where it does not.
+    `digest`: of all its content, where somebody keeps it. `md5s`: of each file, where Drive's client tells them.
     """
     entries = FileEntries.of(tree.entries)
     # In groups, because a time for each of a million files would fill most of the record.

@@ -131,11 +131,7 @@ class FileSet(Layout):
     """
 
     def __init__(self, files: Sequence[FileOfSet], label: str = "") -> None:
-        """Count the blocks of at least one file; `label`: by default that of the first.
-
-        Raises:
-            PackFormatError: their blocks have different lengths.
-        """
+        """Count the blocks of at least one file; `label`: by default that of the first."""
         self.files = tuple(files)
         self.label = label or self.files[0].source.label
         manifests = [one.manifest for one in self.files]

@@ -119,9 +119,6 @@ class Processes(Closing):
 
     A process reads parts on its input and answers on its output. It holds nothing but the two handles that it was born
     with, so it can be killed at any moment, and it ends with its parent.
-
-    Raises:
-        ProcessesNotStartedError: no process can be started here, as inside another program.
     """
 
     def __init__(self, archive: LocalBytes, folder: Folder, count: int) -> None:

@@ -119,16 +119,7 @@ class ObjectTree(RemoteFileTree):
     """Read the files below a folder of any service that fsspec knows, as listed when this is made.
 
     Empty objects that stand for folders, operating systems' junk files, and Google's own documents (with a note) are
-    left out.
-
-    Args:
-        store: the folder; closed with the tree, or where this fails.
-        workers: how many folders are listed at once, if the service does not list everything in one answer.
-        retry: how often the listing and each object are requested again after transient failures.
-
-    Raises:
-        SourceAccessError, SourceReadError: the listing failed, after several tries.
-        UnsafeArchiveError: a folder cannot hold one of the names: `..`, an absolute name, a file that is also a folder.
+    left out. The store is closed with the tree, or where listing it fails.
     """
 
     def __init__(self, store: ObjectStore, *, workers: int, retry: RetryPolicy) -> None:
@@ -203,20 +194,9 @@ def open_address(
 ) -> RemoteFile | RemoteFileTree:
     """Open what is at an address of a service that fsspec knows, or that an installed package adds: a file or a folder.
 
-    If a bucket has both, an address that ends in a slash means the folder, and an empty object is its marker.
-
-    Args:
-        url: such as `s3://bucket/data.zip`.
-        checksum: the expected hash of a file's whole content; otherwise the service's own, if it is certain.
-        workers, retry: as of `ObjectTree`, for a folder.
-
-    Raises:
-        OptionError: not an address that fsspec knows.
-        MissingDependencyError: the protocol's package is not installed.
-        SourceNotFoundError: there is nothing.
-        SourceAccessError: a login or a permission is missing; the message says how to give it.
-        TransientError: the service does not answer at present.
-        SourceReadError: the service fails in another way.
+    If a bucket has both, an address that ends in a slash means the folder, and an empty object is its marker. Without
+    a `checksum` of the caller, the service's own counts, if it is certain. `workers`: how many folders are listed at
+    once.
     """
     found = _find(url, checksum)
     if isinstance(found, ObjectStore):
@@ -262,9 +242,6 @@ def _find_in_store(url: str) -> ObjectFile | ObjectStore:
 def read_at_once(url: str) -> bytes | None:
     """Return all of a short object with one request; `None` if that is not enough: an object of a mebibyte or more,
     another kind of service, a refused login, a transient failure. `open_address` then reads it, or says what is wrong.
-
-    Raises:
-        OptionError, MissingDependencyError, SourceNotFoundError: as `open_address`.
     """
     if service_of(url) is not None:
         return None

@@ -128,10 +128,7 @@ class RangeOrder(Order):
     def __init__(self, gaps: Iterable[tuple[int, int]], *, connections: int, block_bytes: int) -> None:
         """Plan to fetch the ranges `(begin, end)` in `gaps`, which are sorted and disjoint.
 
-        Args:
-            gaps: what is missing.
-            connections: how many fetch at once.
-            block_bytes: the length of a range while the source has not been measured.
+        Requests have `block_bytes` while the source has not been measured.
         """
         self._gaps = list(gaps)
         self._connections, self._block_bytes = connections, block_bytes
@@ -403,13 +400,8 @@ class Visits:
 
 
 def find_visits(places: NDArray[np.int64], blocks: NDArray[np.int64], gap: int) -> Visits:
-    """Join single uses to visits.
-
-    Args:
-        places: when each use is, counted in rows.
-        blocks: which block it is of.
-        gap: uses of one block with fewer rows than this between them are one visit.
-    """
+    """Join uses of `blocks`, at `places` counted in rows, to visits: uses of a block with fewer than `gap` rows between
+    them are one."""
     if not len(places):
         return Visits(places, places, places)
     # By block, then by time: uses of one block stand beside each other and can be joined.

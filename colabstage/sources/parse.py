@@ -227,12 +227,7 @@ def local_source(path: str | os.PathLike[str]) -> LocalSource:
 
 
 def read_local_dir(local_dir: str | os.PathLike[str] | None) -> Path:
-    """Return the parent folder of this machine's datasets, given the public argument `local_dir`.
-
-    Raises:
-        OptionError: as `absolute_path`.
-        DriveNotMountedError: it is on Drive, and none is mounted there.
-    """
+    """Return the parent folder of this machine's datasets, given the public argument `local_dir`."""
     base = absolute_path(detect_platform().fast_dir / "colabstage" if local_dir is None else local_dir, "local_dir")
     require_drive(base)
     return base
@@ -241,13 +236,7 @@ def read_local_dir(local_dir: str | os.PathLike[str] | None) -> Path:
 def refuse_address(argument: str, path: str | os.PathLike[str], remedy: str) -> None:
     """Refuse an address where a local path is expected, before anything looks for a file of that name.
 
-    Args:
-        argument: the name of the argument, for the message.
-        path: its value.
-        remedy: what accepts an address, or what to do first; a sentence without its full stop.
-
-    Raises:
-        OptionError: it is an address, or not a path at all.
+    `remedy` says what accepts an address, or what to do first.
     """
     check_argument(argument, path, "path")
     if "://" in os.fspath(path):
@@ -261,13 +250,7 @@ def refuse_address(argument: str, path: str | os.PathLike[str], remedy: str) -> 
 def absolute_path(path: str | os.PathLike[str], name: str = "") -> Path:
     """Return the absolute path, with `~` expanded and links unresolved. The file system is not accessed.
 
-    Args:
-        path: the argument.
-        name: name of the public argument; if given, addresses are refused.
-
-    Raises:
-        OptionError: it is not a valid path, `~` names an unknown user, or it is relative and the current folder is
-            gone.
+    `name` is that of the public argument; with it, addresses are refused.
     """
     if name:
         check_argument(name, path, "path")
@@ -313,12 +296,7 @@ class Target:
         return cls(path, os.fspath(target).endswith(os.sep), not isinstance(target, str))
 
     def file(self, name: str) -> Path:
-        """Return the path of a file of this name there.
-
-        Raises:
-            OptionError: it may be meant as the file's own path or as a folder: as a file, the next ones with the same
-                target would replace it.
-        """
+        """Return the path of a file of this name there."""
         if self.is_folder or self.path.is_dir():
             return self.path / name
         if self.is_open and Path(name).suffix and not self.path.suffix and not os.path.lexists(self.path):
@@ -333,13 +311,7 @@ class Target:
 def check_outside(sources: Iterable[Path], target: Path, argument: str = "target") -> None:
     """Refuse to write into a source: its files would be copied into themselves, or the copies become samples next time.
 
-    Args:
-        sources: paths that are read; each a folder, a file or a pattern.
-        target: the path to write. If it is a source itself, that is left to the caller, unless a pattern matches it.
-        argument: the name of the target's argument, for the message.
-
-    Raises:
-        OptionError: it is inside one of them, under whatever names.
+    A target that is a source itself is left to the caller, unless a pattern matches it.
     """
     for source in sources:
         found = place_in(target, source)
@@ -493,9 +465,6 @@ def _without_suffixes(name: str) -> str:
 def whole_of(source: LocalSource | ManySource) -> LocalSource | ManySource:
     """Return what a source is a part of, by the names beside it: of an archive that was cut into pieces all of it, of a
     folder that Google Drive downloaded as several zips all of these.
-
-    Raises:
-        ArchiveError: a part is missing, or it is a volume that only a tool joins; the message has the line.
     """
     files = [part.path for part in parts_of(source) if isinstance(part, LocalSource)]
     if not any(may_be_part(path.name) for path in files) or len(files) < len(parts_of(source)):
@@ -565,11 +534,7 @@ def service_of(address: str) -> Callable[[str], Found] | None:
 
 
 def protocol_of(address: str) -> str:
-    """Return the protocol of a complete remote address.
-
-    Raises:
-        OptionError: it is not one, or leads through one of fsspec's caches or wrappers.
-    """
+    """Return the protocol of a complete remote address."""
     protocol, mark, rest = address.partition("://")
     if "::" in protocol or "::" in rest.partition("/")[0] or protocol.lower() in _WRAPPERS:
         msg = f"'{show_address(address)}' goes through another file system; give the address of the data itself."

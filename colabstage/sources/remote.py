@@ -84,11 +84,7 @@ def pieces_of(read: Callable[[int, int], bytes], size: int, cancellation: Cancel
 
 
 def parse_checksum(text: str) -> Checksum:
-    """Read `"sha256:ab12…"`; without a name, the length of the digest decides the algorithm.
-
-    Raises:
-        OptionError: the algorithm is unknown, or the digest does not fit it.
-    """
+    """Read `"sha256:ab12…"`; without a name, the length of the digest decides the algorithm."""
     check_argument("hash", text, "text")
     name, colon, digest = text.strip().lower().rpartition(":")
     algorithm = name.replace("-", "") if colon else _BY_DIGITS.get(len(digest), "")
@@ -129,11 +125,7 @@ _LONGEST_WAIT_S = 60.0
 
 
 def with_retries(ask: Callable[[], T], policy: RetryPolicy, sleep: Callable[[float], object] = time.sleep) -> T:
-    """Return the answer to a question that is answered as a whole or not at all; asked again after temporary failures.
-
-    Raises:
-        TransientError: the last one; or the service asks for more than a minute of patience.
-    """
+    """Return an answer that comes as a whole or not at all; ask again after temporary failures."""
     for tries in range(policy.attempts):
         try:
             return ask()
@@ -166,9 +158,6 @@ def at_least_rate(
     The rate is checked after each `window_s` seconds of waiting for pieces; other time does not count. The wait for the
     first piece is the service's answer, which has its own deadline. The source of the pieces must not let one take much
     longer than `window_s`.
-
-    Raises:
-        TransientError: less than a kilobyte a second arrived in `window_s` seconds of waiting.
     """
     waited_s, came = 0.0, 0
     with contextlib.ExitStack() as stack:
@@ -262,11 +251,7 @@ class MountedFile(RemoteFile):
     """
 
     def __init__(self, path: Path) -> None:
-        """Examine the file.
-
-        Raises:
-            SourceNotFoundError, SourceReadError, DriveDisconnectedError: it cannot be opened.
-        """
+        """Examine the file."""
         self._path = path
         self._label = str(path)
         self._lock = threading.Lock()
@@ -443,10 +428,8 @@ class RetryBudget:
     def count(self, error: TransientError, *, arrived: int, moved: bool = False) -> float:
         """Count a failure, and return the seconds before the next try: as many as the service asked for.
 
-        Args:
-            error: the failure. If it is one of slowness, the bytes that arrived do not count.
-            arrived: how many bytes of the file have arrived on all connections.
-            moved: whether this connection received some of them since its last failure.
+        `arrived`: how many bytes of the file have arrived on all connections; after a failure of slowness they do not
+        count. `moved`: whether this connection received some of them since its last failure.
         """
         self._refusals = 1 if moved else self._refusals + 1
         if error.slow or arrived == self._arrived:
@@ -475,12 +458,8 @@ class RetryBudget:
         sleep: Callable[[float], object],
         tell: Callable[[str], object],
     ) -> None:
-        """Count a failure as `count` does, `tell` what it waits for, and `sleep` until the next try: for a single
-        reader. At most a minute, because longer would look like hanging.
-
-        Raises:
-            OSError: as `final_error`: tries and patience are used up.
-        """
+        """Count a failure as `count` does, `tell` what it waits for, and `sleep` until the next try, for a minute at
+        most; raise `final_error` when tries and patience are used up."""
         wait_s = self.count(error, arrived=arrived)
         if self.is_spent and not self.is_patient:
             raise final_error(error, label, self.tries) from error

@@ -265,19 +265,11 @@ def write_folder(
     """Write all files of a tree to the folder `target`, replacing what is there only at the very end.
 
     Modification times are kept if the tree knows them, and whether a file is a program; owners, modes and links are
-    not.
+    not. An interrupted run of the same `fingerprint` is continued; "" if states cannot be told apart.
 
-    Args:
-        tree: the files.
-        target: the folder to make; its parent exists.
-        fingerprint: identifies the tree's state; an interrupted run of the same state is continued. "" if states cannot
-            be told apart.
-        limits: how many files are read at once, of a tree that is not an archive.
-        step: told of every byte, including those already here.
-        cancellation: looked at several times a second.
-        overwrite: whether to replace what is there even if it is not ours, or was changed since we made it.
-        consumes: whether the tree is not needed afterwards: what was unpacked to the disk is moved or given back.
-        receipt: makes its receipt, or raises, right before the folder is renamed to `target`.
+    `limits`: how many files are read at once, of a tree that is not an archive. `overwrite`: replace what is there even
+    if it is not ours, or was changed. `consumes`: the tree is not needed afterwards, so what was unpacked to the disk
+    is moved or given back. `receipt` makes the receipt, or raises, right before the folder is renamed to `target`.
     """
     entries = sorted(tree.entries, key=lambda entry: (entry.position, entry.name))
     with open_workspace(
