@@ -44,7 +44,7 @@ from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.io.workspace import cut_own, find_orphans, leave_for_next, remove_own, take_orphan, temp_beside
 from colabstage.sources.blocks import UNPROVED, WHOLE, Blocks, Layout, count_noted
 from colabstage.sources.fetcher import Fetcher, Remotes, prove_rest
-from colabstage.sources.order import FAR_BYTES, ConnectionTuner, RangeOrder
+from colabstage.sources.order import FAR_BYTES, RangeOrder
 from colabstage.sources.remote import MountedFile, pieces_of, read_directly, read_through, stopped_error
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ if TYPE_CHECKING:
 
 
 _DATA = "data"
+_STALL_S = 180.0
 # Before a copy, reads are scattered, but often close to the last one; this many bytes take as long as a round trip.
 ALONG_BYTES = 256 * 1024
 _KEPT_READS = 8
@@ -93,9 +94,7 @@ class StreamingCopy(Closing):
         *,
         step: ProgressStep,
         policy: RetryPolicy,
-        connections: int | None = None,
-        stall_timeout_s: float = 180.0,
-        cancellation: Cancellation | None = None,
+        cancellation: Cancellation,
         clock: Clock = SYSTEM_CLOCK,
         into: tuple[Blocks, Remotes] | None = None,
     ) -> None:
@@ -103,8 +102,7 @@ class StreamingCopy(Closing):
 
         A dead process's unfinished copy of the same version of the same source for the same target is continued;
         instead of that, `into` says where the blocks go, and what opens the source anew after a wrong one. `step` is
-        told of every byte, kept ones too. `connections`: `None` for as many as the source recommends. After
-        `stall_timeout_s` seconds without a byte, waiting readers get an error.
+        told of every byte, kept ones too. After three minutes without a byte, waiting readers get an error.
         """
         facts = source.facts
         if facts.size is None or not facts.ranges:
@@ -116,8 +114,9 @@ class StreamingCopy(Closing):
         self._source, self._target, self._step, self._policy = source, target, step, policy
         self._into = into
         # A source that reports 0 still accepts one.
-        self._connections = max(1, facts.connections if connections is None else connections)
-        self._stall_timeout_s, self._clock, self._cancellation = stall_timeout_s, clock, cancellation
+        self._connections = max(1, facts.connections)
+        self._copiers = 1 if facts.is_mounted else self._connections
+        self._clock, self._cancellation = clock, cancellation
         # Guards starting and ending; the fetcher has its own lock for the bytes.
         self._lock = threading.Lock()
         self._closed = False
@@ -142,7 +141,6 @@ class StreamingCopy(Closing):
         return "" if running is None else running[1].waits_for
 
     def start(self) -> None:
-        """Start to copy. Calling it twice is fine."""
         self._started()
 
     def _started(self) -> tuple[Blocks, Fetcher]:
@@ -159,9 +157,9 @@ class StreamingCopy(Closing):
                     self.label,
                     blocks,
                     remotes,
-                    lambda facts: ConnectionTuner(self._connections if facts.eager else 1, self._connections),
+                    lambda _: self._copiers,
                     policy=self._policy,
-                    stall_timeout_s=self._stall_timeout_s,
+                    stall_timeout_s=_STALL_S,
                     clock=self._clock,
                     on_bytes=self._step.advance,
                     on_wait=self._step.note,
@@ -176,8 +174,8 @@ class StreamingCopy(Closing):
         missing = sum(end - begin for begin, end in gaps)
         self.kept_bytes = self.size - missing
         # A connection costs a round trip or more, too much for a small rest.
-        self._connections = max(1, min(self._connections, -(-missing // _LEAST_BYTES)))
-        order = RangeOrder(gaps, connections=self._connections, block_bytes=blocks.layout.block_bytes)
+        self._copiers = max(1, min(self._copiers, -(-missing // _LEAST_BYTES)))
+        order = RangeOrder(gaps, connections=self._copiers, block_bytes=blocks.layout.block_bytes)
         with self._lock:
             order.prefer(self._wanted, alone=self._alone)
             self._order = order
@@ -211,7 +209,6 @@ class StreamingCopy(Closing):
             connections=connections or self._connections,
             behind=behind,
             cancellation=self._cancellation,
-            stall_timeout_s=self._stall_timeout_s,
         )
 
     def prefer(self, byte_ranges: Iterable[tuple[int, int]], *, alone: bool = False) -> None:
@@ -376,12 +373,11 @@ class StreamingCopy(Closing):
             )
         except SourceReadError:
             # A request that a cancellation has aborted is reported as cancelled.
-            if self._cancellation is not None:
-                self._cancellation.check()
+            self._cancellation.check()
             raise
 
     def _is_stopped(self) -> bool:
-        return self._closed or (self._cancellation is not None and self._cancellation.cancelled)
+        return self._closed or self._cancellation.cancelled
 
 
 def _take_blocks(target: Path, facts: RemoteFacts) -> Blocks:
@@ -417,7 +413,6 @@ def content_of(facts: RemoteFacts) -> str:
 
 
 def _put(data: Path, path: Path, facts: RemoteFacts, replaces: Callable[[Path], bool]) -> None:
-    """Give a file that has arrived its name."""
     with typed_write_errors(path):
         # The source's own time, which other programs compare to see whether they have this state.
         if facts.mtime_ns:
@@ -449,14 +444,13 @@ class ReadAhead(Closing):
         fetch: Callable[[int, int], bytes],
         *,
         connections: int,
+        cancellation: Cancellation,
         behind: int = _BEHIND,
-        cancellation: Cancellation | None = None,
-        stall_timeout_s: float = 180.0,
     ) -> None:
         """Expect to read these ranges `(begin, end)`, which are sorted; `fetch` returns the bytes of one."""
         self._ranges, self._begins = ranges, [begin for begin, _ in ranges]
         self._fetch, self._ahead, self._behind = fetch, connections, behind
-        self._cancellation, self._stall_timeout_s = cancellation, stall_timeout_s
+        self._cancellation = cancellation
         self._lock = threading.Lock()
         self._pool = DaemonPool(connections, "colabstage-ahead")
         self._coming: dict[int, Future[bytes]] = {}
@@ -491,9 +485,7 @@ class ReadAhead(Closing):
             for passed in [one for one in self._coming if one < self._passed]:
                 del self._coming[passed]
         try:
-            (data,) = DaemonPool.results(
-                [coming], cancellation=self._cancellation, stall_timeout_s=self._stall_timeout_s
-            )
+            (data,) = DaemonPool.results([coming], cancellation=self._cancellation, stall_timeout_s=_STALL_S)
         except BaseException:
             with self._lock:
                 if self._coming.get(number) is coming:
@@ -502,7 +494,6 @@ class ReadAhead(Closing):
         return data
 
     def close(self) -> None:
-        """Stop fetching, and drop what has arrived. Calling it twice is fine."""
         with self._lock:
             self._closed = True
             self._coming.clear()
@@ -540,7 +531,6 @@ class ArchiveWalk(Closing):
         self._ahead = content.ahead_of(list(itertools.pairwise(edges)), behind=0)
 
     def pread(self, length: int, offset: int) -> bytes:
-        """Return up to `length` bytes at `offset`; shorter only at the end."""
         found, end = None, min(offset + length, self.size)
         if self._walks and offset < self.size:
             self._gap += _SHARE * (max(0, offset - self._reached) - self._gap)
@@ -558,23 +548,17 @@ class ArchiveWalk(Closing):
             self._ahead.close()
 
     def close(self) -> None:
-        """End, and close the content. Calling it twice is fine."""
         self.end()
         self._content.close()
 
 
 @dataclass(frozen=True, slots=True)
 class FetchedFile:
-    """A fetched file."""
-
     path: Path
-    """Where it is."""
     nbytes: int
-    """Its length."""
     kept_bytes: int
     """How many of its bytes an interrupted run had already fetched."""
     block_hashes: tuple[str, ...]
-    """The xxh3-64 of each block of 8 MiB."""
 
 
 def fetch_file(
@@ -584,7 +568,6 @@ def fetch_file(
     step: ProgressStep,
     cancellation: Cancellation,
     policy: RetryPolicy,
-    connections: int | None = None,
     announce: Callable[[tuple[str, ...], int], object] = lambda _hashes, _nbytes: None,
     replaces: Callable[[Path], bool] = whatever_is_there,
 ) -> FetchedFile:
@@ -592,23 +575,11 @@ def fetch_file(
 
     However it is interrupted, `target` is unchanged, and the next call continues with what is left beside it. The
     caller checks that there is room. Nothing is forced to the disk: after a crash of the machine (not of the process),
-    only the hashes tell whether the file is complete.
+    only the hashes tell whether the file is complete. Without a known length or ranges, `source` is read as one stream,
+    which cannot be resumed.
 
-    Args:
-        source: closed by the caller. Without a known length or ranges, it is read as one stream, which cannot be
-            resumed.
-        target: the file to make; its folder is made too.
-        step: told of every byte, including those kept from earlier runs.
-        cancellation: looked at several times a second.
-        policy: `attempts` counts tries without a single byte of progress.
-        connections: parts in flight at once; `None` for as many as the source recommends.
-        announce: called with the hash of each 8 MiB block and the length, right before the file gets its name.
-        replaces: decides whether the file that is at `target` then may be replaced.
-
-    Raises:
-        ChecksumMismatchError: what arrived does not match the source's checksum; it is kept under another name.
-        SourceChangedError: the file changed meanwhile; nothing is kept.
-        TargetExistsError: `target` is a folder, or may not be replaced.
+    `announce` is called with the hash of each 8 MiB block and the length, right before the file gets its name;
+    `replaces` decides whether the file that is at `target` then may be replaced.
     """
     if target.is_dir():
         msg = f"'{target}' is a folder; expected the name that the file is to have."
@@ -617,9 +588,7 @@ def fetch_file(
     cancellation.check()
     facts, checksum = source.facts, source.facts.checksum
     if facts.size is not None and facts.ranges:
-        copy = StreamingCopy(
-            source, target, step=step, policy=policy, connections=connections, cancellation=cancellation
-        )
+        copy = StreamingCopy(source, target, step=step, policy=policy, cancellation=cancellation)
         arriving = _copied(copy, target, checksum, cancellation)
     else:
         arriving = _streamed(source, target, step, cancellation, policy)
@@ -708,18 +677,10 @@ def copy_file(
     *,
     resume: bool = False,
 ) -> int:
-    """Copy a file in order, by one reader: on the simulated Drive two take 1.15 times as long, four 1.2.
+    """Copy a file of the manifest's length in order, by one reader; return how many bytes an interrupted copy had left.
 
-    Args:
-        source: a file of the manifest's length; another one is refused before anything is written.
-        target: a temporary name; overwritten, unless `resume` is given.
-        manifest: of the file. A block that differs is read again.
-        step: told of every byte.
-        cancellation: looked at several times a second.
-        resume: continue with what an interrupted copy left in `target`: blocks of it that have the right hash stay.
-
-    Returns:
-        How many bytes an interrupted copy had left in place.
+    `target` is a temporary name, and is overwritten; with `resume`, blocks in it that have the right hash stay. A block
+    that differs from the manifest is read again. On the simulated Drive, two readers take 1.15 times as long.
     """
     size = manifest.size
     with contextlib.closing(MountedFile(source)) as file:
@@ -738,7 +699,6 @@ def copy_file(
             target,
             step=step,
             policy=RetryPolicy(),
-            connections=1,
             cancellation=cancellation,
             # A mount may return the same wrong bytes to one handle for ever.
             into=(blocks, Remotes(str(source), [size], [lambda: unused.pop() if unused else MountedFile(source)])),

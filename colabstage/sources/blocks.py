@@ -78,11 +78,9 @@ class Layout:
         return begin, begin + int(self.lengths[block])
 
     def begin(self, number: int) -> int:
-        """Return the address at which a file begins."""
         return int(self.firsts[number]) * self.block_bytes
 
     def end(self, number: int) -> int:
-        """Return the address behind the last byte of a file."""
         return self.begin(number) + self.sizes[number]
 
     def find(self, address: int) -> tuple[int, int]:
@@ -102,7 +100,6 @@ class Locks:
     """The locks of one process on blocks that several processes share."""
 
     def __init__(self, path: Path) -> None:
-        """Open the file that locks are on; it is made."""
         # Two handles, so that readers of this very process keep a block from being let go as well.
         self._handles = [_open(path), _open(path)]
         weakref.finalize(self, close_all, self._handles).atexit = False
@@ -156,7 +153,6 @@ class Locks:
         return self._take(_CLAIM + block)
 
     def unclaim(self, block: int) -> None:
-        """End what `claim` began."""
         self._release(_CLAIM + block)
 
     @contextlib.contextmanager
@@ -182,7 +178,6 @@ class Locks:
         return had
 
     def end_turn(self) -> None:
-        """Let another wait."""
         self._release(_TURN)
         self._waiting.release()
 
@@ -222,7 +217,6 @@ def _open(path: Path | str, flags: int = 0) -> int:
 
 
 def close_all(handles: list[int]) -> None:
-    """Close handles, and forget them."""
     while handles:
         os.close(handles.pop())
 
@@ -234,7 +228,6 @@ def _runs(blocks: list[int]) -> Iterator[tuple[int, int]]:
 
 
 def _set(handle: int, start: int, stop: int, kind: int, *, wait: bool = False) -> bool:
-    """Set or end a lock; return whether that was possible."""
     request = struct.pack("hhqqi", kind, os.SEEK_SET, start, stop - start, 0)
     try:
         fcntl.fcntl(handle, fcntl.F_OFD_SETLKW if wait else fcntl.F_OFD_SETLK, request)
@@ -250,9 +243,7 @@ class Edges:
     """Which bytes of each block stay when it is let go: those of rows that are in two blocks."""
 
     heads: NDArray[np.int64]
-    """Length of what stays at its beginning."""
     tails: NDArray[np.int64]
-    """Length of what stays at its end."""
 
     @property
     def nbytes(self) -> int:
@@ -290,15 +281,10 @@ class Blocks:
     ) -> None:
         """Open the files in `folder`, which exists and is for these files and their table alone.
 
-        Args:
-            folder: the folder; nothing of the files is here if it is new.
-            layout: the blocks.
-            content: a text that differs for any other content.
-            shared: whether several processes use them at once.
-            gives_back: whether blocks are let go, as a limit asks for. Otherwise all disks will do, and what an earlier
-                copy left in the files is hashed before it is fetched again.
-            is_noted: whether the table stays beside the files.
-            shown: the path that errors of the disk name; by default the file's own.
+        `content` is a text that differs for any other content. `shared`: several processes use them at once.
+        `gives_back`: blocks are let go, as a limit asks for; otherwise all disks will do, and what an earlier copy left
+        in the files is hashed before it is fetched again. `is_noted`: the table stays beside the files. `shown`: the
+        path that errors of the disk name.
         """
         self.layout, self.gives_back = layout, gives_back
         self.paths = tuple(folder / name for name in layout.names)
@@ -400,7 +386,6 @@ class Blocks:
         self.counters[FETCHED] += self.layout.lengths[block]
 
     def digest_of(self, block: int) -> str:
-        """Return the hash that a block has in the table."""
         return f"{int(self.hashes[block]):016x}"
 
     def prove(self, block: int) -> bool:
@@ -435,14 +420,12 @@ class Blocks:
         return taken
 
     def read(self, address: int, length: int) -> bytes:
-        """Return bytes of blocks of one file that are here."""
         number, offset = self.layout.find(address)
         data = pread_exactly(self._handles[number], length, offset)
         return with_signature(data, offset) if self.gives_back else data
 
     @property
     def disk_bytes(self) -> int:
-        """Return what the sparse files take on the disk now."""
         return sum(os.fstat(handle).st_blocks for handle in self._handles) * 512
 
     def close(self) -> None:

@@ -58,7 +58,6 @@ LISTING_TIMEOUT_S = 1800.0
 # Uploads have this much time beside what the file's length allows for.
 _PATIENCE_S = 600.0
 _SLOWEST_BYTES_PER_S = 200_000
-_HINT_TIMEOUT_S = 10.0
 # Beyond the deadline of a call, for an event loop that is dead itself.
 _GRACE_S = 10.0
 # Connections of a backend that cannot be shared by threads; servers often allow four per address.
@@ -90,10 +89,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 
 
 class StoredObject(NamedTuple):
-    """One object as its service describes it."""
-
     size: int
-    """Bytes."""
     mtime_ns: int
     """When it was written, in nanoseconds since 1970; 0 where the service does not say."""
     version: str
@@ -118,12 +114,7 @@ class ObjectStore(Closing):
     """
 
     def __init__(self, url: str) -> None:
-        """Load the backend; the service itself is not contacted yet.
-
-        Raises:
-            OptionError: fsspec does not know the protocol, or the address is not a complete one.
-            MissingDependencyError: the protocol's package is not installed.
-        """
+        """Load the backend; the service itself is not contacted yet."""
         self.label = show_address(url)
         self.protocol = protocol_of(url)
         self._class = _load(self.protocol, self.label)
@@ -148,15 +139,12 @@ class ObjectStore(Closing):
         self._closed: Future[None] = Future()
 
     def info(self, path: str = "") -> dict[str, Any]:
-        """Return fsspec's facts on the address itself, or on another path. If nothing is there, the error says what is
-        there instead."""
+        """Return fsspec's facts on the address itself, or on another path."""
         asked = path or self.path
         try:
             found = dict(self._ask("info", asked))
         except SourceAccessError as refused:
             return self._anonymously(asked, refused)
-        except SourceNotFoundError as error:
-            raise SourceNotFoundError(f"{error} {self._neighbours(asked)}".strip()) from None
         # From now on a refusal means that the login has expired, and others may be reading with it, so it is kept.
         self._chose_login = True
         return found
@@ -179,9 +167,8 @@ class ObjectStore(Closing):
         with ThreadPoolExecutor(max(1, workers), thread_name_prefix="colabstage-list") as pool:
             while level:
                 rows = [row for listed in pool.map(self.list_folder, level) for row in listed]
-                # A link to a folder may lead back to a parent of it.
-                level = [row["name"] for row in rows if row["type"] == "directory" and not row.get("islink")]
-                files += (row for row in rows if row["type"] != "directory" or row.get("islink"))
+                level = [row["name"] for row in rows if row["type"] == "directory"]
+                files += (row for row in rows if row["type"] != "directory")
         return files
 
     def list_folder(self, path: str) -> list[dict[str, Any]]:
@@ -190,7 +177,7 @@ class ObjectStore(Closing):
         if not rows and self.protocol == "ftp":
             with self._connected() as fs:
                 self._result(in_thread(lambda: _check_listable(fs.ftp, path), "colabstage-remote"), CALL_TIMEOUT_S)
-        return [self._followed(row) for row in rows if str(row["name"]).rstrip("/") != path.rstrip("/")]
+        return [row for row in rows if str(row["name"]).rstrip("/") != path.rstrip("/")]
 
     def read(self, path: str, offset: int, end: int | None) -> Iterator[bytes]:
         """Yield bytes of one object from `offset` to `end` or its own end, in pieces of at most a megabyte."""
@@ -200,7 +187,6 @@ class ObjectStore(Closing):
                     yield data[start : start + _SLICE_BYTES] if len(data) > _SLICE_BYTES else data
 
     def exists(self, path: str) -> bool:
-        """Return whether there is an object, a folder, or a bucket."""
         try:
             self._ask("info", path)
         except SourceNotFoundError:
@@ -211,7 +197,6 @@ class ObjectStore(Closing):
         return True
 
     def look(self, path: str) -> StoredObject | None:
-        """Return the facts on an object; `None` where there is none."""
         try:
             info = self._ask("info", path)
         except SourceNotFoundError:
@@ -227,12 +212,10 @@ class ObjectStore(Closing):
         return {str(row["name"]).rpartition("/")[2]: _stored(row) for row in found if row.get("type") == "file"}
 
     def size(self, path: str) -> int | None:
-        """Return the length of an object in bytes; `None` where there is none."""
         found = self.look(path)
         return None if found is None else found.size
 
     def content(self, path: str) -> bytes | None:
-        """Return all of a small object; `None` where there is none."""
         try:
             return b"".join(self.read(path, 0, None))
         except SourceNotFoundError:
@@ -243,14 +226,8 @@ class ObjectStore(Closing):
     ) -> None:
         """Write a local file to an object, and make sure that all of it arrived.
 
-        Args:
-            file: what to write.
-            path: where to; what is there is replaced, unless `create`.
-            create: write only where nothing is; where the service knows that question, it decides in one step.
-            advance: called with the number of bytes that were sent; what it raises ends the upload.
-
-        Raises:
-            TargetExistsError: `create`, and there is an object.
+        `create`: write only where nothing is; where the service knows that question, it decides in one step.
+        `advance` is called with the number of bytes that were sent; what it raises ends the upload.
         """
         from fsspec.callbacks import Callback
 
@@ -268,7 +245,6 @@ class ObjectStore(Closing):
             raise TargetNotWritableError(msg)
 
     def put_bytes(self, content: bytes, path: str, *, create: bool = False) -> None:
-        """Write a small object; as `put`."""
         self._write(path, "pipe_file", path, content, create=create, seconds=_PATIENCE_S)
 
     @property
@@ -296,7 +272,6 @@ class ObjectStore(Closing):
             self._change(to, "mv", path, to)
 
     def remove(self, path: str) -> None:
-        """Remove an object, if it is there."""
         if self.exists(path):
             self._change(path, "rm_file", path)
 
@@ -313,7 +288,6 @@ class ObjectStore(Closing):
         self._hang_up_idle()
 
     def _ask(self, verb: str, *arguments: Any, seconds: float | None = None, **options: Any) -> Any:
-        """Return what the backend's method `verb` returns now."""
         seconds = CALL_TIMEOUT_S if seconds is None else seconds
         with self._connected() as fs:
             # fsspec keeps listings, and others write there too.
@@ -398,14 +372,6 @@ class ObjectStore(Closing):
             msg = f"'{self.label}' was closed, so nothing more can be read of it."
             raise SourceReadError(msg)
 
-    def _followed(self, row: dict[str, Any]) -> dict[str, Any]:
-        """Return the facts on what a link leads to, if it leads anywhere."""
-        if row["type"] in ("file", "directory"):
-            return row
-        with contextlib.suppress(SourceNotFoundError):
-            return {**self._ask("info", row["name"]), "name": row["name"], "islink": True}
-        return row
-
     def _pieces(self, fs: Any, path: str, offset: int, end: int | None) -> Iterator[bytes]:
         from fsspec.spec import AbstractFileSystem
 
@@ -450,7 +416,6 @@ class ObjectStore(Closing):
             file.close()
 
     def _anonymously(self, path: str, refused: SourceAccessError) -> dict[str, Any]:
-        """Ask once more without a login."""
         # Public buckets allow that, and most notebooks have no login.
         anonymous = _ANONYMOUS.get(self.protocol)
         if anonymous is None or self._chose_login:
@@ -464,19 +429,6 @@ class ObjectStore(Closing):
             raise refused from None
         self.notes = (f"'{self.label}' was read anonymously: no login was found that it accepts.",)
         return answer
-
-    def _neighbours(self, path: str) -> str:
-        """Return a sentence about the contents of the folder where nothing was found; "" if listing it takes long."""
-        folder = path.rstrip("/").rpartition("/")[0]
-        if not folder.strip("/") and self.protocol not in {"memory", "ftp"}:
-            return ""
-        try:
-            rows = self._ask("ls", folder, detail=True, seconds=_HINT_TIMEOUT_S)
-        except SourceError:
-            return ""
-        names = sorted(str(row["name"]).rstrip("/").rpartition("/")[2] for row in rows)
-        more = f" and {len(names) - 5:,} more" if len(names) > 5 else ""
-        return f"In its folder are: {', '.join(names[:5])}{more}." if names else ""
 
     def _write(self, path: str, verb: str, *arguments: Any, create: bool, seconds: float, **options: Any) -> None:
         """Write with the backend's own `mode="create"` where it has that, otherwise after a look."""
@@ -527,7 +479,6 @@ def _read_at(file: Any, offset: int, length: int) -> bytes:
 
 
 def cut_spans(offset: int, end: int) -> list[tuple[int, int]]:
-    """Return the range in pieces."""
     return [(start, min(start + PIECE_BYTES, end)) for start in range(offset, end, PIECE_BYTES)]
 
 
@@ -582,7 +533,6 @@ class Piece(NamedTuple):
     """Consecutive bytes of the new object."""
 
     length: int
-    """How many."""
     source: int | None
     """Where the old object has them; `None` where it has not."""
 
@@ -606,11 +556,7 @@ def join_pieces(pieces: Iterable[Piece]) -> list[Piece]:
 def replace_object(
     store: ObjectStore, path: str, file: Path, pieces: list[Piece], advance: Callable[[int], object]
 ) -> None:
-    """Replace an object by a local file, sending only the pieces that it does not have; all or nothing of it counts.
-
-    Raises:
-        TargetNotWritableError: the service does not do that, or the object was written to; it is as it was.
-    """
+    """Replace an object by a local file, sending only the pieces that it does not have; all or nothing of it counts."""
     before = store.info(path).get("ETag", "")
     upload = {"UploadId": store.call(path, "create_multipart_upload", {})["UploadId"]}
     starts = [0, *accumulate(piece.length for piece in pieces)]

@@ -31,7 +31,6 @@ class DriveFileSystem(DirFileSystem):  # type: ignore[misc]  # fsspec has no typ
     cachable = False
 
     def __init__(self, **options: Any) -> None:
-        """Find the mounted Drive."""
         found = list_drives()
         if not found:
             msg = "drive:// needs a mounted Google Drive, and none is mounted. Call mount_drive() first."

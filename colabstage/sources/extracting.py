@@ -26,13 +26,13 @@ from colabstage.sources.opening import OpenedSource, Opening
 from colabstage.sources.parse import absolute_path, local_source, refuse_address, whole_of
 from colabstage.sources.to_folder import disk_bytes, freed_bytes, write_folder
 from colabstage.trees.bytes import base_name
-from colabstage.trees.names import DEFAULT_LIMITS, ArchiveLimits, check_lengths
+from colabstage.trees.names import check_lengths
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from colabstage.io.progress import Cancellation, Progress
+    from colabstage.io.progress import Progress
     from colabstage.trees.bytes import ByteSource
 
 _PATH_BYTES = 4095
@@ -47,16 +47,10 @@ _EDGE_BYTES = 256 * 1024
 
 @dataclass(frozen=True, slots=True)
 class ArchiveIdentity:
-    """An archive in a certain state."""
-
     address: str
-    """Its address as a source."""
     size: int
-    """Its length in bytes."""
     mtime_ns: int
-    """Its modification time in ns."""
     edges: str
-    """A hash of its beginning and end."""
     part: str = ""
     """Which part of it is meant, and how its names are read; "" for all of it as it is."""
 
@@ -76,14 +70,12 @@ class Extracted:
     """What the receipt of a folder that `extract_archive` made says."""
 
     archive: ArchiveIdentity
-    """From which archive it was made."""
     members: int
     """The number of files in it."""
     content_bytes: int
     """Their bytes together."""
 
     def receipt(self) -> Receipt:
-        """Return the receipt that says this."""
         return Receipt(_KIND, asdict(self))
 
 
@@ -116,11 +108,6 @@ class ExtractReport:
     notes: tuple[str, ...]
     """What was left out, and why."""
 
-    @property
-    def bytes_per_second(self) -> float:
-        """Return the bytes per second that this call wrote; 0 if it wrote nothing."""
-        return 0.0 if self.reused or self.seconds <= 0 else self.content_bytes / self.seconds
-
     def __str__(self) -> str:
         files = f"{format_count(self.members, 'files')}, {format_bytes(self.content_bytes)}"
         if self.reused:
@@ -139,10 +126,8 @@ def extract_archive(
     *,
     only: str | Sequence[str] | None = None,
     zip_encoding: str | None = None,
-    limits: ArchiveLimits = DEFAULT_LIMITS,
     overwrite: bool = False,
     progress: bool | Progress = True,
-    cancellation: Cancellation | None = None,
 ) -> ExtractReport:
     """Extract an archive into a folder of its own.
 
@@ -164,10 +149,8 @@ def extract_archive(
             these; a single folder's files lose its name.
         zip_encoding: the encoding of a zip's file names where it declares none, such as `"gbk"`. `None` takes UTF-8 if
             all of them are in it, otherwise cp437, the format's own.
-        limits: how much the archive's headers may announce, and its content hold.
         overwrite: whether to replace any other folder at `target`.
-        progress: `True` for a bar, `False` for silence, or an object with a method `step()`.
-        cancellation: to stop from another thread.
+        progress: `True` for a bar, `False` for silence, or a `Progress`.
 
     Returns:
         What was done.
@@ -179,13 +162,12 @@ def extract_archive(
         ArchiveError: the file is not an archive, needs a password, or uses an unsupported method.
         CorruptArchiveError: it is truncated or damaged.
         SourceChangedError: it was written to while it was being extracted.
-        UnsafeArchiveError: it contains paths outside the target, devices or duplicates, or unpacks to more than
-            `limits` allow.
+        UnsafeArchiveError: it contains paths outside the target, devices or duplicates, or is a decompression bomb.
         MissingDependencyError: it is a 7z or rar, and no tool or package that reads it is installed.
         NotEnoughSpaceError: it does not fit; with figures, and before the first byte if the archive tells its size.
         DriveNotMountedError: a path is on Drive, and none is mounted there, or it was unmounted meanwhile.
         TargetNotWritableError: nothing can be written there.
-        CancelledError: `cancellation` was used; another call continues where this one stopped.
+        CancelledError: the progress asked to stop; another call continues where this one stopped.
     """
     refuse_address("path", path, "fetch the archive with fetch_files first")
     archive, place, parts = absolute_path(path), absolute_path(target, "target"), read_only(only)
@@ -194,10 +176,9 @@ def extract_archive(
     opening = Opening(
         place.parent,
         shown,
-        cancellation or shown.cancellation,
+        shown.cancellation,
         only=parts,
         zip_encoding=zip_encoding,
-        limits=limits,
         single_files=False,
     )
 
@@ -292,11 +273,7 @@ def _part_named(opening: Opening) -> str:
 
 
 def _reusable(target: Path, identity: ArchiveIdentity, *, overwrite: bool) -> Extracted | None:
-    """Return what is known of a folder that is already right; `None` if it has to be made.
-
-    Raises:
-        TargetExistsError: something is there that is not ours to replace.
-    """
+    """Return what is known of a folder that is already right; `None` if it has to be made."""
     put_back(target)
     here = look_at(target)
     if here.kind in ("nothing", "empty folder"):

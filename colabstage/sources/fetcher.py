@@ -24,7 +24,6 @@ from colabstage.errors import ColabstageError, DamagedPackError, SourceChangedEr
 from colabstage.io.callers_code import without_ours
 from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.sources.blocks import FETCHED, MISSING, UNPROVED, WHOLE
-from colabstage.sources.order import ConnectionTuner
 from colabstage.sources.remote import (
     LONGEST_WAIT_S,
     LOOK_S,
@@ -133,7 +132,6 @@ class Arriving:
         self._stretches: list[list[int]] = []
 
     def add(self, data: memoryview, address: int, *, is_written: bool) -> None:
-        """Take in new bytes."""
         end = address + len(data)
         number = bisect.bisect_right(self._stretches, [address])
         if number and self._stretches[number - 1][1] == address:
@@ -156,7 +154,6 @@ class Arriving:
         return begin if begin < end else None
 
     def digest(self, blocks: Blocks) -> str:
-        """Return the hash of the block, once all of it has arrived."""
         # What waits in memory has come in order, by one connection.
         if self._hashed < self._end:
             self._hasher.update(blocks.read(self._hashed, self._end - self._hashed))
@@ -167,7 +164,8 @@ class Arriving:
 class Fetcher:
     """Fetch what an order hands out. Call `start` once and `close` at the end; everything else from any thread.
 
-    `landed`: the hashes of blocks that are verified and not written yet. `writing`: those that are being written.
+    `connections`: how many are open, or are to be. `landed`: the hashes of blocks that are verified and not written
+    yet. `writing`: those that are being written.
     `failures`: of blocks that cannot be fetched, while others can, why. `error`: what ended fetching; `None` while it
     continues.
     """
@@ -177,7 +175,7 @@ class Fetcher:
         label: str,
         blocks: Blocks,
         remotes: Remotes,
-        tune: Callable[[RemoteFacts], ConnectionTuner],
+        connections: Callable[[RemoteFacts], int],
         *,
         policy: RetryPolicy,
         stall_timeout_s: float,
@@ -187,7 +185,7 @@ class Fetcher:
     ) -> None:
         """Prepare to fetch `blocks` from `remotes`, which are closed with this.
 
-        `tune` returns the number of connections to a file; `policy.attempts` counts tries without a byte of progress.
+        `connections` returns how many a file gets; `policy.attempts` counts tries without a byte of progress.
         After `stall_timeout_s` seconds without a byte, waiting readers get an error. `on_bytes` is called with the
         number of bytes that have arrived, `on_wait` with what is waited for; both in any thread.
         """
@@ -201,8 +199,9 @@ class Fetcher:
         self._on_bytes, self._on_wait = on_bytes, on_wait
         self._moved, self._freed = threading.Condition(self.lock), threading.Condition(self.lock)
         self._order: Order | None = None
-        self._tune, self._tuner = tune, ConnectionTuner(1, 1)
-        self._is_tuned = self._stopping = False
+        # One looks first; it learns how many there are to be.
+        self.connections, self._connections_to = 1, connections
+        self._knows_connections = self._stopping = False
         self._arriving: dict[int, Arriving] = {}
         self._tries: Counter[int] = Counter()
         # The bytes that have come here, when the last did, and what all processes had fetched then.
@@ -231,21 +230,13 @@ class Fetcher:
 
     @property
     def has_begun(self) -> bool:
-        """Tell whether there is an order by now."""
         return self._order is not None
 
     @property
     def waits_for(self) -> str:
-        """Return why requested bytes are not arriving at present; "" if they are."""
         return self._waits[0] if self._waits[1] == self._come else ""
 
-    @property
-    def connections(self) -> int:
-        """Return how many are open, or are to be."""
-        return self._tuner.wanted
-
     def has_ended(self) -> bool:
-        """Tell whether nothing is fetched any more."""
         return self._stopping or self.error is not None
 
     def touch(self) -> None:
@@ -346,7 +337,6 @@ class Fetcher:
                 self._remotes.close()
 
     def _fail(self, error: BaseException) -> None:
-        """End fetching with an error."""
         with self.lock:
             # The first failure is the cause; the others follow from it, or from closing.
             if not self.has_ended():
@@ -354,8 +344,7 @@ class Fetcher:
             self._end_order()
 
     def _grow(self) -> None:
-        """Open as many connections as are wanted, with the lock held."""
-        while self._working < self._tuner.wanted and not self.has_ended():
+        while self._working < self.connections and not self.has_ended():
             self._working += 1
             self._spawn(self._connect)
 
@@ -383,10 +372,6 @@ class Fetcher:
         while not self.has_ended():
             self._write_landed()
             with self.lock:
-                # The last one did not increase the total rate, so one of them ends.
-                if self._working > self._tuner.wanted:
-                    self._working -= 1
-                    return None
                 if self.has_ended() or (self._is_done() and not self._order.is_endless):
                     return None
                 if (run := self._order.take(self._clock.now())) is not None:
@@ -426,8 +411,8 @@ class Fetcher:
                 asked = remote.without_version_check() if is_hashed else remote
                 with self.lock:
                     run.ask_again(self._clock.now())
-                    if not self._is_tuned:
-                        self._is_tuned, self._tuner = True, self._tune(remote.facts)
+                    if not self._knows_connections:
+                        self._knows_connections, self.connections = True, self._connections_to(remote.facts)
                         self._grow()
                 with closing_pieces(asked.read_range(offset, run.left)) as pieces:
                     for piece in pieces:
@@ -461,8 +446,6 @@ class Fetcher:
                 self._come += len(data)
                 self._last_moved = now
                 self._order.advance(run, address + len(data), now)
-                self._tuner.look(now, self._come)
-                self._grow()
                 self._moved.notify_all()
         if waited:
             self._on_wait("")

@@ -80,7 +80,6 @@ class FetchReport:
 
     @property
     def fetched_bytes(self) -> int:
-        """Return bytes that were read from the source."""
         return self.nbytes - self.kept_bytes
 
     @property
@@ -89,7 +88,6 @@ class FetchReport:
         return self.fetched_bytes / self.seconds if self.fetched_bytes and self.seconds else 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as JSON values."""
         return {**asdict(self), "path": str(self.path), "rate": self.rate, "notes": list(self.notes)}
 
     def __str__(self) -> str:
@@ -204,15 +202,12 @@ class Fetched:
     """What a receipt says of what was fetched to one place."""
 
     address: str
-    """From where."""
     identity: SourceIdentity
-    """The source's state then."""
     files: int
     """How many files the target holds."""
     nbytes: int
     """Their bytes together."""
     transport: str
-    """How it came."""
 
     def receipt(self, hashes: tuple[str, ...] = ()) -> Receipt:
         """Return the receipt that says this; of a file with the hash of each block."""
@@ -300,7 +295,6 @@ class _FetchCall:
         return "" if verdict == "same" else None
 
     def run(self) -> FetchReport:
-        """Fetch, as `fetch_files`."""
         make_folder(self.target if self.to.is_folder else self.target.parent)
         opening = Opening(self.target.parent, self.progress, self.cancellation, self.checksum, self.only)
         with open_source(self.source, opening, unpack=False) as source:

@@ -65,7 +65,6 @@ _LOGINS = {
 
 
 def size_of(info: Mapping[str, Any]) -> int | None:
-    """Return the size from fsspec's facts; `None` if it is missing."""
     size = info.get("size")
     return None if size is None else int(size)
 
@@ -123,11 +122,7 @@ def _to_ns(value: Any) -> int:
 def translate_error(error: BaseException, protocol: str, label: str, secrets: Sequence[str] = ()) -> SourceError:
     """Return the typed error for what fsspec raised. Raise it `from None`: the original may show secrets.
 
-    Args:
-        error: what was raised.
-        protocol: such as `"s3"`; determines which way of giving credentials the message names.
-        label: the public address of the request.
-        secrets: texts that must not appear in the message.
+    By its protocol, the message names a way of giving credentials; `secrets` must not appear in it.
     """
     if isinstance(error, SourceError):
         return error
@@ -146,13 +141,11 @@ def translate_error(error: BaseException, protocol: str, label: str, secrets: Se
 
 
 def judge_error(error: BaseException) -> Judgement:
-    """Return the kind of failure, from the error or its causes."""
     # Backends wrap the errors of their services, sometimes several times.
     return next((found for one in _chain(error) if (found := _judge_one(one)) != "other"), "other")
 
 
 def wait_asked(error: BaseException) -> float | None:
-    """Return the service's Retry-After in seconds."""
     for one in _chain(error):
         headers = _response_of(one).headers
         value = next((headers[name] for name in headers if name.lower() == "retry-after"), "")

@@ -6,8 +6,6 @@ page, whose text says what is wrong, or whose form confirms the download. gdown 
 
 from __future__ import annotations
 
-import itertools
-import posixpath
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -30,11 +28,9 @@ from colabstage.io.pipeline import DaemonPool
 from colabstage.io.units import show_address
 from colabstage.sources.http_file import HttpFile, WebAnswer, ask_service, open_http, page_title, shorten_name
 from colabstage.sources.remote import TransientError, with_retries
-from colabstage.trees.names import parent_folders
+from colabstage.trees.names import distinct_names, parent_folders
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from colabstage.io.progress import Cancellation
     from colabstage.sources.remote import Checksum, RemoteFile
 
@@ -86,12 +82,9 @@ _AUTOMATED = re.compile(r"automated queries|unusual traffic", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class ShareLink:
-    """A link to a file or folder that is shared on Google Drive."""
-
     kind: Kind
     """What it leads to; "unknown" for links such as `open?id=`, which do not say it; then Drive is asked."""
     id: str
-    """Drive's id."""
     resource_key: str = ""
     """The resource key in links to items shared before 2021; "" for all others."""
 
@@ -173,14 +166,7 @@ def page_address(text: str, hosts: frozenset[str]) -> SplitResult | None:
 def open_shared_file(
     link: ShareLink, *, checksum: Checksum | None = None, policy: RetryPolicy = _POLICY, along_bytes: int = 0
 ) -> HttpFile:
-    """Open a file behind a link; `along_bytes` as of `open_http`.
-
-    Raises:
-        OptionError: it is a Google document.
-        SourceAccessError, SourceNotFoundError, DriveQuotaError: Drive refuses, now or while it is read.
-        WebPageError: the answer is any other page.
-        TransientError: no answer after all tries.
-    """
+    """Open a file behind a link; `along_bytes` as of `open_http`."""
     file = open_http(
         f"{_DOWNLOADS}?{urlencode(_download_query(link))}",
         checksum=checksum,
@@ -193,7 +179,7 @@ def open_shared_file(
     version = " ".join(filter(None, map(file.headers.get, ("ETag", "Last-Modified", "x-goog-hash"))))
     name = safe_name(file.facts.name)
     # More connections than this look like a robot, which Google refuses.
-    file.facts = replace(file.facts, name=name, version=version, mtime_ns=0, connections=IN_FLIGHT, eager=False)
+    file.facts = replace(file.facts, name=name, version=version, mtime_ns=0, connections=IN_FLIGHT)
     return file
 
 
@@ -204,9 +190,6 @@ def _download_query(link: ShareLink) -> dict[str, str]:
 def _confirmed_address(link: ShareLink) -> str:
     """Return the address that a file is downloaded from, by asking for the page that came in its place: large files are
     only sent after a page that says that they were not scanned for viruses.
-
-    Raises:
-        ColabstageError: the page means something else.
     """
     answer = ask_service(_DOWNLOADS, link.label, params=_download_query(link), agent=_AGENT)
     # Drive also answers requests for documents with status 500.
@@ -223,12 +206,7 @@ def _confirmed_address(link: ShareLink) -> str:
 
 
 def resolve_link(link: ShareLink, *, policy: RetryPolicy = _POLICY) -> ShareLink:
-    """Return the link with its kind; Drive is asked if that is unknown.
-
-    Raises:
-        OptionError: it is a Google document.
-        SourceAccessError, SourceNotFoundError, DriveQuotaError, TransientError: Drive refuses.
-    """
+    """Return the link with its kind; Drive is asked if that is unknown."""
     if link.kind != "unknown":
         return link
     answer = _ask(link, "https://drive.google.com/open", policy, redirects=False)
@@ -253,7 +231,6 @@ class SharedFolder:
     """All files of a shared folder and the folders below it."""
 
     name: str
-    """The folder's name."""
     files: dict[str, ShareLink]
     """The link to each file by its name, which is unique, with folders."""
     notes: tuple[str, ...]
@@ -274,12 +251,7 @@ def list_shared_folder(
 ) -> SharedFolder:
     """List a shared folder and all below it. Google's documents, which are no files, are left out.
 
-    Files with the same name, which Drive allows, get ` (1)` and so on, as in Drive's own mount.
-
-    Raises:
-        SourceAccessError, SourceNotFoundError, DriveQuotaError, TransientError: Drive refuses.
-        WebPageError: gdown does not understand a page.
-        MissingDependencyError: gdown is too old, or too new.
+    Files with the name of another one or of a folder, which Drive allows, get numbers.
     """
     read_page = _page_reader()
     title, notes = "", list[str]()
@@ -309,8 +281,16 @@ def list_shared_folder(
                 else:
                     found.append((name, ShareLink("file", identity)))
         level = below
-    named, renamed = name_apart(found)
-    return SharedFolder(safe_name(title), named, (*notes, *renamed))
+    # Not in the listing's order, which may differ tomorrow.
+    found.sort(key=lambda file: (file[0], file[1].id))
+    folders = sorted(parent_folders(name for name, _ in found))
+    names = distinct_names([*folders, *(name for name, _ in found)], of_files=True)[len(folders) :]
+    files = dict[str, ShareLink]()
+    for name, (wanted, file) in zip(names, found, strict=True):
+        files[name] = file
+        if name != wanted:
+            notes.append(f"The folder has more than one '{wanted}'; one of them is called '{name}' here.")
+    return SharedFolder(safe_name(title), files, tuple(notes))
 
 
 # Reads a folder's page: its name, and the id, name and media type of each entry.
@@ -377,11 +357,7 @@ def open_share(
     along_bytes: int = 0,
     cancellation: Cancellation | None = None,
 ) -> HttpFile | SharedFolder:
-    """Open what a link leads to; Drive is asked if the link does not say it.
-
-    Raises:
-        As `open_shared_file` and `list_shared_folder`.
-    """
+    """Open what a link leads to; Drive is asked if the link does not say it."""
     found = resolve_link(link, policy=policy)
     if found.kind == "folder":
         return list_shared_folder(found, policy=policy, cancellation=cancellation)
@@ -401,11 +377,7 @@ def _opener(link: ShareLink) -> Callable[[], RemoteFile]:
 
 
 def judge_answer(label: str, answer: WebAnswer) -> None:
-    """Raise the error that an answer means, unless it is data or an expected page.
-
-    Raises:
-        DriveQuotaError, SourceAccessError, SourceNotFoundError, TransientError, WebPageError: as they say.
-    """
+    """Raise the error that an answer means, unless it is data or an expected page."""
     parts, status = urlsplit(answer.url), answer.status
     # The text first, because Drive reports a used-up quota with status 200, 403 or 404.
     if _QUOTA.search(answer.text):
@@ -445,35 +417,8 @@ def _page_instead_of_data(label: str, answer: WebAnswer) -> WebPageError:
 
 
 def safe_name(name: str) -> str:
-    """Make a name safe for a local file."""
     # Drive allows anything as a name, slashes included.
     flat = re.sub(r"[/\\\x00-\x1f]", "_", name).strip()
     if flat.startswith(".colabstage-"):
         flat = f"_{flat}"  # that prefix marks colabstage's temporary files
     return "_" if flat in ("", ".", "..") else shorten_name(flat, _NAME_BYTES)
-
-
-def name_apart(files: Sequence[tuple[str, ShareLink]]) -> tuple[dict[str, ShareLink], tuple[str, ...]]:
-    """Give each file a name that no other file or folder has; the order of ids decides which keeps the plain one.
-
-    Returns:
-        The links by name, in order, and a note for each renamed one.
-    """
-    taken = parent_folders(name for name, _ in files)
-    named: dict[str, ShareLink] = {}
-    notes: list[str] = []
-    # Not in the listing's order, which may differ tomorrow.
-    for wanted, link in sorted(files, key=lambda file: (file[0], file[1].id)):
-        name = next(candidate for candidate in _candidates(wanted) if candidate not in taken)
-        taken.add(name)
-        named[name] = link
-        if name != wanted:
-            notes.append(f"The folder has more than one '{wanted}'; one of them is called '{name}' here.")
-    return named, tuple(notes)
-
-
-def _candidates(name: str) -> Iterator[str]:
-    """Yield a name, then the name with each number, as in Drive's own mount."""
-    yield name
-    stem, suffix = posixpath.splitext(name)
-    yield from (f"{stem} ({number}){suffix}" for number in itertools.count(1))

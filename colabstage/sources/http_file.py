@@ -11,7 +11,6 @@ import itertools
 import re
 import ssl
 import threading
-import time
 import zlib
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
@@ -76,16 +75,10 @@ class HttpSession:
     Redirects are followed once. Services that redirect (releases, data sets, mirrors) give an address that is valid for
     minutes or hours. Following the redirect for each of hundreds of parts would double the latency, exceed the
     service's request limit, and might end at a different mirror with another ETag each time. So parts are requested
-    from where the first answer came from. If that refuses, or answers with a page, the address is resolved again, once.
+    from where the first answer came from. If that refuses, or answers with a page, the address is resolved again, once:
+    by `resolve`, for a service with an interface of its own, otherwise by following the redirect.
 
-    Args:
-        url: the address.
-        timeout_s: seconds of silence after which a connection counts as failed.
-        clock: times bodies.
-        resolve: for a service with an interface of its own, returns the web address that stands for the file now, or
-            raises the service's own error; by default `url` itself, whose redirect is followed again.
-        label: the address for messages; by default `url` without secrets.
-        agent: the name of the client.
+    After `timeout_s` seconds of silence a connection counts as failed.
     """
 
     def __init__(
@@ -235,11 +228,7 @@ def ask_service(
     redirects: bool = True,
     agent: str = AGENT,
 ) -> WebAnswer:
-    """Return the answer to one question to a service, whatever its status is: a GET, or with `json` a POST.
-
-    Raises:
-        TransientError, SourceReadError: there is no answer.
-    """
+    """Return the answer to one question to a service, whatever its status is: a GET, or with `json` a POST."""
     with (
         _translated(label),
         _new_session(label, agent) as session,
@@ -291,6 +280,8 @@ def connection_error(error: BaseException, label: str) -> SourceError:
     import urllib3.exceptions as urllib3_failures
 
     inner = _innermost(error)
+    timeouts = (TimeoutError, failures.Timeout, urllib3_failures.TimeoutError)
+    cut = (http.client.IncompleteRead, urllib3_failures.IncompleteRead, http.client.RemoteDisconnected)
     # These two would be refused again and again, so they are not transient.
     if isinstance(inner, ssl.SSLCertVerificationError):
         msg = (
@@ -301,19 +292,14 @@ def connection_error(error: BaseException, label: str) -> SourceError:
     if isinstance(error, failures.TooManyRedirects):
         msg = f"'{label}' redirects in a loop. Open it in a browser; it may want a login or cookies."
         return SourceReadError(msg)
-    cut = (http.client.IncompleteRead, urllib3_failures.IncompleteRead, http.client.RemoteDisconnected)
-    reasons: tuple[tuple[tuple[type[BaseException], ...], str], ...] = (
-        (
-            (TimeoutError, failures.Timeout, urllib3_failures.TimeoutError),
-            "the server said nothing, or hardly anything, for too long",
-        ),
-        (cut, "it was closed before everything had arrived"),
-        ((http.client.HTTPException, urllib3_failures.HTTPError), "its answer is not understood"),
-    )
-    known = (text for kinds, text in reasons if isinstance(inner, kinds))
-    reason = next(known, (isinstance(inner, OSError) and inner.strerror) or "it broke")
-    if isinstance(error, reasons[0][0]):
-        reason = reasons[0][1]
+    if isinstance(error, timeouts) or isinstance(inner, timeouts):
+        reason = "the server sent nothing, or hardly anything, for too long"
+    elif isinstance(inner, cut):
+        reason = "it was closed before everything had arrived"
+    elif isinstance(inner, http.client.HTTPException | urllib3_failures.HTTPError):
+        reason = "its answer is not understood"
+    else:
+        reason = (isinstance(inner, OSError) and inner.strerror) or "it broke"
     return TransientError(f"The connection to '{label}' failed: {reason}. Finished work is kept; try again.")
 
 
@@ -394,16 +380,15 @@ _OWN_CODING |= dict.fromkeys(("bzip2", "x-bzip2"), (".bz2", ".tbz2"))
 _OWN_TYPES = frozenset({"application/gzip", "application/x-gzip", "application/x-tgz", "application/x-gtar-compressed"})
 
 
-@dataclass(frozen=True, slots=True)
-class ContentRange:
-    """The header `Content-Range: bytes start-(stop-1)/total`; of a range that was missed, 0 to 0."""
+class ContentRange(NamedTuple):
+    """The header `Content-Range: bytes start-(stop-1)/total`; of a range that was missed, 0 to 0.
+
+    `total` is `None` if the server does not know the length of the file.
+    """
 
     start: int
-    """The first byte."""
     stop: int
-    """The byte after the last."""
     total: int | None
-    """The length of the whole file; `None` if the server does not know it."""
 
 
 def content_range(headers: Mapping[str, str]) -> ContentRange | None:
@@ -420,11 +405,7 @@ def content_range(headers: Mapping[str, str]) -> ContentRange | None:
 
 
 def content_length(headers: Mapping[str, str]) -> int | None:
-    """Return the reported length, unless chunked transfer overrides it.
-
-    Raises:
-        SourceReadError: it is not a number, so that a body that was cut could not be told from a whole one.
-    """
+    """Return the reported length, unless chunked transfer overrides it."""
     text = headers.get("Content-Length", "").strip()
     if not text or "chunked" in headers.get("Transfer-Encoding", "").lower():
         return None
@@ -446,9 +427,6 @@ class Validators:
     etag: str = ""
     """The entity tag, with its quotes and, if weak, its `W/`."""
     last_modified: str = ""
-    """When the content was last modified, as sent."""
-    date: str = ""
-    """When the answer was made, as sent."""
 
     @property
     def version(self) -> str:
@@ -460,29 +438,20 @@ class Validators:
 
     @property
     def if_range(self) -> str:
-        """Return the value to send as `If-Range` by RFC 9110, 13.1.5; "" if there is none.
-
-        A weak tag must not be sent, and neither must a date beside one. A date is strong only if the answer was made at
-        least a second later (8.8.2.2), because the file could have changed twice within a second.
-        """
-        if self.etag:
-            return "" if self.etag.startswith("W/") else self.etag
-        modified, made = parse_http_date(self.last_modified), parse_http_date(self.date)
-        return self.last_modified if modified is not None and made is not None and made - modified >= 1 else ""
+        """Return the value to send as `If-Range`, a strong tag (RFC 9110, 13.1.5); "" if there is none."""
+        return "" if self.etag.startswith("W/") else self.etag
 
     def contradicts(self, other: Validators) -> bool:
-        """Return whether the two cannot be from the same content."""
         if self.etag and other.etag:
             return self.version != other.version
         return bool(self.last_modified and other.last_modified) and self.last_modified != other.last_modified
 
 
 def validators(headers: Mapping[str, str]) -> Validators:
-    """Return the validators of an answer."""
     etag = headers.get("ETag", "").strip()
     # Anything that is not a tag may change with each answer.
     usable = re.fullmatch(r'(?:W/)?"[^"]*"', etag) is not None
-    return Validators(etag if usable else "", headers.get("Last-Modified", "").strip(), headers.get("Date", "").strip())
+    return Validators(etag if usable else "", headers.get("Last-Modified", "").strip())
 
 
 def parse_http_date(text: str) -> float | None:
@@ -494,18 +463,14 @@ def parse_http_date(text: str) -> float | None:
 
 
 def retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """Return seconds that `Retry-After` asks to wait, from 0 to an hour; `None` without a sensible one.
+    """Return seconds that `Retry-After` asks to wait, from 0 to an hour; `None` without a sensible one."""
+    from urllib3.exceptions import InvalidHeader
+    from urllib3.util import Retry
 
-    A date (RFC 9110, 10.2.3) is compared with the server's own clock, if it is sent.
-    """
-    text = headers.get("Retry-After", "").strip()
-    if text.isdecimal() and text.isascii():
-        return min(float(text[:9]), _MAX_WAIT_S)
-    until = parse_http_date(text)
-    if until is None:
+    try:
+        return min(Retry().parse_retry_after(headers.get("Retry-After", "")), _MAX_WAIT_S)
+    except InvalidHeader:
         return None
-    now = parse_http_date(headers.get("Date", ""))
-    return min(max(until - (time.time() if now is None else now), 0.0), _MAX_WAIT_S)
 
 
 def status_error(status: int, headers: Mapping[str, str], url: str, label: str, text: str = "") -> SourceError:
@@ -513,7 +478,7 @@ def status_error(status: int, headers: Mapping[str, str], url: str, label: str, 
     phrase = next((one.phrase for one in HTTPStatus if one == status), "")
     shown = f"{status} {phrase}".rstrip()
     if status in {401, 403, 407, 451}:
-        return SourceAccessError(f"'{label}' is refused: {shown}. {_access_remedy(status, url, text)}")
+        return SourceAccessError(f"'{label}' is refused: {shown}. {_access_remedy(url, text)}")
     if status in {404, 410}:
         msg = f"There is nothing at '{label}': {shown}. Check the address, or open it in a browser."
         return SourceNotFoundError(msg)
@@ -528,22 +493,13 @@ def status_error(status: int, headers: Mapping[str, str], url: str, label: str, 
     return SourceReadError(msg)
 
 
-def _access_remedy(status: int, url: str, text: str) -> str:
-    if status == 407:
-        return "The proxy requires a login: put it into the variable HTTPS_PROXY, as http://user:password@host:port."
-    if status == 451:
-        return "It is withheld for legal reasons, perhaps only in this machine's country."
+def _access_remedy(url: str, text: str) -> str:
     # Before the login, because a signed address needs no login, but has to be fresh.
     if is_signed_address(url) or re.search(r"(?i)\bexpired\b", text):
         return "The link carries a signature or token, which has probably expired: get a fresh link."
-    if status == 401:
-        return (
-            "It needs a login: put it into ~/.netrc (machine HOST login USER password PASSWORD), "
-            "or use a link that needs none."
-        )
     return (
-        "Either it needs a login or an accepted licence (log in with a browser, and see what it says), or the server "
-        "wants fewer downloads from this address: wait, or get a fresh link."
+        "Open it in a browser to see what it needs: a login (put it into ~/.netrc, as machine HOST login USER password "
+        "PASSWORD), an accepted licence, or fewer downloads from this address (wait, or get a fresh link)."
     )
 
 
@@ -563,7 +519,6 @@ def _content_type(headers: Mapping[str, str]) -> str:
 
 
 def is_page_type(headers: Mapping[str, str]) -> bool:
-    """Return whether the server declares a web page."""
     return _content_type(headers) in {"text/html", "application/xhtml+xml"}
 
 
@@ -576,7 +531,6 @@ def is_page(headers: Mapping[str, str], head: bytes) -> bool:
 
 
 def names_a_page(url: str, name: str) -> bool:
-    """Return whether the address itself names a web page."""
     return urlsplit(url).path.lower().endswith(_PAGE_SUFFIXES) or name.lower().endswith(_PAGE_SUFFIXES)
 
 
@@ -683,13 +637,10 @@ class _Part:
     """Bytes of a file that came when it was opened."""
 
     start: int
-    """Where they begin."""
     data: bytes
-    """The bytes."""
     total: int | None
     """The size of the file, as reported with them; `None` if the server does not know it."""
     validators: Validators
-    """What distinguishes their content from another version."""
 
 
 def open_http(
@@ -794,7 +745,6 @@ class HttpFile(RemoteFile):
         return iter(()) if stop == offset else self._read(offset, stop)
 
     def close(self) -> None:
-        """Close all connections, including those being read."""
         self._session.close()
 
     def _read(self, offset: int, stop: int | None) -> Iterator[bytes]:
@@ -1013,12 +963,7 @@ def _read_head(response: requests.Response, session: HttpSession, coding: str) -
 def _content(
     response: requests.Response, session: HttpSession, coding: str = "", count: int | None = None
 ) -> Iterator[bytes]:
-    """Yield the content as it comes, up to `count` bytes: no piece waits to be filled.
-
-    Raises:
-        TransientError: it comes more slowly than the session allows, or what was compressed on the way is damaged.
-        SourceReadError: the coding is one that we never asked for.
-    """
+    """Yield the content as it comes, up to `count` bytes: no piece waits to be filled."""
     if coding not in {"", "gzip", "x-gzip"}:
         msg = (
             f"The server of '{session.label}' sends the file in the coding '{coding}', though asked for none. Use "

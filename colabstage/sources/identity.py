@@ -39,18 +39,13 @@ Verdict = Literal["same", "unproved", "changed"]
 
 @dataclass(frozen=True, slots=True)
 class SourceIdentity:
-    """The state of a source at one time."""
-
     kind: Literal["folder", "archive", "file", "many"]
     """`"folder"`; `"archive"` for one file; `"file"` for one of many that are a dataset together; `"many"`."""
     files: int
     """Regular files; 1 for an archive."""
     nbytes: int
-    """Their bytes together."""
     address: str = ""
-    """The address of the source."""
     mtime_ns: int = 0
-    """The modification time of an archive."""
     ends: str = ""
     """A hash of an archive's first and last 64 KiB."""
     version: str = ""
@@ -149,11 +144,7 @@ def identify_remote(facts: RemoteFacts, size: int, *, address: str) -> SourceIde
 def identify_tree(tree: Tree, *, address: str = "", digest: str = "", md5s: Sequence[str] = ()) -> SourceIdentity:
     """Return the identity of a folder that has been listed.
 
-    Args:
-        tree: the folder.
-        address: which it is.
-        digest: of all its content, where somebody keeps it.
-        md5s: of each file in the order of `tree.entries`, where Drive's client tells them; empty where it does not.
+    `digest`: of all its content, where somebody keeps it. `md5s`: of each file, where Drive's client tells them.
     """
     entries = FileEntries.of(tree.entries)
     # In groups, because a time for each of a million files would fill most of the record.

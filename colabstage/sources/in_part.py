@@ -63,7 +63,6 @@ from colabstage.sources.blocks import (
 from colabstage.sources.fetcher import Fetcher, Remotes
 from colabstage.sources.order import (
     NEVER,
-    ConnectionTuner,
     Order,
     Pacing,
     Reader,
@@ -118,10 +117,7 @@ def fixed_bytes(kept: int, blocks: int, files: int, block_bytes: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class FileOfSet:
-    """One file of a pack."""
-
     source: SingleSource
-    """Where it is."""
     name: str
     """What its local, sparse file is called; each of a set has a name of its own."""
     manifest: Manifest
@@ -135,11 +131,7 @@ class FileSet(Layout):
     """
 
     def __init__(self, files: Sequence[FileOfSet], label: str = "") -> None:
-        """Count the blocks of at least one file; `label`: by default that of the first.
-
-        Raises:
-            PackFormatError: their blocks have different lengths.
-        """
+        """Count the blocks of at least one file; `label`: by default that of the first."""
         self.files = tuple(files)
         self.label = label or self.files[0].source.label
         manifests = [one.manifest for one in self.files]
@@ -158,7 +150,6 @@ class FileSet(Layout):
 
     @property
     def samples(self) -> dict[str, int]:
-        """Return the rows of each split, in all files together."""
         found: dict[str, int] = {}
         for one in self.files:
             for split, rows in one.manifest.samples.items():
@@ -186,7 +177,6 @@ class Expected:
     """Announce to all processes what one reader will read."""
 
     def __init__(self, folder: Path, visits: Visits) -> None:
-        """Write the visits to a file in `folder`."""
         # Written beside and then named, so that nobody reads a half. The first number is how far the reader is.
         self._path, writing = temp_beside(folder / _NAME), temp_beside(folder / "expecting")
         values = np.concatenate([[0], visits.blocks, visits.first, visits.last]).astype(np.int64)
@@ -204,7 +194,6 @@ class Expected:
         self._values[0] = rows
 
     def close(self) -> None:
-        """Withdraw it. Calling it twice is fine."""
         remove_own(self._path)
 
 
@@ -273,7 +262,6 @@ class Lookahead(Order):
         self._pacing = Pacing(_FIRST_REQUESTS)
 
     def take(self, now: float) -> Run | None:
-        """Return a block that no other process fetches; `None` if none is needed, or there is no memory for it."""
         blocks, state, wanted = self._blocks, self._blocks.state, self._blocks.wanted
         next_use, failures = self._look(), self._fetcher.failures
         # With many blocks a choice takes time, and mostly nothing has changed since the last.
@@ -316,7 +304,6 @@ class Lookahead(Order):
         return run
 
     def advance(self, run: Run, position: int, now: float) -> None:
-        """Note that the bytes of a run before `position` have arrived."""
         self._pacing.arrived(run, position, now)
         run.position, run.moved_at = position, now
         block = run.begin // self._blocks.layout.block_bytes
@@ -324,16 +311,13 @@ class Lookahead(Order):
             self.done(block)
 
     def release(self, run: Run, now: float) -> None:
-        """Note that a run is no longer being fetched; the rest of its block is handed out again."""
         run.end = run.position
         self.done(run.begin // self._blocks.layout.block_bytes)
 
     def again(self, begin: int, end: int) -> None:
-        """Hand out a block again that has arrived wrong."""
         self.done(begin // self._blocks.layout.block_bytes)
 
     def done(self, block: int) -> None:
-        """Note that a block is here, or will not come."""
         if block in self._busy:
             del self._busy[block]
             assert self._blocks.locks is not None
@@ -362,7 +346,6 @@ class Lookahead(Order):
         return None
 
     def _look(self) -> NDArray[np.int64]:
-        """Return when each block is needed next."""
         had_own, changed = bool(self._readers.own), self._readers.look()
         if not had_own and self._readers.own:
             self._pacing.begin_anew()
@@ -499,7 +482,6 @@ class BlockwiseFile:
             fetcher.touch()
 
     def check_room(self, kept: NDArray[np.bool_], edges: Edges, *, least: int) -> int:
-        """Return how many blocks may be here beside those that are kept; raises as `settle`."""
         if self.limit is None:
             return self.blocks
         block_bytes = self.files.block_bytes
@@ -588,7 +570,6 @@ class BlockwiseFile:
             self._running().touch()
 
     def read(self, address: int, length: int) -> bytes:
-        """Return bytes of one file, once they are here."""
         block_bytes = self.files.block_bytes
         with self.hold(np.arange(address // block_bytes, (address + length - 1) // block_bytes + 1)):
             return self._blocks.read(address, length)
@@ -751,7 +732,7 @@ class BlockwiseFile:
                 self.files.label,
                 blocks,
                 Remotes(self.files.label, self.files.sizes, self._openers),
-                partial(_tuned_for, self._mount_readers),
+                partial(_connections_to, self._mount_readers),
                 policy=PATIENT,
                 stall_timeout_s=self._stall_timeout_s,
             )
@@ -779,25 +760,20 @@ class WholeFile:
         self.figures = {"fetched": 0, "evicted": 0, "kept": files.size, "here": files.size, "disk": files.size}
 
     def check_room(self, kept: NDArray[np.bool_], edges: Edges, *, least: int) -> int:
-        """Return that there is room for all."""
         return self.blocks
 
     def read(self, address: int, length: int) -> bytes:
-        """Return bytes."""
         with self.paths[0].open("rb") as file:
             file.seek(address)
             return file.read(length)
 
     def hold(self, *_: object) -> contextlib.AbstractContextManager[None]:
-        """Wait for nothing."""
         return contextlib.nullcontext()
 
     def expect(self, visits: Visits) -> Expected | None:
-        """Return that nothing has to be fetched."""
         return None
 
     def fill(self, *_: object, begun: Callable[[], object] = lambda: None) -> int:
-        """Fetch nothing."""
         begun()
         return 0
 
@@ -811,9 +787,8 @@ class WholeFile:
         """Do nothing: nothing is open."""
 
 
-def _tuned_for(most_to_mount: int, facts: RemoteFacts) -> ConnectionTuner:
-    count = max(1, min(_MOST_CONNECTIONS if facts.eager else most_to_mount, facts.connections))
-    return ConnectionTuner(count, count)
+def _connections_to(most_to_mount: int, facts: RemoteFacts) -> int:
+    return max(1, min(most_to_mount if facts.is_mounted else _MOST_CONNECTIONS, facts.connections))
 
 
 def _close_once_written(fetchers: Sequence[Fetcher], handles: list[int]) -> None:

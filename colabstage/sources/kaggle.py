@@ -53,12 +53,8 @@ _PAGE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class KaggleDataset:
-    """A dataset on Kaggle."""
-
     owner: str
-    """Its owner."""
     name: str
-    """Its name in the address."""
     version: int | None = None
     """The version's number; `None` for the newest."""
 
@@ -69,7 +65,6 @@ class KaggleDataset:
 
     @property
     def label(self) -> str:
-        """Return its name for messages."""
         return f"kaggle://{self.handle}"
 
     @property
@@ -80,10 +75,7 @@ class KaggleDataset:
 
 @dataclass(frozen=True, slots=True)
 class KaggleFolder:
-    """A dataset whose files are on this machine."""
-
     path: Path
-    """The folder that holds it."""
     note: str
     """Why it is read there, in a sentence."""
     version: str = ""
@@ -93,11 +85,7 @@ class KaggleFolder:
 def parse_kaggle(text: str) -> KaggleDataset | None:
     """Read `kaggle://owner/dataset`, with `/versions/N` for a certain version, or the address of a dataset's page.
 
-    Returns:
-        `None` for anything that is not Kaggle's.
-
-    Raises:
-        OptionError: it is Kaggle's, but not a dataset.
+    `None` for anything that is not Kaggle's.
 
     >>> parse_kaggle("kaggle://zalando-research/fashionmnist/versions/4").version
     4
@@ -213,19 +201,7 @@ def open_kaggle(
     checksum: Checksum | None = None,
     along_bytes: int = 0,
 ) -> HttpFile | KaggleFolder:
-    """Open a dataset where it is already, or else as the zip that Kaggle serves.
-
-    Args:
-        dataset: which one.
-        checksum: the expected hash of the zip.
-        along_bytes: as of `open_http`.
-
-    Raises:
-        SourceAccessError: a token is missing, or the licence was not accepted; the message has the page.
-        SourceNotFoundError: there is no such dataset or version.
-        WebPageError: it is no zip.
-        TransientError: Kaggle or its storage does not answer, after all tries.
-    """
+    """Open a dataset where it is already, or else as the zip that Kaggle serves."""
     from colabstage.sources.http_file import open_http
 
     if (found := find_kaggle_folder(dataset)) is not None:

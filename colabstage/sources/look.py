@@ -12,6 +12,7 @@ from colabstage.io.files import RetryPolicy
 from colabstage.io.pipeline import DaemonPool, in_thread
 from colabstage.machine.drive_attributes import Md5Questions, ask_client
 from colabstage.machine.mounts import is_slow_mount, silence_of, slow_mounts_below
+from colabstage.sources.gdrive import SharedFolder, open_share
 from colabstage.sources.identity import (
     MD5_PROOF,
     SourceIdentity,
@@ -20,6 +21,7 @@ from colabstage.sources.identity import (
     identify_tree,
     proof_of,
 )
+from colabstage.sources.kaggle import KaggleFolder, find_kaggle_folder, newest_version
 from colabstage.sources.parse import (
     KaggleSource,
     LocalSource,
@@ -33,7 +35,7 @@ from colabstage.sources.parse import (
     paths_of,
     whole_of,
 )
-from colabstage.sources.remote_files import open_remote
+from colabstage.sources.remote_files import RemoteFileTree, open_remote
 from colabstage.trees.folder import FolderTree, folder_stamps
 
 if TYPE_CHECKING:
@@ -92,7 +94,6 @@ class _Asker:
         self._workers, self.heard_at = workers, time.monotonic()
 
     def heard(self) -> None:
-        """Note that something has come."""
         self.heard_at = time.monotonic()
 
     def ask_typed(self, source: Source, recorded: SourceIdentity) -> Look:
@@ -174,8 +175,6 @@ class _Asker:
         return Look("same", MD5_PROOF if md5s else seen)
 
     def _ask_kaggle(self, source: KaggleSource, recorded: SourceIdentity) -> Look:
-        from colabstage.sources.kaggle import find_kaggle_folder, newest_version
-
         mounted = find_kaggle_folder(source.dataset)
         if mounted is not None and not mounted.version:
             return self._ask_disk(mounted.path, recorded)
@@ -215,7 +214,6 @@ def _ask_file(path: Path, found: os.stat_result, recorded: SourceIdentity) -> Lo
 def _judge(
     recorded: SourceIdentity, *, size: int | None = None, version: str = "", mtime_ns: int = 0, md5: str = ""
 ) -> Look:
-    """Compare what is known of one file now with its record."""
     nbytes = recorded.nbytes if size is None else size
     now = SourceIdentity(recorded.kind, 1, nbytes, recorded.address, mtime_ns, version=version, md5=md5)
     return _compare(recorded, now)
@@ -235,11 +233,11 @@ def _ask_service(source: WebSource | ObjectSource, recorded: SourceIdentity) -> 
         seen = "its address; of a list of single files none is asked again, and another would not be noticed"
         return Look("same", seen) if recorded.kind == "file" else Look("unproved")
     # One try: a look is under a deadline, and what is here can be used without it.
-    file = open_remote(source, policy=_ONE_TRY)
-    try:
-        facts = file.facts
-    finally:
-        file.close()
+    found = open_remote(source, policy=_ONE_TRY)
+    if isinstance(found, RemoteFileTree | KaggleFolder):
+        return Look("changed")
+    found.close()
+    facts = found.facts
     look = _judge(recorded, size=facts.size, version=facts.version, mtime_ns=facts.mtime_ns)
     if look.state == "unproved" and not facts.mtime_ns and not facts.ranges:
         # A server that tells neither and gives no parts could only be asked for everything again.
@@ -248,8 +246,6 @@ def _ask_service(source: WebSource | ObjectSource, recorded: SourceIdentity) -> 
 
 
 def _ask_shared(source: ShareSource, recorded: SourceIdentity) -> Look:
-    from colabstage.sources.gdrive import SharedFolder, open_share
-
     try:
         found = open_share(source.link, policy=_ONE_TRY)
     except SourceReadError:

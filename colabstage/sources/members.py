@@ -45,12 +45,9 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Folder(NamedTuple):
-    """The folder that files go to."""
-
     handle: int
     """An open handle on it, so that it cannot be exchanged for another one meanwhile."""
     path: str
-    """Its path, for messages."""
 
 
 def write_members(source: ByteSource, begin: int, data: bytes, members: Sequence[Member], folder: Folder) -> str:
@@ -81,7 +78,6 @@ def write_members(source: ByteSource, begin: int, data: bytes, members: Sequence
 
 
 def write_file(folder: Folder, name: str, content: bytes, executable: bool, mtime_ns: int) -> None:
-    """Write a new file below a folder, with its mode and time."""
     # No context manager: small files come by the hundred thousand, and a path is made only for the one that fails.
     try:
         handle = _open_new(folder, name, executable)
@@ -123,9 +119,6 @@ class Processes(Closing):
 
     A process reads parts on its input and answers on its output. It holds nothing but the two handles that it was born
     with, so it can be killed at any moment, and it ends with its parent.
-
-    Raises:
-        ProcessesNotStartedError: no process can be started here, as inside another program.
     """
 
     def __init__(self, archive: LocalBytes, folder: Folder, count: int) -> None:

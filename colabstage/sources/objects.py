@@ -53,7 +53,6 @@ class ObjectFile(RemoteFile):
         return self._store.notes
 
     def read_range(self, offset: int, length: int | None) -> Iterator[bytes]:
-        """Return the content from `offset` on, in pieces of at most a megabyte; see `RemoteFile`."""
         size, label = self.facts.size, self.facts.label
         if offset and not self.facts.ranges:
             msg = f"'{label}' can only be read from its beginning; its service has no range requests."
@@ -97,7 +96,6 @@ class ObjectFile(RemoteFile):
         return ObjectFile(self._store, self._path, self.facts, owns_store=False, asks_version=False)
 
     def close(self) -> None:
-        """Close the connections. Calling it twice is fine."""
         if self._owns_store:
             self._store.close()
 
@@ -121,16 +119,7 @@ class ObjectTree(RemoteFileTree):
     """Read the files below a folder of any service that fsspec knows, as listed when this is made.
 
     Empty objects that stand for folders, operating systems' junk files, and Google's own documents (with a note) are
-    left out.
-
-    Args:
-        store: the folder; closed with the tree, or where this fails.
-        workers: how many folders are listed at once, if the service does not list everything in one answer.
-        retry: how often the listing and each object are requested again after transient failures.
-
-    Raises:
-        SourceAccessError, SourceReadError: the listing failed, after several tries.
-        UnsafeArchiveError: a folder cannot hold one of the names: `..`, an absolute name, a file that is also a folder.
+    left out. The store is closed with the tree, or where listing it fails.
     """
 
     def __init__(self, store: ObjectStore, *, workers: int, retry: RetryPolicy) -> None:
@@ -152,7 +141,6 @@ class ObjectTree(RemoteFileTree):
         self.notes = (*store.notes, *notes)
 
     def close(self) -> None:
-        """Close the connections. Calling it twice is fine."""
         self._store.close()
 
 
@@ -193,7 +181,7 @@ def _sort_listing(
     if native:
         notes.append(f"{left_out(len(native), 'Google documents')} (first '{min(native)}'): {documents}")
     if links:
-        notes.append(f"{left_out(len(links), 'links', 'to no file')} (first '{min(links)}').")
+        notes.append(f"{left_out(len(links), 'links')} (first '{min(links)}').")
     return members, notes
 
 
@@ -201,25 +189,14 @@ def open_address(
     url: str,
     *,
     checksum: Checksum | None = None,
-    workers: int = 16,
+    workers: int = 32,
     retry: RetryPolicy = RetryPolicy(),  # noqa: B008 - frozen
 ) -> RemoteFile | RemoteFileTree:
     """Open what is at an address of a service that fsspec knows, or that an installed package adds: a file or a folder.
 
-    If a bucket has both, an address that ends in a slash means the folder, and an empty object is its marker.
-
-    Args:
-        url: such as `s3://bucket/data.zip`.
-        checksum: the expected hash of a file's whole content; otherwise the service's own, if it is certain.
-        workers, retry: as of `ObjectTree`, for a folder.
-
-    Raises:
-        OptionError: not an address that fsspec knows.
-        MissingDependencyError: the protocol's package is not installed.
-        SourceNotFoundError: there is nothing; the message says what is there instead.
-        SourceAccessError: a login or a permission is missing; the message says how to give it.
-        TransientError: the service does not answer at present.
-        SourceReadError: the service fails in another way.
+    If a bucket has both, an address that ends in a slash means the folder, and an empty object is its marker. Without
+    a `checksum` of the caller, the service's own counts, if it is certain. `workers`: how many folders are listed at
+    once.
     """
     found = _find(url, checksum)
     if isinstance(found, ObjectStore):
@@ -227,17 +204,6 @@ def open_address(
     if isinstance(found, Mapping):
         return RemoteFileTree(show_address(url), list(found.items()), policy=retry, askers=workers)
     return found
-
-
-def open_object(url: str, *, checksum: Checksum | None = None) -> RemoteFile:
-    """Open one file, as `open_address`; a folder is a `SourceReadError`."""
-    found = _find(url, checksum)
-    if not isinstance(found, ObjectStore | Mapping):
-        return found
-    if isinstance(found, ObjectStore):
-        found.close()
-    msg = f"'{show_address(url)}' is a folder, not a file."
-    raise SourceReadError(msg)
 
 
 def _find(url: str, checksum: Checksum | None) -> Found | ObjectStore:
@@ -250,7 +216,6 @@ def _find(url: str, checksum: Checksum | None) -> Found | ObjectStore:
 
 
 def _find_in_store(url: str) -> ObjectFile | ObjectStore:
-    """Return the object at an address, or for a folder its store."""
     store = ObjectStore(url)
     with contextlib.ExitStack() as on_error:
         on_error.callback(store.close)
@@ -277,9 +242,6 @@ def _find_in_store(url: str) -> ObjectFile | ObjectStore:
 def read_at_once(url: str) -> bytes | None:
     """Return all of a short object with one request; `None` if that is not enough: an object of a mebibyte or more,
     another kind of service, a refused login, a transient failure. `open_address` then reads it, or says what is wrong.
-
-    Raises:
-        OptionError, MissingDependencyError, SourceNotFoundError: as `open_address`.
     """
     if service_of(url) is not None:
         return None

@@ -10,12 +10,10 @@ from __future__ import annotations
 import contextlib
 import os
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlsplit
 
-from colabstage.errors import ChecksumMismatchError, LayoutError, OptionError
-from colabstage.io.environment import require_online
+from colabstage.errors import ChecksumMismatchError, OptionError
 from colabstage.io.files import PATIENT, Closing, read_json, write_json
 from colabstage.io.ownership import sweep_orphans
 from colabstage.io.pipeline import DaemonPool
@@ -42,6 +40,7 @@ from colabstage.sources.identity import (
     identify_remote,
     identify_tree,
 )
+from colabstage.sources.kaggle import KaggleFolder
 from colabstage.sources.parse import (
     KaggleSource,
     LocalSource,
@@ -59,14 +58,15 @@ from colabstage.sources.parse import (
 from colabstage.sources.remote import JoinedFile, MountedFile, given_up, pieces_of
 from colabstage.sources.remote_files import RemoteFileTree, list_files, open_remote
 from colabstage.sources.to_folder import SLOW_READERS
-from colabstage.trees.bytes import ARCHIVE_SUFFIXES, JoinedBytes, LocalBytes
+from colabstage.trees.bytes import JoinedBytes, LocalBytes
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.listing import total_size
-from colabstage.trees.names import DEFAULT_LIMITS, ArchiveLimits, distinct_names
+from colabstage.trees.names import distinct_names
 from colabstage.trees.open import JoinedTree, Joining, OnlyTree, is_folder, open_archive, recognise_archive
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+    from pathlib import Path
 
     from colabstage.io.progress import Cancellation, Progress
     from colabstage.sources.parse import SingleSource, Source
@@ -81,7 +81,6 @@ Transport = Literal["local disk", "mount", "http", "object store", "share link",
 SLOW_LISTERS = SLOW_READERS
 # Sources of a list that are opened at once.
 _OPENERS = 8
-_TABLES = (".csv", ".tsv")
 # In the folder of a download: its content, and, once all of it has arrived, which state of the source it is.
 _DATA, _STATE = "data", "state.json"
 
@@ -110,17 +109,13 @@ class Opening:
     folder: Path | None
     """An existing folder on the local disk for copies; `None` to read files in place."""
     progress: Progress
-    """Shows the steps."""
     cancellation: Cancellation
-    """Stops it."""
     checksum: Checksum | None = None
     """The checksum of a single file, as the caller gave it; compared by whatever fetches the file."""
     only: tuple[str, ...] = ()
     """The part of the source that is meant, as `read_only` gives it; nothing for all of it."""
     zip_encoding: str | None = None
     """The encoding of a zip's names where it declares none."""
-    limits: ArchiveLimits = DEFAULT_LIMITS
-    """How much an archive's headers may announce, and its content hold."""
     single_files: bool = True
     """Whether a file of arrays or records counts as the files in it, as it does alone; in a list it never does."""
     sparing: bool = False
@@ -164,21 +159,15 @@ class Part(Closing):
     """One open source: a file or a tree."""
 
     source: SingleSource
-    """What was opened."""
     transport: Transport
-    """How it is reached."""
     slow: bool
     """Whether each answer takes time."""
     opening: Opening
-    """What it was opened with."""
     file: RemoteFile | None = None
-    """The file, if the source is one."""
     tree: Tree | None = None
-    """The files of the folder, if the source is one."""
     path: Path | None = None
     """Its path on this machine's disks or mounts; `None` if it is only reached over the network."""
     notes: list[str] = field(default_factory=list)
-    """Sentences for the report."""
     version: str = ""
     """The service's name for its version, if the files here do not tell it."""
     questions: Md5Questions | None = None
@@ -195,9 +184,7 @@ class Part(Closing):
     kept_bytes: int = 0
     """How much of that copy an interrupted run has left."""
     _content: ByteSource | None = None
-    """The bytes of the file, once they were opened."""
     _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
-    """What has to be closed before the file or tree itself."""
     _download: Path | None = None
     """The folder of a file that could only be downloaded as a whole."""
 
@@ -365,7 +352,6 @@ class Part(Closing):
         tree = open_archive(
             content,
             spool=spool,
-            limits=self.opening.limits,
             single_files=alone and self.opening.single_files,
             name=self.file.facts.name,
             zip_encoding=self.opening.zip_encoding,
@@ -406,7 +392,6 @@ class Part(Closing):
         return f"'{self.path}' lists {found} than when it was first listed."
 
     def discard(self) -> None:
-        """Remove temporary copies."""
         if self.copy is not None:
             self.copy.discard()
         if self._download is not None:
@@ -438,7 +423,6 @@ class OpenedSource(Closing):
     """
 
     def __init__(self, source: Source, opening: Opening, *, unpack: bool) -> None:
-        """Open all parts; as `open_source`."""
         self.parts: list[Part] = []
         self.files: RemoteFileTree | None = None
         self._source, self._opening = source, opening
@@ -478,7 +462,6 @@ class OpenedSource(Closing):
         return part
 
     def _open_archives(self, source: ManySource) -> None:
-        _refuse_table(source)
         first, *others = source.parts
         opened = self._open_one(first)
         # The first source determines the kind of list. Single files are opened when they are read, because there may be
@@ -532,7 +515,6 @@ class OpenedSource(Closing):
 
     @property
     def notes(self) -> list[str]:
-        """Sentences for the report."""
         return [note for part in self.parts for note in part.notes]
 
     @property
@@ -599,7 +581,6 @@ class OpenedSource(Closing):
         return identify_many([found[part.address] for part in self._source.parts], address=self._source.address)
 
     def verify(self, checksum: Checksum) -> None:
-        """Hash the only file; as `Part.verify`."""
         if self.one is None:
             raise _not_one_file(self._source.label)
         # Before the bytes are read, so that a change meanwhile is noticed.
@@ -660,7 +641,6 @@ class OpenedSource(Closing):
             self.one.copy.prefer(byte_ranges, alone=alone)
 
     def discard(self) -> None:
-        """Remove temporary copies."""
         for part in self.parts:
             part.discard()
 
@@ -668,29 +648,6 @@ class OpenedSource(Closing):
         """Release connections and handles; copied data stays for the next run."""
         self._closed = True
         self._stack.close()
-
-
-def _refuse_table(source: ManySource) -> None:
-    """Refuse a table anywhere in a list of folders or archives."""
-    tables = [part for part in source.parts if isinstance(part, LocalSource) and part.path.suffix in _TABLES]
-    others = [part for part in source.parts if part not in tables]
-    if not tables or not others:
-        return
-    require_answer(*paths_of(source))
-    folders = [str(part.path) for part in others if isinstance(part, LocalSource) and part.path.is_dir()]
-    opened = [part.label for part in others if part.label.lower().endswith(ARCHIVE_SUFFIXES) or part.label in folders]
-    if not opened:
-        return
-    places = list(dict.fromkeys(part.path.parent for part in tables))
-    # A folder is read with everything below it, except archives.
-    inside = [folder for folder in folders if any(Path(folder).is_relative_to(place) for place in places)]
-    wanted = [*map(str, places), *(part.label for part in others if part.label not in inside)]
-    written = repr(wanted if len(wanted) > 1 else wanted[0])
-    msg = (
-        f"'{tables[0].label}' is a table in a list of folders or archives (first '{opened[0]}'). A table is read "
-        f"from the folder that it is in. Give that folder in its place: {written}."
-    )
-    raise LayoutError(msg)
 
 
 def _reached(source: SingleSource) -> tuple[Transport, bool]:
@@ -703,7 +660,6 @@ def _reached(source: SingleSource) -> tuple[Transport, bool]:
 
 
 def _not_one_file(label: str) -> OptionError:
-    """Return the error for a checksum of something that is not a single file."""
     return OptionError(f"'{label}' is not one file, and hash= is for one file. Leave it out.")
 
 
@@ -720,27 +676,14 @@ def open_source(source: Source, opening: Opening, *, unpack: bool) -> OpenedSour
 
 
 def _open_part(source: SingleSource, opening: Opening) -> Part:
-    if isinstance(source, WebSource | ObjectSource | ShareSource):
-        require_online(source.label)
-    # Both ends of a zip are read next.
-    along = 0 if opening.folder is None else ALONG_BYTES
     with given_up():
-        match source:
-            case LocalSource():
-                require_answer(source.path)
-                part = _open_path(source, source.path, "local disk", opening)
-            case WebSource():
-                is_zip = ends_with_contents(urlsplit(source.url).path)
-                file = open_remote(source, checksum=opening.checksum, along_bytes=along if is_zip else 0)
-                part = Part(source, "http", slow=True, opening=opening, file=file)
-            case ObjectSource():
-                part = _open_object(source, opening)
-            case ShareSource():
-                part = _open_shared(source, opening, along)
-            case KaggleSource():
-                part = _open_kaggle(source, opening, along)
-            case TreeSource():
-                part = Part(source, "tree", slow=False, opening=opening, tree=source.tree)
+        if isinstance(source, TreeSource):
+            part = Part(source, "tree", slow=False, opening=opening, tree=source.tree)
+        elif isinstance(source, LocalSource):
+            require_answer(source.path)
+            part = _open_path(source, source.path, opening)
+        else:
+            part = _open_far(source, opening)
     # The zip that Kaggle sends is not what anybody has a checksum of.
     if opening.checksum is not None and (part.tree is not None or isinstance(source, KaggleSource)):
         part.close()
@@ -749,10 +692,29 @@ def _open_part(source: SingleSource, opening: Opening) -> Part:
     return part
 
 
-def _open_path(source: SingleSource, path: Path, transport: Transport, opening: Opening) -> Part:
-    slow = is_slow_mount(path)
-    if slow and transport == "local disk":
-        transport = "mount"
+def _open_far(source: WebSource | ObjectSource | ShareSource | KaggleSource, opening: Opening) -> Part:
+    # Both ends of a zip are read next.
+    may_be_zip = not isinstance(source, WebSource) or ends_with_contents(urlsplit(source.url).path)
+    along = ALONG_BYTES if may_be_zip and opening.folder is not None else 0
+    found = open_remote(source, checksum=opening.checksum, along_bytes=along, cancellation=opening.cancellation)
+    if isinstance(found, KaggleFolder):
+        part = _open_path(source, found.path, opening)
+        part.notes.append(found.note)
+        part.version = found.version
+        if part.tree is not None:
+            # Messages name what the person wrote.
+            part.tree.label = source.label
+        return part
+    transport, slow = _reached(source)
+    if isinstance(found, RemoteFileTree):
+        return Part(source, transport, slow, opening, tree=found)
+    return Part(source, transport, slow, opening, file=found)
+
+
+def _open_path(source: SingleSource, path: Path, opening: Opening) -> Part:
+    transport, slow = _reached(source)
+    if not isinstance(source, LocalSource):
+        slow = is_slow_mount(path)
     if is_folder(path):
         leave_out = source.leave_out if isinstance(source, LocalSource) else frozenset()
         if slow and is_on_drive(source):
@@ -780,46 +742,4 @@ def _open_path(source: SingleSource, path: Path, transport: Transport, opening: 
         if part.kind == "zip":
             part.questions = Md5Questions(workers=1)
             part.questions.ask([str(path)])
-    return part
-
-
-def _open_object(source: ObjectSource, opening: Opening) -> Part:
-    from colabstage.sources.objects import open_address
-
-    found = open_address(source.url, checksum=opening.checksum, workers=SLOW_LISTERS, retry=PATIENT)
-    if isinstance(found, RemoteFileTree):
-        return Part(source, "object store", slow=True, opening=opening, tree=found)
-    return Part(source, "object store", slow=True, opening=opening, file=found)
-
-
-def _open_shared(source: ShareSource, opening: Opening, along_bytes: int) -> Part:
-    from colabstage.sources.gdrive import IN_FLIGHT, SharedFolder, open_share
-
-    cancellation = opening.cancellation
-    found = open_share(source.link, checksum=opening.checksum, along_bytes=along_bytes, cancellation=cancellation)
-    if not isinstance(found, SharedFolder):
-        return Part(source, "share link", slow=True, opening=opening, file=found)
-    openers, stamp = found.openers(), found.version
-    tree = RemoteFileTree(
-        source.label, openers, policy=PATIENT, cancellation=cancellation, askers=IN_FLIGHT, stamp=stamp
-    )
-    return Part(source, "share link", slow=True, opening=opening, tree=tree, notes=list(found.notes))
-
-
-def _open_kaggle(source: KaggleSource, opening: Opening, along_bytes: int) -> Part:
-    from colabstage.sources.kaggle import KaggleFolder, find_kaggle_folder, open_kaggle
-
-    found = find_kaggle_folder(source.dataset)
-    if found is None:
-        require_online(source.label)
-        opened = open_kaggle(source.dataset, checksum=opening.checksum, along_bytes=along_bytes)
-        if not isinstance(opened, KaggleFolder):
-            return Part(source, "kaggle", slow=True, opening=opening, file=opened)
-        found = opened
-    part = _open_path(source, found.path, "kaggle", opening)
-    part.notes.append(found.note)
-    part.version = found.version
-    if part.tree is not None:
-        # Messages name what the person wrote.
-        part.tree.label = source.label
     return part

@@ -60,15 +60,11 @@ class Run:
     """Bytes that one connection fetches in order."""
 
     begin: int
-    """The first of them."""
     end: int
     """The byte after the last; moves forward when another connection takes over the end."""
     asked_at: float
-    """When they were requested."""
     is_preferred: bool = False
-    """Whether a reader waits for them."""
     position: int = -1
-    """The first byte that has not arrived yet."""
     first_byte_at: float | None = None
     """When the first bytes arrived; `None` before."""
     moved_at: float | None = None
@@ -84,11 +80,9 @@ class Run:
 
     @property
     def left(self) -> int:
-        """Return the number of missing bytes."""
         return max(0, self.end - self.position)
 
     def ask_again(self, now: float) -> None:
-        """Note that the rest is requested anew."""
         self.begin, self.asked_at = self.position, now
         self.first_byte_at = self.moved_at = None
 
@@ -134,10 +128,7 @@ class RangeOrder(Order):
     def __init__(self, gaps: Iterable[tuple[int, int]], *, connections: int, block_bytes: int) -> None:
         """Plan to fetch the ranges `(begin, end)` in `gaps`, which are sorted and disjoint.
 
-        Args:
-            gaps: what is missing.
-            connections: how many fetch at once.
-            block_bytes: the length of a range while the source has not been measured.
+        Requests have `block_bytes` while the source has not been measured.
         """
         self._gaps = list(gaps)
         self._connections, self._block_bytes = connections, block_bytes
@@ -181,7 +172,6 @@ class RangeOrder(Order):
         return bool(self._gaps) and offset - self._gaps[0][0] > FAR_BYTES
 
     def take(self, now: float) -> Run | None:
-        """Return bytes for a free connection; `None` if nothing is worth a request now."""
         if self._wanted and not self._pacing.allows(now, self.active, self._stretch_bytes):
             return None
         run = self._cut_gap(now) if self._gaps and not self._must_wait(now) else self._take_over(now)
@@ -191,7 +181,6 @@ class RangeOrder(Order):
         return run
 
     def advance(self, run: Run, position: int, now: float) -> None:
-        """Note that the bytes of a run before `position` have arrived."""
         self._longest_silence_s = max(self._longest_silence_s, now - run.active_at)
         if run.first_byte_at is None:
             run.first_byte_at = now
@@ -204,7 +193,6 @@ class RangeOrder(Order):
             self.release(run, now)
 
     def release(self, run: Run, now: float) -> None:
-        """Note that a run is no longer being fetched; the rest of it is handed out again."""
         if run not in self.active:
             return
         self.active.remove(run)
@@ -216,7 +204,6 @@ class RangeOrder(Order):
             run.end = run.position
 
     def again(self, begin: int, end: int) -> None:
-        """Hand out bytes again that have arrived wrong."""
         bisect.insort(self._gaps, (begin, end))
 
     def _must_wait(self, now: float) -> bool:
@@ -322,46 +309,14 @@ def _round_up(value: int, unit: int) -> int:
 
 
 def _moving_mean(before: float | None, value: float) -> float:
-    """Return a mean weighted towards the latest values."""
     return value if before is None else before + 0.2 * (value - before)
-
-
-# Rates are measured for this long, after a pause in which a new connection gets up to speed.
-_MEASURE_S, _SETTLE_S = 1.0, 0.5
-# An additional connection is kept if the total rate grows by this factor.
-_WORTH = 1.15
-
-
-class ConnectionTuner:
-    """Tune the number of `wanted` connections, up to `most`: one more as long as the last one was worth it."""
-
-    def __init__(self, first: int, most: int) -> None:
-        self.wanted = first
-        self._most = most
-        self._from: tuple[float, int] | None = None
-        self._due, self._rate = 0.0, 0.0
-        self._done = first >= most
-
-    def look(self, now: float, arrived: int) -> None:
-        """Decide, if it is time to, with so many bytes arrived so far."""
-        if self._done or now < self._due:
-            return
-        if self._from is None:
-            self._from, self._due = (now, arrived), now + _MEASURE_S
-            return
-        rate = (arrived - self._from[1]) / max(now - self._from[0], 1e-9)
-        was_worth = rate >= _WORTH * self._rate
-        self._done = not was_worth or self.wanted == self._most
-        if was_worth and not self._done:
-            self.wanted += 1
-            self._rate, self._from, self._due = rate, None, now + _SETTLE_S
-        elif not was_worth:
-            self.wanted -= 1
 
 
 # Requests go out at this many times the rate at which bytes arrive, so that the line fills. What a request took beyond
 # a round trip counts as this part of one at least.
 _GAIN, _LEAST_TRANSFER = 2.0, 0.1
+# Rates are measured for this long.
+_MEASURE_S = 1.0
 # A limit of what is in flight stays while the rate stays above this share of what it was without. The first limit is
 # soon wanted; others have to be sure.
 _KEPT_RATE, _FIRST_MEASURE_S = 0.8, 0.5
@@ -438,7 +393,6 @@ class Visits:
     """When a reader needs which blocks, counted in rows; in the order of `first`."""
 
     blocks: NDArray[np.int64]
-    """Which block."""
     first: NDArray[np.int64]
     """The first row, by its place in the reader's order, that needs it."""
     last: NDArray[np.int64]
@@ -446,13 +400,8 @@ class Visits:
 
 
 def find_visits(places: NDArray[np.int64], blocks: NDArray[np.int64], gap: int) -> Visits:
-    """Join single uses to visits.
-
-    Args:
-        places: when each use is, counted in rows.
-        blocks: which block it is of.
-        gap: uses of one block with fewer rows than this between them are one visit.
-    """
+    """Join uses of `blocks`, at `places` counted in rows, to visits: uses of a block with fewer than `gap` rows between
+    them are one."""
     if not len(places):
         return Visits(places, places, places)
     # By block, then by time: uses of one block stand beside each other and can be joined.
@@ -469,7 +418,6 @@ class Reader:
     """The visits of one reader and how far it is."""
 
     visits: Visits
-    """All of them."""
     reached: int = 0
     """Rows that it is done with."""
 

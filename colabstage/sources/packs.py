@@ -52,7 +52,6 @@ def find_files(files: Files) -> list[tuple[SingleSource, SingleSource]]:
 
 
 def _addresses_of(files: Files) -> list[str | os.PathLike[str]]:
-    """Return the path or address of each file."""
     if not isinstance(files, str | os.PathLike):
         found = list(files)
         if not found:
@@ -83,7 +82,6 @@ def source_of(address: str | os.PathLike[str]) -> FileSource:
 
 
 def _beside(source: SingleSource, address: str | os.PathLike[str]) -> SingleSource:
-    """Return where the manifest of a file is."""
     if isinstance(source, LocalSource):
         return source
     if isinstance(source, ShareSource):
@@ -148,7 +146,6 @@ def find_manifest(wanted: tuple[SingleSource, SingleSource]) -> Manifest:
 
 
 def label_of(files: Files, sources: Sequence[SingleSource]) -> str:
-    """Return what files are called in messages."""
     # Of a shared folder that is its link, and not that of a file in it.
     if isinstance(files, str | os.PathLike) and isinstance(sources[0], ShareSource):
         return source_of(files).label
@@ -207,8 +204,6 @@ class _Span:
 
 
 class Places:
-    """Blocks that each row of a split needs."""
-
     def __init__(self, spans: list[_Span], file_ends: NDArray[np.int64], edges: bool) -> None:
         """Take the spans of the split; `file_ends`: the number of rows up to the end of each file; `edges`: whether
         edges of blocks stay here."""
@@ -312,6 +307,10 @@ class _Bytes(io.RawIOBase):
 
 def find_fields(file: BlockwiseFile | WholeFile) -> tuple[PackField, ...]:
     """Find the rows of all splits in all files."""
+    if len(file.paths) > 1:
+        # Too many files for a limit are refused before the headers of all of them are here.
+        headers = np.isin(np.arange(file.blocks), file.files.firsts)
+        file.check_room(headers, Edges.none(file.blocks), least=LEAST_BLOCKS)
     found: list[PackField] = []
     for number, path in enumerate(file.paths):
         with reading_contents(path), open_alone(_Bytes(file, number), str(path)) as pack:
@@ -324,32 +323,14 @@ def find_fields(file: BlockwiseFile | WholeFile) -> tuple[PackField, ...]:
                     fields += _field_of(pack[y_name(split)], split, is_input=False)
                 begin = file.files.begin(number)
                 found += [replace(one, start=begin + one.start, number=number) for one in fields]
-        if len(file.paths) > 1:
-            _check_headers(file, found, number + 1)
-    return _without_small_targets(file, found, 1.0)
-
-
-def _without_small_targets(
-    file: BlockwiseFile | WholeFile, fields: Sequence[PackField], part: float
-) -> tuple[PackField, ...]:
-    """Leave out targets that stay here; `part`: how much of the pack the fields are of, from 0 to 1."""
-    most = _KEPT_BLOCKS * file.files.block_bytes if file.limit is None else part * (file.limit // _KEPT_PART)
+    # Small targets stay here.
+    most = _KEPT_BLOCKS * file.files.block_bytes if file.limit is None else file.limit // _KEPT_PART
     # One decision for all files: of one split, either all targets stay or none.
     targets: dict[str, int] = {}
-    for one in fields:
+    for one in found:
         if not one.is_input:
             targets[one.split] = targets.get(one.split, 0) + one.nbytes
-    return tuple(one for one in fields if one.is_input or targets[one.split] > most)
-
-
-def _check_headers(file: BlockwiseFile | WholeFile, fields: Sequence[PackField], read: int) -> None:
-    """Refuse a limit for which there are too many files, before the headers of all of them are here. `read`: how many
-    files `fields` are of."""
-    count = len(file.paths)
-    kept = _kept_blocks(file, _without_small_targets(file, fields, read / count))
-    # Files of one set are alike.
-    expected = -(-int(kept[file.files.file_of < read].sum()) * count // read)
-    file.check_room(np.arange(file.blocks) < expected, Edges.none(file.blocks), least=LEAST_BLOCKS)
+    return tuple(one for one in found if one.is_input or targets[one.split] > most)
 
 
 def _field_of(node: Any, split: str, *, is_input: bool) -> list[PackField]:

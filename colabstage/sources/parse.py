@@ -5,7 +5,6 @@ token or signature, and stays the same when only those change.
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 import functools
 import glob
@@ -90,7 +89,6 @@ class LocalSource(_SourceBase):
     """A folder, a file, or a pattern of several, on this machine or on a mounted Drive."""
 
     path: Path
-    """The absolute path."""
     leave_out: frozenset[str] = frozenset()
     """Names of folders in it that are not part of it, such as earlier output of colabstage."""
     pieces: tuple[Path, ...] = ()
@@ -99,8 +97,6 @@ class LocalSource(_SourceBase):
 
 @dataclass(frozen=True, slots=True)
 class WebSource(_SourceBase):
-    """One file at an http(s) address."""
-
     url: str = field(repr=False)
     """The address, whole, with whatever lets its bearer in."""
 
@@ -118,15 +114,11 @@ class ShareSource(_SourceBase):
     """A file or folder shared by a Google Drive link."""
 
     link: ShareLink = field(repr=False)
-    """The link as it was read."""
 
 
 @dataclass(frozen=True, slots=True)
 class KaggleSource(_SourceBase):
-    """A dataset on Kaggle."""
-
     dataset: KaggleDataset
-    """Which dataset, in which version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +136,6 @@ class ManySource(_SourceBase):
     """Several sources that together are one dataset."""
 
     parts: tuple[SingleSource, ...]
-    """The sources, in the caller's order."""
 
 
 SingleSource = Union[LocalSource, WebSource, ObjectSource, ShareSource, KaggleSource, TreeSource]  # noqa: UP007 - read at run time
@@ -206,13 +197,8 @@ def _parse_text(source: str | os.PathLike[str]) -> SingleSource:
     if not text.strip():
         msg = f"source={source!r} names nothing; expected {_EXPECTED}."
         raise OptionError(msg)
-    if not isinstance(source, str):
-        if collapsed := _COLLAPSED.match(text):
-            what = f"source is an address ({collapsed[1]}:…) inside a path object"
-            msg = f"{what}, which has lost a slash. Pass it as text."
-            raise OptionError(msg)
-        if _SCHEME.match(text) is None:
-            return local_source(text)
+    if not isinstance(source, str) and _SCHEME.match(text) is None:
+        return local_source(text)
     if (dataset := parse_kaggle(text)) is not None:
         return KaggleSource(f"kaggle:{dataset.handle}", readable_name(dataset.name), dataset.label, dataset)
     if (link := parse_share_link(text)) is not None:
@@ -231,7 +217,6 @@ def _parse_text(source: str | os.PathLike[str]) -> SingleSource:
 
 
 def share_source(link: ShareLink) -> ShareSource:
-    """Return the source that a share link leads to."""
     return ShareSource(f"gdrive:{link.id}", f"gdrive-{link.id[:12].strip('-_')}", link.label, link)
 
 
@@ -242,12 +227,7 @@ def local_source(path: str | os.PathLike[str]) -> LocalSource:
 
 
 def read_local_dir(local_dir: str | os.PathLike[str] | None) -> Path:
-    """Return the parent folder of this machine's datasets, given the public argument `local_dir`.
-
-    Raises:
-        OptionError: as `absolute_path`.
-        DriveNotMountedError: it is on Drive, and none is mounted there.
-    """
+    """Return the parent folder of this machine's datasets, given the public argument `local_dir`."""
     base = absolute_path(detect_platform().fast_dir / "colabstage" if local_dir is None else local_dir, "local_dir")
     require_drive(base)
     return base
@@ -256,13 +236,7 @@ def read_local_dir(local_dir: str | os.PathLike[str] | None) -> Path:
 def refuse_address(argument: str, path: str | os.PathLike[str], remedy: str) -> None:
     """Refuse an address where a local path is expected, before anything looks for a file of that name.
 
-    Args:
-        argument: the name of the argument, for the message.
-        path: its value.
-        remedy: what accepts an address, or what to do first; a sentence without its full stop.
-
-    Raises:
-        OptionError: it is an address, or not a path at all.
+    `remedy` says what accepts an address, or what to do first.
     """
     check_argument(argument, path, "path")
     if "://" in os.fspath(path):
@@ -276,13 +250,7 @@ def refuse_address(argument: str, path: str | os.PathLike[str], remedy: str) -> 
 def absolute_path(path: str | os.PathLike[str], name: str = "") -> Path:
     """Return the absolute path, with `~` expanded and links unresolved. The file system is not accessed.
 
-    Args:
-        path: the argument.
-        name: name of the public argument; if given, addresses are refused.
-
-    Raises:
-        OptionError: it is not a valid path, `~` names an unknown user, or it is relative and the current folder is
-            gone.
+    `name` is that of the public argument; with it, addresses are refused.
     """
     if name:
         check_argument(name, path, "path")
@@ -297,11 +265,9 @@ def absolute_path(path: str | os.PathLike[str], name: str = "") -> Path:
         raise OptionError(msg)
     try:
         place = Path(os.path.abspath(Path(text).expanduser()))  # noqa: PTH100 - resolve() would follow links into Drive
-    except RuntimeError:
-        msg = f"{text!r} begins with the home of a user unknown here. Write './{text}' if it is a file's name."
-        raise OptionError(msg) from None
-    except FileNotFoundError:
-        msg = f"{text!r} is relative, and the current folder has been deleted. Go to another one with os.chdir first."
+    # The home of an unknown user; or a current folder that has been deleted.
+    except (RuntimeError, FileNotFoundError) as error:
+        msg = f"{text!r} leads nowhere here ({error}). Give an absolute path."
         raise OptionError(msg) from None
     longest = max(len(os.fsencode(part)) for part in place.parts)
     if longest > _MOST_NAME_BYTES or len(os.fsencode(place)) > _MOST_PATH_BYTES:
@@ -330,12 +296,7 @@ class Target:
         return cls(path, os.fspath(target).endswith(os.sep), not isinstance(target, str))
 
     def file(self, name: str) -> Path:
-        """Return the path of a file of this name there.
-
-        Raises:
-            OptionError: it may be meant as the file's own path or as a folder: as a file, the next ones with the same
-                target would replace it.
-        """
+        """Return the path of a file of this name there."""
         if self.is_folder or self.path.is_dir():
             return self.path / name
         if self.is_open and Path(name).suffix and not self.path.suffix and not os.path.lexists(self.path):
@@ -350,13 +311,7 @@ class Target:
 def check_outside(sources: Iterable[Path], target: Path, argument: str = "target") -> None:
     """Refuse to write into a source: its files would be copied into themselves, or the copies become samples next time.
 
-    Args:
-        sources: paths that are read; each a folder, a file or a pattern.
-        target: the path to write. If it is a source itself, that is left to the caller, unless a pattern matches it.
-        argument: the name of the target's argument, for the message.
-
-    Raises:
-        OptionError: it is inside one of them, under whatever names.
+    A target that is a source itself is left to the caller, unless a pattern matches it.
     """
     for source in sources:
         found = place_in(target, source)
@@ -417,8 +372,6 @@ def _web(text: str) -> WebSource:
 def _object(text: str, scheme: str) -> ObjectSource:
     # A scheme alone is a mistake of another kind.
     protocol_of(text)
-    if service_of(text) is None:
-        _check_known(scheme)
     label = show_address(text).rstrip("/")
     shown, mark, query = label.partition("?")
     # Without a value it is a key that contains a question mark.
@@ -431,18 +384,6 @@ def _object(text: str, scheme: str) -> ObjectSource:
     lasting = _lasting_query(text.partition("?")[2] if mark else "", server)
     address = _keyed(f"{scheme}://{place}", user and f"user {_stretched(user, server)}", lasting)
     return ObjectSource(address, readable_name(PurePosixPath(place).name or place), label, text)
-
-
-def _check_known(scheme: str) -> None:
-    from fsspec import available_protocols
-
-    known = set(available_protocols())
-    if scheme in known:
-        return
-    close = difflib.get_close_matches(scheme, ["s3", "gs", *sorted({*known, "kaggle", "gdrive"})], n=1, cutoff=0.5)
-    meant = f" Did you mean {close[0]}://?" if close else ""
-    msg = f"'{scheme}://' is not a kind of address that colabstage knows.{meant} Expected {_EXPECTED}."
-    raise OptionError(msg)
 
 
 def _keyed(shown: str, *rest: str) -> str:
@@ -524,9 +465,6 @@ def _without_suffixes(name: str) -> str:
 def whole_of(source: LocalSource | ManySource) -> LocalSource | ManySource:
     """Return what a source is a part of, by the names beside it: of an archive that was cut into pieces all of it, of a
     folder that Google Drive downloaded as several zips all of these.
-
-    Raises:
-        ArchiveError: a part is missing, or it is a volume that only a tool joins; the message has the line.
     """
     files = [part.path for part in parts_of(source) if isinstance(part, LocalSource)]
     if not any(may_be_part(path.name) for path in files) or len(files) < len(parts_of(source)):
@@ -596,11 +534,7 @@ def service_of(address: str) -> Callable[[str], Found] | None:
 
 
 def protocol_of(address: str) -> str:
-    """Return the protocol of a complete remote address.
-
-    Raises:
-        OptionError: it is not one, or leads through one of fsspec's caches or wrappers.
-    """
+    """Return the protocol of a complete remote address."""
     protocol, mark, rest = address.partition("://")
     if "::" in protocol or "::" in rest.partition("/")[0] or protocol.lower() in _WRAPPERS:
         msg = f"'{show_address(address)}' goes through another file system; give the address of the data itself."

@@ -44,8 +44,6 @@ _BY_DIGITS = {32: "md5", 40: "sha1", 64: "sha256", 128: "sha512"}
 
 
 class Hasher(Protocol):
-    """The interface of hashlib's and xxhash's hashers."""
-
     def update(self, data: bytes | memoryview, /) -> None: ...
 
     def hexdigest(self) -> str: ...
@@ -53,12 +51,9 @@ class Hasher(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Checksum:
-    """The hash of a whole file."""
-
     algorithm: str
     """Such as `"sha256"`."""
     digest: str
-    """Hexadecimal, lower case."""
 
     def __str__(self) -> str:
         return f"{self.algorithm}:{self.digest}"
@@ -75,7 +70,6 @@ class Checksum:
         return hashlib.new(self.algorithm, usedforsecurity=False)
 
     def digest_of(self, pieces: Iterable[bytes]) -> str:
-        """Return the digest of this algorithm for all pieces together."""
         hasher = self.new_hasher()
         for piece in pieces:
             hasher.update(piece)
@@ -90,11 +84,7 @@ def pieces_of(read: Callable[[int, int], bytes], size: int, cancellation: Cancel
 
 
 def parse_checksum(text: str) -> Checksum:
-    """Read `"sha256:ab12…"`; without a name, the length of the digest decides the algorithm.
-
-    Raises:
-        OptionError: the algorithm is unknown, or the digest does not fit it.
-    """
+    """Read `"sha256:ab12…"`; without a name, the length of the digest decides the algorithm."""
     check_argument("hash", text, "text")
     name, colon, digest = text.strip().lower().rpartition(":")
     algorithm = name.replace("-", "") if colon else _BY_DIGITS.get(len(digest), "")
@@ -135,11 +125,7 @@ _LONGEST_WAIT_S = 60.0
 
 
 def with_retries(ask: Callable[[], T], policy: RetryPolicy, sleep: Callable[[float], object] = time.sleep) -> T:
-    """Return the answer to a question that is answered as a whole or not at all; asked again after temporary failures.
-
-    Raises:
-        TransientError: the last one; or the service asks for more than a minute of patience.
-    """
+    """Return an answer that comes as a whole or not at all; ask again after temporary failures."""
     for tries in range(policy.attempts):
         try:
             return ask()
@@ -172,9 +158,6 @@ def at_least_rate(
     The rate is checked after each `window_s` seconds of waiting for pieces; other time does not count. The wait for the
     first piece is the service's answer, which has its own deadline. The source of the pieces must not let one take much
     longer than `window_s`.
-
-    Raises:
-        TransientError: less than a kilobyte a second arrived in `window_s` seconds of waiting.
     """
     waited_s, came = 0.0, 0
     with contextlib.ExitStack() as stack:
@@ -215,15 +198,14 @@ class RemoteFacts:
     """Whether any part can be requested; otherwise only the whole file, from its beginning."""
     connections: int = 8
     """How many parts the service serves at full speed at once; 1 if more do not help."""
-    eager: bool = True
-    """Whether to request that many from the beginning; otherwise one more as long as that proves faster."""
+    is_mounted: bool = False
+    """Whether it is a file here or on a mount, which one reader copies fastest."""
 
 
 class RemoteFile(Protocol):
     """One file somewhere else. `read_range` may be called from many threads at once."""
 
     facts: RemoteFacts
-    """The facts when it was opened."""
 
     def read_range(self, offset: int, length: int | None) -> Iterator[bytes]:
         """Return the content from `offset` on, in pieces of at most a megabyte, as they arrive.
@@ -253,8 +235,7 @@ class RemoteFile(Protocol):
         return self
 
 
-# Whether several readers get one file faster through a mount depends on what is behind it: the simulated Drive, with
-# figures for one reader, is slower. So it is tried.
+# Scattered reads of one file through a mount at once.
 _MOUNT_CONNECTIONS = 4
 # A file that was found and is missing a moment later is a symptom of a dying mount; one that was never found does not
 # exist.
@@ -270,11 +251,7 @@ class MountedFile(RemoteFile):
     """
 
     def __init__(self, path: Path) -> None:
-        """Examine the file.
-
-        Raises:
-            SourceNotFoundError, SourceReadError, DriveDisconnectedError: it cannot be opened.
-        """
+        """Examine the file."""
         self._path = path
         self._label = str(path)
         self._lock = threading.Lock()
@@ -289,7 +266,7 @@ class MountedFile(RemoteFile):
             version=str(stat.st_mtime_ns),
             mtime_ns=stat.st_mtime_ns,
             connections=_MOUNT_CONNECTIONS if is_slow_mount(path) else 1,
-            eager=False,
+            is_mounted=True,
         )
 
     def read_range(self, offset: int, length: int | None) -> Iterator[bytes]:
@@ -320,7 +297,6 @@ class MountedFile(RemoteFile):
             raise self._judge(error) from error
 
     def close(self) -> None:
-        """Release the handles. Calling it twice is fine."""
         with self._lock:
             self._closed = True
             handles = list(self._free)
@@ -399,7 +375,6 @@ class JoinedFile(RemoteFile):
         )
 
     def read_range(self, offset: int, length: int | None) -> Iterator[bytes]:
-        """Read as `RemoteFile.read_range`."""
         stop = self._ends[-1] if length is None else offset + length
         for part, end in zip(self._parts, self._ends, strict=True):
             start = end - (part.facts.size or 0)
@@ -408,7 +383,6 @@ class JoinedFile(RemoteFile):
                 yield from part.read_range(first - start, last - first)
 
     def close(self) -> None:
-        """Release the handles of all. Calling it twice is fine."""
         for part in self._parts:
             part.close()
 
@@ -454,10 +428,8 @@ class RetryBudget:
     def count(self, error: TransientError, *, arrived: int, moved: bool = False) -> float:
         """Count a failure, and return the seconds before the next try: as many as the service asked for.
 
-        Args:
-            error: the failure. If it is one of slowness, the bytes that arrived do not count.
-            arrived: how many bytes of the file have arrived on all connections.
-            moved: whether this connection received some of them since its last failure.
+        `arrived`: how many bytes of the file have arrived on all connections; after a failure of slowness they do not
+        count. `moved`: whether this connection received some of them since its last failure.
         """
         self._refusals = 1 if moved else self._refusals + 1
         if error.slow or arrived == self._arrived:
@@ -486,12 +458,8 @@ class RetryBudget:
         sleep: Callable[[float], object],
         tell: Callable[[str], object],
     ) -> None:
-        """Count a failure as `count` does, `tell` what it waits for, and `sleep` until the next try: for a single
-        reader. At most a minute, because longer would look like hanging.
-
-        Raises:
-            OSError: as `final_error`: tries and patience are used up.
-        """
+        """Count a failure as `count` does, `tell` what it waits for, and `sleep` until the next try, for a minute at
+        most; raise `final_error` when tries and patience are used up."""
         wait_s = self.count(error, arrived=arrived)
         if self.is_spent and not self.is_patient:
             raise final_error(error, label, self.tries) from error

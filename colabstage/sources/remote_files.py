@@ -9,10 +9,13 @@ from urllib.parse import unquote, urlsplit
 
 from colabstage.errors import OptionError, SourceReadError
 from colabstage.io.environment import require_online
-from colabstage.io.files import RetryPolicy, read_with_retry
+from colabstage.io.files import PATIENT, RetryPolicy, read_with_retry
 from colabstage.io.pipeline import DaemonPool
 from colabstage.machine.drive_attributes import ask_md5s
+from colabstage.sources.gdrive import IN_FLIGHT, SharedFolder, open_share
+from colabstage.sources.http_file import open_http
 from colabstage.sources.identity import as_one_of_many, identify_remote
+from colabstage.sources.kaggle import KaggleFolder, find_kaggle_folder, open_kaggle
 from colabstage.sources.parse import KaggleSource, LocalSource, ObjectSource, ShareSource, WebSource, is_on_drive
 from colabstage.sources.remote import MountedFile, given_up, read_directly, read_through
 from colabstage.trees.bytes import RequestedBytes
@@ -127,7 +130,6 @@ class RemoteFileTree(Tree):
         return RequestedBytes(lambda length, offset: self.read_part(entry, offset, length), entry.size, label=label)
 
     def read(self, entry: FileEntry) -> bytes:
-        """Return the whole content of one file, compared with its service's checksum."""
         if not self.gives_parts(entry):
             return b"".join(self.chunks(entry))
         data = self.read_part(entry, 0, entry.size)
@@ -235,53 +237,66 @@ def list_files(
 
 def remote_opener(source: SingleSource, *, along_bytes: int = 0) -> Callable[[], RemoteFile]:
     """Return how to open one file that has an address, any number of times; `along_bytes` as of `open_remote`."""
-    if isinstance(source, FileSource):
-        return lambda: open_remote(source, along_bytes=along_bytes)
-    msg = f"'{source.label}' cannot be one of a list of single files; give it alone."
-    raise OptionError(msg)
+    if not isinstance(source, FileSource):
+        msg = f"'{source.label}' cannot be one of a list of single files; give it alone."
+        raise OptionError(msg)
+
+    def open_it() -> RemoteFile:
+        if not isinstance(source, LocalSource):
+            found = open_remote(source, along_bytes=along_bytes)
+            if not isinstance(found, RemoteFileTree | KaggleFolder):
+                return found
+            if isinstance(found, RemoteFileTree):
+                found.close()
+        # The first access to a mount, which may have died since it answered.
+        elif not read_with_retry(source.path.is_dir, str(source.path)):
+            return MountedFile(source.path)
+        msg = f"'{source.label}' is a folder where a file is expected. Give it alone, or in a list of folders only."
+        raise SourceReadError(msg)
+
+    return open_it
 
 
 def open_remote(
-    source: FileSource, *, checksum: Checksum | None = None, policy: RetryPolicy | None = None, along_bytes: int = 0
-) -> RemoteFile:
-    """Open one file that has an address: the only place that maps sources to transports.
+    source: WebSource | ObjectSource | ShareSource | KaggleSource,
+    *,
+    checksum: Checksum | None = None,
+    policy: RetryPolicy | None = None,
+    along_bytes: int = 0,
+    cancellation: Cancellation | None = None,
+) -> RemoteFile | RemoteFileTree | KaggleFolder:
+    """Open the file or the folder at an address: the only place that maps sources to transports.
 
     `checksum`: what the file should have, when the caller knows. `policy`: how often a web server is asked again, and
     `along_bytes` what it is asked for at both ends, for `RemoteFile.known`.
     """
-    if not isinstance(source, LocalSource):
-        require_online(source.label)
-    # Imported where needed: each transport loads libraries that local files do not need.
+    if isinstance(source, KaggleSource) and (mounted := find_kaggle_folder(source.dataset)) is not None:
+        return mounted
+    require_online(source.label)
     match source:
-        case LocalSource():
-            # The first access to a mount, which may have died since it answered.
-            if read_with_retry(source.path.is_dir, str(source.path)):
-                msg = (
-                    f"'{source.path}' is a folder in a list of files that are not archives. Give only files, or only "
-                    "folders."
-                )
-                raise SourceReadError(msg)
-            return MountedFile(source.path)
+        case KaggleSource():
+            return open_kaggle(source.dataset, checksum=checksum, along_bytes=along_bytes)
         case WebSource():
-            from colabstage.sources.http_file import open_http
-
             return open_http(source.url, checksum=checksum, policy=policy, along_bytes=along_bytes)
         case ObjectSource():
-            from colabstage.sources.objects import open_object
+            # It loads what other sources do not need.
+            from colabstage.sources.objects import open_address
 
-            return open_object(source.url, checksum=checksum)
+            return open_address(source.url, checksum=checksum, retry=PATIENT)
         case ShareSource():
-            from colabstage.sources.gdrive import open_shared_file
-
-            return open_shared_file(source.link, checksum=checksum, along_bytes=along_bytes)
-        case KaggleSource():
-            from colabstage.sources.kaggle import KaggleFolder, open_kaggle
-
-            opened = open_kaggle(source.dataset, checksum=checksum, along_bytes=along_bytes)
-            if isinstance(opened, KaggleFolder):
-                msg = f"'{source.label}' is the folder '{opened.path}' here; give that alone, or only folders."
-                raise SourceReadError(msg)
-            return opened
+            shared = open_share(source.link, checksum=checksum, along_bytes=along_bytes, cancellation=cancellation)
+            if not isinstance(shared, SharedFolder):
+                return shared
+            tree = RemoteFileTree(
+                source.label,
+                shared.openers(),
+                policy=PATIENT,
+                cancellation=cancellation,
+                askers=IN_FLIGHT,
+                stamp=shared.version,
+            )
+            tree.notes = shared.notes
+            return tree
 
 
 def read_small_file(source: SingleSource) -> bytes:

@@ -76,8 +76,6 @@ _HASH_THREADS, _HASH_BYTES = 2, 1 << 20
 
 
 class Part(NamedTuple):
-    """One unit of work."""
-
     first: int
     """The number of its first file, in the order of positions."""
     files: int
@@ -85,7 +83,6 @@ class Part(NamedTuple):
     offset: int
     """Where in a file its piece begins; 0 for whole files."""
     length: int
-    """The bytes of their content."""
     begin: int = 0
     """Where their bytes begin in those of the archive, if they are read at once."""
     end: int = 0
@@ -151,7 +148,6 @@ def _ends(tree: Tree, entries: Sequence[FileEntry]) -> list[int]:
 
 
 def disk_bytes(sizes: Iterable[int]) -> int:
-    """Return what files of these sizes take on the disk."""
     return sum(-(-size // _BLOCK_BYTES) * _BLOCK_BYTES + _FILE_BYTES for size in sizes)
 
 
@@ -247,16 +243,11 @@ def _mixes_up_names(folder: Path) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class WrittenFolder:
-    """The result of writing a tree to a folder."""
-
     files: int
-    """The number of files."""
     nbytes: int
-    """Their total size."""
     kept_files: int
     """How many of them an interrupted run had finished; a large file in pieces counts once for each."""
     kept_bytes: int
-    """Their bytes."""
 
 
 def write_folder(
@@ -274,19 +265,11 @@ def write_folder(
     """Write all files of a tree to the folder `target`, replacing what is there only at the very end.
 
     Modification times are kept if the tree knows them, and whether a file is a program; owners, modes and links are
-    not.
+    not. An interrupted run of the same `fingerprint` is continued; "" if states cannot be told apart.
 
-    Args:
-        tree: the files.
-        target: the folder to make; its parent exists.
-        fingerprint: identifies the tree's state; an interrupted run of the same state is continued. "" if states cannot
-            be told apart.
-        limits: how many files are read at once, of a tree that is not an archive.
-        step: told of every byte, including those already here.
-        cancellation: looked at several times a second.
-        overwrite: whether to replace what is there even if it is not ours, or was changed since we made it.
-        consumes: whether the tree is not needed afterwards: what was unpacked to the disk is moved or given back.
-        receipt: makes its receipt, or raises, right before the folder is renamed to `target`.
+    `limits`: how many files are read at once, of a tree that is not an archive. `overwrite`: replace what is there even
+    if it is not ours, or was changed. `consumes`: the tree is not needed afterwards, so what was unpacked to the disk
+    is moved or given back. `receipt` makes the receipt, or raises, right before the folder is renamed to `target`.
     """
     entries = sorted(tree.entries, key=lambda entry: (entry.position, entry.name))
     with open_workspace(
@@ -317,14 +300,11 @@ class _Writing:
 
     tree: Tree
     entries: Sequence[FileEntry]
-    """By ascending position."""
     path: Path
-    """The folder."""
     ledger: _Ledger
     step: ProgressStep
     cancellation: Cancellation
     consumes: bool
-    """As of `write_folder`."""
 
     def __post_init__(self) -> None:
         self._source = _bytes_of(self.tree)
@@ -333,7 +313,6 @@ class _Writing:
         self._open: dict[int, Part] = {}
 
     def write(self, parts: Sequence[Part], limits: PipelineLimits) -> None:
-        """Write these parts."""
         # Before any file, so that writing threads need not check for their folders.
         make_folders(self.path, (entry.name for entry in self.entries))
         if self.consumes and self.tree.unpacked is not None:
@@ -448,7 +427,6 @@ class _Writing:
         return data
 
     def _write(self, part: Part, data: bytes, folder: Folder) -> str:
-        """Write what was read; return the hash of the content."""
         entry = self.entries[part.first]
         if part.end:
             assert self._source is not None
@@ -545,7 +523,6 @@ class _Ledger(Closing):
             self._journal.append(self._line(part, digest))
 
     def close(self) -> None:
-        """Release the file. Calling it twice is fine."""
         self._journal.close()
 
     def _span(self, part: Part) -> _Span:

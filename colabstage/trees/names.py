@@ -65,7 +65,10 @@ def check_limits(archive: str, members: int, total_bytes: int, archive_bytes: in
         )
     else:
         return
-    msg = f"'{archive}' {problem}. That is how a decompression bomb looks; raise the limit only if you trust it."
+    msg = (
+        f"'{archive}' {problem}. That is how a decompression bomb looks. If you trust it, unpack it with its own tool, "
+        "and give the folder."
+    )
     raise UnsafeArchiveError(msg)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from colabstage.io.progress import LateStep, Progress
+from colabstage.io.progress import Cancellation, LateStep, Progress
 from colabstage.sources.arriving import STRETCH_BYTES, ArchiveWalk, StreamingCopy
 from colabstage.sources.http_file import open_http
 from colabstage.trees.bytes import LocalBytes
@@ -38,7 +38,13 @@ def test_headers_are_found_with_few_requests(tmp_path: Path, kind: str) -> None:
     size = path.stat().st_size
     with WebServer({"photos.tar": path}) as server:
         file = open_http(server.url("photos.tar"))
-        copy = StreamingCopy(file, tmp_path / "copy", step=Progress().step("copy", total=size, unit="B"), policy=POLICY)
+        copy = StreamingCopy(
+            file,
+            tmp_path / "copy",
+            step=Progress().step("copy", total=size, unit="B"),
+            policy=POLICY,
+            cancellation=Cancellation(),
+        )
         with ArchiveWalk(copy, LateStep(Progress(), "look", size)) as walk:
             found = list(scan_members(walk))
             walk.end()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -15,18 +14,14 @@ from hypothesis import strategies as st
 from colabstage.errors import (
     CancelledError,
     DamagedPackError,
-    DriveDisconnectedError,
-    NotEnoughSpaceError,
     SourceReadError,
-    TargetNotWritableError,
 )
 from colabstage.h5.manifest import Manifest
-from colabstage.io.display import Board
 from colabstage.io.files import block_ranges, hash_block, hash_ranges
-from colabstage.io.progress import Cancellation, LateStep
+from colabstage.io.progress import Cancellation
 from colabstage.io.workspace import temp_beside
 from colabstage.sources.arriving import copy_file
-from simulated_drive.knobs import ContentFault, DriveFaults, OpFault
+from simulated_drive.knobs import ContentFault, DriveFaults
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -123,15 +118,6 @@ def test_an_interrupted_copy_is_continued_whatever_it_left(
     target.unlink()
 
 
-def test_what_is_not_of_colabstage_is_not_emptied(source: Path, tmp_path: Path, copy: Callable[..., int]) -> None:
-    """A file of any other name stays as it is: nobody calls so, and nobody could undo it."""
-    theirs = tmp_path / "theirs.bin"
-    theirs.write_bytes(b"theirs")
-    with pytest.raises(ValueError, match=r"theirs\.bin'"):
-        copy(source, theirs)
-    assert theirs.read_bytes() == b"theirs"
-
-
 @pytest.mark.parametrize(
     ("place", "named"), [(3 * BLOCK + 5, "65,536 .* 196,608"), (10 * BLOCK + 21_999, "22,000 .* 655,360")]
 )
@@ -200,40 +186,3 @@ def test_block_that_comes_wrong_once_is_read_again(
     drive.set_faults(DriveFaults(contents=(fault,)))
     copy(on_drive, target, expected=hashes_of(source))
     assert target.read_bytes() == source.read_bytes()
-
-
-@pytest.mark.fuse
-@pytest.mark.parametrize(
-    ("number", "wanted"),
-    [
-        (errno.EIO, TargetNotWritableError),
-        (errno.ENOSPC, NotEnoughSpaceError),
-        (errno.ENOTCONN, DriveDisconnectedError),
-    ],
-)
-def test_write_errors_of_a_mount_are_typed(
-    drive: SimulatedDrive,
-    on_drive: Path,
-    source: Path,
-    copy: Callable[..., int],
-    number: int,
-    wanted: type[Exception],
-) -> None:
-    """Whatever a Drive answers to a write, the error says that the target failed, not the source."""
-    drive.set_faults(DriveFaults(ops=(OpFault(op="write", errno=number),)))
-    with pytest.raises(wanted, match=r"MyDrive"):
-        copy(source, on_drive.with_name("copy.h5"))
-
-
-def test_a_copy_that_is_here_is_over_before_it_is_closed() -> None:
-    """Whoever reads it afterwards takes none of its time, and what comes twice is not counted."""
-    board = Board(lambda _: None)
-    with LateStep(board, "copy a.zip", 10) as step:
-        assert board.rows() == ()
-        step.advance(6)
-        assert board.rows()[0].state == "running"
-        step.advance(4)
-        step.advance(4)
-        (row,) = board.rows()
-        assert (row.state, row.done) == ("done", 10)
-    assert board.rows() == (row,)

@@ -17,7 +17,6 @@ from colabstage.sources.identity import (
     as_one_of_many,
     compare_states,
     identify_archive,
-    identify_by_times,
     identify_many,
     identify_tree,
 )
@@ -130,11 +129,6 @@ def test_one_fingerprint_is_never_of_two_states(one: SourceIdentity, other: Sour
         assert compare_states(one, other) != "changed"
 
 
-def test_an_md5_that_is_no_longer_told_is_no_change() -> None:
-    """A client may tell it or not; then all else that is known counts."""
-    assert compare_states(MD5, replace(MD5, md5="")) == compare_states(replace(MD5, md5=""), MD5) == "same"
-
-
 @given(parts=st.lists(st.tuples(STATES, STATES), min_size=1, max_size=3), again=st.sets(st.integers(0, 2)))
 def test_a_state_is_never_changed_from_itself_and_many_are_as_the_worst_of_them(
     parts: list[tuple[SourceIdentity, SourceIdentity]], again: set[int]
@@ -200,28 +194,3 @@ def test_a_folder_is_hashed_as_records_have_it(tmp_path: Path) -> None:
     assert found.listing == hash_block("\n".join(lines).encode(errors="surrogateescape"))
     assert found.times == hash_block("\n".join(timed).encode(errors="surrogateescape"))
     assert (found.files, found.nbytes) == (301, sum(entry.size for entry in tree.entries))
-
-
-@pytest.mark.parametrize("change", ["none", "size", "time", "name", "more"])
-def test_times_alone_tell_what_all_that_is_known_tells(tmp_path: Path, change: str) -> None:
-    """Where times are trusted, the short look at a folder has the verdict of the long one."""
-    file = tmp_path / "1.jpg"
-    file.write_bytes(b"12")
-    os.utime(file, ns=(0, 5))
-    recorded = identify_tree(FolderTree(tmp_path), address="/f")
-    match change:
-        case "size":
-            file.write_bytes(b"123")
-            os.utime(file, ns=(0, 5))
-        case "time":
-            os.utime(file, ns=(0, 6))
-        case "name":
-            file.rename(tmp_path / "2.jpg")
-        case "more":
-            (tmp_path / "2.jpg").touch()
-        case _:
-            pass
-    tree = FolderTree(tmp_path)
-    verdict = compare_states(recorded, identify_by_times(tree, address="/f"))
-    assert verdict == compare_states(recorded, identify_tree(tree, address="/f"))
-    assert verdict == ("same" if change == "none" else "changed")

@@ -5,9 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import signal
 import subprocess
-import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -15,22 +13,17 @@ import pytest
 
 from colabstage import fetch_files
 from colabstage.errors import (
-    CancelledError,
     ChecksumMismatchError,
     NotEnoughSpaceError,
     OptionError,
     SourceReadError,
     TargetExistsError,
 )
-from colabstage.io.receipts import look_at
 from simulated_drive.knobs import DriveFaults, OpFault
 from tests.support.far import random_bytes
 from tests.support.http_knobs import WebKnobs
 from tests.support.http_server import WebServer
 from tests.support.images import make_tree, read_tree
-from tests.support.share_links import DriveShares, SharedItem
-from tests.support.staged import has_whole_block
-from tests.support.steps import Meanwhile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -100,17 +93,6 @@ def test_a_folder_arrives_with_names_bytes_and_times(photos: Path, tmp_path: Pat
     assert not any(b"T" in line.split()[0] for line in shown.stdout.splitlines())
 
 
-def test_stopping_leaves_nothing_under_the_name(photos: Path, tmp_path: Path) -> None:
-    """What the progress raises comes out as it is, in the middle of the work; no thread stays."""
-
-    def stop() -> None:
-        raise CancelledError("enough")
-
-    with pytest.raises(CancelledError, match="enough"):
-        fetch(photos, tmp_path / "out", progress=Meanwhile(stop))
-    assert visible(tmp_path) == ["photos"]
-
-
 @pytest.mark.fuse
 def test_a_folder_of_a_drive_on_a_bad_day(
     make_drive: Callable[..., SimulatedDrive], tmp_path: Path, photos: Path
@@ -151,18 +133,6 @@ def test_into_a_folder_that_exists_it_keeps_its_name(server: WebServer, tmp_path
     assert visible(tmp_path / "out") == ["data.zip", "mine.txt"]
     server.forget_requests()
     assert fetch(server.url("data.zip"), tmp_path / "out").kept_bytes == len(DATA)
-    assert server.bytes_sent < 100_000
-
-
-def test_a_second_call_reads_nothing(server: WebServer, photos: Path, tmp_path: Path) -> None:
-    """Files and folders that have not changed on either side are not read again, whatever the signature of the day."""
-    fetch(server.url("data.zip", query="X-Amz-Signature=one"), tmp_path / "a.zip")
-    fetch(photos, tmp_path / "b")
-    server.forget_requests()
-    for source, place in ((server.url("data.zip", query="X-Amz-Signature=two"), "a.zip"), (photos, "b")):
-        report = fetch(source, tmp_path / place)
-        assert report.kept_bytes == report.nbytes > 0
-        assert "already" in str(report)
     assert server.bytes_sent < 100_000
 
 
@@ -254,32 +224,6 @@ def test_a_pattern_is_a_folder_of_what_fits(photos: Path, tmp_path: Path) -> Non
     assert visible(tmp_path / "some") == ["00.bin", "01.bin", "03.bin", "06.bin", "09.bin"]
 
 
-def test_a_refused_share_is_refused_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What came and was another file, and what came when no checksum was asked for, is not taken for the right one."""
-    file_id = "1FileAbcdefghijklmnopqrstuvwxyz_0"
-    good = f"sha256:{hashlib.sha256(b'good').hexdigest()}"
-    with DriveShares(tmp_path) as shares:
-        for name, value in shares.hosts.environment().items():
-            monkeypatch.setenv(name, value)
-        monkeypatch.setenv("HOME", str(tmp_path))
-        shares.add(SharedItem(file_id, "data.bin", content=content(30_000)))
-        link = f"https://drive.google.com/file/d/{file_id}/view"
-        (tmp_path / "out").mkdir()
-        for _ in range(3):
-            with pytest.raises(ChecksumMismatchError):
-                fetch(link, tmp_path / "out" / "a.bin", hash=good)
-        (tmp_path / "other").mkdir()
-        (tmp_path / "other" / "there.bin").write_bytes(b"mine")
-        with pytest.raises(TargetExistsError):
-            fetch(link, tmp_path / "other" / "there.bin")
-        with pytest.raises(ChecksumMismatchError):
-            fetch(link, tmp_path / "other" / "new.bin", hash=good)
-        assert not (tmp_path / "out" / "a.bin").exists()
-        assert not (tmp_path / "other" / "new.bin").exists()
-        right = f"sha256:{hashlib.sha256(content(30_000)).hexdigest()}"
-        assert fetch(link, tmp_path / "other" / "new.bin", hash=right).nbytes == 30_000
-
-
 def test_it_can_be_fetched_again(server: WebServer, photos: Path, tmp_path: Path) -> None:
     """`refresh=True` whatever is here; `verify="full"` compares what is here and there, and fetches what differs."""
     with pytest.raises(OptionError, match="verify='all'"):
@@ -304,48 +248,3 @@ def test_too_little_disk_is_refused_before_the_first_byte(server: WebServer, sma
     with pytest.raises(NotEnoughSpaceError, match=r"9\.44 MB"):
         fetch(server.url("data.zip"), small_disk / "a.zip")
     assert list(small_disk.iterdir()) == []
-
-
-def kill_when(source: object, target: Path, is_time: Callable[[], bool]) -> None:
-    """Run `fetch_files` in a process of its own and kill it when it is time."""
-    code = f"from colabstage import fetch_files as f; f({source!r}, {str(target)!r}, progress=False)"
-    process = subprocess.Popen([sys.executable, "-c", code])
-    deadline = time.monotonic() + 60
-    while not is_time() and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait(timeout=30) == -signal.SIGKILL
-
-
-@pytest.mark.slow
-def test_a_killed_download_goes_on(server: WebServer, tmp_path: Path) -> None:
-    """What had arrived in whole blocks is not fetched again."""
-    large = DATA * 2
-    server.put("data.zip", large)
-    server.set_knobs(WebKnobs(total_bytes_per_s=30 * MIB))
-    kill_when(server.url("data.zip"), tmp_path / "a.zip", lambda: has_whole_block(tmp_path))
-    assert not (tmp_path / "a.zip").exists()
-    server.set_knobs(WebKnobs())
-    report = fetch(server.url("data.zip"), tmp_path / "a.zip")
-    assert (tmp_path / "a.zip").read_bytes() == large
-    # The last block, which is shorter, may have been whole first.
-    assert report.kept_bytes >= min(8 * MIB, len(large) % (8 * MIB) or 8 * MIB)
-    assert "were already here" in str(report)
-    assert [path.suffix for path in sorted(tmp_path.iterdir())] == [".receipt", ".zip"]
-
-
-@pytest.mark.slow
-def test_a_killed_folder_goes_on(tmp_path: Path) -> None:
-    """Files that were whole are hashed and kept; one that was damaged meanwhile is read again."""
-    files = {f"set/{n:03}.bin": content(50_000, n) for n in range(100)}
-    with WebServer(files, knobs=WebKnobs(total_bytes_per_s=3_000_000)) as server:
-        urls = [server.url(name) for name in files]
-        kill_when(urls, tmp_path / "set", lambda: len(list(tmp_path.glob(".colabstage-*/files/*"))) >= 30)
-        victim = min(tmp_path.glob(".colabstage-*/files/*"), key=lambda path: path.stat().st_mtime_ns)
-        victim.write_bytes(bytes(50_000))
-        server.set_knobs(WebKnobs())
-        report = fetch(urls, tmp_path / "set")
-    assert {f"set/{name}": data for name, data in read_tree(tmp_path / "set").items()} == files
-    assert 15 * 50_000 <= report.kept_bytes < report.nbytes
-    assert visible(tmp_path) == ["set"]
-    assert look_at(tmp_path / "set").is_as_made

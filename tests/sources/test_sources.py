@@ -178,8 +178,6 @@ def test_a_list_is_one_source(tmp_path: Path) -> None:
         (7, "source=7"),
         (b"/data", "source=b'/data'"),
         ([["/a"], "/b"], "list"),
-        (Path("s3://bucket/a"), "lost a slash"),
-        ("s4://bucket/a", "Did you mean s3://"),
         ("simplecache::s3://bucket/a.zip", "another file system"),
         ("simplecache://bucket/a.zip", "another file system"),
         ("zip://a.jpg::s3://bucket/a.zip", "another file system"),

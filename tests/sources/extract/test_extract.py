@@ -23,7 +23,6 @@ from colabstage.errors import (
     NotEnoughSpaceError,
     TargetExistsError,
 )
-from colabstage.io.progress import Cancellation
 from simulated_drive.knobs import DriveFaults, OpFault
 from tests.support.images import read_tree
 from tests.support.steps import OneStep
@@ -116,7 +115,7 @@ def test_the_same_archive_again_is_not_extracted_again(tmp_path: Path) -> None:
     (tmp_path / "b.zip").hardlink_to(archive)
     other = extract_archive(tmp_path / "b.zip", tmp_path / "out", progress=False)
     assert (again.reused, other.reused) == (True, True)
-    assert (again.members, again.bytes_per_second) == (50, 0.0)
+    assert again.members == 50
     assert "already" in str(again)
     assert _stamp(tmp_path / "out/train/1/00001.bin") == before
     write(archive, {"new": b"22"})
@@ -158,10 +157,9 @@ def test_an_interrupted_run_goes_on_with_what_is_whole(tmp_path: Path, meanwhile
     ends may all be those of another one: labels written anew."""
     files = {f"labels/{number:05}.txt": b"%05d 0.5 0.5 0.1 0.1\n" % number * 40 for number in range(MANY)}
     archive = write(tmp_path / "a.tar", files, "tar")
-    cancellation = Cancellation()
-    progress = Noticing(lambda done: cancellation.cancel() if done > 1_000_000 else None)
+    progress = Noticing(lambda done: progress.cancellation.cancel() if done > 1_000_000 else None)
     with pytest.raises(CancelledError):
-        extract_archive(archive, tmp_path / "out", progress=progress, cancellation=cancellation)
+        extract_archive(archive, tmp_path / "out", progress=progress)
     assert not (tmp_path / "out").exists()
     if meanwhile == "a file of it is cut":
         (left,) = (tmp_path / name for name in leftovers(tmp_path))

@@ -22,7 +22,6 @@ import zstandard
 from colabstage import extract_archive
 from colabstage.errors import ArchiveError, CorruptArchiveError, UnsafeArchiveError
 from colabstage.sources import to_folder
-from colabstage.trees.names import ArchiveLimits
 from tests.support.archives import FILE, FOLDER, LINK, set_field, stored_zip, tar_bytes, tar_of, zip_bytes, zip_of
 from tests.support.images import read_tree
 
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-LIMITS = ArchiveLimits(max_members=500, max_total_bytes=60_000_000, max_ratio=100, ratio_from_bytes=200_000)
 # Enough for a bomb.
 ZEROS = bytes(400_000)
 
@@ -134,9 +132,6 @@ UNSAFE = {
     "zip: file through a link": (zip_of(("a", LINK, b"b"), ("a/evil", FILE, b"x")), "'a'"),
     "zip: overlapping members": (overlapping(), "a.jpg"),
     "zip: a member that reaches into the next": (set_field(TWO, CENTRAL, 20, "<LL", 101, 101), "a.jpg"),
-    "zip: bomb by ratio": (zip_of(("z", FILE, ZEROS), method=DEFLATED), "max_ratio"),
-    "zip: bomb by total": (set_field(PACKED, CENTRAL, 24, "<L", 70_000_000), "max_total_bytes"),
-    "zip: bomb by count": (zip_of(*((f"{n}", FILE, b"") for n in range(501))), "max_members"),
     "zip: comment with an end": (zip_of(comment=b"see " + END + bytes(18) + CENTRAL), "comment"),
     "zip: comment with the mark of an end": (zip_of(comment=b"see " + END + b" there"), "comment"),
     "tar: block device": (tar_of(("sda", tarfile.BLKTYPE, "", b"")), "sda"),
@@ -151,8 +146,6 @@ UNSAFE = {
         tar_of(("a", SYM, "b", b""), ("b", SYM, "c", b""), ("c/d", REG, "", b"1"), ("a/evil", REG, "", b"x")),
         "'a'",
     ),
-    "tar.gz: bomb": (gzip.compress(tar_bytes({"z": ZEROS}), mtime=0), "max_ratio"),
-    "tar.xz: bomb": (lzma.compress(tar_bytes({"z": ZEROS})), "max_ratio"),
     "gz: noted name that climbs": (gzip_named(b"../evil"), "../evil"),
     "gz: noted name that is absolute": (gzip_named(b"/tmp/colabstage-evil"), "/tmp/colabstage-evil"),
 }
@@ -267,14 +260,14 @@ def test_a_hostile_archive_is_refused_and_leaves_nothing(room: Path, monkeypatch
     archive, out = room / "archive", room / "out"
     archive.write_bytes(content)
     with pytest.raises(error) as raised:
-        extract_archive(archive, out, limits=LIMITS, progress=False)
+        extract_archive(archive, out, progress=False)
     assert type(raised.value) is error
     assert named in str(raised.value)
     assert [path.name for path in room.iterdir()] == ["archive"]
     out.mkdir()
     (out / "mine.txt").write_text("mine")
     with pytest.raises(error):
-        extract_archive(archive, out, limits=LIMITS, overwrite=True, progress=False)
+        extract_archive(archive, out, overwrite=True, progress=False)
     assert sorted(path.name for path in room.iterdir()) == ["archive", "out"]
     assert read_tree(out) == {"mine.txt": b"mine"}
 
@@ -282,7 +275,7 @@ def test_a_hostile_archive_is_refused_and_leaves_nothing(room: Path, monkeypatch
 def extracted(room: Path, content: bytes) -> dict[str, bytes]:
     """What is extracted of an archive; every file and folder has an ordinary mode."""
     (room / "archive").write_bytes(content)
-    report = extract_archive(room / "archive", room / "out", limits=LIMITS, progress=False)
+    report = extract_archive(room / "archive", room / "out", progress=False)
     found = read_tree(room / "out")
     assert report.members == len(found)
     for path in (room / "out").rglob("*"):

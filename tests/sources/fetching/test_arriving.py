@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 from colabstage.errors import (
-    CancelledError,
     DriveDisconnectedError,
     SourceChangedError,
     SourceReadError,
 )
 from colabstage.io.files import RetryPolicy, hash_block
+from colabstage.io.progress import Cancellation
 from colabstage.sources.arriving import StreamingCopy
 from colabstage.sources.remote import MountedFile, TransientError
 from tests.clocks import ManualClock
@@ -62,7 +62,7 @@ def open_arriving(source: Path, target: Path, step: Any) -> Iterator[Callable[..
     with ExitStack() as stack:
 
         def make(origin: Path | MemoryFile = source, place: Path = target, **changes: Any) -> StreamingCopy:
-            options: dict[str, Any] = {"step": step, "policy": POLICY, **changes}
+            options: dict[str, Any] = {"step": step, "policy": POLICY, "cancellation": Cancellation(), **changes}
             remote = origin if isinstance(origin, MemoryFile) else stack.enter_context(closing(MountedFile(origin)))
             return StreamingCopy(remote, place, **options)
 
@@ -108,7 +108,7 @@ def test_what_nobody_prefers_stays_where_it_is_until_somebody_waits_for_it(
     open_arriving: Callable[..., StreamingCopy], target: Path, content: bytes, step: Any
 ) -> None:
     """A read of it is a request of its own; whoever reads from beginning to end, or wants all of it, has it come."""
-    with open_arriving(connections=3) as arriving:
+    with open_arriving() as arriving:
         arriving.prefer([(3 * MIB, 4 * MIB)], alone=True)
         assert arriving.pread(100, 0) == content[:100]
         arriving.start()
@@ -188,21 +188,6 @@ def test_what_is_near_is_waited_for_and_what_is_far_is_not(
         assert not near.done()
         release.set()
         assert near.result(10) == content[4 * MIB : 4 * MIB + 1000]
-
-
-def test_many_readers_get_exact_bytes(open_arriving: Callable[..., StreamingCopy], content: bytes, step: Any) -> None:
-    """Eight threads that read all over the file while it arrives get what the source holds."""
-    step.notice = lambda _: time.sleep(0.01)
-    rng = np.random.default_rng(1)
-    ranges = [(int(offset), int(length)) for offset, length in rng.integers(0, [SIZE, 300_000], (400, 2))]
-    everything = [(offset, 100_000) for offset in range(0, SIZE, 100_000)]
-    with open_arriving() as arriving, ThreadPoolExecutor(8) as pool:
-        arriving.start()
-        for offset, length, data in pool.map(
-            lambda part: (*part, arriving.pread(part[1], part[0])), everything + ranges
-        ):
-            assert data == content[offset : offset + length], offset
-        assert arriving.pread(2 * SIZE, 0) == content
 
 
 @pytest.mark.parametrize("refused", [False, True])
@@ -310,17 +295,6 @@ def test_closing_midway_ends_the_copy_and_its_readers(
             call()
     assert copy_threads() == []
     assert leftovers(target) == []
-
-
-def test_error_of_the_progress_reaches_the_caller(open_arriving: Callable[..., StreamingCopy], step: Any) -> None:
-    """What the progress raises, for example to cancel, comes out of `wait` as what it is."""
-
-    def cancel(total: int) -> None:
-        raise CancelledError("enough")
-
-    step.notice = cancel
-    with open_arriving() as arriving, pytest.raises(CancelledError, match="enough"):
-        arriving.wait()
 
 
 @pytest.mark.fuse
@@ -445,7 +419,7 @@ def test_hanging_connection_is_taken_over(open_arriving: Callable[..., Streaming
     release = threading.Event()
     source = MemoryFile(content, connections=4, at=lambda position: position == MIB and release.wait(30))
     try:
-        with open_arriving(source, stall_timeout_s=20.0) as arriving:
+        with open_arriving(source) as arriving:
             # Another connection that comes by the same byte does not hang.
             threading.Timer(1.0, lambda: setattr(source, "_at", lambda position: None)).start()
             arriving.wait()
@@ -465,17 +439,6 @@ def test_far_read_that_is_refused_waits_for_the_copy(
     with open_arriving(MemoryFile(content * 2, bytes_per_s=20e6, connections=1, answer=answer)) as arriving:
         arriving.start()
         assert arriving.pread(500, far) == content[-500:]
-
-
-@pytest.mark.parametrize(
-    ("lack", "words"), [({"size": None}, "does not say how long it is"), ({"ranges": False}, "does not give parts")]
-)
-def test_source_whose_end_cannot_be_asked_for_is_refused(
-    open_arriving: Callable[..., StreamingCopy], content: bytes, lack: dict[str, Any], words: str
-) -> None:
-    """Nobody can say where its end is to be read, or nobody can read it there."""
-    with pytest.raises(SourceReadError, match=words):
-        open_arriving(MemoryFile(content, **lack))
 
 
 def test_who_is_refused_for_longer_than_patience_lasts_is_told_and_keeps_what_came(

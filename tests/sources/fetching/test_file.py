@@ -14,7 +14,6 @@ from colabstage import fetch_files
 from colabstage.errors import (
     CancelledError,
     ChecksumMismatchError,
-    NotEnoughSpaceError,
     SourceChangedError,
     SourceReadError,
     TargetExistsError,
@@ -266,13 +265,6 @@ def test_a_stream_of_unknown_length_goes_on_after_a_cut(fetch: Callable[..., Any
     fetch(source)
     assert target.read_bytes() == CONTENT
     assert source.requests == [(0, None), (3 * BLOCK, None), (6 * BLOCK, None)]
-
-
-def test_a_full_disk_leaves_the_old_state(small_disk: Path, fetch: Callable[..., Any]) -> None:
-    """There is no room midway: the error names the place, and no half file is under the real name."""
-    with pytest.raises(NotEnoughSpaceError, match="small'"):
-        fetch(MemoryFile(CONTENT, size=None), small_disk / "data.bin")
-    assert not (small_disk / "data.bin").exists()
 
 
 def test_a_server_that_asks_for_a_day_is_asked_after_a_minute(

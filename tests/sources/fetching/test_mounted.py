@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from colabstage.errors import DriveDisconnectedError, SourceChangedError, SourceNotFoundError, SourceReadError
+from colabstage.errors import SourceChangedError, SourceNotFoundError, SourceReadError
 from colabstage.io.files import RetryPolicy
 from colabstage.io.progress import Cancellation
 from colabstage.sources.arriving import fetch_file
-from colabstage.sources.remote import MountedFile, TransientError
+from colabstage.sources.remote import MountedFile
 from simulated_drive.knobs import ContentFault, DriveFaults, OpFault
 from tests.support.far import random_bytes
 
@@ -100,41 +100,6 @@ def test_file_that_changes_is_found_out(path: Path, content: bytes, change: str)
 
 
 @pytest.mark.fuse
-@pytest.mark.parametrize(
-    ("number", "wanted"),
-    [
-        (errno.EIO, TransientError),
-        (errno.EAGAIN, TransientError),
-        (errno.ENOENT, TransientError),
-        (errno.ENOTCONN, DriveDisconnectedError),
-        (errno.EACCES, SourceReadError),
-    ],
-)
-@pytest.mark.parametrize("op", ["open", "read"])
-def test_each_errno_is_judged(
-    on_drive: tuple[SimulatedDrive, Path], number: int, wanted: type[Exception], op: str
-) -> None:
-    """What passes is told apart from a dead mount and from what stays."""
-    drive, path = on_drive
-    with closing(MountedFile(path)) as file:
-        drive.set_faults(DriveFaults(ops=(OpFault(op=op, errno=number),)))  # type: ignore[arg-type]
-        first = file.read_range(0, 10)  # keeps the handle that was opened before
-        if op == "open":
-            next(first)
-        with pytest.raises(wanted) as caught:
-            list(MountedFile.read_range(file, 12 * MIB, 10) if op == "open" else _fresh(file))
-        assert type(caught.value) is wanted
-        first.close()  # type: ignore[attr-defined]
-
-
-def _fresh(file: MountedFile) -> list[bytes]:
-    """Read through a handle that was opened after the faults were set."""
-    with_old_handle = file.read_range(0, 1)
-    next(with_old_handle)
-    return list(file.read_range(12 * MIB, 10))
-
-
-@pytest.mark.fuse
 def test_final_errors_of_a_mount_say_what_to_do(
     on_drive: tuple[SimulatedDrive, Path], tmp_path: Path, step: Any
 ) -> None:
@@ -153,5 +118,5 @@ def test_final_errors_of_a_mount_say_what_to_do(
     for faults, wanted, words in cases:
         drive.set_faults(faults)
         with closing(MountedFile(path)) as file, pytest.raises(wanted, match=words):
-            fetch_file(file, tmp_path / "copy", step=step, cancellation=Cancellation(), policy=policy, connections=1)
+            fetch_file(file, tmp_path / "copy", step=step, cancellation=Cancellation(), policy=policy)
     assert not (tmp_path / "copy").exists()

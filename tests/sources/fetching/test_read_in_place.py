@@ -48,7 +48,7 @@ def test_ranges_are_joined_as_far_as_they_are_close_and_short() -> None:
 def test_each_stretch_is_fetched_once_by_many_readers() -> None:
     """All get their bytes; the member that is far from others, and what was not announced, is not theirs to fetch."""
     archive = Archive()
-    neighbours = ReadAhead(SHARED, archive.fetch, connections=4)
+    neighbours = ReadAhead(SHARED, archive.fetch, connections=4, cancellation=Cancellation())
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda bounds: neighbours.read(*bounds), MEMBERS))
     assert found[:-1] == [CONTENT[begin:end] for begin, end in MEMBERS[:-1]]
@@ -63,7 +63,7 @@ def test_each_stretch_is_fetched_once_by_many_readers() -> None:
 def test_what_failed_is_fetched_again_for_who_asks_again() -> None:
     archive = Archive()
     archive.failing = True
-    neighbours = ReadAhead(SHARED, archive.fetch, connections=1)
+    neighbours = ReadAhead(SHARED, archive.fetch, connections=1, cancellation=Cancellation())
     with pytest.raises(SourceReadError, match="it is gone"):
         neighbours.read(*MEMBERS[0])
     archive.failing = False

@@ -293,7 +293,7 @@ def test_one_file_that_is_refused_refuses_the_folder(drive: DriveShares, out: Pa
 
 
 def test_what_no_folder_of_a_disk_has_is_made_such(drive: DriveShares, out: Path) -> None:
-    """Documents are left out with a note; files of one name are told apart as Drive's own mount does it, in whatever
+    """Documents are left out with a note; files of one name get numbers, in whatever
     order they are listed; names stay in their folder and keep their suffix; a folder that contains itself ends."""
     kinds: dict[str, Any] = {"Notes": "document", "Survey": "forms", "a.png": "folder"}
     items = ["a.png", "b.tar.gz", "b.tar.gz", "../evil", "..", ".colabstage-x.tmp", "a\0b", "é" * 300 + ".zip", "a/c"]
@@ -305,7 +305,7 @@ def test_what_no_folder_of_a_disk_has_is_made_such(drive: DriveShares, out: Path
         )
     )
     ids = [*map(item_id, range(len(items))), *(item_id(50 + n) for n in range(len(kinds)))]
-    names = ["a (1).png", "b.tar.gz", "b.tar (1).gz", ".._evil", "_", "_.colabstage-x.tmp", "a_b", "é" * 118 + ".zip"]
+    names = ["a-2.png", "b.tar.gz", "b.tar-2.gz", ".._evil", "_", "_.colabstage-x.tmp", "a_b", "é" * 118 + ".zip"]
     expected = {name: marked(n) for n, name in enumerate([*names, "a_c"])} | {"a.png/in.png": b"in"}
     drive.add(SharedItem(FILE, "in.png", content=b"in"))
     for number, order in enumerate((ids, ids[::-1])):

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from colabstage import fetch_files
 from colabstage.errors import (
     OptionError,
     SourceAccessError,
@@ -315,13 +314,9 @@ def test_a_coding_nobody_asked_for_is_refused(server: WebServer, look: Callable[
     [
         (WebKnobs(), True),
         (WebKnobs(etag="weak"), False),
-        # The time of a file that is old enough.
-        (WebKnobs(etag="none"), True),
-        # The file could have changed twice within the second of the answer.
-        (WebKnobs(etag="none", last_modified=False, headers=(("Last-Modified", formatdate(4e9, usegmt=True)),)), False),
-        (WebKnobs(etag="none", last_modified=False), False),
+        (WebKnobs(etag="none"), False),
     ],
-    ids=["tag", "weak tag", "time", "new time", "nothing"],
+    ids=["tag", "weak tag", "time"],
 )
 def test_if_range_has_only_strong_validators(
     server: WebServer, look: Callable[..., HttpFile], knobs: WebKnobs, sends: bool
@@ -437,14 +432,6 @@ def test_a_whole_that_is_shorter_than_its_length(server: WebServer, look: Callab
     assert (got, type(error)) == (DATA, TransientError)
 
 
-def test_a_drip_comes_as_it_drips(server: WebServer, look: Callable[..., HttpFile]) -> None:
-    """Bytes are given out when they come, not when a piece is full."""
-    file = look()
-    server.set_faults(WebFault(kind="drip", bytes_per_s=200, min_bytes=PART))
-    with closing(file.read_range(0, PART)) as pieces:  # type: ignore[type-var]
-        assert max(len(next(pieces)) for _ in range(5)) < 1000
-
-
 def test_nobody_listens(look: Callable[..., HttpFile]) -> None:
     """A refused connection may pass, and says so without the address's secrets."""
     with WebServer({}) as gone:
@@ -461,10 +448,7 @@ def test_nobody_listens(look: Callable[..., HttpFile]) -> None:
 @pytest.mark.parametrize(
     ("status", "kind", "named"),
     [
-        (401, SourceAccessError, "netrc"),
-        (403, SourceAccessError, "licence"),
-        (407, SourceAccessError, "HTTPS_PROXY"),
-        (451, SourceAccessError, "legal"),
+        *((status, SourceAccessError, "netrc.*licence") for status in (401, 403, 407, 451)),
         *((status, SourceNotFoundError, "") for status in (404, 410)),
         *((status, TransientError, "12 s") for status in (202, 408, 425, 429, 500, 502, 503, 504, 599)),
         *((status, SourceReadError, "") for status in (304, 418)),
@@ -909,16 +893,6 @@ def test_a_length_that_is_none_is_refused(
     # Two lengths are refused by urllib3 itself, which leaves its connection to the garbage collector.
     with warnings.catch_warnings(action="ignore", category=ResourceWarning):
         gc.collect()
-
-
-def test_an_answer_that_is_no_http_is_told_in_words(
-    raw_server: Callable[[Callable[[socket.socket], None]], str], tmp_path: Path
-) -> None:
-    """Not by the name of a class; and whoever gives up raises the public error."""
-    url = raw_server(lambda connection: connection.sendall(b"SSH-2.0-OpenSSH_9.6\r\n\r\n"))
-    with pytest.raises(SourceReadError, match="not understood") as error:
-        fetch_files([url, url], tmp_path / "out", progress=False)
-    assert type(error.value) is SourceReadError
 
 
 @pytest.mark.parametrize("answers", ["alike", "no suffix", "another version", "too many at once"])
