@@ -498,7 +498,8 @@ def publish_pack(
         try:
             # In the background a bar would be drawn into whatever cell runs then.
             progress = Progress() if quietly else call.progress
-            _publish_rows(request.pack_path, place, progress)
+            # Without a bar: nobody gave that name.
+            _publish_rows(request.pack_path, place, Progress(call.cancellation))
             done = publish(place, request.pack_path, name, progress=progress)
             step.amount = done.nbytes - done.kept_bytes
             uploading = "; uploading" if done.uploading else ""
