@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import os
-import pickle
 import shutil
 import subprocess
 import sys
@@ -96,18 +94,6 @@ if sys.argv[1]:
 """
     said = run(code, missing).split()
     assert said == (["True", "False", *["MissingDependencyError", "True"] * 2] if missing else ["True", "True"])
-
-
-def test_a_split_that_is_tried_as_an_attribute_has_the_line_to_write(source: Path, places: dict[str, Any]) -> None:
-    """Other names fail as usual, and a dataset can be copied and pickled."""
-    data = cs.stage_dataset(source, splits={"train": 0.5, "dev": 0.5}, progress=False, **places)
-    for split in data.splits:
-        with pytest.raises(AttributeError, match=rf"data\['{split}'\]"):
-            getattr(data, split)
-    with pytest.raises(AttributeError, match="no attribute 'trian'"):
-        _ = data.trian
-    assert copy.copy(data).splits == data.splits
-    assert not hasattr(pickle.loads(pickle.dumps(data.info)), "train")
 
 
 @pytest.mark.torch

@@ -364,71 +364,62 @@ class NotebookProgress(Board):
         display(content, raw=True, display_id=self._display_id, update=update)
 
 
-class _TqdmStep(ProgressStep):
-    def __init__(self, bar: Any) -> None:
-        self._bar = bar
-        # tqdm's own update is not safe to call from several threads.
-        self._lock = threading.Lock()
-
-    def advance(self, amount: int = 1) -> None:
-        with self._lock:
-            self._bar.update(amount)
-
-    def start_at(self, amount: int) -> None:
-        with self._lock:
-            self._bar.initial += amount
-            self._bar.n += amount
-            self._bar.refresh()
-
-    def note(self, text: str) -> None:
-        with self._lock:
-            self._bar.set_postfix_str(printable(text), refresh=False)
-
-    def remove(self) -> None:
-        """Remove the bar; its work continues unseen."""
-        with self._lock:
-            self._bar.leave = False
-            self._bar.close()
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._bar.close()
-
-
-class TqdmProgress(Progress):
+class TqdmProgress(Board):
     """One tqdm bar for each step, as text on stderr; in notebooks too, where tqdm's widgets do not survive a reload."""
 
     def __init__(self) -> None:
         """Start without a bar."""
-        self._steps: list[_TqdmStep] = []
+        super().__init__(self._draw_bars)
+        self._bars: dict[int, Any] = {}
+        self._hidden: set[int] = set()
 
-    def background(self) -> Progress:
+    def background(self) -> Progress:  # type: ignore[override]
         """Remove the bars, and return lines of text: what the caller prints from now on would break a bar."""
-        for step in self._steps:
-            step.remove()
-        self._steps.clear()
+        with self._drawing:
+            self._hidden.update(range(len(self.rows())))
+            for bar in self._bars.values():
+                bar.leave = False
+                bar.close()
+            self._bars.clear()
         return LineProgress()
 
-    def step(self, name: str, *, total: int | None, unit: str) -> ProgressStep:
-        from tqdm.std import tqdm
+    def _draw_bars(self, rows: Sequence[Row]) -> None:
+        for number, row in enumerate(rows):
+            if number in self._hidden:
+                continue
+            if number not in self._bars:
+                self._bars[number] = _open_bar(row)
+            bar = self._bars[number]
+            bar.rate, bar.n = row.rate, row.done
+            bar.set_postfix_str(printable(row.note), refresh=False)
+            bar.refresh()
+            if row.state != "running":
+                self._hidden.add(number)
+                self._bars.pop(number).close()
 
-        class Bar(tqdm):  # type: ignore[misc]
-            # tqdm's own thread is only needed for bars that skip updates; with `miniters=0` none are skipped.
-            monitor_interval = 0
 
-        scaled = unit == "B"
-        bar = Bar(
-            total=total,
-            desc=printable(name),
-            unit=unit if scaled else f" {unit}",
-            unit_scale=scaled,
-            unit_divisor=1000,
-            dynamic_ncols=True,
-            mininterval=0.2,
-            miniters=0,
-        )
-        self._steps.append(step := _TqdmStep(bar))
-        return step
+def _open_bar(row: Row) -> Any:
+    from tqdm.std import tqdm
+
+    class Bar(tqdm):  # type: ignore[misc]
+        # tqdm's own thread is only needed for bars that skip updates.
+        monitor_interval = 0
+        rate = 0.0
+
+        @property
+        def format_dict(self) -> dict[str, Any]:
+            """Have the rate of the row: tqdm's would count what was done before the step."""
+            return {**super().format_dict, "rate": self.rate or None}
+
+    is_bytes = row.unit == "B"
+    return Bar(
+        total=row.total,
+        desc=printable(row.name),
+        unit=row.unit if is_bytes else f" {row.unit}",
+        unit_scale=is_bytes,
+        unit_divisor=1000,
+        dynamic_ncols=True,
+    )
 
 
 # Lines come no more often than this: one or two for a step of seconds, ten for a step of hours.

@@ -541,21 +541,21 @@ def _acquire(
 ) -> bool:
     import filelock
 
-    began, is_told = time.monotonic(), False
+    deadline, is_noticed = time.monotonic() + timeout_s, False
     while True:
-        left_s = max(0.0, began + timeout_s - time.monotonic())
+        left_s = max(0.0, deadline - time.monotonic())
         with contextlib.suppress(filelock.Timeout):
             lock.acquire(timeout=min(_SOON_S, left_s))
             return True
         if left_s <= _SOON_S:
             break
         # Reported only now, because most locks are free at once.
-        if not is_told:
+        if not is_noticed:
             notice(f"Waited for another process, which holds '{path}'.")
-        is_told = True
+        is_noticed = True
         if cancellation is not None:
             cancellation.check()
-    if is_told:
+    if is_noticed:
         notice(f"Continued beside another process, which has held '{path}' for more than {timeout_s:.0f} s.")
     return False
 

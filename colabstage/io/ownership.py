@@ -155,17 +155,14 @@ def whatever_is_there(_: Path) -> bool:
 def atomic_path(path: Path, *, replaces: Callable[[Path], bool] = whatever_is_there) -> Iterator[Path]:
     """Yield a temporary path beside `path`; on success it replaces `path`, on any failure it is removed.
 
-    Until then, what is at `path` is untouched. Works for a file; a folder is only put where nothing is. `replaces`: as
-    for `put_file`; by default the name is one that only colabstage uses, or the caller has checked before.
+    Until then, what is at `path` is untouched. `replaces`: as for `put_file`; by default the name is one that only
+    colabstage uses, or the caller has checked before.
     """
     temp = temp_beside(path)
     try:
         yield temp
         sync_file(temp)
-        if temp.is_dir():
-            temp.replace(path)
-        else:
-            put_file(temp, path, replaces=replaces)
+        put_file(temp, path, replaces=replaces)
     except BaseException:
         remove_own(temp)
         raise

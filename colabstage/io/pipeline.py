@@ -106,27 +106,7 @@ def run_pipeline(
         run.wait(cancellation)
     finally:
         run.stop()
-    return PipelineResult(run.readers + len(run.reading_workers), run.pace.mean_read_s)
-
-
-class ReadPace:
-    """How long reads take, and whether one more reader would help: pure accounting."""
-
-    def __init__(self, limits: PipelineLimits) -> None:
-        self.reads = 0
-        self.mean_read_s = 0.0
-        self._limits = limits
-
-    def note(self, seconds: float) -> None:
-        """Count a read. The mean is a moving one: it follows a source that becomes slower within some tens of reads."""
-        self.reads += 1
-        self.mean_read_s += max(0.1, 1 / self.reads) * (seconds - self.mean_read_s)
-
-    def wants_reader(self, readers: int, left: int) -> bool:
-        """Return whether reads are slow, items are `left` to read, and one more reader is allowed."""
-        if self._limits.caller_reads or readers >= self._limits.max_readers:
-            return False
-        return left > 0 and self.mean_read_s > self._limits.slow_read_s
+    return PipelineResult(run.readers + len(run.reading_workers), run.mean_read_s)
 
 
 class _Run(Generic[T]):
@@ -167,7 +147,8 @@ class _Run(Generic[T]):
         self._now_reading: set[threading.Thread] = set()
         self.reading_workers: set[threading.Thread] = set()
         self.readers = 0
-        self.pace = ReadPace(limits)
+        self.reads = 0
+        self.mean_read_s = 0.0
 
     def start(self) -> None:
         """Start the workers and the first readers."""
@@ -253,7 +234,7 @@ class _Run(Generic[T]):
                 return None
             self._note_read(seconds)
             # From then on readers read ahead, and workers only use.
-            if self.pace.reads >= _FIRST_READS and self._would_help():
+            if self.reads >= _FIRST_READS and self._would_help():
                 self._spawn_reader()
         return item, data
 
@@ -302,13 +283,18 @@ class _Run(Generic[T]):
 
     def _note_read(self, seconds: float) -> None:
         self._last_sign = self._clock.now()
-        self.pace.note(seconds)
+        self.reads += 1
+        # A moving mean: it follows a source that becomes slower within some tens of reads.
+        self.mean_read_s += max(0.1, 1 / self.reads) * (seconds - self.mean_read_s)
 
     def _wants_reader(self) -> bool:
         return self._idle_workers > 0 and not self._ready and self._would_help()
 
     def _would_help(self) -> bool:
-        return self.pace.wants_reader(self.readers, len(self._items) - self._taken)
+        """Return whether reads are slow, items are left to read, and one more reader is allowed."""
+        limits = self._limits
+        may_grow = not limits.caller_reads and self.readers < limits.max_readers and self._taken < len(self._items)
+        return may_grow and self.mean_read_s > limits.slow_read_s
 
     def _work(self) -> None:
         while (ready := self._next_ready()) is not None:

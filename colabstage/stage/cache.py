@@ -7,12 +7,12 @@ import re
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from colabstage.errors import (
+    CancelledError,
     ColabstageError,
     DamagedPackError,
     DriveError,
@@ -122,21 +122,6 @@ def less_room(request: StageRequest, free_bytes: int) -> str:
     return f"{larger}, or disk_limit='{limit}'{cache}: then a part of the pack is here, and all of it in the cache"
 
 
-def beyond_limit(request: StageRequest) -> list[str]:
-    """Return a sentence where the pack that is here whole takes more than the disk limit; otherwise nothing."""
-    limit = request.disk_limit
-    # Used all the same: the space is taken, and an earlier call asked for all of it.
-    if limit is None or (size := request.pack_path.stat().st_size) <= limit:
-        return []
-    where = f"--only here --yes --local-dir {quote(str(request.folder.parent))}"
-    said = (
-        f"All {format_bytes(size)} of the pack are here already, which is more than disk_limit={format_bytes(limit)}, "
-        f"and are used as they are. Remove it here (colabstage cache purge {quote(request.name)} {where}) and call "
-        "again, and it is read in part."
-    )
-    return [said]
-
-
 def check_disk_limit(request: StageRequest, figures: StageFigures | None) -> None:
     """Refuse to make what the disk limit does not allow here, and which cannot be made in shards either.
 
@@ -208,8 +193,6 @@ class Cache:
 
     def __init__(self, request: StageRequest) -> None:
         self.request = request
-        self.is_left = False
-        """Whether the pack in the cache is useful to other machines and has to stay, so that none is published."""
         self._chosen: tuple[Place | None, str] | None = None
 
     @property
@@ -229,9 +212,8 @@ class Cache:
         return self._chosen
 
     def why_not(self) -> str:
-        """Say, for the report, why a pack that is not published is not in it; "" where there is no pack."""
-        kept = "the cache keeps another pack of it, made where there was more room"
-        return f"no: {kept if self.is_left else self.why}" if self.request.wants_pack else ""
+        """Say, for the report, why a pack is not in it; "" where there is no pack."""
+        return f"no: {self.why}" if self.request.wants_pack else ""
 
     def find(self) -> CachedPack | None:
         """Return the pack of the request; `None` where there is none, or none is wanted."""
@@ -309,10 +291,8 @@ def find_shards(request: StageRequest, place: Place) -> list[CachedFile]:
 # --- from the cache to this machine ---
 
 
-def restore(
-    call: StageCall, source: SourceOnce, cache: Cache, cached: CachedPack, known: Freshness | None
-) -> SourceIdentity | None:
-    """Copy a pack from the cache, and return the source's state; `None` where that did not succeed. Then the source is
+def restore(call: StageCall, source: SourceOnce, cached: CachedPack, known: Freshness | None) -> SourceIdentity | None:
+    """Copy a pack from the cache, and return the source's state; `None` where it cannot be used. Then the source is
     read instead, unless readers have seen rows of the copy.
 
     `known`: how the source compares with the pack; `None` to compare them beside the copy: for a folder of some
@@ -330,36 +310,29 @@ def restore(
         call.let_in(pack)
 
     def copy() -> tuple[int, int]:
-        with comparison.beside() as cancellation:
-            readers = None if call.let_in is None else let_in
-            return copy_pack(call, cached, cancellation=cancellation, let_in=readers, confirm=comparison.agree)
+        readers = None if call.let_in is None else let_in
+        return copy_pack(call, cached, cancellation=comparison.cancellation, let_in=readers, confirm=comparison.agree)
 
     try:
         with report.timed("copy from cache", unit="B") as step:
             try:
                 size, kept = cached.place.ask(copy)
-            except StateDiffersError:
-                # Its steps took part of the time of this one.
-                comparison.settle()
+                freshness = comparison.agree()
+            except (StateDiffersError, CancelledError):
+                # Why the copy was stopped, unless the call itself was.
+                with contextlib.suppress(StateDiffersError):
+                    comparison.agree()
+                    raise
                 step.unit, step.note = "", f"stopped: {OUTDATED}"
                 return None
-            freshness = comparison.agree()
             step.amount = size - kept
             again = f"{format_bytes(kept)} were already here" if kept else ""
             step.note = "; ".join(filter(None, ("verified block by block", again, freshness.seen)))
-    except (DamagedPackError, SourceError, DriveError, NotEnoughSpaceError) as error:
-        no_room = isinstance(error, NotEnoughSpaceError)
-        # What was made where there was more room, as pixels for example, may fit here in another form. Publishing that
-        # would take the better one from other machines.
-        cache.is_left = no_room and (call.request.options.encoding == "auto" or cached.in_shards)
-        if lent or (no_room and not cache.is_left):
+    except (DamagedPackError, SourceError, DriveError) as error:
+        if lent:
             comparison.abandon()
             raise
-        report.note(
-            f"The cached pack was left as it is, and the source is read again: {error}"
-            if no_room
-            else f"The cached pack cannot be used: {error}"
-        )
+        report.note(f"The cached pack cannot be used: {error}")
         comparison.settle()
         return None
     except BaseException:
@@ -504,20 +477,12 @@ def open_in_part(call: StageCall, cached: CachedPack, *, origin: Origin = "cache
 # --- from this machine to the cache ---
 
 
-def is_published(request: StageRequest, cache: Cache, identity: SourceIdentity) -> bool | None:
-    """Tell whether the local pack, which was made of a state of the source, is the one in the cache; `None` when there
-    is no cache, or the one in it has to stay."""
+def is_published(request: StageRequest, cache: Cache) -> bool | None:
+    """Return whether the local pack is the one in the cache; `None` without a cache."""
     if cache.place is None:
         return None
     cached = cache.find()
-    if cached is None:
-        return False
-    if cached.in_shards or cached.manifest == read_manifest(request.pack_path):
-        return True
-    made_of = cached.identity
-    # Another pack of the same state, of pixels where there was no room for them here, serves other machines better.
-    cache.is_left = made_of is not None and compare_states(made_of, identity) == "same"
-    return None if cache.is_left else False
+    return cached is not None and (cached.in_shards or cached.manifest == read_manifest(request.pack_path))
 
 
 def publish_pack(
@@ -533,7 +498,8 @@ def publish_pack(
         try:
             # In the background a bar would be drawn into whatever cell runs then.
             progress = Progress() if quietly else call.progress
-            _publish_rows(request.pack_path, place, progress)
+            # Without a bar: nobody gave that name.
+            _publish_rows(request.pack_path, place, Progress(call.cancellation))
             done = publish(place, request.pack_path, name, progress=progress)
             step.amount = done.nbytes - done.kept_bytes
             uploading = "; uploading" if done.uploading else ""

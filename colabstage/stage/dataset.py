@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from colabstage.errors import CancelledError, NotStagedError, OptionError, ended
 from colabstage.h5.arrival import Readiness
@@ -287,14 +287,6 @@ class StagedDataset:
             from colabstage.load.dataset import dataset_h5
 
         return dataset_h5(info.path if self.part is None else self.part.paths, split=split, arrival=self.part)
-
-    def __getattr__(self, name: str) -> NoReturn:
-        """Refuse, with the line to write if `name` is a split: one called "path" would be out of reach."""
-        msg = f"{type(self).__name__!r} object has no attribute {name!r}"
-        # Copying and pickling ask for names of an object that is still empty.
-        if not name.startswith("_") and name in self.splits:
-            msg = f"data.{name} is no attribute; write data[{name!r}] for the split."
-        raise AttributeError(msg, name=name, obj=self)
 
     def __contains__(self, split: object) -> bool:
         """Tell whether there is a split of that name."""

@@ -184,7 +184,7 @@ def _plan_reuse(request: StageRequest, cache: Cache, decision: Decision) -> Stag
     reasons = list(decision.reasons)
     known = record.published and record.is_published_in(request)
     caches = request.wants_pack and request.cache_dir is not None and not known
-    if caches and is_published(request, cache, record.identity) is False:
+    if caches and is_published(request, cache) is False:
         reasons.append("It is not in the cache yet, and would be copied there.")
     samples, found = {} if info is None else info.rows, found_in(info)
     return replace(_plan(request, cache, decision, reasons, StageFigures(), samples=samples, found=found), refused="")

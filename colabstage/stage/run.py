@@ -39,7 +39,6 @@ from colabstage.sources.to_folder import SLOW_READERS, write_folder
 from colabstage.stage.cache import (
     Cache,
     CachedPack,
-    beyond_limit,
     check_disk_limit,
     discard_rows,
     find_published,
@@ -242,7 +241,7 @@ def run_call(call: StageCall, *, wait: bool) -> StagedDataset:
                 return open_in_part(call, decision.cached)
             restored = None
             if decision.cached is not None:
-                restored = _restore(call, source, cache, decision.cached, decision.known)
+                restored = _restore(call, source, decision.cached, decision.known)
             return restored or _stage_source(call, source, cache, wait=wait)
 
 
@@ -250,11 +249,10 @@ def _reuse(call: StageCall, source: SourceOnce, cache: Cache, here: Here) -> Sta
     """Return what is staged on this machine, and publish it where that has not been done."""
     request, found, caches = call.request, here.record, call.request.wants_pack and call.request.cache_dir is not None
     call.report.origin, record = "local", found
-    call.report.note(*beyond_limit(request))
     if request.wants_pack:
         record = replace(record, seal=here.seal)
     if caches and not (found.seal and found.is_published_in(request)):
-        published = is_published(request, cache, found.identity)
+        published = is_published(request, cache)
         if published and cache.place is not None:
             discard_rows(cache.place, request.pack_path.name)  # a kill may have come before that
         record = replace(record, published=published, published_in=cache_name(request))
@@ -282,13 +280,11 @@ def _sweep_copies(request: StageRequest) -> None:
         sweep_copies(request.folder.parent, part.address)
 
 
-def _restore(
-    call: StageCall, source: SourceOnce, cache: Cache, cached: CachedPack, known: Freshness | None
-) -> StagedDataset | None:
+def _restore(call: StageCall, source: SourceOnce, cached: CachedPack, known: Freshness | None) -> StagedDataset | None:
     """Return what is in the cache, copied here; `None` where it turns out to be of no use."""
     request, report = call.request, call.report
     report.note(*set_aside(request))
-    identity = restore(call, source, cache, cached, known)
+    identity = restore(call, source, cached, known)
     if identity is None:
         return None
     if not cached.in_shards:
@@ -329,7 +325,7 @@ def _stage_source(call: StageCall, source: SourceOnce, cache: Cache, *, wait: bo
     opened = source.open()
     if opened.resumed_bytes:
         report.note(f"{format_bytes(opened.resumed_bytes)} of the source were here from a run that was interrupted.")
-    caches = request.wants_pack and request.cache_dir is not None and not cache.is_left
+    caches = request.wants_pack and request.cache_dir is not None
     record = files_record(request, opened.identify(), files=request.wants_files)
     if request.wants_pack:
         published = False if caches and cache.place is not None else None

@@ -8,7 +8,7 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from colabstage.errors import ArchiveError, CancelledError, DriveError, SourceChangedError, SourceError
+from colabstage.errors import ArchiveError, DriveError, SourceChangedError, SourceError
 from colabstage.io.environment import OFFLINE_VARIABLE, is_set
 from colabstage.io.files import Closing
 from colabstage.io.pipeline import in_thread
@@ -21,7 +21,7 @@ from colabstage.sources.parse import LocalSource, TreeSource, parts_of
 from colabstage.stage.dataset import StageReport
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from concurrent.futures import Executor
 
     from colabstage.io.progress import Progress
@@ -164,19 +164,19 @@ class StateDiffersError(Exception):
 
 
 class Comparison:
-    """Compare a source with a recorded state in a thread, and cancel the work beside it when the two differ.
+    """Compare a source with a recorded state in a thread, beside work that is stopped when the two differ.
 
-    The source belongs to the thread until `settle` has returned.
+    The source belongs to the thread until `settle` or `agree` has returned.
     """
 
-    def __init__(
-        self, call: StageCall, source: SourceOnce, recorded: SourceIdentity, known: Freshness | None = None
-    ) -> None:
+    def __init__(self, call: StageCall, source: SourceOnce, recorded: SourceIdentity, known: Freshness | None) -> None:
         """Begin, unless the result is known."""
-        self._call, self._source, self._cancellation = call, source, Cancellation()
-        # Two steps at the same time would not add up to the time that the call took.
+        self.cancellation = Cancellation()
+        """Stops the work beside it."""
+        self._call, self._source = call, source
+        # Its steps are part of the time of the work beside it.
         self._report = StageReport()
-        self.leave = call.cancellation.follow(self._cancellation.cancel)
+        self.leave = call.cancellation.follow(self.cancellation.cancel)
         beside = replace(call, report=self._report)
         self._answer: Future[Freshness] = Future()
         if known is None:
@@ -187,37 +187,22 @@ class Comparison:
 
     def _stop_work(self, answer: Future[Freshness]) -> None:
         if answer.exception() is not None or not answer.result().same:
-            self._cancellation.cancel()
+            self.cancellation.cancel()
 
-    @contextlib.contextmanager
-    def beside(self) -> Iterator[Cancellation]:
-        """Yield what cancels the work in the block; raise why that was, if it was not the call that was cancelled."""
-        try:
-            yield self._cancellation
-        except CancelledError:
-            if self._answer.done() and not self._call.cancellation.cancelled:
-                self.agree()
-            raise
+    def settle(self) -> None:
+        """Wait for the end."""
+        while not wait((self._answer,), _LOOK_S).done:
+            self._call.cancellation.check()
+        self._call.report.note(*self._report.notes)
 
     def agree(self) -> Freshness:
         """Wait for the result, and return it if the source is the same; otherwise raise `StateDiffersError`."""
-        self._wait()
+        self.settle()
         freshness = self._answer.result()
         if not freshness.same:
             raise StateDiffersError
         self._call.cancellation.check()
         return freshness
-
-    def settle(self) -> None:
-        """Wait for the end, and add the thread's steps and notes to the call's report."""
-        self._wait()
-        self._call.report.steps += self._report.steps
-        self._report.steps.clear()
-
-    def _wait(self) -> None:
-        while not wait((self._answer,), _LOOK_S).done:
-            self._call.cancellation.check()
-        self._call.report.note(*self._report.notes)
 
     def abandon(self) -> None:
         """Close the source when the comparison ends, without waiting."""

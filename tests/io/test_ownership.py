@@ -9,14 +9,13 @@ import shutil
 import subprocess
 import sys
 import textwrap
-import zipfile
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from colabstage import extract_archive, fetch_files
+from colabstage import fetch_files
 from colabstage.errors import TargetExistsError
 from colabstage.io import ownership, workspace
 from colabstage.io.receipts import Receipt, look_at, note_receipt, put_folder, receipts_of, sweep_receipts
@@ -69,11 +68,6 @@ def dead_owners_temp(path: Path) -> Path:
     return Path(run_python(code, path))
 
 
-def adopt(path: Path, temp: Path) -> bool:
-    """Take over what a dead process left unfinished for `path`, under `temp`; whether there was anything."""
-    return any(workspace.take_orphan(orphan, temp) for orphan in workspace.find_orphans(path))
-
-
 class TestOwners:
     def test_an_ended_process_is_dead(self) -> None:
         token = run_python("from colabstage.io.workspace import owner_token; print(owner_token())")
@@ -105,11 +99,6 @@ class TestTempNames:
 
 
 class TestSweep:
-    def test_a_dead_owners_leftovers_go(self, tmp_path: Path) -> None:
-        left = dead_owners_temp(tmp_path / "data.h5")
-        assert ownership.sweep_orphans(tmp_path) == [left]
-        assert list(tmp_path.iterdir()) == []
-
     def test_living_work_and_other_files_stay(self, tmp_path: Path) -> None:
         ours = workspace.temp_beside(tmp_path / "data.h5")
         kept = {ours, tmp_path / "data.h5", tmp_path / ".colabstage-x.tmp", tmp_path / "notes.tmp"}
@@ -118,19 +107,6 @@ class TestSweep:
             os.utime(path, (0, 0))
         assert ownership.sweep_orphans(tmp_path) == []
         assert set(tmp_path.iterdir()) == kept
-
-    def test_with_a_name_only_its_leftovers_go(self, tmp_path: Path) -> None:
-        other, own = dead_owners_temp(tmp_path / "a.h5.json"), dead_owners_temp(tmp_path / "a.h5")
-        assert ownership.sweep_orphans(tmp_path, name="a.h5") == [own]
-        assert other.exists()
-
-    def test_foreign_leftovers_go_only_when_old(self, tmp_path: Path) -> None:
-        young, old = (tmp_path / f".colabstage-{name}.0000abcd-1-5.0.tmp" for name in ("young", "old"))
-        for path in (young, old):
-            path.write_text("half", encoding="utf-8")
-        os.utime(old, (0, 0))
-        assert ownership.sweep_orphans(tmp_path) == [old]
-        assert young.exists()
 
     def test_a_foreign_folder_is_as_young_as_its_youngest_file(self, tmp_path: Path) -> None:
         folder = tmp_path / ".colabstage-tree.0000abcd-1-5.0.tmp"
@@ -141,47 +117,6 @@ class TestSweep:
         assert ownership.sweep_orphans(tmp_path) == []
         os.utime(folder / "deep" / "file", (0, 0))
         assert ownership.sweep_orphans(tmp_path) == [folder]
-
-
-class TestAdoption:
-    def test_a_dead_owners_work_is_taken_over_once(self, tmp_path: Path) -> None:
-        target, mine = tmp_path / "data.h5", workspace.temp_beside(tmp_path / "data.h5")
-        dead_owners_temp(target)
-        assert adopt(target, mine) is True
-        assert mine.read_text(encoding="utf-8") == "half"
-        assert adopt(target, workspace.temp_beside(target)) is False
-
-    def test_disowned_work_can_be_taken_by_this_process(self, tmp_path: Path) -> None:
-        target, temp = tmp_path / "data.h5", workspace.temp_beside(tmp_path / "data.h5")
-        temp.write_text("half", encoding="utf-8")
-        workspace.leave_for_next(temp)
-        assert not temp.exists()
-        assert adopt(target, workspace.temp_beside(target)) is True
-
-
-class TestAtomicPath:
-    @pytest.mark.parametrize("error", [ValueError("bad"), KeyboardInterrupt()])
-    def test_failure_keeps_the_old_one(self, error: BaseException, tmp_path: Path) -> None:
-        path = tmp_path / "file"
-        path.write_text("old", encoding="utf-8")
-
-        def write_half() -> None:
-            with ownership.atomic_path(path) as temp:
-                temp.write_text("half", encoding="utf-8")
-                raise error
-
-        with pytest.raises(type(error)):
-            write_half()
-        assert path.read_text(encoding="utf-8") == "old"
-        assert list(tmp_path.iterdir()) == [path]
-
-    def test_a_folder_does_not_replace_a_full_one(self, tmp_path: Path) -> None:
-        path = tmp_path / "tree"
-        path.mkdir()
-        (path / "file").write_text("old", encoding="utf-8")
-        with pytest.raises(OSError, match="not empty"), ownership.atomic_path(path) as temp:
-            temp.mkdir()
-        assert [entry.name for entry in tmp_path.rglob("*")] == ["tree", "file"]
 
 
 class TestSync:
@@ -508,18 +443,3 @@ def test_a_receipt_does_not_vouch_for_something_else(tmp_path: Path) -> None:
     with pytest.raises(TargetExistsError, match="here/it"):
         fetch_files(tmp_path / "a.bin", str(target), progress=False)
     assert target.read_bytes() == b"mine"
-
-
-def test_an_extraction_that_died_before_it_cleared_up_is_not_done_again(tmp_path: Path) -> None:
-    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
-        archive.writestr("b/c.txt", "c")
-    target = tmp_path / "here" / "a"
-    extract_archive(tmp_path / "a.zip", target, progress=False)
-    before = names(target.parent)
-    as_after_a_death(target)
-    assert extract_archive(tmp_path / "a.zip", target, progress=False).reused
-    assert names(target.parent) == before
-    as_after_a_death(target)
-    (target / "b" / "more.txt").write_text("mine", encoding="utf-8")
-    with pytest.raises(TargetExistsError, match="'b/more"):
-        extract_archive(tmp_path / "a.zip", target, progress=False)

@@ -47,17 +47,6 @@ def test_a_bar_counts_every_unit_of_every_thread() -> None:
     assert rest == ""
 
 
-def test_a_bar_starts_no_thread() -> None:
-    """tqdm's monitor thread, which would outlive the step, is not started, and its setting for others stays."""
-    from tqdm.auto import tqdm
-
-    before, interval = threading.enumerate(), tqdm.monitor_interval
-    with redirect_stderr(io.StringIO()), TqdmProgress().step("copy", total=2, unit="B") as step:
-        step.advance()
-        assert threading.enumerate() == before
-    assert tqdm.monitor_interval == interval > 0
-
-
 def test_what_goes_on_in_the_background_is_told_in_whole_lines() -> None:
     """In a terminal the caller prints meanwhile; a `Progress` of its own is asked whether it has room."""
     row = Row("pack", "images", 100, 0, "running", 0.0, 0.0)
@@ -66,9 +55,10 @@ def test_what_goes_on_in_the_background_is_told_in_whole_lines() -> None:
         step = progress.step("copy", total=2, unit="B")
         lines = progress.background()
         assert isinstance(lines, LineProgress)
-        step.advance()  # unseen from now on
         screen.seek(0)
         screen.truncate()
+        step.advance(2)  # unseen from now on
+        step.__exit__(None, None, None)
         # Nothing yet; a tenth; too soon for another line; later; the same tenth; the end, at once.
         for done, seconds in ((5, 0.0), (10, 3.0), (20, 4.0), (30, 6.0), (35, 9.0)):
             lines._print((replace(row, done=done, seconds=seconds, note="training: 9 samples/s"),))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -28,20 +27,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 HEAD = {"work": "a", "size": 3}
-# A child that dies is this process forked, in which no other thread runs.
-FORKS = pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(), lambda inner: st.lists(inner, max_size=3), max_leaves=5
 )
-
-
-def in_killed_child(work: Callable[[], object]) -> None:
-    """Do something in a child process that is killed right after."""
-    child = os.fork()
-    if child == 0:
-        work()
-        os.kill(os.getpid(), signal.SIGKILL)
-    os.waitpid(child, 0)
 
 
 class TestJournal:
@@ -83,38 +71,8 @@ class TestJournal:
             Journal(path, HEAD, (value for make in (lambda: [3], interrupted) for value in make()))
         assert read_journal(path, HEAD) == [1, 2]
 
-    @FORKS
-    def test_what_a_killed_process_appended_is_read(self, tmp_path: Path) -> None:
-        path = temp_beside(tmp_path / "work")
-        in_killed_child(lambda: Journal(path, HEAD).append(1, "two", [3, "drei"]))
-        assert read_journal(path, HEAD) == [1, "two", [3, "drei"]]
-
 
 class TestWorkspace:
-    @FORKS
-    @pytest.mark.parametrize("times", [1, 2, 3])
-    def test_a_killed_processs_work_is_gone_on_with(self, tmp_path: Path, times: int) -> None:
-        """However often it is killed, the next one has all that was finished, and one folder is there."""
-
-        def work() -> None:
-            with open_workspace(tmp_path / "target") as workspace:
-                done = len(list(workspace.path.iterdir()))
-                (workspace.path / str(done)).touch()
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        for _ in range(times):
-            in_killed_child(work)
-        with open_workspace(tmp_path / "target") as workspace:
-            assert workspace.resumed
-            assert sorted(path.name for path in workspace.path.iterdir()) == [str(number) for number in range(times)]
-            assert list(tmp_path.iterdir()) == [workspace.path]
-
-    def test_the_living_are_left_alone(self, tmp_path: Path) -> None:
-        with open_workspace(tmp_path / "target") as first, open_workspace(tmp_path / "target") as second:
-            assert first.path != second.path
-            assert not second.resumed
-            assert first.path.is_dir()
-
     def test_what_does_not_fit_goes(self, tmp_path: Path) -> None:
         for name, size in (("old", 90_000), ("small", 10_000), ("large", 50_000)):
             folder = temp_beside(tmp_path / "target")

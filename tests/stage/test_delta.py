@@ -23,7 +23,6 @@ from colabstage import list_datasets, plan_stage, purge_datasets, stage_dataset
 from colabstage.errors import DecodeError
 from tests.support.archives import zip_bytes
 from tests.support.http_server import WebServer
-from tests.support.invariants import Home
 from tests.support.steps import OneStep
 
 if TYPE_CHECKING:
@@ -526,15 +525,3 @@ def test_after_any_edits_the_pack_is_that_of_reading_everything(
         assert updated.report.skipped == fresh.report.skipped
         assert updated.path.read_bytes() == fresh.path.read_bytes()
         assert len(list(updated.path.parent.glob("*.rows"))) == 1
-
-
-def test_what_is_left_is_what_a_fresh_staging_leaves(tmp_path: Path) -> None:
-    photos = tmp_path / "photos"
-    write_photos(photos, 12)
-    home = Home(tmp_path, theirs=["photos"])
-    for number in range(3):
-        stage(photos, tmp_path / "local", cache_dir=tmp_path / "cache")
-        home.check(finished=True)
-        write(photos / "cat" / f"new{number}.jpg", jpeg(1000 + number))
-        home = Home(tmp_path, theirs=["photos"])
-    assert len(list(tmp_path.rglob("*.rows"))) == 2

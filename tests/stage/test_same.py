@@ -151,7 +151,7 @@ def test_slow_is_not_gone_and_silence_is_an_answer_of_its_own(source: Path, monk
     assert any("nothing arrived from it" in note for note in staged.report.notes)
 
 
-def test_auto_finds_another_encoding_where_the_cached_one_does_not_fit(
+def test_a_cached_pack_that_does_not_fit_is_refused_with_what_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = make_tree(tmp_path / "photos", {f"{'ab'[n % 2]}/{n}.png": noise(n) for n in range(20)})
@@ -161,12 +161,9 @@ def test_auto_finds_another_encoding_where_the_cached_one_does_not_fit(
     before, found = pack.read_bytes(), list(os.statvfs(tmp_path))
     found[3] = found[4] = len(before) // 2 // found[1]
     monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result(found))
-    staged = stage(source, local_dir=tmp_path / "two", **options)
-    assert staged.info is not None
-    assert staged.info.encoding == "encoded"
+    with pytest.raises(NotEnoughSpaceError, match="disk_limit='"):
+        stage(source, local_dir=tmp_path / "two", **options)
     assert pack.read_bytes() == before
-    with pytest.raises(NotEnoughSpaceError):
-        stage(source, local_dir=tmp_path / "three", encoding="pixels", **options)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import time
 from pathlib import Path
@@ -11,13 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from colabstage import fetch_files, pack_dataset, publish_file, stage_dataset
-from colabstage.errors import CancelledError, ColabstageError, TargetExistsError
+from colabstage import fetch_files, publish_file, stage_dataset
+from colabstage.errors import ColabstageError, TargetExistsError
 from colabstage.h5.manifest import is_time_as_noted, manifest_path
-from colabstage.io.progress import Cancellation
 from colabstage.stage.publish import previous_path
 from tests.support.faulty_mount import faulty_mount
-from tests.support.steps import OneStep
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,34 +67,6 @@ def bytes_read(call: Callable[[], object]) -> int:
 def test_a_time_is_as_noted_also_where_a_disk_rounds_it(found: int, beside: int, *, expected: bool) -> None:
     assert is_time_as_noted(1_700_000_000_123_456_789, found, beside) is expected
     assert not is_time_as_noted(0, found, beside)
-
-
-@pytest.mark.parametrize("is_ours", [True, False])
-def test_a_manifest_without_a_time_asks_the_hashes(tmp_path: Path, photos: Path, is_ours: bool) -> None:
-    """What is as it was written is replaced; what is not is refused and stays."""
-
-    def pack(side: int) -> Path:
-        options: dict[str, Any] = {"image_size": (side, side), "shards": 2, "overwrite": True, "progress": False}
-        return Path(pack_dataset(photos, tmp_path / "p.h5", **options).files[0])
-
-    file = pack(8)
-    beside = manifest_path(file)
-    raw = json.loads(beside.read_text(encoding="utf-8"))
-    assert raw.pop("mtime_ns") == file.stat().st_mtime_ns
-    beside.write_text(json.dumps(raw, indent=1, sort_keys=True), encoding="utf-8")
-    if not is_ours:
-        data, found = bytearray(file.read_bytes()), file.stat()
-        data[-1] ^= 1
-        file.write_bytes(data)
-        os.utime(file, ns=(found.st_atime_ns, found.st_mtime_ns))
-    before = file.read_bytes()
-    if is_ours:
-        pack(9)
-        assert file.read_bytes() != before
-    else:
-        with pytest.raises(TargetExistsError, match=file.name):
-            pack(9)
-        assert file.read_bytes() == before
 
 
 def test_times_that_a_remount_moved_cost_no_reading_in_a_second_call(tmp_path: Path, make_images: Any) -> None:
@@ -170,26 +139,6 @@ def test_publishing_goes_on_where_another_machine_died(
         left = leave(target.with_name("other.pt"), model.read_bytes()[:BLOCKS], hours_ago=0.5)
         assert publish_file(model, target.with_name("other.pt"), progress=False).kept_bytes == 0
         assert left.exists()
-
-
-def test_fetching_goes_on_where_another_machine_died(tmp_path: Path) -> None:
-    source, target = checkpoint(tmp_path / "data.bin", 1, nbytes=40 * MB), tmp_path / "copies/data.bin"
-    done: list[int] = []
-
-    class Stops(OneStep):
-        def advance(self, amount: int = 1) -> None:
-            done.append(amount)
-            if sum(done) > 20 * MB:
-                self.cancellation.cancel()
-
-    with pytest.raises(CancelledError):
-        fetch_files(source, target, progress=Stops(Cancellation()))
-    (left,) = target.parent.iterdir()
-    elsewhere = left.rename(left.with_name(".colabstage-data.bin.0dead0d0-4321-98765.3.tmp"))
-    age(elsewhere, 2)
-    assert fetch_files(source, target, progress=False).kept_bytes > 0
-    assert target.read_bytes() == source.read_bytes()
-    assert not elsewhere.exists()
 
 
 @pytest.mark.parametrize("kind", ["link", "link inside", pytest.param("another user's", marks=needs_root)])
