@@ -779,7 +779,7 @@ def _open_path(source: SingleSource, path: Path, transport: Transport, opening: 
         part.recognise()
         if part.kind == "zip":
             part.questions = Md5Questions(workers=1)
-            part.questions.ask([str(path)])
+            part.questions.ask_before_read(str(path))
     return part
 
 
