@@ -22,7 +22,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from simulated_drive.knobs import Meter, cold_listing_s, listing_gives_up
+from simulated_drive.knobs import Meter, cold_listing_s
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -110,13 +110,12 @@ class Entry:
 class Snapshot:
     """One folder at `taken_at` (monotonic seconds)."""
 
-    __slots__ = ("attempts", "entries", "lock", "taken_at")
+    __slots__ = ("entries", "lock", "taken_at")
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.entries: dict[str, Entry] | None = None
         self.taken_at = 0.0
-        self.attempts = 0
 
 
 class Folders:
@@ -192,10 +191,6 @@ class Folders:
             known = folder in self._snapshots and self._snapshots[folder].entries is not None
         snapshot = self.snapshot(folder)
         entries = dict(snapshot.entries or {})
-        # For a folder with too many entries the first attempts fail and a later one succeeds, as people report.
-        snapshot.attempts += 1
-        if listing_gives_up(self._knobs, len(entries), snapshot.attempts):
-            raise OSError(errno.EIO, os.strerror(errno.EIO), folder)
         if known:
             self._stats.listings_warm += 1
             time.sleep(self._knobs.warm_listing_s)
