@@ -4,10 +4,8 @@ The root folders have two spellings. A change made elsewhere becomes visible whe
 change made through this mount is visible at once, because it updates the snapshot.
 
 Content is cached on the local disk block by block. A file's entry is named after the cloud file's inode, size and
-modification time, so a rename keeps it and a new version gets a new one. A file of one block goes to the `SmallStore`,
-which has one file for all bytes and one for the index, because creating thousands of files in one folder is serial work
-in the kernel and costs more than their bytes. A larger file is `NAME.part` while blocks are missing and `NAME` once
-complete. A restarted client keeps complete entries and forgets partial ones.
+modification time, so a rename keeps it and a new version gets a new one. It is `NAME.part` while blocks are missing and
+`NAME` once complete. A restarted client keeps complete entries and forgets partial ones.
 """
 
 from __future__ import annotations
@@ -16,13 +14,12 @@ import contextlib
 import errno
 import os
 import stat as stat_bits
-import struct
 import threading
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from simulated_drive.knobs import Meter, cold_listing_s, listing_gives_up
+from simulated_drive.knobs import Meter, cold_listing_s
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -110,13 +107,12 @@ class Entry:
 class Snapshot:
     """One folder at `taken_at` (monotonic seconds)."""
 
-    __slots__ = ("attempts", "entries", "lock", "taken_at")
+    __slots__ = ("entries", "lock", "taken_at")
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.entries: dict[str, Entry] | None = None
         self.taken_at = 0.0
-        self.attempts = 0
 
 
 class Folders:
@@ -192,10 +188,6 @@ class Folders:
             known = folder in self._snapshots and self._snapshots[folder].entries is not None
         snapshot = self.snapshot(folder)
         entries = dict(snapshot.entries or {})
-        # For a folder with too many entries the first attempts fail and a later one succeeds, as people report.
-        snapshot.attempts += 1
-        if listing_gives_up(self._knobs, len(entries), snapshot.attempts):
-            raise OSError(errno.EIO, os.strerror(errno.EIO), folder)
         if known:
             self._stats.listings_warm += 1
             time.sleep(self._knobs.warm_listing_s)
@@ -256,60 +248,10 @@ class Folders:
         self.patch(path)
 
 
-# inode, size in bytes, modification time in ns, offset in bytes
-_RECORD = struct.Struct("<QQqQ")
 Key = tuple[int, int, int]
 _FETCH_DEADLINE_S = 3600.0
 # Shorter waits are not worth waking up for; the meters continue, so they are deferred, not dropped.
 _SHORTEST_SLEEP_S = 0.0005
-
-
-class SmallStore:
-    """Contents by key. A record is written after its bytes, so everything in the index is complete."""
-
-    def __init__(self, folder: Path) -> None:
-        flags = os.O_RDWR | os.O_CREAT
-        self.fd = os.open(folder / "small.data", flags, 0o600)
-        self._index_fd = os.open(folder / "small.index", flags | os.O_APPEND, 0o600)
-        self._lock = threading.Lock()
-        self._offsets: dict[Key, int] = {}
-        self._end = 0
-        index = (folder / "small.index").read_bytes()
-        # A client that was killed may have left half a record at the end.
-        index = index[: len(index) // _RECORD.size * _RECORD.size]
-        os.ftruncate(self._index_fd, len(index))
-        for inode, size, mtime_ns, offset in _RECORD.iter_unpack(index):
-            self._offsets[inode, size, mtime_ns] = offset
-            self._end = max(self._end, offset + size)
-
-    def find(self, key: Key) -> int | None:
-        """Return the content's offset in the file `fd`; `None` if it is not cached."""
-        return self._offsets.get(key)
-
-    def put(self, key: Key, data: bytes) -> int:
-        """Store a content; return its offset."""
-        with self._lock:
-            offset = self._end
-            self._end += len(data)
-        write_all(self.fd, data, offset)
-        return self._note(key, offset)
-
-    def rekey(self, before: Key, after: Key) -> None:
-        """Add a second key to a content, if it is cached."""
-        offset = self._offsets.get(before)
-        if offset is not None:
-            self._note(after, offset)
-
-    def _note(self, key: Key, offset: int) -> int:
-        with self._lock:
-            self._offsets[key] = offset
-            os.write(self._index_fd, _RECORD.pack(*key, offset))
-        return offset
-
-    def close(self) -> None:
-        """Release both files."""
-        os.close(self.fd)
-        os.close(self._index_fd)
 
 
 def write_all(handle: int, data: bytes, offset: int) -> None:
@@ -344,7 +286,7 @@ class Visit:
 class Content:
     """The cached part of one version of a cloud file.
 
-    `fd`, `base`: the local file with its bytes and where in it they begin, once any are here.
+    `fd`: the local file with its bytes, once any are here.
     `here`: numbers of the blocks that have arrived; `coming`: those on their way. `complete`: nothing is missing.
     It lives as long as somebody uses it, or it is partly here.
     """
@@ -358,7 +300,6 @@ class Content:
         self.users = 0
         self.lock = threading.Lock()
         self.fd = self.cloud_fd = -1
-        self.base = 0
         self.here: set[int] = set()
         self.coming: dict[int, threading.Event] = {}
         self.complete = not blocks
@@ -373,7 +314,6 @@ class ContentCache:
         for leftover in folder.glob("*.part"):
             leftover.unlink(missing_ok=True)
         self._folder = folder
-        self._small = SmallStore(folder)
         self._block_bytes = knobs.block_bytes
         self._warm_open_latency_s = knobs.warm_open_latency_s
         self._warm_bytes_per_s = knobs.warm_bytes_per_s
@@ -398,7 +338,7 @@ class ContentCache:
                 self._find_whole(content)
             if not content.complete and content.cloud_fd < 0:
                 content.cloud_fd = os.open(cloud_path, os.O_RDONLY)
-            if content.here and content.fd < 0 and content.blocks > 1:
+            if content.here and content.fd < 0:
                 content.fd = os.open(self._file(content.key, ".part"), os.O_RDWR)
             self._contents[content.key] = content
             content.users += 1
@@ -411,7 +351,7 @@ class ContentCache:
             # Other opens of the same version read through the same handles.
             if content.users:
                 return
-            for handle in (content.cloud_fd, -1 if content.blocks == 1 else content.fd):
+            for handle in (content.cloud_fd, content.fd):
                 if handle >= 0:
                     os.close(handle)
             content.fd = content.cloud_fd = -1
@@ -425,7 +365,7 @@ class ContentCache:
         data = None if content.complete else self._fill(content, visit, length, offset)
         # Most reads are of one whole block, which is already in memory.
         if data is None or len(data) != length:
-            data = os.pread(content.fd, length, content.base + offset)
+            data = os.pread(content.fd, length, offset)
         if not visit.cold_paid:
             self.serve_warm(visit, len(data))
         elif not visit.counted:
@@ -450,11 +390,7 @@ class ContentCache:
 
     def _find_whole(self, content: Content) -> None:
         """Use the entry on the disk, if it is complete."""
-        if content.blocks == 1:
-            offset = self._small.find(content.key)
-            if offset is not None:
-                content.fd, content.base, content.complete = self._small.fd, offset, True
-        elif content.blocks > 1:
+        if content.blocks:
             with contextlib.suppress(FileNotFoundError):
                 content.fd = os.open(self._file(content.key), os.O_RDONLY)
                 content.complete = True
@@ -508,35 +444,23 @@ class ContentCache:
         return data
 
     def _keep(self, content: Content, block: int, data: bytes) -> None:
-        if content.blocks == 1:
-            content.base = self._small.put(content.key, data)
-            content.fd = self._small.fd
-        else:
-            with content.lock:
-                if content.fd < 0:
-                    content.fd = os.open(self._file(content.key, ".part"), os.O_RDWR | os.O_CREAT, 0o600)
-            write_all(content.fd, data, block * self._block_bytes)
+        with content.lock:
+            if content.fd < 0:
+                content.fd = os.open(self._file(content.key, ".part"), os.O_RDWR | os.O_CREAT, 0o600)
+        write_all(content.fd, data, block * self._block_bytes)
         with content.lock:
             content.here.add(block)
             if len(content.here) == content.blocks:
-                if content.blocks > 1:
-                    # Only a complete entry has its final name, so that a restarted client can trust it.
-                    self._file(content.key, ".part").rename(self._file(content.key))
+                # Only a complete entry has its final name, so that a restarted client can trust it.
+                self._file(content.key, ".part").rename(self._file(content.key))
                 content.complete = True
 
     def adopt(self, file: Path, stat: os.stat_result) -> None:
         """Turn a file that was written here and has just been uploaded into the entry of its cloud file."""
         # Without a copy, because a file that was just written is read warm.
-        if stat.st_size > self._block_bytes:
-            # A whole entry has this name, and the upload was of all of it.
-            file.rename(self._file(content_key(stat)))
-            return
-        if stat.st_size:
-            self._small.put(content_key(stat), file.read_bytes())
-        file.unlink()
+        file.rename(self._file(content_key(stat)))
 
     def rekey(self, before: os.stat_result, after: os.stat_result) -> None:
         """Keep a whole entry whose cloud file got another modification time."""
-        self._small.rekey(content_key(before), content_key(after))
         with contextlib.suppress(FileNotFoundError):
             self._file(content_key(before)).rename(self._file(content_key(after)))

@@ -35,12 +35,10 @@ from simulated_drive.cache import (
     is_below_root,
 )
 from simulated_drive.knobs import ContentFault, DriveFaults, DriveKnobs, DriveStats, FaultLedger, FaultOp, Traffic
-from simulated_drive.uploads import Account, Pending, UploadQueue, note_quota_exceeded
+from simulated_drive.uploads import Account, Pending, UploadQueue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-    from simulated_drive.cache import Key
 
 ID, MD5, UNCOMMITTED = "user.drive.id", "user.drive.md5", "user.drive.uncommitted"
 NAMES = frozenset({ID, MD5, UNCOMMITTED})
@@ -128,7 +126,7 @@ def _fail(number: int, path: str) -> NoReturn:
 class ReadHandle:
     """A cloud file open for reading, through the content cache."""
 
-    __slots__ = ("content", "counted", "damage", "failing", "path", "visit")
+    __slots__ = ("content", "counted", "damage", "path", "visit")
 
     def __init__(self, path: str, content: Content, visit: Visit) -> None:
         self.path = path
@@ -136,7 +134,6 @@ class ReadHandle:
         self.visit = visit
         self.damage: ContentFault | None = None
         self.counted = False
-        self.failing = False
 
     def entry(self) -> Entry:
         """Return what `fstat` says."""
@@ -191,7 +188,6 @@ class FuseDrive:
         self._numbers = itertools.count(1)
         # Drive stores no modes; those set by `chmod` last as long as the client, as with the real one.
         self._modes: dict[str, int] = {}
-        self._downloads: dict[Key, int] = {}
         self._folders = Folders(cloud, knobs=knobs, stats=self.stats)
         self._content = ContentCache(cache / "content", knobs=knobs, traffic=Traffic(knobs), stats=self.stats)
         self.queue = UploadQueue(
@@ -205,8 +201,7 @@ class FuseDrive:
         self._account = Account(cloud, knobs=knobs, pending_bytes=lambda: self.queue.waiting()[1])
         # Beside the cloud and not in it, because ids belong to the service and are not among the user's files.
         self._attributes = Attributes(home / "ids")
-        # Where locks work, these calls must not exist: then the kernel handles locks by itself.
-        self.flock = self.lock = None if knobs.flock_errno is None else self._refuse_lock
+        self.flock = self.lock = self._refuse_lock
         self.access = self._refuse_writing if readonly else None
 
     def _enter(self, op: FaultOp, path: str) -> None:
@@ -286,16 +281,12 @@ class FuseDrive:
         if name not in NAMES:
             _fail(errno.ENODATA, path)
         if not self._knobs.attributes:
-            _fail(self._knobs.attributes_errno, path)
-        if name == ID and not self._knobs.reports_ids:
-            _fail(errno.ENODATA, path)
+            _fail(errno.EOPNOTSUPP, path)
         path = canonical(path)
         if self.dying:
             _fail(errno.ENOENT, path)
         self._find(path)
         pending = self.queue.by_path.get(path)
-        if self._knobs.attributes_of_copy and pending is not None and name != ID:
-            return b"0" if name == UNCOMMITTED else hashlib.md5(pending.data.read_bytes()).hexdigest().encode()
         return self._attributes.answer(name, self._folders.cloud_path(path), pending)
 
     def listxattr(self, path: str) -> list[str]:
@@ -442,8 +433,6 @@ class FuseDrive:
             return b""
         if handle.counted:
             self._enter("read", handle.path)
-        if self._knobs.downloads_per_file is not None:
-            self._count_download(handle)
         data = self._content.read(content, handle.visit, size, offset)
         if handle.damage is not None and handle.damage.kind == "zero_tail":
             sound = max(0, content.size - handle.damage.tail_bytes - offset)
@@ -456,19 +445,6 @@ class FuseDrive:
             self._enter("read", handle.path)
         self._content.serve_warm(handle.visit, len(data))
         return data
-
-    def _count_download(self, handle: ReadHandle) -> None:
-        """Count the first cold read of an open file against its download quota."""
-        # By content: a file that is replaced by another version has a quota of its own.
-        key = handle.content.key
-        with self._lock:
-            if not handle.visit.counted and not handle.content.complete and not handle.failing:
-                self._downloads[key] = self._downloads.get(key, 0) + 1
-                handle.failing = self._downloads[key] > (self._knobs.downloads_per_file or 0)
-                if handle.failing:
-                    note_quota_exceeded(handle.path)
-        if handle.failing:
-            _fail(errno.EIO, handle.path)
 
     def write(self, path: str | None, data: bytes, offset: int, fi: Any) -> int:
         """Write bytes to the local copy."""
@@ -486,7 +462,7 @@ class FuseDrive:
 
     def _check_quota(self, path: str, growth: int) -> None:
         if self.ledger.faults.quota_exceeded or (growth and not self._account.take(growth)):
-            _fail(self._knobs.quota_errno, path)
+            _fail(errno.ENOSPC, path)
 
     def release(self, path: str | None, fi: Any) -> int:
         """Close a file; the upload of one that was written begins."""
@@ -607,7 +583,7 @@ class FuseDrive:
     symlink = link
 
     def _refuse_lock(self, path: str | None, *_: Any) -> int:
-        _fail(self._knobs.flock_errno or errno.ENOSYS, path or "")
+        _fail(errno.ENOSYS, path or "")
 
     def _uploaded(self, pending: Pending, copy: Path) -> None:
         """Put an uploaded copy into its place in the cloud, and keep the local one as cached content."""

@@ -14,12 +14,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
-from colabstage.errors import OptionError
-
 FaultOp = Literal["stat", "list", "open", "read", "write", "create", "mkdir", "rename", "unlink"]
-
-
-_MAY_BE_ZERO = frozenset({"time_scale", "readahead_bytes", "quota_bytes"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,8 +29,6 @@ class DriveKnobs:
     """Bytes a second of all cold files together."""
     parallel_requests: int = 24
     """How many cold requests are served at once; small files scale with readers up to here."""
-    readahead_bytes: int = 8 << 20
-    """How far a sequential cold read is read ahead while the reader is busy."""
     block_bytes: int = 256 << 10
     """The block size in which content arrives in the cache."""
     warm_open_latency_s: float = 0.01
@@ -43,20 +36,13 @@ class DriveKnobs:
     warm_bytes_per_s: float = 120e6
     """Bytes a second of one cached file."""
     listing_latency_s: float = 0.3
-    """Seconds for the first look into a folder: a fixed part, a part for each entry, and the most it comes to."""
+    """Seconds for the first look into a folder, besides those for its entries."""
     listing_per_entry_s: float = 0.001
-    """Seconds for the first look into a folder: a fixed part, a part for each entry, and the most it comes to."""
-    listing_max_s: float = 20.0
-    """Seconds for the first look into a folder: a fixed part, a part for each entry, and the most it comes to."""
+    """Seconds for each of its entries; in all no more than 20."""
     warm_listing_s: float = 0.01
     """Seconds for each further listing of that folder."""
-    entry_limit: int | None = 10_000
-    """The first listings of a folder with more entries fail with errno 5; each attempt learns that many entries, so
-    that a later one succeeds. `None` for no limit."""
     upload_bytes_per_s: float = 2e6
     """Bytes a second of one upload."""
-    parallel_uploads: int = 10
-    """Files uploaded at once."""
     visibility_s: float = 60.0
     """Seconds until a change made elsewhere is visible here; `inf` for not before a remount."""
     quota_bytes: int = 15_000_000_000
@@ -67,36 +53,14 @@ class DriveKnobs:
     """Whether shortcuts (links in the cloud's folder) appear as links; otherwise as what they lead to."""
     reports_space: bool = True
     """Whether the client reports the account's storage; otherwise all figures are 0."""
-    quota_errno: int = errno.ENOSPC
-    """The errno of a write to a full account."""
-    downloads_per_file: int | None = None
-    """Cold opens after which a file's download quota is used up and reading it answers errno 5."""
-    flock_errno: int | None = errno.ENOSYS
-    """The errno of locking a file; `None` for locks that work on this machine."""
     attributes: bool = True
-    """Whether ids, MD5s and the state of uploads are available as attributes; otherwise `attributes_errno`."""
-    attributes_errno: int = errno.EOPNOTSUPP
-    """The errno of attributes that are not available."""
-    attributes_of_copy: bool = False
-    """Whether the client reports the MD5 of its own copy, and that nothing waits, before a file is uploaded."""
-    reports_ids: bool = True
-    """Whether the client reports ids."""
+    """Whether ids, MD5s and the state of uploads are available as attributes."""
     death_after_opens: int | None = None
     """The client dies after this many opens and listings; `None` for never."""
     death_enoent_s: float = 0.0
     """Seconds during which a dying client denies that any file exists, before it is gone."""
     time_scale: float = 1.0
     """Multiplies every wait; 0 for no waiting at all."""
-
-    def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            may_be_zero = field.name.endswith("_s") and not field.name.endswith("_per_s")
-            may_be_zero = may_be_zero or isinstance(value, bool) or field.name in _MAY_BE_ZERO
-            if value is not None and not isinstance(value, str) and not (value > 0 or (value == 0 and may_be_zero)):
-                expected = "0 or more" if may_be_zero else "more than 0"
-                msg = f"DriveKnobs.{field.name} is {value!r}; expected {expected}."
-                raise OptionError(msg)
 
     @classmethod
     def quick(cls) -> DriveKnobs:
@@ -236,6 +200,9 @@ class DriveStats:
     """Calls that failed because of a fault."""
 
 
+_LISTING_MAX_S = 20.0
+# How far a sequential cold read is read ahead while the reader is busy.
+_READ_AHEAD_BYTES = 8 << 20
 # Sleeping ends late. A meter forgives this much idle time, so that many short waits add up to the right rate.
 SLACK_S = 0.02
 
@@ -288,11 +255,11 @@ class Traffic:
         asked = max(now, heapq.heappop(self._slots))
         if first_of_open:
             asked += knobs.cold_open_latency_s
-        window_blocks = knobs.readahead_bytes // knobs.block_bytes
+        window_blocks = _READ_AHEAD_BYTES // knobs.block_bytes
         follows = stream.last_block >= 0 and abs(block - stream.last_block) <= window_blocks
         stream.last_block = block
         # A sequential reader finds what arrived while it was busy; one that jumps finds nothing.
-        credit_s = knobs.readahead_bytes / knobs.stream_bytes_per_s if follows and not first_of_open else 0.0
+        credit_s = _READ_AHEAD_BYTES / knobs.stream_bytes_per_s if follows and not first_of_open else 0.0
         # Each byte passes both pipes, so the busier one decides.
         arrived = stream.meter.reserve(asked, nbytes, credit_s=credit_s)
         arrived = max(arrived, self._total.reserve(asked, nbytes, credit_s=max(SLACK_S, credit_s)))
@@ -302,12 +269,7 @@ class Traffic:
 
 def cold_listing_s(knobs: DriveKnobs, entries: int) -> float:
     """Return the seconds for the first look into a folder of that many entries."""
-    return min(knobs.listing_latency_s + entries * knobs.listing_per_entry_s, knobs.listing_max_s)
-
-
-def listing_gives_up(knobs: DriveKnobs, entries: int, attempt: int) -> bool:
-    """Tell whether the `attempt`-th listing (from 1) of a folder of that many entries ends in errno 5."""
-    return knobs.entry_limit is not None and entries > attempt * knobs.entry_limit
+    return min(knobs.listing_latency_s + entries * knobs.listing_per_entry_s, _LISTING_MAX_S)
 
 
 class FaultLedger:

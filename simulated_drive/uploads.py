@@ -32,21 +32,7 @@ log = logging.getLogger(__name__)
 # How soon the end of a stall is noticed.
 _STALL_LOOK_S = 0.02
 _RETRY_S = 1.0
-
-
-def note_quota_exceeded(path: str) -> None:
-    """Write to the client's log what the real one writes when a file's download quota is used up.
-
-    Only on a practice machine: elsewhere that log is the real client's.
-    """
-    root = os.environ.get("COLABSTAGE_SYSTEM_ROOT")
-    if not root:
-        return
-    log = Path(root, "root/.config/Google/DriveFS/Logs/drive_fs.txt")
-    with contextlib.suppress(OSError):
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("a", encoding="utf-8") as file:
-            file.write(f"content_fetcher: download of '{path}' failed: QUOTA_EXCEEDED\n")
+_PARALLEL_UPLOADS = 10
 
 
 class Account:
@@ -182,7 +168,7 @@ class UploadQueue:
         self._is_dropped = is_dropped
         self._is_stalled = is_stalled
         self._next = 0
-        self._pool = ThreadPoolExecutor(knobs.parallel_uploads, thread_name_prefix="upload")
+        self._pool = ThreadPoolExecutor(_PARALLEL_UPLOADS, thread_name_prefix="upload")
 
     def resume(self) -> None:
         """Take up what an earlier client left in the folder."""

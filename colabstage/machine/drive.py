@@ -420,24 +420,22 @@ def _colab_client(verb: str) -> Any:
 
 def _check_mountpoint(place: Path) -> None:
     """Refuse what the client would refuse, before it asks the user for anything."""
-    # With the client's own words, so that one table turns them into errors whoever noticed first.
-    if " " in str(place):
-        raise mount_error(ValueError("Mountpoint must not contain a space."), place)
+    kind: type[ColabstageError] = OptionError
+    fault = ""
     if not _PLAIN.fullmatch(str(place)):
-        odd = "".join(sorted({letter for letter in str(place) if not _PLAIN.fullmatch(letter)}))
-        msg = (
-            f"The mount point {str(place)!r} contains {odd!r}, and Colab hands it to a shell, unquoted. Use "
-            f"'{DEFAULT_MOUNTPOINT}', or another path of letters, digits and _./+@%,:=- only."
-        )
-        raise OptionError(msg)
-    if place.is_symlink():
-        raise mount_error(ValueError("Mountpoint must not be a symlink"), place)
-    if place.is_dir():
+        # Colab hands it to a shell, unquoted.
+        fault = "has other characters than letters, digits and _./+@%,:=-"
+    elif place.is_symlink():
+        fault = "is a symbolic link"
+    elif place.is_dir():
         _clear_place(place)
-    if place.exists() and not place.is_dir():
-        raise mount_error(ValueError("Mountpoint must either be a directory or not exist"), place)
-    if not place.parent.is_dir():
-        raise mount_error(ValueError("Mountpoint must be in a directory that exists"), place)
+    elif place.exists():
+        fault, kind = "is a file", TargetExistsError
+    elif not place.parent.is_dir():
+        fault = "is in a folder that does not exist"
+    if fault:
+        msg = f"The mount point {str(place)!r} {fault}. Use '{DEFAULT_MOUNTPOINT}'."
+        raise kind(msg)
 
 
 def _clear_place(place: Path) -> None:

@@ -21,7 +21,6 @@ from colabstage.errors import (
     DriveError,
     DriveQuotaError,
     NotSupportedHereError,
-    OptionError,
     SourceChangedError,
     SourceReadError,
     TargetExistsError,
@@ -112,29 +111,6 @@ _MOUNT_CAUSES: tuple[_Cause, ...] = (
             "The administrator of this Google account has disabled Drive for desktop, which Colab uses. Ask for "
             "it to be enabled (support.google.com/a/answer/7496409), or use another account."
         ),
-    ),
-    (
-        *("ValueError", "must not contain a space", OptionError),
-        "The mount point '{place}' contains a space, which Colab does not allow. Use '/content/drive'.",
-    ),
-    (
-        *("ValueError", "must not be a symlink", OptionError),
-        "The mount point '{place}' is a symbolic link. Use a plain folder such as '/content/drive'.",
-    ),
-    (
-        *("ValueError", "must not already contain files", TargetExistsError),
-        (
-            "The mount point '{place}' is a local folder with files in it, written there while Drive was not "
-            "mounted; they are not on Drive. Move them elsewhere, then mount again."
-        ),
-    ),
-    (
-        *("ValueError", "must either be a directory or not exist", TargetExistsError),
-        "The mount point '{place}' is a file. Move it elsewhere, or use '/content/drive'.",
-    ),
-    (
-        *("ValueError", "must be in a directory that exists", OptionError),
-        "The mount point '{place}' is in a folder that does not exist. Use '/content/drive', or create the folder.",
     ),
     (
         *("ValueError", "must be a directory if present", TargetExistsError),

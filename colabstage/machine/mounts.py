@@ -20,7 +20,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import time
 import warnings
 from dataclasses import dataclass
@@ -78,17 +77,6 @@ WAITS_IN_CACHE = (
 """What happens to files that a dead client had not uploaded, in the same words everywhere."""
 _MAX_LINKS = 40  # as many as the kernel follows
 _NAMES_SHOWN = 5
-
-_PROBE = """
-import os, sys
-try:
-    os.statvfs(sys.argv[1])  # unlike stat, this is never answered from the kernel's cache
-    os.stat(sys.argv[1])
-except OSError as error:
-    print(error.errno)
-else:
-    print(0)
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,22 +337,16 @@ def probe_mount(path: str | os.PathLike[str], timeout_s: float = 10.0) -> MountP
     Never blocks much longer than `timeout_s` seconds, whatever the mount does.
     """
     place, deadline = os.fspath(path), time.monotonic() + timeout_s
-    # As `_PROBE` asks, but these start in a fraction of an interpreter's time. Of what fails they tell no number.
-    tool = shutil.which("stat", path=os.defpath) if sys.platform == "linux" else None
-    if tool is not None:
-        answers = ask_children([[tool, "-f", "--", place], [tool, "--", place]], deadline)
-        if answers is None:
-            return MountProbe("silent")
-        if not any(status for status, *_ in answers):
-            return MountProbe("alive")
-    # Isolated and without site packages, the interpreter starts faster and imports nothing that may be on the mount.
-    answers = ask_children([[sys.executable, "-I", "-S", "-c", _PROBE, place]], deadline)
+    # Both, because the kernel may answer the second from its cache.
+    commands = [["stat", "-f", "--", place], ["stat", "--", place]]
+    answers = ask_children(commands, deadline, env={**os.environ, "LC_ALL": "C"})
     if answers is None:
         return MountProbe("silent")
-    answer = answers[0][1].strip()
-    number = int(answer) if answer.isdigit() else errno.EIO
-    if number == 0:
+    complaints = [complaint.decode(errors="replace") for status, _, complaint in answers if status]
+    if not complaints:
         return MountProbe("alive")
+    reason = complaints[0].strip().rpartition(": ")[2]
+    number = next((number for number in errno.errorcode if os.strerror(number) == reason), errno.EIO)
     if number in {errno.ENOENT, errno.ENOTDIR}:
         return MountProbe("missing", number)
     dead = number in {errno.ENOTCONN, errno.ECONNABORTED, errno.ESHUTDOWN}

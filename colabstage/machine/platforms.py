@@ -113,13 +113,6 @@ class _Row:
 # Images are built on each other's and keep each other's marks, so the more specific platform comes first, and plain
 # Python, which fits everywhere, last.
 _TABLE: tuple[_Row, ...] = (
-    _Row(
-        "colab-enterprise",
-        "Colab Enterprise",
-        lambda facts: facts.environ.get("VERTEX_PRODUCT") == "COLAB_ENTERPRISE",
-        lambda facts: facts.system("/content") if facts.exists("/content") else facts.home,
-        lambda _: None,
-    ),
     # Before Colab: Kaggle's images are built from Colab's and have Colab's variables set.
     _Row(
         "kaggle",

@@ -21,7 +21,6 @@ import ctypes
 import queue
 import threading
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from colabstage.errors import (
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Sequence
     from pathlib import Path
-    from typing import Literal
 
     from colabstage.machine.mounts import InCaller
 
@@ -173,26 +171,14 @@ def _carry_out(future: Future[T], function: Callable[[], T]) -> None:
             future.set_exception(error)
 
 
-@dataclass(frozen=True, slots=True)
-class RemountFacts:
-    """What decides whether a Drive may be mounted again from here."""
-
-    state: Literal["alive", "missing", "dead", "failing", "silent"]
-    """How the mount answers now, as in `MountProbe.state`."""
-    main_thread: bool
-    """Whether this is the notebook's main thread."""
-    mountable: bool
-    """Whether this process is a Colab kernel."""
-
-
-def remount_obstacle(facts: RemountFacts) -> str | None:
-    """Return why Drive is not mounted again, as a sentence; `None` when it is. A pure function."""
-    if facts.state != "dead":
+def _remount_obstacle(state: str) -> str | None:
+    """Return why a Drive in this state is not mounted again, as a sentence; `None` when it is."""
+    if state != "dead":
         # A live client, however slow, may have files that are not uploaded yet, and a remount would lose them.
-        return f"Drive was not mounted again: its client has not died (the mount is {facts.state})."
-    if not facts.mountable:
+        return f"Drive was not mounted again: its client has not died (the mount is {state})."
+    if not detect_platform().drive_mountable:
         return "Drive was not mounted again: only a Colab notebook can do that."
-    if not facts.main_thread:
+    if threading.current_thread() is not threading.main_thread():
         return "Drive was not mounted again: the main thread has to ask for that, and this is another one."
     return None
 
@@ -230,11 +216,11 @@ def run_with_one_remount(
     # Depending on the moment, a dying client makes files disappear, refuses writes, or fails reads with various errors.
     # So any error of the work may come from its death, and the mount is asked.
     except (ColabstageError, OSError) as error:
-        facts = _look_at_mount(root)
-        obstacle = remount_obstacle(facts)
+        state = _state_of(root)
+        obstacle = _remount_obstacle(state)
         if obstacle is not None:
             death: DriveError | None = error if isinstance(error, DriveDisconnectedError) else None
-            if facts.state == "dead":
+            if state == "dead":
                 death = death or silence_of(root)
             if death is None:
                 raise
@@ -259,12 +245,8 @@ def _with_quota_told(work: Callable[[], T]) -> T:
         raise quota from error
 
 
-def _look_at_mount(root: Path) -> RemountFacts:
+def _state_of(root: Path) -> str:
     deadline = SYSTEM_CLOCK.now() + _DYING_S
     while (state := probe_mount(root, _PROBE_TIMEOUT_S).state) == "missing" and SYSTEM_CLOCK.now() < deadline:
         SYSTEM_CLOCK.sleep(_LOOK_AGAIN_S)
-    return RemountFacts(
-        state=state,
-        main_thread=threading.current_thread() is threading.main_thread(),
-        mountable=detect_platform().drive_mountable,
-    )
+    return state

@@ -65,7 +65,9 @@ class LocalBytes(Closing):
         # Set before opening, which may fail: `__del__` runs all the same.
         self._handle = -1
         try:
-            self._handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW))
+            # With O_NONBLOCK a file that was exchanged for a pipe cannot block.
+            flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+            self._handle = os.open(path, flags if follow else flags | os.O_NOFOLLOW)
         except FileNotFoundError as error:
             msg = f"There is no file '{path}'. {whereabouts(path)}"
             raise SourceNotFoundError(msg) from error

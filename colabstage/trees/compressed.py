@@ -21,7 +21,7 @@ from colabstage.io.pipeline import DaemonPool
 from colabstage.io.units import format_bytes
 from colabstage.io.workspace import remove_own, temp_beside
 from colabstage.trees.bytes import COMPRESSED_SUFFIXES, HEAD_BYTES, SourceFile, TemporaryBytes, compression_of
-from colabstage.trees.names import ArchiveLimits, check_limits, clean_member_name, refuse_member
+from colabstage.trees.names import ArchiveLimits, check_limits
 from colabstage.trees.zip_member import zstd
 
 if TYPE_CHECKING:
@@ -42,8 +42,6 @@ _XZ_MEMORY_BYTES = (1 << 30) + (1 << 26)
 _THREAD_END_S = 1.0
 # Pieces that are made, or wait, while one is used.
 _AHEAD = 2
-# RFC 1952: the flags of a gzip header, and the parts that may stand before the name.
-_FEXTRA, _FNAME = 4, 8
 
 
 @contextlib.contextmanager
@@ -224,27 +222,11 @@ def _unpack_pieces(source: ByteSource, cancellation: Cancellation | None) -> Gen
 
 def inner_name(source: ByteSource, base: str, name: str = "") -> str:
     """Return what the file inside a compressed one is called: like the compressed one, which is `base` by its address
-    and `name` by its service, without its suffix; where that has none, as gzip noted it.
+    and `name` by its service, without its suffix.
     """
     compression = _compression(source)
     for called in (base, name):
         stem, suffix = posixpath.splitext(called)
         if stem and suffix.lower() in COMPRESSED_SUFFIXES[compression]:
             return stem
-    # Only gzip notes a name, and only the name of the file that was compressed, whatever it is called now.
-    noted = _gzip_name(source.pread(HEAD_BYTES, 0)) if compression == "gz" else ""
-    if not noted:
-        return base or "content"
-    if "/" in (inside := clean_member_name(source.label, noted)):
-        raise refuse_member(source.label, noted, "gzip notes a name without folders, and this one has some")
-    return inside
-
-
-def _gzip_name(head: bytes) -> str:
-    if len(head) < 10 or not head[3] & _FNAME:
-        return ""
-    at = 10
-    if head[3] & _FEXTRA:
-        at += 2 + int.from_bytes(head[10:12], "little")
-    name, end, _ = head[at:].partition(b"\0")
-    return name.decode("latin-1") if end else ""
+    return base or "content"

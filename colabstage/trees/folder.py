@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import numpy as np
 
 from colabstage.errors import SourceNotFoundError, SourceReadError
-from colabstage.io.files import RetryPolicy, block_ranges, hash_block, pread_exactly, read_with_retry
+from colabstage.io.files import RetryPolicy, hash_block, pread_exactly, read_with_retry
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.io.units import left_out
-from colabstage.trees.bytes import PIECE_BYTES, LocalBytes
+from colabstage.trees.bytes import LocalBytes
 from colabstage.trees.listing import (
     FileEntries,
     FileEntry,
@@ -82,7 +82,6 @@ class FolderTree(Tree):
             where each answer takes 0.3 s and more; a local disk gains nothing from more than one.
         retry: how long a listing that fails is tried again.
         heard: called, in any thread, whenever a folder has been read: the disk or mount is slow, not dead.
-        found: called, in any thread, with the paths of some files as soon as these are known to exist.
         before_read: called, in any thread, with the path of a file before anything of its content is read.
         leave_out: names of folders in it that are no part of it, such as what colabstage made of it before.
         mounts: names of folders in it that something slow is mounted at, which are left out with a note.
@@ -101,7 +100,6 @@ class FolderTree(Tree):
         workers: int = 1,
         retry: RetryPolicy = RetryPolicy(),  # noqa: B008  # frozen
         heard: Callable[[], object] = lambda: None,
-        found: Callable[[Sequence[str]], object] | None = None,
         before_read: Callable[[str], object] | None = None,
         leave_out: Collection[str] = (),
         mounts: Collection[str] = (),
@@ -116,7 +114,7 @@ class FolderTree(Tree):
         self._times: dict[str, int] = {}
         _check_root(self._root)
         with _threads(workers) as listers, _threads(workers) as lookers:
-            walk = _Walk(self._root, listers, lookers, retry=retry, heard=heard, on_files=found)
+            walk = _Walk(self._root, listers, lookers, retry=retry, heard=heard)
             walk.all_but({**dict.fromkeys(mounts, "mount"), **dict.fromkeys(leave_out, "own")})
         files = walk.files
         sizes, times_ns = np.array(files.sizes, np.int64), times_in_column(files.times_ns)
@@ -176,35 +174,12 @@ class FolderTree(Tree):
             data = os.read(handle, entry.size + 1)
             if len(data) < entry.size:
                 # A read may give less than was asked for, as mounts do, and only nothing means the end.
-                wanted = entry.size + 1
-                parts = [data]
-                got = len(data)
-                while got < wanted and (part := os.read(handle, wanted - got)):
-                    parts.append(part)
-                    got += len(part)
-                data = b"".join(parts)
+                data += pread_exactly(handle, entry.size + 1 - len(data), len(data))
         finally:
             os.close(handle)
         if len(data) != entry.size:
             raise _changed_while_read(self._root, entry, len(data))
         return data
-
-    def chunks(self, entry: FileEntry) -> Iterator[bytes]:
-        """Yield the content of one file in pieces of at most 16 MiB; the file is open only while one is read."""
-        path = self._about_to_read(entry)
-        # One byte more than listed: a longer file shows.
-        for offset, length in block_ranges(entry.size + 1, PIECE_BYTES):
-            handle = os.open(path, _OPEN_FLAGS)
-            try:
-                before = _written_ns(handle)
-                data = pread_exactly(handle, length, offset)
-                _check_time(path, handle, self._times.setdefault(path, before))
-            finally:
-                os.close(handle)
-            if len(data) != min(length, entry.size - offset):
-                raise _changed_while_read(self._root, entry, offset + len(data))
-            if data:
-                yield data
 
     def _about_to_read(self, entry: FileEntry) -> str:
         """Return where a file lies, once whoever wants to know of its reading has been told."""
@@ -215,7 +190,7 @@ class FolderTree(Tree):
 
 
 class FolderFile:
-    """A file of a folder, of the size that was listed: opened when it is read, and again after `close`.
+    """A file of a folder, of the size that was listed: opened when it is first read, and again after `close`.
 
     `follow`: whether it may be a link. `times`: when files were written that have been opened, by path: those who read
     parts of one file share it, so that all parts are of one state.
@@ -423,10 +398,9 @@ class _Walk:
         *,
         retry: RetryPolicy,
         heard: Callable[[], object],
-        on_files: Callable[[Sequence[str]], object] | None,
     ) -> None:
         self._root, self._listers, self._lookers = root, listers, lookers
-        self._retry, self._heard, self._on_files = retry, heard, on_files
+        self._retry, self._heard = retry, heard
         self._turn = threading.Lock()
         self._slow_batches = 0
         self.files = _Found()
@@ -553,8 +527,6 @@ class _Walk:
             name = prefix + entry.name
             look = functools.partial(_look_closely, entry, name, found)
             read_with_retry(look, f"{self._root}/{name}", policy=self._retry)
-        if self._on_files is not None:
-            self._on_files([f"{self._root}/{name}" for name in found.names])
         return found
 
 

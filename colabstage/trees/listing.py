@@ -31,8 +31,6 @@ TreeKind = Literal["folder", "zip", "tar", "7z", "rar", "file"]
 
 # Entries that are created together while iterating.
 _PAGE_ENTRIES = 1024
-# Names that are sorted together.
-_RUN_NAMES = 1 << 16
 _TIME_END_NS = 1 << 63
 
 
@@ -199,15 +197,8 @@ def take_strings(strings: Sequence[str], rows: NDArray[Any]) -> list[str]:
 
 def sorted_by_name(names: list[str], *columns: NDArray[Any]) -> tuple[list[str], list[NDArray[Any]], NDArray[np.int64]]:
     """Return names in their order, equal ones as they come; the columns in the same, and for each its number before."""
-    order = np.arange(len(names))
-    # Runs that are merged then: for all at once, the numbers as objects would take more memory than the names.
-    for first in range(0, len(names), _RUN_NAMES):
-        run = range(first, min(first + _RUN_NAMES, len(names)))
-        order[run.start : run.stop] = sorted(run, key=names.__getitem__)
-    texts = np.array(names, object)
-    order = order[np.argsort(texts[order], kind="stable")]
-    in_order: list[str] = texts[order].tolist()
-    return in_order, [column[order] for column in columns], order
+    order = np.array(sorted(range(len(names)), key=names.__getitem__), np.int64)
+    return take_strings(names, order), [column[order] for column in columns], order
 
 
 def times_in_column(times_ns: Sequence[int]) -> NDArray[np.int64]:

@@ -92,27 +92,13 @@ def refuse_member(archive: str, name: str, reason: str) -> UnsafeArchiveError:
 MOST_FOLDERS = 200
 
 
-def is_odd_name(raw: str) -> bool:
-    """Tell whether a name may break a rule, be junk, or have parts to drop. Nearly none is, of what may be ten million:
-    this takes a tenth of the time of looking closely."""
-    return (
-        len(raw) > MOST_FOLDERS
-        or raw[:1] in ("", "/", ".")
-        or raw[-1] == "/"
-        or "/." in raw
-        or "//" in raw
-        or "\0" in raw
-        or "__MACOSX" in raw
-        or (raw[-1] in "biBI" and raw.rpartition("/")[2].lower() in JUNK_FILES)
-    )
-
-
-# What an odd one has, with a NUL before and behind it.
+# What a name has, with a NUL before and behind it, that may break a rule, be junk, or have parts to drop.
 _ODD_PARTS = ("\0/", "\0.", "\0\0", "//", "/.", "/\0", "\\", "__MACOSX")
 
 
 def are_plain_names(names: Sequence[str]) -> bool:
-    """Tell whether none of some names is odd or has a backslash: in a fifth of the time of asking for each."""
+    """Return whether `clean_member_name` and `is_junk` have nothing to say about any of some names: nearly none of what
+    may be ten million has, and this takes a tenth of their time."""
     joined = "\0".join(("", *names, ""))
     if joined.count("\0") != len(names) + 1 or max(map(len, names), default=0) > MOST_FOLDERS:
         return False
@@ -124,18 +110,19 @@ def clean_member_name(archive: str, raw: str, *, folder: bool = False) -> str:
     """Return the name of a file inside a tree, from the name that an archive gives it: without a root, `./` and doubled
     slashes. `folder`: whether it is a folder's, which may end in a slash; "." is the tree itself.
     """
-    if not is_odd_name(raw):
-        return raw
     name = posixpath.normpath(raw.lstrip("/"))
-    faults = (
-        ("\0" in raw, "its name contains a NUL character"),
-        (".." in raw.split("/"), "its name climbs out of the archive's folder with '..'"),
-        (not folder and name == ".", "it is a file without a name"),
-        (raw.count("/") > MOST_FOLDERS, f"it is in more than {MOST_FOLDERS} folders, one in the other"),
-        (not folder and raw.endswith("/"), "it is a file, but its name ends in a slash like a folder's"),
-    )
-    reason = next((reason for broken, reason in faults if broken), None)
-    if reason is not None:
+    reason = ""
+    if "\0" in raw:
+        reason = "its name contains a NUL character"
+    elif ".." in raw.split("/"):
+        reason = "its name climbs out of the archive's folder with '..'"
+    elif not folder and name == ".":
+        reason = "it is a file without a name"
+    elif not folder and raw.endswith("/"):
+        reason = "it is a file, but its name ends in a slash like a folder's"
+    elif raw.count("/") > MOST_FOLDERS:
+        reason = f"it is in more than {MOST_FOLDERS} folders, one in the other"
+    if reason:
         raise refuse_member(archive, raw, reason)
     return name
 

@@ -159,7 +159,6 @@ def open_archive(
         # The tree unpacks a compressed tar by itself, since its headers are only read in the unpacked form.
         if kind.startswith("tar"):
             return TarTree(source, spool=spool, limits=limits, cancellation=cancellation)
-        # Before unpacking, which takes long: a name that leads elsewhere refuses the file.
         inside = inner_name(source, base_name(source.label), name)
         return SingleFileTree(unpack_into(spool, source, limits, cancellation), inside, source)
     # The tree would have closed it; without one nobody else knows of it.

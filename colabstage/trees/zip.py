@@ -15,8 +15,6 @@ import stat
 import struct
 import zlib
 from array import array
-from collections import deque
-from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,15 +22,12 @@ import numpy as np
 
 from colabstage.errors import ArchiveError, CorruptArchiveError, UnsafeArchiveError
 from colabstage.io.files import block_ranges
-from colabstage.io.pipeline import DaemonPool
 from colabstage.io.units import format_count
 from colabstage.trees.bytes import (
     HEAD_BYTES,
     ByteSource,
-    LocalBytes,
     base_name,
     describe_contents,
-    owners_bytes,
     truncated,
 )
 from colabstage.trees.listing import FileEntries, FileEntry, Tree, sorted_by_name, take_strings
@@ -61,8 +56,7 @@ from colabstage.trees.zip_member import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from concurrent.futures import Future
+    from collections.abc import Iterable, Iterator
 
     from numpy.typing import NDArray
 
@@ -74,41 +68,28 @@ _END64 = struct.Struct("<4sQ2H2L4Q")
 # The last record, its comment of at most 64 KiB, and the two zip64 records before it.
 _TAIL_BYTES = 65_535 + _END.size + _END64_LOCATOR.size + _END64.size
 _MEMBER_MARK = b"PK\1\2"
-_MEMBER_BYTES = 46
-_LENGTHS = struct.Struct("<28x3H")
-_RECORD_FIELDS = {
-    "mark": ("S4", 0),
-    "system": ("u1", 5),
-    "flags": ("<u2", 8),
-    "method": ("<u2", 10),
-    "stamp": ("<u4", 12),
-    "crc": ("<u4", 16),
-    "packed_size": ("<u4", 20),
-    "size": ("<u4", 24),
-    "name_length": ("<u2", 28),
-    "extra_length": ("<u2", 30),
-    "attributes": ("<u4", 38),
-    "offset": ("<u4", 42),
-}
+# APPNOTE 4.3.12: what stands before the name, the extra fields and the comment of a member.
 _RECORD = np.dtype(
-    {
-        "names": list(_RECORD_FIELDS),
-        "formats": [kind for kind, _ in _RECORD_FIELDS.values()],
-        "offsets": [offset for _, offset in _RECORD_FIELDS.values()],
-        "itemsize": _MEMBER_BYTES,
-    }
+    [
+        *(("mark", "S4"), ("version", "u1"), ("system", "u1"), ("needed", "<u2"), ("flags", "<u2"), ("method", "<u2")),
+        *(("stamp", "<u4"), ("crc", "<u4"), ("packed_size", "<u4"), ("size", "<u4"), ("name_length", "<u2")),
+        *(("extra_length", "<u2"), ("comment_length", "<u2"), ("disk", "<u2"), ("internal", "<u2")),
+        *(("attributes", "<u4"), ("offset", "<u4")),
+    ]
 )
+_MEMBER_BYTES = _RECORD.itemsize
+# Of these: mark, packed size, size, the lengths of name, extra fields and comment, offset.
+_MEMBER = struct.Struct("<4s16xLL3H8xL")
 _COLUMNS = {
-    **dict.fromkeys(("offset", "packed_size", "size", "mtime_ns"), np.int64),
-    "crc": np.uint32,
-    **dict.fromkeys(("method", "flags", "mode", "name_length"), np.uint16),
+    **dict.fromkeys(("offset", "packed_size", "size"), np.int64),
+    **dict.fromkeys(("crc", "stamp"), np.uint32),
+    **dict.fromkeys(("method", "flags", "name_length"), np.uint16),
 }
 # Systems in "version made by" whose archivers write the mode of a file into its attributes.
 _UNIX_SYSTEMS = (3, 19)
-# Where a field of 32 bits says that a zip64 field has the number; in the order in which that has them.
+# Where a field of 32 bits says that a zip64 field has the number.
 _NARROW_FULL = 0xFFFFFFFF
-_WIDE_FIELDS = ("size", "packed_size", "offset")
-_EXTRA_ZIP64, _EXTRA_UNICODE_PATH = 0x0001, 0x7075
+_ZIP64, _UNICODE_PATH = b"\1\0", b"up"
 # A local header, the marker that some multi-volume tools leave before it, or the end record of an empty archive.
 _FIRST_MARKS = (b"PK\3\4", b"PK\7\x08", b"PK00", _END_MARK)
 # Of ten million members; a directory that claims to be longer is not read only to be compared.
@@ -117,9 +98,8 @@ _MAX_DIRECTORY_BYTES = 1 << 30
 _BEYOND = 1 << 61
 # So many names are looked at together.
 _PAGE_NAMES = 512
-# Of a directory that is far away, what is read at once, and how many of these are in flight.
-_READ_BYTES, _READERS = 4 << 20, 4
-_LOCAL_READ_BYTES = 1 << 18
+# Of a directory, which is never all in memory.
+_READ_BYTES = 4 << 20
 
 
 class _End(NamedTuple):
@@ -159,9 +139,8 @@ def _read_directory(source: ByteSource) -> _Directory:
         raise truncated(source, "its directory should be beyond the file's end")
     if shift % (1 << 32):
         raise truncated(source, "its last bytes are the end of another archive")
-    blocks = (
-        iter((tail[start - tail_at : end.position - tail_at],)) if start >= tail_at else _blocks(source, start, end)
-    )
+    is_in_tail = start >= tail_at
+    blocks = [tail[start - tail_at : end.position - tail_at]] if is_in_tail else _blocks(source, start, end.size)
     found = _parse(source, blocks, end.size)
     offsets = found.columns["offset"]
     if shift > 0:
@@ -182,21 +161,9 @@ def _read_tail(source: ByteSource) -> tuple[bytes, int]:
     return source.pread(_TAIL_BYTES, at), at
 
 
-def _blocks(source: ByteSource, start: int, end: _End) -> Iterator[bytes]:
-    """Yield the directory in blocks; never all in memory at once."""
-    if isinstance(owners_bytes(source), LocalBytes):
-        # A disk has no round trips to share.
-        for offset, length in block_ranges(end.size, _LOCAL_READ_BYTES):
-            yield source.pread(length, start + offset)
-        return
-    with DaemonPool(_READERS, "colabstage-directory") as pool:
-        coming: deque[Future[bytes]] = deque()
-        for offset, length in block_ranges(end.size, _READ_BYTES):
-            coming.append(pool.submit(partial(source.pread, length, start + offset)))
-            if len(coming) >= _READERS:
-                yield from pool.results([coming.popleft()])
-        while coming:
-            yield from pool.results([coming.popleft()])
+def _blocks(source: ByteSource, start: int, size: int) -> Iterator[bytes]:
+    for offset, length in block_ranges(size, _READ_BYTES):
+        yield source.pread(length, start + offset)
 
 
 def refuse_volume(source: ByteSource) -> None:
@@ -279,112 +246,52 @@ def _damaged_directory(source: ByteSource, reason: str) -> CorruptArchiveError:
     return CorruptArchiveError(f"'{source.label}' is damaged: {reason}. Copy or upload the archive again.")
 
 
-def _parse(source: ByteSource, blocks: Iterator[bytes], size: int) -> _Directory:
-    # Of as many members as the directory may have; what is not written to takes no memory.
-    columns = {name: np.empty(size // _MEMBER_BYTES, kind) for name, kind in _COLUMNS.items()}
-    found = _Directory([], columns, {})
-    done, data = 0, b""
+def _parse(source: ByteSource, blocks: Iterable[bytes], size: int) -> _Directory:
+    names: list[str] = []
+    records = bytearray()
+    wide_rows, wide_facts = array("q"), array("q")
+    unicode_paths: dict[int, bytes] = {}
+    read, done, data = _MEMBER.unpack_from, 0, b""
     for block in blocks:
         # A record that the end of a block cut is read with the next block.
         data += block
-        first = len(found.names)
-        starts, length = _find_records(data, found.names)
-        _fill_columns(source, data, starts, first, found)
-        done, data = done + length, data[length:]
+        # Slicing text is quicker than slicing bytes and decoding each.
+        text, at = data.decode("latin-1"), 0
+        while at + _MEMBER_BYTES <= len(data):
+            mark, packed_size, length, name_length, extra_length, comment_length, offset = read(data, at)
+            if mark != _MEMBER_MARK:
+                raise _damaged_directory(source, f"its directory is not readable at byte {done + at:,}")
+            name_at = at + _MEMBER_BYTES
+            name_end = name_at + name_length
+            end = name_end + extra_length + comment_length
+            if end > len(data):
+                break
+            if extra_length:
+                extra = data[name_end : name_end + extra_length]
+                if _NARROW_FULL in (length, packed_size, offset):
+                    wide_rows.append(len(names))
+                    wide_facts.extend(_wide_fields(source, extra, (length, packed_size, offset)))
+                if _UNICODE_PATH in extra and (field := _extra_field(extra, _UNICODE_PATH)) is not None:
+                    unicode_paths[len(names)] = field
+            records += data[at:name_at]
+            names.append(text[name_at:name_end])
+            at = end
+        done, data = done + at, data[at:]
     if done + len(data) < size:
         raise truncated(source, "its directory is cut")
-    if data.startswith(_MEMBER_MARK) and len(data) >= _MEMBER_BYTES:
-        raise _damaged_directory(source, "the last entry of its directory is cut")
     if data:
         raise _damaged_directory(source, f"its directory is not readable at byte {done:,}")
-    return found._replace(columns={name: column[: len(found.names)] for name, column in columns.items()})
-
-
-def _find_records(data: bytes, names: list[str]) -> tuple[NDArray[np.int64], int]:
-    """Append the name of each whole record; return where each begins, and where the last one ends."""
-    # Slicing text is quicker than slicing bytes and decoding each.
-    text, length, at, first = data.decode("latin-1"), len(data), 0, len(names)
-    found = array("q")
-    read, add_name, add_start = _LENGTHS.unpack_from, names.append, found.append
-    # Each says where the next begins: one step for each of what may be millions of members.
-    while at + _MEMBER_BYTES <= length:
-        name_length, extra_length, comment_length = read(data, at)
-        name_end = at + _MEMBER_BYTES + name_length
-        after = name_end + extra_length + comment_length
-        if after > length:
-            break
-        add_start(at)
-        add_name(text[at + _MEMBER_BYTES : name_end])
-        at = after
-    starts = np.frombuffer(found, np.int64)
-    wrong = np.flatnonzero(_records_of(data)["mark"][starts] != _MEMBER_MARK)
-    if len(wrong):
-        del names[first + wrong[0] :]
-        return starts[: wrong[0]], starts.item(wrong[0])
-    return starts, at
-
-
-def _records_of(data: bytes) -> NDArray[Any]:
-    """Return the fixed part of a record at every byte of a directory, of which those at the members' places count."""
-    return np.ndarray((max(0, len(data) - _MEMBER_BYTES + 1),), _RECORD, data, strides=(1,))
-
-
-def _fill_columns(source: ByteSource, data: bytes, starts: NDArray[np.int64], first: int, found: _Directory) -> None:
-    """Write down what the records that begin at `starts` say; the first is the member number `first`."""
-    anywhere = _records_of(data)
-    columns = {name: column[first : first + len(starts)] for name, column in found.columns.items()}
-    for name in (*_WIDE_FIELDS, "crc", "method", "flags", "name_length"):
-        columns[name][:] = anywhere[name][starts]
-    is_unix = np.isin(anywhere["system"][starts], _UNIX_SYSTEMS)
-    columns["mode"][:] = np.where(is_unix, anywhere["attributes"][starts] >> 16, 0)
+    fields = np.frombuffer(records, _RECORD)
+    columns: dict[str, NDArray[Any]] = {name: fields[name].astype(kind) for name, kind in _COLUMNS.items()}
+    for name, facts in zip(("size", "packed_size", "offset"), np.reshape(wide_facts, (-1, 3)).T, strict=True):
+        columns[name][wide_rows] = facts
+    is_unix = np.isin(fields["system"], _UNIX_SYSTEMS)
+    columns["mode"] = np.where(is_unix, fields["attributes"] >> 16, 0).astype(np.uint16)
     # Files are written in the same seconds, so there are far fewer times than members.
-    stamps, of_stamp = np.unique(anywhere["stamp"][starts], return_inverse=True)
+    stamps, of_stamp = np.unique(columns.pop("stamp"), return_inverse=True)
     times = np.array([_unix_time_ns(stamp >> 16, stamp & 0xFFFF) for stamp in stamps.tolist()], np.int64)
-    columns["mtime_ns"][:] = times[of_stamp.reshape(-1)]
-
-    def extra(row: int) -> bytes:
-        name_length, extra_length = struct.unpack_from("<2H", data, starts[row] + 28)
-        begin = starts.item(row) + _MEMBER_BYTES + name_length
-        return data[begin : begin + extra_length]
-
-    wide = [columns[name] for name in _WIDE_FIELDS]
-    are_full = np.array([column == _NARROW_FULL for column in wide])
-    rows = np.flatnonzero(are_full.any(axis=0))
-    for row in rows[~_widen(data, starts, rows, columns, are_full[:, rows])].tolist():
-        values = _wide_fields(source, extra(row), [column.item(row) for column in wide])
-        for column, value in zip(wide, values, strict=True):
-            column[row] = min(value, _BEYOND)
-    if struct.pack("<H", _EXTRA_UNICODE_PATH) in data:
-        for row in np.flatnonzero(anywhere["extra_length"][starts]).tolist():
-            if (field := _extra_field(extra(row), _EXTRA_UNICODE_PATH)) is not None:
-                found.unicode_paths[first + row] = field
-
-
-def _widen(
-    data: bytes,
-    starts: NDArray[np.int64],
-    rows: NDArray[np.int64],
-    columns: dict[str, NDArray[Any]],
-    are_full: NDArray[np.bool_],
-) -> NDArray[np.bool_]:
-    """Read the fields of 64 bits of rows whose first extra field is zip64's with nothing but these, as archivers write
-    it; return which these rows are. In an archive of more than 4 GiB it is most of what may be millions."""
-
-    def anywhere(kind: str) -> NDArray[Any]:
-        size = np.dtype(kind).itemsize
-        return np.ndarray((max(0, len(data) - size + 1),), kind, data, strides=(1,))
-
-    nbytes = 8 * are_full.sum(axis=0)
-    is_simple: NDArray[np.bool_] = _records_of(data)["extra_length"][starts[rows]] >= 4 + nbytes
-    at = starts[rows] + _MEMBER_BYTES + columns["name_length"][rows]
-    at[~is_simple] = 0
-    is_simple &= (anywhere("<u2")[at] == _EXTRA_ZIP64) & (anywhere("<u2")[at + 2] == nbytes)
-    at += 4
-    for name, is_full in zip(_WIDE_FIELDS, are_full, strict=True):
-        chosen = is_simple & is_full
-        columns[name][rows[chosen]] = np.minimum(anywhere("<u8")[at[chosen]], np.uint64(_BEYOND))
-        at += 8 * is_full
-    return is_simple
+    columns["mtime_ns"] = times[of_stamp.reshape(-1)]
+    return _Directory(names, columns, unicode_paths)
 
 
 def _set_ends(source: ByteSource, found: _Directory, directory_at: int) -> None:
@@ -404,25 +311,26 @@ def _set_ends(source: ByteSource, found: _Directory, directory_at: int) -> None:
         raise refuse_member(source.label, name, "its bytes overlap those of what follows it")
 
 
-def _extra_field(extra: bytes, wanted: int) -> bytes | None:
+def _extra_field(extra: bytes, wanted: bytes) -> bytes | None:
     at = 0
     # A field whose length is wrong ends the search: archivers pad with a few stray bytes.
     while at + 4 <= len(extra):
-        kind, length = struct.unpack_from("<HH", extra, at)
-        if kind == wanted:
+        length = int.from_bytes(extra[at + 2 : at + 4], "little")
+        if extra.startswith(wanted, at):
             return extra[at + 4 : at + 4 + length]
         at += 4 + length
     return None
 
 
-def _wide_fields(source: ByteSource, extra: bytes, narrow: list[int]) -> list[int]:
-    """Return the 64-bit values of those fields that do not fit 32 bits; they stand in the zip64 field in this order."""
-    field = _extra_field(extra, _EXTRA_ZIP64)
+def _wide_fields(source: ByteSource, extra: bytes, narrow: tuple[int, int, int]) -> list[int]:
+    """Return size, packed size and offset, with the 64-bit values of those that do not fit 32 bits; they stand in the
+    zip64 field in this order."""
+    field = _extra_field(extra, _ZIP64)
     if field is None:
-        return narrow
+        return list(narrow)
     wide = iter(struct.unpack(f"<{len(field) // 8}Q", field[: len(field) // 8 * 8]))
     try:
-        return [next(wide) if value == _NARROW_FULL else value for value in narrow]
+        return [min(next(wide), _BEYOND) if value == _NARROW_FULL else value for value in narrow]
     except StopIteration:
         raise _damaged_directory(source, "a zip64 field of its directory is cut") from None
 

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 COLAB = {"COLAB_RELEASE_TAG": "release-colab_20250902-060100_RC00", "COLAB_GPU": "", "JPY_PARENT_PID": "94"}
-ENTERPRISE = COLAB | {"VERTEX_PRODUCT": "COLAB_ENTERPRISE"}
 KAGGLE = COLAB | {"KAGGLE_KERNEL_RUN_TYPE": "Batch"}
 LIGHTNING = {"LIGHTNING_CLOUD_PROJECT_ID": "p", "LIGHTNING_CLUSTER_ID": "c"}
 STUDIO = "/teamspace/studios/this_studio"
@@ -44,8 +43,6 @@ def detect(
 
 
 ROWS: list[tuple[dict[str, str], tuple[str, ...], str, str, str | None]] = [
-    (ENTERPRISE, (), "colab-enterprise", "/home/ann", None),
-    (ENTERPRISE, ("/content",), "colab-enterprise", "/content", None),
     (KAGGLE, ("/kaggle/working",), "kaggle", "/kaggle/temp", None),
     # On Colab kagglehub mounts its cache there.
     (COLAB, ("/kaggle/input",), "colab", "/content", None),
@@ -94,7 +91,6 @@ def test_every_row_is_covered_by_a_test() -> None:
         (COLAB, MARKER, {}, "colab", False),
         (COLAB, (), kernel(), "colab", False),
         (KAGGLE, MARKER, kernel(), "kaggle", False),
-        (ENTERPRISE, MARKER, kernel(), "colab-enterprise", False),
         # The package can be installed and imported on any laptop; `None`, which blocks its import, is no sign.
         ({}, MARKER, CONSOLE | {"google.colab": object()}, "colab", False),
         ({}, (), CONSOLE | {"google.colab": object()}, "python", False),

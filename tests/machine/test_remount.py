@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -11,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from colabstage import fetch_files, stage_dataset
+from colabstage import fetch_files, publish_file, stage_dataset
 from colabstage.errors import DriveAuthError, DriveDisconnectedError, SourceReadError
+from colabstage.machine import watched
 from simulated_drive.drive import SimulatedDrive
 from simulated_drive.knobs import DriveFaults, DriveKnobs, OpFault
 from tests.support.colab import simulated_colab
@@ -131,3 +134,27 @@ def test_staging_goes_on_after_the_client_has_died_midway(
     assert [note for note in staged.report.notes if "mounted again" in note]
     assert "already in place" in str(staged.report)
     assert staged.path.read_bytes() == truth
+
+
+def test_a_client_that_hangs_in_a_write_is_an_error_in_time(
+    colab: SimulatedColab, drive: SimulatedDrive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The call that never returns is left behind, nothing was published, and the next call publishes it."""
+    for name, seconds in {"_ASK_EVERY_S": 0.1, "_HANGS_S": 0.5, "_DIES_S": 0.1, "_PROBE_TIMEOUT_S": 0.5}.items():
+        monkeypatch.setattr(watched, name, seconds)
+    source, target = colab.root / "model.pt", colab.root / "content/drive/MyDrive/model.pt"
+    source.write_bytes(bytes(range(256)) * 80_000)
+    client = drive._server
+    assert client is not None
+    # Once: the call that is left behind goes on when the client does.
+    happens = [lambda: client.send_signal(signal.SIGSTOP)]
+    began = time.monotonic()
+    try:
+        with pytest.raises(DriveDisconnectedError, match="has not answered"):
+            publish_file(source, target, progress=Meanwhile(lambda: happens and happens.pop()()))
+        assert time.monotonic() - began < 10
+    finally:
+        client.send_signal(signal.SIGCONT)
+    assert not target.exists()
+    publish_file(source, target, progress=False)
+    assert target.read_bytes() == source.read_bytes()

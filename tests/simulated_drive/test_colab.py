@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     [
         ("colab_cpu", "colab", True),
         ("colab_gpu", "colab", True),
-        ("colab_enterprise", "colab-enterprise", False),
+        ("colab_enterprise", "colab", True),
         ("colab_subprocess", "colab", False),
         ("kaggle", "kaggle", False),
     ],

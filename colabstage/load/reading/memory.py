@@ -171,8 +171,8 @@ def check_stamp(path: Path, status: os.stat_result, expected: FileStamp) -> None
 
 # What stays free when samples are kept in memory: the training process itself needs about this much.
 _RESERVE_BYTES = 1_000_000_000
-# At most this part of the memory that is free holds images that were decoded: the model, other splits and the page cache
-# come first. No less on large machines: an H100 trains a ResNet-50 on 3,780 images/s, and got 2,650 where half of 8,192
+# At most this part of the memory that is free holds decoded images: the model, other splits and the page cache come
+# first. No less on large machines: an H100 trains a ResNet-50 on 3,780 images/s, and got 2,650 where half of 8,192
 # photographs were decoded again in each epoch, 3,100 where none was.
 _KEPT_PART = 8
 # Of a processor's cache line.

@@ -146,8 +146,6 @@ UNSAFE = {
         tar_of(("a", SYM, "b", b""), ("b", SYM, "c", b""), ("c/d", REG, "", b"1"), ("a/evil", REG, "", b"x")),
         "'a'",
     ),
-    "gz: noted name that climbs": (gzip_named(b"../evil"), "../evil"),
-    "gz: noted name that is absolute": (gzip_named(b"/tmp/colabstage-evil"), "/tmp/colabstage-evil"),
 }
 CORRUPT = {
     **{
@@ -235,7 +233,7 @@ SINGLE = {
     "bz2": (bz2.compress(b"content" * 999), b"content" * 999, "archive"),
     "xz": (lzma.compress(b"content" * 999), b"content" * 999, "archive"),
     "zst": (zstandard.compress(b"content" * 999), b"content" * 999, "archive"),
-    "gz with a noted name": (gzip_named(b"noted.csv"), b"content", "noted.csv"),
+    "gz that notes a name that climbs": (gzip_named(b"../evil"), b"content", "archive"),
 }
 
 
@@ -318,6 +316,6 @@ def test_a_zip_of_unix_is_what_unzip_makes_of_it(room: Path, key: str) -> None:
 
 @pytest.mark.parametrize("key", SINGLE)
 def test_a_compressed_file_is_that_file(room: Path, key: str) -> None:
-    """Under the name that was noted, else under the archive's own."""
+    """Under the name of the compressed one, whatever gzip noted."""
     content, inside, name = SINGLE[key]
     assert extracted(room, content) == {name: inside}
