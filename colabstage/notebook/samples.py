@@ -306,10 +306,8 @@ def _of_values(values: NDArray[Any], classes: Sequence[str]) -> SplitClasses:
         return SplitClasses(why_none=f"targets are {values.dtype}, not classes")
     whole = values.astype(np.int64)
     found = np.unique(whole)
-    if not classes and len(found) > _MOST_UNNAMED:
+    if not classes and (len(found) > _MOST_UNNAMED or (len(found) > _FEW and 2 * len(found) > len(values))):
         return SplitClasses(why_none=f"targets have {len(found):,} different values, so they are not classes")
-    if not classes and len(found) > _FEW and 2 * len(found) > len(values):
-        return SplitClasses(why_none="most samples have a value of their own, so targets are not classes")
     return _sorted(np.arange(len(whole)), whole, classes)
 
 
