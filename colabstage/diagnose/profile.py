@@ -294,7 +294,7 @@ def _on_host(value: Any) -> Any:
     return [_on_host(item) for item in value] if type(value) is list else copy.deepcopy(value)
 
 
-# Of medium lightness, to be visible on white and on black.
+# Visible on white and on black.
 COLOURS = {
     "read": "#2a86b0",
     "decode": "#b7791f",

@@ -239,7 +239,7 @@ def sample_kind(shape: tuple[int, ...], dtype: np.dtype[np.generic], layout: str
 
 
 def _is_image(shape: tuple[int, ...]) -> bool:
-    """Tell whether it has a height and a width, with or without channels before or after them."""
+    """Return whether it has a height and a width, with or without channels before or after them."""
     if len(shape) == 2:
         return min(shape) > _MOST_CHANNELS
     if len(shape) != 3:
@@ -248,7 +248,7 @@ def _is_image(shape: tuple[int, ...]) -> bool:
 
 
 def channels_first(shape: tuple[int, ...]) -> bool:
-    """Tell whether the channels of an image come before its height and width, as some programs store them."""
+    """Return whether the channels of an image come before its height and width, as some programs store them."""
     return len(shape) == 3 and shape[0] <= _MOST_CHANNELS < min(shape[1:])
 
 
