@@ -239,7 +239,7 @@ def sample_kind(shape: tuple[int, ...], dtype: np.dtype[np.generic], layout: str
 
 
 def _is_image(shape: tuple[int, ...]) -> bool:
-    """Return whether it has a height and a width, with or without channels before or after them."""
+    """Return whether a row has a height and a width, with or without channels before or after them."""
     if len(shape) == 2:
         return min(shape) > _MOST_CHANNELS
     if len(shape) != 3:
