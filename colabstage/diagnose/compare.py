@@ -112,7 +112,6 @@ class SourceComparison(Report):
 @public(
     PackOptions,
     arguments=ImageArguments,
-    remedies={"seconds": "Write budget_s=…, in seconds."},
     reads=("path",),
     writes=("local_dir",),
     stopped=NOTHING_DONE,

@@ -306,10 +306,6 @@ _OTHER = "#808890"
 # Shares of the time: the loader alone, loader and step together, the step alone, the stages.
 _PARTS = (0.25, 0.40, 0.10, 0.25)
 _RESTORE = "profile_loader(loader, step, restore=(model, optimizer))"
-_INSTEAD = {
-    "seconds": "Write budget_s=…, in seconds.",
-    "device": "Copy the batch there in your step, as the training loop does.",
-}
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -342,7 +338,7 @@ class LoaderProfile(Report):
         return _stage_seconds(self.facts)
 
 
-@public(remedies=_INSTEAD, stopped=NOTHING_DONE)
+@public(stopped=NOTHING_DONE)
 def profile_loader(
     loader: Iterable[Any] | object,
     step: Callable[[Any], object] | None = None,
