@@ -122,7 +122,7 @@ _HOMES = {
 _MODULES = ("errors", "options", "transforms")
 _NEED_TORCH = ("CudaDataLoader", "dataset_h5", "make_loader", "resumable")
 
-# `from colabstage import *` takes what there is; by name, the others say what they need.
+# Without torch, `from colabstage import *` leaves out what needs it; imported by name, each says so.
 if not TYPE_CHECKING and "torch" not in sys.modules and PathFinder.find_spec("torch") is None:
     __all__ = [name for name in __all__ if name not in _NEED_TORCH]
 

@@ -49,7 +49,7 @@ def ended(text: str) -> str:
 
 def error_to_json(error: BaseException) -> list[str]:
     """Return what another process needs to raise the same: the name of ours, or `""`, and what it says."""
-    # Who asked for nothing to be stopped is told why it was.
+    # A caller that cancelled nothing needs the reason for which work was stopped.
     error = getattr(error, "because", None) or error
     kind = type(error)
     return [kind.__name__ if issubclass(kind, ColabstageError) else "", said_by(error)]
@@ -124,7 +124,7 @@ class ColabstageError(Exception):
     def __str__(self) -> str:
         # KeyError shows its argument quoted; a sentence reads better plain.
         text = str(self.args[0]) if self.args else ""
-        # A name or a line of somebody's file may be of any length; what to do about it is at the end.
+        # A quoted name or line may be of any length; what to do about it is at the end.
         if len(text) > _LONGEST:
             text = f"{text[: -_ENDING + _LONGEST]} … {text[-_ENDING:]}"
         return printable(text)

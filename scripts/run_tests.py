@@ -57,7 +57,7 @@ LEFT_OUT = (
 
 
 def has_room_in_memory() -> bool:
-    """Tell whether the files of a run fit into memory beside its processes."""
+    """Return whether the files of a run fit into memory beside its processes."""
     free = psutil.disk_usage(str(MEMORY)).free if MEMORY.is_dir() else 0
     return bool(min(free, psutil.virtual_memory().available) > MEMORY_BYTES)
 

@@ -37,7 +37,7 @@ REFERENCE = {
             "colabstage.io.progress.Progress",
             "colabstage.io.progress.ProgressStep",
             "colabstage.io.progress.Cancellation",
-            "colabstage.io.progress.Readiness",
+            "colabstage.h5.arrival.Readiness",
         ),
     ),
     "fetching": ReferencePage(
@@ -125,7 +125,7 @@ REFERENCE = {
         "Where the time goes, what is wrong, what to change.",
         (
             "colabstage.doctor",
-            "colabstage.diagnose.report.Report",
+            "colabstage.io.report.Report",
             "colabstage.diagnose.doctor.DoctorReport",
             "colabstage.diagnose.doctor.Finding",
             "colabstage.compare_sources",

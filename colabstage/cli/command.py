@@ -147,7 +147,7 @@ def say_interrupted() -> int:
 
 
 def shows_progress() -> bool:
-    """Tell whether stderr is a terminal that can redraw a line, which bars need."""
+    """Return whether stderr is a terminal that can redraw a line, which bars need."""
     # In a log file each update of the bar would be a line of its own.
     return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
 

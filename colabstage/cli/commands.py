@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from colabstage.cli import options as o
 from colabstage.cli.command import NOTHING_LEFT, Output, command, shows_progress
-from colabstage.errors import OptionError
 from colabstage.io.boundary import NOTHING_DONE
 
 if TYPE_CHECKING:
@@ -133,11 +132,7 @@ def _listed(found: Iterable[Any], text: str, failure: str = "") -> Output:
 @command()
 def fetch(
     *,
-    source: Annotated[
-        list[str] | None,
-        # A single word would be taken as the target, and the error about a missing source would be confusing.
-        o.argument("SOURCE", "As for `stage`: paths, patterns, share links, addresses."),
-    ] = None,
+    source: Annotated[list[str], o.argument("SOURCE", "As for `stage`: paths, patterns, share links, addresses.")],
     target: Annotated[
         str, o.argument("TARGET", "The file or folder to create; a single file can go into an existing folder.")
     ],
@@ -159,9 +154,6 @@ def fetch(
     """
     from colabstage.sources.fetching import fetch_files
 
-    if not source:
-        msg = f"Give a SOURCE and a TARGET, for example: colabstage fetch '{target}' FOLDER/."
-        raise OptionError(msg)
     return fetch_files(
         o.read_sources(source),
         target,

@@ -66,7 +66,7 @@ def _encoding(info: PackInfo) -> str:
 
 
 def _are_pixels(field: FieldInfo) -> bool:
-    """Tell whether rows look like images: bytes, with as many channels as images have."""
+    """Return whether rows look like images: bytes, with as many channels as images have."""
     shape = field.shape or ()
     # Signed bytes and floats may be anything; unsigned bytes of this shape are images in all programs.
     return field.dtype.kind == "u" and (len(shape) == 2 or (len(shape) == 3 and shape[2] in (1, 2, 3, 4)))

@@ -112,7 +112,6 @@ class SourceComparison(Report):
 @public(
     PackOptions,
     arguments=ImageArguments,
-    remedies={"seconds": "Write budget_s=…, in seconds."},
     reads=("path",),
     writes=("local_dir",),
     stopped=NOTHING_DONE,
@@ -204,7 +203,8 @@ class _Files:
         # Once beforehand, so that the decoders are imported before the clock starts.
         decode_image(encode_jpeg(np.zeros((8, 8, 3), np.uint8), 90), options.image)
         self.rates: list[SourceRate] = []
-        self.options, self.workers, self.broken, self.place = options, workers, 0, ""
+        self.options, self.workers, self.place = options, workers, ""
+        self.broken: set[int] = set()
         self.kept: dict[str, bytes] = {}
         self._progress = progress
 
@@ -234,11 +234,9 @@ class _Files:
                 title, seconds = f"{self.place}, first epoch", budget_s * _SOURCE_PART
                 self._read("source", title, chosen, read, seconds=seconds, step=step, keep=kept)
             # Later epochs profit from what the mount's client keeps on the local disk, which makes the comparison fair.
-            broken = self.broken
             with self._progress.step("read once more", total=len(kept), unit="images") as step:
                 title, seconds = f"{self.place}, later epochs", budget_s * _AGAIN_PART
                 self._read("again", title, list(kept), read, seconds=seconds, step=step)
-            self.broken = broken
             # Numbers instead of names, which may repeat across folders; layouts need the extension.
             suffixes = [PurePosixPath(source.name(index)).suffix.lower() for index in kept]
             self.kept = {
@@ -291,7 +289,7 @@ class _Files:
                     decode_image(data, self.options.image, scratch=scratch)
                 except DecodeError:
                     with lock:
-                        self.broken += 1
+                        self.broken.add(index)
                     continue
                 with lock:
                     done, nbytes, last = done + 1, nbytes + len(data), time.perf_counter()
@@ -309,7 +307,7 @@ class _Files:
             raise SourceReadError(msg) from error
         if not done:
             msg = (
-                f"None of {self.broken} images could be decoded. Give the folder or archive that holds the images."
+                f"None of {len(self.broken)} images could be decoded. Give the folder or archive that holds the images."
                 if self.broken
                 else f"No image could be read in {seconds:.0f} seconds. Give more time (budget_s=…), or ask doctor()."
             )
@@ -353,7 +351,7 @@ def _describe(path: Path, rows: int, files: _Files, packed: SourceRate, report: 
     measured = f"Measured with {format_count(len(files.kept), 'images')}, {decoded}; {readers} for files"
     notes = [f"{measured}; a pack of all takes about {packs}."]
     if files.broken:
-        notes.append(f"{files.broken} of the images could not be decoded, and were left out.")
+        notes.append(f"{len(files.broken)} of the images could not be decoded, and were left out.")
     if report.encoding == "encoded" and size is None:
         notes.append(
             "The pack keeps the files as they came, since their sizes differ, and decodes them in every epoch: with "

@@ -1,15 +1,14 @@
 """NVIDIA GPUs: how busy they are now (`open_gpus`), and while a model trains (`GpuMonitor`).
 
 Readings come from NVML where its package nvidia-ml-py is installed, otherwise from the program nvidia-smi. What the
-driver does not report is `None`: it has no utilisation of a GPU that is divided into MIG slices, no process names in a
-container, and on WSL not even their memory.
+driver does not report is `None`: the utilisation of a GPU that is divided into MIG slices, and on WSL the memory of
+processes.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-import re
 import shutil
 import subprocess
 import threading
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 
 PROGRAM = "nvidia-smi"
 _GPU_COLUMNS = "index,uuid,name,utilization.gpu,memory.used,memory.total,power.draw"
-_PROCESS_COLUMNS = "gpu_uuid,pid,process_name,used_gpu_memory"
+_PROCESS_COLUMNS = "gpu_uuid,pid,used_gpu_memory"
 # With a lower utilisation no training step can have run in the driver's sampling period.
 _IDLE = 0.05
 # A GPU that trains from memory is above 90 %; below this, more than half of it is unused.
@@ -52,10 +51,9 @@ _TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class GpuProcess:
-    """A process that computes on a GPU; its name is empty, and its memory `None`, where the driver hides them."""
+    """A process that computes on a GPU; its memory is `None` where the driver hides it."""
 
     pid: int
-    name: str = ""
     memory_bytes: int | None = None
 
 
@@ -128,7 +126,7 @@ def _ask_library(nvml: Any, with_processes: bool) -> tuple[GpuReading, ...]:
             memory_used_bytes=None if memory is None else int(memory.used),
             memory_total_bytes=None if memory is None else int(memory.total),
             power_w=None if power is None else power / 1000,
-            processes=tuple(GpuProcess(one.pid, "", one.usedGpuMemory) for one in running or ()),
+            processes=tuple(GpuProcess(one.pid, one.usedGpuMemory) for one in running or ()),
         )
 
     return tuple(map(read, range(nvml.nvmlDeviceGetCount())))
@@ -159,12 +157,8 @@ def _ask_program(timeout_s: float, with_processes: bool) -> tuple[GpuReading, ..
 
 def _running(timeout_s: float) -> Iterator[tuple[str, GpuProcess]]:
     for cells in _query("compute-apps", _PROCESS_COLUMNS, timeout_s):
-        if len(cells) > 3 and cells[1].isdecimal():
-            # From both ends, because a program's path may contain commas.
-            uuid, pid, *parts, used = cells
-            name = ", ".join(parts)
-            # What is in brackets is a reason for having no name.
-            yield uuid, GpuProcess(int(pid), "" if name.startswith("[") else name, _mebibytes(used))
+        if len(cells) == 3 and cells[1].isdecimal():
+            yield cells[0], GpuProcess(int(cells[1]), _mebibytes(cells[2]))
 
 
 def _query(what: str, columns: str, timeout_s: float) -> list[list[str]]:
@@ -193,9 +187,10 @@ def _query(what: str, columns: str, timeout_s: float) -> list[list[str]]:
 
 
 def _number(cell: str, scale: float = 1.0) -> float | None:
-    """Read `37`, `37 %` and `68.52 W`; return `None` for `[N/A]`, `[Not Supported]`, `[Insufficient Permissions]`."""
-    match = re.match(r"-?\d+(?:\.\d+)?", cell)
-    return None if match is None else float(match[0]) * scale
+    """Return a number; `None` for `[N/A]`, `[Not Supported]`, `[Insufficient Permissions]`."""
+    with contextlib.suppress(ValueError):
+        return float(cell) * scale
+    return None
 
 
 def _mebibytes(cell: str) -> int | None:
@@ -321,7 +316,7 @@ def report_on(samples: Sequence[GpuSample], problem: str | None) -> GpuReport:
         rows.append(Row((f"{name}, {one.name}", str(one)), one.advice, "warn" if one.advice else "ok"))
         rows.append(Row(("over time", _sparkline(readings))))
         if one.processes:
-            users = (f"{used.pid} {used.name} ({format_bytes(used.memory_bytes or 0)})" for used in one.processes[:6])
+            users = (f"{used.pid} ({format_bytes(used.memory_bytes or 0)})" for used in one.processes[:6])
             rows.append(Row(("processes", ", ".join(users))))
         if one.utilisation is not None:
             cells = (name, f"{one.utilisation:.0%} busy", f"{one.idle or 0:.0%} idle")

@@ -137,7 +137,7 @@ def _torch_view(loader: Any) -> View:
     )
     copied = copy.copy(loader)
     if type(loader).__module__.startswith("colabstage."):
-        # Of a subset, `loader.dataset` is torch's own `Subset`.
+        # `loader.dataset` of a subset is torch's own `Subset`.
         own, of_batches = loader._pipeline.form.dataset, loader._pipeline.finish.batch_transform
         _learn(known, of_batches, "transform")
         keeps = loader.plan.keep is not None and loader.plan.keep.most_bytes
@@ -164,7 +164,7 @@ def _torch_view(loader: Any) -> View:
         # Stacks of other processes cannot be sampled, so a copy without processes shows the stages.
         alone=(lambda: iter(_set(copy.copy(loader), _ALONE))) if loader.num_workers else None,
         close=close,
-        # Items may be whole batches, which cannot be told, so a pack might have rows of either kind.
+        # Items may be whole batches, which nothing shows, so a pack might have rows of either kind.
         dataset=None if facts.stream or loader.batch_sampler is None else loader.dataset,
         known=known,
         roots=(loader.dataset, loader.sampler, loader.batch_sampler, loader.generator, loader.collate_fn),

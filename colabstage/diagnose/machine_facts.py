@@ -123,7 +123,7 @@ class MachineFacts:
     folder_mount: str | None
     mounts: tuple[MountFacts, ...] = ()
     versions: Mapping[str, str | None] = field(default_factory=dict)
-    """Of packages, as loaded in this process, otherwise as installed; `None` for those that are not."""
+    """The versions of packages, as loaded in this process, otherwise as installed; `None` for missing ones."""
     gpus: tuple[GpuReading, ...] = ()
     gpu_problem: str | None = None
     pid: int = 0

@@ -146,7 +146,6 @@ class Restored:
         refused."""
         self._parts = tuple(parts) if isinstance(parts, tuple | list) else () if parts is None else (parts,)
         self._said = parts is not None
-        self._problems: list[str] = []
         # By their ids; held, so that no other object gets one of these.
         self._seen: dict[int, object] = {}
         self._stack = ExitStack()
@@ -166,9 +165,7 @@ class Restored:
         ran = f"The step ran {runs:,} times"
         if self._parts:
             names = ", ".join(dict.fromkeys(type(part).__name__ for part in self._parts))
-            return " ".join(
-                [f"{ran}. Restored: {names}. Anything else that it changed stays changed.", *self._problems]
-            )
+            return f"{ran}. Restored: {names}. Anything else that it changed stays changed."
         return f"{ran}, without restore=: what it trained and recorded stays changed. To restore it, write {call}."
 
     def _refuse(self, name: str, part: object, remedy: str) -> NoReturn:
@@ -186,9 +183,7 @@ class Restored:
         except OptionError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever a library raises where its state cannot be copied
-            if not known_only:
-                self._refuse(name, part, f"Copying its state failed: {said_by(error)}")
-            self._problems.append(f"A {type(part).__name__} in it was not restored: {said_by(error)}.")
+            self._refuse(name, part, f"Copying its state failed: {said_by(error)}")
         else:
             if restore is not None:
                 self._stack.callback(restore)
@@ -223,10 +218,7 @@ class Restored:
     def _module_restorer(self, name: str, module: Any) -> Callable[[], object]:
         self._save_all(name, (*module.parameters(), *module.buffers()))
         if type(module).get_extra_state is not sys.modules["torch"].nn.Module.get_extra_state:
-            try:
-                self._stack.callback(module.set_extra_state, copy.deepcopy(module.get_extra_state()))
-            except Exception as error:  # noqa: BLE001 - the user's own code; all else of the model is put back
-                self._problems.append(f"The extra state of {type(module).__name__} was not restored: {said_by(error)}.")
+            self._stack.callback(module.set_extra_state, copy.deepcopy(module.get_extra_state()))
         attributes = dict(vars(module))
         # Metrics and counters are plain attributes; modules inside are in one of them.
         self._save_all(name, attributes.values(), known_only=True)
@@ -302,7 +294,7 @@ def _on_host(value: Any) -> Any:
     return [_on_host(item) for item in value] if type(value) is list else copy.deepcopy(value)
 
 
-# Of medium lightness, to be visible on white and on black.
+# Visible on white and on black.
 COLOURS = {
     "read": "#2a86b0",
     "decode": "#b7791f",
@@ -314,10 +306,6 @@ _OTHER = "#808890"
 # Shares of the time: the loader alone, loader and step together, the step alone, the stages.
 _PARTS = (0.25, 0.40, 0.10, 0.25)
 _RESTORE = "profile_loader(loader, step, restore=(model, optimizer))"
-_INSTEAD = {
-    "seconds": "Write budget_s=…, in seconds.",
-    "device": "Copy the batch there in your step, as the training loop does.",
-}
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -350,7 +338,7 @@ class LoaderProfile(Report):
         return _stage_seconds(self.facts)
 
 
-@public(remedies=_INSTEAD, stopped=NOTHING_DONE)
+@public(stopped=NOTHING_DONE)
 def profile_loader(
     loader: Iterable[Any] | object,
     step: Callable[[Any], object] | None = None,

@@ -86,7 +86,7 @@ def css_colour(value: int) -> str:
 
 
 def is_background(value: int, classes: Sequence[str]) -> bool:
-    """Tell whether a mask's class is the background, which is not painted; 0 if classes have no names."""
+    """Return whether a mask's class is the background, which is not painted; 0 if classes have no names."""
     if value == NO_CLASS:
         return True
     return classes[value].strip().lower() in _BACKGROUNDS if value < len(classes) else value == 0 and not classes
@@ -171,7 +171,7 @@ def data_uri(image: NDArray[np.uint8]) -> str:
 
 
 def is_small(image: NDArray[np.uint8]) -> bool:
-    """Tell whether an image is enlarged without filtering, so that each pixel is visible."""
+    """Return whether an image is enlarged without filtering, so that each pixel is visible."""
     return int(max(image.shape[:2])) <= _SMALL_PX
 
 

@@ -282,7 +282,7 @@ class StageForm:
 
     @property
     def busy(self) -> bool:
-        """Tell whether planning or staging is running."""
+        """Return whether planning or staging is running."""
         return self._worker.busy
 
     @property

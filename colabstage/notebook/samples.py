@@ -239,7 +239,7 @@ def sample_kind(shape: tuple[int, ...], dtype: np.dtype[np.generic], layout: str
 
 
 def _is_image(shape: tuple[int, ...]) -> bool:
-    """Tell whether it has a height and a width, with or without channels before or after them."""
+    """Return whether a row has a height and a width, with or without channels before or after them."""
     if len(shape) == 2:
         return min(shape) > _MOST_CHANNELS
     if len(shape) != 3:
@@ -248,7 +248,7 @@ def _is_image(shape: tuple[int, ...]) -> bool:
 
 
 def channels_first(shape: tuple[int, ...]) -> bool:
-    """Tell whether the channels of an image come before its height and width, as some programs store them."""
+    """Return whether the channels of an image come before its height and width, as some programs store them."""
     return len(shape) == 3 and shape[0] <= _MOST_CHANNELS < min(shape[1:])
 
 
@@ -306,10 +306,8 @@ def _of_values(values: NDArray[Any], classes: Sequence[str]) -> SplitClasses:
         return SplitClasses(why_none=f"targets are {values.dtype}, not classes")
     whole = values.astype(np.int64)
     found = np.unique(whole)
-    if not classes and len(found) > _MOST_UNNAMED:
+    if not classes and (len(found) > _MOST_UNNAMED or (len(found) > _FEW and 2 * len(found) > len(values))):
         return SplitClasses(why_none=f"targets have {len(found):,} different values, so they are not classes")
-    if not classes and len(found) > _FEW and 2 * len(found) > len(values):
-        return SplitClasses(why_none="most samples have a value of their own, so targets are not classes")
     return _sorted(np.arange(len(whole)), whole, classes)
 
 

@@ -27,6 +27,5 @@ def test_the_figures_that_are_printed_agree_with_the_verdict(
 
 
 def test_no_more_digits_are_printed_than_it_takes() -> None:
-    """Most are not close."""
     assert against(1.0512, 1.05, "at most") == "1.051 (at most 1.05)"
     assert against(2.5, 1, "at least") == "2.50 (at least 1)"

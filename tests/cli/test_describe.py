@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import wave
 from typing import TYPE_CHECKING, Any
 
 import h5py
 import numpy as np
 import pytest
-from PIL import Image
 
 from colabstage import pack_dataset
 from tests.cli.conftest import result
+from tests.support.images import image, make_tree, mask
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,95 +18,50 @@ if TYPE_CHECKING:
     from tests.cli.conftest import Run
 
 
-def _clips(folder: Path) -> Path:
-    for name in ("beep", "tick"):
-        (folder / name).mkdir(parents=True)
-        with wave.open(str(folder / name / "1.wav"), "wb") as file:
-            file.setparams((1, 2, 1000, 0, "NONE", ""))
-            file.writeframes(bytes(100))
-    return folder
-
-
-def _boxes(folder: Path) -> Path:
-    for name in ("images", "labels"):
-        (folder / name).mkdir(parents=True)
-    Image.new("RGB", (20, 10)).save(folder / "images" / "1.png")
-    (folder / "labels" / "1.txt").write_text("0 0.5 0.5 0.2 0.2\n")
-    (folder / "classes.txt").write_text("thing\n")
-    return folder
-
-
-def _masks(folder: Path) -> Path:
-    for name in ("images", "masks"):
-        (folder / name).mkdir(parents=True)
-        Image.new("RGB" if name == "images" else "L", (20, 10)).save(folder / name / "1.png")
-    return folder
-
-
-def _arrays(folder: Path) -> Path:
-    folder.mkdir()
-    np.save(folder / "x.npy", np.zeros((3, 4, 5)))
-    return folder
-
-
-def _tokens(folder: Path) -> Path:
-    folder.mkdir()
-    (folder / "book.txt").write_text("to be or not to be " * 200)
-    return folder
+BOXES = {"images/1.png": 1, "labels/1.txt": "0 0.5 0.5 0.2 0.2\n", "classes.txt": "thing\n"}
+MASKS = {"images/1.png": image(1), "masks/1.png": mask(1)}
+TOKENS = {"book.txt": "to be or not to be " * 200}
 
 
 @pytest.mark.parametrize(
-    ("make", "options", "unit", "encoding", "rows"),
+    ("files", "options", "unit", "encoding", "rows"),
     [
-        (_clips, {}, "2 clips in", "arrays", "50"),
-        (_arrays, {}, "3 rows in", "arrays", "4 x 5"),
-        (_tokens, {}, "3 rows in", "arrays", "1024"),
-        (_boxes, {}, "1 image in", "pixels", "any number of boxes, labels"),
-        (_masks, {"encoding": "encoded"}, "1 image in", "encoded", "a mask file of its own size"),
-        (_masks, {"encoding": "jpeg:80"}, "1 image in", "jpeg:80", "an image file of its own size"),
+        (TOKENS, {}, "3 rows in", "arrays", "1024"),
+        (BOXES, {}, "1 image in", "pixels", "any number of boxes, labels"),
+        (MASKS, {"encoding": "encoded"}, "1 image in", "encoded", "a mask file of its own size"),
+        (MASKS, {"encoding": "jpeg:80"}, "1 image in", "jpeg:80", "an image file of its own size"),
     ],
 )
 def test_samples_are_called_what_they_are(
     tmp_path: Path,
     run: Run,
-    make: Any,
+    files: dict[str, Any],
     options: dict[str, Any],
     unit: str,
     encoding: str,
     rows: str,
 ) -> None:
     """Images are images, and nothing else is."""
-    report = pack_dataset(make(tmp_path / "data"), tmp_path / "out.h5", progress=False, **options)
+    report = pack_dataset(make_tree(tmp_path / "data", files), tmp_path / "out.h5", progress=False, **options)
     assert unit in str(report)
     assert ("images/s" in str(report)) == ("image" in unit)
     assert result(run("info", "out.h5", "--json"))["encoding"] == encoding
     assert rows in run("info", "out.h5").stdout
 
 
-def test_rows_of_any_length_and_texts_have_a_name(tmp_path: Path, run: Run) -> None:
-    """As files of other tools have them."""
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        file["X_train"] = [b"one", b"another"]
-        ragged = file.create_dataset("X_test", (2,), h5py.vlen_dtype(np.float32))
-        ragged[0], ragged[1] = [1, 2], [3]
-    shown = run("info", "a.h5").stdout
-    assert "any number of values" in shown
-    assert "a text" in shown
-
-
 @pytest.mark.parametrize(
-    ("shape", "dtype", "encoding"),
+    ("rows", "encoding", "row"),
     [
-        ((2, 8, 8, 3), "u1", "pixels"),
-        ((2, 8, 8), "u1", "pixels"),
-        ((2, 4, 5), "f4", "arrays"),
-        ((2, 9), "u1", "arrays"),
+        (np.zeros((2, 8, 8, 3), np.uint8), "pixels", "8 x 8 x 3"),
+        (np.zeros((2, 8, 8), np.uint8), "pixels", "8 x 8"),
+        (np.zeros((2, 4, 5), np.float32), "arrays", "4 x 5"),
+        (np.zeros((2, 9), np.uint8), "arrays", "9"),
+        ([b"one", b"another"], "arrays", "a text"),
     ],
 )
-def test_files_of_others_are_judged_by_their_rows(
-    tmp_path: Path, run: Run, shape: tuple[int, ...], dtype: str, encoding: str
-) -> None:
+def test_files_of_others_are_judged_by_their_rows(tmp_path: Path, run: Run, rows: Any, encoding: str, row: str) -> None:
     """Rows of floats are no pixels, however many axes they have."""
     with h5py.File(tmp_path / "a.h5", "w") as file:
-        file["X_train"] = np.zeros(shape, dtype)
+        file["X_train"] = rows
     assert result(run("info", "a.h5", "--json"))["encoding"] == encoding
+    assert row in run("info", "a.h5").stdout

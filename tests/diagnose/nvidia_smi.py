@@ -24,7 +24,7 @@ CONTAINER = (
     "0, GPU-44444444-0000-0000-0000-000000000000, NVIDIA L4, [Unknown Error], [Insufficient Permissions], 23034, "
     "[Not Supported]\n"
 )
-T4_PROCESSES = "GPU-a6b0f3d2-4c4b-43f2-9d60-0c3a2f9a61b7, 4242, /usr/bin/python3, 1021\n"
+T4_PROCESSES = "GPU-a6b0f3d2-4c4b-43f2-9d60-0c3a2f9a61b7, 4242, 1021\n"
 NO_DRIVER = (
     "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure that the latest NVIDIA "
     "driver is installed and running.\n"

@@ -39,7 +39,6 @@ def read_gpus(*, processes: bool = False, timeout_s: float = 10.0) -> tuple[GpuR
     ("text", "known"),
     [
         (T4, {"name": "Tesla T4", "utilisation": 0.37, "memory_used_bytes": 1024 * MIB, "power_w": 28.31}),
-        (T4.replace("37", "37 %").replace("1024", "1024 MiB"), {"utilisation": 0.37, "memory_used_bytes": 1024 * MIB}),
         (f"Warning: persistence mode\n{T4}0, GPU-1, T4\n", {"memory_total_bytes": 15360 * MIB, "power_w": 28.31}),
         (SLICED, {"memory_used_bytes": 19968 * MIB, "power_w": 67.31, "utilisation": None}),
         (WSL, {"utilisation": 0.05, "memory_used_bytes": 900 * MIB, "power_w": None}),
@@ -47,25 +46,25 @@ def read_gpus(*, processes: bool = False, timeout_s: float = 10.0) -> tuple[GpuR
     ],
 )
 def test_the_program_is_read(smi: FakeSmi, text: str, known: dict[str, Any]) -> None:
-    """With units or without, between warnings; what the driver does not report is `None`."""
+    """Between warnings; what the driver does not report is `None`."""
     smi.answer(text)
     (one,) = read_gpus()
     assert {name: getattr(one, name) for name in known} == known
 
 
 def test_processes_go_to_their_gpu(smi: FakeSmi) -> None:
-    """By index, whatever the order; names with commas and hidden ones are read, and listed only when wanted."""
+    """By index, whatever the order; hidden ones are left out, and all listed only when wanted."""
     processes = (
-        "GPU-11111111-0000-0000-0000-000000000000, 7, /opt/a, b/python3, 19000\n"
-        "GPU-22222222-0000-0000-0000-000000000000, 8, [Not Found], [N/A]\n"
-        "[Insufficient Permissions], [Insufficient Permissions], [Not Found], [N/A]\n"
+        "GPU-11111111-0000-0000-0000-000000000000, 7, 19000\n"
+        "GPU-22222222-0000-0000-0000-000000000000, 8, [N/A]\n"
+        "[Insufficient Permissions], [Insufficient Permissions], [N/A]\n"
     )
     smi.answer(TWO, processes)
     assert [(one.index, one.utilisation, one.processes) for one in read_gpus()] == [(0, 0.98, ()), (1, 0.0, ())]
     assert not any("compute-apps" in question for question in smi.questions)
     first, second = read_gpus(processes=True)
-    assert first.processes == (GpuProcess(7, "/opt/a, b/python3", 19000 * MIB),)
-    assert second.processes == (GpuProcess(8, "", None),)
+    assert first.processes == (GpuProcess(7, 19000 * MIB),)
+    assert second.processes == (GpuProcess(8, None),)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +98,7 @@ def test_the_library_is_asked_first(nvml: None, tmp_path: Path, monkeypatch: pyt
     """What one GPU does not support is `None` for that one alone; without a driver the program is asked, if any."""
     first, second = read_gpus(processes=True)
     assert (first.name, first.utilisation, first.power_w) == ("Tesla T4", 0.37, 28.31)
-    assert first.processes == (GpuProcess(4242, "", 1 << 30), GpuProcess(4243, "", None))
+    assert first.processes == (GpuProcess(4242, 1 << 30), GpuProcess(4243, None))
     assert (second.utilisation, second.memory_used_bytes) == (None, 3 << 30)
     import pynvml
 
@@ -143,9 +142,9 @@ def test_what_is_not_reported_is_not_counted() -> None:
     assert str(watched(problem="no GPU")) == "no GPU"
     assert watched().gpus == ()
     # Each process counts once, with the most that it held.
-    held = [GpuProcess(7, "a", GB), GpuProcess(7, "a", 2 * GB), GpuProcess(3, "b", None)]
+    held = [GpuProcess(7, GB), GpuProcess(7, 2 * GB), GpuProcess(3, None)]
     (one,) = watched(*[replace(IDLE, processes=(process,)) for process in held]).gpus
-    assert one.processes == (GpuProcess(3, "b", None), GpuProcess(7, "a", 2 * GB))
+    assert one.processes == (GpuProcess(3, None), GpuProcess(7, 2 * GB))
 
 
 def wait_until(condition: Callable[[], object], seconds: float = 10.0) -> None:

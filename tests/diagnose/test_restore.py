@@ -121,15 +121,6 @@ def test_what_was_not_handed_over_is_said_to_be_changed(run: Any) -> None:
     assert run(training.step, ()) == ""
 
 
-def test_state_that_cannot_be_copied_spoils_nothing_else() -> None:
-    """Running means are put back beside extra state that is not, which is said."""
-    training = Training(Odd(3))
-    before = training.state()
-    note = profiled(training.step, (training.model, training.optimizer, training.losses))
-    assert training.state() == before
-    assert "Odd" in note
-
-
 def test_anything_that_holds_values_is_put_back() -> None:
     """In place, and also what is inside."""
     history: dict[str, Any] = {"loss": [1.0], "matrix": np.zeros((2, 2)), "seen": {1}, "last": deque([1], maxlen=3)}
@@ -173,7 +164,13 @@ class Stubborn:
 
 @pytest.mark.parametrize(
     ("restore", "named"),
-    [((Trainer(),), "Trainer"), ([1.5], "float"), ({"a": Trainer()}, "Trainer"), ((Stubborn(),), "no state yet")],
+    [
+        ((Trainer(),), "Trainer"),
+        ([1.5], "float"),
+        ({"a": Trainer()}, "Trainer"),
+        ((Stubborn(),), "no state yet"),
+        ((Odd(3),), "Odd"),
+    ],
 )
 def test_what_cannot_be_put_back_is_refused_before_the_first_step(restore: Any, named: str) -> None:
     """By its name, with what to hand over instead."""

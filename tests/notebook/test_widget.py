@@ -94,7 +94,7 @@ def test_many_classes_are_searched(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("y", "why"), [(np.arange(30) * 3, "a value of their own"), (np.linspace(-1, 1, 30), "float64 numbers")]
+    ("y", "why"), [(np.arange(30) * 3, "30 different values"), (np.linspace(-1, 1, 30), "float64 numbers")]
 )
 def test_without_classes_there_is_no_filter(tmp_path: Path, y: Any, why: str) -> None:
     """And the browser says why."""

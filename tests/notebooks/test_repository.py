@@ -106,49 +106,14 @@ def test_is_valid(path: Path) -> None:
     nbformat.validate(read(path), relax_add_props=False)
 
 
-def planted(**changed: str) -> dict[str, Any]:
-    """A notebook that is as agreed, but for the cells that are given."""
-    parts = {
-        "title": f"# Title\n\n{BADGE.format(name='x.ipynb')}",
-        "install": "# There is no release yet. Upload a wheel.\n%pip install -q ..",
-        "form": 'SOURCE = ""  # @param {type:"string"}',
-        "text": "What one gets.",
-        "middle": "",
-        "last": "print(SOURCE)",
-        **changed,
-    }
-    kinds = {"title": "markdown", "text": "markdown"}
-    cells = [{"cell_type": kinds.get(part, "code"), "source": [source]} for part, source in parts.items() if source]
-    return {"metadata": {}, "cells": cells}
-
-
-def test_the_planted_one_is_as_agreed() -> None:
-    """So that the next test plants one fault at a time."""
-    assert complaints(planted(), "x.ipynb") == []
-
-
-@pytest.mark.parametrize(
-    ("changed", "complaint"),
-    [
-        ({"title": f"# Title\n\n{BADGE.format(name='y.ipynb')}"}, "badge"),
-        ({"install": "%pip install colabstage numpy"}, "does not install"),
-        ({"form": "SOURCE = 'mine.zip'"}, "no form"),
-        ({"last": "assert SOURCE"}, "asserts, which"),
-        ({"last": "if SOURCE:\n    assert SOURCE"}, "asserts, which"),
-        ({"middle": "x = 1"}, "nothing is said before"),
-        ({"text": "See '/opt/data/train.zip'."}, "path of one machine"),
-    ],
-)
-def test_a_planted_fault_is_noticed(changed: dict[str, str], complaint: str) -> None:
-    """Each rule notices what breaks it."""
-    found = complaints(planted(**changed), "x.ipynb")
-    assert len(found) == 1
-    assert complaint in found[0]
+def ran() -> dict[str, Any]:
+    """A notebook of one cell that was run."""
+    return {"metadata": {}, "cells": [{"cell_type": "code", "source": ["print(SOURCE)"], "outputs": []}]}
 
 
 def test_what_a_run_leaves_is_stripped() -> None:
     """Outputs, counts, widget state and the machine's own metadata go; the accelerator that it asks for stays."""
-    run = planted()
+    run = ran()
     run["metadata"] = {"widgets": {"state": {}}, "accelerator": "GPU", "language_info": {"version": "3.11.4"}}
     run["cells"][-1] |= {"outputs": [{"output_type": "stream"}], "execution_count": 3, "metadata": {"outputId": "x"}}
     kept = cleaner().clean(run)
@@ -156,12 +121,11 @@ def test_what_a_run_leaves_is_stripped() -> None:
     assert kept["cells"][-1]["outputs"] == []
     assert kept["cells"][-1]["execution_count"] is None
     assert kept["cells"][-1]["metadata"] == {}
-    assert len({cell["id"] for cell in kept["cells"]}) == len(run["cells"])
 
 
 def test_a_picture_stays_where_the_cell_has_the_tag() -> None:
     """The PNG alone, and not one that is large."""
-    run = planted()
+    run = ran()
     png, html = {"data": {"image/png": "aaaa\n", "text/plain": "<Figure>"}}, {"data": {"text/html": "<b>"}}
     large = {"data": {"image/png": "aaaa" * 20_001}}
     run["cells"][-1] |= {"outputs": [html, png, large], "metadata": {"tags": ["picture"]}}
