@@ -321,7 +321,7 @@ _LABEL_KEYS = (
     "labels", "label", "category_id", "category", "categories", "class_labels", "class_id", "class",
 )  # fmt: skip
 # The types that COCO's files get.
-_FURTHER = {"iscrowd": np.uint8, "area": np.float32}
+_FURTHER: dict[str, type[np.generic]] = {"iscrowd": np.uint8, "area": np.float32}
 # What torchvision's BoundingBoxes call their forms.
 _FORMATS: dict[str, Form] = {"XYXY": "xyxy", "XYWH": "xywh", "CXCYWH": "cxcywh"}
 # What a target may consist of where an image has no boxes.
