@@ -75,7 +75,7 @@ from colabstage.layouts.names import (
 )
 from colabstage.layouts.reading import Source
 from colabstage.layouts.rows import TABLE, TableSearch, tables_agree
-from colabstage.layouts.stored import ClipOptions, clip_rows
+from colabstage.layouts.stored import AS_THEY_ARE, ClipOptions, clip_rows
 from colabstage.layouts.table import BrokenDatasetError, Masks, SampleTable, Values
 from colabstage.trees.folder import FolderTree
 
@@ -89,8 +89,6 @@ if TYPE_CHECKING:
 LayoutFunction = Callable[["Tree"], SampleTable]
 
 AUDIO = FileKind("audio", "clips", words.SOUNDS)
-# Clips, where nothing is said about them: of one length, rate and number of channels.
-_AS_THEY_ARE = ClipOptions()
 
 
 class Case:
@@ -150,7 +148,7 @@ class Case:
             return self.description.state_labels(IMAGE_FOLDER, self.images, self.lookup)
         clips = require_files(self.source.ending_in(words.SOUNDS), self.source, "images and clips of sound")
         found = self.description.state_labels(AUDIO, clips, Lookup(clips.names))
-        return _as_clips(found, _AS_THEY_ARE)
+        return _as_clips(found, AS_THEY_ARE)
 
     @cached_property
     def folders(self) -> Found:
@@ -168,7 +166,7 @@ class Case:
             reasons.append(f"{name}: {found.error}")
         return Miss(LayoutError(f"'{self.source.label}' has no boxes beside its images. {' '.join(reasons)}"))
 
-    def state_audio(self, options: ClipOptions = _AS_THEY_ARE, labels: Sequence[str] | None = None) -> Found:
+    def state_audio(self, options: ClipOptions = AS_THEY_ARE, labels: Sequence[str] | None = None) -> Found:
         """Return what tables, or otherwise folders, state of clips, as rows of one length."""
         clips = require_files(
             self.source.ending_in(words.SOUNDS), self.source, f"clips of sound ({', '.join(words.SOUNDS)})"
