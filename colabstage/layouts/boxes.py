@@ -12,21 +12,12 @@ import numpy as np
 
 from colabstage.errors import LayoutError
 from colabstage.io.units import counted, left_out, listed
+from colabstage.layouts import words
 from colabstage.layouts.columns import show
 from colabstage.layouts.evidence import Evidence, left_out_notes
 from colabstage.layouts.lists import lists_state
 from colabstage.layouts.reading import broken
 from colabstage.layouts.table import Boxes, Images, SampleTable, TreeFiles, known_splits, offsets_of
-from colabstage.layouts.words import (
-    IMAGES,
-    is_label_name,
-    normal,
-    plain_name,
-    split_name,
-    split_of_path,
-    split_of_word,
-    stem_of,
-)
 from colabstage.trees.names import first_repeated
 
 if TYPE_CHECKING:
@@ -186,16 +177,16 @@ def records_beside(
     found = source.parse(there, lambda file, content: parse(file.name, content))
     nothing = Record("", ())
     placed = [
-        Placed(image, nothing if file is None else found[file.name], split_of_path(image.name))
+        Placed(image, nothing if file is None else found[file.name], words.split_of_path(image.name))
         for image, file in zip(images, files, strict=True)
     ]
     bare = len(images) - len(there)
     kept = f"{counted(bare, 'images', 'have')} no {what}, and {'is' if bare == 1 else 'are'} kept without boxes."
     # Others in folders without a label are of other things.
     folders = {posixpath.dirname(name) for name in found}
-    stems = {normal(stem_of(name)) for name in source.ending_in(IMAGES).names}
+    stems = {words.normal(words.stem_of(name)) for name in source.ending_in(words.IMAGES).names}
     others = (name for name in labels if name not in found and posixpath.dirname(name) in folders)
-    alone = sorted(name for name in others if normal(stem_of(name)) not in stems)
+    alone = sorted(name for name in others if words.normal(words.stem_of(name)) not in stems)
     return placed, [
         *([kept] if bare else []),
         *left_out_notes((len(alone), "label files", f"of no image (first '{alone[0] if alone else ''}')")),
@@ -222,7 +213,7 @@ def join_records(
     for file, records in found.items():
         folder, before = posixpath.dirname(file), len(missing)
         # A file about one image has the image's name, which may well be test_01.
-        own = ("" if per_image else _split_in_name(file)) or split_of_path(file)
+        own = ("" if per_image else _split_in_name(file)) or words.split_of_path(file)
         for record in records:
             number = lookup.find(record.image, folder, split=record.split or own)
             if number is None:
@@ -234,7 +225,7 @@ def join_records(
                 where = "twice" if owner[number] == file else f"again, after '{owner[number]}'"
                 raise broken(file, f"it lists the image '{image}' {where}", "each image once")
             owner[number] = file
-            placed.append(Placed(images[number], record, record.split or own or split_of_path(image)))
+            placed.append(Placed(images[number], record, record.split or own or words.split_of_path(image)))
         lost = len(missing) - before
         if per_image or not lost:
             continue
@@ -263,9 +254,9 @@ def _absent(where: str, count: int, missing: Sequence[tuple[str, str]]) -> Broke
 
 def _split_in_name(file: str) -> str:
     """Return the split in a file's name: instances_train2017, _annotations.coco, train-annotations."""
-    stem = stem_of(file)
-    words = {split for word in re.split(r"[-._]", stem) if (split := split_of_word(word))}
-    return words.pop() if len(words) == 1 else split_name(stem).split if not words else ""
+    stem = words.stem_of(file)
+    splits = {split for word in re.split(r"[-._]", stem) if (split := words.split_of_word(word))}
+    return splits.pop() if len(splits) == 1 else words.split_name(stem).split if not splits else ""
 
 
 # --- what four numbers are --------------------------------------------------------------------------------------------
@@ -341,7 +332,7 @@ class BoxColumns(NamedTuple):
 def find_box_columns(columns: Mapping[str, Column]) -> BoxColumns | None:
     """Return the columns of a table that are boxes; `None` if there are none. Boxes in another form are an error."""
     runs = next((name for name, one in columns.items() if one.plain in _RUNS or _are_runs(one)), None)
-    label = next((name for name, one in columns.items() if is_label_name(name) or one.plain in _BOX_LABELS), None)
+    label = next((name for name, one in columns.items() if words.is_label_name(name) or one.plain in _BOX_LABELS), None)
     corners = _corners_of(columns)
     other = [] if corners or runs else _other_form(columns)
     points = [name for name, one in columns.items() if _POINT.fullmatch(one.plain)]
@@ -383,7 +374,7 @@ def _corners_of(columns: Iterable[str]) -> tuple[str, ...]:
     sides: dict[int, str] = {}
     firsts: dict[int, str] = {}
     for name in columns:
-        plain = _bare(plain_name(name))
+        plain = _bare(words.plain_name(name))
         if plain in _SIDES:
             sides.setdefault(_SIDES[plain], name)
         elif plain in _FIRST:

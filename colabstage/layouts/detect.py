@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import difflib
 import itertools
-import posixpath
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -76,10 +75,9 @@ from colabstage.layouts.names import (
 )
 from colabstage.layouts.reading import Source
 from colabstage.layouts.rows import TABLE, TableSearch, tables_agree
-from colabstage.layouts.stored import ClipOptions, clip_rows
+from colabstage.layouts.stored import AS_THEY_ARE, ClipOptions, clip_rows
 from colabstage.layouts.table import BrokenDatasetError, Masks, SampleTable, Values
 from colabstage.trees.folder import FolderTree
-from colabstage.trees.listing import only_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -91,10 +89,6 @@ if TYPE_CHECKING:
 LayoutFunction = Callable[["Tree"], SampleTable]
 
 AUDIO = FileKind("audio", "clips", words.SOUNDS)
-# More parts than this nobody writes into an argument.
-_MOST_PARTS = 8
-# Clips, where nothing is said about them: of one length, rate and number of channels.
-_AS_THEY_ARE = ClipOptions()
 
 
 class Case:
@@ -154,7 +148,7 @@ class Case:
             return self.description.state_labels(IMAGE_FOLDER, self.images, self.lookup)
         clips = require_files(self.source.ending_in(words.SOUNDS), self.source, "images and clips of sound")
         found = self.description.state_labels(AUDIO, clips, Lookup(clips.names))
-        return _as_clips(found, _AS_THEY_ARE)
+        return _as_clips(found, AS_THEY_ARE)
 
     @cached_property
     def folders(self) -> Found:
@@ -172,7 +166,7 @@ class Case:
             reasons.append(f"{name}: {found.error}")
         return Miss(LayoutError(f"'{self.source.label}' has no boxes beside its images. {' '.join(reasons)}"))
 
-    def state_audio(self, options: ClipOptions = _AS_THEY_ARE, labels: Sequence[str] | None = None) -> Found:
+    def state_audio(self, options: ClipOptions = AS_THEY_ARE, labels: Sequence[str] | None = None) -> Found:
         """Return what tables, or otherwise folders, state of clips, as rows of one length."""
         clips = require_files(
             self.source.ending_in(words.SOUNDS), self.source, f"clips of sound ({', '.join(words.SOUNDS)})"
@@ -237,25 +231,14 @@ class Rival(NamedTuple):
             shown = f" ('{name}': {state_of(found.table, name)}, {state_of(other.table, name)})"
         return refuse(
             f"The {found.table.unit} of '{case.source.label}' have labels by {found.named} and by {who}{shown}. "
-            f"{self._remedy(case, found, other)}"
+            f"{self._remedy(found)}"
         )
 
-    def _remedy(self, case: Case, found: Evidence, other: Found) -> str:
-        layouts = filter(None, (found.table.layout, self.layout))
-        ways = [*(f'layout="{layout}"' for layout in layouts), "layout=file_names(PATTERN), from colabstage.options"]
-        if isinstance(other, Evidence) and self.layout == found.table.layout:
-            ways = [*filter(None, (_alone(case, found, other), _alone(case, other, found)))]
-        return f"Take one of them: {' or '.join(ways)}." if ways else "Move the files of one away."
-
-
-def _alone(case: Case, one: Evidence, other: Evidence) -> str:
-    """Return the argument that takes what one piece of evidence used, and not what the other did; "" for none."""
-    parts = [f"**/*{ending}" for ending in case.images.endings[0]]
-    for ending in sorted({posixpath.splitext(name)[1] for name in one.used}):
-        own = sorted(name for name in one.used if name.endswith(ending))
-        is_shared = any(name.endswith(ending) for name in other.used)
-        parts += own if is_shared else [f"**/*{ending}"]
-    return only_line(case.source.tree, *parts) if len(parts) <= _MOST_PARTS else ""
+    def _remedy(self, found: Evidence) -> str:
+        if self.layout == found.table.layout:
+            return "Move the files of one away, or take some of the files, only=[…]."
+        ways = [f'layout="{layout}"' for layout in (found.table.layout, self.layout) if layout]
+        return f"Take one of them: {' or '.join(ways)} or layout=file_names(PATTERN), from colabstage.options."
 
 
 class Layout(NamedTuple):

@@ -455,6 +455,10 @@ class ClipOptions:
                 raise OptionError(msg)
 
 
+# Of one length, rate and number of channels.
+AS_THEY_ARE = ClipOptions()
+
+
 def clip_rows(source: SampleSource, options: ClipOptions) -> tuple[Arrays, str]:
     """Return the clips of a source as rows of one length, and a note on their form, after examining a few."""
     # File sizes stand for lengths, so the shortest and the longest clip are among those examined.

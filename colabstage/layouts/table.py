@@ -89,13 +89,14 @@ def join_samples(parts: Sequence[SampleSource]) -> SampleSource:
         positions.append(np.asarray(part.positions, np.int64) + start)
         start = int(positions[-1].max(initial=start)) + 1
 
-    def call(what: str, index: int) -> Any:
-        number = int(np.searchsorted(ends, index, side="right"))
-        return getattr(parts[number], what)(index - int(ends[number] - len(parts[number])))
-
     sizes = np.concatenate([part.sizes for part in parts])
-    name, stamp, read = (partial(call, what) for what in ("name", "stamp", "read"))
+    name, stamp, read = (partial(_call_part, parts, ends, what) for what in ("name", "stamp", "read"))
     return SampleSource(sizes, np.concatenate(positions), name=name, stamp=stamp, read=read)
+
+
+def _call_part(parts: Sequence[SampleSource], ends: NDArray[np.int64], what: str, index: int) -> Any:
+    number = int(np.searchsorted(ends, index, side="right"))
+    return getattr(parts[number], what)(index - int(ends[number] - len(parts[number])))
 
 
 def numbered_samples(name: str, stamp: str, count: int, nbytes: int, read: Callable[[int], Content]) -> SampleSource:

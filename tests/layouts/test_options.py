@@ -5,16 +5,14 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
-import wave
 from typing import TYPE_CHECKING, Any
 
 import h5py
-import numpy as np
 import pytest
 
 from colabstage import pack_dataset, plan_stage
 from colabstage.errors import OptionError
-from colabstage.options import array_rows, audio_clips, folders, table_rows, token_blocks
+from colabstage.options import audio_clips, folders, table_rows
 from tests.support.images import make_tree
 
 if TYPE_CHECKING:
@@ -34,45 +32,6 @@ def _rows(source: Path, layout: Any) -> tuple[NDArray[Any], NDArray[Any]]:
     pack_dataset(source, out, layout=layout, overwrite=True, progress=False)
     with h5py.File(out) as file:
         return file["X_train"][()], file["Y_train"][()]
-
-
-def test_clips_of_a_length(tmp_path: Path) -> None:
-    """In seconds or samples: cut and filled; as whole numbers or parts of one."""
-    (tmp_path / "clips" / "beep").mkdir(parents=True)
-    for number, length in enumerate((700, 1300)):
-        with wave.open(str(tmp_path / "clips" / "beep" / f"{number}.wav"), "wb") as file:
-            file.setparams((1, 2, 1000, 0, "NONE", ""))
-            file.writeframes(np.full(length, 100 + number, np.int16).tobytes())
-    whole, _ = _rows(tmp_path / "clips", audio_clips(seconds=1.0, rate=1000, dtype="int16"))
-    assert sorted((row != 0).sum() for row in whole) == [700, 1000]
-    parts, _ = _rows(tmp_path / "clips", audio_clips(length=10))
-    assert (parts.shape, str(parts.dtype)) == ((2, 10), "float32")
-    for wrong in ({"seconds": 1.0}, {"seconds": 1.0, "length": 3, "rate": 9}, {"length": 0}, {"dtype": "int8"}):
-        with pytest.raises(OptionError):
-            audio_clips(**wrong)
-
-
-def _every_word_once(text: str) -> list[int]:
-    return [len(word) for word in text.split()]
-
-
-def test_blocks_of_tokens(tmp_path: Path) -> None:
-    """Of a length, of a dtype, by a tokenizer of one's own."""
-    (tmp_path / "book.txt").write_text("to be or not to be\n" * 50)
-    x, y = _rows(tmp_path / "book.txt", token_blocks(6, dtype="uint32", tokenizer=_every_word_once))
-    assert (str(x.dtype), x.shape) == ("uint32", (49, 6))
-    assert x[0].tolist() == [2, 2, 2, 3, 2, 2]
-    assert y[0].tolist() == [2, 2, 3, 2, 2, 2]
-    with pytest.raises(OptionError):
-        token_blocks(0)
-
-
-def test_rows_of_named_arrays(tmp_path: Path) -> None:
-    """Keys that nobody would guess."""
-    spectra, grams = np.random.default_rng(0).random((5, 7)), np.arange(5.0)
-    np.savez(tmp_path / "lab.npz", one=spectra, two=grams, three=grams + 1)
-    x, y = _rows(tmp_path / "lab.npz", array_rows(x="one", y="three"))
-    np.testing.assert_array_equal(x, spectra[(y - 1).astype(int)])
 
 
 def test_columns_of_a_table(tmp_path: Path) -> None:

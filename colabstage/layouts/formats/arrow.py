@@ -37,7 +37,7 @@ from colabstage.layouts.records import (
     records_state,
     scan_each,
 )
-from colabstage.layouts.table import BrokenDatasetError, Images, SampleSource
+from colabstage.layouts.table import BrokenDatasetError, Images, SampleSource, join_samples
 from colabstage.layouts.words import IMAGES, SPLIT_FIELDS, label_names, plain_name
 from colabstage.trees.bytes import SourceFile
 
@@ -133,8 +133,7 @@ def arrow_state(source: Source) -> Evidence:
 
 
 def _contents(files: Sequence[_ArrowFile]) -> SampleSource:
-    sizes, rows = np.concatenate([file.sizes for file in files]), _Rows(files)
-    return SampleSource(sizes, np.arange(len(sizes)), name=rows.name, stamp=rows.stamp, read=rows.read)
+    return join_samples([file.samples() for file in files])
 
 
 def _measured(files: Sequence[_ArrowFile], table: SampleTable) -> SampleTable:
@@ -144,30 +143,6 @@ def _measured(files: Sequence[_ArrowFile], table: SampleTable) -> SampleTable:
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------
-
-
-class _Rows:
-    """The rows of all files together, by number."""
-
-    def __init__(self, files: Sequence[_ArrowFile]) -> None:
-        self._files = files
-        self._starts = np.cumsum([0, *map(len, files)])
-
-    def _find(self, row: int) -> tuple[_ArrowFile, int]:
-        number = int(np.searchsorted(self._starts, row, side="right")) - 1
-        return self._files[number], row - int(self._starts[number])
-
-    def name(self, row: int) -> str:
-        file, row = self._find(row)
-        return f"{file.name}[{row}]"
-
-    def stamp(self, row: int) -> str:
-        file, row = self._find(row)
-        return f"{file.shard.stamp} {row}"
-
-    def read(self, row: int) -> bytes:
-        file, row = self._find(row)
-        return file.read(row)
 
 
 class _Kept:
@@ -328,6 +303,17 @@ class _ArrowFile:
                 yield batch
         self.sizes = np.concatenate(sizes)
         self._starts = np.cumsum([len(one) for one in sizes]).astype(np.int64)
+
+    def samples(self) -> SampleSource:
+        """Return the images of its rows."""
+        rows = np.arange(len(self.sizes))
+        return SampleSource(self.sizes, rows, name=self.name_of, stamp=self.stamp_of, read=self.read)
+
+    def name_of(self, row: int) -> str:
+        return f"{self.name}[{row}]"
+
+    def stamp_of(self, row: int) -> str:
+        return f"{self.shard.stamp} {row}"
 
     def read(self, row: int) -> bytes:
         """Return the image of a row."""

@@ -15,25 +15,13 @@ from colabstage.images.geometry import VOID
 from colabstage.images.headers import is_lossy
 from colabstage.images.masks import color_table_advice, colors_of, count_levels, palette_of
 from colabstage.io.units import listed
+from colabstage.layouts import words
 from colabstage.layouts.columns import Column, show
 from colabstage.layouts.evidence import Evidence, left_out_notes, near, require_files
 from colabstage.layouts.lists import lists_state
 from colabstage.layouts.names import bare_stem
 from colabstage.layouts.reading import broken, read_each
 from colabstage.layouts.table import BrokenDatasetError, Images, Masks, SampleTable, TreeFiles, known_splits
-from colabstage.layouts.words import (
-    IMAGES,
-    TABLES,
-    folder_of,
-    holds_images,
-    is_role,
-    is_split,
-    normal,
-    shared_folders,
-    split_of_path,
-    stem_of,
-    words_of,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -306,8 +294,8 @@ def masks_state(
     if isinstance(pairs, BrokenDatasetError):
         return near(str(pairs))
     # Competitions do not publish the masks of test images.
-    splits = {split_of_path(image.name) for image, _ in pairs}
-    expected = [image for image in sides.images if split_of_path(image.name) in splits]
+    splits = {words.split_of_path(image.name) for image, _ in pairs}
+    expected = [image for image in sides.images if words.split_of_path(image.name) in splits]
     if 2 * len(pairs) < len(expected) or not pairs:
         paired = {image.name for image, _ in pairs}
         first = next((image.name for image in sides.images if image.name not in paired), "")
@@ -328,7 +316,7 @@ def masks_state(
         inputs=Images(TreeFiles(source.tree, [image for image, _ in pairs])),
         targets=targets,
         # Some images are in no split's folder, so the folders are something else.
-        splits=known_splits([split_of_path(image.name) for image, _ in pairs]),
+        splits=known_splits([words.split_of_path(image.name) for image, _ in pairs]),
         classes=targets.classes or classes.names,
         notes=tuple(
             left_out_notes(
@@ -347,19 +335,19 @@ def masks_state(
 
 def _sides(source: Source, x: str | None, y: str | None) -> _Sides:
     """Return the images and masks of a source."""
-    files = require_files(source.ending_in(IMAGES), source, "images")
+    files = require_files(source.ending_in(words.IMAGES), source, "images")
     folders, of_files = files.folders
     # A folder shared by all files says nothing about one of them: Dataset_with_GT.
-    depth = len(shared_folders(f"{folder}/" for folder in folders))
+    depth = len(words.shared_folders(f"{folder}/" for folder in folders))
     # One decision for each of the few folders: whether all files in it are masks, or none by its ending.
     below = [folder.split("/")[depth:] for folder in folders]
     of_masks = np.array([any(map(_holds_masks, parts)) for parts in below], np.bool_)
-    of_images = np.array([any(map(holds_images, parts)) for parts in below], np.bool_)
+    of_images = np.array([any(map(words.holds_images, parts)) for parts in below], np.bool_)
     are_masks = of_masks[of_files]
     # Few or none of a million names have such an ending, and only those are examined.
     may_end = np.fromiter(map(_may_end_so, files.names), np.bool_, len(files))
     for number in np.flatnonzero(may_end & ~of_images[of_files]).tolist():
-        are_masks[number] |= _MASK_SUFFIX.search(stem_of(files.names[number])) is not None
+        are_masks[number] |= _MASK_SUFFIX.search(words.stem_of(files.names[number])) is not None
     masks, images = files.take(np.flatnonzero(are_masks)), files.take(np.flatnonzero(~are_masks))
     if y is not None:
         masks = files.where(lambda name: _called(name, y) and not (x is not None and _called(name, x)))
@@ -381,7 +369,7 @@ def _sides(source: Source, x: str | None, y: str | None) -> _Sides:
 
 def _called(name: str, wanted: str) -> bool:
     """Tell whether a file is in a folder, or its stem ends, as somebody wrote."""
-    path, stem = wanted.strip("/"), stem_of(name)
+    path, stem = wanted.strip("/"), words.stem_of(name)
     return f"/{path}/" in f"/{posixpath.dirname(name)}/" or (stem.endswith(wanted) and stem != wanted)
 
 
@@ -395,7 +383,7 @@ def _keys(files: FileEntries, depth: int, suffix: re.Pattern[str], called: str |
     own = [] if called is None else called.strip("/").split("/")
 
     def key(name: str) -> _Key:
-        *folders, base = normal(name).split("/")[depth:]
+        *folders, base = words.normal(name).split("/")[depth:]
         stem = posixpath.splitext(base)[0]
         if called is not None and own[-1] not in folders and stem.endswith(called) and stem != called:
             stem = stem.removesuffix(called).rstrip(" ._-")
@@ -408,14 +396,14 @@ def _keys(files: FileEntries, depth: int, suffix: re.Pattern[str], called: str |
 @functools.lru_cache(maxsize=4096)
 def _without_role(folder: str) -> str:
     """Return a folder's name without the words for images or masks: train from train_labels."""
-    words = "_".join(words_of(folder))
-    found = _MASK_FOLDER.fullmatch(words) or _IMAGE_FOLDER.fullmatch(words)
+    spelled = "_".join(words.words_of(folder))
+    found = _MASK_FOLDER.fullmatch(spelled) or _IMAGE_FOLDER.fullmatch(spelled)
     return folder.lower() if found is None else "".join(filter(None, found.groups()))
 
 
 @functools.lru_cache(maxsize=4096)
 def _holds_masks(folder: str) -> bool:
-    return _MASK_FOLDER.fullmatch("_".join(words_of(folder))) is not None
+    return _MASK_FOLDER.fullmatch("_".join(words.words_of(folder))) is not None
 
 
 def _is_of_objects(mask: FileEntry) -> bool:
@@ -454,7 +442,7 @@ def _by_stem(sides: _Sides, *, bare: bool) -> _Sides | None:
 
 def _two(one: str, other: str) -> BrokenDatasetError:
     """Return the error that two files may be masks of one image."""
-    names = [folder_of(name) or stem_of(name) for name in (one, other)]
+    names = [words.folder_of(name) or words.stem_of(name) for name in (one, other)]
     names = names if names[0] != names[1] else ["NAME"]
     lines = " or ".join(f"layout=image_masks('{name}')" for name in names)
     what = f"it and '{other}' may both be masks of the same image"
@@ -481,12 +469,12 @@ def _refuse_further(sides: _Sides, pairs: _Pairs) -> None:
     for folder, count in Counter(folders_of.values()).items():
         base = posixpath.basename(folder)
         is_beside = folder not in own and posixpath.dirname(folder) in parents
-        if is_beside and 2 * count >= len(tokens) and not is_split(base) and not is_role(base):
+        if is_beside and 2 * count >= len(tokens) and not words.is_split(base) and not words.is_role(base):
             raise _two(pairs[0][1].name, next(name for name, one in folders_of.items() if one == folder))
 
 
 def _first_word(name: str) -> str:
-    return re.split(r"[ ._-]+", stem_of(name))[0]
+    return re.split(r"[ ._-]+", words.stem_of(name))[0]
 
 
 # --- what their values mean -------------------------------------------------------------------------------------------
@@ -540,4 +528,4 @@ def _of_table(name: str, columns: Sequence[Column]) -> MaskClasses | None:
 def class_tables(source: Source) -> FileEntries:
     """Return the tables that may name the classes of masks; any other with columns r, g, b may be about the colours of
     images."""
-    return source.ending_in(TABLES).where(lambda name: "class" in posixpath.basename(name).lower())
+    return source.ending_in(words.TABLES).where(lambda name: "class" in posixpath.basename(name).lower())

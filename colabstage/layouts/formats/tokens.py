@@ -21,22 +21,11 @@ from colabstage.errors import EmptySourceError, LayoutError, OptionError, kind_o
 from colabstage.io.files import Closing, read_with_retry
 from colabstage.io.units import format_count, listed
 from colabstage.io.workspace import short_digest
+from colabstage.layouts import words
 from colabstage.layouts.columns import NUMBER
 from colabstage.layouts.evidence import Evidence, count_kinds, near
 from colabstage.layouts.reading import broken, decode_text, open_member, refuse_stand_in, spool_folder
 from colabstage.layouts.table import Arrays, SampleTable, join_samples, rows_of_file, stamp_of
-from colabstage.layouts.words import (
-    IMAGES,
-    SPLIT_ORDER,
-    folder_of,
-    is_note,
-    label_names,
-    split_name,
-    split_of_path,
-    split_of_word,
-    stem_of,
-    words_of,
-)
 from colabstage.trees.bytes import LocalBytes
 
 if TYPE_CHECKING:
@@ -108,7 +97,9 @@ def tokens_state(source: Source, *, options: TokenOptions = TokenOptions()) -> F
     if any("." in posixpath.basename(name) for name in others.names):
         msg = f"'{tree.label}' holds more than text and tokens: {count_kinds(others)}."
         raise LayoutError(msg)
-    arrays = next((name for name in tokens.names if _ARRAY_WORDS.intersection(words_of(stem_of(name)))), None)
+    arrays = next(
+        (name for name in tokens.names if _ARRAY_WORDS.intersection(words.words_of(words.stem_of(name)))), None
+    )
     if arrays is not None:
         return near(
             f"'{arrays}' is named like the inputs or labels of arrays (STL10's files are), not like tokens. Read it "
@@ -138,11 +129,11 @@ def tokens_state(source: Source, *, options: TokenOptions = TokenOptions()) -> F
 
 
 def _with(source: Source, extensions: tuple[str, ...]) -> FileEntries:
-    return source.ending_in(extensions).where(lambda name: not is_note(name))
+    return source.ending_in(extensions).where(lambda name: not words.is_note(name))
 
 
 def _named_split(name: str) -> str:
-    return split_name(stem_of(name)).split or split_of_path(name)
+    return words.split_name(words.stem_of(name)).split or words.split_of_path(name)
 
 
 def _by_split(entries: Sequence[FileEntry]) -> dict[str, list[FileEntry]]:
@@ -153,7 +144,7 @@ def _by_split(entries: Sequence[FileEntry]) -> dict[str, list[FileEntry]]:
     if len(found) > 1 and "" in found:
         # Beside a val.txt, files without a split are for training.
         found["train"] = sorted(found.pop("") + found.get("train", []), key=lambda entry: entry.name)
-    return dict(sorted(found.items(), key=lambda item: SPLIT_ORDER[item[0]] if item[0] else 0))
+    return dict(sorted(found.items(), key=lambda item: words.SPLIT_ORDER[item[0]] if item[0] else 0))
 
 
 # --- streams ----------------------------------------------------------------------------------------------------------
@@ -381,7 +372,7 @@ _LINES = 50
 # A text of which more words are numbers is a table.
 _MOSTLY = 0.8
 _CELL = re.compile(r"[\s\"',;|]+")
-_IMAGE_NAME = re.compile(rf".+({'|'.join(map(re.escape, IMAGES))})(#\d+)?", re.IGNORECASE)
+_IMAGE_NAME = re.compile(rf".+({'|'.join(map(re.escape, words.IMAGES))})(#\d+)?", re.IGNORECASE)
 
 
 def why_no_text(source: Source) -> str:
@@ -391,7 +382,9 @@ def why_no_text(source: Source) -> str:
     for entry in texts[:_LOOKED_AT]:
         if why := _why_no_language(entry.name, source.head(entry, _HEAD_BYTES)):
             return f"'{entry.name}' {why} layout=\"tokens\" takes it as text to learn from."
-    folders = sorted(folder for folder in set(map(folder_of, texts.names)) if folder and not split_of_word(folder))
+    folders = sorted(
+        folder for folder in set(map(words.folder_of, texts.names)) if folder and not words.split_of_word(folder)
+    )
     if 1 < len(folders) < len(texts):
         return (
             f"'{source.label}' holds {len(texts):,} texts in folders ({listed(folders)}). {_AS_CLASSES} "
@@ -425,8 +418,8 @@ def _why_no_language(name: str, head: bytes) -> str:
         )
     if labels := _fields_of_labels(lines[0]) if lines and name.lower().endswith(".jsonl") else []:
         return f"has {listed(labels)} beside the text of each line. {_AS_CLASSES}"
-    words = [word for line in lines for word in _CELL.split(line) if word]
-    if _MOSTLY * len(words) < sum(NUMBER.fullmatch(word) is not None for word in words):
+    parts_ = [word for line in lines for word in _CELL.split(line) if word]
+    if _MOSTLY * len(parts_) < sum(NUMBER.fullmatch(word) is not None for word in parts_):
         return (
             f"holds numbers, not text ('{lines[0].strip()[:60]}'). Save them as arrays, numpy.savez('data.npz', "
             f"x=numpy.loadtxt('{name}'), y=…); labels of images need the images beside them."
@@ -440,4 +433,4 @@ def _fields_of_labels(line: str) -> list[str]:
         found = json.loads(line)
     except (ValueError, RecursionError):
         return []
-    return label_names(found) if isinstance(found, dict) else []
+    return words.label_names(found) if isinstance(found, dict) else []

@@ -35,7 +35,7 @@ from colabstage.layouts.records import (
     records_state,
     scan_each,
 )
-from colabstage.layouts.stored import ClipOptions, clip_rows, decode_npy
+from colabstage.layouts.stored import AS_THEY_ARE, ClipOptions, clip_rows, decode_npy
 from colabstage.layouts.table import Arrays, Images
 from colabstage.layouts.words import IMAGES, SOUNDS
 from colabstage.trees.names import clean_member_name, extension_of, is_junk
@@ -69,8 +69,6 @@ _LABEL_ENDS = tuple(f".{rest}" for rest in (*_LABELS, *_MASKS))
 _UNREAD = frozenset({"pth", "pt", "pyd", "pkl", "pickle", "npz", "ten", "tb", "mp4", "avi"})
 # What is longer is not a label.
 _MAX_LABEL_BYTES = 1 << 20
-# Clips, where nothing is said about them: of one length, rate and number of channels.
-_AS_THEY_ARE = ClipOptions()
 
 
 class PackedSample(NamedTuple):
@@ -189,7 +187,7 @@ def has_samples(names: Sequence[str]) -> bool:
     )
 
 
-def webdataset_state(source: Source, *, sound: ClipOptions = _AS_THEY_ARE) -> Found:
+def webdataset_state(source: Source, *, sound: ClipOptions = AS_THEY_ARE) -> Found:
     """Read a tar, or the tars in a tree, as WebDataset's `TarWriter` makes them.
 
     x is a sample's jpg, jpeg, png, webp or other image, or else its npy, or its wav, flac or other clip, of which

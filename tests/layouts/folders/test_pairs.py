@@ -47,25 +47,6 @@ def test_masks_are_found_by_stem(image: str, mask: str, layout: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("image", "mask"),
-    [
-        ("{}/{{}}.png", "{}_labels/{{}}_L.png"),
-        ("{}/{{}}.png", "{}annot/{{}}.png"),
-        ("{}/images/{{}}.png", "{}/masks/{{}}.png"),
-        ("images/{}/{{}}.png", "annotations/{}/{{}}.png"),
-        ("{}_images/{{}}.png", "{}_masks/{{}}.png"),
-        ("leftImg8bit/{}/aachen/{{}}_leftImg8bit.png", "gtFine/{}/aachen/{{}}_gtFine_labelIds.png"),
-    ],
-)
-def test_split_folders_are_splits(image: str, mask: str) -> None:
-    """CamVid's, Cityscapes' and other ways to put splits and masks into folders."""
-    names = [form.format(split).format(stem) for form in (image, mask) for split in ("train", "val") for stem in "ab"]
-    found = read(names)
-    assert sorted(both(found)) == sorted(zip(names[:4], names[4:], strict=True))
-    assert sorted(found.splits or ()) == ["train", "train", "val", "val"]
-
-
-@pytest.mark.parametrize(
     ("file", "text"),
     [
         ("class_dict.csv", "name,r,g,b\nSky,128,128,128\nbig dog, 128, 64, 0\n"),

@@ -15,8 +15,7 @@ import pytest
 from colabstage import pack_dataset
 from colabstage.errors import DecodeError, LayoutError, MissingDependencyError, OptionError
 from colabstage.options import Arrays, audio_clips
-from tests.layouts.described import described
-from tests.layouts.readers import contents, labels, read
+from tests.layouts.readers import contents, read
 from tests.support.made_files import write_files
 
 if TYPE_CHECKING:
@@ -118,23 +117,6 @@ def test_channels_stay_or_are_mixed() -> None:
     np.testing.assert_array_equal(decoded(files["a/1.wav"], "int16"), stereo)
     mixed = contents(read(files, audio_clips(dtype="int16", mono=True)))
     np.testing.assert_array_equal(mixed, [np.rint(stereo.mean(axis=1)).astype(np.int16), mono[:, 0]])
-
-
-LISTS = {"validation_list.txt": b"go/00.wav\nno/01.wav\n", "testing_list.txt": b"yes/02.wav\n"}
-
-
-def test_speech_commands() -> None:
-    """Its lists say the splits, what none names is to train on, and the noise is no word."""
-    found = read(WORDS | LISTS | {"_background_noise_/pink.wav": wav(tone(99))})
-    assert described(found) == "train: go 3, no 3, yes 3; validation: go 1, no 1; test: yes 1"
-
-
-def test_a_table_may_name_the_clips() -> None:
-    """As ESC-50 has them: one folder, and a table with classes."""
-    rows = [f"{number}.wav,{number % 3},{('dog', 'rain')[number % 2]}" for number in range(9)]
-    clips = {f"audio/{number}.wav": wav(tone(number)) for number in range(9)}
-    found = read({**clips, "meta/esc.csv": "\n".join(["filename,fold,category", *rows])})
-    assert (found.classes, labels(found)) == (("dog", "rain"), [number % 2 for number in range(9)])
 
 
 def chunk(name: bytes, data: bytes, size: int | None = None) -> bytes:
