@@ -65,7 +65,7 @@ class _Handover(Generic[T]):
     def end(self, error: BaseException | None) -> None:
         """Announce that no item will follow, because of `error` if there was one."""
         with self._changed:
-            # After `close` nobody reads the error, which would keep what its frames hold.
+            # After `close` the error is never read, and would keep what its frames hold.
             self._ended, self._error = True, None if self._closed else error
             self._changed.notify_all()
 
@@ -122,7 +122,7 @@ def _stop(queue: _Handover[Any], demand: Demand, thread: threading.Thread, pid: 
     """End a thread and wait for it."""
     if os.getpid() != pid:
         return  # after a fork there is no such thread here, and its lock may be locked for ever
-    # In this order: what the thread then fails with is nobody's error.
+    # In this order: what the thread then fails with is discarded.
     queue.close()
     demand.cancel()
     if thread is threading.current_thread() or not thread.is_alive():

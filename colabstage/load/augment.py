@@ -204,7 +204,7 @@ def _move_list(targets: list[dict[str, Any]], movement: BoxMovement) -> list[dic
         columns = {**target, BOXES: part}
         if not inside.all():
             which = torch.from_numpy(np.flatnonzero(inside)).to(part.device)
-            # Of every tensor that has one for each box.
+            # In every tensor that has a row for each box.
             for name, value in columns.items():
                 if isinstance(value, torch.Tensor) and value.dim() and len(value) == len(inside):
                     columns[name] = value[which]
@@ -248,7 +248,7 @@ def mirror(images: torch.Tensor, chosen: NDArray[np.bool_], axis: int) -> torch.
 
 
 def mirror_by_mask(images: torch.Tensor, chosen: NDArray[np.bool_], axis: int) -> torch.Tensor:
-    """Do as `mirror`, in one step for all."""
+    """`mirror` for GPUs: one step for all images."""
     return torch.where(_on(chosen, images.device)[:, None, None, None], images.flip(axis), images)
 
 
@@ -260,7 +260,7 @@ def cut(images: torch.Tensor, corners: NDArray[np.int64], size: Size, fill: floa
 
 
 def cut_by_windows(images: torch.Tensor, corners: NDArray[np.int64], size: Size, fill: float) -> torch.Tensor:
-    """Do as `cut`, by one choice among all windows that there are."""
+    """`cut` for GPUs: index a strided view of all windows."""
     batch, _, height, width = images.shape
     least, most = corners.min(axis=0, initial=0), (corners + size).max(axis=0, initial=0)
     before, after = np.maximum(-least, 0), np.maximum(most - (height, width), 0)
@@ -330,7 +330,7 @@ def _resize_each(images: torch.Tensor, crops: NDArray[np.int64], size: Size) -> 
 
 
 def resize_by_weights(images: torch.Tensor, crops: NDArray[np.int64], size: Size) -> torch.Tensor:
-    """Do as `resize_crops`, by two products with a matrix of weights for each image, which is what a GPU is good at."""
+    """`resize_crops` for GPUs: two products with a matrix of weights for each image."""
     # Bytes are exact in half precision, and what is lost of sums of them is less than rounding loses.
     is_short = images.dtype == torch.uint8 and images.device.type == "cuda"
     kind = torch.float16 if is_short else torch.float64 if images.dtype == torch.float64 else torch.float32

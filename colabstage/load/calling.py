@@ -33,7 +33,7 @@ _TAKE_ARRAYS = frozenset({"ToTensor", "ToImage", "ToPILImage", "Lambda", "ToDtyp
 
 
 def describe(value: object) -> str:
-    """Say what a value is: its type, and its shape and dtype where it has these.
+    """Describe a value: its type, and its shape and dtype where it has these.
 
     >>> describe(np.zeros((8, 8, 3), np.uint8)), describe([torch.zeros(2), "a"]), describe(None)
     ('ndarray (8, 8, 3) uint8', 'list of Tensor (2,) torch.float32', 'None')

@@ -53,7 +53,7 @@ _GONE = {
 # of its group.
 _GROUP_BYTES = 8 * 1024 * 1024
 _MOST_TOGETHER = 128
-# Of rows that are read from the disk, so that the first batch need not wait for many others.
+# For rows that are read from the disk, so that the first batch need not wait for many others.
 _SLOW_GROUP_BYTES = 2 * 1024 * 1024
 _MOST_SLOW_TOGETHER = 32
 # Where less than this part of an epoch could be kept, its memory is of more use to others.
@@ -186,7 +186,7 @@ def _check(batch_size: int, options: LoaderOptions) -> None:
             known = ", ".join(str(value) for value in values if value is not None)
             msg = f"{name}={given!r} is unknown; {_GONE.get((name, str(given)), f'expected one of {known}.')}"
             raise OptionError(msg)
-    # Nobody but the caller knows what a batch is.
+    # Only the caller knows what a batch is.
     whole_number("batch_size", batch_size, least=1)
     for name, least in (("num_workers", 0), ("prefetch_factor", 1)):
         if (count := getattr(options, name)) not in ("auto", None):
@@ -211,7 +211,7 @@ def _choose_strategy(facts: LoaderFacts, asked: Strategy) -> tuple[Literal["devi
         return "direct", facts.engine
     if asked == "device":
         return "device", _on_device(facts)
-    # The fastest first, where it costs nobody else their memory.
+    # The fastest first, where others do not need the memory.
     device = None if facts.device is None or facts.device.type == "cpu" else facts.device
     alone = facts.shard.world_size == 1
     if asked == "auto" and device and alone and facts.uniform and not facts.per_sample:
@@ -353,7 +353,7 @@ def _choose_decoding(facts: LoaderFacts) -> DecodeChoice | None:
         return DecodeChoice("whole", "batch_transform does not begin with a RandomResizedCrop")
     if facts.whole_reason is not None:
         return DecodeChoice("whole", f"images cannot be cropped while they are decoded, as {facts.whole_reason}")
-    # Nobody knows whether it would still see the whole image.
+    # It may need the whole image.
     if facts.per_sample:
         return DecodeChoice("whole", "the dataset's own transform takes whole images")
     return DecodeChoice(

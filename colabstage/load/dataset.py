@@ -205,7 +205,7 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
 
     @property
     def engine(self) -> EngineChoice:
-        """Tell how samples are read (`.name`) and why (`.reason`)."""
+        """How samples are read (`.name`) and why (`.reason`)."""
         return self.reader.engine
 
     def __len__(self) -> int:

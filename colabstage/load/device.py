@@ -102,7 +102,7 @@ class CopyStream(Protocol):
     """Whether host memory must be pinned for its copies to be asynchronous."""
 
     def takes(self, host: torch.Tensor) -> bool:
-        """Tell whether copies of this tensor are asynchronous as it is, without a stop in pinned memory."""
+        """Return whether copies of this tensor are asynchronous without a stop in pinned memory."""
 
     def follow(self) -> None:
         """Make later work on this stream wait for everything queued so far on the caller's stream."""
@@ -201,7 +201,7 @@ class Staged(Generic[T]):
 
 
 class PinnedBuffer:
-    """Hold host memory that tensors are laid out in, one after the other, before they are copied to a device."""
+    """Host memory that tensors are laid out in, one after the other, before they are copied to a device."""
 
     def __init__(self, *, pinned: bool) -> None:
         self._pinned = pinned
@@ -233,7 +233,7 @@ class PinnedBuffer:
 
 
 class _Slot:
-    """Hold host memory that copies are under way from, and the event after which it may be filled again."""
+    """Host memory that copies are under way from, and the event after which it may be filled again."""
 
     def __init__(self, *, pinned: bool) -> None:
         self.stage = PinnedBuffer(pinned=pinned)
@@ -331,7 +331,7 @@ class PlainStager:
         """Wait for nothing."""
 
     def stage(self, batches: Batches[T]) -> Generator[Staged[T]]:
-        """Move batch after batch; what is there already stays what it is."""
+        """Move batch after batch; tensors on the device stay what they are."""
         with closing(batches):
             yield from map(self._start, batches)
 
@@ -449,9 +449,9 @@ def _check_queue(loader: object, queue_size: object) -> None:
 
 
 def _gives_new_batches(loader: Any) -> bool:
-    """Tell whether each batch has memory of its own for certain: batches of a `DataLoader` that stacks samples, or
+    """Return whether each batch has memory of its own for certain: batches of a `DataLoader` that stacks samples, or
     whose processes send them. Any other loader may fill the same memory again while a batch waits."""
-    # Nobody can know what another class keeps, and a copy costs less than a wrong batch.
+    # Other classes may keep anything, and a copy costs less than a wrong batch.
     if not isinstance(loader, DataLoader):
         return False
     if loader.num_workers > 0 or type(loader).__module__.startswith("colabstage."):

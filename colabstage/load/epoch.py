@@ -366,8 +366,8 @@ class Schedule:
         return count_batches(self.order.count, self.batch_size, self.shard, drop_last=self.drop_last)
 
     def steps_as(self, state: Mapping[str, Any]) -> bool:
-        """Tell whether all ranks of the loader of `state` together have handed out what all of this one's would have in
-        as many steps."""
+        """Return whether the ranks of the loader of `state` together have handed out what this one's would have in as
+        many steps."""
         size: Any = state.get("batch_size")
         ranks: Any = state.get("world_size")
         done: Any = state.get("batches_done")
@@ -380,9 +380,9 @@ class Schedule:
         )
 
     def _is_even(self, batches_done: int) -> bool:
-        """Tell whether every rank has full batches up to there, or all that it has."""
+        """Return whether every rank has full batches up to there, or all that it has."""
         least, more = divmod(self.order.count, self.shard.world_size)
-        # Of ranks that have one sample less, the last full batch may be shorter, so that another one comes after it.
+        # For ranks that have one sample less, the last full batch may be shorter, so that another one comes after it.
         if batches_done * self.batch_size < least + (self.batch_size == 1):
             return True
         return batches_done == replace(self, shard=Shard(0, self.shard.world_size)).batches and (

@@ -225,7 +225,7 @@ def _check_overrides(dataset: object, known: tuple[type, ...]) -> None:
 
 
 def _with_mixing(plan: LoaderPlan, dataset: dataset_h5, rows: NDArray[np.intp], together: int) -> LoaderPlan:
-    """Say how even the classes are in batches of so many `rows` of the first epoch, and warn where they are not."""
+    """Add how even the classes are in batches of so many `rows` of the first epoch, and warn where they are uneven."""
     dtype = dataset.reader.target_dtype
     is_labels = bool(dataset.classes) and dataset.reader.target_shape == () and dtype is not None and dtype.kind in "iu"
     if not is_labels or len(rows) > _MOST_MEASURED:
@@ -386,7 +386,7 @@ class Loader(Iterated, _Base):
         self._position.move_to(place if epoch == place.epoch else EpochPlace(epoch, 0))
 
     def state_dict(self) -> dict[str, int]:
-        """Tell where the loader is: seed, epoch and batches handed out, and what else a resumed loader must share.
+        """Return where the loader is: seed, epoch and batches handed out, and what else a resumed loader must share.
 
         Taken inside the loop, the batch at hand counts as done: after the last one nothing of the epoch is left, and a
         resumed loop over it is empty. Taken after the loop has ended, it is the beginning of the next epoch. A batch
@@ -476,7 +476,7 @@ _ARRIVING = ("unit_order", "units", "window_units", "together")
 
 
 def _why_refused(name: str, theirs: int | None, ours: int | None, epoch: int) -> str:
-    """Say in what a state of an epoch and a loader differ, and what to do."""
+    """Return in what a state and a loader differ, and what to do."""
     if name in _ARRIVING:
         found = f"{name} is {theirs} there and {ours} here" if theirs and ours else f"only one of them has {name}"
         return (

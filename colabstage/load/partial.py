@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
 
 class Announced:
-    """Tell an arrival which rows an epoch's batches need, and how many batches have been handed out."""
+    """Announce to an arrival which rows an epoch's batches need, and how many batches have been handed out."""
 
     def __init__(
         self,
@@ -278,7 +278,7 @@ def mixing_of(labels: NDArray[np.integer], batch_size: int) -> float:
     if not len(batches):
         return 1.0
     share = np.bincount(numbers, minlength=len(classes)) / len(numbers)
-    # Of many classes most are in no batch: so only those that are, are counted.
+    # Most of many classes are in no batch, so only those in one are counted.
     places = np.arange(len(batches))[:, None] * len(classes) + batches
     counts = np.unique(places, return_counts=True)[1]
     # Drawn without putting back.
@@ -367,7 +367,7 @@ class PartialPack:
 
     @property
     def ready(self) -> Readiness:
-        """Tell how many rows are here completely."""
+        """Return how many rows are here completely."""
         splits = {field.split for field in self._fields}
         here = [self._of(split).count_here(self.file.state) for split in splits]
         return Readiness(sum(here), sum(len(self._of(split).units) for split in splits))
@@ -395,7 +395,7 @@ class PartialPack:
 
     @property
     def complete(self) -> bool:
-        """Tell whether all of it is here, to stay, and where it will stay."""
+        """Return whether all of it is here, to stay, and where it will stay."""
         # Who takes it for whole keeps its path, under which it is only until the copy has moved to its place.
         return self.file.complete and (self._place in (None, self.path) or not self.path.exists())
 
@@ -571,7 +571,7 @@ def lasting_layout(path: Path, layout: UnitLayout) -> UnitLayout:
     except FileNotFoundError:
         # It got its own name since it was opened.
         path, size = place, place.stat().st_size
-    # Nobody reads rows by it, so hashes are not needed.
+    # Rows are not read by it, so it needs no hashes.
     return _open_pack(_whole_file(path, Manifest(size, BLOCK_BYTES, ("",) * -(-size // BLOCK_BYTES))), path).layout
 
 

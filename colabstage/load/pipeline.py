@@ -175,7 +175,7 @@ class Pipeline:
         def tensors(x: Any, y: Any, rows: NDArray[np.intp]) -> tuple[Any, ...]:
             return complete(self.form.batch(x, y), rows)
 
-        # Of groups, one more is in the making, and one in the consumer's hands.
+        # One more group is in the making, and one with the consumer.
         several = self.plan.together > 1
         depth = max(1, self.plan.prefetch.value // self.plan.together - several)
         if self.in_loop:
@@ -219,7 +219,7 @@ class Pipeline:
         return unpack, guard.take
 
     def _announce(self, batches: list[NDArray[np.intp]], epoch: int) -> Announced | None:
-        """Say which rows are read now and in the next epoch, where some of them have to be brought here first."""
+        """Announce the rows of this epoch and the next, if some have still to arrive."""
         reader = self.reader
         if reader.arrival is None or reader.arrival.complete:
             return None

@@ -60,7 +60,7 @@ class Lease:
     """Its steps."""
 
     def age(self) -> str:
-        """Say how long its last sign of life is ago, by this machine's clock."""
+        """Return the time since its last sign of life, by this machine's clock."""
         return format_duration(max(0.0, time.time() - self.beat))
 
 

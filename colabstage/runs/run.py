@@ -10,7 +10,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from colabstage.errors import (
     ColabstageError,
@@ -73,28 +73,24 @@ _SHOWN_S = 2.0
 _AGAIN_S = 60.0
 
 
-class Every:
-    """How often a version is saved: after so many seconds, or so many steps."""
+class Every(NamedTuple):
+    """How often a version is saved: after so many steps, where there are any, or so many seconds."""
 
-    def __init__(self, given: object) -> None:
-        """Read `"10 min"`, `"500 steps"`, or a number of seconds.
+    steps: int | None
+    seconds: float
 
-        Raises:
-            OptionError: it is nothing of these.
-        """
-        self.steps: int | None = None
-        self.seconds = 0.0
-        match = _EVERY.fullmatch(given) if isinstance(given, str) else None
-        unit = match[2].lower() if match else "s"
-        if match and unit == "step" and float(match[1]).is_integer() and float(match[1]) >= 1:
-            self.steps = int(match[1])
-        elif match and unit in _UNITS_S:
-            self.seconds = float(match[1]) * _UNITS_S[unit]
-        elif isinstance(given, int | float) and not isinstance(given, bool) and given >= 0:
-            self.seconds = float(given)
-        else:
-            msg = f'every={given!r} is not an interval; expected "10 min", "30 s", "500 steps", or a number of seconds.'
-            raise OptionError(msg)
+
+def read_interval(given: object) -> Every:
+    """Read `"10 min"`, `"500 steps"`, or a number of seconds; an OptionError for anything else."""
+    match = _EVERY.fullmatch(given) if isinstance(given, str) else None
+    number: Any = float(match[1]) if match else given
+    unit = match[2].lower() if match else "s"
+    if match and unit == "step" and number.is_integer() and number >= 1:
+        return Every(int(number), 0.0)
+    if isinstance(number, int | float) and not isinstance(number, bool) and number >= 0 and unit in _UNITS_S:
+        return Every(None, number * _UNITS_S[unit])
+    msg = f'every={given!r} is not an interval; expected "10 min", "30 s", "500 steps", or a number of seconds.'
+    raise OptionError(msg)
 
 
 @public(writes=("folder",))
@@ -160,7 +156,7 @@ def resumable(
         check_parts({"loader": loader})
     place = Path(folder).expanduser().absolute()
     require_drive(place)
-    return Run(place, parts, loader, Every(every), keep, take_over=take_over, progress=progress)
+    return Run(place, parts, loader, read_interval(every), keep, take_over=take_over, progress=progress)
 
 
 class Run:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 # What Drive may take for gigabytes at 2 MB/s; a version that is not there by then is on its way all the same.
 _UPLOAD_S = 1800.0
-# How often whoever waits looks whether Ctrl-C was pressed, which a lock that is waited for without an end would hide.
+# How often a wait looks for Ctrl-C, which an unbounded wait for a lock would hide.
 _LOOK_S = 0.2
 # A mount that does not answer is not waited for longer at the end.
 END_S = 120.0

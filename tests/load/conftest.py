@@ -102,6 +102,28 @@ def picture(row: int, height: int, width: int) -> NDArray[np.uint8]:
 
 
 @pytest.fixture
+def large(tmp_path: Path) -> Path:
+    """A split whose batches are large enough for lent memory and for several threads: 60 images of 49 kB."""
+    path = tmp_path / "large.h5"
+    with h5py.File(path, "w") as file:
+        file["X_train"] = np.random.default_rng(0).integers(0, 256, (60, 128, 128, 3), dtype=np.uint8)
+        file["Y_train"] = np.arange(60, dtype=np.uint8)
+    return path
+
+
+def visited(loader: Any) -> list[int]:
+    """The rows that an epoch visits."""
+    return [int(row) for _, index in loader for row in index]
+
+
+def write_files(group: h5py.Group, files: list[bytes]) -> h5py.Group:
+    """Fill a group with image or mask files."""
+    group["bytes"] = np.frombuffer(b"".join(files), np.uint8)
+    group["offsets"] = np.cumsum([0, *map(len, files)], dtype=np.int64)
+    return group
+
+
+@pytest.fixture
 def make_encoded(tmp_path: Path) -> Callable[..., Path]:
     """Write a pack of PNG files: row i is `picture(i, 8 + i, 20)`, or `picture(i, 8, 20)` when `alike`."""
 

@@ -16,6 +16,7 @@ from PIL import Image
 from colabstage import dataset_h5, make_loader
 from colabstage.errors import DecodeError
 from colabstage.transforms import Compose, Normalize, RandomFlip, RandomResizedCrop
+from tests.load.conftest import write_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,12 +57,6 @@ def encoded(image: NDArray[np.uint8], kind: str = "PNG", **saved: Any) -> bytes:
     return buffer.getvalue()
 
 
-def packed(group: h5py.Group, files: list[bytes]) -> None:
-    """Image files inside a group."""
-    group["bytes"] = np.frombuffer(b"".join(files), np.uint8)
-    group["offsets"] = np.cumsum([0, *map(len, files)], dtype=np.int64)
-
-
 @pytest.fixture
 def make_pack(tmp_path: Path) -> Callable[..., Path]:
     """Write a file of JPEGs with labels, masks or boxes as targets."""
@@ -71,7 +66,7 @@ def make_pack(tmp_path: Path) -> Callable[..., Path]:
     ) -> Path:
         images = [pixels(row, times) for row in range(count)]
         with h5py.File(tmp_path / "images.h5", "w") as file:
-            packed(file.create_group("X_train"), files or [encoded(image, "JPEG") for image in images])
+            write_files(file.create_group("X_train"), files or [encoded(image, "JPEG") for image in images])
             wanted = {"size": None, "color_mode": "rgb", "resize": "stretch"} | options
             file["X_train"].attrs["image_options"] = json.dumps(wanted)
             if targets == "labels":
@@ -79,7 +74,7 @@ def make_pack(tmp_path: Path) -> Callable[..., Path]:
                 return tmp_path / "images.h5"
             group = file.create_group("Y_train")
             if targets == "masks":
-                packed(group, [encoded(image[..., 0] // 64) for image in images])
+                write_files(group, [encoded(image[..., 0] // 64) for image in images])
                 group.attrs["mask_options"] = json.dumps({"size": None, "resize": "stretch", "colors": None})
             else:
                 counts = np.arange(count) % 3

@@ -9,8 +9,6 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-import h5py
-import numpy as np
 import psutil
 import pytest
 
@@ -26,15 +24,6 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "memory": {"strategy": "memory"},
     "device": {"strategy": "device", "device": "cpu"},
 }
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    """A split whose batches are large enough for lent memory: 60 images of 49 kB."""
-    with h5py.File(tmp_path / "large.h5", "w") as file:
-        file["X_train"] = np.random.default_rng(0).integers(0, 256, (60, 128, 128, 3), dtype=np.uint8)
-        file["Y_train"] = np.arange(60, dtype=np.uint8)
-    return tmp_path / "large.h5"
 
 
 def leave_early(loader: Any, epochs: int) -> None:
@@ -65,10 +54,10 @@ THOUSAND = pytest.param(1000, marks=[pytest.mark.long, pytest.mark.timeout(600)]
 
 @pytest.mark.parametrize("name", STRATEGIES)
 @pytest.mark.parametrize("epochs", [30, THOUSAND])
-def test_epochs_leave_nothing(path: Path, name: str, epochs: int) -> None:
+def test_epochs_leave_nothing(large: Path, name: str, epochs: int) -> None:
     """Threads, descriptors and processes are as many as after the first epochs, memory hardly more: of a
     CudaDataLoader, and of the loader that it reads from."""
-    loader: Any = make_loader(dataset_h5(path), 8, **STRATEGIES[name])
+    loader: Any = make_loader(dataset_h5(large), 8, **STRATEGIES[name])
     outer: Any = CudaDataLoader(loader, "cpu")
     leave_early(outer, 10)
     outer.close()

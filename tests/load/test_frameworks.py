@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
 from colabstage import dataset_h5, make_loader
+from tests.load.conftest import visited
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,10 +24,6 @@ needs_accelerate = pytest.mark.skipif(
 def numbered(make_file: Callable[..., Any]) -> dataset_h5:
     """23 samples that say which they are."""
     return dataset_h5(make_file("pack", 23).path, return_index=True)
-
-
-def visited(loader: Any) -> list[int]:
-    return [int(row) for _, index in loader for row in index]
 
 
 def test_it_is_a_stock_dataloader(make_file: Callable[..., Any]) -> None:

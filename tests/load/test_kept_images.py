@@ -20,6 +20,7 @@ from PIL import Image
 from colabstage import dataset_h5, make_loader
 from colabstage.errors import DamagedPackError, DecodeError
 from colabstage.transforms import Compose, RandomFlip, RandomResizedCrop
+from tests.load.conftest import write_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,17 +58,11 @@ def mixed_files() -> list[bytes]:
 def write_pack(path: Path, files: list[bytes], *, masks: bool = False, **options: Any) -> Path:
     """A file of images as files, with their numbers as targets, or masks as PNG."""
     with h5py.File(path, "w") as file:
-
-        def put(name: str, contents: list[bytes]) -> h5py.Group:
-            group = file.create_group(name)
-            group["bytes"] = np.frombuffer(b"".join(contents), np.uint8)
-            group["offsets"] = np.cumsum([0, *map(len, contents)], dtype=np.int64)
-            return group
-
         wanted = {"size": None, "color_mode": "rgb", "resize": "stretch"} | options
-        put("X_train", files).attrs["image_options"] = json.dumps(wanted)
+        write_files(file.create_group("X_train"), files).attrs["image_options"] = json.dumps(wanted)
         if masks:
-            group = put("Y_train", [image_file(number, "PNG", "L") for number in range(len(files))])
+            masks_of = [image_file(number, "PNG", "L") for number in range(len(files))]
+            group = write_files(file.create_group("Y_train"), masks_of)
             group.attrs["mask_options"] = json.dumps({"size": wanted["size"], "resize": "stretch", "colors": None})
         else:
             file["Y_train"] = np.arange(len(files))

@@ -14,6 +14,7 @@ from torch.utils.data import TensorDataset
 
 from colabstage import dataset_h5, make_loader
 from colabstage.errors import DecodeError, NotEnoughSpaceError, OptionError, SourceNotFoundError
+from tests.load.conftest import visited
 from tests.support.made_files import make_sparse_h5
 
 if TYPE_CHECKING:
@@ -21,23 +22,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def visited(loader: Any) -> list[int]:
-    """The rows that an epoch visits."""
-    return [int(row) for _, index in loader for row in index]
-
-
 def loader_threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("colabstage")]
-
-
-@pytest.fixture
-def large(tmp_path: Path) -> Path:
-    """A split whose batches are large enough for lent memory and for several threads."""
-    path = tmp_path / "large.h5"
-    with h5py.File(path, "w") as file:
-        file["X_train"] = np.random.default_rng(0).integers(0, 256, (60, 128, 128, 3), dtype=np.uint8)
-        file["Y_train"] = np.arange(60, dtype=np.uint8)
-    return path
 
 
 def test_a_file_that_went_away_is_told(make_file: Callable[..., Any]) -> None:

@@ -11,6 +11,7 @@ from torch.utils.data import DistributedSampler, RandomSampler, Sampler, SubsetR
 
 from colabstage import dataset_h5, make_loader
 from colabstage.errors import OptionError
+from tests.load.conftest import visited
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -22,10 +23,6 @@ def dataset(make_file: Callable[..., Any]) -> Iterator[dataset_h5]:
     made = dataset_h5(make_file("pack", 23).path, return_index=True)
     yield made
     made.close()
-
-
-def visited(loader: Any) -> list[int]:
-    return [int(row) for _, index in loader for row in index]
 
 
 SAMPLERS: dict[str, Callable[[], Any]] = {

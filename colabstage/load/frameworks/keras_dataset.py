@@ -221,7 +221,7 @@ class KerasBatches(PyDataset):  # type: ignore[misc]  # keras has no type inform
         try:
             batch = next(self._ahead)  # type: ignore[arg-type]  # begun just now
         except StopIteration:
-            # It ended because nobody took anything for a while.
+            # It ended because nothing was taken for a while.
             batch = next(self._begin(epoch, number))
         # The thread has ended already; this frees its memory before validation begins.
         if number + 1 == len(self):

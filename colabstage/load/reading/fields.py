@@ -302,7 +302,7 @@ class Mapped:
         return cls(file.data[start:stop].reshape(storage.shape[0], storage.row_bytes), file)
 
     def writable_table(self) -> NDArray[np.uint8]:
-        """Return the table in memory that may be written to, although nobody should."""
+        """Return the table in writable memory, for libraries that insist on it."""
         if self._file is None:
             return self.table
         start = self.table.ctypes.data - self._file.data.ctypes.data

@@ -25,6 +25,7 @@ import numpy as np
 from colabstage.errors import DamagedPackError, NotEnoughSpaceError, SourceNotFoundError
 from colabstage.io.files import translate_read_error
 from colabstage.io.units import format_bytes
+from colabstage.machine.resources import read_resources
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -175,7 +176,7 @@ _RESERVE_BYTES = 1_000_000_000
 # first. No less on large machines: an H100 trains a ResNet-50 on 3,780 images/s, and got 2,650 where half of 8,192
 # photographs were decoded again in each epoch, 3,100 where none was.
 _KEPT_PART = 8
-# Of a processor's cache line.
+# A processor's cache line.
 _ALIGNMENT_BYTES = 64
 # From here on, copies of rows are so long that the processor's own copying instruction makes them.
 _LARGE_BYTES = 4096
@@ -272,7 +273,7 @@ class BufferPool:
 
     def _take_back(self, block: Block) -> None:
         self._idle.append(block)
-        # Nobody waits, or another block has come back at this moment.
+        # No thread waits, or another block has come back at this moment.
         with contextlib.suppress(RuntimeError):
             if self._returned.locked():
                 self._returned.release()
@@ -357,18 +358,14 @@ class KeptImages:
     A forked child reads what its parent had cached, and adds nothing.
     """
 
-    def __init__(
-        self, most_bytes: int, free_memory: Callable[[], int], clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        """Take the budget. `free_memory`: returns how many bytes this process may still use."""
+    def __init__(self, most_bytes: int) -> None:
+        """Take the budget."""
         self.pid = os.getpid()
         self.most_bytes = most_bytes
-        self._free_memory = free_memory
-        self._clock = clock
         self._held: dict[Key, KeptImage] = {}
         self._slabs: list[_Slab] = []
         self._bytes = 0
-        self._next_look = clock() + _LOOK_S
+        self._next_look = time.monotonic() + _LOOK_S
         self._grows_at = 0.0
         # Held while memory is shared out, never while anything is decoded or copied.
         self._lock = threading.Lock()
@@ -385,7 +382,7 @@ class KeptImages:
         slab = self._slabs[-1] if self._slabs else None
         if slab is not None and nbytes <= len(slab.memory) - slab.used:
             return True
-        return nbytes <= self.most_bytes - self._bytes and self._clock() >= self._grows_at
+        return nbytes <= self.most_bytes - self._bytes and time.monotonic() >= self._grows_at
 
     def keep(self, key: Key, pixels: NDArray[Any], facts: Any = None) -> None:
         """Cache a copy, if there is room for it."""
@@ -407,11 +404,11 @@ class KeptImages:
 
     def attend(self) -> None:
         """Give memory back if the system has become short of it. Called for each batch; looks once a second."""
-        now = self._clock()
+        now = time.monotonic()
         if now < self._next_look or os.getpid() != self.pid:
             return
         self._next_look = now + _LOOK_S
-        if self._bytes and (lacking := reserve_lacking(self._free_memory())):
+        if self._bytes and (lacking := reserve_lacking(read_resources().free_memory_bytes)):
             self.release(lacking)
 
     def release(self, nbytes: int | None = None) -> None:
@@ -440,12 +437,12 @@ class KeptImages:
 
     def _grow(self, nbytes: int) -> _Slab | None:
         """Map a new slab for an image of this length; `None` if it may not be."""
-        now, left = self._clock(), self.most_bytes - self._bytes
+        now, left = time.monotonic(), self.most_bytes - self._bytes
         if nbytes > left or now < self._grows_at:
             return None
         size = max(nbytes, min(left, _SLAB_BYTES))
         # Beside the training process's own memory, twice the slab must be free, or it would be given back at once.
-        if spare_memory(self._free_memory()) < 2 * size:
+        if spare_memory(read_resources().free_memory_bytes) < 2 * size:
             self._grows_at = now + _LOOK_S
             return None
         # In small pages: where a host takes back free memory of its virtual machines in huge pages, an image in huge
@@ -457,9 +454,9 @@ class KeptImages:
 
 
 class KeptSlot:
-    """Say where the readers of one field find what is kept of it, if anybody keeps any.
+    """A weak reference to the cache of decoded images of one field.
 
-    Readers only look there: the memory is that of whoever made the `KeptImages`, a loader, and goes with it.
+    Readers only look there: the memory belongs to the loader that made the `KeptImages`, and goes with it.
     """
 
     def __init__(self, number: int) -> None:
@@ -473,7 +470,7 @@ class KeptSlot:
 
     @property
     def kept(self) -> KeptImages | None:
-        """Return the memory, `None` where nobody keeps images."""
+        """Return the cache; `None` without one."""
         return None if self._kept is None else self._kept()
 
     def __reduce__(self) -> tuple[type[KeptSlot], tuple[int]]:

@@ -188,7 +188,7 @@ class _OpenFile:
 
     def __init__(self, part: SplitPart, path: Path) -> None:
         self._path = path
-        # Of the file, and of each that a link in it leads to, when they were described.
+        # The stamps of the file and of each file that its links lead to, as described.
         self._stamps = {**part._stamps, path: part._stamps[part.path]}
         # Not a method of the part, which would keep this open in a cycle.
         self._open = part._open_file
@@ -336,7 +336,7 @@ class SplitPart:
         self._x = self._considering_cache(self._x)
         # The process that opened them, and fields. Not the file: it closes where no field needs it.
         self._opened: tuple[int, Field, Field | None] | None = None
-        # Of inputs and targets: shared with the copy that has its rows in memory, which decodes the same.
+        # For inputs and targets; shared with the copy in memory, which decodes the same images.
         self.slots = KeptSlot(2 * number), KeptSlot(2 * number + 1)
         self.in_memory = False
         self._loaded: Field | None = None
@@ -408,7 +408,7 @@ class SplitPart:
         """Return another part of the same rows, with all inputs read into memory now."""
         if self.in_memory:
             return self
-        # Another object, so that whoever holds this one sees no change.
+        # Another object, so that holders of this one see no change.
         loaded = copy.copy(self)
         loaded.in_memory = True
         loaded._opened = None
@@ -568,7 +568,7 @@ class SplitReader(RowFacts):
         # Before any other call to a mount, because a call to one that hangs would never return.
         require_answer(*((files,) if isinstance(files, str | os.PathLike) else files))
         paths = find_parts(files)
-        # Of a mapped file: its own handle, and the mapping's.
+        # A mapped file has its own handle and the mapping's.
         allow_open_files(2 * len(paths))
         self.arrival, self.fields, self.split = arrival, fields, split
         self.allow_external = allow_external
@@ -779,7 +779,7 @@ class SplitReader(RowFacts):
         kept = slots[0].kept
         # Memory inherited through a fork belongs to the parent.
         if kept is None or kept.pid != os.getpid():
-            kept = KeptImages(most_bytes, lambda: read_resources().free_memory_bytes)
+            kept = KeptImages(most_bytes)
             for slot in slots:
                 slot.fill(kept)
         kept.most_bytes = max(kept.most_bytes, most_bytes)
