@@ -501,7 +501,7 @@ class ReadAhead(Closing):
 
 
 def ends_with_contents(name: str) -> bool:
-    """Tell by a file's name whether it has a table of contents at its end."""
+    """Return whether a file of this name has a table of contents at its end."""
     return name.lower().endswith(".zip")
 
 

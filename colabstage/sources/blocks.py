@@ -496,7 +496,7 @@ def count_noted(folder: Path, content: str) -> int | None:
 
 
 def is_part(folder: Path) -> bool:
-    """Tell whether a folder holds a part of a pack, as `Blocks` and a fetcher for it make one."""
+    """Return whether a folder holds a part of a pack, as `Blocks` and a fetcher for it make one."""
     return not folder.is_symlink() and (folder / TABLE).is_file() and (folder / FETCHER).is_file()
 
 

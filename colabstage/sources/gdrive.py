@@ -177,9 +177,8 @@ def open_shared_file(
         agent=_AGENT,
     )
     version = " ".join(filter(None, map(file.headers.get, ("ETag", "Last-Modified", "x-goog-hash"))))
-    name = safe_name(file.facts.name)
     # More connections than this look like a robot, which Google refuses.
-    file.facts = replace(file.facts, name=name, version=version, mtime_ns=0, connections=IN_FLIGHT)
+    file.facts = replace(file.facts, version=version, mtime_ns=0, connections=IN_FLIGHT)
     return file
 
 

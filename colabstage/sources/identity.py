@@ -268,5 +268,5 @@ def _compare_folders(recorded: SourceIdentity, now: SourceIdentity) -> Verdict:
 
 
 def _are_exchanged(recorded: str, now: str) -> bool:
-    """Tell whether names have other files than before; not known of another boot, in which disks may number anew."""
+    """Return whether names have other files than before; not known of another boot, in which disks may number anew."""
     return recorded != now and recorded.rpartition(" ")[0] == now.rpartition(" ")[0]

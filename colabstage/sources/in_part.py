@@ -102,6 +102,7 @@ _BESIDE_BYTES, _BESIDE_A_BLOCK = 2 * 1024 * 1024, 128
 _AHEAD_PART = 8
 _LEAST_AHEAD, _MOST_AHEAD = 3, 32
 _MOST_CONNECTIONS = 8
+_STALL_S = 180.0
 # So many blocks are requested together at first.
 _FIRST_REQUESTS = 2
 # To a file that comes whole from a mount: one block is read while another is written. On the simulated Drive the first
@@ -235,7 +236,7 @@ class Readers:
 
 
 def _is_alive(path: Path) -> bool:
-    """Tell whether a file is what a living process expects; what a dead one left is removed."""
+    """Return whether a file is what a living process expects; what a dead one left is removed."""
     parts = name_and_owner(path)
     if parts is None or parts[0] != _NAME or not is_made_here(path):
         return False
@@ -400,18 +401,15 @@ class BlockwiseFile:
         *,
         openers: Sequence[Callable[[], RemoteFile]] | None = None,
         mount_readers: int = _WHOLE_READERS,
-        stall_timeout_s: float = 180.0,
     ) -> None:
         """Open what is in `folder`, which exists and is for these files and this content of them alone.
 
         `openers` open each of the files; by default by its source. `mount_readers`: how many blocks are read from a
-        mount at once, where there is no limit. Something has to arrive in `stall_timeout_s` seconds
-        while a reader waits.
+        mount at once, where there is no limit. Something has to arrive in three minutes while a reader waits.
         """
         self.files, self._folder, self.limit = files, folder, limit
         self._openers = openers or [remote_opener(one.source) for one in files.files]
         self._mount_readers = mount_readers if limit is None else _MOST_CONNECTIONS
-        self._stall_timeout_s = stall_timeout_s
         self._blocks = Blocks(folder, files, files.digest, shared=True, gives_back=limit is not None)
         # By it, too, a folder is known as a part.
         (folder / FETCHER).touch()
@@ -734,7 +732,7 @@ class BlockwiseFile:
                 Remotes(self.files.label, self.files.sizes, self._openers),
                 partial(_connections_to, self._mount_readers),
                 policy=PATIENT,
-                stall_timeout_s=self._stall_timeout_s,
+                stall_timeout_s=_STALL_S,
             )
             self._fetchers.append(fetcher)
             fetcher.start(lambda: Lookahead(blocks, readers, fetcher))

@@ -23,7 +23,6 @@ from colabstage.trees.names import check_collisions, clean_member_name, is_junk,
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from colabstage.sources.parse import Found
     from colabstage.sources.remote import Checksum
 
 # The length to request if an object is expected to be shorter.
@@ -198,19 +197,13 @@ def open_address(
     a `checksum` of the caller, the service's own counts, if it is certain. `workers`: how many folders are listed at
     once.
     """
-    found = _find(url, checksum)
+    service = service_of(url)
+    found = _find_in_store(url) if service is None else service(url)
     if isinstance(found, ObjectStore):
         return ObjectTree(found, workers=workers, retry=retry)
     if isinstance(found, Mapping):
         return RemoteFileTree(show_address(url), list(found.items()), policy=retry, askers=workers)
-    return found
-
-
-def _find(url: str, checksum: Checksum | None) -> Found | ObjectStore:
-    """Return the file at an address, what opens the files of a folder, or a bucket's folder as a store."""
-    service = service_of(url)
-    found = _find_in_store(url) if service is None else service(url)
-    if checksum is not None and not isinstance(found, ObjectStore | Mapping):
+    if checksum is not None:
         found.facts = replace(found.facts, checksum=checksum)
     return found
 

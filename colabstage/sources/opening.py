@@ -221,7 +221,7 @@ class Part(Closing):
 
     @property
     def _is_copied(self) -> bool:
-        """Tell whether a file is copied here, because reading it in place takes too long."""
+        """Return whether a file is copied here, because reading it in place takes too long."""
         # A slow mount counts as remote: random reads of an archive through it are slower than copying all of it.
         return self.file is not None and self.opening.folder is not None and (self.path is None or self.slow)
 

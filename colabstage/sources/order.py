@@ -156,7 +156,7 @@ class RangeOrder(Order):
         self._stretch_bytes = sum(end - begin for begin, end in first) // max(1, len(first))
 
     def is_far(self, offset: int) -> bool:
-        """Tell whether a missing byte will not arrive soon."""
+        """Return whether a missing byte will not arrive soon."""
         for run in self.active:
             if run.position <= offset < run.end:
                 return offset - run.position > FAR_BYTES
@@ -207,7 +207,7 @@ class RangeOrder(Order):
         bisect.insort(self._gaps, (begin, end))
 
     def _must_wait(self, now: float) -> bool:
-        """Tell whether the remaining gaps have to wait: nobody needs them, or they would share the line with the last
+        """Return whether the remaining gaps have to wait: nobody needs them, or they would share the line with the last
         preferred bytes."""
         waited = any(run.is_preferred and now - run.active_at <= self._silent_s for run in self.active)
         return (waited or not self.fetches_rest) and self._preferred_gap() is None
@@ -346,7 +346,7 @@ class Pacing:
         self._at_once = self._first
 
     def allows(self, now: float, runs: Iterable[Run], unit_bytes: int) -> bool:
-        """Tell whether a request of about `unit_bytes` may go out beside these."""
+        """Return whether a request of about `unit_bytes` may go out beside these."""
         if not self._at_once and now < self._next_at:
             return False
         in_flight = sum(run.left for run in runs if now - run.active_at <= _SILENT_S)

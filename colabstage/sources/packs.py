@@ -132,7 +132,7 @@ def find_manifest(wanted: tuple[SingleSource, SingleSource]) -> Manifest:
             told = json.loads(read_small_file(beside))
         found = parse_manifest(told, label)
     if found is None:
-        # Where the file is missing too, that is what is wrong: of a bucket or address it also says what is there.
+        # Where the file is missing too, that is what is wrong.
         if isinstance(source, LocalSource):
             size_of_file(source.path)
         else:

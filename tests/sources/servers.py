@@ -61,43 +61,24 @@ class FolderService:
         self.address = f"{scheme}://127.0.0.1:{port}"
         self.login_address = f"{scheme}://{USER}:{PASSWORD.replace('@', '%40')}@127.0.0.1:{port}"
         self.server: Any = None
-        self.logins = 0
 
 
 @contextlib.contextmanager
-def ftp_service(
-    root: Path,
-    *,
-    most_connections: int = 0,
-    without: frozenset[str] = frozenset(),
-    before_byte: Callable[[], None] | None = None,
-) -> Iterator[FolderService]:
-    """An FTP server in a thread; it takes so many connections at once and knows none of the commands in `without`.
-
-    With `before_byte` content comes byte by byte, each after a call of it.
-    """
+def ftp_service(root: Path) -> Iterator[FolderService]:
+    """An FTP server in a thread."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # before Python 3.12 it uses asyncore, which is old
         from pyftpdlib.authorizers import DummyAuthorizer
-        from pyftpdlib.handlers import DTPHandler, FTPHandler
+        from pyftpdlib.handlers import FTPHandler
         from pyftpdlib.ioloop import IOLoop
         from pyftpdlib.servers import FTPServer
 
     authorizer = DummyAuthorizer()
     authorizer.add_user(USER, PASSWORD, str(root), perm="elr")
     loop = IOLoop()
-    commands = {name: facts for name, facts in FTPHandler.proto_cmds.items() if name not in without}
-    names = {"authorizer": authorizer, "proto_cmds": commands, "use_sendfile": False, "auth_failed_timeout": 0}
-    if before_byte is not None:
-
-        def send(connection: Any, data: bytes) -> int:
-            before_byte()
-            return int(DTPHandler.send(connection, data[:1]))
-
-        names["dtp_handler"] = type("Dripping", (DTPHandler,), {"send": send})
+    names = {"authorizer": authorizer, "use_sendfile": False, "auth_failed_timeout": 0}
     handler = type("Handler", (FTPHandler,), names)
     server = FTPServer(("127.0.0.1", 0), handler, ioloop=loop)
-    server.max_cons = most_connections or 512
     service = FolderService(root, "ftp", server.address[1])
     service.server = server
     ending = threading.Event()

@@ -18,7 +18,7 @@ from colabstage.errors import (
     SourceChangedError,
     SourceReadError,
 )
-from colabstage.io.files import RetryPolicy, hash_block
+from colabstage.io.files import RetryPolicy
 from colabstage.io.progress import Cancellation
 from colabstage.sources.arriving import StreamingCopy
 from colabstage.sources.remote import MountedFile, TransientError
@@ -153,26 +153,6 @@ def test_reads_before_the_start_create_nothing(
         assert copy_threads() == []
     assert leftovers(target) == []
     assert step.total == 0
-
-
-def test_wait_returns_when_all_is_here(
-    open_arriving: Callable[..., StreamingCopy], source: Path, target: Path, content: bytes, step: Any
-) -> None:
-    """Waiting starts the copy; afterwards it can be moved to the target, which is the source byte by byte."""
-    with open_arriving() as arriving:
-        arriving.wait()
-        assert data_of(target) == content
-        assert not target.exists()
-        arriving.start()
-        arriving.wait()
-        assert step.total == SIZE
-        os.truncate(source, 0)  # what is here is not asked for again
-        assert arriving.pread(5000, 3 * MIB - 100) == content[3 * MIB - 100 : 3 * MIB + 4900]
-        arriving.move_to(target)
-    assert target.read_bytes() == content
-    assert leftovers(target) == []
-    blocks = [content[at : at + 8 * MIB] for at in range(0, SIZE, 8 * MIB)]
-    assert arriving.block_hashes == tuple(map(hash_block, blocks))
 
 
 def test_what_is_near_is_waited_for_and_what_is_far_is_not(
