@@ -24,7 +24,6 @@ from colabstage.errors import (
     TargetExistsError,
 )
 from colabstage.stage import places
-from colabstage.stage.places import Publication
 from colabstage.stage.publish import await_upload
 from simulated_drive.knobs import DriveFaults, DriveKnobs
 from tests.support.images import in_classes, make_tree
@@ -91,19 +90,6 @@ def test_a_snapshot_by_hard_link_keeps_its_bytes(tmp_path: Path) -> None:
     assert (tmp_path / "snapshot.pt").read_text() == "v0" * 50
 
 
-def edit(target: Path, content: bytes) -> None:
-    target.write_bytes(content)
-    # So that neither the clock's steps nor its luck matter.
-    later = target.stat().st_mtime_ns + 10**10
-    os.utime(target, ns=(later, later))
-
-
-def version(target: Path) -> Path:
-    """Publish the older file there."""
-    publish(target.parent.parent / "old", target)
-    return target
-
-
 IN_THE_WAY: dict[str, Callable[[Path], object]] = {
     "a folder": lambda target: target.mkdir(),
     "a link": lambda target: target.symlink_to(write(target.parent.parent / "theirs", "precious")),
@@ -113,7 +99,6 @@ IN_THE_WAY: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("name", IN_THE_WAY)
 def test_what_is_somebodys_stays(name: str, tmp_path: Path) -> None:
-    write(tmp_path / "old", b"old")
     source, target = write(tmp_path / "model.pt", b"new"), tmp_path / "to/model.pt"
     target.parent.mkdir()
     IN_THE_WAY[name](target)
@@ -155,21 +140,6 @@ def test_what_cannot_be_published(tmp_path: Path) -> None:
 
 
 # --- others at the same time ---
-
-
-def test_another_may_publish_the_same_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source, there = tmp_path / "model.pt", tmp_path / "there"
-    for content in (b"old", b"new"):
-        write(source, content)
-
-        def unchanged(new: Publication) -> None:
-            monkeypatch.undo()
-            publish(source, f"{there}/")
-            new.check_unchanged()
-
-        monkeypatch.setattr(Publication, "check_unchanged", unchanged)
-        publish(source, f"{there}/")
-    check(there, newest=b"new", previous=b"old")
 
 
 def test_two_at_the_same_moment_each_have_their_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

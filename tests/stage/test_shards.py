@@ -170,12 +170,12 @@ KILLED_UNPUBLISHED = """
 import os, pathlib, signal, sys, time
 import pytest
 from colabstage import dataset_h5, stage_dataset  # whose modules are patched
-from colabstage.stage import shards
+from colabstage.stage.places import FolderPlace
 from tests.support.staged import use_small_blocks
 from tests.support.steps import Meanwhile
 source, limit, local, cache = sys.argv[1:]
 use_small_blocks(pytest.MonkeyPatch())
-shards.publish = lambda *_, **__: time.sleep(100)
+FolderPlace.put = lambda *_: time.sleep(100)
 def look():
     if list(pathlib.Path(local).rglob("*-of-*.h5.json")):
         os.kill(os.getpid(), signal.SIGKILL)
