@@ -411,27 +411,13 @@ class Workspace(NamedTuple):
     """Whether a dead process left it; then it may hold finished work."""
 
 
-def always(_: Path, __: BaseException) -> bool:
-    """Keep a workspace after any error: the call that continues verifies its contents."""
-    return True
-
-
-def unless(*refused: type[BaseException]) -> Callable[[Path, BaseException], bool]:
-    """Return a rule for `open_workspace`: keep what is there unless one of these errors ended the work."""
-    return lambda _, error: not isinstance(error, refused)
-
-
-def only_for(*transient: type[BaseException]) -> Callable[[Path, BaseException], bool]:
-    """Return a rule for `open_workspace`: keep what is there for transient errors, remove it for all others."""
-    return lambda _, error: isinstance(error, transient)
-
-
 @contextlib.contextmanager
 def open_workspace(
     target: Path,
     *,
     accepts: Callable[[Path], bool] = lambda _: True,
-    keeps: Callable[[Path, BaseException], bool] = always,
+    keeps: tuple[type[BaseException], ...] = (BaseException,),
+    drops: tuple[type[BaseException], ...] = (),
     answers: Callable[[Path], bool] = lambda _: True,
     empty: bool = False,
     in_own_folder: bool = False,
@@ -441,8 +427,8 @@ def open_workspace(
     Args:
         target: what the work is for; its folder exists. The name is what the next call finds the leftovers by.
         accepts: tells whether work can continue with a folder that a dead process left; the others are removed.
-        keeps: called with the folder and the error when the block fails; tells whether the folder stays for the next
-            call.
+        keeps: the errors of the block after which the folder stays for the next call, which verifies its contents.
+        drops: those among them after which it does not.
         answers: called first when the block fails; tells whether the disk answers at all, because cleaning up on a
             mount that hangs would never end. The next call removes what is left there.
         empty: whether files are emptied before they are removed, as for `remove_own`.
@@ -465,7 +451,7 @@ def open_workspace(
             raise
         # The block may have put the folder itself in its place. Checked in a way that a dead mount does not hide the
         # block's error.
-        if os.path.lexists(folder) and keeps(folder, error):
+        if os.path.lexists(folder) and isinstance(error, keeps) and not isinstance(error, drops):
             leave_for_next(folder)
         else:
             remove_own(folder, empty=empty)

@@ -28,7 +28,7 @@ from colabstage.io.packages import installed_version
 from colabstage.io.pipeline import PipelineLimits
 from colabstage.io.report import Report
 from colabstage.io.units import counted, format_bytes, format_count, format_duration, format_rate
-from colabstage.io.workspace import disk_use, find_orphans, link_own, only_for, open_workspace, remove_own
+from colabstage.io.workspace import disk_use, find_orphans, link_own, open_workspace, remove_own
 from colabstage.layouts.formats.masks import compare_with_all
 from colabstage.layouts.table import Boxes, Images, Masks, Values
 from colabstage.machine.resources import check_space, free_space, release_freed_memory, usable_cores
@@ -292,7 +292,7 @@ class _PackRun:
         with (
             typed_write_errors(self.out),
             # What has come to the target meanwhile can be moved away.
-            open_workspace(self.out, keeps=only_for(*KEPT_AFTER, TargetExistsError)) as workspace,
+            open_workspace(self.out, keeps=(*KEPT_AFTER, TargetExistsError)) as workspace,
             typed_write_errors(self.out),  # also inside, since the type of the error decides whether work is kept
         ):
             folder = workspace.path

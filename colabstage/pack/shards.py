@@ -36,7 +36,7 @@ from colabstage.io.files import make_folder
 from colabstage.io.packages import installed_version
 from colabstage.io.progress import Cancellation, Progress, ProgressStep
 from colabstage.io.units import show_address
-from colabstage.io.workspace import disk_use, open_workspace, unless
+from colabstage.io.workspace import disk_use, open_workspace
 from colabstage.layouts.evidence import take_rows as take_rows_of_table
 from colabstage.layouts.table import TreeFiles
 from colabstage.machine.resources import check_space, free_space, usable_cores
@@ -450,7 +450,7 @@ class ShardSet:
         local.find_others(names, overwrite=self.overwrite)
         model = self.target.with_name(f"{self.target.stem}-shards{self.target.suffix}")
         # After the first of these errors shards of another form are needed; before the second nothing was written.
-        with open_workspace(model, keeps=unless(ReplanError, TargetExistsError)) as workspace:
+        with open_workspace(model, drops=(ReplanError, TargetExistsError)) as workspace:
             local.folder = workspace.path.absolute()
             needed = max(0, job.plan.nbytes - disk_use(workspace.path))
             check_space(self.target.parent, needed, f"The pack of '{job.label}'")

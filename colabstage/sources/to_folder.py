@@ -35,7 +35,7 @@ from colabstage.io.files import (
 from colabstage.io.pipeline import DaemonPool, PipelineLimits, run_pipeline
 from colabstage.io.progress import Cancellation
 from colabstage.io.receipts import Receipt, put_folder
-from colabstage.io.workspace import Journal, only_for, open_workspace, read_journal, remove_own, rename_own, temp_beside
+from colabstage.io.workspace import Journal, open_workspace, read_journal, remove_own, rename_own, temp_beside
 from colabstage.machine.resources import usable_cores
 from colabstage.sources.members import Folder, Processes, ProcessesNotStartedError, write_file, write_members
 from colabstage.trees.bytes import PIECE_BYTES, LocalBytes, TemporaryBytes, cut_while_read, owners_bytes
@@ -275,7 +275,7 @@ def write_folder(
     with open_workspace(
         target,
         accepts=lambda orphan: bool(_read_ledger(orphan / _LEDGER, fingerprint)),
-        keeps=only_for(KeyboardInterrupt, SystemExit, CancelledError, SourceError, DriveError, TargetExistsError),
+        keeps=(KeyboardInterrupt, SystemExit, CancelledError, SourceError, DriveError, TargetExistsError),
     ) as workspace:
         check_names_fit(tree.label, [entry.name for entry in entries], workspace.path)
         parts = plan_parts(tree, entries)

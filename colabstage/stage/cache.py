@@ -37,7 +37,7 @@ from colabstage.io.files import make_folder
 from colabstage.io.ownership import atomic_path, remove_empty, sweep_orphans
 from colabstage.io.progress import Progress
 from colabstage.io.units import format_bytes
-from colabstage.io.workspace import cut_own, disk_use, is_made_here, only_for, open_workspace
+from colabstage.io.workspace import cut_own, disk_use, is_made_here, open_workspace
 from colabstage.load.partial import open_partial, open_restored
 from colabstage.machine.drive import ask_drives
 from colabstage.machine.platforms import detect_platform
@@ -371,7 +371,7 @@ def copy_pack(
     check_replaceable_pack(target)
     make_folder(request.folder)
     try:
-        with open_workspace(request.copy_path, keeps=only_for(*KEPT_AFTER), in_own_folder=True) as workspace:
+        with open_workspace(request.copy_path, keeps=KEPT_AFTER, in_own_folder=True) as workspace:
             here = min(disk_use(workspace.path), size) if workspace.resumed else 0
             # Whatever a mounted Drive caches, too; shards have the file that is made of them beside them.
             needed = cached.place.copies * (size - here) + (size if cached.in_shards else 0)

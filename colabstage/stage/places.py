@@ -503,7 +503,7 @@ class FolderPlace(Place):
         try:
             with open_workspace(
                 target,
-                keeps=lambda *_: False,
+                keeps=(),
                 answers=lambda folder: silence_of(folder) is None,
                 empty=self.on_drive,
             ) as workspace:

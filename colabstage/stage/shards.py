@@ -23,7 +23,7 @@ from colabstage.io.files import BLOCK_BYTES, read_json, write_json
 from colabstage.io.pipeline import in_thread
 from colabstage.io.progress import Cancellation, Progress
 from colabstage.io.units import format_bytes, format_count, parse_bytes
-from colabstage.io.workspace import find_orphans, open_workspace, remove_own, unless
+from colabstage.io.workspace import find_orphans, open_workspace, remove_own
 from colabstage.load.partial import forget_parts
 from colabstage.machine.resources import check_space
 from colabstage.pack.arrival import MemberRanges
@@ -309,7 +309,7 @@ class _SetOfShards:
         with (
             call.report.timed("pack in shards", unit=self.job.table.unit) as timing,
             # After the error of mixed images, shards of another form are needed.
-            open_workspace(_workspace_of(request), keeps=unless(ReplanError), in_own_folder=True) as workspace,
+            open_workspace(_workspace_of(request), drops=(ReplanError,), in_own_folder=True) as workspace,
             _Publisher(self.place) as publisher,
         ):
             if request.refresh:

@@ -56,40 +56,28 @@ def test_a_passing_failure_is_tried_again(number: int) -> None:
     assert reader.waits == [0.25, 0.5, 1.0]
 
 
-def test_the_tries_are_bounded() -> None:
-    reader = Reader(*(os_error(errno.EIO) for _ in range(9)))
-    with pytest.raises(SourceReadError, match=r"'a/1\.jpg'.*3 tries: Input/output error") as caught:
-        reader.run(RetryPolicy(attempts=3))
-    assert (reader.calls, len(reader.waits)) == (3, 2)
+# What fails for good: the policy, the type of the error, and the tries.
+FINAL = {
+    errno.EIO: (RetryPolicy(attempts=3), SourceReadError, 3),
+    errno.EACCES: (RetryPolicy(), SourceReadError, 1),
+    errno.ENOTCONN: (RetryPolicy(), DriveDisconnectedError, 1),
+    errno.ESHUTDOWN: (RetryPolicy(), DriveDisconnectedError, 1),
+    errno.ECONNABORTED: (RetryPolicy(), DriveDisconnectedError, 1),
+    errno.ENOENT: (RetryPolicy(missing_is_transient=False), SourceNotFoundError, 1),
+    # The system's error number of a file that stays away, with the usual policy.
+    -errno.ENOENT: (RetryPolicy(), SourceNotFoundError, 4),
+}
+
+
+@pytest.mark.parametrize("number", FINAL)
+def test_the_tries_are_bounded_and_what_does_not_pass_is_raised_at_once(number: int) -> None:
+    policy, kind, tries = FINAL[number]
+    reader = Reader(*(os_error(abs(number)) for _ in range(9)))
+    with pytest.raises(kind, match=r"'a/1\.jpg'") as caught:
+        reader.run(policy)
+    assert (reader.calls, len(reader.waits), caught.type) == (tries, tries - 1, kind)
     assert isinstance(caught.value.__cause__, OSError)
-    assert caught.value.__cause__.errno == errno.EIO
-
-
-def test_what_does_not_pass_is_told_at_once() -> None:
-    reader = Reader(os_error(errno.EACCES))
-    with pytest.raises(SourceReadError, match=r"1 try: Permission denied"):
-        reader.run(RetryPolicy())
-    assert reader.waits == []
-
-
-@pytest.mark.parametrize("number", [errno.ENOTCONN, errno.ESHUTDOWN, errno.ECONNABORTED])
-def test_a_dead_mount_is_told_at_once(number: int) -> None:
-    reader = Reader(os_error(number))
-    with pytest.raises(DriveDisconnectedError, match=r"mount_drive\(\)"):
-        reader.run(RetryPolicy())
-    assert reader.calls == 1
-
-
-def test_a_file_that_stays_away_is_missing() -> None:
-    reader = Reader(*(os_error(errno.ENOENT) for _ in range(9)))
-    with pytest.raises(SourceNotFoundError, match=r"\(4 tries\)"):
-        reader.run(RetryPolicy())
-
-
-def test_a_missing_file_may_be_final() -> None:
-    reader = Reader(os_error(errno.ENOENT))
-    with pytest.raises(SourceNotFoundError, match=r"\(1 try\)"):
-        reader.run(RetryPolicy(missing_is_transient=False))
+    assert caught.value.__cause__.errno == abs(number)
 
 
 @pytest.mark.parametrize("kind", [SourceReadError, DamagedPackError, DriveQuotaError])

@@ -13,17 +13,13 @@ from colabstage.io.ownership import remove_empty
 from colabstage.io.workspace import (
     Journal,
     Workspace,
-    always,
     leave_for_next,
-    only_for,
     open_workspace,
     read_journal,
     temp_beside,
-    unless,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
 HEAD = {"work": "a", "size": 3}
@@ -92,24 +88,25 @@ class TestWorkspace:
             assert not workspace.resumed
 
     @pytest.mark.parametrize(
-        ("keeps", "error", "kept"),
+        ("rule", "error", "kept"),
         [
-            (always, ValueError(), True),
-            (only_for(KeyboardInterrupt, OSError), KeyboardInterrupt(), True),
-            (only_for(KeyboardInterrupt, OSError), ValueError(), False),
-            (unless(ValueError), KeyboardInterrupt(), True),
-            (unless(ValueError), ValueError(), False),
+            ({}, ValueError(), True),
+            ({"keeps": (KeyboardInterrupt, OSError)}, KeyboardInterrupt(), True),
+            ({"keeps": (KeyboardInterrupt, OSError)}, ValueError(), False),
+            ({"keeps": ()}, KeyboardInterrupt(), False),
+            ({"drops": (ValueError,)}, KeyboardInterrupt(), True),
+            ({"drops": (ValueError,)}, ValueError(), False),
         ],
     )
     def test_errors_decide_what_stays(
-        self, tmp_path: Path, keeps: Callable[[Path, BaseException], bool], error: BaseException, kept: bool
+        self, tmp_path: Path, rule: dict[str, Any], error: BaseException, kept: bool
     ) -> None:
 
         def fail(workspace: Workspace) -> None:
             (workspace.path / "half").touch()
             raise error
 
-        with pytest.raises(type(error)), open_workspace(tmp_path / "target", keeps=keeps) as workspace:
+        with pytest.raises(type(error)), open_workspace(tmp_path / "target", **rule) as workspace:
             fail(workspace)
         assert len(list(tmp_path.iterdir())) == kept
         with open_workspace(tmp_path / "target") as workspace:
@@ -148,7 +145,7 @@ class TestOnMounts:
     def test_what_does_not_answer_is_left_alone(self, tmp_path: Path) -> None:
 
         def fail() -> None:
-            with open_workspace(tmp_path / "target", keeps=lambda *_: False, answers=lambda _: False) as workspace:
+            with open_workspace(tmp_path / "target", keeps=(), answers=lambda _: False) as workspace:
                 (workspace.path / "data").write_text("half", encoding="utf-8")
                 raise KeyboardInterrupt
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,6 +13,7 @@ import pytest
 
 from colabstage import list_datasets, plan_stage, publish_file, stage_dataset
 from colabstage.errors import ColabstageError, NotStagedError, OptionError, TargetExistsError
+from colabstage.io.progress import Progress, ProgressStep
 from tests.contract.served import numbers_in
 from tests.support.faulty_mount import faulty_mount
 from tests.support.images import in_classes, make_tree
@@ -230,3 +232,50 @@ def test_a_cache_that_is_a_file_is_refused(tmp_path: Path) -> None:
         with pytest.raises(OptionError, match="cache_dir="):
             call()
     assert not (tmp_path / "here").exists()
+
+
+def test_a_persistent_folder_on_another_disk_is_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_disk: Callable[[int], Path]
+) -> None:
+    source, home = make_tree(tmp_path / "photos", BEFORE), make_disk(8)
+    monkeypatch.setenv("COLABSTAGE_PLATFORM", "python")
+    monkeypatch.setenv("HOME", str(home))
+    for origin in ("source", "cache"):
+        data = stage_dataset(source, local_dir=tmp_path / origin, progress=False)
+        assert data.report.origin == origin
+    assert (home / "colabstage" / data.path.name).read_bytes() == data.path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("platform", "home", "why"),
+    [
+        ("python", "home", "same disk"),
+        ("python", "none", "no persistent"),
+        ("kaggle", "home", "kaggle/working"),
+    ],
+)
+def test_without_a_cache_the_report_says_why(
+    platform: str, home: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = make_tree(tmp_path / "photos", BEFORE)
+    (tmp_path / "home").mkdir()
+    monkeypatch.setenv("COLABSTAGE_PLATFORM", platform)
+    monkeypatch.setenv("HOME", str(tmp_path / home))
+    assert plan_stage(source, local_dir=tmp_path / "here").cache is None
+    data = stage_dataset(source, local_dir=tmp_path / "here", progress=False)
+    assert re.match(f"no: .*{why}", data.report.cached)
+    assert list((tmp_path / "home").iterdir()) == []
+
+
+def test_bars_name_nothing_that_only_colabstage_knows(tmp_path: Path) -> None:
+    world, names = World(tmp_path), list[str]()
+
+    class Noted(Progress):
+        def step(self, name: str, *, total: int | None, unit: str) -> ProgressStep:
+            names.append(name)
+            return super().step(name, total=total, unit=unit)
+
+    for local in ("one", "two"):
+        stage_dataset(world.source, progress=Noted(), cache_dir=tmp_path / "cache", local_dir=tmp_path / local)
+    assert {"pack", "copy from cache"} < set(names)
+    assert not [name for name in names if ".rows" in name]

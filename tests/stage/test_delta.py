@@ -217,6 +217,20 @@ def test_of_a_damaged_pack_nothing_is_taken_over(tmp_path: Path) -> None:
     assert updated.path.read_bytes() == stage(photos, tmp_path / "fresh").path.read_bytes()
 
 
+def test_of_a_damaged_pack_in_the_cache_nothing_is_taken_over(tmp_path: Path) -> None:
+    photos, cache = tmp_path / "photos", tmp_path / "cache"
+    write_photos(photos, 20)
+    cached = cache / stage(photos, tmp_path / "first", cache_dir=cache).path.name
+    content = bytearray(cached.read_bytes())
+    content[-100] ^= 0xFF
+    cached.write_bytes(content)
+    write(photos / "cat" / "new.jpg", jpeg(1000))
+    updated = stage(photos, tmp_path / "second", cache_dir=cache)
+    assert any("earlier pack in the cache cannot be used" in note for note in updated.report.notes)
+    assert counts(updated.report) is None
+    assert updated.path.read_bytes() == stage(photos, tmp_path / "fresh").path.read_bytes()
+
+
 @pytest.mark.parametrize(
     "spoilt",
     [b"", b"notes of mine", b"PK\x03\x04 and no more", *((place, bit) for place in (6, 8, 10) for bit in (0, 5))],

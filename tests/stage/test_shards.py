@@ -166,6 +166,36 @@ def test_a_kill_costs_no_shard_that_was_finished(archive: Path, whole: Path, pla
     assert [path.name for path in places["local_dir"].iterdir()] == ["partial"]
 
 
+KILLED_UNPUBLISHED = """
+import os, pathlib, signal, sys, time
+import pytest
+from colabstage import dataset_h5, stage_dataset  # whose modules are patched
+from colabstage.stage.places import FolderPlace
+from tests.support.staged import use_small_blocks
+from tests.support.steps import Meanwhile
+source, limit, local, cache = sys.argv[1:]
+use_small_blocks(pytest.MonkeyPatch())
+FolderPlace.put = lambda *_: time.sleep(100)
+def look():
+    if list(pathlib.Path(local).rglob("*-of-*.h5.json")):
+        os.kill(os.getpid(), signal.SIGKILL)
+stage_dataset(source, disk_limit=int(limit), local_dir=local, cache_dir=cache, progress=Meanwhile(look))
+"""
+
+
+def test_a_shard_that_was_finished_and_not_published_is_not_packed_again(
+    archive: Path, whole: Path, places: dict[str, Any]
+) -> None:
+    arguments = [str(archive), str(LIMIT), *map(str, places.values())]
+    ended = subprocess.run([sys.executable, "-c", KILLED_UNPUBLISHED, *arguments], check=False, timeout=100)
+    assert ended.returncode == -signal.SIGKILL
+    assert shards_in(places["cache_dir"]) == []
+    with staged(archive, places) as data:
+        (step,) = (one for one in data.report.steps if one.name == "pack in shards")
+        assert step.amount <= COUNT - COUNT // SHARDS
+        check_rows(data, whole)
+
+
 def test_an_interrupted_refresh_continues_and_a_finished_one_starts_over(archive: Path, places: dict[str, Any]) -> None:
     cache = places["cache_dir"]
     with staged(archive, places):

@@ -6,11 +6,7 @@ import base64
 import gzip
 import hashlib
 import io
-import re
 import shutil
-import signal
-import subprocess
-import sys
 import tarfile
 import time
 from collections.abc import Callable, Iterator
@@ -34,7 +30,6 @@ from tests.support.http_knobs import WebFault, WebKnobs
 from tests.support.http_server import WebServer
 from tests.support.kaggle_service import HostedDataset, KaggleService, zip_archive
 from tests.support.share_links import DriveShares, SharedItem
-from tests.support.staged import has_whole_block
 
 if TYPE_CHECKING:
     from colabstage import StagedDataset
@@ -171,33 +166,6 @@ def test_a_damaged_download_is_damaged_the_next_time() -> None:
                 stage(server.url("data.npy"))
 
 
-@pytest.mark.slow
-def test_a_killed_download_goes_on(photos: Path, tmp_path: Path) -> None:
-    with tarfile.open(tmp_path / "photos.tar.gz", "w:gz", compresslevel=1) as tar:
-        (tmp_path / "filler").write_bytes(hashlib.shake_128(b"x").digest(20 << 20))
-        tar.add(tmp_path / "filler", "filler.bin")
-        tar.add(photos, ".")
-    content = (tmp_path / "photos.tar.gz").read_bytes()
-    with WebServer({"photos.tar.gz": content}, knobs=WebKnobs(total_bytes_per_s=10 << 20)) as server:
-        code = (
-            "from colabstage import stage_dataset\n"
-            f"stage_dataset({server.url('photos.tar.gz')!r}, cache_dir=None, progress=False)"
-        )
-        process = subprocess.Popen([sys.executable, "-c", code])
-        deadline = time.monotonic() + 60
-        # What was sent may lie in sockets of a machine that is busy, so what counts is noted on the disk.
-        while not has_whole_block(tmp_path) and process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.01)
-        process.send_signal(signal.SIGKILL)
-        assert process.wait(timeout=30) == -signal.SIGKILL
-        server.set_knobs(WebKnobs())
-        staged = stage(server.url("photos.tar.gz"))
-    (note,) = [note for note in staged.report.notes if "interrupted" in note]
-    assert re.match(r"[1-9][\d.]* MB of the source were here", note)
-    check_rows(staged, photos)
-    assert left_in(staged.path.parent) == WHOLE
-
-
 @pytest.fixture
 def shares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DriveShares]:
     """An imitated Google Drive that this process is led to."""
@@ -324,13 +292,6 @@ def test_several_archives_are_one_dataset(
     assert stage(str(zips / "part-*.zip")).report.origin == "local"
     make_zip(make_images(tmp_path / "even more", 2, first=30), zips / "part-3.zip")
     assert stage(zips / "part-*.zip").splits == {"train": 32}
-
-
-def test_archives_named_like_splits_are_splits(
-    photos: Path, tmp_path: Path, make_images: MakeImages, make_zip: MakeZip
-) -> None:
-    zips = [make_zip(photos, tmp_path / "train.zip"), make_zip(photos, tmp_path / "val.zip")]
-    assert stage(zips).splits == {"train": 20, "val": 20}
 
 
 def test_a_list_of_image_addresses_is_a_dataset(photos: Path) -> None:
