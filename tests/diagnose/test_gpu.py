@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import logging
 import sys
 import threading
 import time
@@ -202,16 +201,15 @@ def test_it_can_be_started_again(smi: FakeSmi) -> None:
     assert times == sorted(set(times))
 
 
-def test_without_a_gpu_it_says_so_once(no_gpu: None, caplog: pytest.LogCaptureFixture) -> None:
+def test_without_a_gpu_it_says_so_once(no_gpu: None, logged: list[str]) -> None:
     """No thread is started, one message is logged however often it is used, and what it shows says the same."""
     monitor = GpuMonitor()
-    with caplog.at_level(logging.WARNING):
-        for _ in range(2):
-            with monitor:
-                assert threads() == []
-    assert len(caplog.records) == 1
+    for _ in range(2):
+        with monitor:
+            assert threads() == []
+    assert len(logged) == 1
     said = "There is no NVIDIA GPU here"
-    assert said in caplog.text
+    assert said in logged[0]
     assert said in monitor.summary()
     assert said in monitor._repr_html_()
     assert monitor.samples == ()
