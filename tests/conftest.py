@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import logging
 import multiprocessing
 import os
 import re
@@ -90,6 +91,24 @@ def nurseries(tmp_path_factory: pytest.TempPathFactory) -> Nurseries:
     folder = tmp_path_factory.getbasetemp()
     side_by_side = "PYTEST_XDIST_WORKER" in os.environ
     return Nurseries(folder.parent if side_by_side else folder, os.getppid() if side_by_side else os.getpid())
+
+
+class _Records(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
+
+
+@pytest.fixture
+def logged() -> Iterator[list[str]]:
+    """The messages that are logged during the test."""
+    handler = _Records()
+    logging.getLogger().addHandler(handler)
+    yield handler.texts
+    logging.getLogger().removeHandler(handler)
 
 
 @pytest.fixture

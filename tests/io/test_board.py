@@ -139,7 +139,7 @@ def test_many_steps_do_not_push_the_page_away() -> None:
     assert "copy 0" not in text
 
 
-def test_work_goes_on_where_progress_cannot_be_drawn(caplog: pytest.LogCaptureFixture) -> None:
+def test_work_goes_on_where_progress_cannot_be_drawn(logged: list[str]) -> None:
 
     def fail(rows: tuple[Row, ...]) -> None:
         raise RuntimeError("the page is gone")
@@ -149,4 +149,4 @@ def test_work_goes_on_where_progress_cannot_be_drawn(caplog: pytest.LogCaptureFi
         with board.step(name, total=1, unit="files") as step:
             step.advance()
     assert [one.state for one in board.rows()] == ["done", "done"]
-    assert len(caplog.records) == 1
+    assert len(logged) == 1

@@ -13,21 +13,23 @@ import pytest
 
 from colabstage import extract_archive, fetch_files, pack_dataset, publish_file, stage_dataset
 from colabstage.errors import ColabstageError
-from tests.support.verbs import SIZE, make_source
+from tests.support.archives import stored_zip
+from tests.support.images import image, make_tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
 _TIMEOUT_S = 120
+SIZE = (8, 8)
 
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What all calls read."""
-    folder = tmp_path_factory.mktemp("source")
-    make_source(folder)
-    return folder
+    photos = {f"{'ab'[number % 2]}/{number}.png": image(number, size=(9, 9)) for number in range(8)}
+    folder = make_tree(tmp_path_factory.mktemp("source"), {f"images/{name}": one for name, one in photos.items()})
+    return make_tree(folder, {"images.zip": stored_zip(photos), "model.bin": b"m" * 5000})
 
 
 def _slow(x: Any) -> Any:

@@ -43,10 +43,8 @@ class MemoryFile(RemoteFile):
         self,
         content: bytes,
         *,
-        latency_s: float = 0.0,
         bytes_per_s: float = 0.0,
         size: int | None = -1,
-        version: str = "1",
         checksum: Checksum | None = None,
         ranges: bool = True,
         connections: int = 8,
@@ -58,7 +56,7 @@ class MemoryFile(RemoteFile):
             label="memory:data.bin",
             name="data.bin",
             size=len(content) if size == -1 else size,
-            version=version,
+            version="1",
             checksum=checksum,
             ranges=ranges,
             connections=connections,
@@ -68,7 +66,6 @@ class MemoryFile(RemoteFile):
         self.sent = 0
         self.open = self.most_open = 0
         self.closed = False
-        self._latency_s = latency_s
         self._piece = piece
         self._bytes_per_s = bytes_per_s
         self._answer = answer or (lambda number, offset: None)
@@ -93,7 +90,7 @@ class MemoryFile(RemoteFile):
                 self.open -= 1
 
     def _pieces(self, offset: int, length: int | None, cut: int | None) -> Iterator[bytes]:
-        began = time.monotonic() + self._latency_s
+        began = time.monotonic()
         end = len(self.content) if length is None else min(offset + length, len(self.content))
         position, stop = offset, end if cut is None else min(end, offset + cut)
         while position < stop:

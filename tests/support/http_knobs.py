@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
-from colabstage.errors import OptionError
-
 WebFaultKind = Literal[
     "status",
     "redirect",
@@ -32,8 +30,6 @@ class WebKnobs:
 
     latency_s: float = 0.0
     """Seconds before each answer, as a round trip takes."""
-    connect_latency_s: float = 0.0
-    """Besides, before the first answer on each connection."""
     bytes_per_s: float = math.inf
     """Of one connection."""
     total_bytes_per_s: float = math.inf
@@ -52,20 +48,12 @@ class WebKnobs:
     """`"told"`; `"chunked"` sends in chunks without it; `"close"` ends the content by hanging up."""
     gzip: bool = False
     """Compress whatever was asked for."""
-    head: bool = True
-    """Whether `HEAD` is answered, otherwise 405."""
     content_type: str = "application/octet-stream"
     """Of every file."""
     headers: tuple[tuple[str, str], ...] = ()
     """Sent besides, with every file, whole or in part."""
     login: tuple[str, str] | None = None
     """The user and the password without which the answer is 401."""
-
-    def __post_init__(self) -> None:
-        for name in ("bytes_per_s", "total_bytes_per_s"):
-            if not getattr(self, name) > 0:
-                msg = f"WebKnobs.{name} is {getattr(self, name)!r}; expected more than 0."
-                raise OptionError(msg)
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> WebKnobs:

@@ -19,8 +19,6 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, cast
 
-from colabstage.errors import MissingDependencyError
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
@@ -90,9 +88,6 @@ class HttpsHosts:
     Args:
         services: what answers for each host name, called in several threads at once; `PLAIN` is the proxy itself.
         folder: where the certificate is written.
-
-    Raises:
-        MissingDependencyError: the package `cryptography`, which makes the certificate, is not installed.
     """
 
     def __init__(self, services: Mapping[str, Callable[[HostRequest], HostAnswer]], folder: Path) -> None:
@@ -251,14 +246,10 @@ class _ProxyHandler(_Handler):
 
 def write_certificate(path: Path, hosts: list[str]) -> None:
     """Write a key and a self-signed certificate for `hosts`, good for a day, into one file that only we can read."""
-    try:
-        from cryptography import x509
-        from cryptography.hazmat.primitives import hashes, serialization
-        from cryptography.hazmat.primitives.asymmetric import ec
-        from cryptography.x509.oid import NameOID
-    except ImportError as error:
-        msg = "Imitating https hosts needs the package cryptography. Run: pip install cryptography"
-        raise MissingDependencyError(msg) from error
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import NameOID
 
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "colabstage loopback")])

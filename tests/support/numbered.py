@@ -9,13 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-from colabstage import stage_dataset
-
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from colabstage import StagedDataset
-    from tests.support.http_server import WebServer
 
 # Of each image, which is stored without compression: 196,608 bytes.
 SIDE = 256
@@ -29,18 +25,6 @@ def write_archive(path: Path, count: int, *, first: int = 0) -> Path:
             Image.fromarray(np.full((SIDE, SIDE, 3), first + number, np.uint8)).save(made, "PNG", compress_level=0)
             file.writestr(f"train/c{2 * number // count}/{number:03}.png", made.getvalue())
     return path
-
-
-def stream_archive(server: WebServer, fast: Path) -> StagedDataset:
-    """Stage the `data.zip` of a server, so that it is used while it arrives."""
-    return stage_dataset(
-        server.url("data.zip"),
-        local_dir=fast,
-        cache_dir=None,
-        progress=False,
-        image_size=(SIDE, SIDE),
-        streaming=True,
-    )
 
 
 def numbers_of(batches: Any) -> list[int]:
