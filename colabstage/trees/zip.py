@@ -402,6 +402,14 @@ class ZipTree(Tree):
         check_limits(self.label, len(names), total, source.size, limits)
         undeclared = _decode_names(self.label, names, columns["flags"], unicode_paths, encoding)
         rows, folders = self._choose(names, columns, undeclared)
+        unclear = [row for row in rows.tolist() if row in undeclared] if encoding is None else []
+        if unclear:
+            note = (
+                f"The zip does not say how {format_count(len(unclear), 'names')} in it are encoded, and not all are in "
+                f"UTF-8; read as cp437, the format's default, the first is '{names[unclear[0]]}'. If that is wrong, "
+                'add the encoding of the machine that made it: zip_encoding="gbk".'
+            )
+            self.notes = (note,)
         # From here on everything is sorted by name. There may be millions: each column replaces the one before.
         names, _, order = sorted_by_name(take_strings(names, rows) if len(rows) < len(names) else names)
         rows = rows[order]
@@ -413,15 +421,7 @@ class ZipTree(Tree):
         self.empty_folders = without_files(folders, names) if folders else ()
         self._check_readable(names, columns)
         skipped = self._resolve_links(names, columns, kept)
-        self.notes = notes_on_members(skipped, repeated)
-        unclear = np.flatnonzero(np.isin(rows, list(undeclared)) & kept)
-        if encoding is None and len(unclear):
-            note = (
-                f"The zip does not say how {format_count(len(unclear), 'names')} in it are encoded, and not all are in "
-                f"UTF-8; read as cp437, the format's default, the first is '{names[unclear[0]]}'. If that is wrong, "
-                'add the encoding of the machine that made it: zip_encoding="gbk".'
-            )
-            self.notes += (note,)
+        self.notes = (*notes_on_members(skipped, repeated), *self.notes)
         if not kept.all():
             places = np.flatnonzero(kept)
             names, columns = take_strings(names, places), {name: column[places] for name, column in columns.items()}
