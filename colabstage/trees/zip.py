@@ -78,7 +78,7 @@ _RECORD = np.dtype(
     ]
 )
 _MEMBER_BYTES = _RECORD.itemsize
-# Of these: mark, packed size, size, the lengths of name, extra fields and comment, offset.
+# Mark, packed size, size, the lengths of name, extra fields and comment, offset.
 _MEMBER = struct.Struct("<4s16xLL3H8xL")
 _COLUMNS = {
     **dict.fromkeys(("offset", "packed_size", "size"), np.int64),
@@ -92,13 +92,13 @@ _NARROW_FULL = 0xFFFFFFFF
 _ZIP64, _UNICODE_PATH = b"\1\0", b"up"
 # A local header, the marker that some multi-volume tools leave before it, or the end record of an empty archive.
 _FIRST_MARKS = (b"PK\3\4", b"PK\7\x08", b"PK00", _END_MARK)
-# Of ten million members; a directory that claims to be longer is not read only to be compared.
+# Ten million members; a directory that claims to be longer is not read only to be compared.
 _MAX_DIRECTORY_BYTES = 1 << 30
 # No file is as long; what claims to be more is refused for this just as well, and sums of two fit 64 bits.
 _BEYOND = 1 << 61
 # So many names are looked at together.
 _PAGE_NAMES = 512
-# Of a directory, which is never all in memory.
+# A directory is read in blocks of this size, and is never all in memory.
 _READ_BYTES = 4 << 20
 
 

@@ -28,7 +28,7 @@ READABLE = (STORED, DEFLATED, BZIP2, LZMA, ZSTANDARD, XZ)
 
 LOCAL = struct.Struct("<4s5H3L2H")
 FLAG_ENCRYPTED, FLAG_LZMA_END, FLAG_UTF8 = 0x1, 0x2, 0x800
-# Of a local header's name and fields, and the data descriptor and alignment behind a member, what is read along.
+# A local header's name and fields, a data descriptor and alignment up to this length are read with the member.
 _MAX_GAP_BYTES = 64 * 1024
 # What a name and its fields seldom exceed.
 _USUAL_NAME_BYTES = 1024
@@ -158,7 +158,7 @@ def _packed_pieces(source: ByteSource, member: ZipMember) -> Iterator[bytes]:
     at = member.offset + _content_at(source, member, head)
     end = at + member.packed_size
     most = PIECE_BYTES if member.method == STORED else _PACKED_PIECE_BYTES
-    # Whoever wants only the head of a large member, as of an array, does not wait for more.
+    # The head of a large member, such as the shape of an array, should not wait for 16 MiB.
     wanted = _HEAD_PIECE_BYTES if member.packed_size > _PACKED_PIECE_BYTES else most
     while at < end:
         length = min(wanted, end - at)
