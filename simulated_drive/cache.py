@@ -46,7 +46,7 @@ def split(path: str) -> tuple[str, str]:
 
 
 def is_below_root(path: str) -> bool:
-    """Tell whether the path is inside one of the drives, where files can be created."""
+    """Return whether the path is inside one of the drives, where files can be created."""
     return path.startswith((f"{MY_DRIVE}/", f"{SHARED_DRIVES}/", f"{SHORTCUT_TARGETS}/"))
 
 

@@ -67,7 +67,7 @@ def _has_right_to_mount() -> bool:
 
 
 def is_dead(mountpoint: Path) -> bool:
-    """Tell whether there is a mount whose client has died."""
+    """Return whether there is a mount whose client has died."""
     try:
         mountpoint.stat()
     except OSError as error:
@@ -264,7 +264,7 @@ class SimulatedDrive:
             time.sleep(_POLL_S)
 
     def is_alive(self) -> bool:
-        """Tell whether the Drive is mounted and its client runs."""
+        """Return whether the Drive is mounted and its client runs."""
         return self._server is not None and self._server.poll() is None
 
     def kill(self) -> None:

@@ -307,7 +307,7 @@ class FaultLedger:
         return None
 
     def counts_reads_of(self, path: str) -> bool:
-        """Tell whether reads of that file must not be cached by the kernel."""
+        """Return whether reads of that file must not be cached by the kernel."""
         return any(rule.op == "read" and fnmatchcase(path, rule.pattern) for rule in self.faults.ops)
 
     def kept_of_listing(self, path: str, entries: int) -> int:
@@ -320,5 +320,5 @@ class FaultLedger:
         return entries
 
     def drops_upload(self, path: str) -> bool:
-        """Tell whether the upload of that file gets lost on the way."""
+        """Return whether the upload of that file gets lost on the way."""
         return any(fnmatchcase(path, pattern) for pattern in self.faults.drop_uploads)

@@ -247,7 +247,7 @@ def _in_time(
 
 
 def _hangs(path: str | os.PathLike[str]) -> bool:
-    """Tell whether a question to the client of a file's mount is still unanswered after its time."""
+    """Return whether a question to the client of a file's mount is still unanswered after its time."""
     # The mount table is read only where there is such a client at all.
     question = _UNANSWERED.get(mount_of(path).mountpoint) if _UNANSWERED else None
     return question is not None and not question.done()

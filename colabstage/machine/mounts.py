@@ -356,8 +356,8 @@ def probe_mount(path: str | os.PathLike[str], timeout_s: float = 10.0) -> MountP
 def ask_children(
     commands: Sequence[Sequence[str]], deadline: float, *, env: Mapping[str, str] | None = None
 ) -> list[tuple[int, bytes, bytes]] | None:
-    """Run commands at the same time until `deadline` of the monotonic clock, and return the status of each with what it
-    said and complained of; `None` if one does not end. `env`: their environment, this process's by default."""
+    """Run commands at the same time until `deadline` of the monotonic clock, and return the status, output and
+    error output of each; `None` if one does not end. `env`: their environment, this process's by default."""
     children: list[subprocess.Popen[bytes]] = []
     try:
         for command in commands:
@@ -366,7 +366,7 @@ def ask_children(
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd="/", env=env
             )
             children.append(child)
-        said = [child.communicate(timeout=max(0.01, deadline - time.monotonic())) for child in children]
+        outputs = [child.communicate(timeout=max(0.01, deadline - time.monotonic())) for child in children]
     except subprocess.TimeoutExpired:
         return None
     finally:
@@ -380,7 +380,7 @@ def ask_children(
         with contextlib.suppress(subprocess.TimeoutExpired):
             for child in left:
                 child.wait(1.0)
-    return [(child.returncode, *answer) for child, answer in zip(children, said, strict=True)]
+    return [(child.returncode, *answer) for child, answer in zip(children, outputs, strict=True)]
 
 
 def unmount_lazily(mountpoint: str | os.PathLike[str]) -> None:

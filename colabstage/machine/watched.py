@@ -97,7 +97,7 @@ def _stopped_by(silence: DriveError) -> type[CancelledError]:
     """Return the class of the errors that stop work for this reason: a class alone can be raised in another thread."""
 
     # What is done after other errors, such as to read the source in place of the cache, nobody waits for any more. But
-    # whoever reads what the work brings is told the reason.
+    # readers of its results are told the reason.
     class StoppedError(CancelledError):
         because = silence
 
@@ -210,7 +210,7 @@ def run_with_one_remount(
     may_mount = detect_platform().drive_mountable and threading.current_thread() is threading.main_thread()
     readonly = may_mount and is_readonly(mount_of(place))
     try:
-        return _with_quota_told(watched)
+        return _with_quota_errors(watched)
     except CancelledError:
         raise
     # Depending on the moment, a dying client makes files disappear, refuses writes, or fails reads with various errors.
@@ -230,10 +230,10 @@ def run_with_one_remount(
         mount_drive(root, readonly=readonly)
         if notice is not None:
             notice(f"The Drive client died ({error}) and was mounted again; finished work was kept.")
-    return _with_quota_told(watched)
+    return _with_quota_errors(watched)
 
 
-def _with_quota_told(work: Callable[[], T]) -> T:
+def _with_quota_errors(work: Callable[[], T]) -> T:
     """Call `work()`; a failure that the client's log explains by the download quota is raised as that."""
     log_size = drive_log_size()
     try:

@@ -141,9 +141,9 @@ def _ends(tree: Tree, entries: Sequence[FileEntry]) -> list[int]:
         if member is None:
             ends.append(entry.position + entry.size)
             continue
-        # The local header repeats the name and may hold fields that the directory does not have: an estimate.
-        least = member.offset + _LOCAL_HEADER_BYTES + len(member.stored_name) + member.packed_size
-        ends.append(member.end if member.end - least <= _GAP_BYTES else least + 64)
+        # The local header has a name and fields of any length: an estimate.
+        least = member.offset + _LOCAL_HEADER_BYTES + member.packed_size
+        ends.append(member.end if member.end - least <= _GAP_BYTES else least + 1024)
     return ends
 
 

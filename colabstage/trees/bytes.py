@@ -276,7 +276,7 @@ def compression_of(head: bytes) -> Compression | None:
 
 
 def is_zip_head(head: bytes) -> bool:
-    """Tell whether a zip begins like this; its directory, at the other end, says whether it is whole."""
+    """Return whether a zip begins like this; its directory, at the other end, says whether it is whole."""
     return head.startswith((b"PK\3\4", b"PK\5\6", b"PK\7\x08PK\3\4", b"PK00PK\3\4"))
 
 
@@ -288,7 +288,7 @@ def tool_archive_kind(head: bytes) -> Literal["7z", "rar"] | None:
 
 
 def is_tar_head(head: bytes) -> bool:
-    """Tell whether a tar begins like this: a header block with a right checksum."""
+    """Return whether a tar begins like this: a header block with a right checksum."""
     # A block of zeros has a checksum too, but marks the end of a tar.
     if len(head) < 512 or not head[:512].strip(b"\0"):
         return False
@@ -304,18 +304,18 @@ def header_checksums(block: bytes) -> tuple[int, int]:
     # Adler-32 begins with such a sum, exact for 256 bytes, and takes a tenth of the time of Python's own.
     first, second = (zlib.adler32(half) & 0xFFFF for half in (block[:256], block[256:]))
     unsigned = first - 1 + second - 1 - sum(block[148:156]) + 256
-    # Of ASCII the two are the same, which nearly every header is.
+    # For ASCII, which nearly every header is, the two are the same.
     negative = sum(1 for byte in block[:148] + block[156:] if byte > 127) if not block.isascii() else 0
     return unsigned, unsigned - 256 * negative
 
 
 def is_text(head: bytes) -> bool:
-    """Tell whether a file may be text, by its first bytes: there are some, and none that text does not contain."""
+    """Return whether a file may be text, by its first bytes: there are some, and none that text does not contain."""
     return head != b"" and not _BINARY.search(head)
 
 
 def is_text_for_an_archive(name: str, head: bytes) -> bool:
-    """Tell whether a file that is called an archive is text, as messages of services are."""
+    """Return whether a file that is called an archive is text, as messages of services are."""
     # The first bytes of a bzip2 stream are letters.
     return name.lower().endswith(ARCHIVE_SUFFIXES) and is_text(head) and compression_of(head) is None
 

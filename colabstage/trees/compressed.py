@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from colabstage.io.progress import Cancellation
     from colabstage.trees.bytes import ByteSource, Compression
 
-# Of the compressed file at a time, so that one that is still being copied here is followed closely.
+# Read of the compressed file at once; small, to follow a file that is still being copied here closely.
 _READ_BYTES = 1 << 20
 _PIECE_BYTES = 4 << 20
 # What `zstd --long=30` needs; more than that only bombs ask for.
@@ -50,14 +50,14 @@ def open_stream(
 ) -> Iterator[IO[bytes]]:
     """Give the unpacked bytes of a compressed source, as a readable stream for the `with` block.
 
-    Reading it turns whatever the decompressor complains about into `CorruptArchiveError`. What the source or whoever
-    reads raises passes through as it is: an `OSError` with an errno, and every error of colabstage's own. `read_bytes`:
-    of the source at a time.
+    Reading it turns whatever the decompressor complains about into `CorruptArchiveError`. What the source or the caller
+    raises passes through as it is: an `OSError` with an errno, and every error of colabstage's own. `read_bytes`: of
+    the source at a time.
     """
     compression = _compression(source)
     with io.BufferedReader(SourceFile(source, cancellation), read_bytes) as packed:
         stream, damage = _unpacker(cast("IO[bytes]", packed), compression)
-        # Whoever reads raises inside the `with` block too, so what is theirs must pass.
+        # The caller raises inside the `with` block too, and that must pass.
         with stream:
             try:
                 yield stream

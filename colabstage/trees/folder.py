@@ -122,7 +122,7 @@ class FolderTree(Tree):
         names, (sizes, times_ns, inodes, changed_ns), order = sorted_by_name(
             files.names, sizes, times_ns, inodes, changed_ns
         )
-        # Of which file each is, and of when that was last written to, renamed or given another time.
+        # A hash of the file's inode and of when it was last written to, renamed or given another time.
         self._marks = hash_rows(inodes, changed_ns) if keeps_inodes else None
         self._inodes = inodes if keeps_inodes else None
         self.entries = FileEntries(names, sizes, times_ns, order, np.zeros(len(names), np.bool_))
@@ -182,7 +182,7 @@ class FolderTree(Tree):
         return data
 
     def _about_to_read(self, entry: FileEntry) -> str:
-        """Return where a file lies, once whoever wants to know of its reading has been told."""
+        """Return where a file lies, after calling `before_read`."""
         path = f"{self._root}/{entry.name}"
         if self._before_read is not None:
             self._before_read(path)

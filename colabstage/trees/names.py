@@ -246,19 +246,19 @@ def check_lengths(archive: str, names: Iterable[str], *, room_bytes: int) -> Non
 
 
 def is_junk(name: str) -> bool:
-    """Tell whether an operating system, a notebook or colabstage left this file, so that it is no part of a dataset."""
+    """Return whether an operating system, a notebook or colabstage left this file, so that it is no sample."""
     folder, _, base = name.rpartition("/")
     return base.startswith("._") or base.lower() in JUNK_FILES or is_our_name(base) or _in_junk(folder)
 
 
-# Of millions of files, folder after folder.
+# Cached, because millions of files come folder after folder.
 @functools.lru_cache(maxsize=1024)
 def _in_junk(folder: str) -> bool:
     return any(map(is_junk_folder, folder.split("/")))
 
 
 def is_junk_folder(base: str) -> bool:
-    """Tell whether a folder of this name (its last component) holds only junk."""
+    """Return whether a folder of this name (its last component) holds only junk."""
     return base in JUNK_FOLDERS or is_our_name(base)
 
 

@@ -57,12 +57,12 @@ _SUFFIXES = (
 )
 _TABLE_SUFFIXES = (".csv", ".tsv")
 _TARS: dict[Compression, ArchiveKind] = {"gz": "tar.gz", "bz2": "tar.bz2", "xz": "tar.xz", "zst": "tar.zst"}
-# Of a compressed file, to see what is in it.
+# Read of a compressed file to see what is in it.
 _LOOK_BYTES = 64 * 1024
 
 
 def may_be_single_file(label: str) -> bool:
-    """Tell whether a file at this address may be a dataset by itself."""
+    """Return whether a file at this address may be a dataset by itself."""
     return base_name(label).lower().endswith(_SUFFIXES)
 
 
@@ -195,7 +195,7 @@ def _refuse_file(source: ByteSource, *, single_files: bool) -> NoReturn:
 
 
 def is_folder(path: Path) -> bool:
-    """Tell whether a path leads to a folder, not to a file; anything else is an error."""
+    """Return whether a path leads to a folder, not to a file; anything else is an error."""
 
     def mode_of() -> int | None:
         try:
@@ -363,7 +363,7 @@ def _first_collision(names: Sequence[Collection[str]]) -> str | None:
     return min([*twice, *(parent_folders(files) & files.keys())], default=None)
 
 
-# Of files without checksums that are in several parts, what is read to see whether they are the same.
+# Read of files without checksums that are in several parts, to compare them.
 _COMPARED_BYTES = 64 << 20
 
 

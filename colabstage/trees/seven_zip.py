@@ -368,7 +368,7 @@ def _as_file(source: ByteSource, temp: Path, cancellation: Cancellation) -> Iter
 def _check_listed(archive: str, members: list[_Listed]) -> dict[str, _Listed]:
     """Return the files by cleaned name, junk included: the tool unpacks all, and of two of one name the later one would
     win. Links are none that a tool should follow, so they are refused."""
-    files: dict[str, _Listed] = {}
+    names: list[str] = []
     folders: list[str] = []
     for member in members:
         raw = member.name.replace("\\", "/")
@@ -377,14 +377,9 @@ def _check_listed(archive: str, members: list[_Listed]) -> dict[str, _Listed]:
             raise refuse_member(archive, member.name, "its name is absolute, or has parts that name no folder")
         if member.is_link:
             raise refuse_member(archive, name, "it is a link, which is not read from such an archive")
-        if member.is_folder:
-            folders.append(name)
-        elif name in files:
-            raise refuse_member(archive, name, "its name occurs twice, so which of the two is meant is unclear")
-        else:
-            files[name] = member
-    check_collisions(archive, files.keys(), folders)
-    return files
+        (folders if member.is_folder else names).append(name)
+    check_collisions(archive, names, folders)
+    return dict(zip(names, (member for member in members if not member.is_folder), strict=True))
 
 
 def _check_unpacked(archive: str, folder: Path, files: Mapping[str, _Listed]) -> None:

@@ -75,7 +75,7 @@ _OCTAL = re.compile(rb"\0?\s*([0-7]*)(?:[\0\s].*)?\Z", re.DOTALL)
 _CLOSE_HEADERS = 16
 _NEAR_BYTES = 8 * 1024
 _WINDOW_BYTES = 64 * 1024
-# Of all that a pax record may say, what is used here; an archive can hold as many others as it likes.
+# The pax records that are used here; an archive can hold as many others as it likes.
 _PAX_KEYS = frozenset({"path", "linkpath", "size", "mtime"})
 _PAX_SPARSE = "GNU.sparse."
 

@@ -44,12 +44,12 @@ def parts_of(name: str, siblings: Collection[str]) -> tuple[str, ...]:
 
 
 def may_be_part(name: str) -> bool:
-    """Tell whether a file is by its name one of several, so that its folder is worth a look."""
+    """Return whether a file is by its name one of several, so that its folder is worth a look."""
     return any(pattern.fullmatch(name) for pattern in (_PIECE, DRIVE_ZIP, _VOLUME))
 
 
 def is_piece(name: str) -> bool:
-    """Tell whether a file is by its name a piece of an archive that was cut, to be joined as `cat` does it."""
+    """Return whether a file is by its name a piece of an archive that was cut, to be joined as `cat` does it."""
     return _PIECE.fullmatch(name) is not None
 
 

@@ -78,7 +78,7 @@ _RECORD = np.dtype(
     ]
 )
 _MEMBER_BYTES = _RECORD.itemsize
-# Of these: mark, packed size, size, the lengths of name, extra fields and comment, offset.
+# Mark, packed size, size, the lengths of name, extra fields and comment, offset.
 _MEMBER = struct.Struct("<4s16xLL3H8xL")
 _COLUMNS = {
     **dict.fromkeys(("offset", "packed_size", "size"), np.int64),
@@ -92,13 +92,13 @@ _NARROW_FULL = 0xFFFFFFFF
 _ZIP64, _UNICODE_PATH = b"\1\0", b"up"
 # A local header, the marker that some multi-volume tools leave before it, or the end record of an empty archive.
 _FIRST_MARKS = (b"PK\3\4", b"PK\7\x08", b"PK00", _END_MARK)
-# Of ten million members; a directory that claims to be longer is not read only to be compared.
+# Ten million members; a directory that claims to be longer is not read only to be compared.
 _MAX_DIRECTORY_BYTES = 1 << 30
 # No file is as long; what claims to be more is refused for this just as well, and sums of two fit 64 bits.
 _BEYOND = 1 << 61
 # So many names are looked at together.
 _PAGE_NAMES = 512
-# Of a directory, which is never all in memory.
+# A directory is read in blocks of this size, and is never all in memory.
 _READ_BYTES = 4 << 20
 
 
@@ -347,10 +347,9 @@ def _unix_time_ns(date: int, time: int) -> int:
 
 def _decode_names(
     archive: str, names: list[str], flags: NDArray[Any], unicode_paths: dict[int, bytes], encoding: str | None
-) -> tuple[dict[int, bytes], set[int]]:
-    """Make text of the names that are not plain ASCII; return these names as they are stored, by number, and the
-    numbers of those whose encoding the archive leaves open.
-    """
+) -> set[int]:
+    """Make text of the names that are not plain ASCII; return the numbers of those whose encoding the archive leaves
+    open."""
     undeclared: set[int] = set()
     foreign = [number for number, name in enumerate(names) if not name.isascii()]
     stored = {number: names[number].encode("latin-1") for number in sorted({*foreign, *unicode_paths})}
@@ -367,7 +366,7 @@ def _decode_names(
             undeclared.add(number)
     # One name in UTF-8 may be chance, as of two Chinese characters in GBK: either all are, or none is taken for it.
     if encoding is None and all(names[number] or not stored[number] for number in undeclared):
-        return stored, set()
+        return set()
     for number in undeclared:
         try:
             names[number] = stored[number].decode(encoding or "cp437")
@@ -377,7 +376,7 @@ def _decode_names(
                 "is none in that encoding. Name the one of the machine that made the zip (gbk, cp932, cp949, cp866)."
             )
             raise ArchiveError(msg) from error
-    return stored, undeclared
+    return undeclared
 
 
 class ZipTree(Tree):
@@ -401,51 +400,41 @@ class ZipTree(Tree):
         # Each size may be near 2 ** 61, so the sum is one of floats.
         total = int(columns["size"].sum(dtype=np.float64))
         check_limits(self.label, len(names), total, source.size, limits)
-        stored, undeclared = _decode_names(self.label, names, columns["flags"], unicode_paths, encoding)
-        rows, folders = self._choose(names, columns, undeclared, stored)
+        undeclared = _decode_names(self.label, names, columns["flags"], unicode_paths, encoding)
+        rows, folders = self._choose(names, columns, undeclared)
+        unclear = [row for row in rows.tolist() if row in undeclared] if encoding is None else []
+        if unclear:
+            note = (
+                f"The zip does not say how {format_count(len(unclear), 'names')} in it are encoded, and not all are in "
+                f"UTF-8; read as cp437, the format's default, the first is '{names[unclear[0]]}'. If that is wrong, "
+                'add the encoding of the machine that made it: zip_encoding="gbk".'
+            )
+            self.notes = (note,)
         # From here on everything is sorted by name. There may be millions: each column replaces the one before.
         names, _, order = sorted_by_name(take_strings(names, rows) if len(rows) < len(names) else names)
         rows = rows[order]
         del order
         for name in columns:
             columns[name] = columns[name][rows]
-        # Of those whose local headers have other names than they are read by.
-        self._stored_names = (
-            {place: stored[row] for place, row in enumerate(rows.tolist()) if row in stored} if stored else {}
-        )
         kept, repeated = self._without_repeated(names, columns)
         check_folders(self.label, names, folders)
         self.empty_folders = without_files(folders, names) if folders else ()
         self._check_readable(names, columns)
         skipped = self._resolve_links(names, columns, kept)
-        self.notes = notes_on_members(skipped, repeated)
-        unclear = np.flatnonzero(np.isin(rows, list(undeclared)) & kept)
-        if encoding is None and len(unclear):
-            note = (
-                f"The zip does not say how {format_count(len(unclear), 'names')} in it are encoded, and not all are in "
-                f"UTF-8; read as cp437, the format's default, the first is '{names[unclear[0]]}'. If that is wrong, "
-                'add the encoding of the machine that made it: zip_encoding="gbk".'
-            )
-            self.notes += (note,)
+        self.notes = (*notes_on_members(skipped, repeated), *self.notes)
         if not kept.all():
             places = np.flatnonzero(kept)
             names, columns = take_strings(names, places), {name: column[places] for name, column in columns.items()}
-            self._stored_names = {
-                place: self._stored_names[before]
-                for place, before in enumerate(places.tolist())
-                if before in self._stored_names
-            }
         executable = (columns["mode"] & stat.S_IXUSR) != 0
         self.entries = FileEntries(names, columns["size"], columns["mtime_ns"], columns["offset"], executable)
         self.crcs = columns["crc"]
         self._packing = [columns[name] for name in ("end", "packed_size", "crc", "method", "flags")]
 
     def _choose(
-        self, names: list[str], columns: dict[str, NDArray[Any]], undeclared: set[int], stored: dict[int, bytes]
+        self, names: list[str], columns: dict[str, NDArray[Any]], undeclared: set[int]
     ) -> tuple[NDArray[np.int64], list[str]]:
         """Clean the names; return the number of each member that is a file or a link, junk left out, and the names of
-        those that are folders. `stored` gets the stored names of those that are cleaned.
-        """
+        those that are folders."""
         folders: list[str] = []
         kept = np.ones(len(names), np.bool_)
         kinds = columns["mode"] & np.uint16(0o170000)
@@ -469,9 +458,7 @@ class ZipTree(Tree):
                 if not plain[number]:
                     raise refuse_member(self.label, names[number], "it is a device, a pipe or a folder with content")
                 kept[number] = not is_junk(name)
-                if name != names[number]:
-                    stored.setdefault(number, names[number].encode("utf-8", "surrogatepass"))
-                    names[number] = name
+                names[number] = name
         return np.flatnonzero(kept), folders
 
     def _without_repeated(
@@ -521,7 +508,6 @@ class ZipTree(Tree):
         found = resolve_links(links, places.keys() - links.keys())
         for name, target in found.items():
             link, file = places[name], places[target]
-            self._stored_names[link] = self._stored_name(file, target)
             for column in columns.values():
                 column[link] = column[file]
         skipped = sorted(links.keys() - found.keys())
@@ -530,14 +516,11 @@ class ZipTree(Tree):
 
     def _target_of(self, name: str, columns: dict[str, NDArray[Any]], place: int) -> str:
         facts = ("offset", "end", "packed_size", "size", "crc", "method", "flags", "mtime_ns")
-        member = ZipMember(name, self._stored_name(place, name), *[columns[fact].item(place) for fact in facts])
+        member = ZipMember(name, *[columns[fact].item(place) for fact in facts])
         # No path is longer on Linux; what claims to be is not read into memory.
         if member.size > 4096:
             raise refuse_member(self.label, name, "it is a link with a target of more than 4,096 bytes")
         return read_member(self.source, member).decode("utf-8", "surrogateescape")
-
-    def _stored_name(self, place: int, name: str) -> bytes:
-        return self._stored_names.get(place) or name.encode("utf-8", "surrogatepass")
 
     def read(self, entry: FileEntry) -> bytes:
         """Return the whole content of one member, its CRC-32 verified."""
@@ -553,5 +536,4 @@ class ZipTree(Tree):
         # An entry that a caller has created may carry other facts than the directory has.
         own = entry if entry.place == place else self.entries[place]
         end, packed_size, crc, method, flags = [column.item(place) for column in self._packing]
-        stored = self._stored_name(place, own.name)
-        return ZipMember(own.name, stored, own.position, end, packed_size, own.size, crc, method, flags, own.mtime_ns)
+        return ZipMember(own.name, own.position, end, packed_size, own.size, crc, method, flags, own.mtime_ns)

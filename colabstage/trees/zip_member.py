@@ -28,8 +28,10 @@ READABLE = (STORED, DEFLATED, BZIP2, LZMA, ZSTANDARD, XZ)
 
 LOCAL = struct.Struct("<4s5H3L2H")
 FLAG_ENCRYPTED, FLAG_LZMA_END, FLAG_UTF8 = 0x1, 0x2, 0x800
-# The part of a gap behind a member that is read along with it: its data descriptor (24 bytes) and alignment.
+# A local header's name and fields, a data descriptor and alignment up to this length are read with the member.
 _MAX_GAP_BYTES = 64 * 1024
+# What a name and its fields seldom exceed.
+_USUAL_NAME_BYTES = 1024
 # A member longer than this is read after its local header, not with it: that spares copying it once more.
 _SPLIT_BYTES = 1 << 20
 _LZMA_MEMORY_BYTES = 1 << 30
@@ -47,8 +49,6 @@ class ZipMember:
     """One member as the central directory describes it. Not frozen: a frozen one takes three times as long to make."""
 
     name: str
-    stored_name: bytes
-    """Its bytes, which the local header repeats."""
     offset: int
     """Where its local header begins."""
     end: int
@@ -120,13 +120,12 @@ def member_chunks(source: ByteSource, member: ZipMember) -> Iterator[bytes]:
 
 def _packed_bytes(source: ByteSource, member: ZipMember) -> bytes:
     """Return the member as it is in the archive. Its place depends on the local header, so both come in one read."""
-    least = LOCAL.size + len(member.stored_name)
-    wanted = least + member.packed_size
+    wanted = LOCAL.size + member.packed_size
     gap = member.end - member.offset - wanted
-    # The local header's extra field may be longer than the directory's, so a little more is read.
-    length = wanted + gap if gap <= _MAX_GAP_BYTES else wanted + 64
+    # Behind the fixed part of the local header are a name and extra fields of any length.
+    length = wanted + (gap if gap <= _MAX_GAP_BYTES else _USUAL_NAME_BYTES)
     split = member.packed_size > _SPLIT_BYTES
-    block = source.pread(least if split else length, member.offset)
+    block = source.pread(LOCAL.size if split else length, member.offset)
     start = _content_at(source, member, block)
     if not split and start + member.packed_size <= len(block):
         return block[start : start + member.packed_size]
@@ -138,10 +137,10 @@ def _packed_bytes(source: ByteSource, member: ZipMember) -> bytes:
 
 def _content_at(source: ByteSource, member: ZipMember, block: bytes) -> int:
     """Return where the content begins, counted from the local header that `block` begins with."""
-    if len(block) < LOCAL.size + len(member.stored_name):
+    if len(block) < LOCAL.size:
         raise cut_while_read(source.label, member.name)
     mark, _, flags, method, _, _, _, packed, size, name_length, extra_length = LOCAL.unpack_from(block)
-    if mark != b"PK\3\4" or block[LOCAL.size : LOCAL.size + name_length] != member.stored_name:
+    if mark != b"PK\3\4":
         raise _damaged(source, member, "the archive's directory points to something else")
     if method != member.method or (flags ^ member.flags) & FLAG_ENCRYPTED:
         raise _damaged(source, member, "its own header and the archive's directory disagree on how it is packed")
@@ -155,11 +154,11 @@ def _content_at(source: ByteSource, member: ZipMember, block: bytes) -> int:
 
 
 def _packed_pieces(source: ByteSource, member: ZipMember) -> Iterator[bytes]:
-    head = source.pread(LOCAL.size + len(member.stored_name), member.offset)
+    head = source.pread(LOCAL.size, member.offset)
     at = member.offset + _content_at(source, member, head)
     end = at + member.packed_size
     most = PIECE_BYTES if member.method == STORED else _PACKED_PIECE_BYTES
-    # Whoever wants only the head of a large member, as of an array, does not wait for more.
+    # The head of a large member, such as the shape of an array, should not wait for 16 MiB.
     wanted = _HEAD_PIECE_BYTES if member.packed_size > _PACKED_PIECE_BYTES else most
     while at < end:
         length = min(wanted, end - at)

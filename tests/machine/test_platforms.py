@@ -74,10 +74,6 @@ def test_each_platform_is_recognised(
     assert ("cache_dir='/kaggle/working/colabstage'" in found.not_lasting) is (name == "kaggle")
 
 
-def test_every_row_is_covered_by_a_test() -> None:
-    assert {name for _, _, name, _, _ in ROWS} == set(PLATFORM_NAMES)
-
-
 @pytest.mark.parametrize(
     ("environ", "paths", "modules", "name", "mountable"),
     [
@@ -111,17 +107,6 @@ def test_an_unknown_override_lists_the_known_names() -> None:
     with pytest.raises(OptionError) as refused:
         detect({"COLABSTAGE_PLATFORM": "collab"})
     assert all(name in str(refused.value) for name in ("collab", *PLATFORM_NAMES))
-
-
-def test_a_user_without_a_home_keeps_things_in_the_temporary_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a container that was started with a number for its user."""
-
-    def nobody() -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.setattr(Path, "home", nobody)
-    assert detect({"HOME": ""}).fast_dir == Path("/tmp")
-    assert detect({"HOME": "/home/ann"}).fast_dir == Path("/home/ann/.cache")
 
 
 def test_the_real_environment_is_read_when_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,6 @@ import pytest
 
 from colabstage import fetch_files, publish_file, stage_dataset
 from colabstage.errors import DriveAuthError, DriveDisconnectedError, SourceReadError
-from colabstage.machine import watched
 from simulated_drive.drive import SimulatedDrive
 from simulated_drive.knobs import DriveFaults, DriveKnobs, OpFault
 from tests.support.colab import simulated_colab
@@ -141,7 +140,7 @@ def test_a_client_that_hangs_in_a_write_is_an_error_in_time(
 ) -> None:
     """The call that never returns is left behind, nothing was published, and the next call publishes it."""
     for name, seconds in {"_ASK_EVERY_S": 0.1, "_HANGS_S": 0.5, "_DIES_S": 0.1, "_PROBE_TIMEOUT_S": 0.5}.items():
-        monkeypatch.setattr(watched, name, seconds)
+        monkeypatch.setattr(f"colabstage.machine.watched.{name}", seconds)
     source, target = colab.root / "model.pt", colab.root / "content/drive/MyDrive/model.pt"
     source.write_bytes(bytes(range(256)) * 80_000)
     client = drive._server

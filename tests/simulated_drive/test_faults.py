@@ -81,12 +81,6 @@ def test_other_calls_fail_too(shared: SimulatedDrive, mine: Path) -> None:
         assert errno_of(call) == errno.EIO, op
 
 
-def test_a_full_account_on_demand(shared: SimulatedDrive, mine: Path) -> None:
-    shared.set_faults(DriveFaults(quota_exceeded=True))
-    assert errno_of((mine / "new").touch) == errno_of(lambda: (mine / "a.jpg").write_bytes(b"x")) == errno.ENOSPC
-    assert (mine / "b.jpg").read_bytes() == CONTENT
-
-
 def test_a_listing_silently_lacks_entries(shared: SimulatedDrive, mine: Path) -> None:
     """Once; what was not listed can be opened all the same."""
     shared.set_faults(DriveFaults(listings=(ListingFault(pattern=f"MyDrive/{mine.name}", keep=0.4, first=1),)))

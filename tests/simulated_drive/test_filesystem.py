@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import hashlib
 import mmap
 import os
 import shutil
-import stat
 import time
 from typing import TYPE_CHECKING
 
@@ -16,7 +14,7 @@ import h5py
 import numpy as np
 import pytest
 
-from simulated_drive.knobs import DriveFaults, OpFault
+from simulated_drive.knobs import DriveFaults
 from tests.support.images import make_tree
 from tests.support.invariants import contents
 
@@ -25,7 +23,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from simulated_drive.drive import SimulatedDrive
-    from tests.simulated_drive.conftest import MakeDrive
 
 pytestmark = pytest.mark.fuse
 
@@ -133,16 +130,6 @@ def test_files_are_changed_as_on_a_disk(shared: SimulatedDrive, tmp_path: Path, 
         assert (cloud / "copy").stat().st_mtime_ns == 10**18 + 123
 
 
-def test_opening_for_a_change_uploads_nothing(shared: SimulatedDrive) -> None:
-    here, cloud = folders(shared, "opened")
-    make_tree(cloud, {"a.bin": b"content"})
-    before = shared.stats().uploads_done
-    with (here / "a.bin").open("r+b") as file:
-        assert file.read() == b"content"
-    assert shared.flush(timeout_s=10)
-    assert shared.stats().uploads_done == before
-
-
 def test_what_drive_does_not_support(shared: SimulatedDrive, tmp_path: Path) -> None:
     """Files beside the drives, links and Google's documents answer errno 95; shortcuts look like what they lead to."""
     here, cloud = folders(shared, "refused")
@@ -218,37 +205,3 @@ def test_readonly_mount_refuses_changes(drive: SimulatedDrive, mountpoint: Path)
     assert file.read_text(encoding="utf-8") == "hello"
     calls: list[Callable[[], object]] = [lambda: file.write_text("x"), file.unlink, (file.parent / "folder").mkdir]
     assert [errno_of(call) for call in calls] == [errno.EROFS] * 3
-
-
-def test_a_listing_brings_what_stat_answers(make_drive: MakeDrive, mountpoint: Path) -> None:
-    """Size, time and mode of each name come with it, over many pages: the kernel asks for none of them one by one."""
-    drive = make_drive(time_scale=1.0, listing_latency_s=0, listing_per_entry_s=0)
-    cloud, mine = drive.cloud / "MyDrive/many", mountpoint / "MyDrive/many"
-    (cloud / "500 folder").mkdir(parents=True)
-    for number in range(1_000):
-        file = cloud / f"{number:03}"
-        file.write_bytes(bytes(number))
-        os.utime(file, ns=(0, 10**18 + number * 1_500_000_001))
-    drive.mount(mountpoint)
-    (mine / "007").chmod(0o755)
-    (mine / "008").write_bytes(b"not uploaded")
-    files = [file for file in cloud.iterdir() if file.is_file() and file.name != "008"]
-    wanted = {file.name: (file.stat().st_size, file.stat().st_mtime_ns) for file in files}
-    found: dict[str, tuple[int, int]] = {}
-    # The kernel knows them for a moment, which may pass before they are asked for on a busy machine.
-    for _ in range(20):
-        drive.set_faults(DriveFaults())
-        with os.scandir(mine) as scan:
-            entries = list(scan)
-        drive.set_faults(DriveFaults(ops=(OpFault(op="stat", errno=errno.EIO),)))
-        with contextlib.suppress(OSError):
-            answers = {entry.name: entry.stat() for entry in entries if entry.name in wanted}
-            found = {name: (answer.st_size, answer.st_mtime_ns) for name, answer in answers.items()}
-            break
-    assert found == wanted
-    assert answers.pop("007").st_mode == stat.S_IFREG | 0o755
-    assert {answer.st_mode for answer in answers.values()} == {stat.S_IFREG | 0o600}
-    assert [entry.name for entry in entries if entry.is_dir()] == ["500 folder"]
-    # What is written here is not in the cloud's listing yet.
-    drive.set_faults(DriveFaults())
-    assert {entry.name: entry.stat().st_size for entry in os.scandir(mine)}["008"] == len(b"not uploaded")

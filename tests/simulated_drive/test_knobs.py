@@ -7,7 +7,6 @@ import fcntl
 import math
 import os
 import shutil
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
@@ -59,7 +58,7 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimulatedDrive]:
         cloud = drive.cloud / "MyDrive"
         make_tree(cloud, {f"listed/{number}": b"x" for number in range(20)})
         make_tree(cloud, {f"small/{number:02}": os.urandom(20_000) for number in range(28)})
-        make_tree(cloud, {"large.bin": os.urandom(4_000_000), "slow.bin": b"x"})
+        make_tree(cloud, {"large.bin": os.urandom(4_000_000)})
         drive.mount(home / "drive")
         yield drive
 
@@ -110,16 +109,6 @@ def test_ranges_of_one_file_share_its_stream(slow: SimulatedDrive, mine: Path) -
     assert b"".join(parts) == (slow.cloud / "MyDrive/large.bin").read_bytes()
 
 
-def test_a_cold_read_does_not_hold_up_a_rename(mine: Path) -> None:
-    (mine / "a").touch()
-    reader = threading.Thread(target=(mine / "slow.bin").read_bytes)
-    reader.start()
-    time.sleep(COLD_S / 6)
-    (mine / "a").rename(mine / "b")
-    assert reader.is_alive()
-    reader.join(10)
-
-
 def test_uploads_take_their_time_side_by_side(slow: SimulatedDrive, mine: Path) -> None:
     """Four files at 0.5 MB/s each; one that is rewritten on its way arrives once, as it was written last."""
     done = slow.stats().uploads_done
@@ -133,13 +122,6 @@ def test_uploads_take_their_time_side_by_side(slow: SimulatedDrive, mine: Path) 
     assert written_s < 1.2 <= time.perf_counter() - start < 3 * 1.2
     assert (slow.cloud / "MyDrive/state.bin").read_bytes() == bytes([2]) * 30_000
     assert slow.stats().uploads_done - done == 4
-
-
-def test_time_scale_shortens_every_wait(make_drive: MakeDrive, mountpoint: Path) -> None:
-    drive = make_drive(cold_open_latency_s=2.0, listing_latency_s=0.0, time_scale=0.1)
-    make_tree(drive.cloud / "MyDrive", {"a": "x"})
-    drive.mount(mountpoint)
-    assert 0.2 <= seconds((mountpoint / "MyDrive/a").read_bytes) < 2.0
 
 
 def test_locks_and_attributes_are_missing(make_drive: MakeDrive, mountpoint: Path) -> None:

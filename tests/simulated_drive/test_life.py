@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,8 +16,7 @@ import pytest
 
 from colabstage.errors import NotSupportedHereError, OptionError
 from simulated_drive.drive import SimulatedDrive, fuse_problem, make_mountpoint
-from simulated_drive.knobs import DriveFaults, DriveKnobs, DriveStats
-from simulated_drive.uploads import UploadQueue
+from simulated_drive.knobs import DriveFaults
 from tests.simulated_drive.test_filesystem import errno_of
 from tests.support.images import make_tree
 from tests.support.invariants import contents
@@ -47,21 +44,6 @@ def test_a_mount_shows_the_cloud_as_on_colab(drive: SimulatedDrive, mountpoint: 
     assert names_in(mountpoint / "Shared drives") == ["team"]
     lines = [line.split()[:3] for line in Path("/proc/mounts").read_text(encoding="utf-8").splitlines()]
     assert ["simulated-drive", str(mountpoint), "fuse.drive"] in lines
-
-
-def test_reading_a_part_fetches_and_keeps_little_more(drive: SimulatedDrive, mountpoint: Path) -> None:
-    big = drive.cloud / "MyDrive/big.bin"
-    with big.open("wb") as file:
-        file.seek(5_000_000_000)
-        file.write(b"needle")
-        file.truncate(10_000_000_000)
-    drive.mount(mountpoint)
-    with (mountpoint / "MyDrive/big.bin").open("rb", buffering=0) as file:
-        assert os.pread(file.fileno(), 6, 5_000_000_000) == b"needle"
-    fetched = drive.stats().bytes_cold
-    (cached,) = (drive.cloud.parent / "cache/content").glob("*.part")
-    assert 0 < fetched <= 4 << 20
-    assert cached.stat().st_blocks * 512 >= fetched
 
 
 def test_the_cache_outlives_the_mount_but_not_the_machine(drive: SimulatedDrive, mountpoint: Path) -> None:
@@ -140,22 +122,6 @@ def test_uploads_wait_for_the_next_mount_and_are_lost_with_the_machine(drive: Si
     drive.mount(mountpoint)
     assert drive.flush(timeout_s=10)
     assert contents(mine) == contents(cloud) == {"folder/a.bin": b"first", "folder/b.bin": b"second"}
-
-
-def test_a_client_that_cannot_go_on_says_so_at_once(drive: SimulatedDrive, mountpoint: Path) -> None:
-    """What an earlier one left is unreadable: no silence until the starter's patience is over, and no mount left."""
-    drive.set_faults(STALLED)
-    drive.mount(mountpoint)
-    make_tree(mountpoint / "MyDrive", {"a.bin": b"first"})
-    drive.unmount()
-    (label,) = mountpoint.parent.rglob("*.path")
-    label.unlink()
-    label.mkdir()
-    began = time.monotonic()
-    with pytest.raises(NotSupportedHereError, match="IsADirectoryError"):
-        drive.mount(mountpoint)
-    assert time.monotonic() - began < 15.0
-    assert not mountpoint.is_mount()
 
 
 def test_a_dead_client_answers_errno_107_until_the_next_mount(make_drive: MakeDrive, mountpoint: Path) -> None:
@@ -269,37 +235,3 @@ def test_a_client_that_cannot_start_is_an_error_that_quotes_it(
     monkeypatch.delenv("PYTHONPATH")
     drive.mount(mountpoint)
     assert (mountpoint / "MyDrive").is_dir()
-
-
-def test_a_time_that_is_set_while_a_file_arrives_goes_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between the copy that is uploaded and its arrival, as `shutil.copy2` may set it right after closing the file."""
-    arrived: list[int] = []
-    copied, held = threading.Event(), threading.Event()
-    queue = UploadQueue(
-        tmp_path / "uploads",
-        knobs=DriveKnobs.quick(),
-        stats=DriveStats(),
-        finish=lambda _, copy: arrived.append(copy.stat().st_mtime_ns),
-        is_dropped=lambda _: False,
-        is_stalled=lambda: False,
-    )
-    copyfile = shutil.copyfile
-
-    def slowly(source: Path, target: Path) -> None:
-        copyfile(source, target)
-        copied.set()
-        assert held.wait(10)
-
-    monkeypatch.setattr(shutil, "copyfile", slowly)
-    pending = queue.new("/MyDrive/copy")
-    queue.reopen(pending)
-    pending.dirty = True
-    queue.done_writing(pending)
-    assert copied.wait(10)
-    with queue.lock:
-        held.set()
-        time.sleep(0.1)  # until it waits for the lock
-        assert queue.set_time("/MyDrive/copy", 10**18 + 123)
-    queue._pool.shutdown()
-    assert arrived == [10**18 + 123]
-    assert not queue.set_time("/MyDrive/copy", 10**18)

@@ -10,7 +10,6 @@ import lzma
 import random
 import struct
 import tarfile
-import threading
 import zipfile
 import zlib
 from concurrent.futures import ThreadPoolExecutor
@@ -59,7 +58,6 @@ FILES = {
     "large.npy": random.Random(2).randbytes(300_000),
 }
 _FILE, _SYM, _HARD = tarfile.REGTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE
-JUNK = {"__MACOSX/train/._1.jpg": b"x", "train/.DS_Store": b"x", "train/cat/._1.jpg": b"x", ".git/config": b"x"}
 _METHODS = {"stored": 0, "deflated": 8, "bzip2": 12, "lzma": 14}
 _PACKERS: dict[str, Callable[[bytes], bytes]] = {
     "gz": gzip.compress,
@@ -197,14 +195,6 @@ def test_an_entry_of_another_tree_is_refused_and_a_made_one_found(tmp_path: Path
             tree.read(FileEntry("other.jpg", 1, 0, 0))
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "given"])
-def test_what_systems_leave_is_no_entry(tmp_path: Path, kind: str) -> None:
-    """Neither in a folder nor in an archive, in which it is a member like others."""
-    files = {name: content for name, content in FILES.items() if len(content) < 5000}
-    with opened(kind, files | JUNK, tmp_path) as tree:
-        assert tree.entries.names == sorted(files)
-
-
 @pytest.mark.parametrize("kind", ["folder", "zip", "tar"])
 def test_empty_folders_are_told(tmp_path: Path, kind: str) -> None:
     """Those in which no file is at any depth; a class without images may be missed."""
@@ -318,22 +308,6 @@ def test_a_zip_is_opened_and_its_first_members_read_while_the_rest_arrives(tmp_p
     assert source.reads == [(entry.position, tree.entries[4].position - entry.position)]
     tree.close()
     assert source.closed
-
-
-@pytest.mark.parametrize("kind", ["zip deflated", "tar", "tar.gz"])
-def test_a_tree_waits_for_bytes_that_are_still_coming(tmp_path: Path, kind: str) -> None:
-    """A read of what has not arrived blocks until it has, and gives what was packed."""
-    arrived = threading.Event()
-
-    class Arriving(RecordingBytes):
-        def pread(self, length: int, offset: int) -> bytes:
-            if offset + length > 1 << 17 and offset < len(self.content) - 100_000:
-                assert arrived.wait(30)
-            return super().pread(length, offset)
-
-    threading.Timer(0.05, arrived.set).start()
-    with open_archive(Arriving(pack_files(kind)), spool=tmp_path) as tree:
-        assert read_all(tree) == FILES
 
 
 @pytest.mark.parametrize(
