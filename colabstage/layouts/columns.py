@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from colabstage.layouts import words
 from colabstage.layouts.table import Values, class_indices
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from numpy import typing as npt
     from numpy.typing import NDArray
@@ -54,6 +55,38 @@ def show(value: object) -> str:
     return text if len(text) <= _CELL_SHOWN else f"{text[:_CELL_SHOWN]}…"
 
 
+class NumberedCells(Sequence[str]):
+    """Cells as numbers of the different ones, of which there may be few: a table has millions of cells, and texts of
+    their own would be most of the time and memory that it takes."""
+
+    def __init__(self, known: list[str], numbers: NDArray[np.integer[Any]]) -> None:
+        self.known = known
+        """The different cells; each occurs."""
+        self.numbers = numbers
+
+    @classmethod
+    def of(cls, cells: Iterable[str]) -> NumberedCells:
+        """Return the same cells by number."""
+        index: dict[str, int] = {}
+        numbers = [index.setdefault(cell, len(index)) for cell in cells]
+        return cls(list(index), np.array(numbers, np.intp))
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[str]: ...
+
+    def __getitem__(self, index: int | slice) -> str | Sequence[str]:
+        found = self.numbers[index].tolist()
+        return [self.known[number] for number in found] if isinstance(index, slice) else self.known[found]
+
+    def __iter__(self) -> Iterator[str]:
+        return map(self.known.__getitem__, self.numbers.tolist())
+
+
 class Column:
     """N cells of text, and what the distinct ones say of it."""
 
@@ -68,11 +101,13 @@ class Column:
     @cached_property
     def distinct(self) -> frozenset[str]:
         """Return the different cells."""
-        return frozenset(self.cells)
+        return frozenset(self.cells.known if isinstance(self.cells, NumberedCells) else self.cells)
 
     def as_values(self, value_of: Mapping[str, Any], dtype: npt.DTypeLike) -> NDArray[Any]:
         """Return the value of each cell, `(N,)`, given those of the different ones."""
-        return np.fromiter(map(value_of.__getitem__, self.cells), dtype, len(self.cells))
+        cells = self.cells if isinstance(self.cells, NumberedCells) else NumberedCells.of(self.cells)
+        values = np.array([value_of[cell] for cell in cells.known], dtype)
+        return values.take(cells.numbers)
 
     @cached_property
     def filled(self) -> frozenset[str]:

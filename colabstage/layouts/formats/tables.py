@@ -10,14 +10,23 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from colabstage.errors import CorruptArchiveError, MissingDependencyError
-from colabstage.layouts.columns import Column, show
+from colabstage.layouts.columns import Column, NumberedCells, show
 from colabstage.layouts.reading import decode_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from numpy.typing import NDArray
 
 _DELIMITERS = (",", ";", "\t", "|")
+_LINE_END = ord("\n")
+# As many bytes make a whole number; of fewer, those bits of it.
+_SHORT = 8
+_LETTERS = np.array([(1 << 8 * count) - 1 for count in range(_SHORT + 1)], np.uint64)
+_LOOKED_AT = 1024
 _STATED_DELIMITER = re.compile(r'"?sep=([,;|\t])"?\r?\n', re.IGNORECASE)
 
 
@@ -59,6 +68,10 @@ def parse_table(name: str, content: bytes) -> Table:
     first = text.split("\n", 1)[0]
     is_tabbed = name.lower().endswith(".tsv") and "\t" in first
     delimiter = stated[1] if stated else "\t" if is_tabbed else max(_DELIMITERS, key=first.count)
+    plain = text.replace("\r\n", "\n").replace("\r", "\n").rstrip("\n")
+    columns = _split_evenly(plain, delimiter) if '"' not in text and "\0" not in text else None
+    if columns is not None:
+        return _make_table(name, columns)
     rows, fault = _read_rows(text, delimiter, strict=True)
     if fault:
         loose, trouble = _read_rows(text, delimiter, strict=False)
@@ -78,14 +91,49 @@ def parse_table(name: str, content: bytes) -> Table:
     return _make_table(name, ((first, rest) for first, *rest in cells), fault)
 
 
+def _split_evenly(text: str, delimiter: str) -> Iterator[tuple[str, Sequence[str]]] | None:
+    """Return the columns of a text without quotes whose rows all have as many cells, each as its first cell and the
+    others; `None` for another text."""
+    width = text.partition("\n")[0].count(delimiter) + 1
+    # With zeros behind the last cell, because short ones are read with what follows.
+    content = f"{text}\n".encode() + bytes(_SHORT)
+    data = np.frombuffer(content, np.uint8)
+    are_lines = data == _LINE_END
+    ends = np.flatnonzero(are_lines | (data == ord(delimiter)))
+    lasts = ends[width - 1 :: width]
+    is_even = len(ends) % width == 0 and np.count_nonzero(are_lines) == len(lasts) and are_lines[lasts].all()
+    # A row of delimiters alone is no row.
+    if width < 2 or not is_even or np.any(np.diff(lasts, prepend=-1) == width):
+        return None
+    by_column = np.ascontiguousarray(ends.reshape(-1, width).T)
+    firsts = np.concatenate([[-1], lasts[:-1]])
+    return (_column_of(content, before + 1, own) for before, own in zip([firsts, *by_column], by_column, strict=False))
+
+
+def _column_of(content: bytes, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> tuple[str, Sequence[str]]:
+    """Return the first cell of a column and the others, given where each begins and ends."""
+    name, starts, widths = content[starts[0] : ends[0]].decode(), starts[1:], (ends - starts)[1:]
+    if widths.max(initial=0) > _SHORT:
+        places = zip(starts.tolist(), ends[1:].tolist(), strict=True)
+        return name, [content[start:end].decode() for start, end in places]
+    # Short cells as whole numbers, of which the different ones are soon found, and mostly among the first.
+    letters: NDArray[np.uint64] = np.ndarray((len(content) - _SHORT + 1,), "<u8", content, strides=(1,))
+    codes = letters[starts] & _LETTERS[widths]
+    for found in (codes[:_LOOKED_AT], codes):
+        known = np.unique(found)
+        numbers = np.searchsorted(known, codes)
+        if (known.take(numbers, mode="clip") == codes).all():
+            break
+    texts = [code.to_bytes(_SHORT, "little").rstrip(b"\0").decode() for code in known.tolist()]
+    return name, NumberedCells(texts, numbers)
+
+
 def _read_rows(text: str, delimiter: str, *, strict: bool) -> tuple[list[list[str]], str]:
     """Return the rows that are not empty, up to a fault, and the fault; if not `strict`, quotes need not match."""
     rows: list[list[str]] = []
-    # A table has millions of cells, few of which differ: a text for each would be most of its memory.
-    same: dict[str, str] = {}
     try:
         found = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=strict)
-        rows.extend([same.setdefault(cell, cell) for cell in row] for row in found if any(row))
+        rows.extend(row for row in found if any(row))
     except csv.Error as error:
         return rows, str(error)
     return rows, ""
