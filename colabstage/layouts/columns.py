@@ -331,9 +331,7 @@ def make_targets(
         return _several_columns(columns)
     # An empty cell is a sample without a label where there may be several; a mark for a missing value is no word.
     of_words = separator != "" and first.are_all(_LIST_OF_WORDS) and "" not in first.distinct
-    # Between labels, if it never occurs in a word.
-    found = next((mark for mark in "|;" if any(mark in cell for cell in first.distinct)), "")
-    mark = separator or (found if separator is None and not of_words else "")
+    mark = separator or (separator_of(first) if separator is None and not of_words else "")
     missing = {cell for cell in first.distinct if cell.lower() in MISSING} - ({""} if mark else set())
     if not (of_words or mark or separator == "" or first.is_numeric):
         _check_classes(first, missing, sample)
@@ -351,6 +349,11 @@ def make_targets(
     if mark:
         return _as_sets(first, lambda cell: cell.split(mark))
     return _as_numbers(first) if separator is None and first.is_numeric else _as_classes(first)
+
+
+def separator_of(column: Column) -> str:
+    """Return the separator between the labels of a cell, if it never occurs in a word; otherwise ""."""
+    return next((mark for mark in "|;" if any(mark in cell for cell in column.distinct)), "")
 
 
 def _several_columns(columns: Sequence[Column]) -> Targets:
@@ -504,14 +507,32 @@ def note_on_numbers(name: str, values: NDArray[Any], classes: Sequence[str]) -> 
 
 
 def notes_on_targets(columns: Sequence[Column], targets: Values, classes: Sequence[str]) -> list[str]:
-    """Return notes on targets that a loss may not expect."""
+    """Return notes on targets that a loss, or the author of the table, may not expect."""
     values, first = targets.values, columns[0]
     if values.ndim == 1:
+        if 2 * len(classes) > len(targets) > 2:
+            return [f"'{first.name}' has {len(classes):,} classes for {len(targets):,} samples: is it a label?"]
         is_class = not {"id", *words.LABEL_WORDS}.isdisjoint(words.words_of(first.name))
         return note_on_numbers(first.name, values, classes) if is_class or words.is_label_name(first.name) else []
+    if len(columns) == 1:
+        mark = separator_of(first)
+        between = f"with '{mark}' between them" if mark else "written as a list"
+        note = (
+            f"A cell of '{first.name}' may hold several labels, {between}: each of the {values.shape[1]:,} classes is "
+            "a column of 0 and 1. For one class in each cell: layout=table_rows(separator='')."
+        )
+        return [note]
+    notes = []
     empty = int(np.isnan(values).sum())
-    note = (
-        f"{format_count(empty, 'cells')} of the label columns {'is' if empty == 1 else 'are'} empty, and NaN in y; a "
-        "loss over them is NaN. Fill them in, or leave them out in the loop: y.isnan()."
-    )
-    return [note] if empty else []
+    if empty:
+        notes.append(
+            f"{format_count(empty, 'cells')} of the label columns {'is' if empty == 1 else 'are'} empty, and NaN in y; "
+            "a loss over them is NaN. Fill them in, or leave them out in the loop: y.isnan()."
+        )
+    written = {cell for column in columns if column.is_numeric for cell in column.filled if cell.lower() != "nan"}
+    if set(map(float, written)) - {0.0, 1.0} == {-1.0}:
+        notes.append(
+            "The label columns hold -1, which a loss for yes and no does not take. Convert it in the loop: "
+            "(y > 0).float() takes it for no."
+        )
+    return notes

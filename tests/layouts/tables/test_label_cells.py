@@ -122,8 +122,11 @@ def test_corners_in_other_words_are_boxes(corners: str) -> None:
 
 
 NOTED = {
+    "several labels": ("image,label", ["{i}.png,a|b"], None, r"several labels, with '|' between them: each of the 2"),
     "empty cells": ("image,a,b", ["{i}.png,1,", "{i}.png,,0"], None, r"12 cells of the label columns are empty"),
+    "a class for each": ("image,label", ["{i}.png,c{i}"], None, r"12 classes for 12 samples"),
     "other numbers": ("image,age", ["0.png,31", "0.png,32"], None, r"each row is a sample; 6 rows have"),
+    "-1 for no": ("image,a,b", ["{i}.png,-1,1"], None, r"hold -1, which"),
 }  # fmt: skip
 
 
