@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,7 +15,7 @@ from colabstage.io.whole_imports import refuse_import
 
 try:
     import torch
-    from torch.utils.data import DataLoader, DistributedSampler, Sampler, Subset
+    from torch.utils.data import DataLoader, DistributedSampler, Sampler, Subset, get_worker_info
 except ImportError as error:
     refuse_import("torch", "make_loader needs", error)
 
@@ -279,7 +280,18 @@ class BatchDataset(dataset_h5):
         """Read a batch, as `make_loader` describes it, in host memory: `(x, y)`, or `(x, y, index)` with
         `return_index`."""
         x, y = self._form.batch(self.reader.read_x(indices, pool=SOLO), self.reader.read_y(indices, pool=SOLO))
+        # In the caller's own process nothing is sent.
+        if get_worker_info() is not None:
+            x, y = _as_views(x), _as_views(y)
         return (x, y, torch.as_tensor(indices)) if self.return_index else (x, y)
+
+
+def _as_views(rows: Any) -> Any:
+    """Return rows of variable length as views of one tensor: each tensor on its way between processes keeps a file
+    open."""
+    if not isinstance(rows, list) or not all(isinstance(row, torch.Tensor) and row.dim() == 1 for row in rows):
+        return rows
+    return list(torch.split(torch.cat(rows), [len(row) for row in rows]))
 
 
 class EpochSampler(Sampler[int]):
@@ -445,6 +457,28 @@ class Loader(Iterated, _Base):
         self._end_iterations()
         if self._pipeline is not None:
             self._pipeline.kept.clear()
+
+    def __copy__(self) -> Loader:
+        """Return another one over the same parts, with a place of its own."""
+        copied = type(self).__new__(type(self))
+        # Past `DataLoader.__setattr__`, which guards what belongs to the sampler.
+        copied.__dict__.update(self.__dict__, _running=())
+        if self._pipeline is not None:
+            # Frameworks set the epoch by the sampler.
+            sampler, batches = copy.copy(self.sampler), copy.copy(self.batch_sampler)
+            batches.sampler = sampler  # type: ignore[union-attr]  # a BatchSampler, as in every loader with a batch_size
+            position = Position(replace(self._position.done), replace(self._position.next))
+            copied.__dict__.update(sampler=sampler, batch_sampler=batches, _position=position)
+        return copied
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if self._pipeline is None:
+            return super().__reduce_ex__(protocol)
+        msg = (
+            "A Loader cannot be pickled, nor copied deeply: it has threads of this process. Send its dataset, "
+            "which pickles, call make_loader where it arrives, and load_state_dict for the place."
+        )
+        raise OptionError(msg)
 
     def __repr__(self) -> str:
         return f"Loader of {self.dataset!r}\n{facts(self._facts)}"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -215,6 +217,23 @@ def test_batches_on_a_gpu(make_file: Callable[..., Any]) -> None:
         assert x.is_contiguous(memory_format=torch.channels_last)
         expected = torch.from_numpy(sample.x[index.cpu()]).permute(0, 3, 1, 2) / 255
         torch.testing.assert_close(x.cpu(), expected)
+
+
+def test_a_loader_is_no_thing_to_pickle(make_file: Callable[..., Any]) -> None:
+    """The error says what to send instead; a shallow copy has a place of its own."""
+    loader = make_loader(dataset_h5(make_file("pack", 23).path, return_index=True), 4, seed=0)
+    for attempt in (pickle.dumps, copy.deepcopy):
+        with pytest.raises(OptionError, match="Send its dataset"):
+            attempt(loader)
+    copied = copy.copy(loader)
+    assert visited(copied) == visited(make_loader(loader.dataset, 4, seed=0))  # type: ignore[arg-type]
+    assert loader.state_dict() == {**copied.state_dict(), "epoch": 0}
+    # As frameworks set it, by the sampler: that of the copy alone.
+    copied.sampler.set_epoch(5)  # type: ignore[attr-defined]
+    assert copied.batch_sampler.sampler is copied.sampler  # type: ignore[union-attr]
+    next(iter(loader))
+    next(iter(copied))
+    assert (loader.state_dict()["epoch"], copied.state_dict()["epoch"]) == (0, 5)
 
 
 def test_numbers_that_torch_has_no_tensors_of_are_refused(tmp_path: Path) -> None:
