@@ -161,7 +161,7 @@ def _first_scan(data: bytes, frame_at: int) -> int | None:
     """Return where the first scan's marker is; `None` where markers do not follow each other up to one."""
     position = frame_at - 2
     while position + 5 <= len(data):
-        position += _READ_LENGTH(data, position)[0]
+        position += int(_READ_LENGTH(data, position)[0])
         if position + 5 > len(data) or data[position] != 0xFF:
             break
         if data[position + 1] == _SCAN:
