@@ -494,12 +494,6 @@ class PackArrival:
         rows = self._rows()
         return Readiness(total if rows is None else rows.here, total)
 
-    def row_states(self, split: str) -> NDArray[np.uint8]:
-        """Return the `RowState` of each row of a split, uint8 `(N,)`; it changes while they arrive."""
-        start, units = self._splits[split]
-        rows = self._rows()
-        return np.full(len(units), RowState.HERE, np.uint8) if rows is None else rows.rows[start : start + len(units)]
-
     def expect(
         self, split: str, rows: NDArray[np.intp], *, then: Callable[[], NDArray[np.intp]] | None = None
     ) -> Expectation:
@@ -636,9 +630,7 @@ class PackStream:
         # Four bytes: a pack of a hundred million samples has this array in memory while it is written.
         units = np.empty(len(order), np.int32)
         units[order] = self._by_position
-        self._ranges: list[list[Range]] = []
-        if tree is not None and tree.kind in _ARCHIVES and tree.source is not None:
-            self._ranges = _byte_ranges(job.table, units, tree.source.size)
+        self._ranges = MemberRanges(job).of_units(job, units)
         count = int(units.max(initial=-1)) + 1
         self._together = units_together(nbytes, count, far=far and not apart)
         self._window = self._choose_window(job, units, count)
@@ -791,12 +783,12 @@ class PackStream:
 
 
 class MemberRanges:
-    """Where the members of an archive that samples are read from lie in it, each up to the next one."""
+    """Where the members of an archive that samples are read from are in it, each up to the next one."""
 
     def __init__(self, job: PackJob) -> None:
         """Look at all samples of a job."""
         source = None if job.tree is None or job.tree.kind not in _ARCHIVES else job.tree.source
-        self._starts = np.empty(0, np.int64) if source is None else np.unique(np.concatenate(_positions(job.table)))
+        self._starts = np.empty(0, np.int64) if source is None else _each_once(np.concatenate(_positions(job.table)))
         self._ends = np.append(self._starts[1:], 0 if source is None else source.size)
 
     def of(self, job: PackJob) -> list[Range]:
@@ -811,31 +803,28 @@ class MemberRanges:
         places = np.searchsorted(self._starts, np.unique(wanted))
         return list(zip(self._starts[places].tolist(), self._ends[places].tolist(), strict=True))
 
+    def of_units(self, job: PackJob, units: NDArray[np.int32]) -> list[list[Range]]:
+        """Return the byte ranges of each unit, neighbours as one; `units`: of each sample of the job."""
+        if not len(self._starts):
+            return []
+        parts = [np.searchsorted(self._starts, positions) for positions in _positions(job.table)]
+        owners = np.concatenate([units] * len(parts)).astype(np.int64)
+        # As one number each: sorting pairs takes ten times as long.
+        pairs = _each_once(owners * len(self._starts) + np.concatenate(parts))
+        owners, places = np.divmod(pairs, len(self._starts))
+        first = np.flatnonzero(np.r_[True, (np.diff(owners) != 0) | (np.diff(places) != 1)])
+        last = np.r_[first[1:] - 1, len(pairs) - 1]
+        found: list[list[Range]] = [[] for _ in range(int(units.max(initial=-1)) + 1)]
+        ranges = zip(self._starts[places[first]].tolist(), self._ends[places[last]].tolist(), strict=True)
+        for unit, one in zip(owners[first].tolist(), ranges, strict=True):
+            found[unit].append(one)
+        return found
+
 
 def _positions(table: SampleTable) -> list[NDArray[np.int64]]:
     """Return where each sample's content is, and its target's where that is read as well."""
     target = target_source(table)
     return [table.inputs.source.positions, *([] if target is None else [target.positions])]
-
-
-def _byte_ranges(table: SampleTable, units: NDArray[np.int32], size: int) -> list[list[Range]]:
-    """Return for each unit the byte ranges `(begin, end)` of the archive that hold its samples."""
-    # Each range extends to the next sample: what is between them (headers, files that are no samples) has to be fetched
-    # at some time anyway, and neighbours then form one request.
-    parts = _positions(table)
-    starts = _each_once(np.concatenate(parts))
-    ends = np.append(starts[1:], size)
-    places = np.concatenate([np.searchsorted(starts, part) for part in parts])
-    owners = np.concatenate([units] * len(parts)).astype(np.int64)
-    # As one number each: sorting pairs takes ten times as long.
-    pairs = np.stack(np.divmod(_each_once(owners * len(starts) + places), max(1, len(starts))), axis=1)
-    first = np.flatnonzero(np.r_[True, (np.diff(pairs[:, 0]) != 0) | (np.diff(pairs[:, 1]) != 1)])
-    last = np.r_[first[1:] - 1, len(pairs) - 1]
-    found: list[list[Range]] = [[] for _ in range(int(units.max(initial=-1)) + 1)]
-    begins, stops = starts[pairs[first, 1]].tolist(), ends[pairs[last, 1]].tolist()
-    for unit, begin, end in zip(pairs[first, 0].tolist(), begins, stops, strict=True):
-        found[unit].append((begin, end))
-    return found
 
 
 def _each_once(values: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -173,6 +173,17 @@ def test_a_mask_of_another_size_is_named(tmp_path: Path, scenes: Callable[..., P
     assert report.samples == {"train": COUNT - 1}
 
 
+@pytest.mark.parametrize("mode", ["LA", "RGBA"])
+def test_a_mask_in_its_alpha_channel_is_refused(tmp_path: Path, scenes: Callable[..., Path], mode: str) -> None:
+    """Its colour is one class everywhere, so what it means would be lost."""
+    folder = scenes()
+    mask = Image.new(mode, (30, 20))
+    mask.putalpha(Image.linear_gradient("L").resize((30, 20)))
+    mask.save(folder / "07_mask.png")
+    with pytest.raises(DecodeError, match=r"07_mask\.png.*transparent"):
+        pack_dataset(folder, tmp_path / "out.h5", layout=masked, image_size=(8, 8), progress=False)
+
+
 def test_a_colour_of_no_class_is_named_with_its_place(tmp_path: Path, scenes: Callable[..., Path]) -> None:
     """No pixel is given a class by guessing."""
     folder = scenes(masks="color")
