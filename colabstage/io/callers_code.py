@@ -92,7 +92,7 @@ def without_ours(trace: TracebackType | None) -> TracebackType | None:
 
 
 def is_of_library(frame: FrameType) -> bool:
-    """Tell whether a frame runs code of Python, of an installed package, or of colabstage."""
+    """Return whether a frame runs code of Python, of an installed package, or of colabstage."""
     # Compiled and frozen modules, of which `os` is one, have made-up names in their code.
     file = frame.f_globals.get("__file__") or frame.f_code.co_filename
     return is_library(str(frame.f_globals.get("__name__", "")), str(file))
@@ -100,7 +100,7 @@ def is_of_library(frame: FrameType) -> bool:
 
 @lru_cache(maxsize=4096)
 def is_library(module: str, file: str) -> bool:
-    """Tell whether a module, by its name and file, belongs to Python, to an installed package, or to colabstage."""
+    """Return whether a module, by its name and file, belongs to Python, to an installed package, or to colabstage."""
     package = module.partition(".")[0]
     if package == _PACKAGE or file.startswith((*_python_folders(), "<frozen ")):
         return True

@@ -45,7 +45,7 @@ _LEVELS = ("debug", "info", "warning", "error")
 
 
 def is_set(variable: str) -> bool:
-    """Tell whether a switch is on."""
+    """Return whether a switch is on."""
     value = os.environ.get(variable, "").strip().lower()
     if value in _YES | _NO:
         return value in _YES

@@ -629,7 +629,7 @@ _APPLE_DOUBLE = b"\0\5\x16\7"
 
 
 def is_html(head: bytes) -> bool:
-    """Tell whether the bytes begin a web page."""
+    """Return whether the bytes begin a web page."""
     return _HTML.match(head) is not None
 
 

@@ -437,7 +437,7 @@ def open_workspace(
             has disappeared, it would be created on the disk below.
     """
     folder = temp_beside(target)
-    # Of several, the one that holds most; the others are removed.
+    # The one that holds most is continued; the others are removed.
     orphans = sorted(find_orphans(target), key=disk_use, reverse=True)
     # A file was left by work of another kind for the same target: a copy that was to become it.
     resumed = any(orphan.is_dir() and accepts(orphan) and take_orphan(orphan, folder) for orphan in orphans)

@@ -105,7 +105,7 @@ class StageFigures:
 
 
 def exceeds(request: StageRequest, figures: StageFigures) -> bool:
-    """Tell whether what staging takes here is more than the disk limit."""
+    """Return whether what staging takes here is more than the disk limit."""
     # The peak and not the pack alone: an archive and what is made of it are on the disk at one time.
     return request.disk_limit is not None and figures.peak_bytes > request.disk_limit
 
@@ -176,7 +176,7 @@ class CachedPack:
         return re.sub(r"-\d{5}(-of-\d{5}\.h5)$", r"-*\1", self.files[0].source.label)
 
     def exceeds_limit(self, request: StageRequest) -> bool:
-        """Tell whether it is not to be copied here whole."""
+        """Return whether it is not to be copied here whole."""
         # Shards would have to be joined, which takes their space twice.
         return request.disk_limit is not None and (self.in_shards or self.manifest.size > request.disk_limit)
 
@@ -415,7 +415,7 @@ def copy_pack(
 
 
 def _is_here(target: Path, manifest: Manifest, cancellation: Cancellation) -> bool:
-    """Tell whether the very pack is in its place, as after a kill before its manifest was written; then it has one."""
+    """Return whether the pack is already in its place, as after a kill before its manifest; then write that."""
     with contextlib.suppress(OSError, NewerFormatError):
         if is_made_here(target) and read_manifest(target) in (None, manifest):
             found = verified(target, manifest, cancellation)

@@ -41,7 +41,7 @@ Found = tuple[tuple[str, str], ...]
 
 
 def found_in(info: PackInfo | None) -> Found:
-    """Say of a pack what a table says of its source, but for examples: its layout and its classes."""
+    """Return the layout and the classes of a pack, in words by name."""
     if info is None:
         return ()
     layout = () if info.layout is None else (("layout", info.layout),)
@@ -289,7 +289,7 @@ class StagedDataset:
         return dataset_h5(info.path if self.part is None else self.part.paths, split=split, arrival=self.part)
 
     def __contains__(self, split: object) -> bool:
-        """Tell whether there is a split of that name."""
+        """Return whether there is a split of that name."""
         return split in self.splits
 
     @public(

@@ -323,5 +323,5 @@ def staging_figures(
 
 
 def has_to_come(source: OpenedSource) -> bool:
-    """Tell whether all of a source has to be here before a pack can be planned, or made shard by shard."""
+    """Return whether all of a source has to be here before a pack can be planned, or made shard by shard."""
     return not source.cost.opens_at_once or source.cost.unpacks_first

@@ -126,7 +126,7 @@ class CachedFile(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """Tell whether its length is that of its manifest; nothing is hashed."""
+        """Return whether its length is that of its manifest; nothing is hashed."""
         return self.nbytes == self.manifest.size
 
     @property
@@ -335,7 +335,7 @@ class Place(ABC):
         return self._compared[asked]
 
     def _adopt(self, new: Publication) -> bool:
-        """Tell whether the very content is there already, as after a kill at the end, or from somebody else; then it
+        """Return whether the very content is there already, as after a kill at the end, or from somebody else; then it
         has its manifest."""
         there = self._around(new.name)
         entry, known = there.get(new.name), self._noted(new.name, MANIFEST_SUFFIX, there)
@@ -705,7 +705,7 @@ class BucketPlace(Place):
             return False
         there = {offset: digest for (offset, _), digest in zip(earlier.ranges, earlier.hashes, strict=True)}
         known = {digest: offset for offset, digest in there.items()}
-        # Of content that is there several times, that of the same place, so that long pieces are copied.
+        # A block that occurs several times is taken from the same offset, so that long pieces are copied.
         pieces = join_pieces(
             Piece(length, offset if there.get(offset) == digest else known.get(digest))
             for (offset, length), digest in zip(new.manifest.ranges, new.manifest.hashes, strict=True)

@@ -126,7 +126,7 @@ class StagePlan:
             written = figures.pack_bytes + figures.files_bytes
             facts += [("read", format_bytes(figures.source_bytes))] if figures.source_bytes else []
             if not written:
-                # Of a source that is known only when it is here: zeros would be a promise.
+                # The source is known only once it is local: zeros would be a promise.
                 facts.append(("write", f"known only then, to '{self.target}'"))
             elif not self.in_part:
                 facts.append(("write", f"{format_bytes(written)} to '{self.target}'"))

@@ -51,7 +51,7 @@ class LocalRecord:
     """The `cache_dir=` of that call."""
 
     def is_published_in(self, request: StageRequest) -> bool:
-        """Tell whether it is known that the pack is in the cache of `request`, or that it failed to get there."""
+        """Return whether it is known that the pack is in the cache of `request`, or that it failed to get there."""
         return self.published is not None and self.published_in == cache_name(request)
 
 
@@ -167,7 +167,7 @@ def files_receipt(request: StageRequest, identity: SourceIdentity) -> Receipt:
 
 
 def are_files_staged(request: StageRequest, identity: SourceIdentity) -> bool:
-    """Tell whether the local plain files are whole, and of this state of the source."""
+    """Return whether the local plain files are whole, and of this state of the source."""
     here = None if request.refresh else look_at(request.files_path)
     made_of = None if here is None or not here.is_as_made else _files_made_of(request, here, read_record(request))
     return made_of is not None and compare_states(made_of, identity) != "changed"
@@ -178,12 +178,12 @@ def _files_made_of(request: StageRequest, here: Standing, record: LocalRecord | 
     about = {} if here.receipt is None else here.receipt.about
     if about.get("key") == request.key:
         return SourceIdentity.from_json(about.get("identity", {}))
-    # Of version 0.1, whose receipts of such files name no state: the record does.
+    # Receipts of version 0.1 name no state of plain files: the record does.
     return record.identity if not about and record is not None and record.files else None
 
 
 def is_spoilt(request: StageRequest) -> bool:
-    """Tell whether a pack lost its proof because its manifest, although ours, cannot be read any more.
+    """Return whether a pack lost its proof because its manifest, although ours, cannot be read any more.
 
     A pack that contradicts a whole manifest, or has none, was put there by somebody, which is refused.
     """

@@ -280,7 +280,7 @@ class _SetOfShards:
         return {wanted[one.manifest.shard]: one for one in there if self._is_current(one, source)}
 
     def _is_current(self, shard: CachedFile, source: OpenedSource) -> bool:
-        """Tell whether a shard in the cache is one of this set, of the present state of the source."""
+        """Return whether a shard in the cache is one of this set, of the present state of the source."""
         state = identity_of(shard.manifest)
         if self.starts_over or shard.made_of != self.names[0].made_of or state is None:
             return False
@@ -313,7 +313,7 @@ class _SetOfShards:
             _Publisher(self.place) as publisher,
         ):
             if request.refresh:
-                # Of earlier calls there are none left in the cache.
+                # Shards of earlier calls are no longer in the cache.
                 write_json(workspace.path / _REFRESHING, self.names[0].made_of)
             write_each = partial(self._write_each, source, workspace.path, publisher)
             results = write_shards(self.names, self.job, done, write_each, call.progress)

@@ -123,7 +123,7 @@ class Freshness(NamedTuple):
 
 
 def compare_source(call: StageCall, source: SourceOnce, recorded: SourceIdentity) -> Freshness:
-    """Tell whether the source is still in the recorded state. A source that is gone does not count as changed."""
+    """Return whether the source is still in the recorded state. A source that is gone does not count as changed."""
     request, report, is_fast = call.request, call.report, call.request.verify == "fast"
     if request.checksum is not None:
         as_asked = recorded.checksum == str(request.checksum)

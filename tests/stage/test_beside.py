@@ -10,8 +10,9 @@ import pytest
 
 from colabstage import stage_dataset
 from colabstage.errors import CancelledError
-from colabstage.io.progress import Cancellation, Progress
+from colabstage.io.progress import Cancellation, Progress, ProgressStep
 from tests.support.images import in_classes, make_tree
+from tests.support.staged import use_small_blocks
 from tests.support.steps import Meanwhile, wait_until
 
 if TYPE_CHECKING:
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from colabstage import StagedDataset
-    from colabstage.io.progress import ProgressStep
-
 WAIT_S = 30
 
 
@@ -128,3 +127,30 @@ def test_a_copy_of_an_earlier_state_is_never_used(
     notes = {step.name: step.note for step in staged.report.steps}
     assert "earlier state" in notes["copy from cache"]
     assert not [path for path in (tmp_path / "second").rglob("*") if ".copy" in path.name]
+
+
+class Counted(Progress, ProgressStep):
+    """Count the bytes that are copied; the comparison ends at the first of them."""
+
+    copied = 0
+
+    def step(self, name: str, *, total: int | None, unit: str) -> ProgressStep:
+        return self if name == "copy from cache" else super().step(name, total=total, unit=unit)
+
+    def advance(self, amount: int = 1) -> None:
+        self.copied += amount
+        wait_until(lambda: "colabstage-compare" not in {thread.name for thread in threading.enumerate()})
+
+
+def test_the_copy_stops_where_the_source_has_changed(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_small_blocks(monkeypatch)
+    options: dict[str, Any] = {"cache_dir": tmp_path / "cache", "image_size": (128, 128)}
+    size = stage_dataset(photos, local_dir=tmp_path / "first", progress=False, **options).path.stat().st_size
+    # So many that no row is taken over, for which the pack would be copied after all.
+    make_tree(photos, in_classes(25, first=30))
+    progress = Counted()
+    again = stage_dataset(photos, local_dir=tmp_path / "second", progress=progress, **options)
+    assert again.report.origin == "source"
+    assert progress.copied < size
