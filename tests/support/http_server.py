@@ -24,7 +24,6 @@ import json
 import math
 import select
 import socket
-import ssl
 import struct
 import subprocess
 import sys
@@ -35,14 +34,14 @@ from email.utils import formatdate, parsedate_to_datetime
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Self
+from typing import TYPE_CHECKING, BinaryIO
 from urllib.parse import quote, unquote, urlsplit
 
 from tests.support.http_knobs import WebFault, WebKnobs, WebRequest
+from tests.support.loopback import LoopbackServer, server_context
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from types import TracebackType
 
 # One piece of a paced body takes so long: few wake-ups, and still smooth against any timeout.
 _PIECE_S = 0.02
@@ -50,7 +49,6 @@ _MAX_PIECE_BYTES = 1024 * 1024
 # As far as a connection that fell behind its schedule, on a busy machine, may catch up.
 _CREDIT_S = 0.25
 _PAGE = "<!DOCTYPE html>\n<html><head><title>Sign in</title></head><body>Please sign in to continue.</body></html>\n"
-_CLOSE_TIMEOUT_S = 10.0
 # A client that takes nothing for so long, or asks nothing, is gone.
 _IDLE_TIMEOUT_S = 300.0
 _START_TIMEOUT_S = 30.0
@@ -325,7 +323,7 @@ def _piece_bytes(rate: float) -> int:
     return max(1, int(min(_MAX_PIECE_BYTES, rate * _PIECE_S)))
 
 
-class WebServer:
+class WebServer(LoopbackServer):
     """Serves `files` (name to bytes, or to the path of a file) from `http://127.0.0.1` while the `with` block lasts.
 
     `certificate`: a PEM file with certificate and key; then it serves `https://localhost`.
@@ -339,27 +337,16 @@ class WebServer:
         faults: tuple[WebFault, ...] = (),
         certificate: Path | None = None,
     ) -> None:
-        self._lock = threading.Lock()
         self._files: dict[str, bytes | Path] = dict(files)
         self._versions: dict[str, int] = {}
         self._started_s = int(time.time()) - 3600
-        self._tls = _server_context(certificate) if certificate else None
+        self._tls = server_context(certificate) if certificate else None
         self._requests: list[WebRequest] = []
         self._bytes_sent = 0
         self._answering = 0
-        self._connections: dict[socket.socket, threading.Thread] = {}
-        self._numbers = itertools.count(1)
-        self.closing = threading.Event()
+        super().__init__()
         self.set_knobs(knobs or WebKnobs())
         self.set_faults(*faults)
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=256)
-        self._acceptor = threading.Thread(target=self._accept, name="web-accept", daemon=True)
-        self._acceptor.start()
-
-    @property
-    def port(self) -> int:
-        """Return the TCP port it listens on."""
-        return int(self._listener.getsockname()[1])
 
     def url(self, name: str, *, login: str = "", query: str = "") -> str:
         """Return the address of a file. `login`: `"user:password"` to put into it; `query`: without the question
@@ -385,12 +372,6 @@ class WebServer:
         with self._lock:
             return self._bytes_sent
 
-    @property
-    def open_connections(self) -> int:
-        """Return how many connections are open at present."""
-        with self._lock:
-            return len(self._connections)
-
     def forget_requests(self) -> None:
         """Begin counting anew."""
         with self._lock:
@@ -414,60 +395,13 @@ class WebServer:
         with self._lock:
             self._faults = [(fault, itertools.count(1)) for fault in faults]
 
-    def close(self) -> None:
-        """Close every connection and end all threads."""
-        self.closing.set()
-        with contextlib.suppress(OSError), socket.create_connection(self._listener.getsockname(), timeout=5.0):
-            self._acceptor.join(_CLOSE_TIMEOUT_S)
-        self._listener.close()
-        with self._lock:
-            open_now = dict(self._connections)
-        for connection in open_now:
-            with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
-        deadline = time.monotonic() + _CLOSE_TIMEOUT_S
-        for thread in open_now.values():
-            thread.join(max(0.0, deadline - time.monotonic()))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                connection, address = self._listener.accept()
-            except OSError:
-                return
-            if self.closing.is_set():
-                connection.close()
-                return
-            number = next(self._numbers)
-            thread = threading.Thread(
-                target=self._serve, args=(connection, address, number), name=f"web-{number}", daemon=True
-            )
-            with self._lock:
-                self._connections[connection] = thread
-            thread.start()
-
-    def _serve(self, connection: socket.socket, address: object, number: int) -> None:
-        # A client may hang up at any moment; that is its right.
-        try:
-            with contextlib.suppress(OSError):
-                connection.settimeout(_IDLE_TIMEOUT_S)
-                if self._tls is None:
-                    ConnectionHandler(connection, address, self, number)
-                    return
-                with self._tls.wrap_socket(connection.dup(), server_side=True, suppress_ragged_eofs=True) as secured:
-                    ConnectionHandler(secured, address, self, number)
-        finally:
-            connection.close()
-            with self._lock:
-                self._connections.pop(connection, None)
+    def attend(self, connection: socket.socket, address: object, number: int) -> None:
+        connection.settimeout(_IDLE_TIMEOUT_S)
+        if self._tls is None:
+            ConnectionHandler(connection, address, self, number)
+            return
+        with self._tls.wrap_socket(connection.dup(), server_side=True, suppress_ragged_eofs=True) as secured:
+            ConnectionHandler(secured, address, self, number)
 
     def look_up(self, name: str) -> tuple[bytes | Path, int] | None:
         """Return the content served under a name, with the number of its version."""
@@ -521,12 +455,6 @@ class WebServer:
     def modified_s(self, version: int) -> int:
         """Return the modification time of the `version`-th content of a name, in seconds since 1970."""
         return self._started_s + version
-
-
-def _server_context(certificate: Path) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate)
-    return context
 
 
 @contextlib.contextmanager

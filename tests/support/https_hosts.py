@@ -8,21 +8,19 @@ refused, so nothing reaches beyond loopback.
 
 from __future__ import annotations
 
-import contextlib
 import datetime
-import socket
-import ssl
-import threading
 import time
 import urllib.parse
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING, Any, cast
 
+from tests.support.loopback import LoopbackServer, server_context
+
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable, Mapping
     from pathlib import Path
-    from typing import Self
 
 PLAIN = ""
 """The name of the service that answers requests made to the proxy's own address, without TLS."""
@@ -82,7 +80,7 @@ def answer_file(request: HostRequest, content: bytes, headers: Mapping[str, str]
     return HostAnswer(206, ranged, memoryview(content)[start : end + 1])
 
 
-class HttpsHosts:
+class HttpsHosts(LoopbackServer):
     """The proxy and its services, in threads of this process, from construction until `close`.
 
     Args:
@@ -93,16 +91,14 @@ class HttpsHosts:
     def __init__(self, services: Mapping[str, Callable[[HostRequest], HostAnswer]], folder: Path) -> None:
         self.certificate = folder / "loopback-hosts.pem"
         write_certificate(self.certificate, [name for name in services if name] or ["localhost"])
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(self.certificate)
-        self._server = _Server(services, context)
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05})
-        self._thread.start()
+        self.context = server_context(self.certificate)
+        self.services = services
+        super().__init__()
 
     @property
     def address(self) -> str:
         """Return `127.0.0.1:PORT` of the proxy, where the service `PLAIN` answers."""
-        return f"127.0.0.1:{self._server.server_address[1]}"
+        return f"127.0.0.1:{self.port}"
 
     def environment(self) -> dict[str, str]:
         """Return the variables that lead `requests` and everything built on it here, in this or a child process."""
@@ -113,50 +109,8 @@ class HttpsHosts:
             "REQUESTS_CA_BUNDLE": str(self.certificate),
         }
 
-    def close(self) -> None:
-        """Close every connection and end all threads. Calling it twice is fine."""
-        self._server.shutdown()
-        self._server.hang_up()
-        self._server.server_close()
-        self._thread.join()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = False
-    block_on_close = True
-    request_queue_size = 128
-
-    def __init__(self, services: Mapping[str, Callable[[HostRequest], HostAnswer]], context: ssl.SSLContext) -> None:
-        self.services = services
-        self.context = context
-        self._open: set[socket.socket] = set()
-        self._lock = threading.Lock()
-        self.closing = threading.Event()
-        super().__init__(("127.0.0.1", 0), _ProxyHandler)
-
-    def remember(self, connection: socket.socket) -> None:
-        with self._lock:
-            self._open.add(connection)
-
-    def forget(self, connection: socket.socket) -> None:
-        with self._lock:
-            self._open.discard(connection)
-
-    def hang_up(self) -> None:
-        self.closing.set()
-        with self._lock:
-            for connection in self._open:
-                with contextlib.suppress(OSError):
-                    connection.shutdown(socket.SHUT_RDWR)
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that hangs up is an everyday thing."""
+    def attend(self, connection: socket.socket, address: object, number: int) -> None:
+        _ProxyHandler(connection, address, self)  # type: ignore[arg-type]
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -179,7 +133,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Nothing is printed."""
 
     def _serve(self) -> None:
-        service = cast("_Server", self.server).services.get(self.host)
+        service = cast("HttpsHosts", self.server).services.get(self.host)
         length = int(self.headers.get("Content-Length") or 0)
         body = self.rfile.read(length) if length else b""
         parts = urllib.parse.urlsplit(self.path)
@@ -191,7 +145,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(service(HostRequest(self.command, self.host, parts.path, query, headers, body)))
 
     def _send(self, answer: HostAnswer) -> None:
-        closing = cast("_Server", self.server).closing
+        closing = cast("HttpsHosts", self.server).closing
         closing.wait(answer.wait_s)
         self.send_response(answer.status)
         for name, value in answer.headers.items():
@@ -216,16 +170,8 @@ class _Handler(BaseHTTPRequestHandler):
 class _ProxyHandler(_Handler):
     """A client's connection to the proxy: a CONNECT, or a request to the proxy's own address."""
 
-    def setup(self) -> None:
-        super().setup()
-        cast("_Server", self.server).remember(self.connection)
-
-    def finish(self) -> None:
-        cast("_Server", self.server).forget(self.connection)
-        super().finish()
-
     def do_CONNECT(self) -> None:
-        server = cast("_Server", self.server)
+        server = cast("HttpsHosts", self.server)
         host = self.path.rpartition(":")[0]
         self.close_connection = True
         if host not in server.services:
@@ -234,14 +180,9 @@ class _ProxyHandler(_Handler):
         self.send_response(200, "Connection established")
         self.end_headers()
         self.connection.settimeout(_IDLE_S)
-        tls = server.context.wrap_socket(self.connection, server_side=True)
-        server.remember(tls)
         inside = type("_Inside", (_Handler,), {"host": host})
-        try:
+        with server.context.wrap_socket(self.connection.dup(), server_side=True) as tls:
             inside(tls, self.client_address, server)
-        finally:
-            server.forget(tls)
-            tls.close()
 
 
 def write_certificate(path: Path, hosts: list[str]) -> None:
