@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import mmap
 import signal
-import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +15,6 @@ import pytest
 
 from colabstage import fetch_files, publish_file, stage_dataset
 from colabstage.errors import DriveAuthError, DriveDisconnectedError, SourceReadError
-from colabstage.machine.mounts import probe_mount
 from simulated_drive.drive import SimulatedDrive
 from simulated_drive.knobs import DriveFaults, DriveKnobs, OpFault
 from tests.support.colab import simulated_colab
@@ -160,25 +157,3 @@ def test_a_client_that_hangs_in_a_write_is_an_error_in_time(
     assert not target.exists()
     publish_file(source, target, progress=False)
     assert target.read_bytes() == source.read_bytes()
-
-
-def test_a_file_that_is_mapped_from_a_mount_that_hangs_stops_no_question(
-    colab: SimulatedColab, drive: SimulatedDrive
-) -> None:
-    """Whoever starts a process closes all open files in it, and that waits until what was written has arrived."""
-    file, client = colab.root / "content/drive/MyDrive/data/00.bin", drive._server
-    assert client is not None
-    # Where this fails, another process ends the wait.
-    rescue = subprocess.Popen(["sh", "-c", f"sleep 20; kill -CONT {client.pid}"])
-    with file.open("r+b") as opened, mmap.mmap(opened.fileno(), 3000) as view:
-        view[0] = 1
-        client.send_signal(signal.SIGSTOP)
-        view[1000] = 2
-        began = time.monotonic()
-        try:
-            assert probe_mount(colab.root / "content/drive", 0.5).state == "silent"
-            assert time.monotonic() - began < 10
-        finally:
-            client.send_signal(signal.SIGCONT)
-            rescue.kill()
-            rescue.wait()
