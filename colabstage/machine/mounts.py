@@ -22,6 +22,7 @@ import shutil
 import subprocess
 import time
 import warnings
+from concurrent.futures import wait
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
@@ -34,6 +35,7 @@ from colabstage.errors import (
     DriveNotMountedError,
 )
 from colabstage.io.environment import DRIVE_VARIABLE
+from colabstage.io.pipeline import in_thread
 from colabstage.io.units import listed
 from colabstage.machine.platforms import detect_platform, system_root
 
@@ -70,6 +72,8 @@ DRIVE_FOLDERS = frozenset({*DRIVE_SPELLINGS, *DRIVE_SPELLINGS.values(), ".shortc
 # A mount that does not answer for this long counts as silent: even a busy client has its root in memory.
 _ANSWER_S = 10.0
 _UNMOUNT_S = 10.0
+# Killed children are gone after this, unless they hang inside the kernel.
+_END_S = 1.0
 WAITS_IN_CACHE = (
     "What it had not uploaded waits in its cache on this machine, and the next client takes it up: keep this session "
     "until that is done."
@@ -356,14 +360,29 @@ def probe_mount(path: str | os.PathLike[str], timeout_s: float = 10.0) -> MountP
 def ask_children(
     commands: Sequence[Sequence[str]], deadline: float, *, env: Mapping[str, str] | None = None
 ) -> list[tuple[int, bytes, bytes]] | None:
-    """Run commands at the same time until `deadline` of the monotonic clock, and return the status, output and
-    error output of each; `None` if one does not end. `env`: their environment, this process's by default."""
+    """Run commands at the same time until `deadline` of the monotonic clock, and return the status, output and error
+    output of each; `None` if one does not end. `env`: their environment, this process's by default."""
+    # In a thread: each child first closes the files that are open here, and to close one that is mapped from a mount
+    # that hangs takes as long as the mount, for the child and for the call that starts it.
+    asked = in_thread(lambda: _ask_children(commands, deadline, env), "colabstage-ask")
+    is_done = wait((asked,), max(0.0, deadline - time.monotonic()) + _END_S).done
+    return asked.result() if is_done else None
+
+
+def _ask_children(
+    commands: Sequence[Sequence[str]], deadline: float, env: Mapping[str, str] | None
+) -> list[tuple[int, bytes, bytes]] | None:
     children: list[subprocess.Popen[bytes]] = []
     try:
         for command in commands:
-            # The current folder may be on the very mount that hangs.
             child = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd="/", env=env
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                # The current folder may be on the very mount that hangs.
+                cwd="/",
+                env=env,
             )
             children.append(child)
         outputs = [child.communicate(timeout=max(0.01, deadline - time.monotonic())) for child in children]
@@ -379,7 +398,7 @@ def ask_children(
         # Children that hang inside the kernel cannot even be killed, and are left to the kernel.
         with contextlib.suppress(subprocess.TimeoutExpired):
             for child in left:
-                child.wait(1.0)
+                child.wait(_END_S)
     return [(child.returncode, *answer) for child, answer in zip(children, outputs, strict=True)]
 
 

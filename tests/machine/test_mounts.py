@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import mmap
+import signal
 import subprocess
 import time
 from pathlib import Path
@@ -189,3 +191,29 @@ def test_a_local_folder_of_drives_name_is_on_no_drive(tmp_path: Path, monkeypatc
     place = tmp_path / "content/drive/My Drive"
     place.mkdir(parents=True)
     assert (drive_root(place), normalise_drive_path(place)) == (None, place)
+
+
+@pytest.mark.fuse
+def test_a_file_that_is_mapped_from_a_mount_that_hangs_stops_no_question(tmp_path: Path) -> None:
+    """Whoever starts a process closes all open files in it, and that waits until what was written has arrived."""
+    from simulated_drive.drive import SimulatedDrive
+    from simulated_drive.knobs import DriveKnobs
+
+    with SimulatedDrive(tmp_path / "home", knobs=DriveKnobs.quick()) as drive:
+        (drive.cloud / "MyDrive/data").write_bytes(bytes(3000))
+        drive.mount(tmp_path / "drive")
+        client = drive._server
+        assert client is not None
+        # Where this fails, another process ends the wait.
+        rescue = subprocess.Popen(["sh", "-c", f"sleep 20; kill -CONT {client.pid}"])
+        with (tmp_path / "drive/MyDrive/data").open("r+b") as file, mmap.mmap(file.fileno(), 3000) as view:
+            view[0] = 1
+            client.send_signal(signal.SIGSTOP)
+            began = time.monotonic()
+            try:
+                assert probe_mount(tmp_path / "drive", 0.5).state == "silent"
+                assert time.monotonic() - began < 10
+            finally:
+                client.send_signal(signal.SIGCONT)
+                rescue.kill()
+                rescue.wait()
