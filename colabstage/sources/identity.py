@@ -241,7 +241,8 @@ def proof_of(recorded: SourceIdentity, now: SourceIdentity) -> str:
 
 
 def _compare_files(recorded: SourceIdentity, now: SourceIdentity) -> Verdict:
-    if recorded.ends and not now.ends:
+    # A quick look reads nothing.
+    if bool(recorded.ends) != bool(now.ends):
         return "same" if now.mtime_ns and recorded.mtime_ns == now.mtime_ns else "unproved"
     if now.is_downloaded:
         return "unproved" if recorded.ends == now.ends else "changed"
