@@ -7,6 +7,7 @@ import math
 import re
 import tarfile
 import wave
+from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +17,14 @@ import pytest
 from PIL import Image
 
 from tests.layouts.known import example
+from tests.support.images import make_tree
+from tests.support.made_files import image
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 _SIZE = (48, 64)
+jpeg_bytes = partial(image, form="JPEG")
 _ARRAY = re.compile(r"(\w+) \(([\d, ]+)\)")
 
 
@@ -35,20 +39,10 @@ def make_picture(picture: str, folder: Path) -> Path:
     return top
 
 
-def jpeg_bytes(number: int) -> bytes:
-    """An image that no other number gives."""
-    pixels = np.random.default_rng(number).integers(0, 256, (*_SIZE, 3), dtype=np.uint8)
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, "JPEG")
-    return buffer.getvalue()
-
-
 def write_photos(folder: Path, count: int = 40, first: int = 0) -> list[Path]:
     """Photographs in folders of two classes."""
     paths = [folder / ("cat", "dog")[number % 2] / f"{number}.jpg" for number in range(first, first + count)]
-    for number, path in enumerate(paths, first):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(jpeg_bytes(number))
+    make_tree(folder, {str(path.relative_to(folder)): jpeg_bytes(number) for number, path in enumerate(paths, first)})
     return paths
 
 

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
 
 import colabstage as cs
 from colabstage.errors import ArgumentError, NotSupportedHereError, OptionError, SourceReadError, SplitNotFoundError
 from tests.support.http_knobs import WebFault
 from tests.support.http_server import WebServer
+from tests.support.images import in_classes, make_tree
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -24,11 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     """Two classes of pictures."""
-    for number in range(8):
-        place = tmp_path / "photos" / "ab"[number % 2] / f"{number}.png"
-        place.parent.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (16, 16), (30 * number, 0, 0)).save(place)
-    return tmp_path / "photos"
+    return make_tree(tmp_path / "photos", in_classes(8))
 
 
 @pytest.fixture

@@ -18,16 +18,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from PIL import Image
 
 import colabstage as cs
 from colabstage import list_datasets, purge_datasets
 from colabstage.errors import ColabstageError, TargetExistsError
 from colabstage.stage.purge import sweep_leftovers
+from tests.support.images import make_tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -43,12 +42,7 @@ QUICK = settings(max_examples=settings().max_examples // 4, suppress_health_chec
 
 def images(folder: Path, count: int, *, first: int = 0) -> Path:
     """Images of two classes, other ones for another `first`."""
-    for number in range(count):
-        place = folder / "ab"[number % 2] / f"{number}.png"
-        place.parent.mkdir(parents=True, exist_ok=True)
-        pixels = np.random.default_rng(first + number).integers(0, 256, (8, 8, 3), np.uint8)
-        Image.fromarray(pixels).save(place)
-    return folder
+    return make_tree(folder, {f"{'ab'[number % 2]}/{number}.png": first + number for number in range(count)})
 
 
 def changed(file: Path, tag: bytes) -> Path:
