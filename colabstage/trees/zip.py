@@ -98,8 +98,8 @@ _MAX_DIRECTORY_BYTES = 1 << 30
 _BEYOND = 1 << 61
 # So many names are looked at together.
 _PAGE_NAMES = 512
-# A directory is read in blocks of this size, and is never all in memory.
-_READ_BYTES = 4 << 20
+# A directory is read in blocks of this size, each a round trip where it is far away, and is never all in memory.
+_READ_BYTES = 16 << 20
 
 
 class _End(NamedTuple):
