@@ -24,7 +24,7 @@ from colabstage import (
     restore_file,
     stage_dataset,
 )
-from colabstage.errors import ColabstageError, SourceNotFoundError, TargetExistsError
+from colabstage.errors import ColabstageError, SourceAccessError, SourceNotFoundError, TargetExistsError
 from colabstage.layouts.detect import catalogue
 from tests.support.images import in_classes, make_tree
 from tests.support.invariants import contents
@@ -88,8 +88,10 @@ def publish(home: Path) -> None:
 
 
 def fetch(home: Path, name: str) -> None:
-    """Fetch a file or folder of the user's."""
-    fetch_files(home / "mine" / name, f"{home}/out/it", overwrite=True, progress=False)
+    """Fetch a file or folder of the user's; that the one fetched before stays, as its report says, is no success."""
+    report = fetch_files(home / "mine" / name, f"{home}/out/it", overwrite=True, progress=False)
+    if report.notes:
+        raise SourceAccessError(report.notes[0])
 
 
 def fetch_url(home: Path) -> None:
