@@ -8,6 +8,7 @@ read.
 
 from __future__ import annotations
 
+import functools
 import re
 import struct
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -339,13 +340,13 @@ class _Example:
 
     def fields(self) -> dict[str, list[Label]]:
         """Return the values of the features that may be labels or splits."""
-        names = [name for name, found in self.features.items() if found and is_known_field(_field_of(name))]
-        stated = {name: [self._short(name, value) for value in self.features[name]] for name in names}
         found: dict[str, list[Any]] = {}
-        for name, values in stated.items():
-            if found.setdefault(_field_of(name), values) != values:
-                others = (other for other in stated if _field_of(other) == _field_of(name))
-                raise broken(self.name, f"it has different values in {listed(sorted(others))}", "one of the two")
+        for name, values in self.features.items():
+            if values and (field := _field_of(name)):
+                own = [self._short(name, value) for value in values]
+                if found.setdefault(field, own) != own:
+                    others = sorted(other for other in self.features if _field_of(other) == field)
+                    raise broken(self.name, f"it has different values in {listed(others)}", "one of the two")
         return found
 
     def _short(self, name: str, value: Any) -> Any:
@@ -466,9 +467,13 @@ def _scan_shard(
     return records, fields_of(stated), count - len(records)
 
 
+# All records have the same features.
+@functools.lru_cache(maxsize=1024)
 def _field_of(feature: str) -> str:
-    """Return what a feature is called without the slashes of TensorFlow's names: class_label for image/class/label."""
-    return feature.removeprefix("image/").replace("/", "_")
+    """Return what a feature that may be a label or a split is called without the slashes of TensorFlow's names:
+    class_label for image/class/label; "" for any other."""
+    field = feature.removeprefix("image/").replace("/", "_")
+    return field if is_known_field(field) else ""
 
 
 def _is_one(values: Sequence[Any]) -> bool:
