@@ -16,7 +16,7 @@ from colabstage.io.units import counted, format_count, left_out, listed
 from colabstage.layouts.columns import show
 from colabstage.layouts.evidence import Evidence, take_rows
 from colabstage.layouts.reading import broken, decode_text
-from colabstage.layouts.table import BrokenDatasetError, SampleTable, TreeFiles
+from colabstage.layouts.table import Boxes, BrokenDatasetError, Masks, SampleTable, TreeFiles
 from colabstage.layouts.words import SPLITS, is_split, normal, same_split, split_name, split_of_path, stem_of
 
 if TYPE_CHECKING:
@@ -212,23 +212,27 @@ def lists_state(
         texts = source.ending_in(_LISTS).names
         names = {name: split for name in texts if (split := _listed_split(name)) and name not in found.used}
         inside = [name for name in texts if f"/{posixpath.dirname(name)}".endswith(f"/{within}")] if within else []
-        # Its trainval.txt repeats the two others, where these are not empty.
-        halves = [name for name in inside if name in names and source.files.where(name.__eq__)[0].size]
-        whole = [name for name in inside if stem_of(name).lower() == "trainval" and not halves]
-        names = {name: names[name] for name in halves} or dict.fromkeys(whole, "train") or names
-        within = within if halves or whole else ""
+        filled = [name for name in inside if source.files.where(name.__eq__)[0].size]
+        own = {name: names[name] for name in filled if name in names}
+        # Its trainval.txt repeats the two others, where there are any that are not empty.
+        halves = {posixpath.dirname(name) for name, split in own.items() if split != "test"}
+        whole = [name for name in filled if stem_of(name).lower() == "trainval"]
+        own |= {name: "train" for name in whole if posixpath.dirname(name) not in halves}
+        names, within = own or names, within if own else ""
     if not 0 < len(names) <= _MOST_LISTS:
         return found, []
-    index = _ListIndex(table, names_others=bool(within))
+    index = _ListIndex(table, within)
     entries = source.ending_in((*_LISTS, "")).where(names.__contains__)
     read = source.parse(entries, lambda entry, content: index.read(entry.name, names[entry.name], decode_text(content)))
     lists = [one for one in read.values() if one is not None]
+    if within and not lists:
+        raise broken(source.label, f"the lists in {within} name none of its {table.unit}", "its own lists, or none")
     splits = [one.split for one in lists]
     used = [one.file for one in lists]
     # Lists are folds, or only train is listed, which leaves nothing held out, or nothing is left to train on.
     named = {number for one in lists for number in one.samples}
     are_folds = not within and (len(set(splits)) < len(splits) or not set(splits) - {"train"})
-    if table.splits is None and (are_folds or not lists or ("train" not in splits and len(named) == len(table))):
+    if table.splits is None and (are_folds or ("train" not in splits and len(named) == len(table))):
         return found, used
     made = table if table.splits is not None else _with_listed_splits(table, lists)
     return replace(found, table=made, used=found.used.union(used)), []
@@ -257,9 +261,9 @@ def _paths_in(text: str) -> list[str]:
 class _ListIndex:
     """The samples of a table, to be found by the names of their files."""
 
-    def __init__(self, table: SampleTable, *, names_others: bool) -> None:
+    def __init__(self, table: SampleTable, within: str) -> None:
         assert isinstance(table.inputs.source, TreeFiles)
-        self._table, self._names_others = table, names_others
+        self._table, self._within = table, within
         # Several rows of a table may be of one file.
         self._rows: dict[str, list[int]] = defaultdict(list)
         for number, name in enumerate(table.inputs.source.entries.names):
@@ -271,7 +275,7 @@ class _ListIndex:
         lines = _paths_in(text)
         named = [line for line in lines if self._lookup.may_find(line)]
         # A list of mostly other files is one of another dataset, or of classes.
-        if not named or (2 * len(named) < len(lines) and not self._names_others):
+        if not named or (2 * len(named) < len(lines) and not self._within):
             return None
         samples = [number for line in named for number in self._samples(line, file, split)]
         return _SplitList(file, split, samples, len(lines) - len(named))
@@ -280,6 +284,9 @@ class _ListIndex:
         there = [self._lookup.names[number] for number in self._lookup.search(line, posixpath.dirname(file))]
         splits = self._table.splits
         own = there if splits is None else [name for name in there if same_split(splits[self._rows[name][0]], split)]
+        # Several datasets may have images of one name.
+        root = normal(posixpath.dirname(file).removesuffix(self._within)) if self._within else ""
+        own = [name for name in own if len(own) == 1 or name.startswith(root)]
         # The same base name in several classes: a list of bare names cannot mean one of them.
         if len(own) == 1:
             return self._rows[own[0]]
@@ -292,10 +299,11 @@ class _ListIndex:
 
 
 def _contradiction(file: str, why: str, table: SampleTable) -> BrokenDatasetError:
-    return BrokenDatasetError(
-        f"The list '{file}' names {why}. Correct the list, or have none read: layout='{table.layout}' takes folders "
-        "alone."
-    )
+    without = f"have none read: layout='{table.layout}' takes folders alone"
+    # Boxes and masks are always read with the lists that are there.
+    if isinstance(table.targets, Boxes | Masks):
+        without = "take the other folders alone, only=[…]"
+    return BrokenDatasetError(f"The list '{file}' names {why}. Correct the list, or {without}.")
 
 
 def _with_listed_splits(table: SampleTable, lists: list[_SplitList]) -> SampleTable:

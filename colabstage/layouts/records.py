@@ -204,6 +204,7 @@ def labels_of_fields(
         words = [] if text is None else [parse_label(str(value)) for value in texts[text]]
         return NO_LABELS if text is None else make_labels(words, samples)._replace(used=(text,))
     label, *others = called
+    _refuse_no_labels({label: fields[label]}, samples)
     found = {other: compare_fields(columns[label], columns[other], samples, (label, other)) for other in others}
     names = dict(enumerate(classes.get(label, ()))) or next(filter(None, map(_words_of, found.values())), {})
     same = [other for other in others if found[other]]
@@ -223,7 +224,7 @@ def _refuse_no_labels(fields: Mapping[str, FieldValues], samples: Sequence[str])
     """Refuse fields that are called as labels and hold something else."""
     for name, values in fields.items():
         for sample, value in zip(samples, values, strict=True):
-            if value is not None and value != "" and not isinstance(value, float):
+            if value is not None and not isinstance(value, int | float | str | np.integer):
                 raise broken(sample, f"it has {show_content(value)} under '{name}'", "one number or word")
 
 
@@ -231,7 +232,11 @@ def _as_labels(values: FieldValues) -> Sequence[Label] | NDArray[np.int64]:
     """Return values, `None` for what is no label: nothing, NaN, an empty text, a list."""
     if isinstance(values, np.ndarray):
         return values
-    return [value if isinstance(value, int | float | str) and value != "" else None for value in values]
+    return [value if _is_label(value) else None for value in values]
+
+
+def _is_label(value: Any) -> bool:
+    return not math.isnan(value) if isinstance(value, float) else isinstance(value, int | str) and value != ""
 
 
 def _are_classes(values: FieldValues) -> bool:

@@ -469,7 +469,8 @@ def retry_after_s(headers: Mapping[str, str]) -> float | None:
 
     try:
         return min(Retry().parse_retry_after(headers.get("Retry-After", "")), _MAX_WAIT_S)
-    except InvalidHeader:
+    # Numbers and years that Python does not take.
+    except (InvalidHeader, ValueError, OverflowError):
         return None
 
 

@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -120,6 +121,21 @@ def less_room(request: StageRequest, free_bytes: int) -> str:
     limit = format_bytes(int(0.8 * free_bytes)).replace(" ", "")
     cache = "" if request.cache_dir is not None else " and a cache_dir= with room for it"
     return f"{larger}, or disk_limit='{limit}'{cache}: then a part of the pack is here, and all of it in the cache"
+
+
+def beyond_limit(request: StageRequest) -> list[str]:
+    """Return a sentence where the pack that is here whole takes more than the disk limit; otherwise nothing."""
+    limit = request.disk_limit
+    # Used all the same: the space is taken, and an earlier call asked for all of it.
+    if limit is None or (size := request.pack_path.stat().st_size) <= limit:
+        return []
+    where = f"--only here --yes --local-dir {quote(str(request.folder.parent))}"
+    said = (
+        f"All {format_bytes(size)} of the pack are here already, which is more than disk_limit={format_bytes(limit)}, "
+        f"and are used as they are. Remove it here (colabstage cache purge {quote(request.name)} {where}) and call "
+        "again, and it is read in part."
+    )
+    return [said]
 
 
 def check_disk_limit(request: StageRequest, figures: StageFigures | None) -> None:

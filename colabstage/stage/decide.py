@@ -18,6 +18,7 @@ from colabstage.stage.cache import (
     OUTDATED,
     CachedPack,
     StageFigures,
+    beyond_limit,
     check_disk_limit,
     copy_pack,
     exceeds,
@@ -240,7 +241,7 @@ def decide_here(call: StageCall, source: SourceOnce) -> Decision:
     if problem is not None:
         report.note(f"Staging again: {problem}.")
         return Decision("stage", (f"Here: {problem}.",))
-    reasons = ("It is complete and the source has not changed.",)
+    reasons = ("It is complete and the source has not changed.", *beyond_limit(request))
     return Decision("reuse", reasons, Here(record, seal, freshness))
 
 

@@ -39,6 +39,7 @@ from colabstage.sources.to_folder import SLOW_READERS, write_folder
 from colabstage.stage.cache import (
     Cache,
     CachedPack,
+    beyond_limit,
     check_disk_limit,
     discard_rows,
     find_published,
@@ -249,6 +250,7 @@ def _reuse(call: StageCall, source: SourceOnce, cache: Cache, here: Here) -> Sta
     """Return what is staged on this machine, and publish it where that has not been done."""
     request, found, caches = call.request, here.record, call.request.wants_pack and call.request.cache_dir is not None
     call.report.origin, record = "local", found
+    call.report.note(*beyond_limit(request))
     if request.wants_pack:
         record = replace(record, seal=here.seal)
     if caches and not (found.seal and found.is_published_in(request)):

@@ -53,15 +53,15 @@ DEFAULT_LIMITS = ArchiveLimits()
 def check_limits(archive: str, members: int, total_bytes: int, archive_bytes: int, limits: ArchiveLimits) -> None:
     """Refuse an archive whose headers promise more than `limits` allow."""
     if members > limits.max_members:
-        problem = f"holds {members:,} members, more than the limit of {limits.max_members:,} (max_members)"
+        problem = f"holds {members:,} members, more than the limit of {limits.max_members:,}"
     elif total_bytes > limits.max_total_bytes:
         size, limit = format_bytes(total_bytes), format_bytes(limits.max_total_bytes)
-        problem = f"would unpack to {size}, more than the limit of {limit} (max_total_bytes)"
+        problem = f"would unpack to {size}, more than the limit of {limit}"
     elif total_bytes >= limits.ratio_from_bytes and total_bytes > limits.max_ratio * archive_bytes:
         ratio = total_bytes / max(archive_bytes, 1)
         problem = (
             f"would unpack {format_bytes(archive_bytes)} to {format_bytes(total_bytes)}, {ratio:,.0f} times as much; "
-            f"the limit is {limits.max_ratio:g} times (max_ratio)"
+            f"the limit is {limits.max_ratio:g} times"
         )
     else:
         return

@@ -341,6 +341,13 @@ VOC_TARGET = {"annotation": {"object": [{"name": "dog", "bndbox": {"xmin": "1"}}
         (some(boxes=lambda i: [[1, 2, 3, 4]], labels=lambda i: [0, 1]), r"1 boxes and 'labels' of shape \(2,\)"),
         (some(boxes=lambda i: [[1, 2, 3, 4]], labels=lambda i: ["dog"]), r"'dog' under 'labels'.*Number the classes"),
         (some(boxes=lambda i: [[1, 2, 3, 4]], labels=lambda i: [0.5]), r"0.5 under 'labels'; expected whole"),
+        *(
+            (
+                some(boxes=lambda i: [[1, 2, 3, 4]], labels=lambda i: [0], iscrowd=lambda i, odd=odd: [odd]),
+                rf"{odd} under 'iscrowd'; expected whole numbers, from 0 to 255",
+            )
+            for odd in (-1, 300, 0.5)
+        ),
         (
             lambda i: (picture(i), {"boxes": bounding_boxes(np.ones((1, 5)), Format.XYWHR), "labels": [0]}),
             r"form XYWHR; expected one of XYXY, XYWH, CXCYWH",

@@ -65,9 +65,14 @@ def test_a_larger_pack_is_read_from_the_cache_in_part(tmp_path: Path) -> None:
 
     whole = stage_dataset(source, **places)
     assert whole.part is None
-    # What is here already is used whatever the limit is.
+    # What is here already is used whatever the limit is, and not in silence.
+    note = "of the pack are here already, which is more than disk_limit=3.5 MB"
+    assert note in str(plan_stage(source, disk_limit=LIMIT, cache_dir=cache, local_dir=local))
     over = stage_dataset(source, disk_limit=LIMIT, **places)
     assert (over.part, over.report.origin) == (None, "local")
+    (said,) = (one for one in over.report.notes if note in one)
+    assert f"colabstage cache purge {whole.path.stem} --only here --yes --local-dir {local}" in said
+    assert not stage_dataset(source, disk_limit="1 GB", **places).report.notes
     expected, labels = whole["train"].read_batch(range(ROWS))
     purge_datasets(list_datasets(local_dir=local, cache_dir=None))
     assert plan_stage(source, disk_limit=LIMIT, cache_dir=cache, local_dir=local).action == "restore"

@@ -94,12 +94,18 @@ def arrow_state(source: Source) -> Evidence:
     schema = files[0].schema
     image, names, features = _image_column(source.label, schema), schema.names, _features(schema)
     typed = [name for name in names if features.get(name, {}).get("_type") == "ClassLabel"]
-    splits = [name for name in names if plain_name(name) in SPLIT_FIELDS]
+    flat = [name for name in names if _may_be_labels(schema.field(name).type)]
+    splits = [name for name in flat if plain_name(name) in SPLIT_FIELDS]
     # The first ClassLabel of `datasets` goes before whatever is called so.
-    first = ("label", *(plain_name(name) for name in typed if name not in splits), *LABELS, *_FURTHER)
-    called = label_names([name for name in names if name != image], first)
+    stated = [plain_name(name) for name in typed if name not in splits]
+    first = (*sorted(stated, key="label".__ne__), *LABELS, *_FURTHER)
+    candidates = label_names([name for name in names if name != image], first)
+    called = [name for name in candidates if name in flat]
     objects = next((name for name in _OBJECTS if not called and _has_boxes(schema, name)), "")
-    splits = [name for name in names if plain_name(name) in SPLIT_FIELDS]
+    odd = next((name for name in candidates if plain_name(name) in first), None)
+    if not called and not objects and odd is not None:
+        what = f"the column '{odd}' holds {schema.field(odd).type} values, which are not labels"
+        raise broken(source.label, what, "one number or word in each row")
     columns = list(dict.fromkeys([*called, *splits, *filter(None, [objects])]))
     # A different schema would otherwise appear as a missing column in the middle of packing.
     for other in files:
@@ -117,8 +123,9 @@ def arrow_state(source: Source) -> Evidence:
     else:
         rows = [contents.name(number) for number in range(len(contents))]
         labels = labels_of_fields(fields, rows, first=first, classes=classes)
-    for name in splits if typed else ():
-        fields[name] = [classes[name][value] for value in fields[name]] if classes[name] else fields[name]
+    for name in splits:
+        called_so = dict(enumerate(classes[name]))
+        fields[name] = [called_so.get(value, value) for value in fields[name]] if called_so else fields[name]
     made = records_state(
         NAME,
         "columns of the rows",
@@ -394,6 +401,11 @@ def _image_column(label_of_tree: str, schema: Any) -> str:
 
 def _has_boxes(schema: Any, name: str) -> bool:
     return name in schema.names and f"{_BOX}: " in str(schema.field(name).type)
+
+
+def _may_be_labels(kind: Any) -> bool:
+    """Tell whether a column of this type may hold labels, by which it is worth reading: no lists, fields or bytes."""
+    return not kind.num_fields and not str(kind).startswith(_BYTES)
 
 
 # Types by their names in pyarrow, so that importing this module does not need pyarrow.

@@ -374,11 +374,11 @@ class _BoxItems:
         if not len(rows):
             return rows
         rows["boxes"] = _checked_corners(places, form or self.form, name)
-        for key, (column, _) in self.columns.items():
+        for key, (column, kind) in self.columns.items():
             if key not in columns:
                 msg = f"{name} has boxes without {key!r}, which the first items have."
                 raise LayoutError(msg)
-            rows[column] = _column(columns[key], key, len(rows), name)
+            rows[column] = _column(columns[key], key, len(rows), kind, name)
         labels = rows["labels"] if self.classes and "labels" in (rows.dtype.names or ()) else np.zeros(0)
         odd = labels[(labels < 0) | (labels >= len(self.classes))]
         if len(odd):
@@ -531,16 +531,21 @@ def _read_numbers(value: Any, key: str, name: str) -> NDArray[Any]:
     return values
 
 
-def _column(written: Any, key: str, count: int, name: str) -> NDArray[Any]:
+def _column(written: Any, key: str, count: int, kind: type[np.generic], name: str) -> NDArray[Any]:
     values = _read_numbers(written, key, name)
     if values.shape != (count,):
         msg = f"{name} has {count} boxes and {key!r} of shape {values.shape}; expected one for each box."
         raise DecodeError(msg)
-    odd = values[values != np.rint(values)]
-    if key in _LABEL_KEYS and len(odd):
-        msg = f"{name} has {odd[0]} under {key!r}; expected whole numbers, the classes."
+    if not issubclass(kind, np.integer):
+        return values
+    with np.errstate(invalid="ignore"):
+        whole: NDArray[Any] = values.astype(kind)
+    odd = values[values != whole]
+    if len(odd):
+        what = "the classes" if key in _LABEL_KEYS else f"from 0 to {np.iinfo(kind).max}"
+        msg = f"{name} has {odd[0]} under {key!r}; expected whole numbers, {what}."
         raise LayoutError(msg)
-    return values
+    return whole
 
 
 def _checked_corners(places: NDArray[np.float64], form: Form, name: str) -> NDArray[np.float64]:

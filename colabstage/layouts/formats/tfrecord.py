@@ -8,6 +8,7 @@ read.
 
 from __future__ import annotations
 
+import functools
 import re
 import struct
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,7 +17,7 @@ import numpy as np
 
 from colabstage.errors import CorruptArchiveError, LayoutError
 from colabstage.io.files import read_with_retry
-from colabstage.io.units import counted
+from colabstage.io.units import counted, listed
 from colabstage.layouts.evidence import left_out_notes, require_files
 from colabstage.layouts.formats.masks import find_masks
 from colabstage.layouts.reading import broken
@@ -74,6 +75,8 @@ _SIZES = (
 _BOX_LABEL, _BOX_TEXT = "image/object/class/label", "image/object/class/text"
 # Records longer than this are read in parts while they are scanned.
 _SHORT_BYTES, _PIECE_BYTES = 16 * 1024, 256
+# No label is longer, and of a text no more is read; of a list that is no label so many values are shown.
+_MOST_LABEL_BYTES, _MOST_TEXT_BYTES, _SHOWN_VALUES = 400, 64 * 1024, 8
 
 # --- records ----------------------------------------------------------------------------------------------------------
 
@@ -337,8 +340,26 @@ class _Example:
 
     def fields(self) -> dict[str, list[Label]]:
         """Return the values of the features that may be labels or splits."""
-        names = {name: _field_of(name) for name, found in self.features.items() if found}
-        return {field: self._values(name) for name, field in names.items() if is_known_field(field)}
+        found: dict[str, list[Any]] = {}
+        for name, values in self.features.items():
+            if values and (field := _field_of(name)):
+                own = [self._short(name, value) for value in values]
+                if found.setdefault(field, own) != own:
+                    others = sorted(other for other in self.features if _field_of(other) == field)
+                    raise broken(self.name, f"it has different values in {listed(others)}", "one of the two")
+        return found
+
+    def _short(self, name: str, value: Any) -> Any:
+        """Return a value as text; of a long one that is none, which no label is, the first bytes."""
+        if not isinstance(value, ByteSpan):
+            return value
+        head = self.data[value.start : min(value.end, value.start + _MOST_TEXT_BYTES)]
+        try:
+            return head.decode()
+        except UnicodeDecodeError as error:
+            if len(head) > _MOST_LABEL_BYTES:
+                return bytes(head[:_MOST_LABEL_BYTES])
+            raise broken(self.name, f"its '{name}' is not text") from error
 
     def _values(self, name: str) -> list[Label]:
         feature = self.features.get(name, [])
@@ -378,7 +399,7 @@ def tfrecord_state(source: Source) -> Evidence:
             f"features {', '.join(sorted(first.features)) or 'of no Example'}. Give layout= a function that reads it."
         )
         raise LayoutError(msg)
-    lengths = {field: len(values) for field, values in first.fields().items()}
+    lengths = {field: len(values) for field, values in first.fields().items() if _is_one(values)}
     scanned = scan_each(shards, lambda number, shard: _scan_shard(shard, number, image, lengths))
     records = [record for found, _, _ in scanned for record in found]
     fields = join_fields([(stated, len(found)) for found, stated, _ in scanned])
@@ -446,20 +467,27 @@ def _scan_shard(
     return records, fields_of(stated), count - len(records)
 
 
+# All records have the same features.
+@functools.lru_cache(maxsize=1024)
 def _field_of(feature: str) -> str:
-    """Return what a feature is called without the slashes of TensorFlow's names: class_label for image/class/label."""
-    return feature.removeprefix("image/").replace("/", "_")
+    """Return what a feature that may be a label or a split is called without the slashes of TensorFlow's names:
+    class_label for image/class/label; "" for any other."""
+    field = feature.removeprefix("image/").replace("/", "_")
+    return field if is_known_field(field) else ""
 
 
-def _one(example: _Example, field: str, values: Sequence[Label], lengths: Mapping[str, int]) -> Label:
-    """Return the one value of a feature; of zeros and one 1 the place of that."""
-    if len(values) == 1 == lengths.get(field, 1):
-        return values[0]
+def _is_one(values: Sequence[Any]) -> bool:
+    """Tell whether values say one thing: a single one, or of zeros and one 1 the place of that."""
+    return len(values) == 1 or sorted(values, key=str) == [0] * (len(values) - 1) + [1]
+
+
+def _one(example: _Example, field: str, values: Sequence[Any], lengths: Mapping[str, int]) -> Any:
+    """Return what a feature says: its only value, or the place of the 1. Others stay lists, which are no labels."""
+    if not _is_one(values):
+        return values[:_SHOWN_VALUES]
     if len(values) != lengths.get(field, len(values)):
         raise broken(example.name, f"it has {len(values)} values in '{field}'", f"{lengths[field]}, as in the first")
-    if sorted(values, key=str) != [0] * (len(values) - 1) + [1]:
-        raise broken(example.name, f"it has {len(values):,} values in '{field}'", "one label")
-    return values.index(1)
+    return values[0] if len(values) == 1 else values.index(1)
 
 
 class _Within(SampleSource):

@@ -604,6 +604,9 @@ def _class_of(one: Any) -> tuple[Any, tuple[Any, tuple[float, ...]]]:
 
 
 def _box_of(one: Any) -> tuple[Any, tuple[Any, tuple[float, ...]]]:
+    if not isinstance(one, _Annotation):
+        msg = "it has no bbox"
+        raise TypeError(msg)
     x, y, width, height = map(float, one.bbox)
     # Most exports omit the area; in COCO itself it is that of the outline, which is smaller than the box.
     area = float(width * height if one.area is None else one.area)

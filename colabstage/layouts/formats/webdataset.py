@@ -162,9 +162,12 @@ def _stated(address: str, files: _Files) -> dict[str, Any]:
             raise broken(address + ".json", f"it is not JSON ({error})") from error
         fields = document if isinstance(document, dict) else {"label": document}
         found = {name: value for name, value in fields.items() if is_known_field(name)}
-    found |= {_TEXT: texts[_TEXT]} if _TEXT in texts else {}
-    written = next((texts[end] for end in _NUMBERS if end in texts), None)
-    return found if written is None else found | {_NUMBERS[0]: parse_label(written)}
+    written = [end for end in _NUMBERS if end in texts]
+    own: dict[str, Any] = {end: parse_label(texts[end]) for end in written[1:]}
+    own |= {_NUMBERS[0]: parse_label(texts[written[0]])} if written else {}
+    own |= {_TEXT: texts[_TEXT]} if _TEXT in texts else {}
+    # A field of the json and a file may have the same name.
+    return own | {f"json.{name}" if name in own else name: value for name, value in found.items()}
 
 
 def _split_name(name: str) -> tuple[str, str]:
@@ -210,7 +213,7 @@ def webdataset_state(source: Source, *, sound: ClipOptions = AS_THEY_ARE) -> Fou
         found = find_masks(ShardParts(shards, [mask for mask in masks if mask], names), spread=False)
         labels = Labels(found, found.classes)
     else:
-        labels = labels_of_fields(fields, names)
+        labels = labels_of_fields(fields, names, first=(_NUMBERS[0], *(f"json_{name}" for name in _NUMBERS)))
     without = sum(found.without for found in scanned)
     notes += left_out_notes((without, "samples", "of the shards without an image, array or clip"))
     left = sorted(frozenset().union(*(found.left for found in scanned)))

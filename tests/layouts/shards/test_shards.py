@@ -201,6 +201,17 @@ def table(**columns: Any) -> dict[str, bytes]:
     return {"a.parquet": parquet_of({"png": [picture(n) for n in range(count)], "width": [6] * count, **columns})}
 
 
+def hub(classes: dict[str, list[str]], **columns: Any) -> dict[str, bytes]:
+    """The same with what `datasets` notes of the columns that are classes."""
+    arrow = pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'colabstage[arrow]'")
+    count, file = len(next(iter(columns.values()))), io.BytesIO()
+    features = {name: {"_type": "ClassLabel", "names": names} for name, names in classes.items()}
+    noted = {"huggingface": json.dumps({"info": {"features": features}})}
+    rows = arrow.table({"image": [picture(n) for n in range(count)], **columns}).replace_schema_metadata(noted)
+    pytest.importorskip("pyarrow.parquet").write_table(rows, file)
+    return {"a.parquet": file.getvalue()}
+
+
 def database(*words: str) -> dict[str, bytes]:
     """An LMDB database of images with these words."""
     numbered = enumerate(words, 1)
@@ -403,6 +414,11 @@ NOTED: dict[str, tuple[Any, int, str]] = {
     "labels beside masks": (lambda: tars(*({"jpg": picture(n), "seg.png": MASKS[n], "cls": n} for n in range(4))), 4, "'cls'"),
     "finer labels": (lambda: table(label=FOUR, species=["a", "b", "a", "c"]), 4, "'species'"),
     "another column": (lambda: table(label=[0, 1]), 2, "width"),
+    "lists beside labels": (lambda: records(*({"label": n, "text": ["a", "b"][: n + 1]} for n in range(2))), 2, "'text'"),
+    "a column of lists beside boxes": (lambda: table(labels=[[0]], objects=[{"bbox": [[4, 3, 2, 1]], "category": [0]}]), 1, "'labels'"),
+    "a mask as bytes beside labels": (lambda: records(*({"label": n, "target": b"\xff" * 900} for n in range(2))), 2, "'target'"),
+    "a column that is NaN": (lambda: table(label=[float("nan")] * 2, species=["a", "b"]), 2, "'label'"),
+    "splits in lists": (lambda: table(label=[0, 1], split=[["train"], ["test"]]), 2, "'split'"),
     "what datasets computes": (
         lambda: {"train.arrow": stream_of(columns_of(range(4))), "cache-0123.arrow": stream_of({"x": [1]})}, 4, ""
     ),
@@ -422,6 +438,11 @@ def test_labels_that_all_samples_lack_are_none() -> None:
     """As pandas writes an empty column."""
     arrow = pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'colabstage[arrow]'")
     assert read(table(label=arrow.array([float("nan")] * 4, arrow.float64(), from_pandas=False))).targets is None
+
+
+def test_the_first_column_of_classes_names_them() -> None:
+    """Before another one that is called a label."""
+    assert read(hub({"digit": ["zero", "one"]}, label=[4, 5], digit=[0, 1])).classes == ("zero", "one")
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------
@@ -452,16 +473,20 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "tar: more than 64 bits": (lambda: ordered(JPG, ("1.cls", b"9" * 30)), r"64 bits"),
     "tar: a list as label": (lambda: tars({"json": '{"label": [0, 1]}'}), r"000000\.jpg'.*\[0, 1\]"),
     "tar: no split": (lambda: tars({"json": '{"label": 0, "split": "train"}'}, {"json": '{"label": 1}'}), r"a\.tar.*'split'"),
+    "tar: a cls and one in the json": (lambda: tars(*({"cls": n % 2, "json": json.dumps({"cls": n // 2})} for n in range(4))), "cls.*json.cls.* differently"),
+    "tar: a cls and a class": (lambda: tars(*({"cls": n % 2, "class": n // 2} for n in range(4))), "cls.*class.* differently"),
     "tar: some masks": (lambda: ordered(JPG, ("1.seg.png", MASKS[0]), ("2.jpg", b"")), r"'a\.tar/2\.jpg'"),
     "tar: images and arrays": (lambda: ordered(JPG, ZERO, ("2.npy", npy(np.zeros(3))), ("2.cls", b"0")), r"2\.npy|1\.jpg"),
     **{f"tar: {kind}": (lambda kind=kind: ordered((f"0.{kind}", b"x"), ("0.cls", b"0")), rf"to_tuple\('{kind}', 'cls'\)") for kind in ("pyd", "pth")},
     "records: no image": (lambda: {"a.tfrecord": records_of([{"text": "words", "label": 1}])}, "label, text"),
     "records: no Example": (lambda: {"a.tfrecord": record(b"\x0a" + b"\xff" * 11)}, r"a\.tfrecord\[0\]'"),
-    "records: two labels": (lambda: records({"label": [1, 2]}), r"a\.tfrecord\[0\]'.*2 values.*'label'"),
+    "records: two labels": (lambda: records({"label": [1, 2]}), r"a\.tfrecord\[0\]'.*\[1, 2\].*'label'"),
+    "records: a label in two features": (lambda: records({"label": 1, "image/label": 2}), "'image/label', 'label'"),
+    "records: lists after one label": (lambda: records({"label": 1}, {"label": [1, 2]}), r"\[1\]'.*\[1, 2\].*'label'"),
     "records: no text": (lambda: records({"label": b"\xff\xfe"}), r"a\.tfrecord\[0\]"),
     "records: a longer list": (lambda: {"a.tfrecord": records_of([*PAIR, {**RAW, "label": [0, 1, 0, 0]}])}, r"\[2\]'.*\b4\b.*\b3\b"),
     "records: another height": (lambda: {"a.tfrecord": records_of([*PAIR, PAIR[0] | {"height": 7}])}, r"\[2\]"),
-    "records: two of one class": (lambda: {"a.tfrecord": records_of([*PAIR, {**RAW, "label": [1, 1, 0]}])}, "3 values.*'label'"),
+    "records: two of one class": (lambda: {"a.tfrecord": records_of([*PAIR, {**RAW, "label": [1, 1, 0]}])}, r"\[1, 1, 0\].*'label'"),
     "records: boxes and masks": (lambda: records({**KEYS, "image/segmentation/class/encoded": MASKS[0]}), r"boxes .*masks"),
     "records: no records": (lambda: {"train-00000-of-00001": b"what is this, if not a record?"}, "TFRecord"),
     "records: none": (lambda: {"a.tfrecord": b""}, "record"),
@@ -472,11 +497,13 @@ REFUSED: dict[str, tuple[Any, str]] = {
     **{f"{name}: an image elsewhere": (lambda write=write, name=name: {name: write({"image": [{"bytes": b"x", "path": ""}, {"bytes": None, "path": "1.jpg"}]})}, "row 1|bytes")
        for name, write in (("a.parquet", parquet_of), ("a.arrow", stream_of))},
     "parquet: other columns": (lambda: {"a.parquet": parquet_of(columns_of(range(2))), "b.parquet": parquet_of({"image": columns_of(range(2))["image"]})}, r"b\.parquet"),
-    "parquet: lists as labels": (lambda: table(label=[[0, 1]] * 4), r"\[0, 1\].*'label'"),
-    "parquet: structs as labels": (lambda: table(label=[{"a": 1}] * 4), "'a': 1.*'label'"),
+    "parquet: lists as labels": (lambda: table(label=[[0, 1]] * 4), "'label'.*list"),
+    "parquet: structs as labels": (lambda: table(label=[{"a": 1}] * 4), "'label'.*struct"),
     **{f"parquet: {missing} as label": (lambda missing=missing: table(label=[1.0, missing, 0.0, missing]), r"\b2 of 4\b") for missing in (None, float("nan"))},
     **{f"{name}: the split {word}": (lambda write=write, name=name, word=word: {name: write(columns_of(range(4), split=["train", word, "train", "test"]))}, f"'{word}'")
        for word in ("PublicTest", "") for name, write in (("a.parquet", parquet_of), ("a.arrow", stream_of))},
+    **{f"hub: the split {number}": (lambda number=number: hub({"split": ["train", "test"]}, label=[0, 1], split=[0, number]), "'split' names splits and other")
+       for number in (-1, 2, None)},
     "parquet: another split than the file": (lambda: {f"{name}.parquet": parquet_of(columns_of(range(2), split=[name, "test"])) for name in ("train", "test")}, r"'train\.parquet\[1\]'.*'test'"),
     "parquet: two datasets": (lambda: {f"{name}-0.parquet": parquet_of(columns_of(range(2))) for name in ("en/train", "en/test", "de/train", "de/test")}, r"'de', 'en'.*only='de'"),
     "json: two labels": (lambda: tars_of(label=FOUR, category=[0, 0, 1, 1]), "label.*category.* differently"),

@@ -472,7 +472,14 @@ def test_statuses_at_the_look_and_later(
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("7", 7.0), ("999999999999", 3600.0), (formatdate(0, usegmt=True), 0.0), ("in 30 s", 30.0), ("soon", None)],
+    [
+        ("7", 7.0),
+        ("999999999999", 3600.0),
+        (formatdate(0, usegmt=True), 0.0),
+        ("in 30 s", 30.0),
+        ("soon", None),
+        ("9" * 5000, None),
+    ],
 )
 def test_a_server_says_when_to_come_again(
     server: WebServer, look: Callable[..., HttpFile], text: str, seconds: float | None
