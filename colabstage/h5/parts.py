@@ -19,7 +19,7 @@ import numpy as np
 
 from colabstage.errors import DamagedPackError, OptionError, PackFormatError, SourceNotFoundError
 from colabstage.h5.info import image_options_to_json, mask_options_to_json
-from colabstage.io.arguments import refuse_argument
+from colabstage.io.arguments import instead_of, refuse_argument
 
 if TYPE_CHECKING:
     from colabstage.h5.info import FieldInfo, PackInfo
@@ -218,7 +218,7 @@ def check_files(files: object) -> None:
                 refuse_argument("path", one, "a name without the character \\0, which no file has")
             continue
         opened = getattr(one, "filename", None)
-        remedy = "stage_dataset and pack_dataset make such files."
+        remedy = instead_of(one, several=True, otherwise="stage_dataset and pack_dataset make such files.")
         if isinstance(opened, str):
             remedy = f"Of an open file pass its path: {opened!r}."
         if isinstance(getattr(one, "path", None), os.PathLike):

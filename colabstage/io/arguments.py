@@ -17,6 +17,7 @@ import posixpath
 import re
 import reprlib
 import textwrap
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass, replace
 from itertools import islice
 from numbers import Integral, Number, Real
@@ -28,7 +29,7 @@ from colabstage.io.units import hide_secrets, listed
 from colabstage.io.workspace import is_our_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     # What defines arguments: a dataclass by its fields, a function by its keyword-only parameters.
     Speller = type[Any] | Callable[..., Any]
@@ -92,7 +93,7 @@ def check_argument(name: str, given: object, kind: Kind, *, remedy: str = "") ->
     """
     fits, words = _KINDS[kind]
     if not fits(given):
-        refuse_argument(name, given, words, remedy=remedy)
+        refuse_argument(name, given, words, remedy=instead_of(given, otherwise=remedy) if kind == "path" else remedy)
 
 
 def whole_number(name: str, given: object, *, least: int = 0, otherwise: str = "") -> int:
@@ -256,6 +257,35 @@ def show_content(value: object, most: int = _LONGEST) -> str:
     except ValueError:  # a whole number of more digits than Python writes
         text = f"{type(value).__name__}(…)"
     return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def is_frame(value: object) -> bool:
+    """Tell whether a value is a table in memory, as of pandas or polars."""
+    return hasattr(value, "columns") and (hasattr(value, "to_csv") or hasattr(value, "write_csv"))
+
+
+def instead_of(value: object, *, several: bool = False, otherwise: str = "") -> str:
+    """Return what to write where a path was wanted, in a sentence.
+
+    Args:
+        value: what was given.
+        several: whether a list of paths is taken as well.
+        otherwise: the sentence where nothing better is known.
+    """
+    if isinstance(value, list | tuple | set | frozenset | Iterator):
+        return "Give a list of paths." if several else "Give one path, and call once for each."
+    if is_frame(value):
+        save = (
+            "to_csv('photos/labels.csv', index=False)" if hasattr(value, "to_csv") else "write_csv('photos/labels.csv')"
+        )
+        return f"Save it beside the files that it lists, frame.{save}, and give their folder."
+    if hasattr(value, "__array__"):
+        return (
+            "Save arrays first, np.savez('data.npz', x_train=x, y_train=y), and give that file; of paths give a list."
+        )
+    if isinstance(value, Mapping | str | bytes | type) or not hasattr(value, "__getitem__"):
+        return otherwise
+    return "pack_dataset(dataset, 'data.h5') packs an object whose items are (x, y)."
 
 
 # Say what may have been meant by a path that does not exist: where it goes wrong, and the names there.

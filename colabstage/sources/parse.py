@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeGuard, Union
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
 from colabstage.errors import OptionError, SourceNotFoundError
-from colabstage.io.arguments import check_argument, show_value, whereabouts
+from colabstage.io.arguments import check_argument, instead_of, show_value, whereabouts
 from colabstage.io.packages import added_by_packages
 from colabstage.io.units import names_secret, show_address
 from colabstage.io.workspace import short_digest
@@ -176,7 +176,8 @@ def _parse_one(source: object) -> SingleSource:
         digest = _content_digest(tree)
         address = f"tree:{tree.label}" + (f"?{digest}" if digest else "")
         return TreeSource(address, readable_name(tree.label), tree.label, tree, digest)
-    msg = f"source={show_value(source)} cannot work; expected {_EXPECTED}."
+    remedy = instead_of(source, several=True) or f"Expected {_EXPECTED}."
+    msg = f"source={show_value(source)} cannot work; {remedy[:1].lower()}{remedy[1:]}"
     raise OptionError(msg)
 
 

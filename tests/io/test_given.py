@@ -5,16 +5,16 @@ from __future__ import annotations
 import io
 import pathlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from colabstage import dataset_h5, pack_dataset, restore_file, stage_dataset
+import colabstage
 from colabstage.errors import OptionError
-from colabstage.io.arguments import show_value
+from colabstage.io.arguments import instead_of, show_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,51 +55,60 @@ def _frame() -> Any:
     return pandas.DataFrame({"image": [f"{number}.png" for number in range(5000)], "label": "cat"})
 
 
-GIVEN: dict[str, Callable[[], Any]] = {
-    "table": _frame,
-    "polars": Frame,
-    "array": lambda: np.zeros((100, 28, 28)),
-    "column": lambda: _frame()["image"],
-    "dataset": Items,
-    "loader": lambda: torch.utils.data.DataLoader(Items()),
-    "splits": lambda: {"train": Items(), "test": Items()},
-    "class": lambda: Items,
-    "file": Opened,
-    "bytes": lambda: b"/data/photos.zip",
-    "generator": lambda: (name for name in ("a", "b")),
-    "set": lambda: {"a.zip"},
-    "nothing": lambda: None,
-    "number": lambda: 5,
+# What it is, and what the line to write has, or what is expected.
+GIVEN: dict[str, tuple[Callable[[], Any], str]] = {
+    "table": (_frame, r"frame\.to_csv\("),
+    "polars": (Frame, r"frame\.write_csv\("),
+    "array": (lambda: np.zeros((100, 28, 28)), r"np\.savez\("),
+    "column": (lambda: _frame()["image"], "of paths give a list"),
+    "dataset": (Items, r"pack_dataset\(dataset"),
+    "loader": (lambda: torch.utils.data.DataLoader(Items()), "expected"),
+    "splits": (lambda: {"train": Items(), "test": Items()}, "expected|one of them"),
+    "class": (lambda: Items, "expected"),
+    "file": (Opened, "list of paths|one path|expected"),
+    "bytes": (lambda: b"/data/photos.zip", "expected"),
+    "generator": (lambda: (name for name in ("a", "b")), "list of paths|one path"),
+    "set": (lambda: {"a.zip"}, "list of paths|one path"),
+    "nothing": (lambda: None, "expected|needs"),
+    "number": (lambda: 5, "=5 .*expected"),
 }
-
-
-class Call(NamedTuple):
-    """A public function, what its error names, and what it takes beside a path."""
-
-    make: Callable[[Any, Path], Any]
-    named: str
-    takes: tuple[str, ...] = ()
-
-
-CALLS = {
-    "stage_dataset": Call(lambda value, at: stage_dataset(value, local_dir=at, cache_dir=None), "source="),
-    "restore_file": Call(restore_file, "published="),
-    "pack_dataset": Call(pack_dataset, "source", ("array", "column", "dataset")),
-    "dataset_h5": Call(lambda value, _: dataset_h5(value), "path=", ("column", "set")),
+CALLS: dict[str, Callable[[Any, Path], Any]] = {
+    "stage_dataset": lambda value, at: colabstage.stage_dataset(value, local_dir=at, cache_dir=None, progress=False),
+    "restore_file": lambda value, at: colabstage.restore_file(value, at, progress=False),
 }
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize(
-    ("call", "kind"), [(call, kind) for call in CALLS for kind in GIVEN if kind not in CALLS[call].takes]
-)
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("kind", GIVEN)
 def test_what_is_no_path_is_answered_in_a_line(tmp_path: Path, call: str, kind: str) -> None:
     """By every call that reads one, before anything is made."""
-    with pytest.raises(OptionError, match=CALLS[call].named) as caught:
-        CALLS[call].make(GIVEN[kind](), tmp_path / "out")
+    make, says = GIVEN[kind]
+    with pytest.raises(OptionError, match=says) as caught:
+        CALLS[call](make(), tmp_path / "out")
     assert len(str(caught.value)) < 300
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    "kind", [kind for kind in GIVEN if kind not in ("column", "array", "names", "tensor", "dataset")]
+)
+def test_what_has_no_samples_is_answered_by_packing(tmp_path: Path, kind: str) -> None:
+    make, says = GIVEN[kind]
+    with pytest.raises(OptionError, match=says.replace("one path", "one path|For an iterator")) as caught:
+        colabstage.pack_dataset(make(), tmp_path / "out.h5", progress=False)
+    assert len(str(caught.value)) < 300
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("kind", [kind for kind in GIVEN if kind not in ("names", "column", "set")])
+def test_a_pack_is_not_opened_by_what_is_no_path(kind: str) -> None:
+    with pytest.raises(OptionError, match="path=") as caught:
+        colabstage.dataset_h5(GIVEN[kind][0]())
+    assert len(str(caught.value)) < 300
 
 
 _PARTS = st.text(max_size=9) | st.integers() | st.none() | st.binary(max_size=9) | st.builds(pathlib.PurePosixPath)
@@ -112,6 +121,7 @@ def test_whatever_is_given_is_shown_on_one_short_line(value: Any) -> None:
     shown = show_value(value)
     assert len(shown) <= 80
     assert "\n" not in shown
+    assert "\n" not in instead_of(value)
 
 
 def test_what_cannot_be_written_is_named_by_its_type() -> None:
@@ -126,6 +136,7 @@ def test_what_cannot_be_written_is_named_by_its_type() -> None:
 
     assert show_value(Odd()) == "Odd(…)"
     assert show_value([Odd()]) == "list(…)"
+    assert instead_of(Odd()) == ""
 
 
 def test_no_secret_is_shown() -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 
 from colabstage.errors import ColabstageError, DecodeError, EmptySourceError, LayoutError, OptionError, ended
-from colabstage.io.arguments import show_value
+from colabstage.io.arguments import instead_of, is_frame, show_value
 from colabstage.io.files import read_with_retry
 from colabstage.layouts.boxes import Form, as_corners, find_form
 from colabstage.layouts.columns import show
@@ -106,19 +106,14 @@ def read_dataset(dataset: IndexableDataset, in_caller: InCaller = call_here) -> 
     )
 
 
-def _is_frame(value: object) -> bool:
-    """Return whether a value is a table in memory, as of pandas or polars."""
-    return hasattr(value, "columns") and (hasattr(value, "to_csv") or hasattr(value, "write_csv"))
-
-
 def _check_dataset(dataset: Any) -> None:
     """Refuse what has no samples by number, and what people pass by mistake."""
     kind = type(dataset).__name__
     is_one = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
     # A table's items are its columns, those of bytes are numbers, and a class has none.
-    if not is_one or isinstance(dataset, bytes | bytearray | type) or _is_frame(dataset):
+    if not is_one or isinstance(dataset, bytes | bytearray | type) or is_frame(dataset):
         is_iterator = isinstance(dataset, Iterator) and not hasattr(dataset, "read")
-        remedy = "For an iterator, list(…)." if is_iterator else ""
+        remedy = "For an iterator, list(…)." if is_iterator else instead_of(dataset)
         msg = (
             f"source={show_value(dataset)} has no samples by number; expected a path, or a dataset with a length and "
             f"items (x, y). {remedy}"
