@@ -44,7 +44,7 @@ from colabstage.layouts.table import Boxes, UnreadBoxes, Values
 from colabstage.machine.mounts import place_in, require_answer, required_to_stay, run_watched, run_watched_for_caller
 from colabstage.pack.execute import run_pack, space_for
 from colabstage.pack.job import CallersDataset, open_source, plan_job
-from colabstage.pack.options import PackArguments, PackOptions, recorded_image
+from colabstage.pack.options import PackArguments, PackOptions, recorded_image, remedies_for_batches
 from colabstage.pack.set_stores import remote_address
 from colabstage.pack.shards import ShardSet
 from colabstage.sources.parse import absolute_path, check_outside, refuse_address
@@ -162,6 +162,7 @@ def _stored_schema(field: StoredField) -> FieldSchema:
 
 @public(
     PackOptions,
+    remedies=remedies_for_batches('make_loader(dataset_h5("file.h5"), 64'),
     reads=("source",),
     writes=("target", "append_to"),
     stopped=GOES_ON,

@@ -220,7 +220,7 @@ def test_debug_shows_the_traceback(run: Run) -> None:
         ("photos --verify never", "fast, full"),
         ("photos --seed many", "--seed"),
         ("photos --unknown", "--unknown"),
-        ("s4://bucket/photos", "not a kind of address"),
+        ("s4://bucket/photos", "s4://"),
         ("photos --splits train=0.8", "add up to 0.8"),
         ("photos --image-size 0x8", "is not a size"),
         ("photos --splits a/b=1", "cannot name a split"),

@@ -16,6 +16,7 @@ import pytest
 from colabstage import stage_dataset
 from tests.stage.test_streaming import Gate, GatedTree, png
 from tests.support.images import make_tree
+from tests.support.steps import wait_until
 
 if TYPE_CHECKING:
     from colabstage.trees.listing import FileEntry
@@ -66,8 +67,10 @@ def epochs_of(data: Any, count: int) -> list[list[list[float]]]:
 
 
 def train_for_ever(place: Path) -> None:
-    """Take batches until no more come; say when the first one has come."""
-    for _ in stage(open_tree(place), place / "a").loader("train", BATCH, seed=SEED, num_workers=0):
+    """Take batches until no more come; say when the first one has come, and nearly all that is let through is packed."""
+    data = stage(open_tree(place), place / "a")
+    for _ in data.loader("train", BATCH, seed=SEED, num_workers=0):
+        wait_until(lambda: data.ready.rows >= FIRST - BATCH)
         sys.stdout.write("a batch\n")
         sys.stdout.flush()
 

@@ -153,8 +153,9 @@ def test_what_is_streamed(
         make_tree(cloud, {"photos.zip": zip_bytes(FILES)} if source == "zip" else {})
         if source == "folder":
             make_tree(cloud / "photos", FILES)
-        if source == "cache":
+        else:
             use_small_blocks(monkeypatch)
+        if source == "cache":
             address = make_tree(tmp_path / "photos", FILES)
             options = {"cache_dir": my_drive / "cache"}
             stage_dataset(address, local_dir=tmp_path / "first", cache_dir=cloud / "cache", progress=False)
