@@ -67,7 +67,7 @@ def epochs_of(data: Any, count: int) -> list[list[list[float]]]:
 
 
 def train_for_ever(place: Path) -> None:
-    """Take batches until no more come; say when the first one has come, and nearly all that is let through is packed."""
+    """Take batches until no more come; say when one has come, and nearly all that is let through is packed."""
     data = stage(open_tree(place), place / "a")
     for _ in data.loader("train", BATCH, seed=SEED, num_workers=0):
         wait_until(lambda: data.ready.rows >= FIRST - BATCH)
