@@ -213,6 +213,8 @@ class KeepChoice:
     most_bytes: int
     """The budget; 0 where none are kept."""
     reason: str
+    part: float = 0.0
+    """Of an epoch's images those that fit into it, 0 to 1."""
 
     def __str__(self) -> str:
         return f"kept, {self.reason}" if self.most_bytes else f"not kept, {self.reason}"

@@ -61,11 +61,16 @@ def choose(facts: LoaderFacts, batch_size: int = 64, **options: Any) -> LoaderPl
         (replace(FACTS, encoded=True, cores=64), 18),
         (replace(FACTS, encoded=True, cores=64, stored_bytes=1000 * 20_000), 6),
         (replace(FACTS, encoded=True, cores=64, stored_bytes=1000 * 2_000_000), 64),
+        # On a GPU, where all images are kept once they are decoded; two thirds of them would not be.
+        (replace(FILES, cores=64, device=DeviceFacts("cuda", 0)), 12),
+        (replace(FILES, cores=4, device=DeviceFacts("cuda", 0)), 4),
+        (replace(FILES, cores=64, device=DeviceFacts("cpu", 0)), 18),
+        (replace(FILES, cores=64, device=DeviceFacts("cuda", 0), row_bytes=3_000_000), 18),
     ],
 )
 def test_workers_follow_from_cores_and_work(facts: LoaderFacts, workers: int) -> None:
-    """Copying stops gaining after a few threads, decoding of small images after some more; h5py gains from none, reads
-    from many."""
+    """Copying stops gaining after a few threads, decoding of small images after some more, sooner beside a GPU's step;
+    h5py gains from none, reads from many."""
     assert choose(facts).workers.value == workers
 
 
