@@ -301,7 +301,7 @@ def _choose_workers(facts: LoaderFacts, asked: int | Literal["auto"], keep: Keep
 
 def _choose_decoding_threads(facts: LoaderFacts, keep: KeepChoice | None) -> ReasonedValue:
     most = most_decoding_threads(facts.stored_bytes // max(1, facts.rows))
-    # Beside a ResNet-50 on an H100, four fed later epochs at 2,750 images/s and six at 2,140; the first one, in which
+    # Beside a ResNet-50 on an H100, four fed later epochs at 2,670 images/s and six at 2,160; the first one, in which
     # all are decoded, at 1,590 and 1,710.
     fewer = most * 2 // 3
     on_gpu = facts.device is not None and facts.device.type != "cpu"
