@@ -95,7 +95,7 @@ def ask_md5s(paths: Sequence[str], *, heard: Callable[[], object] = lambda: None
 
 
 class Md5Questions(Closing):
-    """Ask Drive's client for the MD5 of files, of each before it is read or of all after a listing.
+    """Ask Drive's client for the MD5 of files while a listing still finds more of them, or before each is read.
 
     One file without an MD5 leaves the whole listing unproved, so asking stops there.
     """
@@ -104,32 +104,46 @@ class Md5Questions(Closing):
         self._heard = heard
         self._pool = DaemonPool(workers, "colabstage-ask")
         self._md5s: dict[str, str] = {}
+        self._asked: list[Future[None]] = []
+        # Any of the files, since all are on one mount.
+        self._path = ""
         self._why = ""
 
+    def ask(self, paths: Sequence[str]) -> None:
+        """Add files to ask for; may be called in any thread."""
+        self._check_answers(paths)
+        for start in range(0, len(paths) if not self._why else 0, _BATCH):
+            self._asked.append(self._pool.submit(partial(self._ask_for, paths[start : start + _BATCH])))
+
     def ask_before_read(self, path: str) -> None:
-        """Ask for a file and wait for the answer, unless that has been done; may be called in any thread.
+        """Ask for a file and wait for the answer, unless that has been done.
 
         Its MD5 is then never newer than the content that is read after this: a file that is rewritten in between has
         another MD5 when it is compared, and not the content of one state under the MD5 of the next.
         """
-        if path not in self._md5s:
-            self._ask([path])
+        if not self._why and path not in self._md5s:
+            # In a thread: a client that never answers must not hang whoever reads.
+            self._check_answers([path])
+            self._wait([self._pool.submit(partial(self._ask_for, [path]))])
 
     def answers(self, paths: Sequence[str]) -> tuple[list[str], str]:
-        """Ask for all that were not asked for.
+        """Wait for all answers.
 
         Returns:
             The MD5 of each of `paths`, in order, and ""; or an empty list and the reason: one is not reported or not
             uploaded, or the client has not answered for a minute.
         """
+        self._wait(self._asked)
         missing = [path for path in paths if path not in self._md5s]
-        # One first: a client without these attributes then costs one question, and not thousands.
-        self._ask(missing[:1])
-        self._ask(missing[1:])
+        if missing and not self._why:
+            # One first: a client without these attributes then costs one question, and not thousands.
+            self.ask_before_read(missing[0])
+            self.ask(missing[1:])
+            self._wait(self._asked)
         return ([], self._why) if self._why else ([self._md5s[path] for path in paths], "")
 
     def known(self, paths: Sequence[str]) -> list[str]:
-        """Ask as `answers` does, and return the MD5 of each of `paths`; "" where it is not known."""
+        """Wait as `answers` does, and return the MD5 of each of `paths`; "" where it is not known."""
         self.answers(paths)
         return [self._md5s.get(path, "") for path in paths]
 
@@ -139,20 +153,19 @@ class Md5Questions(Closing):
         # A thread whose question hangs can never be joined.
         self._pool.close(abandon=True)
 
-    def _ask(self, paths: Sequence[str]) -> None:
-        if self._why or not paths:
+    def _wait(self, asked: Sequence[Future[None]]) -> None:
+        if self._why:
             return
-        if _hangs(paths[0]):
-            self._why = _no_answer()
-            return
-        # In threads: a client that never answers must not hang the caller.
-        batches = (paths[start : start + _BATCH] for start in range(0, len(paths), _BATCH))
-        asked = [self._pool.submit(partial(self._ask_for, batch)) for batch in batches]
         try:
             DaemonPool.results(asked, stall_timeout_s=_STALL_S)
         except TimeoutError:
             self._why = _no_answer()
-            _remember(paths[0], next((question for question in asked if question.running()), None))
+            _remember(self._path, next((question for question in asked if question.running()), None))
+
+    def _check_answers(self, paths: Sequence[str]) -> None:
+        self._path = self._path or next(iter(paths), "")
+        if not self._why and _hangs(self._path):
+            self._why = _no_answer()
 
     def _ask_for(self, paths: Sequence[str]) -> None:
         for path in paths:

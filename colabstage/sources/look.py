@@ -163,7 +163,8 @@ class _Asker:
             seen = "the times of its folders are unchanged; a file rewritten under its name would not be noticed"
             return Look("same", seen)
         with Md5Questions(workers=workers, heard=heard) as questions:
-            tree = FolderTree(path, workers=workers, heard=heard, leave_out=leave_out)
+            # Both wait for the client, and its answers are all that is wanted.
+            tree = FolderTree(path, workers=workers, heard=heard, found=questions.ask, leave_out=leave_out)
             md5s, why = questions.answers(tree.paths)
         now = identify_tree(tree, address=recorded.address, md5s=md5s)
         if compare_states(recorded, now) != "same":

@@ -741,5 +741,5 @@ def _open_path(source: SingleSource, path: Path, opening: Opening) -> Part:
         part.recognise()
         if part.kind == "zip":
             part.questions = Md5Questions(workers=1)
-            part.questions.ask_before_read(str(path))
+            part.questions.ask([str(path)])
     return part

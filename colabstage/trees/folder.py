@@ -82,6 +82,7 @@ class FolderTree(Tree):
             where each answer takes 0.3 s and more; a local disk gains nothing from more than one.
         retry: how long a listing that fails is tried again.
         heard: called, in any thread, whenever a folder has been read: the disk or mount is slow, not dead.
+        found: called, in any thread, with the paths of some files as soon as these are known to exist.
         before_read: called, in any thread, with the path of a file before anything of its content is read.
         leave_out: names of folders in it that are no part of it, such as what colabstage made of it before.
         mounts: names of folders in it that something slow is mounted at, which are left out with a note.
@@ -100,6 +101,7 @@ class FolderTree(Tree):
         workers: int = 1,
         retry: RetryPolicy = RetryPolicy(),  # noqa: B008  # frozen
         heard: Callable[[], object] = lambda: None,
+        found: Callable[[Sequence[str]], object] | None = None,
         before_read: Callable[[str], object] | None = None,
         leave_out: Collection[str] = (),
         mounts: Collection[str] = (),
@@ -114,7 +116,7 @@ class FolderTree(Tree):
         self._times: dict[str, int] = {}
         _check_root(self._root)
         with _threads(workers) as listers, _threads(workers) as lookers:
-            walk = _Walk(self._root, listers, lookers, retry=retry, heard=heard)
+            walk = _Walk(self._root, listers, lookers, retry=retry, heard=heard, on_files=found)
             walk.all_but({**dict.fromkeys(mounts, "mount"), **dict.fromkeys(leave_out, "own")})
         files = walk.files
         sizes, times_ns = np.array(files.sizes, np.int64), times_in_column(files.times_ns)
@@ -398,9 +400,10 @@ class _Walk:
         *,
         retry: RetryPolicy,
         heard: Callable[[], object],
+        on_files: Callable[[Sequence[str]], object] | None,
     ) -> None:
         self._root, self._listers, self._lookers = root, listers, lookers
-        self._retry, self._heard = retry, heard
+        self._retry, self._heard, self._on_files = retry, heard, on_files
         self._turn = threading.Lock()
         self._slow_batches = 0
         self.files = _Found()
@@ -527,6 +530,8 @@ class _Walk:
             name = prefix + entry.name
             look = functools.partial(_look_closely, entry, name, found)
             read_with_retry(look, f"{self._root}/{name}", policy=self._retry)
+        if self._on_files is not None:
+            self._on_files([f"{self._root}/{name}" for name in found.names])
         return found
 
 
