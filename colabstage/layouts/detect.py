@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import itertools
+import posixpath
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -78,6 +79,7 @@ from colabstage.layouts.rows import TABLE, TableSearch, tables_agree
 from colabstage.layouts.stored import AS_THEY_ARE, ClipOptions, clip_rows
 from colabstage.layouts.table import BrokenDatasetError, Masks, SampleTable, Values
 from colabstage.trees.folder import FolderTree
+from colabstage.trees.listing import only_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -89,6 +91,8 @@ if TYPE_CHECKING:
 LayoutFunction = Callable[["Tree"], SampleTable]
 
 AUDIO = FileKind("audio", "clips", words.SOUNDS)
+# More parts than this nobody writes into an argument.
+_MOST_PARTS = 8
 
 
 class Case:
@@ -231,14 +235,25 @@ class Rival(NamedTuple):
             shown = f" ('{name}': {state_of(found.table, name)}, {state_of(other.table, name)})"
         return refuse(
             f"The {found.table.unit} of '{case.source.label}' have labels by {found.named} and by {who}{shown}. "
-            f"{self._remedy(found)}"
+            f"{self._remedy(case, found, other)}"
         )
 
-    def _remedy(self, found: Evidence) -> str:
-        if self.layout == found.table.layout:
-            return "Move the files of one away, or take some of the files, only=[…]."
-        ways = [f'layout="{layout}"' for layout in (found.table.layout, self.layout) if layout]
-        return f"Take one of them: {' or '.join(ways)} or layout=file_names(PATTERN), from colabstage.options."
+    def _remedy(self, case: Case, found: Evidence, other: Found) -> str:
+        layouts = filter(None, (found.table.layout, self.layout))
+        ways = [*(f'layout="{layout}"' for layout in layouts), "layout=file_names(PATTERN), from colabstage.options"]
+        if isinstance(other, Evidence) and self.layout == found.table.layout:
+            ways = [*filter(None, (_alone(case, found, other), _alone(case, other, found)))]
+        return f"Take one of them: {' or '.join(ways)}." if ways else "Move the files of one away."
+
+
+def _alone(case: Case, one: Evidence, other: Evidence) -> str:
+    """Return the argument that takes what one piece of evidence used, and not what the other did; "" for none."""
+    parts = [f"**/*{ending}" for ending in case.images.endings[0]]
+    for ending in sorted({posixpath.splitext(name)[1] for name in one.used}):
+        own = sorted(name for name in one.used if name.endswith(ending))
+        is_shared = any(name.endswith(ending) for name in other.used)
+        parts += own if is_shared else [f"**/*{ending}"]
+    return only_line(case.source.tree, *parts) if len(parts) <= _MOST_PARTS else ""
 
 
 class Layout(NamedTuple):

@@ -330,7 +330,7 @@ REFUSED: dict[str, tuple[dict[str, bytes], str]] = {
                 {"labels/{0,1}.txt": _SAME_BOX, "labels/{2,3}.txt": _SAME_BOX.replace("0", "1", 1)},
                 "labels/",
             ),
-            ("another place", {"labels/{0..3}.txt": "0 0.8 0.8 0.1 0.1"}, "only="),
+            ("another place", {"labels/{0..3}.txt": "0 0.8 0.8 0.1 0.1"}, "only=['**/*.png', '**/*.xml']"),
             (
                 "further images",
                 {"labels/{0..3}.txt": _SAME_BOX, **files("images/{8,9}.png"), "labels/{8,9}.txt": _SAME_BOX},
