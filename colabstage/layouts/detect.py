@@ -1,14 +1,12 @@
 """Find the layout of a tree: a catalogue of what may state labels, strongest first, and the judge of what they state.
 
-One judge decides, by these refusals: two pieces of evidence divide the samples differently; nothing labels them all; a
-file that is left over may speak of them; folders are of several depths, or words for parts; one class has two
-spellings; a split has no class in common with train, or two names; a written name leads nowhere, or to several.
+A layout finds evidence; its rivals are what may state the same samples otherwise. What contradicts it is refused, and
+`judge` decides on the rest. A new format is a module in `formats/` and a line in `LAYOUTS`.
 """
 
 from __future__ import annotations
 
 import difflib
-import itertools
 import posixpath
 import re
 from collections.abc import Callable
@@ -135,6 +133,11 @@ class Case:
         return gather(self.tables.state)
 
     @cached_property
+    def folders(self) -> Found:
+        """Return what folders state of images."""
+        return gather(lambda: folders_state(self.source, IMAGE_FOLDER))
+
+    @cached_property
     def description(self) -> Description | None:
         """Return the description of the dataset, if it has one."""
         return croissant.read_description(self.source)
@@ -151,13 +154,7 @@ class Case:
         if self.images:
             return self.description.state_labels(IMAGE_FOLDER, self.images, self.lookup)
         clips = require_files(self.source.ending_in(words.SOUNDS), self.source, "images and clips of sound")
-        found = self.description.state_labels(AUDIO, clips, Lookup(clips.names))
-        return _as_clips(found, AS_THEY_ARE)
-
-    @cached_property
-    def folders(self) -> Found:
-        """Return what folders state of images."""
-        return gather(lambda: folders_state(self.source, IMAGE_FOLDER))
+        return _as_clips(self.description.state_labels(AUDIO, clips, Lookup(clips.names)), AS_THEY_ARE)
 
     def state_boxes(self) -> Found:
         """Return what boxes of KITTI, Pascal VOC, COCO, YOLO, or of a tool state, whichever there are."""
@@ -165,8 +162,9 @@ class Case:
         reasons = []
         for name, state in _BOXES:
             found = gather(lambda: state(self))  # noqa: B023 - called at once
-            if isinstance(found, Evidence) or found.claims:
+            if found.claims:
                 return found
+            assert isinstance(found, Miss)
             reasons.append(f"{name}: {found.error}")
         return Miss(LayoutError(f"'{self.source.label}' has no boxes beside its images. {' '.join(reasons)}"))
 
@@ -190,18 +188,15 @@ class Case:
             leading = self.tables.leading
         except LayoutError:
             return False
-        class_of = dict(zip(found.table.keys, class_of_samples(found.table), strict=True))
-        return bool(leading) and tables_agree(leading, self.images.names, class_of, self.lookup)
+        return bool(leading) and tables_agree(leading, self.images.names, _classes_by_name(found), self.lookup)
 
-    def judge(self, found: Evidence) -> Found:
+    def judge(self, found: Found) -> Found:
         """Return what the judge makes of evidence, with the splits that a description states."""
-        description, stated = self.description, found
-        if description is not None:
-            agreed = gather(lambda: description.agreed(stated, self.described, self.images, self.lookup))
-            if isinstance(agreed, Miss):
-                return agreed
-            found = agreed
-        return judge(self.source, found, self.rows_agree, may_be_one=self.is_more)
+        description = self.description
+        if isinstance(found, Evidence) and description is not None:
+            stated = found
+            found = gather(lambda: description.agreed(stated, self.described, self.images, self.lookup))
+        return found if isinstance(found, Miss) else judge(self.source, found, self.rows_agree, may_be_one=self.is_more)
 
 
 def _as_clips(found: Found, options: ClipOptions) -> Found:
@@ -212,6 +207,13 @@ def _as_clips(found: Found, options: ClipOptions) -> Found:
     return replace(found, table=replace(found.table, inputs=inputs)).noting(note)
 
 
+def _classes_by_name(found: Evidence) -> dict[str, str]:
+    return dict(zip(found.table.keys, class_of_samples(found.table), strict=True))
+
+
+# --- the catalogue ----------------------------------------------------------------------------------------------------
+
+
 class Rival(NamedTuple):
     """What may state the same samples otherwise."""
 
@@ -220,40 +222,6 @@ class Rival(NamedTuple):
     """The layout that takes it, for messages; "" for none."""
     state: Callable[[Case, Evidence], Found | None]
     """Returns what it states beside the evidence that was found; `None` where that says nothing else."""
-
-    def compare(self, case: Case, found: Evidence) -> Found:
-        """Return the evidence, with the files of both where they agree; else the refusal that names both."""
-        other = gather(lambda: self.state(case, found) or _NOTHING)
-        if not other.claims:
-            return found
-        who, shown = self.who, ""
-        if isinstance(other, Evidence):
-            name = first_contradicted(found.table, other.table)
-            if name is None:
-                return replace(found, used=found.used | other.used)
-            who = other.named if other.used else self.who
-            shown = f" ('{name}': {state_of(found.table, name)}, {state_of(other.table, name)})"
-        return refuse(
-            f"The {found.table.unit} of '{case.source.label}' have labels by {found.named} and by {who}{shown}. "
-            f"{self._remedy(case, found, other)}"
-        )
-
-    def _remedy(self, case: Case, found: Evidence, other: Found) -> str:
-        layouts = filter(None, (found.table.layout, self.layout))
-        ways = [*(f'layout="{layout}"' for layout in layouts), "layout=file_names(PATTERN), from colabstage.options"]
-        if isinstance(other, Evidence) and self.layout == found.table.layout:
-            ways = [*filter(None, (_alone(case, found, other), _alone(case, other, found)))]
-        return f"Take one of them: {' or '.join(ways)}." if ways else "Move the files of one away."
-
-
-def _alone(case: Case, one: Evidence, other: Evidence) -> str:
-    """Return the argument that takes what one piece of evidence used, and not what the other did; "" for none."""
-    parts = [f"**/*{ending}" for ending in case.images.endings[0]]
-    for ending in sorted({posixpath.splitext(name)[1] for name in one.used}):
-        own = sorted(name for name in one.used if name.endswith(ending))
-        is_shared = any(name.endswith(ending) for name in other.used)
-        parts += own if is_shared else [f"**/*{ending}"]
-    return only_line(case.source.tree, *parts) if len(parts) <= _MOST_PARTS else ""
 
 
 class Layout(NamedTuple):
@@ -277,115 +245,57 @@ class Layout(NamedTuple):
             return True
         return bool(self.archive) and any(part.kind == self.archive for part in source.tree.parts())
 
-    def weighed(self, case: Case) -> Found:
-        """Return what it states for "auto", unless something else states the same samples otherwise."""
-        return self._compared(case, self.weigh or self.state, self.rivals)
-
-    def named(self, case: Case) -> Found:
-        """Return what it states where it is named, unless another file of the same layout states otherwise."""
-        return self._compared(case, self.state, [rival for rival in self.rivals if rival.layout == self.name])
-
-    def _compared(self, case: Case, state: Callable[[Case], Found], rivals: Sequence[Rival]) -> Found:
+    def find(self, case: Case, *, by_name: bool = False) -> Found:
+        """Return what it states, unless a rival states otherwise: where it is named, another file of the same
+        layout."""
+        state = self.state if by_name or self.weigh is None else self.weigh
         found = gather(lambda: state(case))
-        for rival in rivals:
-            found = rival.compare(case, found) if isinstance(found, Evidence) else found
+        for rival in self.rivals:
+            if isinstance(found, Evidence) and (rival.layout == self.name or not by_name):
+                found = _compared(case, found, rival)
         return found
 
 
+def _compared(case: Case, found: Evidence, rival: Rival) -> Found:
+    """Return the evidence, with the files of both where they agree; else the refusal that names both."""
+    other = gather(lambda: rival.state(case, found) or _NOTHING)
+    if not other.claims:
+        return found
+    who, shown = rival.who, ""
+    layouts = filter(None, (found.table.layout, rival.layout))
+    ways = [*(f'layout="{layout}"' for layout in layouts), "layout=file_names(PATTERN), from colabstage.options"]
+    if isinstance(other, Evidence):
+        name = first_contradicted(found.table, other.table)
+        if name is None:
+            return replace(found, used=found.used | other.used)
+        who = other.named if other.used else who
+        shown = f" ('{name}': {state_of(found.table, name)}, {state_of(other.table, name)})"
+        if rival.layout == found.table.layout:
+            ways = [*filter(None, (_alone(case, found, other), _alone(case, other, found)))]
+    how = f"Take one of them: {' or '.join(ways)}." if ways else "Move the files of one away."
+    what = f"The {found.table.unit} of '{case.source.label}' have labels by {found.named} and by {who}{shown}."
+    return refuse(f"{what} {how}")
+
+
+def _alone(case: Case, one: Evidence, other: Evidence) -> str:
+    """Return the argument that takes what one piece of evidence used, and not what the other did; "" for none."""
+    parts = [f"**/*{ending}" for ending in case.images.endings[0]]
+    for ending in sorted({posixpath.splitext(name)[1] for name in one.used}):
+        own = sorted(name for name in one.used if name.endswith(ending))
+        is_shared = any(name.endswith(ending) for name in other.used)
+        parts += own if is_shared else [f"**/*{ending}"]
+    return only_line(case.source.tree, *parts) if len(parts) <= _MOST_PARTS else ""
+
+
 _NOTHING = Miss(LayoutError(""))
-# What is there and was not read.
+# Labels that are not read, and so cannot be compared.
 _UNREAD_LABELS = refuse("")
 
 
-# --- what "auto" weighs: stronger evidence against weaker that says something else ------------------------------------
+# --- rivals -----------------------------------------------------------------------------------------------------------
 
 
-def _is_voc(case: Case) -> bool:
-    # Pascal VOC also has masks, but people who stage it want the boxes.
-    return any("SegmentationClass/" in name for name in case.source.ending_in((".png",)).names)
-
-
-def _rows_beside(case: Case, _: Evidence) -> Found | None:
-    return case.rows if case.source.ending_in(words.TABLES) else None
-
-
-def _masks_beside(case: Case, found: Evidence) -> Found | None:
-    return None if found.table.layout == DETECTION and _is_voc(case) else case.masks
-
-
-def _sounds_beside(case: Case, found: Evidence) -> Found | None:
-    return _UNREAD_LABELS if 2 * len(case.source.ending_in(words.SOUNDS)) > len(found.table) else None
-
-
-def _names_beside(case: Case, found: Evidence) -> Found | None:
-    return names_state(case.source.without(found.used))
-
-
-def _other_names(case: Case, found: Evidence) -> Found | None:
-    """Return names that divide the images of folders otherwise, and do not only divide each folder further."""
-    names = names_state(case.source.without(found.used))
-    label_of = dict(zip(names.table.keys, class_of_samples(names.table), strict=True))
-    pairs = {
-        (label, label_of[key])
-        for key, label in zip(found.table.keys, class_of_samples(found.table), strict=True)
-        if key in label_of
-    }
-    return names if len(pairs) > len({label for _, label in pairs}) else None
-
-
-def _classes_of_masks(_: Case, found: Evidence) -> Found | None:
-    """Find folders that look like classes, whose images both would label: the masks are in the same, or in none."""
-    targets, keys = found.table.targets, found.table.keys
-    assert isinstance(targets, Masks)
-    depth = len(words.shared_folders(keys))
-    sides = [
-        [name.split("/")[depth:-1] for name in names] for names in (keys, map(targets.source.name, range(len(keys))))
-    ]
-    # Cityscapes has its cities below the folders of images and masks.
-    tops, of_masks = ({"".join(folders[:1]) for folders in side} for side in sides)
-    if tops != of_masks or any(map(_is_no_class, tops)):
-        tops, of_masks = ({next(itertools.filterfalse(_is_no_class, one), "") for one in side} for side in sides)
-        of_masks = tops if of_masks == {""} else set()
-    # A folder for each image is not a class.
-    return _UNREAD_LABELS if tops == of_masks and "" not in tops and 1 < len(tops) <= len(keys) / 2 else None
-
-
-def _is_no_class(folder: str) -> bool:
-    return words.is_split(folder) or words.is_role(folder)
-
-
-def _classes_beside_numbers(case: Case, found: Evidence) -> Found | None:
-    """Return folders that look like classes beside a table of numbers; not those of patients, visits and parts."""
-    is_bare = isinstance(found.table.targets, Values) and not found.table.classes and len(case.images.folders[0]) > 1
-    folders = case.folders if is_bare else None
-    names = folders.table.classes if isinstance(folders, Evidence) else ()
-    kinds = (words.is_role, words.is_split, words.is_part, re.compile(r"\d").search)
-    is_odd = any(kind(name) for name in names for kind in kinds)
-    return None if is_odd or not 2 <= len(names) <= len(case.images) / 2 else folders
-
-
-def _weigh_rows(case: Case) -> Found:
-    found = case.rows
-    return _without_rows(case, found) if isinstance(found, Miss) and found.claims else found
-
-
-def _classes_of_others(case: Case, found: Evidence) -> Found | None:
-    """Return folders that look like classes, where most images are in them and a table names a few others: those of a
-    test alone."""
-    named = {key.partition("#")[0] for key in found.table.keys}
-    if 2 * len(named) >= len(case.images):
-        return None
-    folders = _judged_folders(case)
-    rest = [] if isinstance(folders, Miss) else [key for key in folders.table.keys if key not in named]
-    return folders if len(rest) > len(named) else None
-
-
-def _judged_folders(case: Case) -> Found:
-    weighed = _weigh_folders(case)
-    return case.judge(weighed) if isinstance(weighed, Evidence) else weighed
-
-
-def _beside(state: Callable[[Case], Found]) -> Callable[[Case, Evidence], Found | None]:
+def _boxes_beside(state: Callable[[Case], Found]) -> Callable[[Case, Evidence], Found | None]:
     """Return what some boxes state, apart from what has been used."""
 
     def rival(case: Case, found: Evidence) -> Found | None:
@@ -397,28 +307,40 @@ def _beside(state: Callable[[Case], Found]) -> Callable[[Case, Evidence], Found 
     return rival
 
 
+def _masks_beside(case: Case, found: Evidence) -> Found | None:
+    # Pascal VOC also has masks, but people who stage it want the boxes.
+    is_voc = any("SegmentationClass/" in name for name in case.source.ending_in((".png",)).names)
+    return None if found.table.layout == DETECTION and is_voc else case.masks
+
+
+def _rows_beside(case: Case, _: Evidence) -> Found | None:
+    return case.rows if case.source.ending_in(words.TABLES) else None
+
+
 def _rows_apart(case: Case, found: Evidence) -> Found | None:
     """Return what tables state that a description does not speak of, unless they agree with it."""
     leading = {one.name for one in case.tables.leading} if case.source.ending_in(words.TABLES) else set()
     return None if leading <= found.used or case.rows_agree(found) else case.rows
 
 
-def _without_rows(case: Case, found: Miss) -> Found:
-    """Weigh what else there is where a table names images and cannot be used: masks, and folders that agree with it."""
-    headers = [name for table in case.tables.leading for name in table.table.header]
-    if case.masks.claims:
-        if any(map(words.is_label_name, headers)):
-            return refuse(f'{found.error} Or take the masks beside the images: layout="pairs".')
-        return near(f"The images have masks, and the table beside them no labels: {found.error}")
-    by_folder = _judged_folders(case)
-    # Without a column of splits, rows that were meant for a test would be trained on.
-    is_split = not set(words.SPLIT_COLUMNS).isdisjoint(map(words.plain_name, headers))
-    if isinstance(by_folder, Evidence) and (by_folder.table.splits or not is_split) and case.rows_agree(by_folder):
-        return by_folder.noting("Columns of tables that do not say the class of each folder were left out.")
-    # Nothing is gained by the advice where all images are in one folder.
-    if len(case.images.folders[0]) < 2:
-        return found
-    return refuse(f'{found.error} layout="image_folder" takes folders as classes, and leaves tables out.')
+def _records_beside(_: Case, found: Evidence) -> Found | None:
+    return _UNREAD_LABELS if found.table.layout == TABLE.layout else None
+
+
+def _sounds_beside(case: Case, found: Evidence) -> Found | None:
+    return _UNREAD_LABELS if 2 * len(case.source.ending_in(words.SOUNDS)) > len(found.table) else None
+
+
+def _names_beside(case: Case, found: Evidence) -> Found | None:
+    return names_state(case.source.without(found.used))
+
+
+def _names_across(case: Case, found: Evidence) -> Found | None:
+    """Return names that divide the images of folders otherwise, and do not only divide each folder further."""
+    names = names_state(case.source.without(found.used))
+    by_name = _classes_by_name(names)
+    pairs = {(label, by_name[key]) for key, label in _classes_by_name(found).items() if key in by_name}
+    return names if len(pairs) > len({label for _, label in pairs}) else None
 
 
 def _called_otherwise(case: Case, found: Evidence) -> Found | None:
@@ -426,9 +348,7 @@ def _called_otherwise(case: Case, found: Evidence) -> Found | None:
     # Patients and parts also have numbers as names, so numbers do not contradict a label.
     classes = {_bare(name) for name in found.table.classes if not NUMBER.fullmatch(name)}
     names = gather(lambda: names_state(case.source)) if classes else _NOTHING
-    by_name = {}
-    if isinstance(names, Evidence):
-        by_name = dict(zip(names.table.keys, class_of_samples(names.table), strict=True))
+    by_name = _classes_by_name(names) if isinstance(names, Evidence) else {}
     if not by_name and classes.isdisjoint(_bare(words.folder_of(f"{folder}/")) for folder in case.images.folders[0]):
         return None
     for row, (name, labels) in enumerate(zip(found.table.keys, labels_of_samples(found.table), strict=False)):
@@ -443,6 +363,71 @@ def _called_otherwise(case: Case, found: Evidence) -> Found | None:
 def _bare(name: str) -> str:
     """Return a class's name as people read it, of one or of many: Cats, cat."""
     return words.spoken(name).removesuffix("s")
+
+
+def _classes_of_others(case: Case, found: Evidence) -> Found | None:
+    """Return folders that look like classes, where most images are in them and a table names a few others: those of a
+    test alone."""
+    named = {key.partition("#")[0] for key in found.table.keys}
+    if 2 * len(named) >= len(case.images):
+        return None
+    folders = case.judge(_weigh_folders(case))
+    rest = set(folders.table.keys) - named if isinstance(folders, Evidence) else ()
+    return folders if len(rest) > len(named) else None
+
+
+def _classes_beside_numbers(case: Case, found: Evidence) -> Found | None:
+    """Return folders that look like classes beside a table of numbers; not those of patients, visits and parts."""
+    if not isinstance(found.table.targets, Values) or found.table.classes or len(case.images.folders[0]) < 2:
+        return None
+    names = case.folders.table.classes if isinstance(case.folders, Evidence) else ()
+    kinds = (words.is_role, words.is_split, words.is_part, re.compile(r"\d").search)
+    is_odd = any(kind(name) for name in names for kind in kinds)
+    return None if is_odd or not 2 <= len(names) <= len(case.images) / 2 else case.folders
+
+
+def _classes_of_masks(_: Case, found: Evidence) -> Found | None:
+    """Find folders that look like classes, whose images both would label: the masks are in the same, or in none."""
+    targets, keys = found.table.targets, found.table.keys
+    assert isinstance(targets, Masks)
+    depth = len(words.shared_folders(keys))
+
+    def classes(names: Sequence[str]) -> set[str]:
+        folders = (name.split("/")[depth:-1] for name in names)
+        return {
+            next((one for one in path if not words.is_split(one) and not words.is_role(one)), "") for path in folders
+        }
+
+    tops, of_masks = classes(keys), classes([targets.source.name(number) for number in range(len(keys))])
+    # Cityscapes has its cities below the folders of images and masks.
+    are_beside = tops == of_masks == {"".join(name.split("/")[depth:-1][:1]) for name in keys}
+    # A folder for each image is not a class.
+    may_be = "" not in tops and 1 < len(tops) <= len(keys) / 2
+    return _UNREAD_LABELS if may_be and (are_beside or of_masks == {""}) else None
+
+
+# --- what "auto" weighs -----------------------------------------------------------------------------------------------
+
+
+def _weigh_rows(case: Case) -> Found:
+    """Weigh what else there is where a table names images and cannot be used: masks, and folders that agree with it."""
+    found = case.rows
+    if isinstance(found, Evidence) or not found.claims:
+        return found
+    headers = [name for table in case.tables.leading for name in table.table.header]
+    if case.masks.claims:
+        if any(map(words.is_label_name, headers)):
+            return refuse(f'{found.error} Or take the masks beside the images: layout="pairs".')
+        return near(f"The images have masks, and the table beside them no labels: {found.error}")
+    by_folder = case.judge(_weigh_folders(case))
+    # Without a column of splits, rows that were meant for a test would be trained on.
+    is_split = not set(words.SPLIT_COLUMNS).isdisjoint(map(words.plain_name, headers))
+    if isinstance(by_folder, Evidence) and (by_folder.table.splits or not is_split) and case.rows_agree(by_folder):
+        return by_folder.noting("Columns of tables that do not say the class of each folder were left out.")
+    # Nothing is gained by the advice where all images are in one folder.
+    if len(case.images.folders[0]) < 2:
+        return found
+    return refuse(f'{found.error} layout="image_folder" takes folders as classes, and leaves tables out.')
 
 
 def _weigh_nothing(case: Case) -> Found:
@@ -463,11 +448,8 @@ def _weigh_nothing(case: Case) -> Found:
 
 def _weigh_folders(case: Case) -> Found:
     """Weigh folders as classes: without a second copy of all images."""
-    source = case.source
-    copy = second_copy(source)
-    found = case.folders
-    if copy:
-        found = gather(lambda: folders_state(source.without(copy), IMAGE_FOLDER))
+    copy = second_copy(case.source)
+    found = gather(lambda: folders_state(case.source.without(copy), IMAGE_FOLDER)) if copy else case.folders
     if isinstance(found, Miss):
         return found if isinstance(found.error, EmptySourceError) or found.claims else replace(found, near=True)
     if copy:
@@ -480,10 +462,6 @@ def _weigh_records(case: Case) -> Found:
     """Weigh TFRecord files: unless a table leads to image files beside them."""
     rows = case.rows if len(case.images) and tfrecord.named_records(case.source) else None
     return rows if isinstance(rows, Evidence) else tfrecord.tfrecord_state(case.source)
-
-
-def _records_beside(_: Case, found: Evidence) -> Found | None:
-    return _UNREAD_LABELS if found.table.layout == TABLE.layout else None
 
 
 def _weigh_text(case: Case) -> Found:
@@ -517,7 +495,7 @@ LAYOUTS: tuple[Layout, ...] = (
         rivals=(
             _CALLED,
             Rival("boxes", DETECTION, lambda case, _: case.state_boxes()),
-            Rival("masks", "pairs", lambda case, _: case.masks),
+            _BY_MASKS,
             Rival("a table", TABLE.layout, _rows_apart),
         ),
     ),
@@ -526,7 +504,7 @@ LAYOUTS: tuple[Layout, ...] = (
         Case.state_boxes,
         extensions=(".txt", ".xml", ".json"),
         rivals=(
-            *(Rival(f"boxes ({name})", DETECTION, _beside(state)) for name, state in _BOXES),
+            *(Rival(f"boxes ({name})", DETECTION, _boxes_beside(state)) for name, state in _BOXES),
             _CALLED,
             Rival("a table", TABLE.layout, _rows_beside),
             _BY_MASKS,
@@ -541,8 +519,8 @@ LAYOUTS: tuple[Layout, ...] = (
         tfrecord.EXTENSIONS,
         rivals=(Rival("TFRecords beside them", "tfrecord", _records_beside),),
     ),
-    Layout("lmdb", lambda case: lmdb.lmdb_state(case.source), None, lmdb.EXTENSIONS),
-    Layout("arrow", lambda case: arrow.arrow_state(case.source), None, arrow.EXTENSIONS),
+    Layout("lmdb", lambda case: lmdb.lmdb_state(case.source), extensions=lmdb.EXTENSIONS),
+    Layout("arrow", lambda case: arrow.arrow_state(case.source), extensions=arrow.EXTENSIONS),
     Layout(
         "table",
         lambda case: case.rows,
@@ -570,7 +548,7 @@ LAYOUTS: tuple[Layout, ...] = (
         _weigh_folders,
         rivals=(
             Rival("sound", AUDIO.layout, _sounds_beside),
-            Rival("the images' names", "file_names", _other_names),
+            Rival("the images' names", "file_names", _names_across),
         ),
     ),
     Layout("arrays", lambda case: arrays.arrays_state(case.source, arrays.published_arrays(case.source))),
@@ -588,6 +566,23 @@ def catalogue() -> tuple[Layout, ...]:
     return (*LAYOUTS, *(found.load() for found in added_by_packages("colabstage.layouts")))
 
 
+def check_layout_name(layout: str) -> None:
+    """Refuse the name of an unknown layout before any tree is opened."""
+    # To ask for installed packages takes longer than all else of a call that finds its dataset staged.
+    if layout == "auto" or any(layout == one.name for one in LAYOUTS):
+        return
+    names = ["auto", *(one.name for one in catalogue())]
+    if layout not in names:
+        # torchvision writes ImageFolder.
+        close = difflib.get_close_matches(layout.lower(), names, 1)
+        meant = f"Did you mean '{close[0]}'? " if close else ""
+        msg = f"There is no layout {layout!r}. {meant}Choose one of {', '.join(names)}."
+        raise OptionError(msg)
+
+
+# --- from a tree to its table -----------------------------------------------------------------------------------------
+
+
 def detect_layout(tree: Tree, layout: str | LayoutFunction = "auto", *, is_more: bool = False) -> SampleTable:
     """Make the table of samples of a tree, by a layout's name, "auto" for what the evidence states, or a function.
     `is_more`: whether they are added to an existing dataset, so that a single class is fine."""
@@ -597,11 +592,11 @@ def detect_layout(tree: Tree, layout: str | LayoutFunction = "auto", *, is_more:
         check_layout_name(layout)
     case = Case(Source(tree), is_more=is_more)
     try:
-        if layout == "auto":
-            return _weigh_all(case)
         if isinstance(layout, TableFile):
             return layout(tree)
-        return required(next(one for one in catalogue() if one.name == layout).named(case)).told()
+        if layout == "auto":
+            return _weigh_all(case)
+        return required(next(one for one in catalogue() if one.name == layout).find(case, by_name=True)).told()
     except EmptySourceError as error:
         # The requested samples may be in the archives of the tree.
         hint = "" if layout == "auto" else _how_to_give(case.source)
@@ -624,20 +619,46 @@ def _weigh_all(case: Case) -> SampleTable:
     declined: list[Miss] = []
     # A layout that was not looked for cannot explain a failure: the tree has no files of it.
     for layout in (one for one in catalogue() if one.may_fit(case.source)):
-        found = layout.weighed(case)
-        # One missing package is enough: once it is installed, the next call says more.
+        found = layout.find(case)
+        # An unreadable file may define the labels, and must not be replaced by a guess. One missing package is enough:
+        # once it is installed, the next call says more.
         unread = next((miss.error for miss in declined if isinstance(miss.error, MissingDependencyError)), None)
-        # An unreadable file may define the labels, and must not be replaced by a guess.
         if isinstance(found, Evidence) and unread is not None:
             msg = f'{unread} (or give layout="{found.table.layout}", which does without it)'
             raise MissingDependencyError(msg)
-        verdict = case.judge(found) if isinstance(found, Evidence) else found
-        if isinstance(verdict, Evidence):
-            return verdict.told()
-        if verdict.claims:
-            raise verdict.error
-        declined.append(verdict)
+        found = case.judge(found)
+        if found.claims:
+            return required(found).told()
+        assert isinstance(found, Miss)
+        declined.append(found)
     raise _nothing_fits(case.source, declined)
+
+
+@dataclass(frozen=True, slots=True)
+class TableFile:
+    """The layout of a folder whose samples one table lists."""
+
+    name: str
+
+    def __call__(self, tree: Tree) -> SampleTable:
+        """Return the samples that the table names: images, or otherwise audio clips."""
+        source = Source(tree)
+        case = Case(source.without({name for name in source.ending_in(words.TABLES).names if name != self.name}))
+        found = case.rows if case.rows.claims else gather(case.state_audio)
+        try:
+            return required(found if found.claims else case.rows).table
+        except EmptySourceError as error:
+            msg = (
+                f"{error} '{self.name}' is read with the files in its folder and below. Move it into the folder that "
+                f"holds them, or give one that holds both, with layout=table_rows(table='{self.name}')."
+            )
+            raise EmptySourceError(msg) from error
+
+
+def is_table_file(path: Path, layout: object) -> bool:
+    """Tell whether a path names a table that lists samples beside it, and the requested layout does not contradict
+    that."""
+    return layout in ("auto", "table") and path.suffix.lower() in (".csv", ".tsv") and not path.is_dir()
 
 
 # --- where nothing fits -----------------------------------------------------------------------------------------------
@@ -690,11 +711,11 @@ def _how_to_give(source: Source) -> str:
     """Return what to give as the source where a tree holds only archives, or tables and nothing that they name."""
     folder = source.label if isinstance(source.tree, FolderTree) else "FOLDER"
     archives, named = (files_called(source, ends) for ends in (words.ARCHIVES, words.TABLES))
-    labels = named.where(lambda name: not words.is_submission(name)).names
     if archives and source.tree.kind != "folder":
         return "Archives inside an archive are not opened: extract_archive(source, 'FOLDER'), and give 'FOLDER'."
     if archives:
         # An archive alone would be read without its labels; several are usually the parts or splits of one dataset.
+        labels = named.where(lambda name: not words.is_submission(name)).names
         beside = f", and '{labels[0]}' beside them may hold their labels" if labels else ""
         paths = [*([folder] if labels else []), *(f"{folder}/{name}" for name in archives.names[:NAMES_SHOWN])]
         more = f" with {len(archives) - NAMES_SHOWN:,} more" if len(archives) > NAMES_SHOWN else ""
@@ -710,44 +731,3 @@ def _how_to_give(source: Source) -> str:
         f"in a list, ['{folder}', 'FOLDER_OF_THE_IMAGES']. Of a table that is the data itself save arrays, "
         "numpy.savez('data.npz', x=…, y=…), and give 'data.npz'."
     )
-
-
-def check_layout_name(layout: str) -> None:
-    """Refuse the name of an unknown layout before any tree is opened."""
-    # To ask for installed packages takes longer than all else of a call that finds its dataset staged.
-    if layout == "auto" or any(layout == one.name for one in LAYOUTS):
-        return
-    names = ["auto", *(one.name for one in catalogue())]
-    if layout not in names:
-        # torchvision writes ImageFolder.
-        close = difflib.get_close_matches(layout.lower(), names, 1)
-        meant = f"Did you mean '{close[0]}'? " if close else ""
-        msg = f"There is no layout {layout!r}. {meant}Choose one of {', '.join(names)}."
-        raise OptionError(msg)
-
-
-@dataclass(frozen=True, slots=True)
-class TableFile:
-    """The layout of a folder whose samples one table lists."""
-
-    name: str
-
-    def __call__(self, tree: Tree) -> SampleTable:
-        """Return the samples that the table names: images, or otherwise audio clips."""
-        source = Source(tree)
-        case = Case(source.without({name for name in source.ending_in(words.TABLES).names if name != self.name}))
-        found = case.rows if case.rows.claims else gather(case.state_audio)
-        try:
-            return required(found if found.claims else case.rows).table
-        except EmptySourceError as error:
-            msg = (
-                f"{error} '{self.name}' is read with the files in its folder and below. Move it into the folder that "
-                f"holds them, or give one that holds both, with layout=table_rows(table='{self.name}')."
-            )
-            raise EmptySourceError(msg) from error
-
-
-def is_table_file(path: Path, layout: object) -> bool:
-    """Tell whether a path names a table that lists samples beside it, and the requested layout does not contradict
-    that."""
-    return layout in ("auto", "table") and path.suffix.lower() in (".csv", ".tsv") and not path.is_dir()
