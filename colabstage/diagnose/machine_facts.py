@@ -136,18 +136,20 @@ def inspect_dataset(path: Path, *, timeout_s: float) -> DatasetFacts:
     root = str(Path(__file__).parents[2])
     answers = ask_children(
         [[sys.executable, "-m", __name__, os.fspath(path), str(timeout_s * _COUNTING_PART)]],
-        time.monotonic() + timeout_s,
+        timeout_s,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))},
     )
     problem = "no answer before the deadline"
     if answers is not None:
-        ((status, answer, complaint),) = answers
-        if not status:
-            found = json.loads(answer)
+        (answer,) = answers
+        if not answer.returncode:
+            found = json.loads(answer.stdout)
             pack = found.pop("pack")
             return DatasetFacts(**found, pack=None if pack is None else PackFacts(**pack))
         # The last line of a traceback says what went wrong.
-        problem = next(reversed(complaint.decode(errors="replace").strip().splitlines()), f"exit code {status}")
+        problem = next(
+            reversed(answer.stderr.decode(errors="replace").strip().splitlines()), f"exit code {answer.returncode}"
+        )
     return DatasetFacts(str(path), "unreachable", slow_mount=slow_reason(mount_of(path)), problem=problem)
 
 

@@ -26,13 +26,12 @@ import itertools
 import math
 import os
 import re
-import shutil
 import subprocess
 import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from colabstage.errors import (
     ColabstageError,
@@ -74,9 +73,6 @@ from colabstage.machine.mounts import (
 )
 from colabstage.machine.platforms import detect_platform, system_root
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 _PROBE_TIMEOUT_S = 15.0
 # Shorter where a Drive is only looked for, because the work can do without one.
 _ANSWER_S = 10.0
@@ -85,6 +81,7 @@ _REMOUNT_WAIT_S = 1.0
 # The client reports the end of a flush a little before its mount leaves the mount table.
 _UNMOUNT_S = 30.0
 _LOOK_S = 0.1
+_CLEAR_S = 60.0
 # Each failed attempt leaves another mount on top of the dead one.
 _MOST_MOUNTS = 8
 # How long a person has to answer the dialogue before anything is unmounted.
@@ -122,16 +119,14 @@ def ask_drives(*, near: str | os.PathLike[str] | None = None, timeout_s: float =
         near: a path whose Drive comes before all others.
         timeout_s: seconds for all of them together.
     """
-    found = _drives() if near is None or drive_root(near) is None else [mount_of(near), *_drives()]
-    drives = list({mount.mountpoint: mount for mount in found}.values())
-    if not drives:
-        return DriveAnswer(None, ())
+    first = [mount_of(near)] if near is not None and drive_root(near) is not None else []
+    drives = list({mount.mountpoint: mount for mount in (*first, *_drives())}.values())
     # In threads, since each question waits for a child process: one hanging Drive must not delay the others' answers.
     with DaemonPool(len(drives), "colabstage-ask") as pool:
-        answers = pool.run(lambda drive: probe_mount(_my_drive(drive), timeout_s).state, drives)
-    asked = list(zip(drives, answers, strict=True))
-    alive = next((_my_drive(drive) for drive, state in asked if state == "alive"), None)
-    return DriveAnswer(alive, tuple(drive.mountpoint for drive, state in asked if state == "silent"))
+        states = pool.run(lambda drive: probe_mount(_my_drive(drive), timeout_s).state, drives)
+    alive = [_my_drive(drive) for drive, state in zip(drives, states, strict=True) if state == "alive"]
+    silent = [drive.mountpoint for drive, state in zip(drives, states, strict=True) if state == "silent"]
+    return DriveAnswer(alive[0] if alive else None, tuple(silent))
 
 
 def list_drives() -> list[Path]:
@@ -177,7 +172,15 @@ def mount_drive(
         _check_mountpoint(place)
     else:
         _check_mountable("mount_drive")
-    _check_no_other_drive(place)
+    # Mounting kills every running client.
+    for other in _drives():
+        if other.fstype in DRIVE_TYPES and other != here and not _is_dead(other):
+            msg = (
+                f"Drive is mounted at '{other.mountpoint}' already, and mounting it at '{place}' would end that "
+                f"mount with all that it has not uploaded. Use '{_my_drive(other)}', or call "
+                "flush_drive(remount=False) first."
+            )
+            raise DriveError(msg)
     return _mount(client, place, readonly=readonly, timeout_s=timeout_s)
 
 
@@ -259,16 +262,16 @@ def flush_drive(*, timeout_s: float = 3600.0, remount: bool = True) -> FlushRepo
 
 def is_readonly(drive: Mount) -> bool:
     """Return whether this Drive is mounted read-only."""
-    # The mount table shows no Drive of the current client as read-only, but the client's command line does. The
-    # look-ahead keeps `/content/drive2` from counting as `/content/drive`.
-    asked = re.compile(rf"mount_point_path:{re.escape(str(drive.mountpoint))}(?![\w./+@%:=-])")
     if drive.readonly or drive.fstype not in DRIVE_TYPES:
         return drive.readonly
-    # Thousands may run, so without paths and patterns for each of them.
+    # The mount table shows no Drive of the current client as read-only, but the client's command line does. The
+    # look-ahead keeps `/content/drive2` from counting as `/content/drive`.
+    asked = re.compile(rb"mount_point_path:%b(?![\w./+@%%:=-])" % re.escape(os.fsencode(drive.mountpoint)))
+    # Thousands of processes may run, so without paths and patterns for each of them.
     for process in filter(str.isdigit, os.listdir("/proc")):  # noqa: PTH208
         with contextlib.suppress(OSError), open(f"/proc/{process}/cmdline", "rb") as line:  # it may have just ended
             words = line.read()
-            if b"mount_point_path:" in words and asked.search(words.decode("utf-8", "replace")):
+            if b"mount_point_path:" in words and asked.search(words):
                 return b"read_only_mode:true" in words
     return False
 
@@ -278,10 +281,10 @@ def _visible_mounts() -> list[Mount]:
 
     On a practice machine, only mounts below its root count.
     """
-    table = [mount for mount in list_mounts() if mount.mountpoint.is_relative_to(system_root())]
-    visible = {mount.mountpoint: mount for mount in table}  # a later mount hides an earlier one at the same place
-    latest_first = list(reversed(visible.values()))
-    return sorted(latest_first, key=lambda mount: mount.mountpoint != Path(DEFAULT_MOUNTPOINT))
+    root, usual = system_root(), Path(DEFAULT_MOUNTPOINT)
+    latest_first = list(list_mounts().visible.values())[::-1]
+    mounts = [mount for mount in latest_first if mount.mountpoint.is_relative_to(root)]
+    return sorted(mounts, key=lambda mount: mount.mountpoint != usual)
 
 
 def _drives() -> list[Mount]:
@@ -306,15 +309,15 @@ def _note_mounted(drive: Mount) -> Path:
 
 def _the_drive(verb: str) -> Mount:
     drives = _drives()
-    if len(drives) > 1:
-        # A forced mount at another place leaves the mount before it dead. What waits to be uploaded is in the live
-        # client's cache, and starting another one at the dead place would kill that client.
-        return next((drive for drive in drives if probe_mount(_my_drive(drive)).state != "dead"), drives[0])
-    if drives:
+    if not drives:
+        _colab_client(verb)  # off Colab, say so
+        msg = f"{verb}() needs a mounted Drive, and none is mounted. Call mount_drive() first."
+        raise DriveNotMountedError(msg)
+    if len(drives) == 1:
         return drives[0]
-    _colab_client(verb)  # off Colab, say so
-    msg = f"{verb}() needs a mounted Drive, and none is mounted. Call mount_drive() first."
-    raise DriveNotMountedError(msg)
+    # A forced mount at another place leaves the mount before it dead. What waits to be uploaded is in the live client's
+    # cache, and starting another one at the dead place would kill that client.
+    return next((drive for drive in drives if probe_mount(_my_drive(drive)).state != "dead"), drives[0])
 
 
 def _is_dead(mount: Mount) -> bool:
@@ -420,31 +423,33 @@ def _colab_client(verb: str) -> Any:
 
 def _check_mountpoint(place: Path) -> None:
     """Refuse what the client would refuse, before it asks the user for anything."""
+    if place.is_dir() and not place.is_symlink() and _PLAIN.fullmatch(str(place)):
+        _clear_place(place)
+        return
     kind: type[ColabstageError] = OptionError
-    fault = ""
     if not _PLAIN.fullmatch(str(place)):
         # Colab hands it to a shell, unquoted.
         fault = "has other characters than letters, digits and _./+@%,:=-"
     elif place.is_symlink():
         fault = "is a symbolic link"
-    elif place.is_dir():
-        _clear_place(place)
     elif place.exists():
         fault, kind = "is a file", TargetExistsError
     elif not place.parent.is_dir():
         fault = "is in a folder that does not exist"
-    if fault:
-        msg = f"The mount point {str(place)!r} {fault}. Use '{DEFAULT_MOUNTPOINT}'."
-        raise kind(msg)
+    else:
+        return
+    msg = f"The mount point {str(place)!r} {fault}. Use '{DEFAULT_MOUNTPOINT}'."
+    raise kind(msg)
 
 
 def _clear_place(place: Path) -> None:
     """Remove folders in Drive's place that were created while it was not mounted; refuse anything else there."""
-    files = list(itertools.islice(files_below(place), _MOST_NAMES))
     others = [path for path in place.iterdir() if path.name not in DRIVE_FOLDERS]
-    if files or others:
-        names = listed([str(path.relative_to(place)) for path in files or others], _NAMES_SHOWN)
-        aside = next(path for path in _names_beside(place) if not os.path.lexists(path))
+    found = list(itertools.islice(files_below(place), _MOST_NAMES)) or others
+    if found:
+        names = listed([str(path.relative_to(place)) for path in found], _NAMES_SHOWN)
+        beside = (place.with_name(f"{place.name}-local{number or ''}") for number in itertools.count())
+        aside = next(path for path in beside if not os.path.lexists(path))
         msg = (
             f"The mount point '{place}' is a local folder that holds {names}, as after writing there while Drive was "
             "not mounted; that is on this machine, and not on Drive. Move it aside, mount Drive, and publish from "
@@ -455,23 +460,6 @@ def _clear_place(place: Path) -> None:
     for folder, _, _ in os.walk(place, topdown=False):
         if Path(folder) != place:
             remove_empty(Path(folder))
-
-
-def _names_beside(place: Path) -> Iterator[Path]:
-    return (place.with_name(f"{place.name}-local{number or ''}") for number in itertools.count())
-
-
-def _check_no_other_drive(place: Path) -> None:
-    """Refuse while another Drive is in use: mounting kills every running client."""
-    here = _mount_at(place)
-    for mount in _drives():
-        if mount.fstype in DRIVE_TYPES and mount != here and not _is_dead(mount):
-            msg = (
-                f"Drive is mounted at '{mount.mountpoint}' already, and mounting it at '{place}' would end that "
-                f"mount with all that it has not uploaded. Use '{_my_drive(mount)}', or call "
-                "flush_drive(remount=False) first."
-            )
-            raise DriveError(msg)
 
 
 def _milliseconds(timeout_s: float) -> int:
@@ -485,9 +473,14 @@ def _milliseconds(timeout_s: float) -> int:
 
 def _mount(client: Any, place: Path, *, readonly: bool, timeout_s: float = 120.0) -> Path:
     with outside(place):
-        _take_dead_away(place)
+        # Dead mounts are detached, even those that are in use; with force, the client may manage what is left.
+        for _ in range(_MOST_MOUNTS):
+            here = _mount_at(place)
+            if here is None or not _is_dead(here):
+                break
+            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+                unmount_lazily(here.mountpoint)
         log_size = drive_log_size()
-        # A dead mount that could not be detached; with force, the client may still manage.
         force = _mount_at(place) is not None
         try:
             client.mount(str(place), force_remount=force, timeout_ms=_milliseconds(timeout_s), readonly=readonly)
@@ -510,16 +503,6 @@ def _mount(client: Any, place: Path, *, readonly: bool, timeout_s: float = 120.0
     return _note_mounted(mount)
 
 
-def _take_dead_away(place: Path) -> None:
-    """Detach dead mounts, even those that are in use."""
-    for _ in range(_MOST_MOUNTS):
-        here = _mount_at(place)
-        if here is None or not _is_dead(here):
-            return
-        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-            unmount_lazily(here.mountpoint)
-
-
 def _flush_and_mount(client: Any, drive: Mount, timeout_s: float) -> tuple[float, Path]:
     """Push everything, unmount and mount again; return how many seconds pushing took, and `MyDrive`."""
     _milliseconds(timeout_s)
@@ -529,7 +512,14 @@ def _flush_and_mount(client: Any, drive: Mount, timeout_s: float) -> tuple[float
     readonly = is_readonly(drive)
     seconds = _flush(client, drive, timeout_s)
     try:
-        return seconds, _mount_again(client, drive, readonly=readonly)
+        try:
+            return seconds, _mount(client, drive.mountpoint, readonly=readonly)
+        # The user refused; a second dialogue would only annoy.
+        except DriveAuthError:
+            raise
+        except DriveError:
+            time.sleep(_REMOUNT_WAIT_S)
+        return seconds, _mount(client, drive.mountpoint, readonly=readonly)
     except ColabstageError as error:
         msg = (
             f"Everything was uploaded to Drive in {format_duration(seconds)}, but it is not mounted at "
@@ -538,17 +528,6 @@ def _flush_and_mount(client: Any, drive: Mount, timeout_s: float) -> tuple[float
             f"{ended(said_by(error.__cause__ or error))}"
         )
         raise DriveNotMountedError(msg) from error
-
-
-def _mount_again(client: Any, drive: Mount, *, readonly: bool) -> Path:
-    try:
-        return _mount(client, drive.mountpoint, readonly=readonly)
-    # The user refused; a second dialogue would only annoy.
-    except DriveAuthError:
-        raise
-    except DriveError:
-        time.sleep(_REMOUNT_WAIT_S)
-    return _mount(client, drive.mountpoint, readonly=readonly)
 
 
 def _flush(client: Any, drive: Mount, timeout_s: float) -> float:
@@ -574,17 +553,15 @@ def _flush(client: Any, drive: Mount, timeout_s: float) -> float:
 
 
 def _clear_old_cache() -> None:
-    program = shutil.which(OLD_DRIVE_CLIENT)
-    if program is None:
-        msg = f"Drive is mounted by {OLD_DRIVE_CLIENT}, which is not on the PATH, so its cache cannot be cleared."
-        raise NotSupportedHereError(msg)
+    command = [OLD_DRIVE_CLIENT, "-cc"]
     try:
-        done = subprocess.run(
-            [program, "-cc"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False, cwd="/"
+        subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_CLEAR_S, check=True, cwd="/"
         )
-    except subprocess.TimeoutExpired as error:
-        msg = f"'{OLD_DRIVE_CLIENT} -cc' did not finish in 60 s. Unmount Drive and mount it again instead."
+    except FileNotFoundError as error:
+        msg = f"Drive is mounted by {OLD_DRIVE_CLIENT}, which is not on the PATH, so its cache cannot be cleared."
+        raise NotSupportedHereError(msg) from error
+    except subprocess.SubprocessError as error:
+        said = error.stderr.strip() if isinstance(error, subprocess.CalledProcessError) else str(error)
+        msg = f"'{OLD_DRIVE_CLIENT} -cc' failed ({said}). Unmount Drive and mount it again instead."
         raise DriveError(msg) from error
-    if done.returncode:
-        msg = f"'{OLD_DRIVE_CLIENT} -cc' failed ({done.stderr.strip()}). Unmount Drive and mount it again instead."
-        raise DriveError(msg)

@@ -7,9 +7,6 @@ together with the reason, and never guessed.
 The client does not announce the end of an upload. A file has arrived when it is no longer waiting, the reported MD5 is
 that of what was written, and a second fact shows that this is not merely the MD5 of the copy on this machine: an id
 that Drive has given, or that the client reported before that something was waiting. `wait_uploaded` asks until then.
-
-A client may answer everything but these questions. It is then waited for once: as long as one question is unanswered,
-no other is asked of that mount. An unmount ends the question, so the next mount is asked anew.
 """
 
 from __future__ import annotations
@@ -18,16 +15,15 @@ import errno
 import os
 import re
 import sys
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 
 from colabstage.errors import DriveError
 from colabstage.io.files import Closing
 from colabstage.io.pipeline import DaemonPool, in_thread
 from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.io.units import format_duration
-from colabstage.machine.mounts import mount_of, require_answer
+from colabstage.machine.mounts import require_answer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -35,8 +31,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from colabstage.io.progress import Cancellation
-
-T = TypeVar("T")
 
 _ID, _MD5, _UNCOMMITTED = "user.drive.id", "user.drive.md5", "user.drive.uncommitted"
 _MD5_FORM = re.compile(r"[0-9a-f]{32}")
@@ -46,46 +40,25 @@ _BATCH = 32
 _STALL_S = 60.0
 # The errors of a client that has no such attributes, or does not answer them for this file.
 _MISSING = frozenset(
-    {
-        *(errno.ENODATA, errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM),
-        *(errno.EINVAL, errno.EACCES, errno.EIO),
-    }
+    {errno.ENODATA, errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM, errno.EINVAL, errno.EACCES, errno.EIO}
 )
 _LOCAL_ID = "local-"
-# The question that each mount point's client has not answered in time. Of the whole process, because a minute for each
-# call would make a loop that publishes unusable.
-_UNANSWERED: dict[Path, Future[Any]] = {}
 # Often at first, since a small file is uploaded within a second, and less and less often after that.
 _FIRST_LOOK_S, _LAST_LOOK_S = 0.05, 5.0
 # A file may be without its MD5 for a moment after its upload.
 _MD5_LAGS_S = 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class ClientFacts:
-    """What the client reports about one file."""
+class _Upload(NamedTuple):
+    """What the client reports about the content of a file."""
 
-    id: str
-    """Drive's id; one that begins with `local-` exists only on this machine. "" where it is not reported."""
-    md5: str
-    """MD5 of the content in the cloud, 32 hexadecimal digits; "" where it is not reported, or where a reader on this
-    machine may get other content, because that has not been uploaded.
-    """
-    uncommitted: bool | None
-    """Whether local changes are waiting to be uploaded; `None` where that is not reported."""
-    why: str
-    """Why there is no `md5`, in words; "" where there is one."""
-
-
-def ask_client(path: str | os.PathLike[str]) -> ClientFacts:
-    """Ask Drive's client about one file; a client that hangs is waited for a minute."""
-
-    def ask() -> ClientFacts:
-        file_id, _ = _ask(path, _ID)
-        uncommitted, md5, why, _ = _look_at_upload(path)
-        return ClientFacts(file_id, md5, uncommitted, why)
-
-    return _in_time(path, ask) or ClientFacts("", "", None, f"'{os.fspath(path)}': {_no_answer()}")
+    waits: bool | None
+    """Whether local changes wait to be uploaded; `None` where that is not reported."""
+    md5: str = ""
+    """MD5 of the content in the cloud; "" where it is not reported, or is not that of the content on this machine."""
+    why: str = ""
+    """Why there is no `md5`, in words."""
+    errno: int = 0
 
 
 def ask_md5s(paths: Sequence[str], *, heard: Callable[[], object] = lambda: None) -> tuple[list[str], str]:
@@ -105,13 +78,10 @@ class Md5Questions(Closing):
         self._pool = DaemonPool(workers, "colabstage-ask")
         self._md5s: dict[str, str] = {}
         self._asked: list[Future[None]] = []
-        # Any of the files, since all are on one mount.
-        self._path = ""
         self._why = ""
 
     def ask(self, paths: Sequence[str]) -> None:
         """Add files to ask for; may be called in any thread."""
-        self._check_answers(paths)
         for start in range(0, len(paths) if not self._why else 0, _BATCH):
             self._asked.append(self._pool.submit(partial(self._ask_for, paths[start : start + _BATCH])))
 
@@ -123,7 +93,6 @@ class Md5Questions(Closing):
         """
         if not self._why and path not in self._md5s:
             # In a thread: a client that never answers must not hang whoever reads.
-            self._check_answers([path])
             self._wait([self._pool.submit(partial(self._ask_for, [path]))])
 
     def answers(self, paths: Sequence[str]) -> tuple[list[str], str]:
@@ -154,29 +123,21 @@ class Md5Questions(Closing):
         self._pool.close(abandon=True)
 
     def _wait(self, asked: Sequence[Future[None]]) -> None:
-        if self._why:
-            return
         try:
-            DaemonPool.results(asked, stall_timeout_s=_STALL_S)
+            DaemonPool.results([] if self._why else asked, stall_timeout_s=_STALL_S)
         except TimeoutError:
-            self._why = _no_answer()
-            _remember(self._path, next((question for question in asked if question.running()), None))
-
-    def _check_answers(self, paths: Sequence[str]) -> None:
-        self._path = self._path or next(iter(paths), "")
-        if not self._why and _hangs(self._path):
             self._why = _no_answer()
 
     def _ask_for(self, paths: Sequence[str]) -> None:
         for path in paths:
             if self._why:
                 return
-            _, md5, why, _ = _look_at_upload(path)
+            found = _look_at_upload(path)
             self._heard()
-            if md5:
-                self._md5s[path] = md5
+            if found.md5:
+                self._md5s[path] = found.md5
             else:
-                self._why = why
+                self._why = found.why
 
 
 def wait_uploaded(files: Mapping[Path, str], *, timeout_s: float, cancellation: Cancellation) -> str:
@@ -192,34 +153,41 @@ def wait_uploaded(files: Mapping[Path, str], *, timeout_s: float, cancellation: 
     """
     # Set by any of the files: it shows that this client does report what waits.
     began, has_waited = SYSTEM_CLOCK.now(), False
+
+    def look(path: Path) -> tuple[_Upload, str]:
+        found = _look_at_upload(path)
+        return found, _ask(path, _ID)[0] if found.md5 else ""
+
     for path, md5 in files.items():
         pause_s, committed_at = _FIRST_LOOK_S, float("inf")
         while True:
             cancellation.check()
-            look = _in_time(path, partial(_look_at_upload, path), cancellation)
-            if look is None:
+            # In a thread that is left behind if the client never answers.
+            asked = in_thread(partial(look, path), "colabstage-ask")
+            try:
+                ((found, file_id),) = DaemonPool.results([asked], cancellation=cancellation, stall_timeout_s=_STALL_S)
+            except TimeoutError:
                 return f"'{path}': {_no_answer()}"
-            waits, found, why, number = look
-            has_waited = has_waited or waits is True
-            now = SYSTEM_CLOCK.now()
-            if found == md5:
-                file_id, _ = _in_time(path, partial(_ask, path, _ID), cancellation) or ("", 0)
+            has_waited = has_waited or found.waits is True
+            why, now = found.why, SYSTEM_CLOCK.now()
+            if found.md5 == md5:
                 if has_waited or (file_id and not file_id.startswith(_LOCAL_ID)):
                     break
                 if not file_id:
                     return f"'{path}': only its MD5 is reported, which may be that of the copy on this machine"
-                why, found = f"'{path}' has no id in the cloud yet, only one of this machine", ""
+                why = f"'{path}' has no id in the cloud yet, only one of this machine"
+            elif found.md5:
+                why = f"what is in the cloud has another MD5 ({found.md5})"
             # Only the time since the last pending change counts: a file may be written to again while it is uploaded.
-            committed_at = min(committed_at, now) if waits is False else float("inf")
-            if number:
+            committed_at = min(committed_at, now) if found.waits is False else float("inf")
+            if found.errno:
                 # A dying client reports for a moment that files do not exist, and then stops answering.
                 require_answer(path)
-            if number in _MISSING and (waits is None or now - committed_at > _MD5_LAGS_S):
+            if found.errno in _MISSING and (found.waits is None or now - committed_at > _MD5_LAGS_S):
                 return why
             if now - began > timeout_s:
-                how = f"what is in the cloud has another MD5 ({found})" if found else why
                 msg = (
-                    f"'{path}' was written, but had not arrived in the cloud after {format_duration(timeout_s)}: {how}."
+                    f"'{path}' was written, but had not arrived in the cloud after {format_duration(timeout_s)}: {why}."
                     " It is on this machine: keep the session open and publish it again, which continues to wait and "
                     "copies nothing twice; use a larger timeout when there is much to upload."
                 )
@@ -229,46 +197,19 @@ def wait_uploaded(files: Mapping[Path, str], *, timeout_s: float, cancellation: 
     return ""
 
 
-def _look_at_upload(path: str | os.PathLike[str]) -> tuple[bool | None, str, str, int]:
-    """Return whether a file waits to be uploaded, its MD5 or "", why there is none, and the number of the error."""
+def _look_at_upload(path: str | os.PathLike[str]) -> _Upload:
     # In this order: a file that is uploaded between the two questions would otherwise get the MD5 of its predecessor.
     waits, number = _ask(path, _UNCOMMITTED)
     if waits not in ("0", "1"):
         answer = os.strerror(number) if number else repr(waits)
-        return None, "", f"'{os.fspath(path)}': no word on whether it is uploaded ({answer})", number
+        return _Upload(None, why=f"'{os.fspath(path)}': no word on whether it is uploaded ({answer})", errno=number)
     if waits == "1":
-        return True, "", f"'{os.fspath(path)}' is not uploaded yet", 0
+        return _Upload(True, why=f"'{os.fspath(path)}' is not uploaded yet")
     md5, number = _ask(path, _MD5)
     if not _MD5_FORM.fullmatch(md5):
         answer = os.strerror(number) if number else repr(md5)
-        return False, "", f"'{os.fspath(path)}': no MD5 is reported ({answer})", number
-    return False, md5, "", 0
-
-
-def _in_time(
-    path: str | os.PathLike[str], question: Callable[[], T], cancellation: Cancellation | None = None
-) -> T | None:
-    """Return the answer to a question about a file; `None` where the client has not answered it, or one before."""
-    if _hangs(path):
-        return None
-    asked = in_thread(question, "colabstage-ask")
-    try:
-        return DaemonPool.results([asked], cancellation=cancellation, stall_timeout_s=_STALL_S)[0]
-    except TimeoutError:
-        _remember(path, asked)
-        return None
-
-
-def _hangs(path: str | os.PathLike[str]) -> bool:
-    """Return whether a question to the client of a file's mount is still unanswered after its time."""
-    # The mount table is read only where there is such a client at all.
-    question = _UNANSWERED.get(mount_of(path).mountpoint) if _UNANSWERED else None
-    return question is not None and not question.done()
-
-
-def _remember(path: str | os.PathLike[str], question: Future[Any] | None) -> None:
-    if question is not None:
-        _UNANSWERED[mount_of(path).mountpoint] = question
+        return _Upload(False, why=f"'{os.fspath(path)}': no MD5 is reported ({answer})", errno=number)
+    return _Upload(False, md5)
 
 
 def _no_answer() -> str:

@@ -1,39 +1,26 @@
 """Which mount a path is on, whether that is a slow one or Google Drive, whether it still answers, and who uses it.
 
-Work that touches mounts is called by `run_watched`, which has a slow one watched (`watched`).
-
-The kernel's mount table answers the first two questions without touching the file system itself, which matters because
-a mount whose client hangs blocks every caller for good. The third question has to touch it, so a child process asks.
-
-A mount that is removed while a process uses it breaks three things. Open files return errors. The current folder no
-longer exists, neither for this process nor for programs that it starts. Memory mapped from a file ends the process with
-a signal as soon as it is touched, without an error to catch; a mapping outlives the open file it was made from, so
-looking at open files is not enough. Reading the links and the table of mappings in /proc does not touch the mount.
+A mount whose client hangs blocks every caller for good. So the kernel's mount table says which mount a path is on, and
+whether that is slow, and only a child process with a deadline touches the mount itself. Work that touches mounts is
+called by `run_watched`, which has a slow one watched (`watched`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
 import os
 import re
 import shutil
 import subprocess
-import time
 import warnings
 from concurrent.futures import wait
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
-from colabstage.errors import (
-    CancelledError,
-    ColabstageError,
-    DriveDisconnectedError,
-    DriveError,
-    DriveNotMountedError,
-)
+from colabstage.errors import CancelledError, ColabstageError, DriveDisconnectedError, DriveError, DriveNotMountedError
 from colabstage.io.environment import DRIVE_VARIABLE
 from colabstage.io.pipeline import in_thread
 from colabstage.io.units import listed
@@ -81,6 +68,14 @@ WAITS_IN_CACHE = (
 """What happens to files that a dead client had not uploaded, in the same words everywhere."""
 _MAX_LINKS = 40  # as many as the kernel follows
 _NAMES_SHOWN = 5
+# The states that `stat` reports in words.
+_STATES = {
+    "No such file or directory": "missing",
+    "Not a directory": "missing",
+    "Transport endpoint is not connected": "dead",
+    "Software caused connection abort": "dead",
+    "Cannot send after transport endpoint shutdown": "dead",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,21 +116,15 @@ class MountTable(tuple[Mount, ...]):
         return mount
 
 
-@dataclass(frozen=True, slots=True)
-class MountProbe:
+class MountProbe(NamedTuple):
     """How a mount answered."""
 
-    state: Literal["alive", "missing", "dead", "failing", "silent"]
+    state: str
     """`alive`; `missing`, there is nothing at the path; `dead`, the client behind the mount is gone; `failing`, any
     other error; `silent`, no answer before the deadline.
     """
-    errno: int = 0
-    """The error number, 0 where there was none."""
-
-    @property
-    def reason(self) -> str:
-        """Return the answer in words."""
-        return os.strerror(self.errno) if self.errno else {"silent": "no answer"}.get(self.state, self.state)
+    reason: str = ""
+    """The error, in the system's words."""
 
 
 def list_mounts(mountinfo: str | None = None) -> MountTable:
@@ -156,11 +145,43 @@ def _parse(mountinfo: str) -> MountTable:
     return MountTable(_parse_line(line) for line in mountinfo.splitlines() if line.strip())
 
 
-def mount_of(path: str | os.PathLike[str], *, mounts: MountTable | None = None) -> Mount:
-    """Tell which mount a path is on, without touching that mount when it is a slow one.
+def _parse_line(line: str) -> Mount:
+    # proc(5): field 2 is the device, 3 the folder of it, 4 the mount point, 5 its options; any number of fields follow,
+    # then a dash, type and source.
+    before, _, after = line.partition(" - ")
+    _, _, device, root, mountpoint, options, *_ = before.split(" ")
+    fstype, source, *_ = [*after.split(" "), ""]
+    return Mount(
+        Path(_unescape(mountpoint)),
+        fstype,
+        _unescape(source),
+        readonly="ro" in options.split(","),
+        device=device,
+        root=Path(_unescape(root)),
+    )
 
-    Links are followed up to there: a link on the local disk that points into a slow mount counts as being on that
-    mount. The path need not exist.
+
+def _unescape(text: str) -> str:
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)
+
+
+def slow_reason(mount: Mount) -> str | None:
+    """Say why reading from `mount` is likely to be slow; `None` for a local disk."""
+    kind = mount.fstype
+    if kind == "9p" and mount.mountpoint == Path("/"):
+        return None  # gVisor shows a container's own disk like this
+    if kind in DRIVE_TYPES:
+        return "Google Drive"
+    # Unknown FUSE file systems count as slow: a needless copy costs less than a round trip for every file.
+    if (kind == "fuse" or kind.startswith("fuse.")) and kind not in _LOCAL_FUSE_TYPES:
+        return f"a FUSE mount ({kind})"
+    return f"a network file system ({kind})" if kind in _NETWORK_TYPES else None
+
+
+def mount_of(path: str | os.PathLike[str], *, mounts: MountTable | None = None) -> Mount:
+    """Return the mount that a path is on; a link on the local disk into a slow mount counts as being on that.
+
+    The path need not exist, and nothing on a slow mount is touched.
     """
     table = list_mounts() if mounts is None else mounts
     return table.covering(_real(path, table))
@@ -172,30 +193,54 @@ def follow_links(path: str | os.PathLike[str], *, mounts: MountTable | None = No
 
 
 def _real(path: str | os.PathLike[str], mounts: MountTable) -> str:
-    """Answer `follow_links`, with strings: making a path of each step takes longer than all else."""
+    """Follow links with strings: making a path of each step takes longer than all else."""
     # Not `Path.resolve`, which asks every folder on the way, those on a mount that hangs included.
     written = os.fspath(path)
-    todo = _steps_up(written if written.startswith("/") else os.path.join(os.getcwd(), written))  # noqa: PTH109, PTH118
-    is_slow = slow_reason(mounts.covering("/")) is not None
+    absolute = written if written.startswith("/") else f"{os.getcwd()}/{written}"  # noqa: PTH109
+    todo = absolute.split("/")[::-1]
     current, links = "", 0
-    while todo and not is_slow:
+    while slow_reason(mounts.visible.get(current or "/") or _LOCAL) is None and todo:
         step = todo.pop()
         if step == "..":
             current = current.rpartition("/")[0]
-            continue
-        following = f"{current}/{step}"
-        mount = mounts.visible.get(following)
-        if mount is not None and slow_reason(mount) is not None:
-            current, is_slow = following, True
-            continue
-        target = _read_link(following) if links < _MAX_LINKS else None
-        if target is None:
-            current = following
-            continue
-        links += 1
-        todo += _steps_up(target)
-        current = "" if target.startswith("/") else current
+        elif step not in ("", "."):
+            following = f"{current}/{step}"
+            target = _read_link(following, mounts) if links < _MAX_LINKS else None
+            if target is None:
+                current = following
+            else:
+                links += 1
+                todo += target.split("/")[::-1]
+                current = "" if target.startswith("/") else current
     return os.path.normpath("/".join([current, *reversed(todo)])) if todo else current or "/"
+
+
+_LOCAL = Mount(Path("/"), "", "")
+
+
+def _read_link(path: str, mounts: MountTable) -> str | None:
+    if path in mounts.visible:  # a mount point is no link
+        return None
+    try:
+        return os.readlink(path)  # noqa: PTH115
+    except (OSError, ValueError):  # a NUL is in no name
+        return None
+
+
+def is_slow_mount(path: str | os.PathLike[str]) -> bool:
+    """Return whether `path` is on a network or user-space mount, where opening a file costs a round trip."""
+    return slow_reason(mount_of(path)) is not None
+
+
+def slow_mounts_below(folder: str | os.PathLike[str]) -> frozenset[str]:
+    """Return the names in a folder of a local disk at which something slow is mounted; nothing there is touched."""
+    table = list_mounts()
+    top = follow_links(folder, mounts=table)
+    # A share that is mounted in parts is one all the same.
+    if slow_reason(table.covering(str(top))) is not None:
+        return frozenset()
+    slow = [mount.mountpoint for mount in table.visible.values() if slow_reason(mount) is not None]
+    return frozenset(str(place.relative_to(top)) for place in slow if place.is_relative_to(top))
 
 
 def drive_root(path: str | os.PathLike[str]) -> Path | None:
@@ -216,6 +261,12 @@ def normalise_drive_path(path: str | os.PathLike[str]) -> Path:
     return Path(path) if root is None else _spelt_on_drive(follow_links(path), root)
 
 
+def _spelt_on_drive(place: Path, root: Path) -> Path:
+    # The root itself has no first part.
+    first, *rest = [*place.relative_to(root).parts, ""]
+    return root.joinpath(DRIVE_SPELLINGS.get(first, first), *rest)
+
+
 def drive_mountpoint(path: str | os.PathLike[str]) -> Path | None:
     """Return the mount point of the Drive that `path` is meant to be on, mounted or not; `None` for any other path.
 
@@ -230,22 +281,18 @@ def drive_mountpoint(path: str | os.PathLike[str]) -> Path | None:
     touched.
     """
     table = list_mounts()
-    return _drive_of(follow_links(path, mounts=table), table)
-
-
-def _drive_of(place: Path, mounts: MountTable) -> Path | None:
-    """Answer `drive_mountpoint` for a path whose links were followed."""
-    mount = mounts.covering(str(place))
+    place = follow_links(path, mounts=table)
+    mount = table.covering(str(place))
     if mount.is_drive:
         return mount.mountpoint
-    found = _unmounted_drive(place, mounts)
+    found = _unmounted_drive(place, table)
     return None if found is None or mount.mountpoint.is_relative_to(found) else found
 
 
 def _unmounted_drive(place: Path, mounts: MountTable) -> Path | None:
-    own = os.environ.get(DRIVE_VARIABLE)
-    if own and place.is_relative_to(own):
-        return Path(own)
+    last = os.environ.get(DRIVE_VARIABLE)
+    if last and place.is_relative_to(last):
+        return Path(last)
     usual = system_root() / DEFAULT_MOUNTPOINT.lstrip("/")
     named = next((index for index, part in enumerate(place.parts) if part in DRIVE_FOLDERS), None)
     # The platform last: looking at it takes longer than looking at a path.
@@ -261,17 +308,8 @@ def _unmounted_drive(place: Path, mounts: MountTable) -> Path | None:
 def files_below(folder: Path) -> Iterator[Path]:
     """Yield all that is below a folder and is not itself a folder."""
     for parent, folders, files in os.walk(folder):
-        yield from (Path(parent, name) for name in (*files, *folders) if not _is_folder(Path(parent, name)))
-
-
-def _is_folder(path: Path) -> bool:
-    return path.is_dir() and not path.is_symlink()
-
-
-def _spelt_on_drive(place: Path, root: Path) -> Path:
-    # The root itself has no first part.
-    first, *rest = [*place.relative_to(root).parts, ""]
-    return root.joinpath(DRIVE_SPELLINGS.get(first, first), *rest)
+        yield from (Path(parent, name) for name in files)
+        yield from (path for name in folders if (path := Path(parent, name)).is_symlink())
 
 
 def place_in(
@@ -304,116 +342,44 @@ def place_in(
     return None
 
 
-def slow_reason(mount: Mount) -> str | None:
-    """Say why reading from `mount` is likely to be slow; `None` for a local disk."""
-    kind = mount.fstype
-    if kind == "9p" and mount.mountpoint == Path("/"):
-        return None  # gVisor shows a container's own disk like this
-    if kind in DRIVE_TYPES:
-        return "Google Drive"
-    # Unknown FUSE file systems count as slow: a needless copy costs less than a round trip for every file.
-    if (kind == "fuse" or kind.startswith("fuse.")) and kind not in _LOCAL_FUSE_TYPES:
-        return f"a FUSE mount ({kind})"
-    if kind in _NETWORK_TYPES:
-        return f"a network file system ({kind})"
-    return None
-
-
-def is_slow_mount(path: str | os.PathLike[str]) -> bool:
-    """Return whether `path` is on a network or user-space mount, where opening a file costs a round trip."""
-    return slow_reason(mount_of(path)) is not None
-
-
-def slow_mounts_below(folder: str | os.PathLike[str]) -> frozenset[str]:
-    """Return the names in a folder of a local disk at which something slow is mounted; nothing there is touched."""
-    table = list_mounts()
-    top = follow_links(folder, mounts=table)
-    # A share that is mounted in parts is one all the same.
-    if slow_reason(table.covering(str(top))) is not None:
-        return frozenset()
-    inside = (mount for mount in table.visible.values() if mount.mountpoint.is_relative_to(top))
-    return frozenset(str(mount.mountpoint.relative_to(top)) for mount in inside if slow_reason(mount) is not None)
-
-
 def probe_mount(path: str | os.PathLike[str], timeout_s: float = 10.0) -> MountProbe:
-    """Ask the file system of `path` for a sign of life, from a child process and with a deadline.
+    """Ask the file system of `path` for a sign of life, from child processes and with a deadline.
 
     Never blocks much longer than `timeout_s` seconds, whatever the mount does.
     """
-    place, deadline = os.fspath(path), time.monotonic() + timeout_s
+    place = os.fspath(path)
     # Both, because the kernel may answer the second from its cache.
     commands = [["stat", "-f", "--", place], ["stat", "--", place]]
-    answers = ask_children(commands, deadline, env={**os.environ, "LC_ALL": "C"})
+    answers = ask_children(commands, timeout_s, env={**os.environ, "LC_ALL": "C"})
     if answers is None:
-        return MountProbe("silent")
-    complaints = [complaint.decode(errors="replace") for status, _, complaint in answers if status]
+        return MountProbe("silent", "no answer")
+    complaints = [answer.stderr.decode(errors="replace") for answer in answers if answer.returncode]
     if not complaints:
         return MountProbe("alive")
     reason = complaints[0].strip().rpartition(": ")[2]
-    number = next((number for number in errno.errorcode if os.strerror(number) == reason), errno.EIO)
-    if number in {errno.ENOENT, errno.ENOTDIR}:
-        return MountProbe("missing", number)
-    dead = number in {errno.ENOTCONN, errno.ECONNABORTED, errno.ESHUTDOWN}
-    return MountProbe("dead" if dead else "failing", number)
+    return MountProbe(_STATES.get(reason, "failing"), reason)
 
 
 def ask_children(
-    commands: Sequence[Sequence[str]], deadline: float, *, env: Mapping[str, str] | None = None
-) -> list[tuple[int, bytes, bytes]] | None:
-    """Run commands at the same time until `deadline` of the monotonic clock, and return the status, output and error
-    output of each; `None` if one does not end. `env`: their environment, this process's by default."""
-    # In a thread: each child first closes the files that are open here, and to close one that is mapped from a mount
-    # that hangs takes as long as the mount, for the child and for the call that starts it.
-    asked = in_thread(lambda: _ask_children(commands, deadline, env), "colabstage-ask")
-    is_done = wait((asked,), max(0.0, deadline - time.monotonic()) + _END_S).done
-    return asked.result() if is_done else None
+    commands: Sequence[Sequence[str]], timeout_s: float, *, env: Mapping[str, str] | None = None
+) -> list[subprocess.CompletedProcess[bytes]] | None:
+    """Run commands at the same time and return their answers in order; `None` if one does not end in time."""
 
+    # In threads: each child first closes the files that are open here, and to close one that is mapped from a mount
+    # that hangs takes as long as the mount, for the child and for the call that starts it. A child that hangs inside
+    # the kernel cannot even be killed, and keeps its thread. The current folder may be on the very mount that hangs.
+    def run(command: Sequence[str]) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, check=False, cwd="/", env=env
+        )
 
-def _ask_children(
-    commands: Sequence[Sequence[str]], deadline: float, env: Mapping[str, str] | None
-) -> list[tuple[int, bytes, bytes]] | None:
-    children: list[subprocess.Popen[bytes]] = []
+    asked = [in_thread(partial(run, command), "colabstage-ask") for command in commands]
+    if wait(asked, timeout_s + _END_S).not_done:
+        return None
     try:
-        for command in commands:
-            child = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                # The current folder may be on the very mount that hangs.
-                cwd="/",
-                env=env,
-            )
-            children.append(child)
-        outputs = [child.communicate(timeout=max(0.01, deadline - time.monotonic())) for child in children]
+        return [one.result() for one in asked]
     except subprocess.TimeoutExpired:
         return None
-    finally:
-        left = [child for child in children if child.poll() is None]
-        for child in left:
-            child.kill()
-        for stream in (stream for child in children for stream in (child.stdout, child.stderr)):
-            if stream is not None:
-                stream.close()
-        # Children that hang inside the kernel cannot even be killed, and are left to the kernel.
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            for child in left:
-                child.wait(_END_S)
-    return [(child.returncode, *answer) for child, answer in zip(children, outputs, strict=True)]
-
-
-def unmount_lazily(mountpoint: str | os.PathLike[str]) -> None:
-    """Detach a mount even while it is in use; do nothing where nothing is mounted.
-
-    Only for a mount whose client is dead, or one's own: files that other processes have open there fail from now on.
-    """
-    place = os.fspath(mountpoint)
-    commands = [["fusermount3", "-u", "-z", "-q", place], ["fusermount", "-u", "-z", "-q", place]]
-    if os.geteuid() == 0:
-        commands.insert(0, ["umount", "-l", place])
-    command = next((command for command in commands if shutil.which(command[0])), None)
-    if command is not None:
-        subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_UNMOUNT_S, check=False, cwd="/")
 
 
 def silence_of(*paths: str | os.PathLike[str], timeout_s: float | None = None) -> DriveError | None:
@@ -424,18 +390,41 @@ def silence_of(*paths: str | os.PathLike[str], timeout_s: float | None = None) -
     """
     # Every public function asks this first: a call into a mount that hangs never returns, a thread in such a call even
     # keeps the interpreter from ending, and a dead mount fails differently in every function.
-    table = list_mounts()
-    places = [follow_links(path, mounts=table) for path in paths]
-    absent = _absent_drive(paths, places, table)
+    absent = _absent_drive(paths)
     if absent is not None:
         return absent
     timeout_s = _ANSWER_S if timeout_s is None else timeout_s
-    covering = (table.covering(str(place)) for place in places)
-    slow = {mount.mountpoint: mount for mount in covering if slow_reason(mount) is not None}
-    for mount in slow.values():
-        probe = probe_mount(mount.mountpoint, timeout_s)
-        if probe.state in ("dead", "silent"):
-            return _disconnected(mount, probe, timeout_s)
+    for mount in dict.fromkeys(mount_of(path) for path in paths):
+        if slow_reason(mount) is None:
+            continue
+        place, is_drive = mount.mountpoint, mount.fstype in DRIVE_TYPES
+        what = "The Drive client at" if is_drive else "The file system behind"
+        state, reason = probe_mount(place, timeout_s)
+        if state == "dead":
+            again = f"Mount it again with {remount_words(place)}" if is_drive else "Mount it again"
+            kept = f" {WAITS_IN_CACHE}" if is_drive else ""
+            return DriveDisconnectedError(f"{what} '{place}' has died ({reason}). {again}, then try again.{kept}")
+        if state == "silent":
+            force = hang_words(place) if is_drive else "Mount it again if that does not help."
+            msg = (
+                f"{what} '{place}' has not answered for {timeout_s:.0f} s. It may be busy: wait, then try again. "
+                f"{force}"
+            )
+            return DriveDisconnectedError(msg)
+    return None
+
+
+def _absent_drive(paths: Sequence[str | os.PathLike[str]]) -> DriveNotMountedError | None:
+    """Return the error for the first path without its Drive."""
+    for path in paths:
+        mountpoint = drive_mountpoint(path)
+        if mountpoint is not None and drive_root(mountpoint) != mountpoint:
+            msg = (
+                f"'{os.fspath(path)}' is on Google Drive, and no Drive is mounted at '{mountpoint}'. What is written "
+                f"there now stays on this machine, is lost with it, and keeps Drive from being mounted. Call "
+                f"{remount_words(mountpoint)} in a notebook cell, then try again."
+            )
+            return DriveNotMountedError(msg)
     return None
 
 
@@ -448,27 +437,9 @@ def require_answer(*paths: str | os.PathLike[str]) -> None:
 
 def require_drive(*paths: str | os.PathLike[str]) -> None:
     """Make sure that paths that are meant to be on a Drive have one; nothing on it is touched."""
-    table = list_mounts()
-    absent = _absent_drive(paths, [follow_links(path, mounts=table) for path in paths], table)
-    if absent is not None:
-        raise absent
-
-
-def _absent_drive(
-    paths: Sequence[str | os.PathLike[str]], places: Sequence[Path], mounts: MountTable
-) -> DriveNotMountedError | None:
-    """Return the error for the first path without its Drive. `places`: the same paths, their links followed."""
-    mounted = {mount.mountpoint for mount in mounts if mount.is_drive}
-    for path, place in zip(paths, places, strict=True):
-        mountpoint = _drive_of(place, mounts)
-        if mountpoint is not None and mountpoint not in mounted:
-            msg = (
-                f"'{os.fspath(path)}' is on Google Drive, and no Drive is mounted at '{mountpoint}'. What is written "
-                f"there now stays on this machine, is lost with it, and keeps Drive from being mounted. Call "
-                f"{remount_words(mountpoint)} in a notebook cell, then try again."
-            )
-            return DriveNotMountedError(msg)
-    return None
+    error = _absent_drive(paths)
+    if error is not None:
+        raise error
 
 
 @contextlib.contextmanager
@@ -479,24 +450,22 @@ def required_to_stay(*places: str | os.PathLike[str]) -> Iterator[None]:
     """
     require_answer(*places)
     roots = {root for place in places if (root := drive_root(place)) is not None}
-
-    def check(cause: Exception | None) -> None:
-        mounted = {mount.mountpoint for mount in list_mounts() if mount.is_drive}
-        for root in sorted(roots - mounted):
-            msg = (
-                f"Google Drive was unmounted from '{root}' during this, so it is not known what of it is on Drive. "
-                f"Call {remount_words(root)} in a notebook cell, then do it again."
-            )
-            raise DriveNotMountedError(msg) from cause
-
+    failure: Exception | None = None
     try:
         yield
     except CancelledError:
         raise
     except (ColabstageError, OSError) as error:
-        check(error)
-        raise
-    check(None)
+        failure = error
+    for root in sorted(roots):
+        if drive_root(root) != root:
+            msg = (
+                f"Google Drive was unmounted from '{root}' during this, so it is not known what of it is on Drive. "
+                f"Call {remount_words(root)} in a notebook cell, then do it again."
+            )
+            raise DriveNotMountedError(msg) from failure
+    if failure is not None:
+        raise failure
 
 
 def remount_words(mountpoint: str | os.PathLike[str]) -> str:
@@ -510,11 +479,25 @@ def hang_words(mountpoint: str | os.PathLike[str]) -> str:
     return f"If that does not help, end it (!pkill -9 -x drive) and call {remount_words(mountpoint)}. {WAITS_IN_CACHE}"
 
 
+def unmount_lazily(mountpoint: str | os.PathLike[str]) -> None:
+    """Detach a mount even while it is in use; do nothing where nothing is mounted.
+
+    Only for a mount whose client is dead, or one's own: files that other processes have open there fail from now on.
+    """
+    place = os.fspath(mountpoint)
+    commands = [[name, "-u", "-z", "-q", place] for name in ("fusermount3", "fusermount")]
+    if os.geteuid() == 0:
+        commands.insert(0, ["umount", "-l", place])
+    command = next((command for command in commands if shutil.which(command[0])), None)
+    if command is not None:
+        subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_UNMOUNT_S, check=False, cwd="/")
+
+
 def current_folder() -> Path | None:
     """Return the current folder, even on a mount that has died; `None` where it no longer exists."""
     try:
         # `os.getcwd` fails on a dead mount. The kernel marks a folder that is gone, as all are on such a mount.
-        return follow_links(str(Path("/proc/self/cwd").readlink()).removesuffix(" (deleted)"))
+        return follow_links(os.readlink("/proc/self/cwd").removesuffix(" (deleted)"))  # noqa: PTH115
     except OSError:  # no such table on this system
         with contextlib.suppress(OSError):
             return Path.cwd()
@@ -542,94 +525,46 @@ def outside(root: Path) -> Iterator[None]:
 
 
 def check_unused(root: Path) -> None:
-    """Refuse to unmount a Drive that this process uses."""
+    """Refuse to unmount a Drive that this process uses; nothing on it is touched.
+
+    Open files would return errors, the current folder would no longer exist, and memory mapped from a file would end
+    the process with a signal as soon as it is touched.
+    """
     folder = current_folder()
     if folder is not None and folder.is_relative_to(root):
         msg = f"The current folder is on Drive ({folder}). Leave it first: os.chdir('/content')."
         raise DriveError(msg)
-    # Before open files: a mapped file may be open too, and the mapping is what ends the process.
-    mapped = _mapped_below(root)
-    if mapped:
-        names = listed(sorted(mapped), _NAMES_SHOWN)
+
+    def used(paths: set[str]) -> str:
+        return listed(sorted(path for path in paths if Path(path).is_relative_to(root)), _NAMES_SHOWN)
+
+    # Before open files: a mapped file may be open too, and a mapping outlives the open file it was made from.
+    if names := used(_mapped_files()):
         msg = (
             f"Files on Drive are mapped into this notebook's memory: {names}. Touching that after Drive "
             "is unmounted ends the notebook. Delete what was read from them (torch.load(mmap=True), safetensors and "
             "numpy.memmap map files), or load it from a local copy, then try again."
         )
         raise DriveError(msg)
-    opened = _open_below(root)
-    if opened:
-        names = listed(sorted(opened), _NAMES_SHOWN)
+    if names := used(_open_files()):
         msg = f"Files on Drive are open in this notebook and would break: {names}. Close them, then try again."
         raise DriveError(msg)
 
 
-def _open_below(root: Path) -> set[str]:
+def _open_files() -> set[str]:
     found = set()
     for link in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):  # closed meanwhile, for example the handle that lists this folder
-            target = link.readlink()
-            if target.is_relative_to(root):
-                found.add(str(target))
+            found.add(str(link.readlink()))
     return found
 
 
-def _mapped_below(root: Path) -> set[str]:
-    """Return the files below `root` that are mapped into memory."""
+def _mapped_files() -> set[str]:
     # proc(5): five fields, then the path, in which a newline is written as \\012.
     with contextlib.suppress(OSError):
         lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
-        paths = {fields[5] for line in lines if len(fields := line.split(None, 5)) == 6}
-        return {path.removesuffix(" (deleted)") for path in paths if Path(path).is_relative_to(root)}
+        return {fields[5].removesuffix(" (deleted)") for line in lines if len(fields := line.split(None, 5)) == 6}
     return set()
-
-
-def _disconnected(mount: Mount, probe: MountProbe, timeout_s: float) -> DriveDisconnectedError:
-    is_drive = slow_reason(mount) == "Google Drive"
-    what = "The Drive client at" if is_drive else "The file system behind"
-    if probe.state == "dead":
-        again = f"Mount it again with {remount_words(mount.mountpoint)}" if is_drive else "Mount it again"
-        kept = f" {WAITS_IN_CACHE}" if is_drive else ""
-        msg = f"{what} '{mount.mountpoint}' has died ({probe.reason}). {again}, then try again.{kept}"
-    else:
-        force = hang_words(mount.mountpoint) if is_drive else "Mount it again if that does not help."
-        msg = (
-            f"{what} '{mount.mountpoint}' has not answered for {timeout_s:.0f} s. It may be busy: wait, then try "
-            f"again. {force}"
-        )
-    return DriveDisconnectedError(msg)
-
-
-def _parse_line(line: str) -> Mount:
-    # proc(5): field 2 is the device, 3 the folder of it, 4 the mount point, 5 its options; any number of fields follow,
-    # then a dash, type and source.
-    before, _, after = line.partition(" - ")
-    fields = before.split(" ")
-    fstype, source, *_ = [*after.split(" "), ""]
-    return Mount(
-        Path(_unescape(fields[4])),
-        fstype,
-        _unescape(source),
-        readonly="ro" in fields[5].split(","),
-        device=fields[2],
-        root=Path(_unescape(fields[3])),
-    )
-
-
-def _unescape(text: str) -> str:
-    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)
-
-
-def _steps_up(path: str) -> list[str]:
-    """Return the parts of `path` without the root, the last one first."""
-    return [name for name in reversed(path.split("/")) if name not in ("", ".")]
-
-
-def _read_link(path: str) -> str | None:
-    try:
-        return os.readlink(path)  # noqa: PTH115
-    except (OSError, ValueError):  # a NUL is in no name
-        return None
 
 
 class InCaller(Protocol):

@@ -1,16 +1,13 @@
 """Work on mounts that may hang or die: it ends with a reason, or Drive is mounted again and the work continues.
 
 A call into a mount that hangs never returns, and nothing wakes its thread. So work that touches a slow mount is done in
-a thread that can be abandoned, while the caller's own thread waits and checks that the mount is alive. The caller's own
-code, such as the items of a dataset, is called in the waiting thread.
+a thread that can be abandoned, while the caller's own thread waits, checks that the mount is alive, and calls the
+caller's own code, such as the items of a dataset.
 
 The Drive client of Colab sometimes dies in the middle of a session: for a moment files cease to exist, then every call
 fails with 'Transport endpoint is not connected'. Only mounting again helps, and only the notebook's main thread does
 that, because it may ask the user for permission, and the answer to another thread can get lost. Work that keeps what it
 has finished continues from there. This is tried once: when a client dies twice, mounting does not solve the problem.
-
-All work on Drive passes through `run_with_one_remount`, which therefore also distinguishes a used-up download quota
-from other errors.
 """
 
 from __future__ import annotations
@@ -23,12 +20,7 @@ import threading
 from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from colabstage.errors import (
-    CancelledError,
-    ColabstageError,
-    DriveDisconnectedError,
-    DriveError,
-)
+from colabstage.errors import CancelledError, ColabstageError, DriveDisconnectedError, DriveError
 from colabstage.io.pipeline import in_thread
 from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.machine.drive import is_readonly, mount_drive
@@ -64,33 +56,18 @@ def watch(work: Callable[[InCaller], T], slow: Sequence[str | os.PathLike[str]])
     """Call `work` in a thread while this one checks that slow mounts answer, as `mounts.run_watched_for_caller`."""
     errand = _Errand(work)
     try:
-        silence = _wait_for(errand, slow)
+        while not errand.serve(_ASK_EVERY_S):
+            silence = silence_of(*slow, timeout_s=_HANGS_S)
+            # On a dead mount calls return with errors by themselves, which say more than this one.
+            if silence is not None and not errand.serve(_DIES_S):
+                errand.interrupt(_stopped_by(silence))
+                raise silence
     except KeyboardInterrupt:
         # The interrupt reaches this thread only; the work is in the other one.
         errand.interrupt(KeyboardInterrupt)
         wait((errand.future,), _CLEAR_UP_S)
         raise
-    if silence is not None:
-        # The thread cannot be joined; if its call ever returns, it stops there.
-        errand.interrupt(_stopped_by(silence))
-        raise silence
     return errand.future.result()
-
-
-def _wait_for(errand: _Errand[T], slow: Sequence[str | os.PathLike[str]]) -> DriveError | None:
-    """Serve the errand until it ends, or until a mount that it depends on is silent."""
-    while not errand.serve(_ASK_EVERY_S):
-        question = in_thread(lambda: silence_of(*slow, timeout_s=_HANGS_S), "colabstage-ask")
-        question.add_done_callback(errand.wake_caller)
-        while not (errand.serve(_ASK_EVERY_S, until=question) or question.done()):
-            pass
-        if errand.future.done():
-            break
-        silence = question.result()
-        # On a dead mount calls return with errors by themselves, and the errors of the work say more than this one.
-        if silence is not None and not errand.serve(_DIES_S):
-            return silence
-    return None
 
 
 def _stopped_by(silence: DriveError) -> type[CancelledError]:
@@ -108,47 +85,42 @@ class _Errand(Generic[T]):
     """A call in a thread that the interpreter does not wait for, while the caller's thread serves its requests."""
 
     def __init__(self, work: Callable[[InCaller], T]) -> None:
-        self.future: Future[T] = Future()
         self._caller = threading.current_thread()
-        # What the caller has to call; `None` only wakes it, because something has ended.
+        # What the caller has to call; `None` only wakes it, because the work has ended.
         self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
-        self._left: type[BaseException] | None = None
-        self.future.add_done_callback(self.wake_caller)
+        self._interrupt: type[BaseException] | None = None
+        self._thread_id = 0
         # ipykernel sends what is printed to the cell that the context belongs to.
         context = contextvars.copy_context()
-        # Not `DaemonPool`: an interrupt needs the id of the one thread that does the work.
-        self._thread = threading.Thread(
-            target=_carry_out,
-            args=(self.future, lambda: context.run(work, self._in_caller)),
-            name="colabstage-work",
-            daemon=True,
-        )
-        self._thread.start()
 
-    def serve(self, seconds: float, *, until: Future[Any] | None = None) -> bool:
-        """Call what the errand asks for, for `seconds` or until `until` is done; return whether the errand has
-        ended."""
+        def run() -> T:
+            self._thread_id = threading.get_ident()
+            if self._interrupt is not None:
+                raise self._interrupt
+            return context.run(work, self._in_caller)
+
+        self.future = in_thread(run, "colabstage-work")
+        self.future.add_done_callback(lambda _: self._calls.put(None))
+
+    def serve(self, seconds: float) -> bool:
+        """Call what the work asks for, for so long or until it ends; return whether it has ended."""
         deadline = SYSTEM_CLOCK.now() + seconds
-        while not self.future.done() and not (until and until.done()) and (left := deadline - SYSTEM_CLOCK.now()) > 0:
+        while not self.future.done() and (left := deadline - SYSTEM_CLOCK.now()) > 0:
             with contextlib.suppress(queue.Empty):
                 call = self._calls.get(timeout=left)
                 if call is not None:
-                    # Interrupts are passed on too: the errand cleans up and ends with them.
-                    _carry_out(*call)
+                    future, function = call
+                    try:
+                        future.set_result(function())
+                    except BaseException as error:  # noqa: BLE001 - interrupts too: the work cleans up, ends with them
+                        future.set_exception(error)
         return self.future.done()
 
-    def wake_caller(self, _: Future[Any]) -> None:
-        """Wake the caller's thread, because something has ended."""
-        self._calls.put(None)
-
     def interrupt(self, kind: type[BaseException]) -> None:
-        """Raise `kind` in the thread as soon as it is back in Python code, as Ctrl-C does in the main thread.
-
-        Its requests are no longer served.
-        """
-        self._left = kind
-        if not self.future.done() and self._thread.ident is not None:
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread.ident), ctypes.py_object(kind))
+        """Raise `kind` in the thread as soon as it is back in Python code, and serve no more of its requests."""
+        self._interrupt = kind
+        if not self.future.done():
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread_id), ctypes.py_object(kind))
 
     def _in_caller(self, function: Callable[[], R]) -> R:
         # A function that was called in the caller's thread may itself ask for this, and would wait for itself.
@@ -156,31 +128,11 @@ class _Errand(Generic[T]):
             return function()
         future: Future[R] = Future()
         self._calls.put((future, function))
-        while self._left is None:
+        while self._interrupt is None:
             # An asynchronous exception does not reach a thread that waits for longer.
             if wait((future,), _LOOK_S).done:
                 return future.result()
-        raise self._left
-
-
-def _carry_out(future: Future[T], function: Callable[[], T]) -> None:
-    try:
-        future.set_result(function())
-    except BaseException as error:  # noqa: BLE001 - raised where the result is waited for
-        if not future.done():
-            future.set_exception(error)
-
-
-def _remount_obstacle(state: str) -> str | None:
-    """Return why a Drive in this state is not mounted again, as a sentence; `None` when it is."""
-    if state != "dead":
-        # A live client, however slow, may have files that are not uploaded yet, and a remount would lose them.
-        return f"Drive was not mounted again: its client has not died (the mount is {state})."
-    if not detect_platform().drive_mountable:
-        return "Drive was not mounted again: only a Colab notebook can do that."
-    if threading.current_thread() is not threading.main_thread():
-        return "Drive was not mounted again: the main thread has to ask for that, and this is another one."
-    return None
+        raise self._interrupt
 
 
 def run_with_one_remount(
@@ -192,6 +144,8 @@ def run_with_one_remount(
 ) -> T:
     """Call `work()`; when the Drive of `place` dies meanwhile, mount it again and call `work()` once more.
 
+    A failure that the client's log explains by Drive's download quota is raised as that.
+
     Args:
         work: keeps what it has finished, or starts over; has nothing open on Drive after it has failed.
         place: any path on the Drive that `work` depends on; for a path elsewhere, `work` is called once.
@@ -199,50 +153,52 @@ def run_with_one_remount(
         notice: called with a sentence when Drive was mounted again.
     """
     root = drive_root(place)
-
-    def watched() -> T:
+    if root is None:
         return run_watched(work, place, *touches)
 
-    if root is None:
-        return watched()
+    def attempt() -> T:
+        log_size = drive_log_size()
+        try:
+            return run_watched(work, place, *touches)
+        except OSError as error:
+            quota = quota_error(error, log_size)
+            if quota is None:
+                raise
+            raise quota from error
+
     # Before the work, because a dead client has no command line to read; and only where it could be mounted again,
     # because the client is looked for among all processes.
     may_mount = detect_platform().drive_mountable and threading.current_thread() is threading.main_thread()
     readonly = may_mount and is_readonly(mount_of(place))
     try:
-        return _with_quota_errors(watched)
+        return attempt()
     except CancelledError:
         raise
     # Depending on the moment, a dying client makes files disappear, refuses writes, or fails reads with various errors.
     # So any error of the work may come from its death, and the mount is asked.
     except (ColabstageError, OSError) as error:
         state = _state_of(root)
-        obstacle = _remount_obstacle(state)
-        if obstacle is not None:
-            death: DriveError | None = error if isinstance(error, DriveDisconnectedError) else None
-            if state == "dead":
-                death = death or silence_of(root)
-            if death is None:
+        # A live client, however slow, may have files that are not uploaded yet, and a remount would lose them.
+        if state != "dead":
+            obstacle = f"its client has not died (the mount is {state})"
+        elif not detect_platform().drive_mountable:
+            obstacle = "only a Colab notebook can do that"
+        elif not may_mount:
+            obstacle = "the main thread has to ask for that, and this is another one"
+        else:
+            obstacle = ""
+        if obstacle:
+            asked = None if isinstance(error, DriveDisconnectedError) or state != "dead" else silence_of(root)
+            death = asked or error
+            if not isinstance(death, DriveDisconnectedError):
                 raise
             # In the message and not as a note of the exception, because notebooks do not show notes.
-            msg = f"{death} {obstacle}"
+            msg = f"{death} Drive was not mounted again: {obstacle}."
             raise DriveDisconnectedError(msg) from error
         mount_drive(root, readonly=readonly)
         if notice is not None:
             notice(f"The Drive client died ({error}) and was mounted again; finished work was kept.")
-    return _with_quota_errors(watched)
-
-
-def _with_quota_errors(work: Callable[[], T]) -> T:
-    """Call `work()`; a failure that the client's log explains by the download quota is raised as that."""
-    log_size = drive_log_size()
-    try:
-        return work()
-    except OSError as error:
-        quota = quota_error(error, log_size)
-        if quota is None:
-            raise
-        raise quota from error
+    return attempt()
 
 
 def _state_of(root: Path) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from colabstage.errors import ColabstageError, SourceReadError, said_by
 from colabstage.io.files import RetryPolicy
 from colabstage.io.pipeline import DaemonPool, in_thread
-from colabstage.machine.drive_attributes import Md5Questions, ask_client
+from colabstage.machine.drive_attributes import Md5Questions, ask_md5s
 from colabstage.machine.mounts import is_slow_mount, silence_of, slow_mounts_below
 from colabstage.sources.gdrive import SharedFolder, open_share
 from colabstage.sources.identity import (
@@ -201,13 +201,12 @@ class _Asker:
 
 def _ask_file(path: Path, found: os.stat_result, recorded: SourceIdentity) -> Look:
     # Another length is proof enough, whatever else agrees, so the client need not be asked.
-    told = ask_client(path) if recorded.md5 and found.st_size == recorded.nbytes else None
-    md5 = "" if told is None else told.md5
+    md5s, why = ask_md5s([str(path)]) if recorded.md5 and found.st_size == recorded.nbytes else ([], "")
     # The version of one file of a list is its time.
     known = replace(recorded, version="")
-    look = _judge(known, size=found.st_size, mtime_ns=found.st_mtime_ns, md5=md5)
-    if told is not None and not md5 and look.state == "same":
-        return Look("same", f"{look.detail}; {_untold(told.why)}")
+    look = _judge(known, size=found.st_size, mtime_ns=found.st_mtime_ns, md5="".join(md5s))
+    if why and look.state == "same":
+        return Look("same", f"{look.detail}; {_untold(why)}")
     return look
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import os
 import re
 import stat
 import threading
 from array import array
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
@@ -32,7 +32,6 @@ from colabstage.trees.listing import (
     hash_rows,
     hash_texts,
     sorted_by_name,
-    times_in_column,
 )
 from colabstage.trees.names import JUNK_FILES, is_junk, is_junk_folder, without_files
 
@@ -67,8 +66,7 @@ _STALL_S = 300.0
 _OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
 _Identity = tuple[int, int]
-# What columns of whole numbers hold.
-_64_BITS, _TIME_END_NS = 2**64 - 1, 2**63
+_64_BITS = 2**64 - 1
 
 
 class FolderTree(Tree):
@@ -117,21 +115,18 @@ class FolderTree(Tree):
         _check_root(self._root)
         with _threads(workers) as listers, _threads(workers) as lookers:
             walk = _Walk(self._root, listers, lookers, retry=retry, heard=heard, on_files=found)
-            walk.all_but({**dict.fromkeys(mounts, "mount"), **dict.fromkeys(leave_out, "own")})
-        files = walk.files
-        sizes, times_ns = np.array(files.sizes, np.int64), times_in_column(files.times_ns)
-        inodes, changed_ns = np.array(files.inodes, np.uint64), np.array(files.changed_ns, np.int64)
-        names, (sizes, times_ns, inodes, changed_ns), order = sorted_by_name(
-            files.names, sizes, times_ns, inodes, changed_ns
-        )
+            walk.list_all_but({**dict.fromkeys(mounts, "mount"), **dict.fromkeys(leave_out, "own")})
+        facts = np.array(walk.files.facts, np.uint64).reshape(-1, 4).T
+        names, (sizes, times_ns, inodes, changed_ns), order = sorted_by_name(walk.files.names, *facts)
         # A hash of the file's inode and of when it was last written to, renamed or given another time.
         self._marks = hash_rows(inodes, changed_ns) if keeps_inodes else None
         self._inodes = inodes if keeps_inodes else None
-        self.entries = FileEntries(names, sizes, times_ns, order, np.zeros(len(names), np.bool_))
+        executable = np.zeros(len(names), np.bool_)
+        self.entries = FileEntries(names, sizes.view(np.int64), times_ns.view(np.int64), order, executable)
         self._stamp = walk.stamp
         # By the folders of files, which others ask for too, and not by each name again.
         self.empty_folders = without_files(self._stamp, (f"{folder}/" for folder in self.entries.folders[0]))
-        self.notes = tuple(walk.notes())
+        self.notes = tuple(_notes(walk.files.left_out))
 
     @property
     def paths(self) -> list[str]:
@@ -180,7 +175,12 @@ class FolderTree(Tree):
         finally:
             os.close(handle)
         if len(data) != entry.size:
-            raise _changed_while_read(self._root, entry, len(data))
+            found = f"{len(data):,} bytes were there" if len(data) < entry.size else "there is more"
+            msg = (
+                f"'{self._root}/{entry.name}' was listed with {entry.size:,} bytes, but {found}: it changed or was cut "
+                "while being read. Wait until its upload or copy is complete, then stage again."
+            )
+            raise SourceReadError(msg)
         return data
 
     def _about_to_read(self, entry: FileEntry) -> str:
@@ -218,10 +218,16 @@ class FolderFile:
                     "being read. Wait until its upload or copy is complete, then stage again."
                 )
                 raise SourceReadError(msg)
-            self._times.setdefault(self.label, _written_ns(file.fileno()))
+            self._times.setdefault(self.label, os.fstat(file.fileno()).st_mtime_ns)
             self._open = file
         data = file.pread(length, offset)
-        _check_time(self.label, file.fileno(), self._times[self.label])
+        # The time in the listing is not compared: a mount may tell it in another precision.
+        if os.fstat(file.fileno()).st_mtime_ns != self._times[self.label]:
+            msg = (
+                f"'{self._path}' was written to while it was being read, so what was read is of two states. Wait until "
+                "its upload or copy is complete, then try again."
+            )
+            raise SourceReadError(msg)
         return data
 
     def close(self) -> None:
@@ -263,10 +269,10 @@ def _threads(workers: int) -> DaemonPool | contextlib.nullcontext[None]:
 
 
 def _at_once(function: Callable[[T], R], items: Sequence[T], pool: DaemonPool | None) -> list[R]:
-    """Call `function` with each item, and return the results in order; fails when nothing moves for `_STALL_S`."""
+    """Call `function` with each item, and return the results in order."""
     if pool is None:
         return [function(item) for item in items]
-    return _results([pool.submit(functools.partial(function, item)) for item in items])
+    return _results([pool.submit(partial(function, item)) for item in items])
 
 
 def _results(calls: Sequence[Future[R]]) -> list[R]:
@@ -277,31 +283,6 @@ def _results(calls: Sequence[Future[R]]) -> list[R]:
             raise
         msg = f"Listing made no progress for {_STALL_S:.0f} s. Mount the Drive again and run this once more."
         raise SourceReadError(msg) from error
-
-
-def _written_ns(handle: int) -> int:
-    return os.fstat(handle).st_mtime_ns
-
-
-def _check_time(path: str, handle: int, written_ns: int) -> None:
-    """Refuse a part of a file that was written to after another part of it was read, or while this one was.
-
-    Its time in the listing is not compared: a mount may tell it in another precision.
-    """
-    if _written_ns(handle) != written_ns:
-        msg = (
-            f"'{path}' was written to while it was being read, so what was read is of two states. Wait until its "
-            "upload or copy is complete, then try again."
-        )
-        raise SourceReadError(msg)
-
-
-def _changed_while_read(root: str, entry: FileEntry, got: int) -> SourceReadError:
-    found = f"{got:,} bytes were there" if got <= entry.size else "there is more"
-    return SourceReadError(
-        f"'{root}/{entry.name}' was listed with {entry.size:,} bytes, but {found}: it changed or was cut while being "
-        "read. Wait until its upload or copy is complete, then stage again."
-    )
 
 
 def _check_root(root: str) -> None:
@@ -339,39 +320,49 @@ class _Found:
     total: int = 0
     """How many there are, junk included."""
     names: list[str] = field(default_factory=list)
-    sizes: list[int] = field(default_factory=list)
-    times_ns: list[int] = field(default_factory=list)
-    inodes: array[int] = field(default_factory=lambda: array("Q"))
-    changed_ns: array[int] = field(default_factory=lambda: array("q"))
-    """When each was last written to, renamed or given another time."""
+    facts: array[int] = field(default_factory=lambda: array("Q"))
+    """Of each file its size, when its content was written, its inode, and when anything of it was changed."""
     folders: list[tuple[str, bool]] = field(default_factory=list)
     """With whether a link leads there."""
-    left_out: dict[str, list[str]] = field(default_factory=dict)
-    """The names of what is no file of the tree, by the kind that a note tells of."""
+    left_out: list[tuple[str, str]] = field(default_factory=list)
+    """The kind and the name of what is no file of the tree and may be missed."""
 
     def add_file(self, name: str, status: os.stat_result) -> None:
         """Append a file."""
+        times = status.st_mtime_ns & _64_BITS, status.st_ctime_ns & _64_BITS
         self.names.append(name)
-        self.sizes.append(status.st_size)
-        self.times_ns.append(status.st_mtime_ns)
-        self.inodes.append(status.st_ino & _64_BITS)
-        self.changed_ns.append(status.st_ctime_ns if abs(status.st_ctime_ns) < _TIME_END_NS else 0)
-
-    def leave_out(self, kind: str, name: str) -> None:
-        """Note an entry that is no file of the tree."""
-        self.left_out.setdefault(kind, []).append(name)
+        self.facts.extend((status.st_size, times[0], status.st_ino & _64_BITS, times[1]))
 
     def add(self, other: _Found) -> None:
         """Append others."""
         self.total += other.total
         self.names += other.names
-        self.sizes += other.sizes
-        self.times_ns += other.times_ns
-        self.inodes += other.inodes
-        self.changed_ns += other.changed_ns
+        self.facts += other.facts
         self.folders += other.folders
-        for kind, names in other.left_out.items():
-            self.left_out.setdefault(kind, []).extend(names)
+        self.left_out += other.left_out
+
+
+def _notes(left_out_names: list[tuple[str, str]]) -> Iterator[str]:
+    """Yield a sentence about each kind of entry that was left out and may be missed."""
+    left: dict[str, list[str]] = {}
+    for kind, name in sorted(left_out_names):
+        left.setdefault(kind, []).append(name)
+    if native := left.get("native"):
+        kinds = count_by(Path(name).suffix.lower() for name in native)
+        yield (
+            f"{left_out(len(native), 'Google documents')} ({kinds}; first '{native[0]}'): a mounted Drive cannot "
+            "read them. Export them from Drive if they belong to the dataset."
+        )
+    for kind, where in (("broken", "to nothing"), ("looped", "to a folder above")):
+        if names := left.get(kind):
+            yield f"{left_out(len(names), 'links', where)} (first '{names[0]}')."
+    for kind, what, remedy in (
+        ("own", "in which colabstage keeps what it makes", ""),
+        ("mount", "at which something else is mounted", ": give them as sources of their own if they belong to it"),
+    ):
+        if names := left.get(kind):
+            named = ", ".join(f"'{name}'" for name in names[:3])
+            yield f"{left_out(len(names), 'folders', what)} ({named}){remedy}."
 
 
 class _Listed(NamedTuple):
@@ -382,10 +373,8 @@ class _Listed(NamedTuple):
     identity: _Identity
     """Device and inode, by which a loop is known."""
     found: _Found
-    unseen: list[os.DirEntry[str]]
-    """Entries that nobody has looked at yet."""
     looks: list[Future[_Found]]
-    """What these are, while it is looked up."""
+    """The rest, while it is looked up."""
 
 
 class _Walk:
@@ -409,104 +398,66 @@ class _Walk:
         self.files = _Found()
         self.stamp: dict[str, tuple[int, int]] = {}
 
-    def notes(self) -> Iterator[str]:
-        """Yield a sentence about each kind of entry that was left out and may be missed."""
-        left = {kind: sorted(names) for kind, names in self.files.left_out.items()}
-        if native := left.get("native"):
-            kinds = count_by(Path(name).suffix.lower() for name in native)
-            yield (
-                f"{left_out(len(native), 'Google documents')} ({kinds}; first '{native[0]}'): a mounted Drive cannot "
-                "read them. Export them from Drive if they belong to the dataset."
-            )
-        for kind, where in (("broken", "to nothing"), ("looped", "to a folder above")):
-            if names := left.get(kind):
-                yield f"{left_out(len(names), 'links', where)} (first '{names[0]}')."
-        for kind, what, remedy in (
-            ("own", "in which colabstage keeps what it makes", ""),
-            ("mount", "at which something else is mounted", ": give them as sources of their own if they belong to it"),
-        ):
-            if names := left.get(kind):
-                named = ", ".join(f"'{name}'" for name in names[:3])
-                yield f"{left_out(len(names), 'folders', what)} ({named}){remedy}."
-
-    def all_but(self, leave_out: Mapping[str, str]) -> None:
+    def list_all_but(self, leave_out: Mapping[str, str]) -> None:
         """List all folders but those of these names, each with the kind of note on it."""
         level = [_Folder("", frozenset(), through_link=False)]
         while level:
             below: list[_Folder] = []
             for first in range(0, len(level), _LIST_FOLDERS):
                 some = level[first : first + _LIST_FOLDERS]
-                for folder, listed in zip(some, self._list_some(some), strict=True):
-                    below += self._take(folder, listed, leave_out)
+                for folder, listed in zip(some, _at_once(self._list, some, self._listers), strict=True):
+                    if listed is None:
+                        self.files.left_out.append(("looped", folder.name))
+                        continue
+                    for more in _results(listed.looks):
+                        listed.found.add(more)
+                    self.stamp[folder.name] = (listed.mtime_ns, listed.found.total)
+                    ancestors = folder.ancestors | {listed.identity}
+                    for name, linked in listed.found.folders:
+                        if name in leave_out:
+                            self.files.left_out.append((leave_out[name], name))
+                        else:
+                            below.append(_Folder(name, ancestors, linked))
+                    listed.found.folders.clear()
+                    self.files.add(listed.found)
             level = below
-
-    def _list_some(self, folders: list[_Folder]) -> list[_Listed | None]:
-        listed = _at_once(self._list, folders, self._listers)
-        looks = [(one.found, look) for one in listed if one is not None for look in one.looks]
-        for (found, _), more in zip(looks, _results([look for _, look in looks]), strict=True):
-            found.add(more)
-        return listed
-
-    def _take(self, folder: _Folder, listed: _Listed | None, leave_out: Mapping[str, str]) -> Iterator[_Folder]:
-        """Put what was found in a folder to the rest; yield the folders in it."""
-        if listed is None:
-            self.files.leave_out("looped", folder.name)
-            return
-        self.stamp[folder.name] = (listed.mtime_ns, listed.found.total)
-        for name, linked in listed.found.folders:
-            if name in leave_out:
-                self.files.leave_out(leave_out[name], name)
-            else:
-                yield _Folder(name, folder.ancestors | {listed.identity}, linked)
-        listed.found.folders.clear()
-        self.files.add(listed.found)
 
     def _list(self, folder: _Folder) -> _Listed | None:
         """List one folder; `None` where a link leads back to one that it is in."""
         path = _path_below(self._root, folder.name)
-        listed = read_with_retry(lambda: self._read(folder, path), path, policy=self._retry)
+        listed, unseen = read_with_retry(lambda: self._read(folder, path), path, policy=self._retry)
         self._heard()
-        if listed is not None and listed.unseen and self._lookers is not None:
+        if listed is not None and unseen and self._lookers is not None:
             # By others: a look that waited behind folders to be listed would leave the mount with only these to do.
-            length = min(-(-len(listed.unseen) // _SHARES), _LOOK_BATCH)
-            for start in range(0, len(listed.unseen), length):
-                look = functools.partial(self._look_at, folder, listed.unseen[start : start + length])
+            length = min(-(-len(unseen) // _SHARES), _LOOK_BATCH)
+            for start in range(0, len(unseen), length):
+                look = partial(self._look_at, folder, unseen[start : start + length])
                 listed.looks.append(self._lookers.submit(look))
-            listed.unseen.clear()
         return listed
 
-    def _read(self, folder: _Folder, path: str) -> _Listed | None:
-        """Read one folder, and look at its entries meanwhile; among other threads, until that proves slow."""
+    def _read(self, folder: _Folder, path: str) -> tuple[_Listed | None, list[os.DirEntry[str]]]:
+        """Read one folder, and look at its entries meanwhile until each look proves to be a round trip; return what
+        was found, and the entries that nobody has looked at yet."""
         # Asked before the listing: a change while the folder is being listed then shows in the stamp.
         status = os.stat(path)  # noqa: PTH116
         identity = (status.st_dev, status.st_ino)
         if folder.through_link and identity in folder.ancestors:
-            return None
-        listed = _Listed(status.st_mtime_ns, identity, _Found(), [], [])
+            return None, []
+        found = _Found()
         with os.scandir(path) as scan:
             count = _FIRST_LOOKS
             # At once: a mount that tells sizes with the names keeps them for a second or less.
-            while not self._looks_slowly and (batch := list(islice(scan, count))):
-                self._look_in_turn(folder, batch, listed)
+            while batch := list(islice(scan, count)):
+                # Looks that do not leave the kernel would only take Python's lock from each other.
+                with self._turn:
+                    # One slow batch alone may have waited for Python's lock.
+                    if self._lookers is not None and self._slow_batches >= _SLOW_BATCHES:
+                        return _Listed(status.st_mtime_ns, identity, found, []), [*batch, *scan]
+                    most_s, began = _SLOW_LOOK_S * len(batch), SYSTEM_CLOCK.now()
+                    found.add(self._look_at(folder, batch))
+                    self._slow_batches = self._slow_batches + 1 if SYSTEM_CLOCK.now() - began > most_s else 0
                 count = _FIRST_LOOKS if self._slow_batches else _LOOK_BATCH
-            listed.unseen.extend(scan)
-        return listed
-
-    @property
-    def _looks_slowly(self) -> bool:
-        """Whether each look is a round trip; of one batch alone, it may have been a wait for Python's lock."""
-        return self._lookers is not None and self._slow_batches >= _SLOW_BATCHES
-
-    def _look_in_turn(self, folder: _Folder, batch: list[os.DirEntry[str]], listed: _Listed) -> None:
-        """Look at some entries, unless that has proved slow: then others do, of whom many wait at once."""
-        # Looks that do not leave the kernel would only take Python's lock from each other.
-        with self._turn:
-            if self._looks_slowly:
-                listed.unseen.extend(batch)
-                return
-            most_s, began = _SLOW_LOOK_S * len(batch), SYSTEM_CLOCK.now()
-            listed.found.add(self._look_at(folder, batch))
-            self._slow_batches = self._slow_batches + 1 if SYSTEM_CLOCK.now() - began > most_s else 0
+        return _Listed(status.st_mtime_ns, identity, found, []), []
 
     def _look_at(self, folder: _Folder, entries: list[os.DirEntry[str]]) -> _Found:
         """Look at each entry once, which empties the list; what they are is checked by all names at once, because
@@ -528,8 +479,7 @@ class _Walk:
         entries.clear()
         for entry in odd:
             name = prefix + entry.name
-            look = functools.partial(_look_closely, entry, name, found)
-            read_with_retry(look, f"{self._root}/{name}", policy=self._retry)
+            read_with_retry(partial(_look_closely, entry, name, found), f"{self._root}/{name}", policy=self._retry)
         if self._on_files is not None:
             self._on_files([f"{self._root}/{name}" for name in found.names])
         return found
@@ -545,10 +495,10 @@ def _look_closely(entry: os.DirEntry[str], name: str, found: _Found) -> None:
         elif is_junk(entry.name):
             return
         elif entry.name.lower().endswith(GOOGLE_NATIVE):
-            found.leave_out("native", name)
+            found.left_out.append(("native", name))
         elif stat.S_ISREG((status := entry.stat()).st_mode):
             found.add_file(name, status)
     except OSError as error:
         if not linked or error.errno not in (errno.ENOENT, errno.ELOOP, errno.ENOTDIR):
             raise
-        found.leave_out("broken", name)
+        found.left_out.append(("broken", name))
