@@ -480,9 +480,7 @@ class _PackRun:
         cancellation: Cancellation,
     ) -> PipelineResult:
         """Read, decode and write what is `left`."""
-        if self.stream is not None:
-            self.stream.begin(work, self.out, journal, left)
-            self.stream.let_in()
+        order = None if self.stream is None else self.stream.begin(work, self.out, journal, left)
         # In the order of the source, unless readers ask for another: one pass over an archive, and no seeking on a
         # mount. A new pack of millions of samples needs no list of them.
         in_order: Sequence[int] = range(len(left)) if left.all() else array("q", np.flatnonzero(left).tobytes())
@@ -501,7 +499,7 @@ class _PackRun:
             return write_samples(
                 work,
                 journal,
-                left=in_order if self.stream is None else self.stream.left,
+                left=in_order if order is None else order,
                 limits=limits,
                 step=step,
                 cancellation=cancellation,

@@ -399,7 +399,7 @@ def _expect_members(source: OpenedSource, reading: Reading) -> None:
     assert reading.update.takeover is not None
     source.read_in_place()
     read = np.flatnonzero(reading.update.takeover.rows < 0)
-    source.read_members(MemberRanges(reading.job).of_samples(reading.job, read), readers=SLOW_READERS)
+    source.read_members(MemberRanges(reading.job).of(reading.job, read), readers=SLOW_READERS)
 
 
 def _plan(
