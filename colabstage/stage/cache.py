@@ -583,7 +583,7 @@ def discard_rows(place: Place, pack: str, *, every: bool = False) -> None:
     with contextlib.suppress(ColabstageError, OSError):
         (there,) = [None] if every else place.look([pack])
         kept = None if there is None else rows_name(pack, there.manifest)
-        for name in place.names():
+        for name in place.entries():
             if is_rows_name(name, pack) and name != kept:
                 place.discard(name)
         # What was being removed, or copied there, when a process was killed has a name that is not looked for again.

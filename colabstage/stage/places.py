@@ -43,14 +43,7 @@ from colabstage.io.files import (
     read_with_retry,
     typed_write_errors,
 )
-from colabstage.io.ownership import (
-    among_others,
-    atomic_path,
-    move_vouched,
-    put_file,
-    remove_vouched,
-    sync_file,
-)
+from colabstage.io.ownership import among_others, atomic_path, move_vouched, put_file, remove_vouched, sync_file
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.io.units import show_address
@@ -70,22 +63,23 @@ from colabstage.sources.parse import LocalSource, ObjectSource, local_source, pa
 from colabstage.sources.remote import RemoteFacts, given_up, read_directly
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from colabstage.io.progress import Cancellation, ProgressStep
-
-    There = Mapping[str, "Entry"]
 
 Item = TypeVar("Item")
 T = TypeVar("T")
 
 PREVIOUS_SUFFIX = ".previous"
 MANIFEST_SUFFIX, UNFINISHED_SUFFIX = ".json", ".unfinished"
+_NOTES = (MANIFEST_SUFFIX, UNFINISHED_SUFFIX)
 # Manifests and blocks that are read at once.
 _READERS = 8
 # The note of another process is waited for so long, and looked at so often.
 _PLACING_S, _LOOK_S = 2.0, 0.02
 _NO_MANIFEST = "is not a manifest that colabstage wrote, which has to go there"
+# Every manifest begins like this, so one that was cut off by a full disk is still recognised as ours.
+_BEGINNING = b'{\n "block_bytes": '
 # Services whose addresses begin with a bucket, which somebody has to make first.
 _WITH_BUCKETS = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"})
 
@@ -99,6 +93,42 @@ class Entry(NamedTuple):
     """A text that is another one when the content is."""
     ours: bool = True
     """Whether it is a file that this user made, and no link."""
+
+
+class Note(NamedTuple):
+    """A small file beside another one, which should hold a manifest."""
+
+    entry: Entry
+    content: bytes | None
+
+    @property
+    def manifest(self) -> Manifest | None:
+        """Return the manifest; `None` for none that this version reads."""
+        return read_note(self.content, "")
+
+    @property
+    def is_ours(self) -> bool:
+        """Return whether colabstage wrote it: a manifest of any version, or the first part of one."""
+        return self.entry.ours and _is_manifest(self.content)
+
+
+class Present(NamedTuple):
+    """A file of a place and the notes beside it, as they are now; each may be missing."""
+
+    name: str
+    entry: Entry | None
+    notes: Mapping[str, Note]
+    """By the suffix of their names."""
+
+    @property
+    def manifest(self) -> Manifest | None:
+        """Return the manifest beside it."""
+        return self.notes[MANIFEST_SUFFIX].manifest if MANIFEST_SUFFIX in self.notes else None
+
+    @property
+    def our_notes(self) -> list[str]:
+        """Return the names of the notes that colabstage wrote."""
+        return [self.name + end for end, note in self.notes.items() if note.is_ours]
 
 
 class CachedFile(NamedTuple):
@@ -158,6 +188,10 @@ class Publication:
         )
         raise SourceChangedError(msg)
 
+    def note(self, mtime_ns: int) -> bytes:
+        """Return the content of its manifest, with the time of the published file, 0 where that is not known."""
+        return _content_of(replace(self.manifest, mtime_ns=mtime_ns))
+
 
 def file_state(file: Path) -> tuple[int, ...]:
     """Return inode, length and times of a file: they change whenever something writes to it."""
@@ -170,6 +204,27 @@ def read_note(content: bytes | None, label: str) -> Manifest | None:
     with contextlib.suppress(PackFormatError):
         return None if content is None else parse_manifest(parse_json(content), label)
     return None
+
+
+def _is_manifest(content: bytes | None) -> bool:
+    if content is None:
+        return False
+    raw = parse_json(content)
+    if raw is None:
+        return _BEGINNING.startswith(content[: len(_BEGINNING)])
+    return isinstance(raw, dict) and {"version", "block_bytes", "hashes"} <= raw.keys()
+
+
+def _content_of(manifest: Manifest) -> bytes:
+    return json_text(asdict(manifest)).encode()
+
+
+def _each(look: Callable[[Item], T], items: Sequence[Item], cancellation: Cancellation | None = None) -> list[T]:
+    """Call a function for several things at once: each is a round trip."""
+    if len(items) < 2:
+        return [look(item) for item in items]
+    with DaemonPool(_READERS, "colabstage-look") as pool:
+        return pool.run(look, items, cancellation=cancellation)
 
 
 class Place(ABC):
@@ -189,12 +244,8 @@ class Place(ABC):
         return self._root / name if isinstance(self._root, Path) else f"{self._root}/{name}"
 
     @abstractmethod
-    def names(self) -> list[str]:
-        """Return the names of all files, in order."""
-
-    @abstractmethod
-    def entries(self, names: Sequence[str]) -> dict[str, Entry]:
-        """Return what there is now of some names."""
+    def entries(self, names: Sequence[str] | None = None) -> dict[str, Entry]:
+        """Return what is there now, by name: everything, or only of some names."""
 
     @abstractmethod
     def read(self, name: str) -> bytes | None:
@@ -206,7 +257,7 @@ class Place(ABC):
 
     @abstractmethod
     def write(self, name: str, content: bytes, *, create: bool) -> None:
-        """Write a small file, of which readers see all or nothing; with `create` only where nothing is."""
+        """Write a manifest, of which readers see all or nothing; with `create` only where nothing is."""
 
     @abstractmethod
     def remove(self, name: str) -> None:
@@ -217,36 +268,33 @@ class Place(ABC):
         """Ask something that may hang; raises `DriveDisconnectedError` or `SourceError` where nothing answers."""
 
     @abstractmethod
-    def bring(self, new: Publication, there: There) -> int:
-        """Bring a new version in place of what is there, which was seen to be ours; return how many bytes of it an
-        interrupted run has left."""
+    def bring(self, new: Publication) -> int:
+        """Bring a new version in place of what is there, where that is ours; return how many bytes of it an interrupted
+        run has left."""
 
-    def check_room(self, nbytes: int, what: str) -> None:  # noqa: B027 - most places do not tell
-        """Raise `NotEnoughSpaceError` where it is known that there is no room."""
+    def sweep(self, name: str) -> None:  # noqa: B027 - a bucket has nothing unfinished
+        """Remove what dead runs left behind for a file, its previous version and their manifests."""
 
     def look(self, names: Sequence[str]) -> list[CachedFile | None]:
         """Look at files; `None` for one that has no manifest, or does not exist."""
-        there = self.entries([one + end for one in names for end in ("", MANIFEST_SUFFIX)]) if names else {}
 
-        def look(name: str) -> CachedFile | None:
-            manifest = self._noted(name, MANIFEST_SUFFIX, there) if name in there else None
-            entry = there.get(name)
-            if manifest is None or entry is None:
+        def cached(one: Present) -> CachedFile | None:
+            if one.entry is None or (manifest := one.manifest) is None:
                 return None
-            return CachedFile(self.at(name), manifest, entry.size, entry.mtime_ns / 1e9)
+            return CachedFile(self.at(one.name), manifest, one.entry.size, one.entry.mtime_ns / 1e9)
 
-        return _each(look, names)
+        return [cached(one) for one in self._present(names, (MANIFEST_SUFFIX,))]
 
     def shards(self, name: str) -> list[CachedFile]:
         """Return the shards of a pack that have a manifest, in order."""
         stem = Path(name).stem
-        parts = {one: PartName.of(Path(one)) for one in self.names() if one.endswith(".h5")}
+        parts = {one: PartName.of(Path(one)) for one in self.entries() if one.endswith(".h5")}
         mine = sorted((one for one, part in parts.items() if part.count and part.stem == stem), key=parts.__getitem__)
         return [one for one in self.look(mine) if one is not None and one.manifest.shard]
 
     def files(self) -> list[CachedFile]:
         """Return all packs and shards that have a manifest, by name; their previous versions too."""
-        packs = [name for name in self.names() if name.removesuffix(PREVIOUS_SUFFIX).endswith(".h5")]
+        packs = [name for name in self.entries() if name.removesuffix(PREVIOUS_SUFFIX).endswith(".h5")]
         return [one for one in self.look(packs) if one is not None]
 
     def put(self, new: Publication) -> int:
@@ -255,67 +303,69 @@ class Place(ABC):
         Raises:
             TargetExistsError: what is there is not an unchanged version that colabstage wrote.
         """
-        if self._adopt(new):
-            new.step.advance(new.manifest.size)
-            return new.manifest.size
-        return self.bring(new, self.check(new.name))
+        with given_up():
+            if self._adopt(new):
+                new.step.advance(new.manifest.size)
+                return new.manifest.size
+            return self.bring(new)
 
     def discard(self, name: str, *, ours: Callable[[CachedFile], bool] = lambda _: True) -> bool:
         """Remove a file that is as it was written, and that `ours` recognises, with its manifest; return whether it is
         gone."""
-        there, (now,) = self._around(name), self.look([name])
-        if now is None or not ours(now) or self.written(name, there) is None:
-            return name not in there
-        # The file first: a manifest alone counts for nothing, and tells whose it is.
-        for one in (name, *self._notes(name, there)):
-            self.remove(one)
-        return True
+        with given_up():
+            (there,), (now,) = self._present([name]), self.look([name])
+            is_gone = there.entry is None
+            if now is not None and ours(now) and self._written(there) is not None:
+                # The file first: a manifest alone counts for nothing, and tells whose it is.
+                for one in (name, *there.our_notes):
+                    self.remove(one)
+                is_gone = True
+            if is_gone:
+                # Uploads that were cut off take space under names of their own.
+                self.sweep(name)
+            return is_gone
 
-    def written(self, name: str, there: There) -> Manifest | None:
-        """Return the manifest that describes a file as it is now, by its length, and its time or its hashes; `None`
-        where it is not as colabstage wrote it."""
-        entry = there.get(name)
-        for beside in (MANIFEST_SUFFIX, UNFINISHED_SUFFIX) if entry is not None and entry.ours else ():
-            manifest = self._noted(name, beside, there)
-            if manifest is None or entry is None or entry.size != manifest.size or not there[name + beside].ours:
-                continue
-            is_noted = is_time_as_noted(manifest.mtime_ns, entry.mtime_ns, there[name + beside].mtime_ns)
-            if is_noted or self._has_content(name, entry, manifest):
-                return replace(manifest, mtime_ns=entry.mtime_ns)
-        return None
+    def _present(self, names: Sequence[str], notes: Sequence[str] = _NOTES) -> list[Present]:
+        """Look at files and the notes beside them."""
+        there = self.entries([name + end for name in names for end in ("", *notes)]) if names else {}
 
-    def _around(self, name: str) -> dict[str, Entry]:
-        """Return what there is of a file, its previous version, and the notes beside them."""
-        files = (name, name + PREVIOUS_SUFFIX) if self.keeps_previous else (name,)
-        return self.entries([file + end for file in files for end in ("", MANIFEST_SUFFIX, UNFINISHED_SUFFIX)])
+        def look(name: str) -> Present:
+            found = {end: Note(there[name + end], self.read(name + end)) for end in notes if name + end in there}
+            return Present(name, there.get(name), found)
 
-    def _noted(self, name: str, beside: str, there: There) -> Manifest | None:
-        return read_note(self.read(name + beside), name) if name + beside in there else None
+        return _each(look, names)
 
-    def _notes(self, name: str, there: There) -> Iterator[str]:
-        """Yield the names beside a file that hold a manifest of any version, or the first part of one."""
-        for note in (name + MANIFEST_SUFFIX, name + UNFINISHED_SUFFIX):
-            if note in there and there[note].ours and _is_manifest(self.read(note)):
-                yield note
-
-    def check(self, name: str) -> There:
+    def check(self, name: str) -> list[Present]:
         """Refuse to replace what is not an unchanged version that colabstage wrote, or its manifest; return what is
-        there."""
-        there = self._around(name)
-        # The previous version makes room for this one, and is checked too.
-        for file in (name, name + PREVIOUS_SUFFIX) if name in there else (name,):
-            for note in {file + MANIFEST_SUFFIX, file + UNFINISHED_SUFFIX} & there.keys() - {*self._notes(file, there)}:
-                raise self.occupied(note, _NO_MANIFEST)
-            if file in there and self.written(file, there) is None:
+        there: the file, and the previous version that makes room for it."""
+        found = self._present([name, name + PREVIOUS_SUFFIX] if self.keeps_previous else [name])
+        for one in found if found[0].entry is not None else found[:1]:
+            for end, note in one.notes.items():
+                if not note.is_ours:
+                    raise self.occupied(one.name + end, _NO_MANIFEST)
+            if one.entry is not None and self._written(one) is None:
                 why = "no manifest beside it describes it as it is now: it is damaged, or something else wrote it"
-                raise self.occupied(file, why if there[file].ours else "is a link, a folder, or somebody else's")
-        return there
+                raise self.occupied(one.name, why if one.entry.ours else "is a link, a folder, or somebody else's")
+        return found
 
     def occupied(self, name: str, why: str) -> TargetExistsError:
         """Return the error for a name that is not free."""
         shown = show_address(os.fspath(self.at(name)))
         remedy = "Rename or delete it, then try again; or choose another place."
         return TargetExistsError(f"'{shown}' exists, and {why}. {remedy}")
+
+    def _written(self, there: Present) -> Manifest | None:
+        """Return the manifest that describes a file as it is now, by its length, and its time or its hashes; `None`
+        where it is not as colabstage wrote it."""
+        entry = there.entry
+        for note in there.notes.values() if entry is not None and entry.ours else ():
+            manifest = note.manifest
+            if entry is None or manifest is None or entry.size != manifest.size or not note.entry.ours:
+                continue
+            is_noted = is_time_as_noted(manifest.mtime_ns, entry.mtime_ns, note.entry.mtime_ns)
+            if is_noted or self._has_content(there.name, entry, manifest):
+                return replace(manifest, mtime_ns=entry.mtime_ns)
+        return None
 
     def _has_content(
         self, name: str, entry: Entry, manifest: Manifest, cancellation: Cancellation | None = None
@@ -337,8 +387,8 @@ class Place(ABC):
     def _adopt(self, new: Publication) -> bool:
         """Return whether the very content is there already, as after a kill at the end, or from somebody else; then it
         has its manifest."""
-        there = self._around(new.name)
-        entry, known = there.get(new.name), self._noted(new.name, MANIFEST_SUFFIX, there)
+        (there,) = self._present([new.name])
+        entry, known = there.entry, there.manifest
         # Other hashes mean another version, which need not be read.
         is_other = known is not None and known.size == new.manifest.size and known.hashes != new.manifest.hashes
         if entry is None or not entry.ours or is_other:
@@ -346,51 +396,27 @@ class Place(ABC):
         if not self._has_content(new.name, entry, new.manifest, new.cancellation):
             return False
         new.check_unchanged()
-        self._vouch(new, entry)
+        self._vouch(new, entry.mtime_ns)
         return True
 
-    def _vouch(self, new: Publication, entry: Entry | None) -> None:
+    def _vouch(self, new: Publication, mtime_ns: int) -> None:
         """Write the manifest, with which the file counts; raises `TargetExistsError` where somebody else was faster."""
-        beside, mtime_ns = new.name + MANIFEST_SUFFIX, 0 if entry is None else entry.mtime_ns
-        content = _content_of(replace(new.manifest, mtime_ns=mtime_ns))
+        beside, content = new.name + MANIFEST_SUFFIX, new.note(mtime_ns)
         try:
             self.write(beside, content, create=True)
         except TargetExistsError:
             there = self.read(beside)
-            known = read_note(there, beside)
             if not _is_manifest(there):
                 raise self.occupied(beside, _NO_MANIFEST) from None
+            known = read_note(there, beside)
             if known is not None and known.hashes != new.manifest.hashes:
                 raise self.occupied(beside, "another process wrote it meanwhile") from None
             # The same file, perhaps made of another state of the source; or the first part of a manifest, which counts
             # for nothing.
             if there != content:
                 self.write(beside, content, create=False)
-        for note in self._notes(new.name, self.entries([new.name + UNFINISHED_SUFFIX])):
-            self.remove(note)
-
-
-def _each(look: Callable[[Item], T], items: Sequence[Item], cancellation: Cancellation | None = None) -> list[T]:
-    """Call a function for several things at once: each is a round trip."""
-    if not items:
-        return []
-    with DaemonPool(_READERS, "colabstage-look") as pool:
-        return pool.run(look, items, cancellation=cancellation)
-
-
-def _content_of(manifest: Manifest) -> bytes:
-    return json_text(asdict(manifest)).encode()
-
-
-# Every manifest begins like this, so one that was cut off by a full disk is still recognised as ours.
-_BEGINNING = b'{\n "block_bytes": '
-
-
-def _is_manifest(content: bytes | None) -> bool:
-    raw = None if content is None else parse_json(content)
-    if raw is None and content is not None:
-        return _BEGINNING.startswith(content[: len(_BEGINNING)])
-    return isinstance(raw, dict) and {"version", "block_bytes", "hashes"} <= raw.keys()
+        if _is_manifest(self.read(new.name + UNFINISHED_SUFFIX)):
+            self.remove(new.name + UNFINISHED_SUFFIX)
 
 
 class FolderPlace(Place):
@@ -405,18 +431,17 @@ class FolderPlace(Place):
         self.on_drive = drive_root(folder) is not None
         self.copies = 2 if self.on_drive else 1
 
-    def names(self) -> list[str]:
-        require_answer(self.folder)
-        try:
-            return sorted(os.listdir(self.folder))  # noqa: PTH208 - names alone
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-        except OSError as error:
-            # An unreadable folder is not an empty one: purging would report what is in it as removed.
-            msg = f"'{self.folder}' cannot be listed: {error.strerror}. Correct its permissions, or mount it again."
-            raise SourceReadError(msg) from error
-
-    def entries(self, names: Sequence[str]) -> dict[str, Entry]:
+    def entries(self, names: Sequence[str] | None = None) -> dict[str, Entry]:
+        if names is None:
+            require_answer(self.folder)
+            try:
+                names = sorted(os.listdir(self.folder))  # noqa: PTH208 - names alone
+            except (FileNotFoundError, NotADirectoryError):
+                names = []
+            except OSError as error:
+                # An unreadable folder is not an empty one: purging would report what is in it as removed.
+                msg = f"'{self.folder}' cannot be listed: {error.strerror}. Correct its permissions, or mount it again."
+                raise SourceReadError(msg) from error
         return {name: entry for name in names if (entry := self._entry(name))}
 
     def _entry(self, name: str) -> Entry | None:
@@ -462,8 +487,7 @@ class FolderPlace(Place):
             raise
 
     def remove(self, name: str) -> None:
-        is_small = name.endswith((MANIFEST_SUFFIX, UNFINISHED_SUFFIX))
-        remove_vouched(self.folder / name, lambda _: True, empty=self.on_drive and not is_small)
+        remove_vouched(self.folder / name, lambda _: True, empty=self.on_drive and not name.endswith(_NOTES))
 
     def look(self, names: Sequence[str]) -> list[CachedFile | None]:
         require_answer(self.folder)
@@ -472,47 +496,36 @@ class FolderPlace(Place):
     def ask(self, question: Callable[[], T]) -> T:
         return run_watched(question, self.folder)
 
-    def check_room(self, nbytes: int, what: str) -> None:
-        # A mounted Drive does not report its free space; only a failed write tells.
-        if not self.on_drive:
-            check_space(self.folder, nbytes, what)
-
-    def discard(self, name: str, *, ours: Callable[[CachedFile], bool] = lambda _: True) -> bool:
-        gone = super().discard(name, ours=ours)
-        if gone:
-            # Uploads that were cut off take space under names of their own.
-            self.sweep(name)
-        return gone
-
     def sweep(self, name: str) -> None:
-        """Remove what dead runs left behind for a file, its previous version and their manifests."""
-        ends = ("", MANIFEST_SUFFIX, UNFINISHED_SUFFIX)
-        names = {shortened(file + end) for file in (name, name + PREVIOUS_SUFFIX) for end in ends}
+        names = {shortened(file + end) for file in (name, name + PREVIOUS_SUFFIX) for end in ("", *_NOTES)}
         left = [one for one in find_owned(self.folder) if one.target.name in names]
         sweep_temporaries(left, empty=self.on_drive)
 
     def put(self, new: Publication) -> int:
         make_folder(self.folder)
         with typed_write_errors(self.folder / new.name):
-            kept = super().put(new)
+            already = super().put(new)
             self.sweep(new.name)
-        return kept
+        return already
 
-    def bring(self, new: Publication, there: There) -> int:
+    def check(self, name: str) -> list[Present]:
+        # Another process may be between two of its renames: a refusal counts if nothing has changed meanwhile.
+        names = [file + end for file in (name, name + PREVIOUS_SUFFIX) for end in ("", *_NOTES)]
+        return among_others(lambda: super(FolderPlace, self).check(name), *(self.folder / one for one in names))
+
+    def bring(self, new: Publication) -> int:
+        self.check(new.name)
         target, size = self.folder / new.name, new.manifest.size
         try:
             with open_workspace(
-                target,
-                keeps=(),
-                answers=lambda folder: silence_of(folder) is None,
-                empty=self.on_drive,
+                target, keeps=(), answers=lambda folder: silence_of(folder) is None, empty=self.on_drive
             ) as workspace:
                 # Before free space is asked for: on Drive the leftovers of a dead run count against the account.
                 self.sweep(new.name)
                 here = min(disk_use(workspace.path), size) if workspace.resumed else 0
                 check_space(self.folder, size - here, f"The copy of '{new.file.name}'")
                 temp = workspace.path / new.name
-                kept = copy_file(new.file, temp, new.manifest, new.step, new.cancellation, resume=workspace.resumed)
+                already = copy_file(new.file, temp, new.manifest, new.step, new.cancellation, resume=workspace.resumed)
                 # A mount may answer "written" for bytes that it could not keep.
                 read_with_retry(lambda: _read_back(temp, new), str(temp), policy=RetryPolicy())
                 # Before the first rename: a file that was written to meanwhile is a mixture of two states.
@@ -522,64 +535,62 @@ class FolderPlace(Place):
             # A source that is being written to looks damaged; then that is the cause to report.
             new.check_unchanged()
             raise
-        return kept
+        return already
 
     def _exchange(self, temp: Path, new: Publication) -> None:
         """Put the new file in its place, keeping the old one complete under one of its two names at any moment."""
-        target, note = self.folder / new.name, self.folder / (new.name + UNFINISHED_SUFFIX)
-        manifest = replace(new.manifest, mtime_ns=temp.stat().st_mtime_ns)
-        self._claim(new.name, _content_of(manifest), workspace=temp.parent)
-        placed = False
+        name, note = new.name, new.name + UNFINISHED_SUFFIX
+        self._claim(name, new.note(temp.stat().st_mtime_ns), workspace=temp.parent)
         try:
             # Another process may have published the same meanwhile. It stays, and so does the version before it.
             if self._adopt(new):
                 return
-            self._make_room(new.name)
-            put_file(temp, target, replaces=lambda _: False)
-            placed = True
-            # From the first rename on nothing takes room, so that a full disk cannot leave half of this.
-            move_vouched(note, target.with_name(new.name + MANIFEST_SUFFIX), lambda _: True)
-        finally:
-            if not placed:
-                with contextlib.suppress(OSError):
-                    self.remove(note.name)
+            self._make_room(name)
+            put_file(temp, self.folder / name, replaces=lambda _: False)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                self.remove(note)
+            raise
+        # From the first rename on nothing takes room, so that a full disk cannot leave half of this.
+        self._move(note, name + MANIFEST_SUFFIX)
+
+    def _move(self, name: str, to: str) -> None:
+        move_vouched(self.folder / name, self.folder / to, lambda _: True)
 
     def _make_room(self, name: str) -> None:
         """Make a version that is as it was written the previous one, in place of the one before."""
-        there, previous = self.check(name), name + PREVIOUS_SUFFIX
-        manifest = self.written(name, there)
+        there, previous = self.check(name)
+        manifest = self._written(there)
         if manifest is not None:
-            for one in (previous, *self._notes(previous, there)):
+            for one in (previous.name, *previous.our_notes):
                 self.remove(one)
-            self.write(previous + MANIFEST_SUFFIX, _content_of(manifest), create=False)
-            move_vouched(
-                self.folder / name, self.folder / previous, lambda _: self.written(name, self._around(name)) == manifest
-            )
-        if name + MANIFEST_SUFFIX in there:
+            self.write(previous.name + MANIFEST_SUFFIX, _content_of(manifest), create=False)
+            if self.entries([name]).get(name) == there.entry:
+                self._move(name, previous.name)
+        if MANIFEST_SUFFIX in there.notes:
             self.remove(name + MANIFEST_SUFFIX)
 
     def _claim(self, name: str, content: bytes, *, workspace: Path) -> None:
         """Note what is about to come, once no other process is about to put something there."""
-        note, deadline = self.folder / (name + UNFINISHED_SUFFIX), SYSTEM_CLOCK.now() + _PLACING_S
+        note, deadline = name + UNFINISHED_SUFFIX, SYSTEM_CLOCK.now() + _PLACING_S
         while True:
             with contextlib.suppress(TargetExistsError):
-                self.write(note.name, content, create=True)
+                self.write(note, content, create=True)
                 return
             # A note is of a run that died, or of one that is about to put its file there.
-            there, found = self._around(name), self.read(note.name)
+            (there,) = self._present([name])
+            found = there.notes.get(UNFINISHED_SUFFIX)
+            if found is None:
+                continue
             if is_worked_in(self.folder, but=workspace) and SYSTEM_CLOCK.now() < deadline:
                 SYSTEM_CLOCK.sleep(_LOOK_S)
-            elif name + MANIFEST_SUFFIX not in there and self.written(name, there) is not None:
+            elif MANIFEST_SUFFIX not in there.notes and self._written(there) is not None:
                 # That run died right before its end, and the note is the only evidence of what is there.
-                move_vouched(note, self.folder / (name + MANIFEST_SUFFIX), lambda _: True)
-            elif not remove_vouched(note, lambda file: file.read_bytes() == found and _is_manifest(found)):  # noqa: B023
-                raise self.occupied(note.name, "another process publishes there")
-
-    def check(self, name: str) -> There:
-        ends = ("", MANIFEST_SUFFIX, UNFINISHED_SUFFIX, PREVIOUS_SUFFIX, PREVIOUS_SUFFIX + MANIFEST_SUFFIX)
-        # Another process may be between two of its renames: a refusal counts if nothing has changed meanwhile.
-        places = [self.folder / f"{name}{end}" for end in ends]
-        return among_others(lambda: super(FolderPlace, self).check(name), *places)
+                self._move(note, name + MANIFEST_SUFFIX)
+            elif found.is_ours and self.read(note) == found.content:
+                self.remove(note)
+            else:
+                raise self.occupied(note, "another process publishes there")
 
 
 def _read_back(temp: Path, new: Publication) -> None:
@@ -616,19 +627,14 @@ class BucketPlace(Place):
         self._folder = self._store.path.rstrip("/")
         weakref.finalize(self, self._store.close).atexit = False
 
-    def names(self) -> list[str]:
-        return sorted(self._objects())
-
-    def entries(self, names: Sequence[str]) -> dict[str, Entry]:
-        return {name: entry for name, entry in self._objects().items() if name in names}
-
-    def _objects(self) -> dict[str, Entry]:
+    def entries(self, names: Sequence[str] | None = None) -> dict[str, Entry]:
         found = self._store.objects(self._folder)
         bucket = self._folder.strip("/").partition("/")[0]
         if not found and self._store.protocol in _WITH_BUCKETS and not self._store.exists(bucket):
             msg = f"There is no bucket '{bucket}' for the cache '{self.label}'. Make it first, or correct cache_dir=."
             raise SourceNotFoundError(msg)
-        return {name: Entry(one.size, one.mtime_ns, one.version) for name, one in found.items()}
+        chosen = sorted(found) if names is None else [name for name in names if name in found]
+        return {name: Entry(found[name].size, found[name].mtime_ns, found[name].version) for name in chosen}
 
     def read(self, name: str) -> bytes | None:
         return self._store.content(self._path(name))
@@ -655,59 +661,56 @@ class BucketPlace(Place):
         with given_up():
             return question()
 
-    def put(self, new: Publication) -> int:
-        with given_up():
-            return super().put(new)
-
-    def discard(self, name: str, *, ours: Callable[[CachedFile], bool] = lambda _: True) -> bool:
-        with given_up():
-            return super().discard(name, ours=ours)
-
-    def bring(self, new: Publication, there: There) -> int:
-        path = self._path(new.name)
-        earlier = self._noted(new.name, MANIFEST_SUFFIX, there)
-        self.write(new.name + UNFINISHED_SUFFIX, _content_of(replace(new.manifest, mtime_ns=0)), create=False)
+    def bring(self, new: Publication) -> int:
+        name, version = new.name, None
+        (there,) = self.check(name)
+        self.write(name + UNFINISHED_SUFFIX, new.note(0), create=False)
 
         def advance(nbytes: int) -> None:
             new.cancellation.check()
             new.step.advance(nbytes)
 
-        is_replaced = new.name in there and earlier is not None and self._replace(new, earlier, advance)
-        if not is_replaced:
+        if self._replace(new, there, advance):
+            version = self._compare(new)
+        else:
             # Only what was judged: another process may have put its own there meanwhile.
-            for one in {new.name, new.name + MANIFEST_SUFFIX} & there.keys():
+            for one in [name] * (there.entry is not None) + [name + MANIFEST_SUFFIX] * (MANIFEST_SUFFIX in there.notes):
                 self.remove(one)
-            self._store.put(new.file, path, create=True, advance=advance)
-        written = self._store.look(path)
-        if tuple(self.hash_blocks(new.name, new.manifest, new.cancellation)) != new.manifest.hashes:
-            # Only what was written here a moment ago.
-            if self._store.look(path) == written:
-                self.remove(new.name)
-            if is_replaced:
-                # The blocks of the earlier version were damaged, so none is taken from there.
-                return self.bring(new, {})
-            msg = (
-                f"What was written to '{show_address(os.fspath(self.at(new.name)))}' reads back differently. Try again."
-            )
+        if version is None:
+            self._store.put(new.file, self._path(name), create=True, advance=advance)
+            version = self._compare(new)
+        if version is None:
+            msg = f"What was written to '{show_address(os.fspath(self.at(name)))}' reads back differently. Try again."
             raise DamagedPackError(msg)
         new.check_unchanged()
         # The time as listings give it, which need not be what the service says of one object.
-        entry = self.entries([new.name]).get(new.name)
-        is_ours = entry is not None and written is not None and entry.version == written.version
-        self._vouch(new, entry if is_ours else None)
+        entry = self.entries([name]).get(name)
+        self._vouch(new, entry.mtime_ns if entry is not None and entry.version == version else 0)
         return 0
 
-    def _replace(self, new: Publication, earlier: Manifest, advance: Callable[[int], None]) -> bool:
+    def _compare(self, new: Publication) -> str | None:
+        """Return the version of an object that reads back as it was sent; one that does not is removed."""
+        path = self._path(new.name)
+        written = self._store.look(path)
+        if tuple(self.hash_blocks(new.name, new.manifest, new.cancellation)) == new.manifest.hashes:
+            return "" if written is None else written.version
+        # Only what was written here a moment ago.
+        if self._store.look(path) == written:
+            self.remove(new.name)
+        return None
+
+    def _replace(self, new: Publication, there: Present, advance: Callable[[int], None]) -> bool:
         """Have the service copy the blocks that an earlier version has too; return whether it did, and all is there."""
         from colabstage.sources.buckets import Piece, join_pieces, replace_object
 
-        if not self._store.copies_parts:
+        earlier = there.manifest
+        if there.entry is None or earlier is None or not self._store.copies_parts:
             return False
-        there = {offset: digest for (offset, _), digest in zip(earlier.ranges, earlier.hashes, strict=True)}
-        known = {digest: offset for offset, digest in there.items()}
+        digests = {offset: digest for (offset, _), digest in zip(earlier.ranges, earlier.hashes, strict=True)}
+        known = {digest: offset for offset, digest in digests.items()}
         # A block that occurs several times is taken from the same offset, so that long pieces are copied.
         pieces = join_pieces(
-            Piece(length, offset if there.get(offset) == digest else known.get(digest))
+            Piece(length, offset if digests.get(offset) == digest else known.get(digest))
             for (offset, length), digest in zip(new.manifest.ranges, new.manifest.hashes, strict=True)
         )
         if not pieces:

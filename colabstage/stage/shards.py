@@ -37,7 +37,7 @@ from colabstage.sources.in_part import fixed_bytes
 from colabstage.sources.packs import LEAST_BLOCKS
 from colabstage.sources.to_folder import SLOW_READERS
 from colabstage.stage.cache import CachedPack, find_shards
-from colabstage.stage.places import look_at_file
+from colabstage.stage.places import FolderPlace, look_at_file
 from colabstage.stage.publish import publish
 from colabstage.stage.record import identity_of
 from colabstage.stage.source import check_listing
@@ -304,7 +304,9 @@ class _SetOfShards:
             forget_parts(here, request.folder.parent)
         what = f"Packing '{request.source.name}' in shards"
         check_space(request.folder, min(left, _SHARDS_OF_LIMIT - 1) * self.sizes.most, what)
-        self.place.check_room(left * self.sizes.most, f"The cached pack of '{request.source.name}'")
+        if isinstance(self.place, FolderPlace) and not self.place.on_drive:
+            # A mounted Drive does not report its free space; only a failed write tells.
+            check_space(self.place.folder, left * self.sizes.most, f"The cached pack of '{request.source.name}'")
         done = {number: result_of(one.manifest) for number, one in finished.items()}
         with (
             call.report.timed("pack in shards", unit=self.job.table.unit) as timing,
