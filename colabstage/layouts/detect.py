@@ -366,14 +366,19 @@ def _bare(name: str) -> str:
 
 
 def _classes_of_others(case: Case, found: Evidence) -> Found | None:
-    """Return folders that look like classes, where most images are in them and a table names a few others: those of a
-    test alone."""
+    """Return folders that look like classes, of images that no row of a table names: most images are in them, or they
+    are called as the table's classes, and none of its own images is in them."""
     named = {key.partition("#")[0] for key in found.table.keys}
-    if 2 * len(named) >= len(case.images):
+    rest = Case(case.source.without(named | found.used))
+    if not named or not len(rest.images):
         return None
-    folders = case.judge(_weigh_folders(case))
-    rest = set(folders.table.keys) - named if isinstance(folders, Evidence) else ()
-    return folders if len(rest) > len(named) else None
+    folders = rest.judge(_weigh_folders(rest))
+    if not isinstance(folders, Evidence):
+        return None
+    classes = [{*map(_bare, table.classes)} for table in (found.table, folders.table)]
+    places = [{posixpath.dirname(name) for name in names} for names in (named, folders.table.keys)]
+    are_alike = len(set.intersection(*classes)) > 1 and set.isdisjoint(*places)
+    return folders if are_alike or len(folders.table) > max(len(named), len(case.images) / 2) else None
 
 
 def _classes_beside_numbers(case: Case, found: Evidence) -> Found | None:

@@ -46,6 +46,8 @@ class Evidence:
     is_guess: bool = False
     """Whether the classes are only folders that the samples are in, or what they are called, which may have another
     reason."""
+    unused: tuple[str, ...] = ()
+    """Names of the fields of the samples' own records, or of the arrays beside theirs, that state nothing of them."""
 
     @property
     def claims(self) -> bool:

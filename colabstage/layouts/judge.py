@@ -24,7 +24,9 @@ from colabstage.layouts.evidence import Evidence, class_of_samples, near, refuse
 from colabstage.layouts.lists import lists_state
 from colabstage.layouts.names import bare_stem
 from colabstage.layouts.reading import decode_text
+from colabstage.layouts.records import IMAGE_HEADS
 from colabstage.layouts.table import Boxes, SampleTable, TreeFiles, Values
+from colabstage.trees.bytes import HEAD_BYTES
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.listing import only_line
 from colabstage.trees.names import extension_of
@@ -46,6 +48,8 @@ _SIZES_COMPARED = 8
 # Enough to recognise a file's content, and little enough for a slow mount.
 _HEAD_BYTES = 64 * 1024
 _HEADS = 16
+# Of so many files without an ending the first bytes are looked at.
+_ENDLESS = 2
 # At least this many samples must be named, because a text may mention one in passing.
 _NAMED = 3
 _AGREEING = 0.9
@@ -97,7 +101,8 @@ def judge(
         )
     checks = (_spelled_twice, _unnamed, _split_twice, _split_misspelt, _untrained, _boxes_lost)
     why = next((why for check in checks if (why := check(table))), "")
-    why = why or _sets_in_folders(source, found) or _left_over(source, found)
+    why = why or _sets_in_folders(source, found) or _fields_left(found) or _without_ending(source, table)
+    why = why or _left_over(source, found)
     if why:
         return refuse(f'{why[0].upper()}{why[1:]} layout="{table.layout}" takes the {table.unit} as they are.')
     return found.noting(*(_notes_on_folders(table, rest) if by_folders else ()), *rest.notes(folds))
@@ -441,6 +446,23 @@ def _beside(source: Source, unit: str, names: Sequence[str], what: str = "their 
     )
 
 
+def _fields_left(found: Evidence) -> str:
+    """Find arrays that may say which rows are held out, and fields of records that nothing labels which may label
+    them."""
+    table, unused = found.table, found.unused
+    if table.layout == "arrays":
+        names = [name for name in unused if table.splits is None and _may_list_a_split(name)]
+        what = f"{listed(names)} may say which rows are held out, and would be left out"
+        how = "Save an array 'split' beside the others, with a word for each row: train, val or test."
+    else:
+        # Texts are what such images have in place of labels, and further fields are about both.
+        is_bare = table.targets is None and not any(map(words.is_caption, unused))
+        names = [name for name in unused if is_bare and words.may_be_label(name)]
+        what = f"Nothing labels the {table.unit}, and {listed(names)} beside them may"
+        how = "Call what does 'label', or give a function as layout=, or a dataset object whose items are (x, y)."
+    return f"{what}. {how}" if names else ""
+
+
 def _left_over(source: Source, found: Evidence) -> str:
     """Find what may hold more samples, or their labels, whatever states these: archives, masks; and where nothing does,
     a document of Google, images, or any annotations."""
@@ -477,6 +499,15 @@ def _left_over(source: Source, found: Evidence) -> str:
     folder = source.tree.label if isinstance(source.tree, FolderTree) else "FOLDER"
     how = f"Give it in a list of sources, ['{folder}', '{folder}/{archives.names[0]}']."
     return _beside(source, table.unit, archives.names, "more of them, or their labels", how)
+
+
+def _without_ending(source: Source, table: SampleTable) -> str:
+    """Find images whose names have no ending, by which images are told from other files."""
+    files = source.ending_in(("",)).where(lambda name: not words.is_note(name))
+    looked_at = files[:_ENDLESS] if isinstance(table.inputs.source, TreeFiles) else ()
+    if not looked_at or not all(source.head(entry, HEAD_BYTES).startswith(IMAGE_HEADS) for entry in looked_at):
+        return ""
+    return _beside(source, table.unit, files.names, "more of them", "Give their names an ending, such as .jpg.")
 
 
 def _bare_unit(table: SampleTable) -> str:
@@ -537,9 +568,15 @@ class _Rest:
         of splits that agree are added to `folds`."""
         table, classes = self.table, set(self.table.classes)
         called = self._unused((*words.ANNOTATIONS, *_BINARY, *_DATA)).where(words.may_hold_labels)
-        self.about_classes = {
-            name: _about_classes(name, head, table.classes) for name, head in self._heads(called).items()
-        }
+        heads = self._heads(called)
+        self.about_classes = {name: _about_classes(name, head, table.classes) for name, head in heads.items()}
+        # A file in the folder of each class, with one word for several of them: labels of folders, as of patients.
+        alike = defaultdict[str, list[str]](list)
+        for name in heads:
+            alike[posixpath.basename(name)] += [name] if not classes.isdisjoint(name.split("/")[:-1]) else []
+        for names in alike.values():
+            if _joins_classes([heads[name].strip() for name in names]):
+                self.about_classes |= dict.fromkeys(names, "")
         others = self._unused(_WRITTEN)
         # A few files beside samples are notes; one for most samples is an annotation. The same folders of classes with
         # XML in them say the same; what is beside a sample says more of it.
@@ -601,11 +638,20 @@ def _about_classes(name: str, text: str, classes: Sequence[str]) -> str:
     own = [one for one in classes if one in name.split("/")[:-1]] or classes
     # A name may have spaces in it.
     counts = Counter(_WORD.findall(text)) | Counter(cell.strip() for cell in _CELL.findall(text))
-    lines = sum(1 for line in text.splitlines() if line.strip())
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     if any(counts[one] != 1 for one in own):
-        return "other" if lines in (len(own), len(own) + 1) else ""
+        return "other" if len(lines) in (len(own), len(own) + 1) else ""
+    of_class = [next((line for line in lines if one in _words(line)), one) for one in own]
+    if _joins_classes([line.replace(one, "", 1) for line, one in zip(of_class, own, strict=True)]):
+        return ""
     places = [text.index(one) for one in own]
     return "same" if places == sorted(places) else "other"
+
+
+def _joins_classes(beside: Sequence[str]) -> bool:
+    """Tell whether what is written beside each class is one for several of them and another for others, as labels of
+    folders are, and not a name, a number or a remark."""
+    return 1 < len(set(beside)) < len(beside)
 
 
 def _may_list_a_split(name: str) -> bool:

@@ -140,7 +140,10 @@ def records_state(
             *([] if values is None else note_on_numbers(next(iter(labels.used), "label"), values, labels.classes)),
         ),
     )
-    return Evidence(table, who, frozenset(shards))
+    # A field without any value states nothing; one that was not read has none here.
+    empty = {name for name in left if len(fields[name]) and all(value is None for value in _as_labels(fields[name]))}
+    unused = tuple(name for name in left if name not in empty)
+    return Evidence(table, who, frozenset(shards), unused=unused)
 
 
 # --- fields -----------------------------------------------------------------------------------------------------------

@@ -316,6 +316,17 @@ def label_names(columns: Iterable[str], first: tuple[str, ...] = ()) -> list[str
     return [name for _, name in sorted(found, key=lambda one: one[0])]
 
 
+def is_caption(column: str) -> bool:
+    """Tell whether a column's name means a text about the sample."""
+    return plain_name(column) in (*CAPTIONS, "txt")
+
+
+def may_be_label(column: str) -> bool:
+    """Tell whether a column may be a label by its name: it says nothing else."""
+    known = (*IDS, *CAPTIONS, *ABOUT_FILES, *PATHS, *SPLIT_COLUMNS, "txt", "width", "height")
+    return not (is_index_name(column) or plain_name(column) in known or plain_name(column).endswith("_id"))
+
+
 def is_index_name(column: str) -> bool:
     """Tell whether a column is a row number that a program wrote."""
     # "Unnamed: 0" is pandas' name for an index that it wrote and read again.

@@ -206,6 +206,9 @@ FOLDERS = [
     row("numbered alike in each split", files("{train,test}/{cat,dog}/{0..9}.jpg"), right=[found("train: cat 10, dog 10; test: cat 10, dog 10")]),
     row("a JPEG that ends in zeros", files("{cat,dog}/{0..3}.jpg", {"cat/4.jpg": image(9, form="JPEG")[:1500] + bytes(3000)}), right=[refused(r"cat/4\.jpg")]),
     row("a JPEG with zeros behind it", files("{cat,dog}/{0..3}.jpg", {"cat/4.jpg": image(9, form="JPEG") + bytes(3000)}), right=[found("train: cat 5, dog 4")]),
+    row("images without an ending beside others", files("cat/{0..3}.jpg", {f"dog/{i}": image(i) for i in range(4)}), right=[refused("dog/0"), found("train: cat 4, dog 4")]),
+    row("classes of a test in a table, of train in folders", files("train/{cat,dog}/{0..2}.jpg val/v{0..3}.jpg", {"val_labels.csv": "file,label\nv0.jpg,cat\nv1.jpg,dog\nv2.jpg,cat\nv3.jpg,dog\n"}),
+        right=[found("train: cat 3, dog 3; val: cat 2, dog 2"), refused("train/")]),
     row("shards that did not all come", files("", {f"train-{n:05d}-of-00003.tar": tar({f"{n}{i}.{end}": content for i in range(4) for end, content in
         (("png", image(4 * n + i)), ("cls", b"01"[i % 2 :][:1]))}) for n in (0, 2)}), right=[noted("2 of 3"), refused("of-00003")]),
 ]
@@ -215,7 +218,12 @@ WRITTEN = {  # labels beside folders of classes
     "labels.txt": "\n".join(map(str, Y)), "labels.json": Y, "labels.npy": npy(np.array(Y)), "targets.pkl": pickle.dumps(Y), "y.h5": h5(y=Y), "labels.csv": NAMED_BY_NUMBER,
     "annotations.db": b"SQLite format 3\0" + bytes(84), "cat/labels.txt": "0\n1\n1\n0\n",
 }
+PATIENTS = "p{1..3}/{0..1}.jpg"
 BESIDE_FOLDERS = [
+    row("a label in each folder", files(PATIENTS, {f"p{i}/label.txt": str(i % 2) for i in (1, 2, 3)}), right=[refused("label"), found("train: 0 2, 1 4")]),
+    row("a table of folders and their labels", files(PATIENTS, {"labels.csv": "patient,diagnosis\np1,0\np2,1\np3,0\n"}), right=[refused("labels"), found("train: 0 4, 1 2")]),
+    row("a table of classes and their kinds", files("{cat,dog,bus}/a{0..3}.jpg", {"classes.csv": "id,name,kind\n0,cat,pet\n1,dog,pet\n2,bus,vehicle\n"}), right=[found("train: bus 4, cat 4, dog 4")]),
+    row("a remark in each folder", files(PATIENTS, {f"p{i}/labels.txt": "see the paper" for i in (1, 2, 3)}), right=[found("train: p1 2, p2 2, p3 2")]),
     *(row(f"class folders and {name}", files(CLASSES, {name: content}), right=[refused(".")]) for name, content in WRITTEN.items()),
     *(row(f"class folders and {name} of {content!r}", files(CLASSES, {name: content}), right=[found("train: cat 4, dog 4")])
       for name, content in [("labels.txt", "cat\ndog\n"), ("class_to_idx.json", {"cat": 0, "dog": 1}), ("cat/label.txt", "cat\n"), ("{cat,dog}/data.log", "fine\n")]),
@@ -294,6 +302,8 @@ ARRAYS = [
       for name, called, cells, right in [
           ("words", "split", ["train"] * 9 + ["test"] * 3, found("train: 0 3, 1 3, 2 3 .*; test: 0 1, 1 1, 2 1.*")), ("a flag", "is_valid", [False] * 9 + [True] * 3, found("train: 0 3, 1 3, 2 3 .*; valid: 0 1, 1 1, 2 1.*")),
           ("numbers", "split", [0] * 9 + [1] * 3, refused("'split'"))]),
+    *(row(f"rows of each split by number: {name}", files("", {"x.npz": npz(X=np.ones((12, 8)), y=FROM_1 - 1, **{name: np.arange(9), "test_idx": np.arange(9, 12)})}), right=[refused("test_idx")])
+      for name in ("train_idx", "train_indices")),
     row("fewer names than classes", files("", {"x.npz": npz(X=np.ones((12, 8)), y=FROM_1 - 1, class_names=np.array(["a", "b"]))}), right=[refused("0 to 2")]),
     row("names of labels from 1", files("", {"x.npz": npz(X=np.ones((12, 8)), y=FROM_1, class_names=np.array(["a", "b", "c"]))}), right=[refused("1 to 3")]),
     row("more names than classes", files("", {"x.npz": npz(X=np.ones((12, 8)), y=FROM_1 - 1, class_names=np.array(["a", "b", "c", "d"]))}), right=[found("train: a 4, b 4, c 4.*")]),

@@ -320,7 +320,7 @@ def arrays_state(
         classes=classes,
         notes=tuple(notes),
     )
-    return Evidence(table, "the arrays' names", frozenset(files.names))
+    return Evidence(table, "the arrays' names", frozenset(files.names), unused=tuple(rest))
 
 
 def _find_arrays(source: Source, files: FileEntries, *, takes_packs: bool) -> list[StoredArray]:

@@ -507,6 +507,8 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "parquet: another split than the file": (lambda: {f"{name}.parquet": parquet_of(columns_of(range(2), split=[name, "test"])) for name in ("train", "test")}, r"'train\.parquet\[1\]'.*'test'"),
     "parquet: two datasets": (lambda: {f"{name}-0.parquet": parquet_of(columns_of(range(2))) for name in ("en/train", "en/test", "de/train", "de/test")}, r"'de', 'en'.*only='de'"),
     "json: two labels": (lambda: tars_of(label=FOUR, category=[0, 0, 1, 1]), "label.*category.* differently"),
+    "parquet: a number that nothing calls a label": (lambda: table(score=[0.5, 0.25]), "'score' beside them may"),
+    "parquet: a second image, and no label": (lambda: table(annotation=[picture(n) for n in range(2)]), "'annotation' beside them may"),
     "parquet: two labels": (lambda: table(label=FOUR, species=["a", "a", "b", "b"]), "label.*species.* differently"),
     "records: two features": (lambda: records(*({"label": n % 2, "target": n // 2} for n in range(4))), "label.*target.* differently"),
     "LMDB: a pickle": (lambda: {"db/data.mdb": lmdb_of({b"1": pickle.dumps((b"x", 1))})}, r"pickle"),
