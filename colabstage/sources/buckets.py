@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ftplib
 import inspect
 import threading
 import warnings
@@ -38,7 +37,6 @@ from colabstage.io.pipeline import DaemonPool, in_thread
 from colabstage.io.units import secrets_in, show_address
 from colabstage.sources.fsspec_answers import mtime_ns_of, size_of, translate_error, version_of
 from colabstage.sources.parse import protocol_of
-from colabstage.sources.remote import at_least_rate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -129,11 +127,12 @@ class ObjectStore(Closing):
         self._options = {**_DEFAULTS.get(self.protocol, {}), **given, **in_url}
         self._secrets = secrets_in(self._options)
         self.folders_are_prefixes = self._on_loop = bool(self._class.async_impl)
-        self._shared = self._on_loop or self.protocol == "memory"
+        self._is_shared = self._on_loop or self.protocol == "memory"
         self.connections = 8 if self._on_loop else _CONNECTIONS
         self.notes: tuple[str, ...] = ()
         self._lock = threading.Lock()
-        self._idle: deque[Any] = deque()
+        # File systems that no thread uses; one that all share stays here.
+        self._idle: list[Any] = []
         self._free = threading.BoundedSemaphore(_CONNECTIONS)
         # Done when the store is closed, so that whoever waits for an answer is woken.
         self._closed: Future[None] = Future()
@@ -144,10 +143,24 @@ class ObjectStore(Closing):
         try:
             found = dict(self._ask("info", asked))
         except SourceAccessError as refused:
-            return self._anonymously(asked, refused)
+            found = self._info_anonymously(asked, refused)
         # From now on a refusal means that the login has expired, and others may be reading with it, so it is kept.
         self._chose_login = True
         return found
+
+    def _info_anonymously(self, path: str, refused: SourceAccessError) -> dict[str, Any]:
+        # Public buckets allow that, and most notebooks have no login.
+        anonymous = _ANONYMOUS.get(self.protocol)
+        if anonymous is None or self._chose_login:
+            raise refused
+        self._options = {**self._options, **anonymous}
+        self._hang_up_idle()
+        try:
+            answer = dict(self._ask("info", path))
+        except SourceAccessError:
+            raise refused from None
+        self.notes = (f"'{self.label}' was read anonymously: no login was found that it accepts.",)
+        return answer
 
     def list_files(self, *, workers: int) -> list[dict[str, Any]]:
         """Return fsspec's facts on everything below the address except folders, in the service's order. A folder that
@@ -175,16 +188,32 @@ class ObjectStore(Closing):
         """Return the same for everything directly in one folder, folders included."""
         rows = self._ask("ls", path, detail=True, seconds=LISTING_TIMEOUT_S)
         if not rows and self.protocol == "ftp":
+            # fsspec shows a folder that may not be listed as an empty one.
             with self._connected() as fs:
-                self._result(in_thread(lambda: _check_listable(fs.ftp, path), "colabstage-remote"), CALL_TIMEOUT_S)
+                self._result(in_thread(lambda: list(fs.ftp.mlsd(path)), "colabstage-remote"), CALL_TIMEOUT_S)
         return [row for row in rows if str(row["name"]).rstrip("/") != path.rstrip("/")]
 
     def read(self, path: str, offset: int, end: int | None) -> Iterator[bytes]:
         """Yield bytes of one object from `offset` to `end` or its own end, in pieces of at most a megabyte."""
+        # Without an end, all is one request.
+        spans = deque([(offset, end)])
+        if end is not None:
+            spans = deque((start, min(start + PIECE_BYTES, end)) for start in range(offset, end, PIECE_BYTES))
+        ahead: deque[Future[bytes]] = deque()
         with self._connected() as fs:
-            for data in at_least_rate(self._pieces(fs, path, offset, end), self.label):
-                for start in range(0, len(data), _SLICE_BYTES):
-                    yield data[start : start + _SLICE_BYTES] if len(data) > _SLICE_BYTES else data
+            try:
+                while spans or ahead:
+                    # The next piece is requested while this one is used.
+                    while spans and len(ahead) < (2 if self._on_loop else 1):
+                        start, stop = spans.popleft()
+                        span = {"start": start, "end": stop} if start or stop is not None else {}
+                        ahead.append(self._start(fs, "cat_file", path, seconds=CALL_TIMEOUT_S, **span))
+                    data = self._result(ahead.popleft(), CALL_TIMEOUT_S)
+                    for at in range(0, len(data), _SLICE_BYTES):
+                        yield data[at : at + _SLICE_BYTES] if len(data) > _SLICE_BYTES else data
+            finally:
+                for future in ahead:
+                    future.cancel()
 
     def exists(self, path: str) -> bool:
         try:
@@ -247,6 +276,21 @@ class ObjectStore(Closing):
     def put_bytes(self, content: bytes, path: str, *, create: bool = False) -> None:
         self._write(path, "pipe_file", path, content, create=create, seconds=_PATIENCE_S)
 
+    def _write(self, path: str, verb: str, *arguments: Any, create: bool, seconds: float, **options: Any) -> None:
+        """Write with the backend's own `mode="create"` where it has that, otherwise after a look."""
+        if not self._on_loop:
+            self._change(path, "makedirs", path.rpartition("/")[0], exist_ok=True)
+        method = getattr(self._class, f"_{verb}" if self._on_loop else verb)
+        if create and "mode" in inspect.signature(method).parameters:
+            # The service may not know the condition; then it is as if there were no such mode.
+            with contextlib.suppress(TargetNotWritableError):
+                self._change(path, verb, *arguments, seconds=seconds, mode="create", **options)
+                return
+        if create and self.exists(path):
+            msg = f"'{path}' at '{self.label}' appeared there meanwhile, so nothing was written. Try again."
+            raise TargetExistsError(msg)
+        self._change(path, verb, *arguments, seconds=seconds, **options)
+
     @property
     def copies_parts(self) -> bool:
         """Return whether `call` has the methods of S3, by which an object is put together of parts of others."""
@@ -255,17 +299,11 @@ class ObjectStore(Closing):
     def call(self, path: str, method: str, arguments: Mapping[str, Any]) -> Any:
         """Return what one of S3's own methods returns for an object, given its further arguments."""
         bucket, _, key = path.partition("/")
-        try:
-            return self._ask("call_s3", method, Bucket=bucket, Key=key, seconds=_PATIENCE_S, **arguments)
-        except SourceError as error:
-            msg = f"'{path}' cannot be written at '{self.label}': {error}"
-            raise TargetNotWritableError(msg) from error
+        return self._change(path, "call_s3", method, Bucket=bucket, Key=key, **arguments)
 
     def move(self, path: str, to: str) -> None:
         """Give an object another name, without its bytes coming here where the service can do that."""
-        from fsspec.spec import AbstractFileSystem
-
-        if self._on_loop or self._class.mv is AbstractFileSystem.mv:
+        if self._on_loop:
             self._change(to, "cp_file", path, to)
             self._change(to, "rm_file", path)
         else:
@@ -287,8 +325,14 @@ class ObjectStore(Closing):
                 self._closed.set_result(None)
         self._hang_up_idle()
 
-    def _ask(self, verb: str, *arguments: Any, seconds: float | None = None, **options: Any) -> Any:
-        seconds = CALL_TIMEOUT_S if seconds is None else seconds
+    def _change(self, path: str, verb: str, *arguments: Any, seconds: float = _PATIENCE_S, **options: Any) -> Any:
+        try:
+            return self._ask(verb, *arguments, seconds=seconds, **options)
+        except SourceError as error:
+            msg = f"'{path}' cannot be written at '{self.label}': {error}"
+            raise TargetNotWritableError(msg) from error
+
+    def _ask(self, verb: str, *arguments: Any, seconds: float = CALL_TIMEOUT_S, **options: Any) -> Any:
         with self._connected() as fs:
             # fsspec keeps listings, and others write there too.
             fs.invalidate_cache()
@@ -316,20 +360,20 @@ class ObjectStore(Closing):
     def _connected(self) -> Iterator[Any]:
         """Lend a file system to this thread, and translate what goes wrong with it."""
         try:
-            with contextlib.nullcontext() if self._shared else self._free:
+            with contextlib.nullcontext() if self._is_shared else self._free:
                 fs = self._take()
-                usable = self._shared
+                is_usable = self._is_shared
                 try:
                     yield fs
-                    usable = True
+                    is_usable = True
                 except GeneratorExit:
-                    usable = True
+                    is_usable = True
                     raise
                 finally:
                     # After an error the protocol may be out of step, so that the next request gets the previous
                     # one's answer.
-                    if not self._shared:
-                        self._give_back(fs, usable=usable)
+                    if not self._is_shared:
+                        self._give_back(fs, is_usable=is_usable)
         except ColabstageError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever a backend raises is told in our words
@@ -340,29 +384,28 @@ class ObjectStore(Closing):
     def _take(self) -> Any:
         with self._lock:
             self._check_open()
-            if self._idle:
-                return self._idle[0] if self._shared else self._idle.pop()
-            if self._shared:
-                self._idle.append(self._make())
+            if self._is_shared:
+                if not self._idle:
+                    self._idle.append(self._make())
                 return self._idle[0]
+            if self._idle:
+                return self._idle.pop()
         return self._make()
 
     def _make(self) -> Any:
         made = in_thread(lambda: self._class(**self._options, skip_instance_cache=True), "colabstage-remote")
         return self._result(made, CALL_TIMEOUT_S)
 
-    def _give_back(self, fs: Any, *, usable: bool) -> None:
+    def _give_back(self, fs: Any, *, is_usable: bool) -> None:
         with self._lock:
-            keep = usable and not self._closed.done()
-            if keep:
+            if is_usable and not self._closed.done():
                 self._idle.append(fs)
-        if not keep:
-            _hang_up(fs)
+                return
+        _hang_up(fs)
 
     def _hang_up_idle(self) -> None:
         with self._lock:
-            idle = list(self._idle)
-            self._idle.clear()
+            idle, self._idle = self._idle, []
         for fs in idle:
             _hang_up(fs)
 
@@ -372,114 +415,12 @@ class ObjectStore(Closing):
             msg = f"'{self.label}' was closed, so nothing more can be read of it."
             raise SourceReadError(msg)
 
-    def _pieces(self, fs: Any, path: str, offset: int, end: int | None) -> Iterator[bytes]:
-        from fsspec.spec import AbstractFileSystem
-
-        # Without an end, all is one request.
-        spans = deque(cut_spans(offset, end) if end is not None else [(offset, None)])
-        # Some backends have a request for a part; the base class opens the file for each.
-        if not self._on_loop and self._class.cat_file is AbstractFileSystem.cat_file:
-            yield from self._pieces_of_open_file(fs, path, spans)
-            return
-        ahead: deque[Future[bytes]] = deque()
-        try:
-            while spans or ahead:
-                # The next piece is requested while this one is used.
-                while spans and len(ahead) < (2 if self._on_loop else 1):
-                    start, stop = spans.popleft()
-                    span = {"start": start, "end": stop} if start or stop is not None else {}
-                    ahead.append(self._start(fs, "cat_file", path, seconds=CALL_TIMEOUT_S, **span))
-                yield self._result(ahead.popleft(), CALL_TIMEOUT_S)
-        finally:
-            for future in ahead:
-                future.cancel()
-
-    def _pieces_of_open_file(
-        self, fs: Any, path: str, spans: deque[tuple[int, int | None]] | deque[tuple[int, int]]
-    ) -> Iterator[bytes]:
-        def within(call: Callable[[], T]) -> T:
-            self._check_open()
-            return self._result(in_thread(call, "colabstage-remote"), CALL_TIMEOUT_S)
-
-        file = within(lambda: fs.open(path, "rb", block_size=PIECE_BYTES, cache_type="none"))
-        try:
-            for start, stop in spans:
-                at = start
-                while stop is None or at < stop:
-                    length = PIECE_BYTES if stop is None else stop - at
-                    data = within(lambda at=at, length=length: _read_at(file, at, length))  # type: ignore[misc]
-                    if not data:
-                        return
-                    at += len(data)
-                    yield data
-        finally:
-            file.close()
-
-    def _anonymously(self, path: str, refused: SourceAccessError) -> dict[str, Any]:
-        # Public buckets allow that, and most notebooks have no login.
-        anonymous = _ANONYMOUS.get(self.protocol)
-        if anonymous is None or self._chose_login:
-            raise refused
-        self._chose_login = True
-        self._options = {**self._options, **anonymous}
-        self._hang_up_idle()
-        try:
-            answer = dict(self._ask("info", path))
-        except SourceAccessError:
-            raise refused from None
-        self.notes = (f"'{self.label}' was read anonymously: no login was found that it accepts.",)
-        return answer
-
-    def _write(self, path: str, verb: str, *arguments: Any, create: bool, seconds: float, **options: Any) -> None:
-        """Write with the backend's own `mode="create"` where it has that, otherwise after a look."""
-        if not self._on_loop:
-            self._change(path, "makedirs", path.rpartition("/")[0], exist_ok=True)
-        method = getattr(self._class, f"_{verb}" if self._on_loop else verb)
-        if create and "mode" in inspect.signature(method).parameters:
-            # The service may not know the condition; then it is as if there were no such mode.
-            with contextlib.suppress(TargetNotWritableError):
-                self._change(path, verb, *arguments, seconds=seconds, mode="create", **options)
-                return
-        if create and self.exists(path):
-            msg = f"'{path}' at '{self.label}' appeared there meanwhile, so nothing was written. Try again."
-            raise TargetExistsError(msg)
-        self._change(path, verb, *arguments, seconds=seconds, **options)
-
-    def _change(self, path: str, verb: str, *arguments: Any, seconds: float = _PATIENCE_S, **options: Any) -> None:
-        try:
-            self._ask(verb, *arguments, seconds=seconds, **options)
-        except SourceError as error:
-            msg = f"'{path}' cannot be written at '{self.label}': {error}"
-            raise TargetNotWritableError(msg) from error
-
 
 def _hang_up(fs: Any) -> None:
     """Close what a file system holds; those on the loop close their sockets when they are collected."""
     for name in ("client", "ftp"):
         with contextlib.suppress(Exception):
             getattr(fs, name).close()
-
-
-def _check_listable(ftp: ftplib.FTP, path: str) -> None:
-    """Raise FTP's error for a folder that may not be listed, which fsspec shows as an empty one."""
-    try:
-        list(ftp.mlsd(path))
-    except ftplib.error_perm as error:
-        # Old servers do not know the command.
-        if not str(error).startswith("50"):
-            raise
-
-
-def _read_at(file: Any, offset: int, length: int) -> bytes:
-    # SFTP answers 32 KiB per request, so many have to be in flight; paramiko does that for a list of parts.
-    if hasattr(file, "readv"):
-        return b"".join(file.readv([(offset, length)]))
-    file.seek(offset)
-    return bytes(file.read(length))
-
-
-def cut_spans(offset: int, end: int) -> list[tuple[int, int]]:
-    return [(start, min(start + PIECE_BYTES, end)) for start in range(offset, end, PIECE_BYTES)]
 
 
 def _load(protocol: str, label: str) -> Any:

@@ -7,12 +7,11 @@ page, whose text says what is wrong, or whose form confirms the download. gdown 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from html.parser import HTMLParser
 from importlib import import_module
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 from urllib.parse import SplitResult, parse_qs, parse_qsl, urlencode, urljoin, urlsplit, urlunsplit
 
 from colabstage.errors import (
@@ -31,6 +30,8 @@ from colabstage.sources.remote import TransientError, with_retries
 from colabstage.trees.names import distinct_names, parent_folders
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from colabstage.io.progress import Cancellation
     from colabstage.sources.remote import Checksum, RemoteFile
 
@@ -60,9 +61,6 @@ _DOWNLOADS = "https://drive.usercontent.google.com/download"
 _FOLDER_PAGE = "https://drive.google.com/embeddedfolderview"
 _AGENT = "Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) Chrome/120.0 Safari/537.36"
 _POLICY = RetryPolicy(attempts=4, first_wait_s=1.0)
-_ONE_TRY = RetryPolicy(attempts=1)
-# The first release whose reader of pages is as called here.
-_OLDEST_GDOWN = (6, 3)
 # Requests at once; with more of them, Google takes this machine for a robot.
 IN_FLIGHT = 6
 # File systems allow 255 bytes, and the suffix of a temporary file has to fit too.
@@ -163,49 +161,23 @@ def page_address(text: str, hosts: frozenset[str]) -> SplitResult | None:
     return parts if parts.scheme.lower() in ("http", "https") and host in hosts else None
 
 
-def open_shared_file(
-    link: ShareLink, *, checksum: Checksum | None = None, policy: RetryPolicy = _POLICY, along_bytes: int = 0
-) -> HttpFile:
-    """Open a file behind a link; `along_bytes` as of `open_http`."""
-    file = open_http(
-        f"{_DOWNLOADS}?{urlencode(_download_query(link))}",
-        checksum=checksum,
-        policy=policy,
-        along_bytes=along_bytes,
-        resolve=lambda: _confirmed_address(link),
-        label=link.label,
-        agent=_AGENT,
-    )
-    version = " ".join(filter(None, map(file.headers.get, ("ETag", "Last-Modified", "x-goog-hash"))))
-    # More connections than this look like a robot, which Google refuses.
-    file.facts = replace(file.facts, version=version, mtime_ns=0, connections=IN_FLIGHT)
-    return file
+def open_share(
+    link: ShareLink,
+    *,
+    checksum: Checksum | None = None,
+    policy: RetryPolicy = _POLICY,
+    along_bytes: int = 0,
+    cancellation: Cancellation | None = None,
+) -> HttpFile | SharedFolder:
+    """Open what a link leads to; Drive is asked if the link does not say it."""
+    found = _resolve_link(link, policy)
+    if found.kind == "folder":
+        return list_shared_folder(found, policy=policy, cancellation=cancellation)
+    return open_shared_file(found, checksum=checksum, policy=policy, along_bytes=along_bytes)
 
 
-def _download_query(link: ShareLink) -> dict[str, str]:
-    return {**link.query, "export": "download", "confirm": "t"}
-
-
-def _confirmed_address(link: ShareLink) -> str:
-    """Return the address that a file is downloaded from, by asking for the page that came in its place: large files are
-    only sent after a page that says that they were not scanned for viruses.
-    """
-    answer = ask_service(_DOWNLOADS, link.label, params=_download_query(link), agent=_AGENT)
-    # Drive also answers requests for documents with status 500.
-    if answer.status >= 500:
-        resolve_link(ShareLink("unknown", link.id, link.resource_key), policy=_ONE_TRY)
-    judge_answer(link.label, answer)
-    if "Content-Disposition" in answer.headers:
-        return answer.url
-    page = _Form(answer.text)
-    if not page.form:
-        raise _page_instead_of_data(link.label, answer)
-    parts = urlsplit(page.form)
-    return urlunsplit(parts._replace(query=urlencode({**dict(parse_qsl(parts.query)), **page.fields})))
-
-
-def resolve_link(link: ShareLink, *, policy: RetryPolicy = _POLICY) -> ShareLink:
-    """Return the link with its kind; Drive is asked if that is unknown."""
+def _resolve_link(link: ShareLink, policy: RetryPolicy) -> ShareLink:
+    """Return the link with its kind."""
     if link.kind != "unknown":
         return link
     answer = _ask(link, "https://drive.google.com/open", policy, redirects=False)
@@ -219,17 +191,54 @@ def resolve_link(link: ShareLink, *, policy: RetryPolicy = _POLICY) -> ShareLink
 def _ask(link: ShareLink, address: str, policy: RetryPolicy, *, redirects: bool = True) -> WebAnswer:
     def ask() -> WebAnswer:
         answer = ask_service(address, link.label, params=link.query, redirects=redirects, agent=_AGENT)
-        judge_answer(link.label, answer)
+        _judge_answer(link.label, answer)
         return answer
 
     return with_retries(ask, policy)
+
+
+def open_shared_file(
+    link: ShareLink, *, checksum: Checksum | None = None, policy: RetryPolicy = _POLICY, along_bytes: int = 0
+) -> HttpFile:
+    """Open a file behind a link; `along_bytes` as of `open_http`."""
+    query = {**link.query, "export": "download", "confirm": "t"}
+    file = open_http(
+        f"{_DOWNLOADS}?{urlencode(query)}",
+        checksum=checksum,
+        policy=policy,
+        along_bytes=along_bytes,
+        resolve=lambda: _confirmed_address(link, query),
+        label=link.label,
+        agent=_AGENT,
+    )
+    version = " ".join(filter(None, map(file.headers.get, ("ETag", "Last-Modified", "x-goog-hash"))))
+    # More connections than this look like a robot, which Google refuses.
+    file.facts = replace(file.facts, version=version, mtime_ns=0, connections=IN_FLIGHT)
+    return file
+
+
+def _confirmed_address(link: ShareLink, query: dict[str, str]) -> str:
+    """Return the address that a file is downloaded from, by asking for the page that came in its place: large files are
+    only sent after a page that says that they were not scanned for viruses.
+    """
+    answer = ask_service(_DOWNLOADS, link.label, params=query, agent=_AGENT)
+    # Drive also answers requests for documents with status 500.
+    if answer.status >= 500:
+        _resolve_link(replace(link, kind="unknown"), RetryPolicy(attempts=1))
+    _judge_answer(link.label, answer)
+    if "Content-Disposition" in answer.headers:
+        return answer.url
+    page = _Form(answer.text)
+    if not page.form:
+        raise _page_instead_of_data(link.label, answer)
+    parts = urlsplit(page.form)
+    return urlunsplit(parts._replace(query=urlencode({**dict(parse_qsl(parts.query)), **page.fields})))
 
 
 @dataclass(frozen=True, slots=True)
 class SharedFolder:
     """All files of a shared folder and the folders below it."""
 
-    name: str
     files: dict[str, ShareLink]
     """The link to each file by its name, which is unique, with folders."""
     notes: tuple[str, ...]
@@ -245,6 +254,18 @@ class SharedFolder:
         return [(name, _opener(link)) for name, link in self.files.items()]
 
 
+def _opener(link: ShareLink) -> Callable[[], RemoteFile]:
+    first: list[HttpFile] = []
+
+    def open_it() -> RemoteFile:
+        if first:
+            return first[0].open_again()
+        first.append(open_shared_file(link))
+        return first[0]
+
+    return open_it
+
+
 def list_shared_folder(
     link: ShareLink, *, policy: RetryPolicy = _POLICY, cancellation: Cancellation | None = None
 ) -> SharedFolder:
@@ -253,7 +274,7 @@ def list_shared_folder(
     Files with the name of another one or of a folder, which Drive allows, get numbers.
     """
     read_page = _page_reader()
-    title, notes = "", list[str]()
+    notes = list[str]()
     found: list[tuple[str, ShareLink]] = []
     # For each folder, its name in the tree, and the ids on the path to it.
     level: list[tuple[str, frozenset[str], ShareLink]] = [("", frozenset(), link)]
@@ -266,12 +287,11 @@ def list_shared_folder(
                 # Each request has its own tries and ends by itself.
                 stall_timeout_s=float("inf"),
             )
-        title = title or pages[0][0]
         below = []
-        for (prefix, above, folder), (_, entries) in zip(level, pages, strict=True):
+        for (prefix, above, folder), entries in zip(level, pages, strict=True):
             way = above | {folder.id}
             for identity, shown, kind in entries:
-                name = prefix + safe_name(shown)
+                name = prefix + _safe_name(shown)
                 if kind.endswith("apps.folder"):
                     # A shortcut may lead back to a parent.
                     below += [(f"{name}/", way, ShareLink("folder", identity))] if identity not in way else []
@@ -284,50 +304,45 @@ def list_shared_folder(
     found.sort(key=lambda file: (file[0], file[1].id))
     folders = sorted(parent_folders(name for name, _ in found))
     names = distinct_names([*folders, *(name for name, _ in found)], of_files=True)[len(folders) :]
-    files = dict[str, ShareLink]()
-    for name, (wanted, file) in zip(names, found, strict=True):
-        files[name] = file
+    for name, (wanted, _) in zip(names, found, strict=True):
         if name != wanted:
             notes.append(f"The folder has more than one '{wanted}'; one of them is called '{name}' here.")
-    return SharedFolder(safe_name(title), files, tuple(notes))
+    return SharedFolder(dict(zip(names, (file for _, file in found), strict=True)), tuple(notes))
 
 
-# Reads a folder's page: its name, and the id, name and media type of each entry.
-PageReader = Callable[..., tuple[str, list[tuple[str, str, str]]]]
+def _page_reader() -> Callable[..., tuple[str, list[tuple[str, str, str]]]]:
+    """Return gdown's reader of a folder's page: its name, and the id, name and media type of each entry.
 
-
-def _page_reader() -> PageReader:
-    """Return gdown's reader of a folder's page. Its public function asks for each document too, and gives up at one
-    that cannot be exported."""
+    gdown's public function asks for each document too, and gives up at one that cannot be exported.
+    """
     import gdown
 
-    # The version imported by an earlier cell counts, whatever was installed since.
-    version = str(getattr(gdown, "__version__", "0"))
-    if tuple(int(part) for part in re.findall(r"\d+", version)[:2]) >= _OLDEST_GDOWN:
-        reader = getattr(import_module("gdown.download_folder"), "_parse_embedded_folder_view", None)
-        if reader is not None:
-            return cast("PageReader", reader)
-    msg = (
-        f"Listing a shared folder needs gdown 6.3 to 6.5, and {version} is loaded. Run: %pip install -q "
-        '"gdown>=6.3,<6.6", restart the session, and try again.'
-    )
-    raise MissingDependencyError(msg)
+    try:
+        module = import_module("gdown.download_folder")
+        return cast("Callable[..., tuple[str, list[tuple[str, str, str]]]]", module._parse_embedded_folder_view)
+    except (ImportError, AttributeError):
+        # The version imported by an earlier cell counts, whatever was installed since.
+        version = getattr(gdown, "__version__", "another version")
+        msg = (
+            f"Listing a shared folder needs gdown 6.3 to 6.5, and {version} is loaded. Run: %pip install -q "
+            '"gdown>=6.3,<6.6", restart the session, and try again.'
+        )
+        raise MissingDependencyError(msg) from None
 
 
-def _read_folder(link: ShareLink, read: PageReader, policy: RetryPolicy) -> tuple[str, list[tuple[str, str, str]]]:
+def _read_folder(link: ShareLink, read: Callable[..., Any], policy: RetryPolicy) -> list[tuple[str, str, str]]:
     answer = _ask(link, _FOLDER_PAGE, policy)
     page = SimpleNamespace(status_code=answer.status, text=answer.text)
+    session = SimpleNamespace(get=lambda *_, **__: page)
     try:
-        title, entries = read(
-            sess=SimpleNamespace(get=lambda *_, **__: page), folder_id=link.id, verify=True, timeout=None
-        )
+        _, entries = read(sess=session, folder_id=link.id, verify=True, timeout=None)
     # gdown's own, for a page without a title.
     except Exception as error:
         raise _page_instead_of_data(link.label, answer) from error
     # Otherwise an unknown page would look like a folder without files.
     if not entries and "flip-entries" not in answer.text:
         raise _page_instead_of_data(link.label, answer)
-    return title.strip(), entries
+    return list(entries)
 
 
 class _Form(HTMLParser):
@@ -348,34 +363,7 @@ class _Form(HTMLParser):
             self.fields[found["name"]] = found.get("value", "")
 
 
-def open_share(
-    link: ShareLink,
-    *,
-    checksum: Checksum | None = None,
-    policy: RetryPolicy = _POLICY,
-    along_bytes: int = 0,
-    cancellation: Cancellation | None = None,
-) -> HttpFile | SharedFolder:
-    """Open what a link leads to; Drive is asked if the link does not say it."""
-    found = resolve_link(link, policy=policy)
-    if found.kind == "folder":
-        return list_shared_folder(found, policy=policy, cancellation=cancellation)
-    return open_shared_file(found, checksum=checksum, policy=policy, along_bytes=along_bytes)
-
-
-def _opener(link: ShareLink) -> Callable[[], RemoteFile]:
-    first: list[HttpFile] = []
-
-    def open_it() -> RemoteFile:
-        if first:
-            return first[0].open_again()
-        first.append(open_shared_file(link))
-        return first[0]
-
-    return open_it
-
-
-def judge_answer(label: str, answer: WebAnswer) -> None:
+def _judge_answer(label: str, answer: WebAnswer) -> None:
     """Raise the error that an answer means, unless it is data or an expected page."""
     parts, status = urlsplit(answer.url), answer.status
     # The text first, because Drive reports a used-up quota with status 200, 403 or 404.
@@ -415,7 +403,7 @@ def _page_instead_of_data(label: str, answer: WebAnswer) -> WebPageError:
     )
 
 
-def safe_name(name: str) -> str:
+def _safe_name(name: str) -> str:
     # Drive allows anything as a name, slashes included.
     flat = re.sub(r"[/\\\x00-\x1f]", "_", name).strip()
     if flat.startswith(".colabstage-"):

@@ -28,7 +28,7 @@ from colabstage.io.files import RetryPolicy
 from colabstage.io.units import show_address
 from colabstage.machine.platforms import detect_platform, system_root
 from colabstage.sources.gdrive import page_address
-from colabstage.sources.http_file import ask_service
+from colabstage.sources.http_file import ask_service, open_http
 from colabstage.sources.remote import TransientError, with_retries
 
 if TYPE_CHECKING:
@@ -201,11 +201,8 @@ def open_kaggle(
     checksum: Checksum | None = None,
     along_bytes: int = 0,
 ) -> HttpFile | KaggleFolder:
-    """Open a dataset where it is already, or else as the zip that Kaggle serves."""
-    from colabstage.sources.http_file import open_http
-
-    if (found := find_kaggle_folder(dataset)) is not None:
-        return found
+    """Open a dataset that is not here yet (`find_kaggle_folder`): where it can be mounted, or as the zip that Kaggle
+    serves."""
     login = _login()
     if (found := _mount_on_request(dataset, login)) is not None:
         return found

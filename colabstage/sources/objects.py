@@ -114,33 +114,25 @@ class ObjectFile(RemoteFile):
             raise SourceChangedError(msg)
 
 
-class ObjectTree(RemoteFileTree):
-    """Read the files below a folder of any service that fsspec knows, as listed when this is made.
+def _open_folder(store: ObjectStore, *, workers: int, retry: RetryPolicy) -> RemoteFileTree:
+    """Return the files below a folder of any service that fsspec knows, as they are listed now; closed with its store.
 
     Empty objects that stand for folders, operating systems' junk files, and Google's own documents (with a note) are
-    left out. The store is closed with the tree, or where listing it fails.
+    left out.
     """
-
-    def __init__(self, store: ObjectStore, *, workers: int, retry: RetryPolicy) -> None:
-        self._store = store
-        with contextlib.ExitStack() as on_error:
-            on_error.callback(store.close)
-            with given_up():
-                rows = with_retries(lambda: store.list_files(workers=workers), retry)
-            members, notes = _sort_listing(store, rows)
-            openers = [
-                (name, partial(ObjectFile, store, path, facts, owns_store=False))
-                for name, (path, facts) in members.items()
-            ]
-            facts = [facts for _, facts in members.values()]
-            lines = (f"{name}\t{one.size}\t{one.version}" for name, (_, one) in sorted(members.items()))
-            stamp = hash_block("\n".join(lines).encode(errors="surrogateescape"))
-            super().__init__(store.label, openers, policy=retry, stamp=stamp, facts=facts)
-            on_error.pop_all()
-        self.notes = (*store.notes, *notes)
-
-    def close(self) -> None:
-        self._store.close()
+    with given_up():
+        rows = with_retries(lambda: store.list_files(workers=workers), retry)
+    members, notes = _sort_listing(store, rows)
+    lines = (f"{name}\t{facts.size}\t{facts.version}" for name, (_, facts) in sorted(members.items()))
+    return RemoteFileTree(
+        store.label,
+        [(name, partial(ObjectFile, store, *member, owns_store=False)) for name, member in members.items()],
+        policy=retry,
+        stamp=hash_block("\n".join(lines).encode(errors="surrogateescape")),
+        facts=[facts for _, facts in members.values()],
+        notes=(*store.notes, *notes),
+        on_close=store.close,
+    )
 
 
 def _sort_listing(
@@ -198,17 +190,15 @@ def open_address(
     once.
     """
     service = service_of(url)
-    found = _find_in_store(url) if service is None else service(url)
-    if isinstance(found, ObjectStore):
-        return ObjectTree(found, workers=workers, retry=retry)
+    found = _open_in_store(url, workers, retry) if service is None else service(url)
     if isinstance(found, Mapping):
         return RemoteFileTree(show_address(url), list(found.items()), policy=retry, askers=workers)
-    if checksum is not None:
+    if checksum is not None and not isinstance(found, RemoteFileTree):
         found.facts = replace(found.facts, checksum=checksum)
     return found
 
 
-def _find_in_store(url: str) -> ObjectFile | ObjectStore:
+def _open_in_store(url: str, workers: int, retry: RetryPolicy) -> ObjectFile | RemoteFileTree:
     store = ObjectStore(url)
     with contextlib.ExitStack() as on_error:
         on_error.callback(store.close)
@@ -216,20 +206,23 @@ def _find_in_store(url: str) -> ObjectFile | ObjectStore:
         size = size_of(info)
         may_be_marker = store.folders_are_prefixes and (url.endswith("/") or size == 0)
         is_folder = info.get("type") == "directory" or (may_be_marker and store.list_folder(store.path))
+        found: ObjectFile | RemoteFileTree
+        if is_folder:
+            found = _open_folder(store, workers=workers, retry=retry)
+        else:
+            facts = RemoteFacts(
+                label=store.label,
+                name=store.path.rstrip("/").rpartition("/")[2],
+                size=size,
+                version=version_of(info),
+                mtime_ns=mtime_ns_of(info),
+                checksum=checksum_of(info),
+                ranges=size is not None,
+                connections=store.connections if size is not None else 1,
+            )
+            found = ObjectFile(store, store.path, facts)
         on_error.pop_all()
-    if is_folder:
-        return store
-    facts = RemoteFacts(
-        label=store.label,
-        name=store.path.rstrip("/").rpartition("/")[2],
-        size=size,
-        version=version_of(info),
-        mtime_ns=mtime_ns_of(info),
-        checksum=checksum_of(info),
-        ranges=size is not None,
-        connections=store.connections if size is not None else 1,
-    )
-    return ObjectFile(store, store.path, facts)
+    return found
 
 
 def read_at_once(url: str) -> bytes | None:

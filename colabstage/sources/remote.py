@@ -12,13 +12,11 @@ import hashlib
 import io
 import os
 import string
-import threading
 import time
 from collections import deque
 from collections.abc import Generator
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from colabstage.errors import OptionError, SourceChangedError, SourceReadError, ended, said_by
@@ -253,19 +251,22 @@ class MountedFile(RemoteFile):
     def __init__(self, path: Path) -> None:
         """Examine the file."""
         self._path = path
-        self._label = str(path)
-        self._lock = threading.Lock()
-        self._free: deque[int] = deque()
+        handle = read_with_retry(lambda: os.open(path, os.O_RDONLY | os.O_CLOEXEC), str(path), policy=_LOOKING)
+        self._free = deque([handle])
         self._closed = False
-        handle, stat = read_with_retry(lambda: _open_file(path), self._label, policy=_LOOKING)
-        self._free.append(handle)
+        try:
+            stat = read_with_retry(lambda: os.fstat(handle), str(path), policy=_LOOKING)
+            is_slow = is_slow_mount(path)
+        except BaseException:
+            self.close()
+            raise
         self.facts = RemoteFacts(
-            label=self._label,
+            label=str(path),
             name=path.name,
             size=stat.st_size,
             version=str(stat.st_mtime_ns),
             mtime_ns=stat.st_mtime_ns,
-            connections=_MOUNT_CONNECTIONS if is_slow_mount(path) else 1,
+            connections=_MOUNT_CONNECTIONS if is_slow else 1,
             is_mounted=True,
         )
 
@@ -273,67 +274,56 @@ class MountedFile(RemoteFile):
         """Read as `RemoteFile.read_range`. A read that hangs in a dead mount cannot be interrupted: wait elsewhere."""
         assert self.facts.size is not None
         end = self.facts.size if length is None else offset + length
+        with self._handle() as handle:
+            while offset < end:
+                piece = os.pread(handle, min(_PIECE_BYTES, end - offset), offset)
+                # Before it is passed on: the reader that has the last piece does not come back for another.
+                self._check_unchanged(os.fstat(handle))
+                if not piece:
+                    raise ended_early(self.facts, offset)
+                offset += len(piece)
+                yield piece
+
+    def close(self) -> None:
+        self._closed = True
+        # Another thread may take the last one, and closes it then.
+        with contextlib.suppress(IndexError):
+            while True:
+                close_quietly(self._free.popleft())
+
+    @contextlib.contextmanager
+    def _handle(self) -> Iterator[int]:
+        """Yield a handle of its own; the failures of the system inside the block get their types."""
+        self._check_open()
+        handle = -1
         try:
-            handle = self._borrow()
             try:
-                while offset < end:
-                    piece = os.pread(handle, min(_PIECE_BYTES, end - offset), offset)
-                    if not piece:
-                        raise self._ended_early(handle, offset)
-                    # Before it is passed on: the reader that has the last piece does not come back for another.
-                    self._check_unchanged(os.fstat(handle))
-                    offset += len(piece)
-                    yield piece
-            except OSError:
-                # A new handle may not have the same fault.
-                close_quietly(handle)
-                handle = -1
-                raise
-            finally:
-                self._give_back(handle)
+                handle = self._free.popleft()
+            except IndexError:
+                handle = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+            yield handle
         except SourceReadError:
             raise
         except OSError as error:
-            raise self._judge(error) from error
-
-    def close(self) -> None:
-        with self._lock:
-            self._closed = True
-            handles = list(self._free)
-            self._free.clear()
-        for handle in handles:
-            close_quietly(handle)
-
-    def _borrow(self) -> int:
-        """Return a handle for the file as it was when it was examined."""
-        with self._lock:
-            if self._closed:
-                msg = f"'{self._label}' was closed."
-                raise SourceReadError(msg)
-            handle = self._free.popleft() if self._free else -1
-        if handle >= 0:
-            return handle
-        handle, stat = _open_file(self._path)
-        try:
-            self._check_unchanged(stat)
-        except BaseException:
-            close_quietly(handle)
-            raise
-        return handle
-
-    def _give_back(self, handle: int) -> None:
-        with self._lock:
-            if handle >= 0 and not self._closed:
+            if handle >= 0:
+                # A new one may not have the same fault.
+                close_quietly(handle)
+                handle = -1
+            if not is_transient(error, _READING):
+                raise translate_read_error(error, self.facts.label, 1) from error
+            what = "was listed but cannot be found" if error.errno == errno.ENOENT else f"answers: {error.strerror}"
+            msg = f"'{self.facts.label}' {what}."
+            raise TransientError(msg) from error
+        finally:
+            if handle >= 0:
                 self._free.append(handle)
-                return
-        if handle >= 0:
-            close_quietly(handle)
+            if self._closed:
+                self.close()
 
-    def _ended_early(self, handle: int, offset: int) -> TransientError:
-        stat = os.fstat(handle)
-        self._check_unchanged(stat)
-        msg = f"'{self._label}' ends at byte {offset:,} although it is listed with {stat.st_size:,}."
-        return TransientError(msg)
+    def _check_open(self) -> None:
+        if self._closed:
+            msg = f"'{self.facts.label}' was closed."
+            raise SourceReadError(msg)
 
     def _check_unchanged(self, stat: os.stat_result) -> None:
         facts = self.facts
@@ -343,16 +333,10 @@ class MountedFile(RemoteFile):
         if stat.st_size == facts.size:
             how = "it was written to"
         msg = (
-            f"'{self._label}' became another file while it was read: {how}. Wait until its upload or copy is complete, "
+            f"'{facts.label}' became another file while it was read: {how}. Wait until its upload or copy is complete, "
             "then try again."
         )
         raise SourceChangedError(msg)
-
-    def _judge(self, error: OSError) -> OSError:
-        if is_transient(error, _READING):
-            what = "was listed but cannot be found" if error.errno == errno.ENOENT else f"answers: {error.strerror}"
-            return TransientError(f"'{self._label}' {what}.")
-        return translate_read_error(error, self._label, 1)
 
 
 class JoinedFile(RemoteFile):
@@ -363,37 +347,28 @@ class JoinedFile(RemoteFile):
 
     def __init__(self, parts: Sequence[MountedFile], path: Path) -> None:
         self._parts = parts
-        sizes = [part.facts.size or 0 for part in parts]
-        self._ends = list(accumulate(sizes))
         self.facts = replace(
             parts[0].facts,
             label=str(path),
             name=path.stem,
-            size=self._ends[-1],
+            size=sum(part.facts.size or 0 for part in parts),
             version=" ".join(part.facts.version for part in parts),
             mtime_ns=max(part.facts.mtime_ns for part in parts),
         )
 
     def read_range(self, offset: int, length: int | None) -> Iterator[bytes]:
-        stop = self._ends[-1] if length is None else offset + length
-        for part, end in zip(self._parts, self._ends, strict=True):
-            start = end - (part.facts.size or 0)
-            first, last = max(offset, start), min(stop, end)
-            if first < last:
-                yield from part.read_range(first - start, last - first)
+        left = (self.facts.size or 0) - offset if length is None else length
+        for part in self._parts:
+            size = part.facts.size or 0
+            here = min(left, size - offset)
+            if here > 0:
+                yield from part.read_range(offset, here)
+                left -= here
+            offset = max(0, offset - size)
 
     def close(self) -> None:
         for part in self._parts:
             part.close()
-
-
-def _open_file(path: Path) -> tuple[int, os.stat_result]:
-    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return handle, os.fstat(handle)
-    except BaseException:
-        close_quietly(handle)
-        raise
 
 
 # Read a remote file as a service gives it: again after a failure, for as long as the policy is patient.
@@ -448,23 +423,6 @@ class RetryBudget:
             return own_s
         # "At once" must not mean a thousand requests a minute.
         return max(error.wait_s, own_s) if self.is_spent else error.wait_s
-
-    def rest(
-        self,
-        error: TransientError,
-        label: str,
-        *,
-        arrived: int,
-        sleep: Callable[[float], object],
-        tell: Callable[[str], object],
-    ) -> None:
-        """Count a failure as `count` does, `tell` what it waits for, and `sleep` until the next try, for a minute at
-        most; raise `final_error` when tries and patience are used up."""
-        wait_s = self.count(error, arrived=arrived)
-        if self.is_spent and not self.is_patient:
-            raise final_error(error, label, self.tries) from error
-        tell(self.waits_for)
-        sleep(min(wait_s, _LONGEST_ASKED_WAIT_S))
 
 
 def final_error(error: TransientError, label: str, tries: int) -> OSError:
@@ -546,8 +504,7 @@ def read_through(
     sleep, check = (
         (SYSTEM_CLOCK.sleep, lambda: None) if cancellation is None else (cancellation.sleep, cancellation.check)
     )
-    budget = RetryBudget(policy)
-    return _pieces(source, 0, source.facts.size, budget, sleep=sleep, check=check, tell=tell)
+    return _pieces(source, 0, source.facts.size, RetryBudget(policy), sleep=sleep, check=check, tell=tell)
 
 
 def _pieces(
@@ -589,5 +546,9 @@ def _pieces(
             failure = ended_early(facts, offset + at)
         except TransientError as error:
             failure = error
-        budget.rest(failure, facts.label, arrived=done, sleep=sleep, tell=tell)
+        wait_s = budget.count(failure, arrived=done)
+        if budget.is_spent and not budget.is_patient:
+            raise final_error(failure, facts.label, budget.tries) from failure
+        tell(budget.waits_for)
+        sleep(min(wait_s, _LONGEST_ASKED_WAIT_S))
         check()

@@ -71,7 +71,7 @@ class RemoteFileTree(Tree):
 
     `files`: the name of each in the tree, and what opens it, any number of times; in the order in which to read.
     `stamp`: what is the same while no file is added, removed or renamed; "" if nothing tells. `facts`: what is known of
-    each file already, as from a listing; otherwise each is opened for it.
+    each file already, as from a listing; otherwise each is opened for it. `on_close`: called when the tree is closed.
     """
 
     kind = "folder"
@@ -87,8 +87,12 @@ class RemoteFileTree(Tree):
         askers: int = _ASKERS,
         stamp: str = "",
         facts: Sequence[RemoteFacts] | None = None,
+        notes: tuple[str, ...] = (),
+        on_close: Callable[[], object] = lambda: None,
     ) -> None:
         self.label = label
+        self.notes = notes
+        self._on_close = on_close
         self._stamp = stamp
         self._policy = policy
         names = [clean_member_name(label, name) for name, _ in files]
@@ -100,15 +104,21 @@ class RemoteFileTree(Tree):
                 facts = pool.run(self._ask, names, cancellation=cancellation)
         # In the order of `files`.
         self.facts: dict[str, RemoteFacts] = dict(zip(names, facts, strict=True))
-        self.entries = FileEntries.of(
-            sorted(
-                (
-                    FileEntry(name, one.size or 0, one.mtime_ns, position)
-                    for position, (name, one) in enumerate(self.facts.items())
-                ),
-                key=lambda entry: entry.name,
-            )
-        )
+        entries = [
+            FileEntry(name, one.size or 0, one.mtime_ns, position)
+            for position, (name, one) in enumerate(self.facts.items())
+        ]
+        self.entries = FileEntries.of(sorted(entries, key=lambda entry: entry.name))
+
+    def close(self) -> None:
+        self._on_close()
+
+    def _ask(self, name: str) -> RemoteFacts:
+        with given_up(), contextlib.closing(self._open[name]()) as file:
+            if file.facts.size is not None:
+                return file.facts
+            # A plan needs its length, which only reading all of it shows.
+            return replace(file.facts, size=sum(map(len, read_through(file, policy=self._policy))))
 
     @property
     def stamp(self) -> str:
@@ -122,6 +132,19 @@ class RemoteFileTree(Tree):
             hash_texts(one.version or time for one, time in zip(facts, times, strict=True)),
         )
 
+    def identities(self, sources: Sequence[SingleSource]) -> list[SourceIdentity]:
+        """Return the state of each file when it was listed; `sources` are theirs, in the order of `files`."""
+        on_drive = {source.address: str(source.path) for source in sources if is_on_drive(source)}
+        md5s, _ = ask_md5s(list(on_drive.values())) if on_drive else ([], "")
+        md5_of = dict(zip(on_drive, md5s, strict=False))
+        return [
+            replace(
+                as_one_of_many(identify_remote(facts, facts.size or 0, address=source.address)),
+                md5=md5_of.get(source.address, ""),
+            )
+            for facts, source in zip(self.facts.values(), sources, strict=True)
+        ]
+
     def open(self, entry: FileEntry) -> ByteSource | None:
         """Return the bytes of one file; `None` if its service only serves the whole file from its beginning."""
         if not self.gives_parts(entry):
@@ -129,26 +152,37 @@ class RemoteFileTree(Tree):
         label = f"{self.label}/{entry.name}"
         return RequestedBytes(lambda length, offset: self.read_part(entry, offset, length), entry.size, label=label)
 
+    def gives_parts(self, entry: FileEntry) -> bool:
+        """Return whether parts of a file can be requested, not only the whole file from its beginning."""
+        return self._facts_of(entry).ranges
+
     def read(self, entry: FileEntry) -> bytes:
-        if not self.gives_parts(entry):
-            return b"".join(self.chunks(entry))
-        data = self.read_part(entry, 0, entry.size)
-        self.verify(entry, [data])
-        return data
+        return b"".join(self.chunks(entry))
+
+    def chunks(self, entry: FileEntry) -> Iterator[bytes]:
+        """Yield the content in pieces of at most a megabyte, as they come, and compare it at the end with its service's
+        checksum."""
+        with self._reading(entry) as file:
+            came = file.known(0, entry.size)
+            pieces = read_through(file, policy=self._policy, tell=self._wait_for) if came is None else iter([came])
+            for piece in self._verified(entry, pieces):
+                self._wait_for("")
+                yield piece
 
     def verify(self, entry: FileEntry, pieces: Iterable[bytes]) -> None:
         for _ in self._verified(entry, pieces):
             pass
 
     def _verified(self, entry: FileEntry, pieces: Iterable[bytes]) -> Iterator[bytes]:
-        """Yield the content of a file, and compare it at the end with its service's checksum."""
         checksum = self.facts[entry.name].checksum
-        hasher = None if checksum is None else checksum.new_hasher()
+        if checksum is None:
+            yield from pieces
+            return
+        hasher = checksum.new_hasher()
         for piece in pieces:
-            if hasher is not None:
-                hasher.update(piece)
+            hasher.update(piece)
             yield piece
-        if checksum is not None and hasher is not None and hasher.hexdigest() != checksum.digest:
+        if hasher.hexdigest() != checksum.digest:
             msg = f"'{entry.name}' of '{self.label}' is damaged: its {checksum.algorithm} is not {checksum.digest}."
             raise SourceReadError(msg)
 
@@ -156,42 +190,35 @@ class RemoteFileTree(Tree):
         """Return a part of one file; as `read`, without the checksum."""
         if not length:
             return b""
-        with self._at_service(entry) as file:
+        with self._reading(entry) as file:
             # Some serve only the whole file, from the beginning.
             skipped = 0 if file.facts.ranges else offset
-            if (came := file.known(offset, offset + length)) is not None:
-                return came
-            data = read_directly(file, offset - skipped, length + skipped, policy=self._policy, tell=self._wait_for)
+            data = file.known(offset, offset + length)
+            if data is None:
+                whole = read_directly(
+                    file, offset - skipped, length + skipped, policy=self._policy, tell=self._wait_for
+                )
+                data = whole[skipped:]
         self._wait_for("")
-        return data[skipped:]
-
-    def chunks(self, entry: FileEntry) -> Iterator[bytes]:
-        """Yield the content in pieces of at most a megabyte, as they come; compared at the end as by `read`."""
-        with self._at_service(entry) as file:
-            for piece in self._verified(entry, read_through(file, policy=self._policy, tell=self._wait_for)):
-                self._wait_for("")
-                yield piece
+        return data
 
     def _wait_for(self, why: str) -> None:
         self.waits_for = why
 
-    def gives_parts(self, entry: FileEntry) -> bool:
-        """Return whether parts of a file can be requested, not only the whole file from its beginning."""
+    def _facts_of(self, entry: FileEntry) -> RemoteFacts:
         if entry.name not in self.facts:
             raise unknown_entry(self.label, entry.name)
-        return self.facts[entry.name].ranges
+        return self.facts[entry.name]
 
     @contextlib.contextmanager
-    def _at_service(self, entry: FileEntry) -> Iterator[RemoteFile]:
-        if entry.name not in self._open:
-            raise unknown_entry(self.label, entry.name)
+    def _reading(self, entry: FileEntry) -> Iterator[RemoteFile]:
+        before = self._facts_of(entry)
         # Opening it includes retries.
         with given_up():
             file = self._open[entry.name]()
-        try:
+        with contextlib.closing(file):
             # If the service did not report the length, it was counted.
             now = file.facts if file.facts.size is not None else replace(file.facts, size=entry.size)
-            before = self.facts[entry.name]
             if (now.size, now.version) != (before.size, before.version):
                 msg = (
                     f"'{file.facts.label}' was listed with {before.size:,} bytes and is another file now. Wait until "
@@ -199,31 +226,6 @@ class RemoteFileTree(Tree):
                 )
                 raise SourceReadError(msg)
             yield file
-        finally:
-            file.close()
-
-    def _ask(self, name: str) -> RemoteFacts:
-        with given_up():
-            file = self._open[name]()
-        try:
-            # A plan needs its length, which only reading all of it shows.
-            if file.facts.size is None:
-                whole = read_through(file, policy=self._policy)
-                return replace(file.facts, size=sum(map(len, whole)))
-            return file.facts
-        finally:
-            file.close()
-
-    def identities(self, sources: Sequence[SingleSource]) -> list[SourceIdentity]:
-        """Return the state of each file when it was listed; `sources` are theirs, in the order of `files`."""
-        on_drive = {source.address: str(source.path) for source in sources if is_on_drive(source)}
-        md5s, _ = ask_md5s(list(on_drive.values())) if on_drive else ([], "")
-        told = dict(zip(on_drive, md5s, strict=False))
-        found = [
-            as_one_of_many(identify_remote(one, one.size or 0, address=source.address))
-            for one, source in zip(self.facts.values(), sources, strict=True)
-        ]
-        return [replace(one, md5=told.get(one.address, "")) for one in found]
 
 
 def list_files(
@@ -287,16 +289,15 @@ def open_remote(
             shared = open_share(source.link, checksum=checksum, along_bytes=along_bytes, cancellation=cancellation)
             if not isinstance(shared, SharedFolder):
                 return shared
-            tree = RemoteFileTree(
+            return RemoteFileTree(
                 source.label,
                 shared.openers(),
                 policy=PATIENT,
                 cancellation=cancellation,
                 askers=IN_FLIGHT,
                 stamp=shared.version,
+                notes=shared.notes,
             )
-            tree.notes = shared.notes
-            return tree
 
 
 def read_small_file(source: SingleSource) -> bytes:

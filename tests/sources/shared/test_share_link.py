@@ -252,11 +252,12 @@ def test_a_page_in_place_of_what_was_asked_for_is_refused(
 
 
 def test_an_old_gdown_is_not_asked(drive: DriveShares, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It waits without a limit; the upgrade is told."""
+    """One that cannot read the pages; the upgrade is told."""
     drive.add(SharedItem(FOLDER, "Set", kind="folder"))
     old = types.ModuleType("gdown")
     old.__version__ = "5.2.2"  # type: ignore[attr-defined]  # as the real one has
     monkeypatch.setitem(sys.modules, "gdown", old)
+    monkeypatch.setitem(sys.modules, "gdown.download_folder", types.ModuleType("gdown.download_folder"))
     with pytest.raises(MissingDependencyError, match=r"5\.2\.2.*gdown>=6\.3"):
         fetch(ShareLink("folder", FOLDER), out)
 

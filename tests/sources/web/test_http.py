@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import bz2
 import contextlib
-import gc
 import gzip
 import hashlib
 import pickle
@@ -13,7 +12,6 @@ import socket
 import threading
 import time
 import traceback
-import warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from email.utils import formatdate
@@ -310,24 +308,6 @@ def test_a_coding_nobody_asked_for_is_refused(server: WebServer, look: Callable[
 
 
 @pytest.mark.parametrize(
-    ("knobs", "sends"),
-    [
-        (WebKnobs(), True),
-        (WebKnobs(etag="weak"), False),
-        (WebKnobs(etag="none"), False),
-    ],
-    ids=["tag", "weak tag", "time"],
-)
-def test_if_range_has_only_strong_validators(
-    server: WebServer, look: Callable[..., HttpFile], knobs: WebKnobs, sends: bool
-) -> None:
-    server.set_knobs(knobs)
-    file = look()
-    assert content(file, 10, 10) == DATA[10:20]
-    assert server.requests[-1].headers.get("if-range", "") == (file.facts.version if sends else "")
-
-
-@pytest.mark.parametrize(
     ("knobs", "changed"),
     [
         *((WebKnobs(etag=etag), DATA[::-1]) for etag in ("strong", "weak", "none")),
@@ -342,7 +322,7 @@ def test_if_range_has_only_strong_validators(
 def test_a_changed_file_is_noticed(
     server: WebServer, look: Callable[..., HttpFile], knobs: WebKnobs, changed: bytes
 ) -> None:
-    """By If-Range, or by comparing what the server says each time, before one byte of it is given out; also where only
+    """By comparing what the server says each time, before one byte of it is given out; also where only
     the whole can be had, and where several servers behind one address each say something else."""
     server.set_knobs(knobs)
     file = look()
@@ -353,14 +333,9 @@ def test_a_changed_file_is_noticed(
 
 
 def test_a_server_that_stops_giving_parts(server: WebServer, look: Callable[..., HttpFile]) -> None:
-    """The whole of the same version is no change: its beginning is taken, and the rest may pass. A 416 for what is
-    there may pass, too."""
+    """The whole of the same version is no change, and may pass; so may a 416 for what is there."""
     file = look()
     server.set_knobs(WebKnobs(ranges="ignored"))
-    assert content(file, 0, PART) == DATA[:PART]
-    with pytest.raises(TransientError):
-        content(file, PART, PART)
-    server.set_knobs(WebKnobs(ranges="ignored", etag="none", last_modified=False))
     with pytest.raises(TransientError):
         content(file, 0, PART)
     server.set_knobs(WebKnobs())
@@ -699,7 +674,6 @@ def test_https_never_leads_to_http(
         ("attachment; filename=b.zip", "data.bin", "b.zip"),
         ("attachment; filename=\"b.zip\"; filename*=UTF-8''%C3%BC.zip", "data.bin", "ü.zip"),
         ("attachment; filename*=UTF-8''%C3%BC%2Fx.zip", "data.bin", "x.zip"),
-        ("attachment; filename*=UTF-8''%FF.zip; filename=b.zip", "data.bin", "b.zip"),
         ('attachment; filename="../../etc/passwd"', "data.bin", "passwd"),
         ('attachment; filename="C:\\\\temp\\\\b.zip"', "data.bin", "b.zip"),
         ('attachment; filename=".bashrc"', "data.bin", "bashrc"),
@@ -728,29 +702,22 @@ def b64(digest: bytes) -> str:
 
 
 @pytest.mark.parametrize(
-    ("headers", "whole", "expected"),
+    ("headers", "expected"),
     [
-        ({"Repr-Digest": f"sha-256=:{b64(SHA256.digest())}:"}, False, SHA256),
-        ({"Digest": f"md5={b64(MD5.digest())},SHA-256={b64(SHA256.digest())}"}, False, SHA256),
-        ({"Content-Digest": f"sha-256=:{b64(SHA256.digest())}:"}, True, SHA256),
-        ({"Content-Digest": f"sha-256=:{b64(SHA256.digest())}:"}, False, None),
-        ({"x-goog-hash": f"crc32c=n03x6A==, md5={b64(MD5.digest())}"}, False, MD5),
-        ({"x-goog-hash": f"md5={b64(MD5.digest())}", "x-goog-stored-content-encoding": "gzip"}, False, None),
-        ({"x-amz-checksum-sha256": b64(SHA256.digest())}, False, SHA256),
-        ({"x-amz-checksum-sha256": b64(SHA256.digest()) + "-3"}, False, None),
-        ({"x-amz-checksum-sha256": b64(SHA256.digest()), "x-amz-checksum-type": "COMPOSITE"}, False, None),
-        ({"x-ms-blob-content-md5": b64(MD5.digest())}, False, MD5),
-        ({"Content-MD5": b64(MD5.digest())}, True, MD5),
-        ({"Content-MD5": b64(MD5.digest())}, False, None),
-        ({"Content-MD5": "nonsense"}, True, None),
+        ({"Repr-Digest": f"sha-256=:{b64(SHA256.digest())}:"}, SHA256),
+        ({"Digest": f"md5={b64(MD5.digest())},SHA-256={b64(SHA256.digest())}"}, SHA256),
+        ({"x-goog-hash": f"crc32c=n03x6A==, md5={b64(MD5.digest())}"}, MD5),
+        ({"x-goog-hash": f"md5={b64(MD5.digest())}", "x-goog-stored-content-encoding": "gzip"}, None),
+        ({"Content-MD5": b64(MD5.digest())}, None),
+        ({"Repr-Digest": "sha-256=:nonsense:"}, None),
     ],
-    ids=range(13),
+    ids=range(6),
 )
 def test_only_hashes_of_the_whole_count(
-    server: WebServer, look: Callable[..., HttpFile], headers: dict[str, str], whole: bool, expected: Any
+    server: WebServer, look: Callable[..., HttpFile], headers: dict[str, str], expected: Any
 ) -> None:
     """A hash of a part, of parts or of a compressed copy is none of the file; and the caller's comes before all."""
-    server.set_knobs(WebKnobs(headers=tuple(headers.items()), ranges="none" if whole else "honoured"))
+    server.set_knobs(WebKnobs(headers=tuple(headers.items())))
     found = look().facts.checksum
     assert found == (expected and Checksum(expected.name, expected.hexdigest()))
     own = Checksum("sha256", "1" * 64)
@@ -887,19 +854,6 @@ def test_a_least_rate_counts_the_time_of_waiting(pieces: list[tuple[float, int]]
             stack.enter_context(pytest.raises(TransientError, match="too slow"))
         came.extend(at_least_rate(body(), "here", window_s=30.0, clock=clock))
     assert len(came) - 1 == (len(pieces) if too_slow_at is None else too_slow_at)
-
-
-@pytest.mark.parametrize("length", [b"abc", b"-5", b"1e3", b"5, 6", b"9" * 30])
-def test_a_length_that_is_none_is_refused(
-    raw_server: Callable[[Callable[[socket.socket], None]], str], length: bytes
-) -> None:
-    """Nothing would tell a body that was cut from a whole one."""
-    head = b"HTTP/1.1 200 OK\r\nContent-Length: " + length + b"\r\nConnection: close\r\n\r\nhalf"
-    with pytest.raises(SourceReadError):
-        open_http(raw_server(lambda connection: connection.sendall(head)), timeout_s=5, policy=ONCE)
-    # Two lengths are refused by urllib3 itself, which leaves its connection to the garbage collector.
-    with warnings.catch_warnings(action="ignore", category=ResourceWarning):
-        gc.collect()
 
 
 @pytest.mark.parametrize("answers", ["alike", "no suffix", "another version", "too many at once"])
