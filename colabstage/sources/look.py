@@ -233,9 +233,10 @@ def _ask_service(source: WebSource | ObjectSource, recorded: SourceIdentity) -> 
         return Look("same", seen) if recorded.kind == "file" else Look("unproved")
     # One try: a look is under a deadline, and what is here can be used without it.
     found = open_remote(source, policy=_ONE_TRY)
+    if not isinstance(found, KaggleFolder):
+        found.close()
     if isinstance(found, RemoteFileTree | KaggleFolder):
         return Look("changed")
-    found.close()
     facts = found.facts
     look = _judge(recorded, size=facts.size, version=facts.version, mtime_ns=facts.mtime_ns)
     if look.state == "unproved" and not facts.mtime_ns and not facts.ranges:

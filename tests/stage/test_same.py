@@ -121,6 +121,20 @@ def test_what_nobody_can_compare_is_never_the_same(source: Path) -> None:
     assert staged[0].path == staged[1].path
 
 
+def test_a_folder_that_stands_where_a_file_was_is_closed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look opens it, finds that it is another thing, and keeps no connection to it."""
+    closed: list[str] = []
+
+    class Folder(looking.RemoteFileTree):
+        def close(self) -> None:
+            closed.append(self.label)
+
+    monkeypatch.setattr(looking, "open_remote", lambda *_, **__: Folder("photos", []))
+    recorded = looking.SourceIdentity("archive", 1, 10)
+    assert looking.check_freshness(looking.WebSource("u", "photos", "u", "http://x/photos"), recorded, workers=1).state == "changed"
+    assert closed == ["photos"]
+
+
 def slow_stat(monkeypatch: pytest.MonkeyPatch, folder: Path, wait: Callable[[], object]) -> None:
     """Make each look at a folder below another take its time."""
     real = os.stat
