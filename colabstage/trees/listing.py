@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from array import array
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
@@ -78,7 +77,8 @@ class FileEntries(Sequence[FileEntry]):
         return cls(
             [entry.name for entry in found],
             np.array([entry.size for entry in found], np.int64),
-            times_in_column([entry.mtime_ns for entry in found]),
+            # A disk may have times after 2262, which 64 bits of nanoseconds cannot hold.
+            np.array([entry.mtime_ns if abs(entry.mtime_ns) < _TIME_END_NS else 0 for entry in found], np.int64),
             np.array([entry.position for entry in found], np.int64),
             np.array([entry.executable for entry in found], np.bool_),
             np.array([entry.place for entry in found], np.int64),
@@ -125,16 +125,15 @@ class FileEntries(Sequence[FileEntry]):
 
     def ending_in(self, extensions: Collection[str]) -> FileEntries:
         """Return those with one of these extensions, as `extension_of` has them, in the same order."""
-        return self.take(np.flatnonzero(self._end_in(extensions)))
+        return self._by_ending(lambda extension: extension in extensions)
 
     def not_ending_in(self, extensions: Collection[str]) -> FileEntries:
         """Return all others than `ending_in`."""
-        return self.take(np.flatnonzero(~self._end_in(extensions)))
+        return self._by_ending(lambda extension: extension not in extensions)
 
-    def _end_in(self, extensions: Collection[str]) -> NDArray[np.bool_]:
+    def _by_ending(self, fits: Callable[[str], bool]) -> FileEntries:
         endings, of_files = self.endings
-        found: NDArray[np.bool_] = np.array([extension_of(end) in extensions for end in endings], np.bool_)[of_files]
-        return found
+        return self.take(np.flatnonzero(np.array([fits(extension_of(end)) for end in endings], np.bool_)[of_files]))
 
     # Computed once, because every layout asks for its own extensions, and most look at the folders.
 
@@ -199,15 +198,6 @@ def sorted_by_name(names: list[str], *columns: NDArray[Any]) -> tuple[list[str],
     """Return names in their order, equal ones as they come; the columns in the same, and for each its number before."""
     order = np.array(sorted(range(len(names)), key=names.__getitem__), np.int64)
     return take_strings(names, order), [column[order] for column in columns], order
-
-
-def times_in_column(times_ns: Sequence[int]) -> NDArray[np.int64]:
-    """Return times as a column; 0 for those that 64 bits of nanoseconds cannot hold, which a disk may have after
-    2262."""
-    try:
-        return np.array(times_ns, np.int64)
-    except OverflowError:
-        return np.array([time if abs(time) < _TIME_END_NS else 0 for time in times_ns], np.int64)
 
 
 def total_size(entries: Sequence[FileEntry]) -> int:
@@ -409,19 +399,54 @@ def unknown_entry(tree: str, name: str) -> SourceReadError:
 
 
 class TreeView(Tree):
-    """Files that are other trees', and are read as those do it: `origin` says of each whose it is."""
+    """Files of other trees, under names of its own, read as those do it; closing it closes them all.
+
+    Args:
+        trees: whose files they are.
+        rows: which, counted through the entries of all trees one after the other.
+        names: what each is called here.
+    """
+
+    def __init__(self, trees: Sequence[Tree], rows: NDArray[Any], names: list[str]) -> None:
+        self._trees = trees
+        listings = [tree.entries for tree in trees]
+        self._firsts = np.cumsum([0, *map(len, listings)])
+        names, (self._rows,), _ = sorted_by_name(names, rows)
+        # One tree after the other is the order that each of them likes best.
+        ends = np.cumsum([0, *(int(entries.positions.max(initial=-1)) + 1 for entries in listings)])
+        positions = [entries.positions + start for entries, start in zip(listings, ends[:-1], strict=True)]
+        sizes, times, executable = (
+            np.concatenate([getattr(entries, column) for entries in listings])[self._rows]
+            for column in ("sizes", "mtimes_ns", "executable")
+        )
+        self.entries = FileEntries(names, sizes, times, np.concatenate(positions)[self._rows], executable)
+
+    @property
+    def stamp(self) -> str:
+        return self._trees[0].stamp if len(self._trees) == 1 else ""
 
     def file_states(self) -> FileStates:
-        trees, numbers, places = dict[Tree, int](), array("q"), array("q")
-        for tree, own in map(self.origin, self.entries):
-            numbers.append(trees.setdefault(tree, len(trees)))
-            places.append(tree._own(own))
-        parts, starts = [tree.file_states() for tree in trees], np.cumsum([0, *(len(tree.entries) for tree in trees)])
-        if not parts:
-            return super().file_states()
-        own_places = starts[np.array(numbers, np.int64)] + np.array(places, np.int64)
-        digests, versions = (np.concatenate(columns)[own_places] for columns in zip(*parts, strict=True))
+        states = [tree.file_states() for tree in self._trees]
+        digests, versions = (np.concatenate(columns)[self._rows] for columns in zip(*states, strict=True))
         return FileStates(digests, versions)
+
+    def parts(self) -> tuple[Tree, ...]:
+        numbers, firsts = np.unique(np.searchsorted(self._firsts, self._rows, side="right") - 1, return_index=True)
+        return tuple(part for number in numbers[np.argsort(firsts)] for part in self._trees[number].parts())
+
+    def _inner(self, entry: FileEntry) -> tuple[Tree, FileEntry]:
+        row = int(self._rows[self._own(entry)])
+        number = int(np.searchsorted(self._firsts, row, side="right")) - 1
+        tree = self._trees[number]
+        return tree, tree.entries[row - int(self._firsts[number])]
+
+    def origin(self, entry: FileEntry) -> tuple[Tree, FileEntry]:
+        tree, own = self._inner(entry)
+        return tree.origin(own)
+
+    def packing(self, entry: FileEntry) -> ZipMember | None:
+        tree, own = self._inner(entry)
+        return None if self.source is None else tree.packing(own)
 
     def path_of(self, entry: FileEntry) -> Path | None:
         tree, own = self.origin(entry)
@@ -442,6 +467,11 @@ class TreeView(Tree):
     def verify(self, entry: FileEntry, pieces: Iterable[bytes]) -> None:
         tree, own = self.origin(entry)
         tree.verify(own, pieces)
+
+    def close(self) -> None:
+        """Close all trees. Calling it twice is fine."""
+        for tree in self._trees:
+            tree.close()
 
 
 class _GivenTree(Tree):

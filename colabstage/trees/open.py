@@ -31,7 +31,7 @@ from colabstage.trees.bytes import (
 )
 from colabstage.trees.compressed import inner_name, open_stream, unpack_into
 from colabstage.trees.folder import FolderTree
-from colabstage.trees.listing import FileEntries, FileEntry, Tree, TreeView, sorted_by_name
+from colabstage.trees.listing import FileEntries, FileEntry, Tree, TreeView
 from colabstage.trees.names import DEFAULT_LIMITS, ArchiveLimits, distinct_names, parent_folders
 from colabstage.trees.seven_zip import ToolArchiveTree
 from colabstage.trees.tar import TarTree
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 
     from colabstage.io.progress import Cancellation
     from colabstage.trees.bytes import ByteSource
-    from colabstage.trees.zip_member import ZipMember
 
 
 TreeFormat = Literal["folder"] | ArchiveKind
@@ -226,7 +225,6 @@ class OnlyTree(TreeView):
     """
 
     def __init__(self, tree: Tree, only: Sequence[str]) -> None:
-        self._tree = tree
         names = tree.entries.names
         chosen = np.zeros(len(names), np.bool_)
         for part in only:
@@ -239,34 +237,13 @@ class OnlyTree(TreeView):
             chosen |= fits
         rows = np.flatnonzero(chosen)
         prefix = f"{only[0]}/" if len(only) == 1 and names[rows[0]].startswith(f"{only[0]}/") else ""
-        kept, (self._rows,), _ = sorted_by_name([names[row].removeprefix(prefix) for row in rows.tolist()], rows)
-        self.entries = replace(tree.entries.take(self._rows), names=kept, places=None)
+        super().__init__([tree], rows, [names[row].removeprefix(prefix) for row in rows.tolist()])
         self.kind, self.label, self.notes, self.source = tree.kind, tree.label, tree.notes, tree.source
         self.by_request, self.prefix = tree.by_request, prefix
-        self.crcs = None if tree.crcs is None else tree.crcs[self._rows]
         self.unpacked = None if tree.unpacked is None else tree.unpacked / prefix
         self.empty_folders = tuple(
             name.removeprefix(prefix) for name in tree.empty_folders if prefix and name.startswith(prefix)
         )
-
-    @property
-    def stamp(self) -> str:
-        return self._tree.stamp
-
-    def _inner(self, entry: FileEntry) -> FileEntry:
-        return self._tree.entries[int(self._rows[self._own(entry)])]
-
-    def parts(self) -> tuple[Tree, ...]:
-        return self._tree.parts()
-
-    def origin(self, entry: FileEntry) -> tuple[Tree, FileEntry]:
-        return self._tree.origin(self._inner(entry))
-
-    def packing(self, entry: FileEntry) -> ZipMember | None:
-        return self._tree.packing(self._inner(entry))
-
-    def close(self) -> None:
-        self._tree.close()
 
 
 def _regex_of(pattern: str) -> re.Pattern[str]:
@@ -367,88 +344,56 @@ def _first_collision(names: Sequence[Collection[str]]) -> str | None:
 _COMPARED_BYTES = 64 << 20
 
 
-def _without_copies(trees: Sequence[Tree]) -> list[FileEntries]:
-    """Return the files of each tree without those that an earlier tree has with the same name and content."""
+def _without_copies(trees: Sequence[Tree]) -> list[list[int]]:
+    """Return the numbers of each tree's files but those that an earlier tree has with the same name and content."""
     firsts: dict[str, tuple[Tree, int]] = {}
-    budget = _COMPARED_BYTES
-    found = []
+    budget, found = _COMPARED_BYTES, []
     for tree in trees:
-        entries = tree.entries
-        kept = []
+        entries, kept = tree.entries, []
         for number, name in enumerate(entries.names):
             other, at = firsts.setdefault(name, (tree, number))
             size = entries.sizes.item(number)
-            if other is tree or other.entries.sizes.item(at) != size:
-                kept.append(number)
-            elif tree.crcs is not None and other.crcs is not None:
-                if tree.crcs[number] != other.crcs[at]:
-                    kept.append(number)
-            else:
+            is_same = other is not tree and other.entries.sizes.item(at) == size
+            if is_same and tree.crcs is not None and other.crcs is not None:
+                is_same = bool(tree.crcs[number] == other.crcs[at])
+            elif is_same:
                 budget -= size
-                if budget < 0 or tree.read(entries[number]) != other.read(other.entries[at]):
-                    kept.append(number)
-        found.append(entries.take(np.array(kept, np.int64)))
+                is_same = budget >= 0 and tree.read(entries[number]) == other.read(other.entries[at])
+            if not is_same:
+                kept.append(number)
+        found.append(kept)
     return found
 
 
 class JoinedTree(TreeView):
-    """The files of several trees as one tree; a file that several have with the same content is there once. Closing it
-    closes them all.
-    """
+    """The files of several trees as one tree; a file that several have with the same content is there once."""
 
     def __init__(self, label: str, parts: Sequence[tuple[str, Tree]], *, joining: Joining | None = None) -> None:
-        self.label = label
-        self._trees = [tree for _, tree in parts]
-        kinds = [tree.kind for tree in self._trees]
-        # A folder's files can all be read at once, which is what its kind is looked at for.
-        self.kind = "folder" if "folder" in kinds else kinds[0]
-        stems, of_folders = [stem for stem, _ in parts], all(kind == "folder" for kind in kinds)
-        listings = [tree.entries for tree in self._trees]
+        trees = [tree for _, tree in parts]
+        kinds = [tree.kind for tree in trees]
+        listings = [tree.entries.names for tree in trees]
+        kept: Sequence[Sequence[int]] = [range(len(names)) for names in listings]
         if joining is None:
-            united = _without_copies(self._trees)
-            joining = plan_joining(stems, [entries.names for entries in united], of_folders=of_folders)
+            united = _without_copies(trees)
+            names = [[names[number] for number in some] for names, some in zip(listings, united, strict=True)]
+            of_folders = all(kind == "folder" for kind in kinds)
+            joining = plan_joining([stem for stem, _ in parts], names, of_folders=of_folders)
             copies = sum(map(len, listings)) - sum(map(len, united))
             if copies and not any(joining.prefixes):
-                listings = united
+                kept = united
                 files = format_count(copies, "files")
                 joining = replace(joining, reason=f"{joining.reason} {files} were in several with the same content.")
-        names: list[str] = []
-        starts, start = [], 0
-        for prefix, entries in zip(joining.prefixes, listings, strict=True):
-            names += [f"{prefix}/{name}" for name in entries.names] if prefix else entries.names
-            starts.append(start)
-            # One part after the other is the order that each of them likes best.
-            start += int(entries.positions.max(initial=-1)) + 1
-        columns = [
-            np.concatenate([getattr(entries, column) for entries in listings])
-            for column in ("sizes", "mtimes_ns", "executable")
-        ]
-        positions = np.concatenate([entries.positions + at for entries, at in zip(listings, starts, strict=True)])
-        names, (sizes, times, executable, positions), self._order = sorted_by_name(names, *columns, positions)
-        self.entries = FileEntries(names, sizes, times, positions, executable)
-        self._listings = listings
-        self._firsts = np.cumsum([0, *map(len, listings)])
-        folders = zip(joining.prefixes, self._trees, strict=True)
+        firsts = np.cumsum([0, *map(len, listings)])
+        rows = [np.array(some, np.int64) + first for some, first in zip(kept, firsts[:-1], strict=True)]
+        folders = [f"{prefix}/" if prefix else "" for prefix in joining.prefixes]
+        named = zip(folders, listings, kept, strict=True)
+        joined = [folder + names[number] for folder, names, some in named for number in some]
+        super().__init__(trees, np.concatenate(rows), joined)
+        # A folder's files can all be read at once, which is what its kind is looked at for.
+        self.label, self.kind = label, "folder" if "folder" in kinds else kinds[0]
         self.empty_folders = tuple(
-            f"{prefix}/{name}" if prefix else name for prefix, tree in folders for name in tree.empty_folders
+            folder + name for folder, tree in zip(folders, trees, strict=True) for name in tree.empty_folders
         )
         # Parts that come from one place say the same, which is said once.
-        notes = dict.fromkeys(note for tree in self._trees for note in tree.notes)
+        notes = dict.fromkeys(note for tree in trees for note in tree.notes)
         self.notes = (*filter(None, [joining.reason]), *notes)
-
-    def parts(self) -> tuple[Tree, ...]:
-        """Return the trees that have files, in the order of their first ones."""
-        numbers, firsts = np.unique(np.searchsorted(self._firsts, self._order, side="right") - 1, return_index=True)
-        return tuple(part for number in numbers[np.argsort(firsts)] for part in self._trees[number].parts())
-
-    def origin(self, entry: FileEntry) -> tuple[Tree, FileEntry]:
-        """Return the tree that has a file, and the file as that one has it."""
-        row = int(self._order[self._own(entry)])
-        # Rows count through all parts, so the part is the last that begins at or before one.
-        part = int(np.searchsorted(self._firsts, row, side="right")) - 1
-        return self._trees[part].origin(self._listings[part][row - int(self._firsts[part])])
-
-    def close(self) -> None:
-        """Close all parts. Calling it twice is fine."""
-        for tree in self._trees:
-            tree.close()

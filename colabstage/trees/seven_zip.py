@@ -46,7 +46,7 @@ from colabstage.trees.names import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from colabstage.trees.bytes import ByteSource
     from colabstage.trees.listing import FileEntry
@@ -71,6 +71,8 @@ _SLOWEST_BYTES_PER_S = 500_000
 _LOOK_S = 0.25
 # An archive without members is a few headers.
 _EMPTY_BYTES = 128
+# Of Unix's mode in a listing: drwxr-xr-x.
+_MODE_LETTERS = 10
 
 
 class _Listed(NamedTuple):
@@ -88,28 +90,25 @@ class _Listed(NamedTuple):
     """Whether it is marked as a program of its owner."""
 
 
-class _Command:
-    """A program of its own that reads the archive at `path`."""
+# What lists the members of an archive at once, and then unpacks all of them into a folder that it creates.
+_Opened = tuple[list[_Listed], "Callable[[Path], object]"]
 
-    def __init__(self, command: str, kind: ToolKind, path: str, label: str, cancellation: Cancellation) -> None:
-        self._command, self._kind, self._path, self._label = command, kind, path, label
-        self._cancellation = cancellation
 
-    def members(self) -> list[_Listed]:
-        output = self._run([*_LIST[self._kind], "--", self._path], deadline_s=_LISTING_S)
-        read = _listed_by_7z if self._kind == "7z" else _listed_by_unrar
-        return [read(self._label, fields) for fields in _blocks(self._label, output, self._kind)]
+def _open(kind: ToolKind, path: str, label: str, cancellation: Cancellation) -> _Opened:
+    command = next((found for name in _COMMANDS[kind] if (found := shutil.which(name))), None)
+    if command is not None:
+        return _open_by_command(command, kind, path, label, cancellation)
+    try:
+        module = importlib.import_module(_PACKAGES[kind])
+    except ImportError:
+        raise _nothing_reads(label, kind) from None
+    return _open_by_package(module, kind, path, label)
 
-    def unpack(self, folder: Path, *, largest: int, total: int) -> None:
-        options = [*_UNPACK[self._kind], *([f"-o{folder}"] if self._kind == "7z" else [])]
-        target = [] if self._kind == "7z" else [f"{folder}/"]
-        # A member that has more content than it declares is cut off by the system.
-        line = [*options, "--", self._path, *target]
-        self._run(line, deadline_s=60 + total / _SLOWEST_BYTES_PER_S, most_bytes=largest + 1)
 
-    def _run(self, arguments: list[str], *, deadline_s: float, most_bytes: int | None = None) -> str:
+def _open_by_command(command: str, kind: ToolKind, path: str, label: str, cancellation: Cancellation) -> _Opened:
+    def run(arguments: list[str], deadline_s: float, most_bytes: int | None = None) -> str:
         process = subprocess.Popen(
-            [self._command, *arguments],
+            [command, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -117,145 +116,123 @@ class _Command:
             # A Ctrl-C in the terminal would otherwise reach the tool too, before this process has cleared up.
             start_new_session=True,
         )
+        deadline, output = time.monotonic() + deadline_s, None
         try:
             if most_bytes is not None:
                 resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (most_bytes, most_bytes))
-            # Names in archives may be of any encoding; bytes that are not UTF-8 go to the check of names as they are.
-            output = self._wait(process, time.monotonic() + deadline_s).decode("utf-8", "surrogateescape")
+            while output is None:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    output = process.communicate(timeout=_LOOK_S)[0]
+                if output is None and time.monotonic() > deadline:
+                    msg = f"Reading '{label}' takes too long; '{command}' hangs. Unpack it by hand."
+                    raise ArchiveError(msg)
+                cancellation.check()
         finally:
             # In every case, cancellation included, so that no tool outlives this call; after success it does nothing.
             process.kill()
             process.communicate()
+        # Names in archives may be of any encoding; bytes that are not UTF-8 go to the check of names as they are.
+        text = output.decode("utf-8", "surrogateescape")
         if process.returncode:
-            raise self._failed(output, process.returncode)
-        return output
+            raise _failure(label, f"{command} says", text, process.returncode)
+        return text
 
-    def _wait(self, process: subprocess.Popen[bytes], deadline: float) -> bytes:
-        while True:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                return process.communicate(timeout=_LOOK_S)[0]
-            if time.monotonic() > deadline:
-                msg = f"Reading '{self._label}' takes too long; '{self._command}' hangs. Unpack it by hand."
-                raise ArchiveError(msg)
-            self._cancellation.check()
+    members = [_listed(label, fields) for fields in _blocks(label, run([*_LIST[kind], "--", path], _LISTING_S), kind)]
 
-    def _failed(self, output: str, code: int) -> ColabstageError:
-        if any(mark in output.lower() for mark in _LOCKED):
-            return _locked(self._label)
-        if "no space left" in output.lower():
-            return _full(self._label)
-        # Not 7-Zip's "Errors: 1", but what it is.
-        lines = [line.strip() for line in output.splitlines() if "ERROR" in line or "checksum" in line.lower()]
-        return _damaged(self._label, f"{self._command} says {next(iter(lines), f'exit code {code}')!r}")
+    def unpack(folder: Path) -> None:
+        folder.mkdir()
+        largest, total = max((one.size for one in members), default=0), sum(one.size for one in members)
+        target = [f"-o{folder}", "--", path] if kind == "7z" else ["--", path, f"{folder}/"]
+        # A member that has more content than it declares is cut off by the system.
+        run([*_UNPACK[kind], *target], 60 + total / _SLOWEST_BYTES_PER_S, largest + 1)
+
+    return members, unpack
+
+
+def _failure(label: str, who: str, output: str, code: int) -> ColabstageError:
+    if any(mark in output.lower() for mark in _LOCKED):
+        return _locked(label)
+    if "no space left" in output.lower():
+        return _full(label)
+    # Not 7-Zip's "Errors: 1", but what it is.
+    lines = [line.strip() for line in output.splitlines() if "ERROR" in line or "checksum" in line.lower()]
+    return _damaged(label, f"{who} {next(iter(lines), f'exit code {code}')!r}")
 
 
 def _blocks(label: str, text: str, kind: ToolKind) -> Iterator[dict[str, str]]:
     """Yield the members in a technical listing: lines "Key = value" or "Key: value", a blank line after each member."""
-    separator, first = (" =", "Path") if kind == "7z" else (": ", "Name")
+    separator, first = (" = ", "Path") if kind == "7z" else (": ", "Name")
     # A name with a line break could forge the fields of another member.
     for block in text.split("\n\n"):
         fields: dict[str, str] = {}
         for line in block.splitlines():
-            key, found, value = line.partition(separator)
+            key, found, value = f"{line} ".partition(separator)
             if line.strip() and not found and first in fields:
                 raise refuse_member(label, fields[first], "its name contains a line break")
             # The first one counts: what follows could come from inside a name.
-            fields.setdefault(key.strip(), value.removeprefix(" ") if kind == "7z" else value)
+            fields.setdefault(key.strip(), value[:-1])
         if first in fields:
             yield fields
 
 
-def _listed_by_7z(label: str, fields: Mapping[str, str]) -> _Listed:
-    if fields.get("Encrypted") == "+":
+def _listed(label: str, fields: Mapping[str, str]) -> _Listed:
+    """Return a member by the fields of 7-Zip or of unrar."""
+    if fields.get("Encrypted") == "+" or "encrypted" in fields.get("Flags", ""):
         raise _locked(label)
     # The letters of Windows' attributes come first, in any number ("RHSD_ drwxr-xr-x"), then Unix's mode where the
     # archive was made there; either may be missing.
-    windows, _, unix = fields.get("Attributes", "").rpartition(" ")
-    if unix[:1] not in ("-", "d", "l"):
-        windows, unix = f"{windows} {unix}", ""
+    *_, windows, mode = ["", "", *fields.get("Attributes", "").split()]
+    if len(mode) != _MODE_LETTERS:
+        windows, mode = windows + mode, ""
+    kind, crc = fields.get("Type", "File"), fields.get("CRC") or fields.get("CRC32")
+    is_folder = fields.get("Folder") == "+" or kind == "Directory" or "D" in windows or mode.startswith("d")
     return _Listed(
-        name=fields["Path"],
+        name=fields.get("Path") or fields.get("Name", ""),
         size=int(fields.get("Size") or 0),
-        is_folder=fields.get("Folder") == "+" or "D" in windows or unix.startswith("d"),
-        is_link=unix.startswith("l") or any(fields.get(f"{link} Link") for link in ("Symbolic", "Hard", "Copy")),
-        crc=int(fields["CRC"], 16) if fields.get("CRC") else None,
-        executable=unix[3:4] == "x",
+        is_folder=is_folder,
+        is_link=mode.startswith("l")
+        or kind not in ("File", "Directory")
+        or any(fields.get(f"{link} Link") for link in ("Symbolic", "Hard", "Copy")),
+        crc=int(crc, 16) if crc else None,
+        executable=mode[3:4] == "x",
     )
 
 
-def _listed_by_unrar(label: str, fields: Mapping[str, str]) -> _Listed:
-    if "encrypted" in fields.get("Flags", ""):
-        raise _locked(label)
-    kind, mode = fields.get("Type", "File"), fields.get("Attributes", "")
-    return _Listed(
-        name=fields["Name"],
-        size=int(fields.get("Size") or 0),
-        is_folder=kind == "Directory",
-        is_link=kind not in ("File", "Directory"),
-        crc=int(fields["CRC32"], 16) if fields.get("CRC32") else None,
-        executable=len(mode) == 10 and mode[3] == "x",
-    )
-
-
-class _Package:
-    """The package that reads the archive where its command is missing."""
-
-    def __init__(self, module: Any, kind: ToolKind, path: str, label: str) -> None:
-        self._module, self._kind, self._path, self._label = module, kind, path, label
-
+def _open_by_package(module: Any, kind: ToolKind, path: str, label: str) -> _Opened:
     @contextlib.contextmanager
-    def _open(self) -> Iterator[Any]:
-        make = self._module.SevenZipFile if self._kind == "7z" else self._module.RarFile
+    def opened() -> Iterator[Any]:
         try:
-            with make(self._path) as archive:
+            with (module.SevenZipFile if kind == "7z" else module.RarFile)(path) as archive:
                 if archive.needs_password():
-                    raise _locked(self._label)  # noqa: TRY301  # passes below
+                    raise _locked(label)  # noqa: TRY301  # passes below
                 yield archive
         except ColabstageError:
             raise
         # On damaged bytes their parsers fail with any exception.
         except Exception as error:
-            errors = getattr(self._module, "exceptions", self._module)
+            errors = getattr(module, "exceptions", module)
             if isinstance(error, errors.PasswordRequired):
-                raise _locked(self._label) from error
+                raise _locked(label) from error
             if isinstance(error, getattr(errors, "RarCannotExec", ())):
-                raise _nothing_reads(self._label, self._kind) from error
+                raise _nothing_reads(label, kind) from error
             if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise _full(self._label) from error
-            raise _damaged(self._label, str(error)) from error
+                raise _full(label) from error
+            raise _damaged(label, str(error)) from error
 
-    def members(self) -> list[_Listed]:
-        with self._open() as archive:
-            return list(
-                map(_listed_by_py7zr, archive.list())
-                if self._kind == "7z"
-                else map(_listed_by_rarfile, archive.infolist())
-            )
+    def listed(info: Any) -> _Listed:
+        if kind == "7z":  # it does not say which files are programs
+            is_link = bool(getattr(info, "is_symlink", False))
+            return _Listed(info.filename, info.uncompressed or 0, info.is_directory, is_link, info.crc32, False)
+        is_link, executable = not info.is_dir() and not info.is_file(), bool((info.mode or 0) & 0o100)
+        return _Listed(info.filename, info.file_size, info.is_dir(), is_link, info.CRC, executable)
 
-    def unpack(self, folder: Path, *, largest: int, total: int) -> None:
-        with self._open() as archive:
+    def unpack(folder: Path) -> None:
+        folder.mkdir()
+        with opened() as archive:
             archive.extractall(folder)
 
-
-def _listed_by_py7zr(info: Any) -> _Listed:
-    # It does not tell which files are programs.
-    is_link = bool(getattr(info, "is_symlink", False))
-    return _Listed(info.filename, info.uncompressed or 0, info.is_directory, is_link, info.crc32, executable=False)
-
-
-def _listed_by_rarfile(info: Any) -> _Listed:
-    is_link, executable = not info.is_dir() and not info.is_file(), bool((info.mode or 0) & 0o100)
-    return _Listed(info.filename, info.file_size, info.is_dir(), is_link, info.CRC, executable)
-
-
-def _find_reader(kind: ToolKind, path: str, label: str, cancellation: Cancellation) -> _Command | _Package:
-    command = next((found for name in _COMMANDS[kind] if (found := shutil.which(name))), None)
-    if command is not None:
-        return _Command(command, kind, path, label, cancellation)
-    try:
-        return _Package(importlib.import_module(_PACKAGES[kind]), kind, path, label)
-    except ImportError:
-        raise _nothing_reads(label, kind) from None
+    with opened() as archive:
+        return [listed(info) for info in (archive.list() if kind == "7z" else archive.infolist())], unpack
 
 
 def _nothing_reads(label: str, kind: ToolKind) -> MissingDependencyError:
@@ -307,7 +284,8 @@ class ToolArchiveTree(Tree):
         try:
             cancellation = cancellation or Cancellation()
             with _as_file(source, temp_beside(spool / f"archive.{kind}"), cancellation) as path:
-                files = self._unpack(_find_reader(kind, path, source.label, cancellation), limits)
+                members, unpack = _open(kind, path, source.label, cancellation)
+                files = self._unpack(members, unpack, limits)
         except BaseException:
             remove_own(self.unpacked)
             raise
@@ -320,16 +298,16 @@ class ToolArchiveTree(Tree):
             np.array([files[name].executable for name in names], np.bool_),
         )
 
-    def _unpack(self, reader: _Command | _Package, limits: ArchiveLimits) -> dict[str, _Listed]:
-        members = reader.members()
+    def _unpack(
+        self, members: list[_Listed], unpack: Callable[[Path], object], limits: ArchiveLimits
+    ) -> dict[str, _Listed]:
         if not members and self._archive.size > _EMPTY_BYTES:
             raise _damaged(self.label, "no member can be found in it")
         total = sum(member.size for member in members)
         check_limits(self.label, len(members), total, self._archive.size, limits)
         # Checked by the listing, before the tool writes a byte.
         files = _check_listed(self.label, members)
-        self.unpacked.mkdir()
-        reader.unpack(self.unpacked, largest=max((member.size for member in members), default=0), total=total)
+        unpack(self.unpacked)
         # And looked at again after: a listing may say one thing and the content another.
         _check_unpacked(self.label, self.unpacked, files)
         return {name: member for name, member in files.items() if not is_junk(name)}
@@ -368,8 +346,7 @@ def _as_file(source: ByteSource, temp: Path, cancellation: Cancellation) -> Iter
 def _check_listed(archive: str, members: list[_Listed]) -> dict[str, _Listed]:
     """Return the files by cleaned name, junk included: the tool unpacks all, and of two of one name the later one would
     win. Links are none that a tool should follow, so they are refused."""
-    names: list[str] = []
-    folders: list[str] = []
+    found: list[tuple[str, _Listed]] = []
     for member in members:
         raw = member.name.replace("\\", "/")
         name = clean_member_name(archive, raw, folder=member.is_folder)
@@ -377,20 +354,32 @@ def _check_listed(archive: str, members: list[_Listed]) -> dict[str, _Listed]:
             raise refuse_member(archive, member.name, "its name is absolute, or has parts that name no folder")
         if member.is_link:
             raise refuse_member(archive, name, "it is a link, which is not read from such an archive")
-        (folders if member.is_folder else names).append(name)
-    check_collisions(archive, names, folders)
-    return dict(zip(names, (member for member in members if not member.is_folder), strict=True))
+        found.append((name, member))
+    names = [name for name, member in found if not member.is_folder]
+    check_collisions(archive, names, [name for name, member in found if member.is_folder])
+    return {name: member for name, member in found if not member.is_folder}
 
 
 def _check_unpacked(archive: str, folder: Path, files: Mapping[str, _Listed]) -> None:
     """Look at all that the tool left: nothing but the listed files, each with its size and checksum."""
-    found = set(_walk(archive, folder))
-    if extra := found - files.keys():
-        msg = f"'{archive}' is refused: it unpacks to {min(extra)!r}, which it does not list."
-        raise UnsafeArchiveError(msg)
+    missing = set(files)
+    for parent, folders, names in os.walk(folder):
+        for path in (Path(parent, name) for name in (*names, *folders)):
+            name, mode = path.relative_to(folder).as_posix(), path.lstat().st_mode
+            if stat.S_ISDIR(mode):
+                # Archives made on other systems have folders without the right to enter them.
+                path.chmod(0o755)
+            elif not stat.S_ISREG(mode):
+                msg = f"'{archive}' is refused: {name!r} unpacks to a link or a device."
+                raise UnsafeArchiveError(msg)
+            elif name not in missing:
+                msg = f"'{archive}' is refused: it unpacks to {name!r}, which it does not list."
+                raise UnsafeArchiveError(msg)
+            else:
+                missing.remove(name)
+    if missing:
+        raise _damaged(archive, f"{min(missing)!r} was not unpacked")
     for name, listed in files.items():
-        if name not in found:
-            raise _damaged(archive, f"{name!r} was not unpacked")
         # Read once more: a tool may have stopped inside a file and said nothing.
         crc = size = 0
         with (folder / name).open("rb", buffering=0) as file:
@@ -399,18 +388,3 @@ def _check_unpacked(archive: str, folder: Path, files: Mapping[str, _Listed]) ->
                 crc = isal_zlib.crc32(piece, crc)
         if size != listed.size or (listed.crc is not None and crc != listed.crc):
             raise _damaged(archive, f"its member {name!r} is not what the archive lists")
-
-
-def _walk(archive: str, folder: Path) -> Iterator[str]:
-    for parent, folders, names in os.walk(folder):
-        for name in folders:
-            # Archives made on other systems have folders without the right to enter them.
-            if not (place := Path(parent, name)).is_symlink():
-                place.chmod(0o755)
-        for path in (Path(parent, name) for name in (*names, *folders)):
-            mode = path.lstat().st_mode
-            if stat.S_ISREG(mode):
-                yield path.relative_to(folder).as_posix()
-            elif not stat.S_ISDIR(mode):
-                msg = f"'{archive}' is refused: '{path.relative_to(folder)}' unpacks to a link or a device."
-                raise UnsafeArchiveError(msg)

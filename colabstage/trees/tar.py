@@ -80,6 +80,7 @@ _PAX_KEYS = frozenset({"path", "linkpath", "size", "mtime"})
 _PAX_SPARSE = "GNU.sparse."
 
 
+_TIME_END_NS = 1 << 63
 # By its digits: what is written in a few bytes (1e999999) would otherwise take hours to spell out.
 _TIME = re.compile(r"(-?\d{1,10})(?:\.(\d*))?")
 
@@ -110,28 +111,28 @@ def scan_members(source: ByteSource) -> Iterator[TarMember]:
     shared: dict[str, str] = {}
     own: dict[str, str] = {}
     while (block := blocks.read(at)).strip(b"\0"):
-        flag, member = _parse_header(source, block, at)
+        flag, member = _read_header(source, block, at, shared | own if shared else own)
         at += BLOCK
+        size = member.size
         if flag in _EXTENSIONS:
             # Headers that only say more about the next member, or about all that follow.
-            if member.size > _MAX_EXTENSION_BYTES:
-                raise _damaged(source, at, f"a name of {member.size:,} bytes")
-            data = blocks.read(at, member.size)
-            if len(data) < member.size:
+            if size > _MAX_EXTENSION_BYTES:
+                raise _damaged(source, at, f"a name of {size:,} bytes")
+            data = blocks.read(at, size)
+            if len(data) < size:
                 raise truncated(source, "a long name is cut")
             try:
                 (shared if flag == _PAX_GLOBAL else own).update(_extension(flag, data))
             except ValueError as error:
                 raise _damaged(source, at, "its pax records are not readable") from error
         else:
-            member = _apply(source, flag, member, shared | own if shared else own, at)
             own = {}
             # Found here, before anything is read: a cut archive must not give half of a dataset.
-            if at + member.size > source.size:
+            if at + size > source.size:
                 raise truncated(source, f"its member {member.name!r} ends after the end of the file")
             if flag != _VOLUME_LABEL:
                 yield member
-        at += -(-member.size // BLOCK) * BLOCK
+        at += -(-size // BLOCK) * BLOCK
     _check_end(source, block, at)
 
 
@@ -161,32 +162,47 @@ class _Blocks:
         return self._data[begin : begin + length]
 
 
-def _parse_header(source: ByteSource, block: bytes, at: int) -> tuple[bytes, TarMember]:
-    """Return the type flag of a header block, and the member that it describes by itself."""
+def _read_header(source: ByteSource, block: bytes, at: int, pax: dict[str, str]) -> tuple[bytes, TarMember]:
+    """Return the type flag of a header block, and the member that it and the extensions before it describe."""
     if len(block) < BLOCK:
         raise truncated(source, "its last header is cut")
-    raw_name, mode, _, _, size, mtime, checksum, flag, link, magic, *_, prefix = _HEADER.unpack(block)
+    raw_name, raw_mode, _, _, raw_size, raw_time, checksum, flag, link, magic, *_, prefix = _HEADER.unpack(block)
     try:
         whole = _number(checksum) in header_checksums(block)
-        length, mtime_ns, permissions = _number(size), _number(mtime) * 10**9, _number(mode)
+        size, mtime_ns, mode = _number(raw_size), _number(raw_time) * 10**9, _number(raw_mode)
     except ValueError:
         whole = False
-    if not whole or length < 0:
+    if not whole or size < 0:
         if at == 0:
             msg = f"'{source.label}' is not a tar but {describe_contents(source.pread(HEAD_BYTES, 0))}."
             raise CorruptArchiveError(msg)
         raise _damaged(source, at, "there is no readable header")
-    name = _until_nul(raw_name)
     # GNU's own format, "ustar " with a blank, keeps times where POSIX keeps the beginning of a long name.
-    if magic == b"ustar\0" and prefix[:1] != b"\0":
-        name = _until_nul(prefix) + b"/" + name
-    text, time = _as_name(name), mtime_ns if abs(mtime_ns) < 1 << 63 else 0
-    target, executable = _as_name(_until_nul(link)), bool(permissions & 0o100)
-    return flag, TarMember(text, _kind_of(flag, text), target, at + BLOCK, length, time, executable)
-
-
-def _kind_of(flag: bytes, name: str) -> MemberKind:
-    return "folder" if flag == b"\0" and name.endswith("/") else _KINDS.get(flag, "file")
+    begins = _until_nul(prefix) + b"/" if magic == b"ustar\0" and prefix[:1] != b"\0" else b""
+    name, target = _as_name(begins + _until_nul(raw_name)), _as_name(_until_nul(link))
+    time_ns = mtime_ns if abs(mtime_ns) < _TIME_END_NS else 0
+    if flag in _EXTENSIONS:
+        return flag, TarMember(name, "file", "", at + BLOCK, size, time_ns)
+    if pax:
+        name, target = pax.get("path") or name, pax.get("linkpath") or target
+        if stated := pax.get("size"):
+            if not stated.isdecimal():
+                raise _damaged(source, at + BLOCK, f"the pax records of {name!r} are not readable")
+            size = int(stated)
+        time_ns = _nanoseconds(pax["mtime"]) if pax.get("mtime") else time_ns
+    if flag == b"S" or _PAX_SPARSE in pax:
+        msg = (
+            f"'{source.label}' stores {name!r} as a sparse file, which is not read here. "
+            "Make the archive again without tar's option --sparse."
+        )
+        raise ArchiveError(msg)
+    if flag == b"M":
+        msg = f"'{source.label}' is one volume of an archive in several. Join them into one archive first."
+        raise ArchiveError(msg)
+    kind = "folder" if flag == b"\0" and name.endswith("/") else _KINDS.get(flag, "file")
+    # Links, folders and devices may name a size, but only these have content behind their header.
+    size = size if kind == "file" or flag in (b"D", _VOLUME_LABEL) else 0
+    return flag, TarMember(name, kind, target, at + BLOCK, size, time_ns, bool(mode & 0o100))
 
 
 def _until_nul(field: bytes) -> bytes:
@@ -232,41 +248,13 @@ def _extension(flag: bytes, data: bytes) -> dict[str, str]:
     return records
 
 
-def _apply(source: ByteSource, flag: bytes, member: TarMember, pax: dict[str, str], at: int) -> TarMember:
-    """Return a member with what the extensions before it say."""
-    if pax:
-        name, size = pax.get("path") or member.name, pax.get("size") or "0"
-        if not size.isdecimal():
-            raise _damaged(source, at, f"the pax records of {name!r} are not readable")
-        member = TarMember(
-            name,
-            _kind_of(flag, name),
-            pax.get("linkpath") or member.link,
-            member.offset,
-            int(size) if pax.get("size") else member.size,
-            _nanoseconds(pax["mtime"]) if pax.get("mtime") else member.mtime_ns,
-            member.executable,
-        )
-    if flag == b"S" or _PAX_SPARSE in pax:
-        msg = (
-            f"'{source.label}' stores {member.name!r} as a sparse file, which is not read here. "
-            "Make the archive again without tar's option --sparse."
-        )
-        raise ArchiveError(msg)
-    if flag == b"M":
-        msg = f"'{source.label}' is one volume of an archive in several. Join them into one archive first."
-        raise ArchiveError(msg)
-    # Links, folders and devices may name a size, but only these have content behind their header.
-    return member if member.kind == "file" or flag in (b"D", _VOLUME_LABEL) else member._replace(size=0)
-
-
 def _nanoseconds(text: str) -> int:
     """Return a time in seconds as nanoseconds; 0 for what is none, or does not fit 64 bits."""
     match = _TIME.fullmatch(text)
     if match is None:
         return 0
     value = int(match[1]) * 10**9 + int((match[2] or "").ljust(9, "0")[:9])
-    return value if abs(value) < 1 << 63 else 0
+    return value if abs(value) < _TIME_END_NS else 0
 
 
 def _check_end(source: ByteSource, block: bytes, at: int) -> None:

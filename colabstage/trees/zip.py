@@ -87,6 +87,8 @@ _COLUMNS = {
 }
 # Systems in "version made by" whose archivers write the mode of a file into its attributes.
 _UNIX_SYSTEMS = (3, 19)
+_MEMBER_FACTS = ("offset", "end", "packed_size", "size", "crc", "method", "flags", "mtime_ns")
+_MAX_TARGET_BYTES = 4096
 # Where a field of 32 bits says that a zip64 field has the number.
 _NARROW_FULL = 0xFFFFFFFF
 _ZIP64, _UNICODE_PATH = b"\1\0", b"up"
@@ -105,92 +107,24 @@ _READ_BYTES = 16 << 20
 class _End(NamedTuple):
     """Where the directory lies, by the archive's last record."""
 
-    position: int
-    """Where the directory ends, since this record, or zip64's, follows it."""
-    members: int
-    """How many it holds, modulo 65,536 without zip64."""
+    start: int
+    """Where the directory begins, since this record, or zip64's, follows it."""
     size: int
     """Its length in bytes."""
     offset: int
     """Where the record says that it begins; bytes put before the archive move it."""
+    members: int
+    """How many it holds, modulo 65,536 without zip64."""
     has_64: bool
     """Whether the numbers are those of a zip64 record."""
+    directory: bytes | None
+    """The directory, where it was read with the record."""
 
 
-class _Directory(NamedTuple):
-    """Every member of a zip in the directory's order, N of them."""
-
-    names: list[str]
-    """As they are stored, each byte a character."""
-    columns: dict[str, NDArray[Any]]
-    """By name, each `(N,)`: offset, end, packed_size, size, crc, method, flags, mode, mtime_ns."""
-    unicode_paths: dict[int, bytes]
-    """Info-ZIP's fields with a name in UTF-8, by number."""
-
-
-def _read_directory(source: ByteSource) -> _Directory:
-    """Return every member of a zip; reads the end of the file only."""
-    tail, tail_at = _read_tail(source)
-    end = _find_end(source, tail, tail_at)
-    # Bytes that were put before the archive, as a self-extracting one has, move every offset alike.
-    start = end.position - end.size
-    shift = start - end.offset
-    if start < 0 or shift < 0:
-        raise truncated(source, "its directory should be beyond the file's end")
-    if shift % (1 << 32):
-        raise truncated(source, "its last bytes are the end of another archive")
-    is_in_tail = start >= tail_at
-    blocks = [tail[start - tail_at : end.position - tail_at]] if is_in_tail else _blocks(source, start, end.size)
-    found = _parse(source, blocks, end.size)
-    offsets = found.columns["offset"]
-    if shift > 0:
-        # Offsets are modulo 4 GiB, as macOS writes them into large archives.
-        offsets += np.cumsum(offsets < np.concatenate([[0], offsets[:-1]])) << 32
-    # A directory of the wrong length may still end where a record does; then only the counts tell.
-    count = len(found.names)
-    if count % 65_536 != end.members % 65_536 or (end.has_64 and count != end.members):
-        reason = f"its last record counts {end.members:,} members, its directory holds {count:,}"
-        raise _damaged_directory(source, reason)
-    _set_ends(source, found, start)
-    return found
-
-
-def _read_tail(source: ByteSource) -> tuple[bytes, int]:
-    """Return the bytes that hold the last record, and where they begin."""
-    at = max(0, source.size - _TAIL_BYTES)
-    return source.pread(_TAIL_BYTES, at), at
-
-
-def _blocks(source: ByteSource, start: int, size: int) -> Iterator[bytes]:
-    for offset, length in block_ranges(size, _READ_BYTES):
-        yield source.pread(length, start + offset)
-
-
-def refuse_volume(source: ByteSource) -> None:
-    """Refuse the end of a zip in several parts, which does not begin as a zip."""
-    with contextlib.suppress(CorruptArchiveError):
-        _find_end(source, *_read_tail(source))
-
-
-def directory_bytes(source: ByteSource) -> bytes | None:
-    """Return the directory of a zip as it is stored, with the checksum of every member; `None` where there is none
-    whole. Reads no member, and judges nothing."""
-    tail, tail_at = _read_tail(source)
-    if _END_MARK not in tail:
-        return None
-    try:
-        end = _find_end(source, tail, tail_at)
-    except ArchiveError:
-        return None
-    start = end.position - end.size
-    if start < 0 or not 0 < end.size <= _MAX_DIRECTORY_BYTES:
-        return None
-    found = tail[start - tail_at : end.position - tail_at] if start >= tail_at else source.pread(end.size, start)
-    return found if found.startswith(_MEMBER_MARK) else None
-
-
-def _find_end(source: ByteSource, tail: bytes, tail_at: int) -> _End:
+def _find_end(source: ByteSource) -> _End:
     """Return the record that a zip ends with, with its zip64 extension where there is one."""
+    tail_at = max(0, source.size - _TAIL_BYTES)
+    tail = source.pread(_TAIL_BYTES, tail_at)
     at = tail.rfind(_END_MARK)
     while at >= 0:
         # The record ends the file; bytes that something appended are fine as long as a directory is before it.
@@ -208,13 +142,16 @@ def _find_end(source: ByteSource, tail: bytes, tail_at: int) -> _End:
 
 def _end_at(source: ByteSource, tail: bytes, tail_at: int, at: int) -> _End | None:
     _, disk, first_disk, _, count, size, offset, comment = _END.unpack_from(tail, at)
-    if at + _END.size + comment > len(tail):
-        return None
-    found = _end64_before(tail, tail_at, at)
-    end = _End(tail_at + at, count, size, offset, has_64=False) if found is None else found
-    whole = at + _END.size + comment == len(tail)
-    is_volume = found is None and (disk not in (0, 0xFFFF) or first_disk not in (0, 0xFFFF))
-    if not whole and end.position - end.size != end.offset and not is_volume:
+    after, follows, has_64 = at + _END.size + comment, at, False
+    locator_at = at - _END64_LOCATOR.size
+    if locator_at >= 0 and tail.startswith(b"PK\6\7", locator_at):
+        wide_at = _END64_LOCATOR.unpack_from(tail, locator_at)[2] - tail_at
+        if 0 <= wide_at <= locator_at - _END64.size and tail.startswith(b"PK\6\6", wide_at):
+            count, size, offset = _END64.unpack_from(tail, wide_at)[7:10]
+            follows, has_64 = wide_at, True
+    start = tail_at + follows - size
+    is_volume = not has_64 and not {disk, first_disk} <= {0, 0xFFFF}
+    if after > len(tail) or (after < len(tail) and start != offset and not is_volume):
         return None
     if _END_MARK in tail[at + _END.size :]:
         # Other programs take the last mark for the end, and read another archive than this one, or none.
@@ -227,26 +164,74 @@ def _end_at(source: ByteSource, tail: bytes, tail_at: int, at: int) -> _End | No
             f'Join them beside each other, and stage whole.zip: zip -s 0 "{base_name(source.label)}" --out whole.zip'
         )
         raise ArchiveError(msg)
-    return end
+    return _End(start, size, offset, count, has_64, tail[start - tail_at : follows] if start >= tail_at else None)
 
 
-def _end64_before(tail: bytes, tail_at: int, at: int) -> _End | None:
-    at -= _END64_LOCATOR.size
-    if at < 0 or tail[at : at + 4] != b"PK\6\7":
+def refuse_volume(source: ByteSource) -> None:
+    """Refuse the end of a zip in several parts, which does not begin as a zip."""
+    with contextlib.suppress(CorruptArchiveError):
+        _find_end(source)
+
+
+def directory_bytes(source: ByteSource) -> bytes | None:
+    """Return the directory of a zip as it is stored, with the checksum of every member; `None` where there is none
+    whole. Reads no member, and judges nothing."""
+    try:
+        end = _find_end(source)
+    except ArchiveError:
         return None
-    _, _, position, _ = _END64_LOCATOR.unpack_from(tail, at)
-    record_at = position - tail_at
-    if not 0 <= record_at <= at - _END64.size or tail[record_at : record_at + 4] != b"PK\6\6":
+    if end.start < 0 or not 0 < end.size <= _MAX_DIRECTORY_BYTES:
         return None
-    count, size, offset = _END64.unpack_from(tail, record_at)[7:10]
-    return _End(tail_at + record_at, count, size, offset, has_64=True)
+    found = source.pread(end.size, end.start) if end.directory is None else end.directory
+    return found if found.startswith(_MEMBER_MARK) else None
+
+
+def _read_directory(source: ByteSource) -> tuple[list[str], dict[str, NDArray[Any]], dict[int, bytes]]:
+    """Read every member's record, N of them, from the end of the file only.
+
+    Returns:
+        Their names as they are stored, each byte a character; columns, each `(N,)`: offset, end, packed_size, size,
+        crc, method, flags, mode, mtime_ns; and Info-ZIP's fields with a name in UTF-8, by number.
+    """
+    end = _find_end(source)
+    # Bytes that were put before the archive, as a self-extracting one has, move every offset alike.
+    shift = end.start - end.offset
+    if end.start < 0 or shift < 0:
+        raise truncated(source, "its directory should be beyond the file's end")
+    if shift % (1 << 32):
+        raise truncated(source, "its last bytes are the end of another archive")
+    blocks: Iterable[bytes] = [end.directory or b""]
+    if end.directory is None:
+        blocks = (source.pread(length, end.start + at) for at, length in block_ranges(end.size, _READ_BYTES))
+    names, columns, unicode_paths = _parse(source, blocks, end.size)
+    offsets = columns["offset"]
+    if shift > 0:
+        # Offsets are modulo 4 GiB, as macOS writes them into large archives.
+        offsets += np.cumsum(offsets < np.concatenate([[0], offsets[:-1]])) << 32
+    # A directory of the wrong length may still end where a record does; then only the counts tell.
+    count = len(names)
+    if count % 65_536 != end.members % 65_536 or (end.has_64 and count != end.members):
+        reason = f"its last record counts {end.members:,} members, its directory holds {count:,}"
+        raise _damaged_directory(source, reason)
+    # Every member's bytes must end where the next begins: members that share bytes are how a small archive unpacks to
+    # petabytes.
+    order = np.argsort(offsets, kind="stable")
+    ends = columns["end"] = np.empty_like(offsets)
+    ends[order] = np.append(offsets[order[1:]], end.start)[: len(order)]
+    over = np.flatnonzero(columns["packed_size"] > ends - offsets - columns.pop("name_length") - LOCAL.size)
+    if len(over):
+        name = names[over[np.argmax(offsets[over])]].encode("latin-1").decode("utf-8", "replace")
+        raise refuse_member(source.label, name, "its bytes overlap those of what follows it")
+    return names, columns, unicode_paths
 
 
 def _damaged_directory(source: ByteSource, reason: str) -> CorruptArchiveError:
     return CorruptArchiveError(f"'{source.label}' is damaged: {reason}. Copy or upload the archive again.")
 
 
-def _parse(source: ByteSource, blocks: Iterable[bytes], size: int) -> _Directory:
+def _parse(
+    source: ByteSource, blocks: Iterable[bytes], size: int
+) -> tuple[list[str], dict[str, NDArray[Any]], dict[int, bytes]]:
     names: list[str] = []
     records = bytearray()
     wide_rows, wide_facts = array("q"), array("q")
@@ -291,24 +276,7 @@ def _parse(source: ByteSource, blocks: Iterable[bytes], size: int) -> _Directory
     stamps, of_stamp = np.unique(columns.pop("stamp"), return_inverse=True)
     times = np.array([_unix_time_ns(stamp >> 16, stamp & 0xFFFF) for stamp in stamps.tolist()], np.int64)
     columns["mtime_ns"] = times[of_stamp.reshape(-1)]
-    return _Directory(names, columns, unicode_paths)
-
-
-def _set_ends(source: ByteSource, found: _Directory, directory_at: int) -> None:
-    """Give every member the place where its bytes must end, and refuse those that overlap."""
-    columns = found.columns
-    offsets = columns["offset"]
-    order = np.argsort(offsets, kind="stable")
-    ends = columns["end"] = np.empty_like(offsets)
-    ends[order[:-1]] = offsets[order[1:]]
-    ends[order[-1:]] = directory_at
-    # Members that share bytes are how a small archive unpacks to petabytes.
-    room = ends - offsets
-    room -= columns.pop("name_length")
-    over = np.flatnonzero(columns["packed_size"] > room - LOCAL.size)
-    if len(over):
-        name = found.names[over[np.argmax(offsets[over])]].encode("latin-1").decode("utf-8", "replace")
-        raise refuse_member(source.label, name, "its bytes overlap those of what follows it")
+    return names, columns, unicode_paths
 
 
 def _extra_field(extra: bytes, wanted: bytes) -> bytes | None:
@@ -401,8 +369,8 @@ class ZipTree(Tree):
         total = int(columns["size"].sum(dtype=np.float64))
         check_limits(self.label, len(names), total, source.size, limits)
         undeclared = _decode_names(self.label, names, columns["flags"], unicode_paths, encoding)
-        rows, folders = self._choose(names, columns, undeclared)
-        unclear = [row for row in rows.tolist() if row in undeclared] if encoding is None else []
+        chosen, folders = self._choose(names, columns, undeclared)
+        unclear = [row for row in sorted(undeclared) if chosen[row]] if encoding is None else []
         if unclear:
             note = (
                 f"The zip does not say how {format_count(len(unclear), 'names')} in it are encoded, and not all are in "
@@ -411,30 +379,37 @@ class ZipTree(Tree):
             )
             self.notes = (note,)
         # From here on everything is sorted by name. There may be millions: each column replaces the one before.
+        rows = np.flatnonzero(chosen)
         names, _, order = sorted_by_name(take_strings(names, rows) if len(rows) < len(names) else names)
         rows = rows[order]
         del order
         for name in columns:
             columns[name] = columns[name][rows]
-        kept, repeated = self._without_repeated(names, columns)
+        kept = np.ones(len(names), np.bool_)
+        kept[1:] = np.fromiter(map(operator.ne, names, islice(names, 1, None)), np.bool_, max(0, len(names) - 1))
+        repeated = np.flatnonzero(~kept).tolist()
+        for place in repeated:
+            if any(columns[fact][place - 1] != columns[fact][place] for fact in ("size", "crc")):
+                reason = "it is there twice, with two contents, so which of the two is meant is unclear"
+                raise refuse_member(self.label, names[place], reason)
         check_folders(self.label, names, folders)
         self.empty_folders = without_files(folders, names) if folders else ()
         self._check_readable(names, columns)
         skipped = self._resolve_links(names, columns, kept)
-        self.notes = (*notes_on_members(skipped, repeated), *self.notes)
+        self.notes = (*notes_on_members(skipped, [names[place] for place in repeated]), *self.notes)
         if not kept.all():
             places = np.flatnonzero(kept)
             names, columns = take_strings(names, places), {name: column[places] for name, column in columns.items()}
         executable = (columns["mode"] & stat.S_IXUSR) != 0
         self.entries = FileEntries(names, columns["size"], columns["mtime_ns"], columns["offset"], executable)
         self.crcs = columns["crc"]
-        self._packing = [columns[name] for name in ("end", "packed_size", "crc", "method", "flags")]
+        self._packing = {fact: columns[fact] for fact in ("end", "packed_size", "crc", "method", "flags")}
 
     def _choose(
         self, names: list[str], columns: dict[str, NDArray[Any]], undeclared: set[int]
-    ) -> tuple[NDArray[np.int64], list[str]]:
-        """Clean the names; return the number of each member that is a file or a link, junk left out, and the names of
-        those that are folders."""
+    ) -> tuple[NDArray[np.bool_], list[str]]:
+        """Clean the names; return which members are a file or a link, and no junk, and the names of those that are
+        folders."""
         folders: list[str] = []
         kept = np.ones(len(names), np.bool_)
         kinds = columns["mode"] & np.uint16(0o170000)
@@ -459,20 +434,7 @@ class ZipTree(Tree):
                     raise refuse_member(self.label, names[number], "it is a device, a pipe or a folder with content")
                 kept[number] = not is_junk(name)
                 names[number] = name
-        return np.flatnonzero(kept), folders
-
-    def _without_repeated(
-        self, names: list[str], columns: dict[str, NDArray[Any]]
-    ) -> tuple[NDArray[np.bool_], list[str]]:
-        """Return which members to keep, the first of those that are the same; and the names of the others."""
-        kept = np.ones(len(names), np.bool_)
-        kept[1:] = np.fromiter(map(operator.ne, names, islice(names, 1, None)), np.bool_, max(0, len(names) - 1))
-        repeated = np.flatnonzero(~kept).tolist()
-        for place in repeated:
-            if any(columns[fact][place - 1] != columns[fact][place] for fact in ("size", "crc")):
-                reason = "it is there twice, with two contents, so which of the two is meant is unclear"
-                raise refuse_member(self.label, names[place], reason)
-        return kept, [names[place] for place in repeated]
+        return kept, folders
 
     def _check_readable(self, names: list[str], columns: dict[str, NDArray[Any]]) -> None:
         """Refuse what no member can be read of, by the directory alone: nothing is staged for an hour before the first
@@ -501,26 +463,22 @@ class ZipTree(Tree):
         if not linked:
             return []
         places = {names[place]: place for place in np.flatnonzero(kept).tolist()}
-        links = {
-            names[place]: resolve_link(self.label, names[place], self._target_of(names[place], columns, place))
-            for place in linked
-        }
+        links: dict[str, str] = {}
+        for place in linked:
+            name = names[place]
+            member = ZipMember(name, **{fact: columns[fact].item(place) for fact in _MEMBER_FACTS})
+            # No path is longer on Linux; what claims to be is not read into memory.
+            if member.size > _MAX_TARGET_BYTES:
+                raise refuse_member(self.label, name, "it is a link with a target of more than 4,096 bytes")
+            target = read_member(self.source, member).decode("utf-8", "surrogateescape")
+            links[name] = resolve_link(self.label, name, target)
         found = resolve_links(links, places.keys() - links.keys())
         for name, target in found.items():
-            link, file = places[name], places[target]
             for column in columns.values():
-                column[link] = column[file]
+                column[places[name]] = column[places[target]]
         skipped = sorted(links.keys() - found.keys())
         kept[[places[name] for name in skipped]] = False
         return skipped
-
-    def _target_of(self, name: str, columns: dict[str, NDArray[Any]], place: int) -> str:
-        facts = ("offset", "end", "packed_size", "size", "crc", "method", "flags", "mtime_ns")
-        member = ZipMember(name, *[columns[fact].item(place) for fact in facts])
-        # No path is longer on Linux; what claims to be is not read into memory.
-        if member.size > 4096:
-            raise refuse_member(self.label, name, "it is a link with a target of more than 4,096 bytes")
-        return read_member(self.source, member).decode("utf-8", "surrogateescape")
 
     def read(self, entry: FileEntry) -> bytes:
         """Return the whole content of one member, its CRC-32 verified."""
@@ -535,5 +493,5 @@ class ZipTree(Tree):
         place = self._own(entry)
         # An entry that a caller has created may carry other facts than the directory has.
         own = entry if entry.place == place else self.entries[place]
-        end, packed_size, crc, method, flags = [column.item(place) for column in self._packing]
-        return ZipMember(own.name, own.position, end, packed_size, own.size, crc, method, flags, own.mtime_ns)
+        facts = {fact: column.item(place) for fact, column in self._packing.items()}
+        return ZipMember(own.name, offset=own.position, size=own.size, mtime_ns=own.mtime_ns, **facts)
