@@ -24,7 +24,7 @@ from colabstage.layouts.words import IMAGES, is_foreign
 from colabstage.trees.listing import count_by, take_strings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from numpy.typing import NDArray
 
@@ -232,20 +232,6 @@ def size_in_file(source: SampleSource, number: int) -> tuple[int, int] | None:
     return None
 
 
-# --- boxes ------------------------------------------------------------------------------------------------------------
-
-
-class _Pair(NamedTuple):
-    """The boxes of one image by two pieces of evidence."""
-
-    image: str
-    same: NDArray[np.bool_]
-    """Whether each box of the second may be each of the first, `(M, N)`."""
-    first: NDArray[np.int64]
-    second: NDArray[np.int64]
-    """The classes of both."""
-
-
 def first_contradicted(one: SampleTable, other: SampleTable) -> str | None:
     """Return a sample of which the second table states something else than the first; `None` where there is none.
 
@@ -254,71 +240,57 @@ def first_contradicted(one: SampleTable, other: SampleTable) -> str | None:
     returned, if there is one, of different labels if there is one.
     """
     if isinstance(one.targets, Boxes) and isinstance(other.targets, Boxes):
-        return _first_of_other_boxes(one, other)
+        return _first_of_other_boxes(one, other, one.targets, other.targets)
     known = dict(itertools.zip_longest(one.keys, labels_of_samples(one)))
     both = [key for key in other.keys if key in known]
     labels = zip(other.keys, labels_of_samples(other), strict=False)
     return next((key for key, label in labels if key in known and known[key] != label), (both or other.keys)[0])
 
 
-def _first_of_other_boxes(one: SampleTable, other: SampleTable) -> str | None:
-    pairs = list(_pairs(one, other))
-    lost = next((pair.image for pair in pairs if not pair.same.any(axis=1).all()), None)
-    if lost is not None:
-        return lost
-    # What each class of the second is called by the first, in most boxes: two boxes may be in one place.
-    counts = Counter(
-        (label, own)
-        for pair in pairs
-        for label, places in zip(pair.second.tolist(), pair.same, strict=True)
-        for own in set(pair.first[places].tolist())
-    )
-    called: dict[int, int] = {}
-    for (label, own), _ in counts.most_common():
-        called.setdefault(label, own)
-    are_merged = len(set(called.values())) < len(called)
-    for pair in pairs:
-        wanted = np.array([called[label] for label in pair.second.tolist()])
-        if are_merged or not (pair.same & (pair.first == wanted[:, None])).any(axis=1).all():
-            return pair.image
-    return None
-
-
-class _Stated(NamedTuple):
-    """The boxes of one image, their classes, and its height and width where they are stated."""
-
-    places: NDArray[np.floating[Any]]
-    labels: NDArray[np.int64]
-    size: tuple[int, int] | None
-
-
-def _stated(boxes: Boxes, row: int | None) -> _Stated:
-    part = slice(0) if row is None else slice(boxes.offsets[row], boxes.offsets[row + 1])
-    height, width = (0, 0) if row is None or boxes.sizes is None else boxes.sizes[row].tolist()
-    return _Stated(boxes.boxes[part], boxes.columns["labels"][part], (height, width) if height and width else None)
-
-
-def _pairs(one: SampleTable, other: SampleTable) -> Iterator[_Pair]:
-    """Yield the images of which the second table states boxes, with those of the first."""
-    first, second = one.targets, other.targets
-    assert isinstance(first, Boxes)
-    assert isinstance(second, Boxes)
+def _first_of_other_boxes(one: SampleTable, other: SampleTable, first: Boxes, second: Boxes) -> str | None:
     rows = {name: row for row, name in enumerate(one.keys)}
     units_differ = first.relative != second.relative
     chosen = np.flatnonzero(np.diff(second.offsets)).tolist()
     if units_differ and first.sizes is None and second.sizes is None:
         chosen = chosen[:_SIZES_READ]
+    images: list[tuple[str, NDArray[np.bool_], NDArray[Any], list[int]]] = []
     for row in chosen:
         name = other.keys[row]
-        mine, theirs = _stated(first, rows.get(name)), _stated(second, row)
-        size = mine.size or theirs.size or (size_in_file(other.inputs.source, row) if units_differ else None)
+        places, labels, size = _boxes_of(first, rows.get(name))
+        others, other_labels, other_size = _boxes_of(second, row)
+        size = size or other_size or (size_in_file(other.inputs.source, row) if units_differ else None)
         # A broken image is reported when it is packed.
         if size is None and units_differ:
             continue
         scale = np.tile((size or (1, 1))[::-1], 2)
-        own = mine.places * (scale if first.relative else 1)
-        near = _SAME_PART * (own[:, 2:] - own[:, :2]).max(axis=1, initial=0)
-        near += 0 if size is None and first.relative else _SAME_PIXELS
-        apart = np.abs(own[None] - (theirs.places * (scale if second.relative else 1))[:, None]).max(axis=2)
-        # Boxes without area are in COCO itself.
-        yield _Pair(name, apart <= np.maximum(near, 1e-9), mine.labels, theirs.labels)
+        places, others = places * (scale if first.relative else 1), others * (scale if second.relative else 1)
+        apart = _SAME_PART * (places[:, 2:] - places[:, :2]).max(axis=1, initial=0)
+        apart += 0 if size is None and first.relative else _SAME_PIXELS
+        # Whether each box of the second may be each of the first. Boxes without area are in COCO itself.
+        same = np.abs(places[None] - others[:, None]).max(axis=2) <= np.maximum(apart, 1e-9)
+        if not same.any(axis=1).all():
+            return name
+        images.append((name, same, labels, other_labels.tolist()))
+    # What each class of the second is called by the first, in most boxes: two boxes may be in one place.
+    counts = Counter(
+        (label, own)
+        for _, same, labels, theirs in images
+        for label, at in zip(theirs, same, strict=True)
+        for own in set(labels[at].tolist())
+    )
+    called: dict[int, int] = {}
+    for (label, own), _ in counts.most_common():
+        called.setdefault(label, own)
+    are_merged = len(set(called.values())) < len(called)
+    for name, same, labels, theirs in images:
+        wanted = np.array([called[label] for label in theirs])
+        if are_merged or not (same & (labels == wanted[:, None])).any(axis=1).all():
+            return name
+    return None
+
+
+def _boxes_of(boxes: Boxes, row: int | None) -> tuple[NDArray[Any], NDArray[Any], tuple[int, int] | None]:
+    """Return the boxes of one image, their classes, and its height and width where they are stated."""
+    part = slice(0) if row is None else slice(boxes.offsets[row], boxes.offsets[row + 1])
+    height, width = (0, 0) if row is None or boxes.sizes is None else boxes.sizes[row].tolist()
+    return boxes.boxes[part], boxes.columns["labels"][part], (height, width) if height and width else None

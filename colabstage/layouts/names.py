@@ -1,4 +1,4 @@
-"""Evidence of names: classes in the names of files; and images of which nothing states labels."""
+"""Evidence of names: of files, which may have the class in them, and of the folders that they are in."""
 
 from __future__ import annotations
 
@@ -165,8 +165,7 @@ def _beginnings(names: Sequence[str]) -> list[str]:
     return sorted(found) if all(matches) and 1 < len(found) <= len(names) / 2 else []
 
 
-# Evidence of folders: the classes and splits of files by the folders that they are in.
-
+# --- folders ----------------------------------------------------------------------------------------------------------
 
 # Pictures in formats that are not read: a folder of them is a class whose samples are missing.
 _OTHER_PICTURES = (".svg", ".psd", ".dng", ".cr2", ".nef", ".exr")
@@ -174,39 +173,16 @@ _OTHER_PICTURES = (".svg", ".psd", ".dng", ".cr2", ".nef", ".exr")
 _COMPARED = 8
 _PART_ENDS = frozenset({"mask", "label", "labels", "gt", "seg", "hair", "skin", "l", "rgb", "img", "image"})
 
-
-class _Folder(NamedTuple):
-    """A folder with files of the kind, or an empty one."""
-
-    parts: tuple[str, ...]
-    """Its path below the folders that only wrap the dataset; empty if it is no class."""
-    number: int
-    """Its number among folders with files; -1 if it is empty."""
-
-    @property
-    def top(self) -> str:
-        """Return the outermost folder of its path."""
-        return self.parts[0] if self.parts else ""
-
-    @property
-    def has_classes(self) -> bool:
-        """Tell whether there is more below the outermost folder than its name again, or a folder such as `images`."""
-        return any(
-            words.split_name(name) != words.split_name(self.top)
-            for name in self.parts[1:]
-            if not words.holds_images(name)
-        )
-
-    def below(self, top: str) -> _Folder:
-        """Return the same as seen from a folder; with no path if it is elsewhere."""
-        return self._replace(parts=self.parts[1:] if self.parts[:1] == (top,) else ())
+# A folder's path below what wraps the dataset, empty for one that is no class; and its number among the folders with
+# files of the kind, -1 for one without.
+_Folder = tuple[tuple[str, ...], int]
 
 
-class _ClassFolder(NamedTuple):
-    """The sort key of samples, which all samples of a folder share, and the folder's number."""
+class _Class(NamedTuple):
+    """A folder in that of a class; samples are in the order of these."""
 
     split_order: int
-    class_name: str
+    name: str
     # ImageFolder sorts the paths of a class's folders as strings, so "a-b" comes before "a/c".
     path: str
     split: str
@@ -228,16 +204,15 @@ def folders_state(source: Source, kind: FileKind, *, level: int | None = None) -
     if not len(files):
         raise _no_files(source, kind)
     paths, folder_of_file = files.folders
-    parts_of = [tuple(path.split("/")) if path else () for path in paths]
-    filled = [_Folder(() if any(map(words.is_foreign, one)) else one, number) for number, one in enumerate(parts_of)]
+    split_paths = [tuple(path.split("/")) if path else () for path in paths]
+    filled = [(() if any(map(words.is_foreign, one)) else one, number) for number, one in enumerate(split_paths)]
     folders = _unwrap([*filled, *_without_files(source, kind, filled)])
-    splits = _split_folders([folder for folder in folders if folder.number >= 0], source.label)
-    every = sorted(_class_folders(folders, splits, level))
+    splits = _split_folders([parts for parts, number in folders if parts and number >= 0], source.label)
+    every = sorted(_classes_in(folders, splits, level))
     flat = _flat_splits(every) if splits and level is None else set()
     # Numbered before folders without files are dropped, as in torchvision.
-    classes = sorted({folder.class_name for folder in every if folder.split not in flat})
-    every = [folder for folder in every if folder.number >= 0]
-    found = [folder for folder in every if folder.split not in flat]
+    classes = sorted({one.name for one in every if one.split not in flat})
+    found = [one for one in every if one.number >= 0 and one.split not in flat]
     if not found:
         where = f"the folders {listed(sorted(splits))}" if splits else "one folder"
         msg = (
@@ -245,42 +220,43 @@ def folders_state(source: Source, kind: FileKind, *, level: int | None = None) -
             f"the layout {kind.layout} needs one folder for each class, with the {kind.noun} of the class in it."
         )
         raise LayoutError(msg)
-    class_of = {folder.number: folder.class_name for folder in found}
     lists: dict[str, dict[str, str]] = {}
-    for folder in (one for one in every if one.split in flat):
-        names = [files.names[number] for number in np.flatnonzero(folder_of_file == folder.number).tolist()]
-        lists |= (stated := _listed_classes(source, names, classes))
-        found += [folder] if stated else []
-    every = sorted(found)
+    listed_folders = []
+    for one in every:
+        if one.number >= 0 and one.split in flat:
+            names = [files.names[number] for number in np.flatnonzero(folder_of_file == one.number).tolist()]
+            stated = _listed_classes(source, names, classes)
+            lists |= stated
+            listed_folders += [one] if stated else []
+    read = sorted([*found, *listed_folders])
     # The files of a folder are already sorted by name, like all files of a tree.
-    ranks = np.full(len(filled), len(every), np.int32)
-    ranks[[folder.number for folder in every]] = np.arange(len(every))
+    ranks = np.full(len(filled), len(read), np.int32)
+    ranks[[one.number for one in read]] = np.arange(len(read))
     ranks = ranks[folder_of_file]
-    order = np.argsort(ranks, kind="stable")[: np.count_nonzero(ranks < len(every))]
-    ranks = ranks[order]
-    chosen = files.take(order)
+    order = np.argsort(ranks, kind="stable")[: np.count_nonzero(ranks < len(read))]
+    ranks, chosen = ranks[order], files.take(order)
     numbers = {name: number for number, name in enumerate(classes)}
-    labels = np.array([numbers.get(class_of.get(folder.number, ""), -1) for folder in every], np.int64)[ranks]
+    labels = np.array([-1 if one.split in flat else numbers[one.name] for one in read], np.int64)[ranks]
     class_of_file = {name: label for stated in lists.values() for name, label in stated.items()}
     for row in np.flatnonzero(labels < 0).tolist():
         labels[row] = numbers[class_of_file[chosen.names[row]]]
     others = source.files.not_ending_in(kind.extensions)
-    notes = [
-        *left_out_notes((len(files) - len(order), kind.noun, "in no class folder")),
-        # Counted by kind, so that a person sees whether labels were among them.
-        *([f"{left_out(len(others), 'other files')} ({count_kinds(others)})."] if others else []),
-        *_notes([folder for folder in every if folder.number in class_of], classes, kind.noun),
-        *(f"The split 'train' is the folder '{top}', by the names of the others." for top in _bare_train(splits)),
-        *(f"Classes of '{one}' are read." for one in lists),
-    ]
+    train = [top for top, split in splits.items() if split == "train" and not split_name(top).split]
     table = SampleTable(
         layout=kind.layout,
         keys=chosen.names,
         inputs=Images(TreeFiles(source.tree, chosen)),
         targets=Values(labels),
         classes=tuple(classes),
-        splits=tuple([every[rank].split for rank in ranks.tolist()]) if splits else None,
-        notes=tuple(notes),
+        splits=tuple([read[rank].split for rank in ranks.tolist()]) if splits else None,
+        notes=(
+            *left_out_notes((len(files) - len(order), kind.noun, "in no class folder")),
+            # Counted by kind, so that a person sees whether labels were among them.
+            *([f"{left_out(len(others), 'other files')} ({count_kinds(others)})."] if others else []),
+            *_notes(found, classes, kind.noun),
+            *(f"The split 'train' is the folder '{top}', by the names of the others." for top in train),
+            *(f"Classes of '{one}' are read." for one in lists),
+        ),
     )
     return Evidence(table, "the folders", frozenset(lists), is_guess=True)
 
@@ -301,33 +277,43 @@ def _without_files(source: Source, kind: FileKind, filled: list[_Folder]) -> lis
     if kind.extensions != words.SOUNDS:
         names |= {folder for folder in source.ending_in(_OTHER_PICTURES).folders[0] if folder}
     # A folder above one with files is not a class of its own.
-    used = {folder.parts[:depth] for folder in filled for depth in range(1, len(folder.parts) + 1)}
+    used = {parts[:depth] for parts, _ in filled for depth in range(1, len(parts) + 1)}
     return [
-        _Folder(parts, -1)
+        (parts, -1)
         for parts in sorted({tuple(name.split("/")) for name in names} - used)
         if not any(map(words.is_foreign, parts)) and not words.is_split(parts[-1]) and not words.is_role(parts[-1])
     ]
+
+
+def _below(folders: list[_Folder], top: str) -> list[_Folder]:
+    """Return the folders as seen from one of them; with no path if they are elsewhere."""
+    return [(parts[1:] if parts[:1] == (top,) else (), number) for parts, number in folders]
+
+
+def _has_classes(parts: tuple[str, ...]) -> bool:
+    """Tell whether there is more below the outermost folder than its name again, or a folder such as `images`."""
+    return any(split_name(name) != split_name(parts[0]) for name in parts[1:] if not words.holds_images(name))
 
 
 def _unwrap(folders: list[_Folder]) -> list[_Folder]:
     """Remove the folders that all files share, down to the one with the class or split folders."""
     # Files beside the wrapping folder (a preview, a logo) do not make it a class; nor does a folder of unsorted test
     # images.
-    nested = [folder for folder in folders if folder.parts and folder.number >= 0]
-    tops = {folder.top for folder in nested if folder.has_classes or not words.is_split(folder.top)}
+    nested = [parts for parts, number in folders if parts and number >= 0]
+    tops = {parts[0] for parts in nested if _has_classes(parts) or not words.is_split(parts[0])}
     if len(tops) != 1:
         return folders
     (top,) = tops
-    inside = [folder.parts[1:] for folder in nested if folder.top == top]
+    inside = [parts[1:] for parts in nested if parts[0] == top]
     if len(inside) < len(nested) and not _holds_splits(inside):
         return folders
     # One class with a folder in it, beside classes without files, looks like a wrapper of one class.
-    empty = any(folder.number < 0 and folder.top != top for folder in folders)
-    one_class = empty and len({parts[:1] for parts in inside}) == 1
+    is_alone = all(number >= 0 or parts[0] == top for parts, number in folders)
+    one_class = not is_alone and len({parts[:1] for parts in inside}) == 1
     if top.lower() in words.SPLITS or one_class or not all(inside):
         return folders
     # What remains beside a wrapper is not in a class folder.
-    return _unwrap([folder.below(top) for folder in folders if folder.number >= 0 or folder.top == top])
+    return _unwrap(_below([one for one in folders if one[1] >= 0 or one[0][0] == top], top))
 
 
 def _holds_splits(inside: list[tuple[str, ...]]) -> bool:
@@ -338,14 +324,14 @@ def _holds_splits(inside: list[tuple[str, ...]]) -> bool:
     return len(inner) > 1 and all(map(words.is_split, inner))
 
 
-def _split_folders(folders: list[_Folder], label: str) -> dict[str, str]:
+def _split_folders(paths: list[tuple[str, ...]], label: str) -> dict[str, str]:
     """Return the split folders with the stored name of each split; empty if the folders are classes.
 
     Their names agree apart from the split: seg_train and seg_test; rps, which is then `train`, and rps-test-set.
     """
-    tops = sorted({folder.top for folder in folders if folder.parts})
-    deep = {folder.top for folder in folders if folder.has_classes}
-    read = {top: words.split_name(top) for top in tops}
+    tops = sorted({parts[0] for parts in paths})
+    deep = {parts[0] for parts in paths if _has_classes(parts)}
+    read = {top: split_name(top) for top in tops}
     splits = {top: words.SPLITS[top.lower()] for top in tops if top.lower() in words.SPLITS}
     rests = {read[top].rest for top in deep if read[top].split}
     if len(splits) < 2 and len(rests) == 1:
@@ -369,29 +355,25 @@ def _split_folders(folders: list[_Folder], label: str) -> dict[str, str]:
     return splits
 
 
-def _bare_train(splits: dict[str, str]) -> list[str]:
-    """Return the folder that is taken for `train` without being called so."""
-    return [top for top, split in splits.items() if split == "train" and not words.split_name(top).split]
-
-
-def _class_folders(folders: list[_Folder], splits: dict[str, str], level: int | None) -> Iterator[_ClassFolder]:
+def _classes_in(folders: list[_Folder], splits: dict[str, str], level: int | None) -> Iterator[_Class]:
+    """Yield the folders that are in those of classes, which are below those of splits."""
     for top, split in (splits or {"": ""}).items():
-        below = _unwrap_split([folder.below(top) for folder in folders], top) if splits else folders
+        below = _unwrap_split(_below(folders, top), top) if splits else folders
         for parts, number in below:
             if parts:
                 at = _place_of(parts, level) if level is not None and number >= 0 else 0
-                yield _ClassFolder(words.SPLIT_ORDER.get(split, 0), parts[at], "/".join(parts), split, number)
+                yield _Class(words.SPLIT_ORDER.get(split, 0), parts[at], "/".join(parts), split, number)
 
 
 def _unwrap_split(folders: list[_Folder], split: str) -> list[_Folder]:
     """Remove a folder that repeats the split, or is merely called images: seg_train/seg_train/forest."""
-    inner = {folder.top for folder in folders if folder.parts and folder.number >= 0}
-    if len(inner) != 1 or not all(len(folder.parts) > 1 for folder in folders if folder.parts):
+    inner = {parts[0] for parts, number in folders if parts and number >= 0}
+    if len(inner) != 1 or any(len(parts) == 1 for parts, _ in folders):
         return folders
     (name,) = inner
-    if words.split_name(name) != words.split_name(split) and not words.holds_images(name):
+    if split_name(name) != split_name(split) and not words.holds_images(name):
         return folders
-    return _unwrap_split([folder.below(name) for folder in folders], split)
+    return _unwrap_split(_below(folders, name), split)
 
 
 def _place_of(parts: tuple[str, ...], level: int) -> int:
@@ -405,20 +387,21 @@ def _place_of(parts: tuple[str, ...], level: int) -> int:
     return at
 
 
-def _classes_by_split(found: Iterable[_ClassFolder]) -> dict[str, set[str]]:
-    by_split: dict[str, set[str]] = {}
-    for folder in found:
-        by_split.setdefault(folder.split, set()).add(folder.class_name)
+def _by_split(found: Iterable[_Class]) -> dict[str, set[str]]:
+    """Return the classes of each split."""
+    by_split: dict[str, set[str]] = defaultdict(set)
+    for one in found:
+        by_split[one.split].add(one.name)
     return by_split
 
 
-def _flat_splits(found: list[_ClassFolder]) -> set[str]:
+def _flat_splits(found: list[_Class]) -> set[str]:
     """Return the splits whose only folder is called images or repeats the split's name while others have classes."""
-    by_split = _classes_by_split(found)
+    by_split = _by_split(found)
     flat = {
         split
         for split, names in by_split.items()
-        if len(names) == 1 and all(words.holds_images(name) or words.split_name(name).split == split for name in names)
+        if len(names) == 1 and all(words.holds_images(name) or split_name(name).split == split for name in names)
     }
     others = {name for split, names in by_split.items() if split not in flat for name in names}
     return {split for split in flat if others and not by_split[split] & others}
@@ -445,14 +428,12 @@ def _listed_classes(source: Source, names: list[str], classes: list[str]) -> dic
     return {}
 
 
-def _notes(found: list[_ClassFolder], classes: list[str], noun: str) -> Iterator[str]:
+def _notes(found: list[_Class], classes: list[str], noun: str) -> Iterator[str]:
     """Say what of the folders a loss, or a list of names, may not expect."""
-    by_split = _classes_by_split(found)
-    held = set[str]().union(*by_split.values())
-    names = sorted(held)
+    by_split = _by_split(found)
+    names = sorted(set[str]().union(*by_split.values()))
     for split, own in by_split.items():
-        lacks = sorted(held - own)
-        if lacks:
+        if lacks := sorted({*names} - own):
             yield f"The split '{split}' has no {noun} of {format_count(len(lacks), 'classes')}: {listed(lacks)}."
     # 10 is sorted before 2, and names that count from 1 get labels from 0.
     numbered = all(name.isascii() and name.isdecimal() and len(name) < 20 for name in names)
@@ -462,8 +443,7 @@ def _notes(found: list[_ClassFolder], classes: list[str], noun: str) -> Iterator
             "The folders have numbers as names, and labels are other numbers: positions in the text order of these "
             f"names, in which '{names[odd]}' is {odd}. classes[label] is the folder's name."
         )
-    empty = [name for name in classes if name not in held]
-    if empty:
+    if empty := sorted({*classes}.difference(names)):
         yield f"The folders {listed(empty)} hold no {noun}; they still count as classes, as in torchvision."
 
 
