@@ -7,6 +7,7 @@ Pure code decides by the names of the arrays; only then is more than headers rea
 from __future__ import annotations
 
 import io
+import itertools
 import math
 import pickle
 import posixpath
@@ -39,7 +40,6 @@ from colabstage.layouts.table import (
     join_samples,
     known_splits,
     map_samples,
-    rows_of_array,
     rows_of_file,
     stamp_of,
 )
@@ -49,7 +49,7 @@ from colabstage.trees.bytes import SourceFile
 from colabstage.trees.listing import only_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -67,10 +67,13 @@ _NPZ, _MAT = ".npz", ".mat"
 _SUFFIXES = (NPY, _NPZ, ".h5", ".hdf5", ".hdf", ".he5", _MAT)
 # With more files than this, each file is one sample.
 _MAX_FILES = 256
-# Of more files so many and one are looked at.
-_LOOKED_AT = 3
+# Of more files those with so many and one of their numbers are looked at.
+_LOOKED_AT, _MOST_LOOKED_AT = 3, 64
 # Files that hold several arrays.
-_OF_SEVERAL = (".npz", ".h5", ".hdf5", ".hdf", ".he5", ".mat")
+_OF_SEVERAL = re.compile(r"(.*?\.(?:npz|h5|hdf5|hdf|he5|mat))/", re.IGNORECASE)
+_DIGITS = re.compile(r"\d+")
+# The numbers in a file's name, which tell it from others of its series.
+_Numbers = tuple[str, ...]
 # Fewer files of one shape may each hold many rows.
 _FEW_FILES = 4
 # No machine here lists more samples.
@@ -84,6 +87,8 @@ _Y = {"y", "ys", "label", "labels", "target", "targets", "class", "mask", "masks
 _CLASSES = {"classes", "class_names", "classnames", "label_names", "list_classes", "target_names", "categories"}
 # The test sets of MNIST and similar datasets, and SVHN's extra images.
 _SPLITS_BESIDE = {"t10k": "test", "extra": "extra"}
+_ORDER = [*dict.fromkeys([*SPLITS.values(), *_SPLITS_BESIDE.values()])]
+_ROLES = {"x": "inputs", "y": "targets"}
 # The names that numpy.savez gives to unnamed arrays.
 _NUMBERED = re.compile(r"arr_\d+")
 _SAME_DIGIT = str.maketrans("123456789", "0" * 9)
@@ -104,18 +109,17 @@ class UnclearRolesError(LayoutError):
     """The names of arrays do not say which are inputs and which targets."""
 
 
-def find_splits(names: Iterable[str], *, x: str | None = None, y: str | None = None) -> list[SplitArrays]:
+def find_splits(every: Sequence[str], *, x: str | None = None, y: str | None = None) -> list[SplitArrays]:
     """Match inputs with targets.
 
     >>> find_splits(["mnist.npz/x_train", "mnist.npz/y_train"])
     [SplitArrays(split='train', x='mnist.npz/x_train', y='mnist.npz/y_train')]
 
     Args:
-        names: paths of all arrays, the key in a file as the last part.
+        every: paths of all arrays, the key in a file as the last part.
         x, y: last parts of the names of inputs and targets, if the user named them; x alone may be a common part of the
             names to use.
     """
-    every = list(names)
     if x is not None:
         # EMNIST has six datasets in one archive, each with its splits.
         common = [name for name in every if x in name]
@@ -126,28 +130,23 @@ def find_splits(names: Iterable[str], *, x: str | None = None, y: str | None = N
     for name in every:
         split, role = _split_and_role(name)
         by_split.setdefault(split, {"x": [], "y": [], "": []})[role].append(name)
-    for roles in by_split.values():
-        for role, what in (("x", "inputs"), ("y", "targets")) if roles["x"] else ():
-            if len(roles[role]) > 1:
-                msg = (
-                    f"Several arrays are named like {what}: {listed(roles[role])}. Say which to take: "
-                    "layout=array_rows(x='NAME', y='NAME'), or array_rows('PART'), what the names of all that count "
-                    "have in common, such as 'emnist-digits'."
-                )
-                raise UnclearRolesError(msg)
-    found = [
-        SplitArrays(split, roles["x"][0], next(iter(roles["y"]), None))
-        for split, roles in by_split.items()
-        if roles["x"]
-    ]
+    with_x = {split: roles for split, roles in by_split.items() if roles["x"]}
+    for names, what in ((roles[role], what) for roles in with_x.values() for role, what in _ROLES.items()):
+        if len(names) > 1:
+            msg = (
+                f"Several arrays are named like {what}: {listed(names)}. Say which to take: "
+                "layout=array_rows(x='NAME', y='NAME'), or array_rows('PART'), what the names of all that count "
+                "have in common, such as 'emnist-digits'."
+            )
+            raise UnclearRolesError(msg)
+    found = [SplitArrays(split, roles["x"][0], next(iter(roles["y"]), None)) for split, roles in with_x.items()]
     # For another split or none: x_train beside labels. If they were left out, all samples would lack labels.
-    over = any(roles["y"] for roles in by_split.values() if not roles["x"])
-    if found and not (over and any(one.y is None for one in found)):
-        # Training rows are first, whatever the order of the files.
-        order = [*dict.fromkeys([*SPLITS.values(), *_SPLITS_BESIDE.values()])]
+    has_more = any(roles["y"] for split, roles in by_split.items() if split not in with_x)
+    if found and not (has_more and any(one.y is None for one in found)):
         named = [one if len(found) == 1 or one.split else one._replace(split="train") for one in found]
         if len({one.split for one in named}) == len(named):
-            return sorted(named, key=lambda one: order.index(one.split) if one.split else 0)
+            # Training rows are first, whatever the order of the files.
+            return sorted(named, key=lambda one: _ORDER.index(one.split) if one.split else 0)
     # A single array is the inputs, whatever its name.
     if len(every) == 1:
         return [SplitArrays("", every[0], None)]
@@ -158,11 +157,11 @@ def find_splits(names: Iterable[str], *, x: str | None = None, y: str | None = N
     raise UnclearRolesError(msg)
 
 
-def _called(names: list[str], wanted: str) -> list[str]:
+def _called(names: Sequence[str], wanted: str) -> list[str]:
     return [name for name in names if name == wanted or f"/{_bare(name)}".endswith(f"/{_bare(wanted)}")]
 
 
-def _only(names: list[str], wanted: str) -> str:
+def _only(names: Sequence[str], wanted: str) -> str:
     found = _called(names, wanted)
     if len(found) != 1:
         msg = f"{len(found)} arrays are called '{wanted}'; there are {listed(names)}."
@@ -249,14 +248,14 @@ def arrays_state(
     files = source.ending_in(_SUFFIXES)
     if len(files) > _MAX_FILES:
         # A few are read: of so many files each is a sample, the folders they are in may be classes, or each holds rows.
-        spread = {files.names[number * (len(files) - 1) // _LOOKED_AT] for number in range(_LOOKED_AT + 1)}
-        some = _find_arrays(source, files.where(spread.__contains__), takes_packs=x is not None)
-        if not _join_files(some, x, y)[1]:
+        spread = {_numbers_in(files.names[one * (len(files) - 1) // _LOOKED_AT]) for one in range(_LOOKED_AT + 1)}
+        some = files.where(lambda name: _numbers_in(name) in spread)[:_MOST_LOOKED_AT]
+        if not _join_series(_find_arrays(source, some, takes_packs=x is not None), x, y)[1]:
             return near(_each_a_sample(source, len(files), f"such as '{files[0].name}'"))
         # Of each the file, and its inputs and targets where they lie in it as they are.
         allow_open_files(3 * len(files))
     found = _find_arrays(source, files, takes_packs=x is not None)
-    found, joined = _join_files(found, x, y)
+    found, joined = _join_series(found, x, y)
     stored = {array.name: array for array in [*found, *published]}
     if x is None and (one_each := _one_file_a_sample(source, stored)):
         return near(one_each)
@@ -345,52 +344,78 @@ def _find_arrays(source: Source, files: FileEntries, *, takes_packs: bool) -> li
     return found
 
 
-def _join_files(arrays: Sequence[StoredArray], x: str | None, y: str | None) -> tuple[list[StoredArray], int]:
-    """Return the arrays with those of numbered files joined, if each of these holds rows of inputs and a label for
-    each: train1.npz, train2.npz; and how many files were joined."""
-    series: dict[str, dict[str, dict[str, StoredArray]]] = {}
+def _join_series(arrays: Sequence[StoredArray], x: str | None, y: str | None) -> tuple[list[StoredArray], int]:
+    """Return the arrays with those of numbered files joined, if each of these has rows of inputs and a label for each:
+    train1.npz, train2.npz, or x_0.npy, x_1.npy, y_0.npy, y_1.npy; and how many files of inputs were joined."""
+    by_pattern: dict[str, dict[_Numbers, StoredArray]] = {}
     for one in arrays:
-        end = next((end for end in _OF_SEVERAL if f"{end}/" in one.name.lower()), "")
-        place = one.name.lower().find(f"{end}/") + len(end)
-        file, key = one.name[:place], one.name[place + 1 :]
-        series.setdefault(re.sub(r"\d+", "0", file), {}).setdefault(file, {})[key] = one
+        file, key = _file_and_key(one.name)
+        by_pattern.setdefault(_DIGITS.sub("#", file) + key, {})[_numbers_in(file)] = one
+    series: dict[frozenset[_Numbers], list[dict[_Numbers, StoredArray]]] = {}
+    for files in by_pattern.values():
+        series.setdefault(frozenset(files), []).append(files)
     found: list[StoredArray] = []
     count = 0
-    for name, files in series.items():
-        joined = _joined(files, x, y) if name and len(files) > 1 else []
-        found += joined or [one for keys in files.values() for one in keys.values()]
-        count += len(files) if joined else 0
+    # One array that is named is meant itself.
+    is_one = x is not None and len(_called([one.name for one in arrays], x)) == 1
+    for numbers, columns in series.items():
+        joined, splits = _joined(columns, x, y) if len(numbers) > 1 and not is_one else ([], 0)
+        found += joined or [one for files in columns for one in files.values()]
+        count += splits * len(numbers)
     return found, count
 
 
-def _joined(files: Mapping[str, Mapping[str, StoredArray]], x: str | None, y: str | None) -> list[StoredArray]:
-    """Return the arrays of a series of files by key, each as one; nothing where not every file holds rows."""
-    first, *others = files.values()
-    shared = [key for key, one in first.items() if one.shape and not is_class_names(key)]
-    if any(one.keys() != first.keys() for one in others):
-        return []
+def _joined(
+    columns: Sequence[dict[_Numbers, StoredArray]], x: str | None, y: str | None
+) -> tuple[list[StoredArray], int]:
+    """Return the arrays of a series of files, each as one, and how many splits they are; nothing where not every file
+    has rows."""
+    by_name = {next(iter(files.values())).name: files for files in columns}
+    of_rows = [name for name, files in by_name.items() if files and all(one.shape for one in files.values())]
     try:
-        splits = find_splits(shared, x=x, y=y)
+        splits = find_splits([name for name in of_rows if not is_class_names(name)], x=x, y=y)
     except LayoutError:
-        return []
-    if any(split.y is None or not _are_rows(one[split.x], one[split.y]) for split in splits for one in files.values()):
-        return []
+        return [], 0
     # Words are as wide as the longest in a file.
-    forms = {
-        key: {(one[key].shape[1:], one[key].is_text or one[key].dtype) for one in files.values()} for key in shared
+    alike = {
+        name
+        for name in of_rows
+        if len({(one.shape[1:], one.is_text or one.dtype) for one in by_name[name].values()}) == 1
     }
-    alike = [key for key, found in forms.items() if len(found) == 1]
-    if not {name for split in splits for name in (split.x, split.y)} <= {*alike}:
-        return []
-    called = f"{min(files)} … {max(files)}"
-    whole = [StoredArray.joined(f"{called}/{key}", [one[key] for one in files.values()]) for key in alike]
-    for key in filter(is_class_names, first):
-        of_files = {file: one[key].whole().tolist() for file, one in files.items() if not one[key].trouble}
-        odd = next((file for file, names in of_files.items() if names != next(iter(of_files.values()))), None)
-        if odd is not None:
-            what = f"'{key}' is another one than in '{min(files)}'"
-            raise broken(odd, what, "the same names of classes in each")
-    return [*whole, *(one for key, one in first.items() if key not in alike)]
+    for split in splits:
+        if split.y is None or not {split.x, split.y} <= alike:
+            return [], 0
+        if not all(_are_rows(one, by_name[split.y][number]) for number, one in by_name[split.x].items()):
+            return [], 0
+    found = []
+    for name, files in by_name.items():
+        parts = list(files.values())
+        if name in alike and not is_class_names(name):
+            (first, key), (last, _) = (_file_and_key(one.name) for one in (parts[0], parts[-1]))
+            found.append(StoredArray.joined(f"{first} … {last}{key}", parts))
+            continue
+        if is_class_names(name):
+            _check_same_names(parts)
+        found.append(parts[0])
+    return found, len(splits)
+
+
+def _check_same_names(arrays: Sequence[StoredArray]) -> None:
+    first, *others = [(one.name, one.whole().tolist()) for one in arrays if not one.trouble] or [("", [])]
+    odd = next((name for name, values in others if values != first[1]), None)
+    if odd is not None:
+        (file, key), (other, _) = _file_and_key(odd), _file_and_key(first[0])
+        raise broken(file, f"'{key.lstrip('/')}' is another one than in '{other}'", "the same names of classes in each")
+
+
+def _file_and_key(name: str) -> tuple[str, str]:
+    """Return the file of an array, and its key there with a slash before; "" for that of a .npy."""
+    found = _OF_SEVERAL.match(name)
+    return (found[1], name[found.end(1) :]) if found else (name, "")
+
+
+def _numbers_in(file: str) -> _Numbers:
+    return tuple(_DIGITS.findall(file))
 
 
 def _are_rows(x: StoredArray, y: StoredArray) -> bool:
@@ -683,32 +708,38 @@ def _read_idx(source: Source, entry: FileEntry) -> StoredArray:
 
 # --- CIFAR and STL10 --------------------------------------------------------------------------------------------------
 
-# The images of one file, `(32, 32, 3)` each, and its labels by kind.
-_Batch = tuple["SampleSource", dict[str, "NDArray[np.int64]"]]
+
+class _Batch(NamedTuple):
+    """The images of one file, `(N, 3072)`, their labels by kind, and its stamp."""
+
+    images: NDArray[np.uint8]
+    labels: dict[str, NDArray[np.int64]]
+    stamp: str
 
 
 def _cifar_arrays(source: Source, pickles: Sequence[FileEntry], binaries: Sequence[FileEntry]) -> list[StoredArray]:
     """Return one array of images, and one of each kind of labels, for each split of each folder."""
     batches: dict[str, list[_Batch]] = {}
-    names: list[StoredArray] = []
+    found: list[StoredArray] = []
     for entry in sorted([*pickles, *binaries], key=lambda entry: entry.name):
         folder, base = posixpath.split(entry.name)
         held = _unpickle(source.read(entry), entry.name) if entry in pickles else {}
-        listed = held.get("label_names", held.get("fine_label_names"))
-        if listed is not None:
-            texts = np.array([_as_text(name) for name in listed])
-            names.append(StoredArray.in_memory(posixpath.join(folder, "label_names"), texts, ""))
+        names = held.get("label_names", held.get("fine_label_names"))
+        if names is not None:
+            texts = np.array([_as_text(name) for name in names])
+            found.append(StoredArray.in_memory(posixpath.join(folder, "label_names"), texts, ""))
         elif "data" in held or entry in binaries:
             split = posixpath.join(folder, "test" if base.startswith("test") else "train")
             batch = _binary_batch(source, entry) if entry in binaries else _pickled_batch(entry, held)
             batches.setdefault(split, []).append(batch)
-    found = []
     for split, parts in batches.items():
-        found.append(_images(f"{split}_data", _CIFAR_SHAPE, join_samples([images for images, _ in parts])))
-        for kind in parts[0][1]:
-            values = np.concatenate([labels[kind] for _, labels in parts])
+        images = np.concatenate([one.images for one in parts]).reshape(-1, *_CIFAR_SHAPE).transpose(0, 2, 3, 1)
+        stamp = " ".join(one.stamp for one in parts)
+        found.append(StoredArray.in_memory(f"{split}_data", np.ascontiguousarray(images), stamp))
+        for kind in parts[0].labels:
+            values = np.concatenate([one.labels[kind] for one in parts])
             found.append(StoredArray.in_memory(f"{split}_{kind}", values, ""))
-    return found + names
+    return found
 
 
 def _pickled_batch(entry: FileEntry, held: dict[str, Any]) -> _Batch:
@@ -719,8 +750,7 @@ def _pickled_batch(entry: FileEntry, held: dict[str, Any]) -> _Batch:
         msg = f"'{entry.name}' is a pickle, and not one of CIFAR's: expected 'data' (N, 3072) and N 'labels'."
         raise LayoutError(msg)
     labels = {"labels": fine} | ({"coarse": held["coarse_labels"]} if "coarse_labels" in held else {})
-    images = rows_of_array(data.reshape(-1, *_CIFAR_SHAPE), entry.name, stamp_of(entry))
-    return map_samples(images, _channels_last), {kind: np.array(each, np.int64) for kind, each in labels.items()}
+    return _Batch(data, {kind: np.array(each, np.int64) for kind, each in labels.items()}, stamp_of(entry))
 
 
 def _binary_batch(source: Source, entry: FileEntry) -> _Batch:
@@ -732,34 +762,23 @@ def _binary_batch(source: Source, entry: FileEntry) -> _Batch:
     if not content.size or content.size % step:
         msg = f"'{entry.name}' has {content.size:,} bytes; CIFAR's files have {step:,} for each image."
         raise LayoutError(msg)
-    count = content.size // step
-    table = np.frombuffer(content.pread(content.size, 0), np.uint8).reshape(count, step)
-    labels = {kind: table[:, place].astype(np.int64) for place, kind in enumerate(kinds)}
-    images = rows_of_file(content, len(kinds), count, _CIFAR_SHAPE, _PIXEL, stamp=stamp_of(entry), step=step)
-    return map_samples(images, _channels_last), dict(sorted(labels.items(), reverse=True))
+    table = np.frombuffer(content.pread(content.size, 0), np.uint8).reshape(-1, step)
+    labels = {kind: table[:, place].astype(np.int64) for place, kind in reversed([*enumerate(kinds)])}
+    return _Batch(table[:, len(kinds) :], labels, stamp_of(entry))
 
 
 def _stl_array(source: Source, entry: FileEntry) -> StoredArray:
-    content, name = open_unpacked(source.tree, entry), entry.name.removesuffix(".bin")
+    content, name, stamp = open_unpacked(source.tree, entry), entry.name.removesuffix(".bin"), stamp_of(entry)
     if name.endswith("y"):
         # The file counts from 1, as MATLAB does.
         labels = np.frombuffer(content.pread(content.size, 0), np.uint8).astype(np.int64) - 1
-        return StoredArray.in_memory(name, labels, stamp_of(entry))
-    stored = rows_of_file(content, 0, content.size // _STL_BYTES, _STL_SHAPE, _PIXEL, stamp=stamp_of(entry))
+        return StoredArray.in_memory(name, labels, stamp)
+    count = content.size // _STL_BYTES
+    stored = rows_of_file(content, 0, count, _STL_SHAPE, _PIXEL, stamp=stamp)
     # An image is stored column by column.
-    return _images(name, _STL_SHAPE, map_samples(stored, lambda image: np.ascontiguousarray(image.transpose(2, 1, 0))))
-
-
-def _channels_last(image: NDArray[Any]) -> NDArray[Any]:
-    return np.ascontiguousarray(image.transpose(1, 2, 0))
-
-
-def _images(name: str, shape: tuple[int, ...], source: SampleSource) -> StoredArray:
-    """Return the images of a source, which were stored with channels first."""
-    shape = (len(source), *shape[1:], shape[0])
-    return StoredArray(
-        name, shape, _PIXEL, lambda: source, lambda: np.stack([np.asarray(source.read(n)) for n in range(len(source))])
-    )
+    rows = map_samples(stored, lambda image: np.ascontiguousarray(image.transpose(2, 1, 0)))
+    shape = (count, *_STL_SHAPE[:0:-1], _STL_SHAPE[0])
+    return StoredArray(name, shape, _PIXEL, lambda: rows, lambda: np.stack([*map(rows.read, range(count))]))
 
 
 class _Unpickler(pickle.Unpickler):
@@ -895,20 +914,15 @@ def _read_columns(table: str, head: bytes) -> _PixelColumns | None:
     # The pixels of a row are cut out as one slice.
     if shape is None or numbers != list(range(numbers[0], numbers[0] + len(numbers))):
         return None
+    # A number, or a row and a column.
     places = [tuple(map(int, re.findall(r"\d+", names[number]))) for number in numbers]
-    odd = next((at for at in range(1, len(places)) if not _follows(*places[at - 1 : at + 1])), None)
-    if odd is not None:
-        first, second = (names[numbers[at]] for at in (odd - 1, odd))
-        raise broken(table, f"'{second}' follows '{first}'", "the columns of all pixels, in their order")
+    for number, (one, other) in zip(numbers, itertools.pairwise(places), strict=False):
+        if other != (*one[:-1], one[-1] + 1) and not (len(one) == 2 and other[:-1] == (one[0] + 1,)):
+            what = f"'{names[number + 1]}' follows '{names[number]}'"
+            raise broken(table, what, "the columns of all pixels, in their order")
     label = next((names.index(name) for name in _LABELS if name in names), None)
     usage = names.index("usage") if "usage" in names else None
     return _PixelColumns(slice(numbers[0], numbers[-1] + 1), shape, label, usage)
-
-
-def _follows(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
-    """Tell whether a pixel is the next one: a number, or a row and a column."""
-    *row, column = one
-    return other == (*row, column + 1) or (len(row) == 1 and other[:-1] == (row[0] + 1,))
 
 
 def _shape(count: int) -> tuple[int, ...] | None:

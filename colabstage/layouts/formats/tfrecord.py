@@ -11,6 +11,8 @@ from __future__ import annotations
 import functools
 import re
 import struct
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -44,7 +46,7 @@ from colabstage.layouts.records import (
 from colabstage.layouts.table import Images, SampleSource
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -73,8 +75,8 @@ _SIZES = (
     ("depth", "channels", "image/channels", "image/depth"),
 )
 _BOX_LABEL, _BOX_TEXT = "image/object/class/label", "image/object/class/text"
-# Records longer than this are read in parts while they are scanned.
-_SHORT_BYTES, _PIECE_BYTES = 16 * 1024, 256
+# Records longer than this are read in parts while they are scanned, and of each feature so much: no name is as long.
+_SHORT_BYTES, _HEAD_BYTES = 16 * 1024, 512
 # No label is longer, and of a text no more is read; of a list that is no label so many values are shown.
 _MOST_LABEL_BYTES, _MOST_TEXT_BYTES, _SHOWN_VALUES = 400, 64 * 1024, 8
 
@@ -126,29 +128,14 @@ def _check_record(stored: bytes, name: str) -> bytes:
     return data
 
 
-class _Data:
-    """The data of a long record, read where it is asked for."""
-
-    def __init__(self, window: ScanWindow, start: int, length: int) -> None:
-        self._window, self._start, self._length = window, start, length
-        # What was read last, and where it begins.
-        self._piece, self._at = b"", 0
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __getitem__(self, at: Any) -> Any:
-        if isinstance(at, slice):
-            first, last, _ = at.indices(self._length)
-            return self._window.pread(max(0, last - first), self._start + first)
-        if not self._at <= at < self._at + len(self._piece):
-            self._piece, self._at = self[at : at + _PIECE_BYTES], at
-        return self._piece[at - self._at]
-
-
 # --- examples ---------------------------------------------------------------------------------------------------------
 
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_VARINT, _BYTES = 0, 2
+_FIRST_BYTES, _SECOND_BYTES = 1 << 3 | _BYTES, 2 << 3 | _BYTES
+_FIXED = {1: 8, 5: 4}
+_STRINGS, _FLOATS, _INTEGERS = 1, 2, 3
+# Reads some of a record's bytes: from the first to before the last.
+Read = Callable[[int, int], bytes]
 
 
 class ByteSpan(NamedTuple):
@@ -162,57 +149,8 @@ class BadMessageError(ValueError):
     """The bytes are no such message."""
 
 
-Feature = list[ByteSpan] | list[int] | list[float]
-
-
-def parse_example(data: bytes | _Data) -> dict[str, Feature]:
-    """Return the features of an Example by name; of byte strings only their spans. Any other bytes are a
-    `BadMessageError`."""
-    try:
-        # Fields that are not known are passed over, as protobuf wants it: newer writers may add some.
-        features = [span for number, span in _fields(data, ByteSpan(0, len(data))) if number == 1]
-        # A map is written as messages of key and value.
-        entries = [entry for span in features if isinstance(span, ByteSpan) for number, entry in _fields(data, span)
-                   if number == 1]  # fmt: skip
-        return dict(_entry(data, entry) for entry in entries if isinstance(entry, ByteSpan))
-    except (IndexError, struct.error, UnicodeDecodeError) as error:
-        msg = f"it is cut off, or not a protobuf message ({error})"
-        raise BadMessageError(msg) from error
-
-
-def _fields(data: bytes | _Data, span: ByteSpan) -> Iterator[tuple[int, ByteSpan | int]]:
-    """Yield the fields of a protobuf message: number, and a span of bytes or a whole number."""
-    at = span.start
-    while at < span.end:
-        tag, at = _read_varint(data, at)
-        field, kind = tag >> 3, tag & 7
-        value: ByteSpan | int
-        if kind == _VARINT:
-            value, at = _read_varint(data, at)
-        elif kind == _BYTES:
-            length, at = _read_varint(data, at)
-            value = ByteSpan(at, at + length)
-            at += length
-        elif kind in (_FIXED32, _FIXED64):
-            length = 4 if kind == _FIXED32 else 8
-            value = int.from_bytes(data[at : at + length], "little")
-            at += length
-        else:
-            msg = f"a field of kind {kind}"
-            raise BadMessageError(msg)
-        # A length that reaches too far would be taken for other fields' bytes.
-        if at > span.end or field == 0:
-            msg = f"a field at byte {at:,} ends after its message, of {span.end:,} bytes"
-            raise BadMessageError(msg)
-        yield field, value
-
-
-def _read_varint(data: bytes | _Data, at: int) -> tuple[int, int]:
+def _varint(data: bytes, at: int) -> tuple[int, int]:
     """Return a whole number, and where the next field begins."""
-    value = data[at]
-    # Nearly all tags and lengths.
-    if value < 128:
-        return value, at + 1
     value = 0
     # Ten bytes hold 64 bits; damage may have no end.
     for shift in range(0, 64, 7):
@@ -225,41 +163,107 @@ def _read_varint(data: bytes | _Data, at: int) -> tuple[int, int]:
     raise BadMessageError(msg)
 
 
-def _entry(data: bytes | _Data, entry: ByteSpan) -> tuple[str, Feature]:
-    spans = {number: value for number, value in _fields(data, entry) if isinstance(value, ByteSpan)}
-    name = data[slice(*spans.get(1, (0, 0)))].decode()
-    found: Feature = []
-    for kind, values in _fields(data, spans.get(2, ByteSpan(0, 0))):
-        if isinstance(values, ByteSpan):
-            # Of several values in one feature the last counts, as protobuf has it for a oneof.
-            found = {2: _floats, 3: _integers}.get(kind, _strings)(data, values)
-    return name, found
+def _field(data: bytes, at: int, end: int) -> tuple[int, int, int]:
+    """Return the tag of a message's field, and where its value begins and ends: `data` may stop earlier."""
+    tag, start = data[at], at + 1
+    # Nearly all tags and lengths are of one byte.
+    if tag > 127:
+        tag, start = _varint(data, at)
+    kind = tag & 7
+    if kind == _BYTES:
+        length, start = _varint(data, start) if data[start] > 127 else (data[start], start + 1)
+        stop = start + length
+    elif kind == _VARINT:
+        _, stop = _varint(data, start)
+    elif kind in _FIXED:
+        stop = start + _FIXED[kind]
+    else:
+        msg = f"a field of kind {kind}"
+        raise BadMessageError(msg)
+    # A length that reaches too far would be taken for other fields' bytes.
+    if stop > end or tag < 8:
+        msg = f"a field at byte {start:,} ends after its message, of {end:,} bytes"
+        raise BadMessageError(msg)
+    return tag, start, stop
 
 
-def _strings(data: bytes | _Data, values: ByteSpan) -> Feature:
-    return [value for _, value in _fields(data, values) if isinstance(value, ByteSpan)]
+def _fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
+    while at < end:
+        tag, start, at = _field(data, at, end)
+        yield tag, start, at
 
 
-def _floats(data: bytes | _Data, values: ByteSpan) -> Feature:
-    found: list[float] = []
-    for _, value in _fields(data, values):
-        # Packed, as every writer of today has it; one by one is what the format allows as well.
-        packed = data[slice(*value)] if isinstance(value, ByteSpan) else struct.pack("<I", value)
-        found += struct.unpack(f"<{len(packed) // 4}f", packed)
+class _Entry(NamedTuple):
+    """One feature with its name, as a message."""
+
+    start: int
+    """Where it begins in its record."""
+    end: int
+    head: bytes
+    """Its bytes; of a long one the first."""
+
+
+class _Feature(NamedTuple):
+    """The list of values of one feature."""
+
+    kind: int
+    start: int
+    """Where it begins in its record."""
+    length: int
+    data: bytes
+    """Its bytes; of a long one the first."""
+
+
+_NOTHING = _Feature(0, 0, 0, b"")
+
+
+def _messages(read: Read, at: int, end: int) -> Iterator[_Entry]:
+    """Yield the messages in field 1 of another one."""
+    while at < end:
+        head = read(at, at + _HEAD_BYTES)
+        tag, start, stop = _field(head, 0, end - at)
+        # Fields that are not known are passed over, as protobuf wants it: newer writers may add some.
+        if tag == _FIRST_BYTES:
+            yield _Entry(at + start, at + stop, head[start:stop])
+        at += stop
+
+
+def _name(entry: _Entry) -> str:
+    at, length = 0, entry.end - entry.start
+    while at < length:
+        tag, start, at = _field(entry.head, at, length)
+        if tag == _FIRST_BYTES:
+            return entry.head[start:at].decode()
+    return ""
+
+
+def _feature(entry: _Entry) -> _Feature:
+    found = _NOTHING
+    for tag, start, end in _fields(entry.head, 0, entry.end - entry.start):
+        for kind, at, stop in _fields(entry.head, start, end) if tag == _SECOND_BYTES else ():
+            # Of several lists in one feature the last counts, as protobuf has it for a oneof.
+            if kind & 7 == _BYTES:
+                found = _Feature(kind >> 3, entry.start + at, stop - at, entry.head[at:stop])
     return found
 
 
-def _integers(data: bytes | _Data, values: ByteSpan) -> Feature:
-    found: list[int] = []
-    for _, value in _fields(data, values):
-        at, end = value if isinstance(value, ByteSpan) else (0, 0)
-        if not isinstance(value, ByteSpan):
-            found.append(value)
+def _values(feature: _Feature, data: bytes) -> list[Any]:
+    """Return the values of a feature; of byte strings where they lie."""
+    fields = _fields(data, 0, feature.length)
+    if feature.kind == _STRINGS:
+        return [ByteSpan(feature.start + at, feature.start + end) for tag, at, end in fields if tag & 7 == _BYTES]
+    found: list[Any] = []
+    # Packed, as every writer of today has it, or one by one, as the format allows as well: the bytes are the same.
+    for _, start, end in fields:
+        if feature.kind == _FLOATS:
+            found += struct.unpack(f"<{(end - start) // 4}f", data[start:end])
+            continue
+        at = start
         while at < end:
-            number, at = _read_varint(data, at)
-            found.append(number)
-    # Negative numbers are written in two's complement of 64 bits.
-    return [number - (1 << 64) if number >> 63 else number for number in found]
+            number, at = _varint(data, at)
+            # Negative numbers are written in two's complement of 64 bits.
+            found.append(number - (1 << 64) if number >> 63 else number)
+    return found
 
 
 class _Boxes(NamedTuple):
@@ -286,33 +290,44 @@ class _Record(NamedTuple):
 
 
 class _Example:
-    """The features of one record."""
+    """The features of one record; only those that are asked for are read."""
 
-    def __init__(self, window: ScanWindow, start: int, length: int, name: str) -> None:
-        self.name = name
-        self.data = window.pread(length, start) if length <= _SHORT_BYTES else _Data(window, start, length)
-        try:
-            self.features = parse_example(self.data)
-        except BadMessageError as error:
-            # A message that cannot be read is damage where its checksum is wrong, and no Example where it is right.
-            _check_record(window.pread(length + _CRC.size, start), name)
-            raise broken(name, f"it is not a tf.train.Example ({error})") from error
+    def __init__(self, read: Read, length: int, name: str) -> None:
+        self.name, self.read = name, read
+        # A map is written as messages of key and value.
+        self.features = {
+            _name(entry): entry for whole in _messages(read, 0, length) for entry in _messages(read, *whole[:2])
+        }
+
+    def _feature(self, name: str) -> _Feature:
+        entry = self.features.get(name)
+        return _NOTHING if entry is None else _feature(entry)
+
+    def values(self, name: str) -> list[Any]:
+        """Return the values of a feature; of byte strings where they lie."""
+        feature = self._feature(name)
+        is_whole = len(feature.data) == feature.length
+        data = feature.data if is_whole else self.read(feature.start, feature.start + feature.length)
+        return _values(feature, data)
+
+    def first(self, name: str) -> ByteSpan | None:
+        """Return the first byte string of a feature, unless it is empty, as some writers say that there is none."""
+        feature = self._feature(name)
+        if feature.kind != _STRINGS or not feature.length:
+            return None
+        _, start, end = _field(feature.data, 0, feature.length)
+        return ByteSpan(feature.start + start, feature.start + end) if end > start else None
 
     def is_image(self, span: ByteSpan) -> bool:
-        head: bytes = self.data[span.start : min(span.end, span.start + 16)]
-        return head.startswith(IMAGE_HEADS)
-
-    def first(self, feature: str) -> ByteSpan | None:
-        """Return the first byte string of a feature, unless it is empty, as some writers say that there is none."""
-        found = next(iter(self.features.get(feature, [])), None)
-        return found if isinstance(found, ByteSpan) and found.end > found.start else None
+        """Tell whether an image file begins so."""
+        return self.read(span.start, min(span.end, span.start + 16)).startswith(IMAGE_HEADS)
 
     def shape(self, image: ByteSpan) -> tuple[int, int, int] | None:
         """Return height, width and depth of an image that is written as its pixels; `None` where its length does not
         say so."""
-        found = ([number for name in names for number in self.features.get(name, ())][:1] for names in _SIZES)
-        height, width, depth = (next(iter(numbers), 0) for numbers in found)
-        if not (isinstance(height, int) and isinstance(width, int) and isinstance(depth, int)) or height * width < 1:
+        sides = (next((value for name in names for value in self.values(name)), 0) for names in _SIZES)
+        height, width, depth = sides
+        if not all(isinstance(side, int) for side in (height, width, depth)) or height * width < 1:
             return None
         depth = depth or (image.end - image.start) // (height * width)
         fits = depth in (1, 3, 4) and height * width * depth == image.end - image.start
@@ -321,60 +336,70 @@ class _Example:
     def image_feature(self) -> str:
         """Return the feature that holds an image file, or else the pixels of one; "" if none does."""
         # Names that everybody uses come first: a thumbnail may stand beside the image.
-        order = [*_IMAGES, *(name for name in self.features if name not in _IMAGES)]
-        spans = {name: span for name in order if (span := self.first(name)) is not None}
+        spans = {name: span for name in (*_IMAGES, *self.features) if (span := self.first(name)) is not None}
         files = (name for name, span in spans.items() if self.is_image(span))
         pixels = (name for name, span in spans.items() if self.shape(span) is not None)
         return next(files, "") or next(pixels, "")
 
-    def as_record(self, stored: Part, image: ByteSpan) -> _Record:
-        masks = (span for name in _MASKS if (span := self.first(name)) is not None and self.is_image(span))
-        return _Record(
-            name=self.name,
-            stored=stored,
-            image=image,
-            mask=next(masks, None),
-            shape=None if self.is_image(image) else self.shape(image),
-            boxes=self._boxes() if any(name in self.features for name in _CORNERS) else None,
-        )
-
-    def fields(self) -> dict[str, list[Label]]:
+    def fields(self) -> dict[str, list[Any]]:
         """Return the values of the features that may be labels or splits."""
         found: dict[str, list[Any]] = {}
-        for name, values in self.features.items():
-            if values and (field := _field_of(name)):
-                own = [self._short(name, value) for value in values]
-                if found.setdefault(field, own) != own:
-                    others = sorted(other for other in self.features if _field_of(other) == field)
-                    raise broken(self.name, f"it has different values in {listed(others)}", "one of the two")
+        for name in self.features:
+            field = _field_of(name)
+            if not field or not (values := self._texts(name)):
+                continue
+            if found.setdefault(field, values) != values:
+                others = sorted(other for other in self.features if _field_of(other) == field)
+                raise broken(self.name, f"it has different values in {listed(others)}", "one of the two")
         return found
 
-    def _short(self, name: str, value: Any) -> Any:
-        """Return a value as text; of a long one that is none, which no label is, the first bytes."""
-        if not isinstance(value, ByteSpan):
-            return value
-        head = self.data[value.start : min(value.end, value.start + _MOST_TEXT_BYTES)]
+    def _texts(self, name: str) -> list[Any]:
+        """Return the values of a feature, with byte strings as texts; of a long one that is none, which no label is,
+        the first bytes."""
+        return [self._text(name, value) if isinstance(value, ByteSpan) else value for value in self.values(name)]
+
+    def _text(self, name: str, span: ByteSpan) -> str | bytes:
+        head = self.read(span.start, min(span.end, span.start + _MOST_TEXT_BYTES))
         try:
             return head.decode()
         except UnicodeDecodeError as error:
             if len(head) > _MOST_LABEL_BYTES:
-                return bytes(head[:_MOST_LABEL_BYTES])
+                return head[:_MOST_LABEL_BYTES]
             raise broken(self.name, f"its '{name}' is not text") from error
 
-    def _values(self, name: str) -> list[Label]:
-        feature = self.features.get(name, [])
-        try:
-            return [self.data[slice(*value)].decode() if isinstance(value, ByteSpan) else value for value in feature]
-        except UnicodeDecodeError as error:
-            raise broken(self.name, f"its '{name}' is not text") from error
-
-    def _boxes(self) -> _Boxes:
-        corners: list[Any] = [self.features.get(name, []) for name in _CORNERS]
-        labels, texts = self._values(_BOX_LABEL), self._values(_BOX_TEXT)
+    def boxes(self) -> _Boxes | None:
+        """Return its boxes; `None` where it has none of their features."""
+        if not any(name in self.features for name in _CORNERS):
+            return None
+        corners = [self.values(name) for name in _CORNERS]
+        labels, texts = self._texts(_BOX_LABEL), self._texts(_BOX_TEXT)
         labels, words = labels or texts, [text if isinstance(text, str) else None for text in texts or labels]
         if any(len(values) != len(labels) for values in (*corners, words)):
             raise broken(self.name, "it has corners, labels and names of boxes in different numbers")
         return _Boxes(list(zip(*corners, strict=True)), labels, words)
+
+    def as_record(self, stored: Part, image: ByteSpan) -> _Record:
+        """Return what it states of the image."""
+        masks = (span for name in _MASKS if (span := self.first(name)) is not None and self.is_image(span))
+        shape = None if self.is_image(image) else self.shape(image)
+        return _Record(self.name, stored, image, next(masks, None), shape, self.boxes())
+
+
+@contextmanager
+def _example(window: ScanWindow, start: int, length: int, name: str) -> Iterator[_Example]:
+    """Read the Example of one record; whatever of it cannot be read is an error that names it."""
+    data = window.pread(length, start) if length <= _SHORT_BYTES else None
+
+    def read(first: int, last: int) -> bytes:
+        return window.pread(min(last, length) - first, start + first) if data is None else data[first:last]
+
+    try:
+        yield _Example(read, length, name)
+    except (BadMessageError, IndexError, struct.error, UnicodeDecodeError) as error:
+        # A message that cannot be read is damage where its checksum is wrong, and no Example where it is right.
+        _check_record(window.pread(length + _CRC.size, start), name)
+        reason = error if isinstance(error, BadMessageError) else f"it is cut off, or not a protobuf message ({error})"
+        raise broken(name, f"it is not a tf.train.Example ({reason})") from error
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
@@ -391,15 +416,15 @@ def tfrecord_state(source: Source) -> Evidence:
     """
     shards = _record_files(source)
     window = ScanWindow(shards[0], _SHORT_BYTES)
-    first = _Example(window, *next(_scan_records(window)), f"{shards[0].name}[0]")
-    image = first.image_feature()
+    with _example(window, *next(_scan_records(window)), f"{shards[0].name}[0]") as first:
+        image = first.image_feature()
+        lengths = {field: len(values) for field, values in first.fields().items() if _is_one(values)} if image else {}
     if not image:
         msg = (
             f"The first record of '{source.label}' holds no image file (JPEG, PNG, GIF, BMP, TIFF, WebP) but the "
             f"features {', '.join(sorted(first.features)) or 'of no Example'}. Give layout= a function that reads it."
         )
         raise LayoutError(msg)
-    lengths = {field: len(values) for field, values in first.fields().items() if _is_one(values)}
     scanned = scan_each(shards, lambda number, shard: _scan_shard(shard, number, image, lengths))
     records = [record for found, _, _ in scanned for record in found]
     fields = join_fields([(stated, len(found)) for found, stated, _ in scanned])
@@ -457,11 +482,13 @@ def _scan_shard(
     records, stated = [], []
     count = 0
     for start, length in _scan_records(window):
-        example = _Example(window, start, length, f"{shard.name}[{count}]")
-        found = example.first(image)
-        if found is not None:
-            records.append(example.as_record(Part(number, start, length + _CRC.size), found))
-            stated.append({field: _one(example, field, values, lengths) for field, values in example.fields().items()})
+        with _example(window, start, length, f"{shard.name}[{count}]") as example:
+            found = example.first(image)
+            if found is not None:
+                records.append(example.as_record(Part(number, start, length + _CRC.size), found))
+                stated.append(
+                    {field: _one(example, field, values, lengths) for field, values in example.fields().items()}
+                )
         count += 1
     window.close()
     return records, fields_of(stated), count - len(records)
@@ -478,7 +505,7 @@ def _field_of(feature: str) -> str:
 
 def _is_one(values: Sequence[Any]) -> bool:
     """Tell whether values say one thing: a single one, or of zeros and one 1 the place of that."""
-    return len(values) == 1 or sorted(values, key=str) == [0] * (len(values) - 1) + [1]
+    return len(values) == 1 or (values.count(1) == 1 and values.count(0) == len(values) - 1)
 
 
 def _one(example: _Example, field: str, values: Sequence[Any], lengths: Mapping[str, int]) -> Any:

@@ -69,6 +69,8 @@ READ: dict[str, tuple[dict[str, bytes], Any, Rows, tuple[str, ...]]] = {
     "several numbers": ({"images.npy": npy(X), "labels.npy": npy(FLOATS)}, "auto", {"": (X, FLOATS)}, ()),
     "Fortran's order": ({"X.npy": npy(np.asfortranarray(FLOATS)), "y.npy": npy(Y)}, "auto", {"": (FLOATS, Y)}, NUMBERED),
     "numbered by savez": ({"a.npz": npz(arr_0=X, arr_1=Y)}, "auto", {"": (X, Y)}, NUMBERED),
+    "numbered .npy": ({"x_0.npy": npy(X[:8]), "x_1.npy": npy(X[8:]), "y_0.npy": npy(Y[:8]), "y_1.npy": npy(Y[8:])}, "auto", {"": (X, Y)}, NUMBERED),
+    "one of numbered .npy": ({"x_0.npy": npy(X[:8]), "x_1.npy": npy(X[8:]), "y_0.npy": npy(Y[:8]), "y_1.npy": npy(Y[8:])}, array_rows(x="x_1.npy", y="y_1.npy"), {"": (X[8:], Y[8:])}, ()),
     "names that are given": ({"a.npz": npz(faces=X, ages=Y, noise=Y)}, array_rows(x="faces", y="ages"), {"": (X, Y)}, NUMBERED),
     "HDF5, names of classes beside": ({"train.h5": h5({"train_set_x": X, "train_set_y": Y, "list_classes": np.array([b"a", b"b", b"c"])})}, "auto",
                                       {"train": (X, Y)}, ("a", "b", "c")),
@@ -260,6 +262,7 @@ REFUSED: dict[str, tuple[dict[str, bytes], Any, str]] = {
     "words as inputs": ({"x.npy": npy(WORDS), "y.npy": npy(Y)}, "arrays", r"'x\.npy'"),
     "names that say nothing": ({"a.npy": npy(X), "b.npy": npy(Y)}, "auto", ASKED),
     "two inputs": ({"X.npy": npy(X), "images.npy": npy(X)}, "auto", ASKED),
+    "numbered inputs without targets": ({"x_0.npy": npy(X), "x_1.npy": npy(X), "y_0.npy": npy(Y)}, "auto", ASKED),
     "targets alone": ({"y.npy": npy(Y), "z.npy": npy(Y)}, "auto", ASKED),
     "a name that is not there": ({"a.npz": npz(faces=X)}, array_rows(x="face"), "'face'"),
     **{
