@@ -46,7 +46,7 @@ from colabstage.pack.execute import run_pack, space_for
 from colabstage.pack.job import CallersDataset, open_source, plan_job
 from colabstage.pack.options import PackArguments, PackOptions, recorded_image, remedies_for_batches
 from colabstage.pack.set_stores import remote_address
-from colabstage.pack.shards import ShardSet
+from colabstage.pack.shards import pack_set
 from colabstage.sources.parse import absolute_path, check_outside, refuse_address
 from colabstage.trees.bytes import ARCHIVE_SUFFIXES
 
@@ -247,7 +247,7 @@ def pack_dataset(
                     f"target='{show_address(remote)}' is an address, where shards are written; give shards=, or a path."
                 )
                 raise OptionError(msg)
-            return ShardSet(source, remote, packing, shards, executor, overwrite=overwrite).pack(shown)
+            return pack_set(source, remote, packing, shown, shards=shards, executor=executor, overwrite=overwrite)
         path = Path(target)
         if isinstance(source, str | os.PathLike):
             _check_apart(Path(source), path, in_shards=in_shards)
@@ -262,7 +262,7 @@ def pack_dataset(
         # Before the source is opened, which may take minutes on a mount.
         _check_pack_target(path, overwrite=overwrite, in_shards=in_shards)
         if in_shards:
-            return ShardSet(source, path, packing, shards, executor, overwrite=overwrite).pack(shown)
+            return pack_set(source, path, packing, shown, shards=shards, executor=executor, overwrite=overwrite)
         with open_source(source, packing, beside=path) as opened:
             job = plan_job(opened.tree, opened.find(), packing, free_bytes=space_for(path))
             make_folder(path.parent)

@@ -13,7 +13,7 @@ import re
 import tempfile
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from colabstage.errors import OptionError, SourceError, TargetExistsError
 from colabstage.h5.manifest import (
@@ -30,15 +30,17 @@ from colabstage.io.files import parse_json
 from colabstage.io.ownership import remove_vouched, whatever_is_there
 from colabstage.io.units import show_address
 from colabstage.io.workspace import disk_use, open_workspace, remove_own
+from colabstage.machine.resources import check_space
 from colabstage.pack.finish import OddBoxes
+from colabstage.pack.job import ReplanError
 from colabstage.sources.buckets import ObjectStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-    from contextlib import AbstractContextManager
 
     from colabstage.h5.manifest import Manifest
     from colabstage.pack.execute import PackReport
+    from colabstage.pack.job import PackJob
 
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 # A file beside unfinished shards: workers continue as long as it exists. A shared folder is the one thing that all
@@ -108,25 +110,6 @@ def result_of(manifest: Manifest) -> ShardResult:
     return ShardResult(manifest.samples, manifest.skipped, sum(manifest.samples.values()), 0)
 
 
-class SetStore(Protocol):
-    """Where finished shards of one set go. Picklable where workers of an executor use it."""
-
-    look_s: float
-    """How often a worker may ask whether its shard is wanted, in seconds."""
-
-    def finished(self, name: ShardName) -> ShardResult | None:
-        """Return the result of a shard that is complete; `None` when it is not, or belongs to another set."""
-
-    def is_wanted(self) -> bool:
-        """Return whether the caller, wherever it is, still wants the shards."""
-
-    def scratch(self, name: ShardName) -> AbstractContextManager[Path]:
-        """Yield the local file that a shard is written to."""
-
-    def keep(self, file: Path, name: ShardName) -> None:
-        """Take a shard that was written there, with its manifest."""
-
-
 @dataclass(slots=True)
 class LocalStore:
     """A folder on this machine, or on a disk that all workers share."""
@@ -136,6 +119,7 @@ class LocalStore:
     folder: Path
     """The folder of those that are finished, beside it."""
     look_s: float = 0.25
+    """How often a worker may ask whether its shard is wanted, in seconds."""
     _others: list[Path] = field(default_factory=list)
 
     @contextlib.contextmanager
@@ -143,8 +127,26 @@ class LocalStore:
         """Yield itself, which needs no connection."""
         yield self
 
+    @contextlib.contextmanager
+    def begin(self, names: Sequence[ShardName], job: PackJob, *, overwrite: bool) -> Iterator[Self]:
+        """Yield the store while workers may write shards into it."""
+        # What must not be replaced is an error within a second, and not after hours of work.
+        self._find_others(names, overwrite=overwrite)
+        model = self.target.with_name(f"{self.target.stem}-shards{self.target.suffix}")
+        # After the first of these errors shards of another form are needed; before the second nothing was written.
+        with open_workspace(model, drops=(ReplanError, TargetExistsError)) as workspace:
+            self.folder = workspace.path.absolute()
+            needed = max(0, job.plan.nbytes - disk_use(workspace.path))
+            check_space(self.target.parent, needed, f"The pack of '{job.label}'")
+            (self.folder / _WANTED).touch()
+            try:
+                yield self
+            finally:
+                self.stop()
+
     def finished(self, name: ShardName) -> ShardResult | None:
-        """Return the result of a shard that is complete, in its place or in the folder."""
+        """Return the result of a shard that is complete, in its place or in the folder; `None` when it is not, or
+        belongs to another set."""
         return self._result(self._final(name), name) or self._result(self._part(name), name)
 
     @staticmethod
@@ -152,22 +154,22 @@ class LocalStore:
         return name.result_of(read_manifest(path), path.stat().st_size) if path.is_file() else None
 
     def is_wanted(self) -> bool:
-        """Return whether the folder says so."""
+        """Return whether the caller, wherever it is, still wants the shards."""
         return (self.folder / _WANTED).exists()
 
     @contextlib.contextmanager
     def scratch(self, name: ShardName) -> Iterator[Path]:
-        """Yield the shard's file in the folder."""
+        """Yield the local file that a shard is written to."""
         yield self._part(name)
 
     def keep(self, file: Path, name: ShardName) -> None:
-        """Do nothing, because it is where it belongs."""
+        """Take a shard that was written there, with its manifest: it is where it belongs."""
 
     def signs(self) -> object:
         """Return another value whenever a worker has written something."""
         return disk_use(self.folder)
 
-    def find_others(self, names: Sequence[ShardName], *, overwrite: bool) -> None:
+    def _find_others(self, names: Sequence[ShardName], *, overwrite: bool) -> None:
         """Find the files that are removed at the end: all but this set's own shards and those to be replaced."""
         # Shards of this very set were placed by a run that was interrupted while it put them there.
         own = {self._final(name): name for name in names}
@@ -183,16 +185,12 @@ class LocalStore:
                 raise TargetExistsError(msg)
         self._others = [path for path in foreign if path not in own]
 
-    def want(self) -> None:
-        """Have workers write shards."""
-        (self.folder / _WANTED).touch()
-
     def stop(self) -> None:
         """No longer want the set: workers that still write a shard stop."""
         remove_own(self.folder / _WANTED)
 
-    def place(self, names: Sequence[ShardName]) -> None:
-        """Move all shards to their places."""
+    def place(self, names: Sequence[ShardName]) -> int:
+        """Move all shards to their places; return their length in bytes."""
         for name in names:
             if self._part(name).exists():
                 place_pack(self._part(name), self._final(name), replaces=whatever_is_there)
@@ -200,10 +198,11 @@ class LocalStore:
             # Last, when the whole new set is in place: until then the old one is all there is.
             if remove_vouched(other, whatever_is_there if other == self.target else is_as_written):
                 remove_manifest(other)
-
-    def nbytes(self, names: Sequence[ShardName]) -> int:
-        """Return the length of all shards in their places, in bytes."""
         return sum(self._final(name).stat().st_size for name in names)
+
+    def shown(self, file: str) -> Path:
+        """Return how a report names a file of the set."""
+        return self.target.with_name(file)
 
     def _final(self, name: ShardName) -> Path:
         return self.target.with_name(name.file_of(self.target.name))
@@ -221,22 +220,34 @@ class RemoteStore:
     made_of: str
     """The set, which its folder is named after."""
     look_s: float = 2.0
-    """Each look is a request to the storage."""
+    """As of `LocalStore`: each look is a request to the storage."""
     _others: list[str] = field(default_factory=list)
     _store: ObjectStore | None = None
 
-    def __getstate__(self) -> tuple[str, str, float]:
-        return self.url, self.made_of, self.look_s
-
-    def __setstate__(self, state: tuple[str, str, float]) -> None:
-        self.url, self.made_of, self.look_s = state
-        self._others, self._store = [], None
+    def __reduce__(self) -> tuple[type[RemoteStore], tuple[str, str]]:
+        return RemoteStore, (self.url, self.made_of)
 
     @contextlib.contextmanager
     def open(self) -> Iterator[Self]:
         """Yield the store with a connection of its own."""
         with contextlib.closing(ObjectStore(self.url)) as store:
             yield replace(self, _store=store)
+
+    @contextlib.contextmanager
+    def begin(self, names: Sequence[ShardName], _job: PackJob, *, overwrite: bool) -> Iterator[Self]:
+        """Yield the open store while workers may write shards into it."""
+        with self.open() as store:
+            store._find_others(names, overwrite=overwrite)
+            store._open.put_bytes(b"wanted", store._mark)
+            try:
+                yield store
+            # All shards are written again in another form, so none of these can be continued.
+            except ReplanError:
+                store._clear(names)
+                raise
+            except BaseException:
+                store.stop()
+                raise
 
     @property
     def _open(self) -> ObjectStore:
@@ -284,7 +295,7 @@ class RemoteStore:
         """Return nothing: a worker gives no sign between the beginning of a shard and its end."""
         return None
 
-    def find_others(self, names: Sequence[ShardName], *, overwrite: bool) -> None:
+    def _find_others(self, names: Sequence[ShardName], *, overwrite: bool) -> None:
         """Find the files that are removed at the end, as `LocalStore`."""
         target, store = Path(self._name), self._open
         own = {name.file_of(self._name): name for name in names}
@@ -305,16 +316,12 @@ class RemoteStore:
             raise TargetExistsError(msg)
         self._others = [f"{self._folder}/{found}" for found in foreign if found not in own]
 
-    def want(self) -> None:
-        """Have workers write shards."""
-        self._open.put_bytes(b"wanted", self._mark)
-
     def stop(self) -> None:
         """No longer want the set: workers that still write a shard stop."""
         self._open.remove(self._mark)
 
-    def place(self, names: Sequence[ShardName]) -> None:
-        """Give all uploaded shards their names, unless they have them."""
+    def place(self, names: Sequence[ShardName]) -> int:
+        """Give all uploaded shards their names, unless they have them; return their length in bytes."""
         for name in names:
             if self._result(self._part(name), name) is not None:
                 self._place(self._part(name), self._final(name))
@@ -322,7 +329,8 @@ class RemoteStore:
         for other in self._others:
             self._open.remove(f"{other}.json")
             self._open.remove(other)
-        self.clear(names)
+        self._clear(names)
+        return sum(self._open.size(self._final(name)) or 0 for name in names)
 
     def _place(self, part: str, final: str) -> None:
         # As for local files: a new shard appears complete, and one that is replaced has no manifest for a moment.
@@ -335,20 +343,20 @@ class RemoteStore:
         if replaces:
             self._open.move(f"{part}.json", f"{final}.json")
 
-    def clear(self, names: Sequence[ShardName]) -> None:
+    def _clear(self, names: Sequence[ShardName]) -> None:
         """Remove everything in the folder of unfinished shards."""
         self.stop()
         for name in names:
             self._discard(name)
         self._open.remove_folder(self._parts)
 
-    def nbytes(self, names: Sequence[ShardName]) -> int:
-        """Return the length of all shards in their places."""
-        return sum(self._open.size(self._final(name)) or 0 for name in names)
-
     def _discard(self, name: ShardName) -> None:
         self._open.remove(f"{self._part(name)}.json")
         self._open.remove(self._part(name))
+
+    def shown(self, file: str) -> str:
+        """Return how a report names a file of the set."""
+        return f"{show_address(self.url).rpartition('/')[0]}/{file}"
 
     @property
     def _folder(self) -> str:

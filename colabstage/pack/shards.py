@@ -15,11 +15,11 @@ import tempfile
 import time
 import traceback
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, Future, ProcessPoolExecutor, wait
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 
@@ -27,7 +27,6 @@ from colabstage.errors import (
     MissingDependencyError,
     OptionError,
     SourceChangedError,
-    TargetExistsError,
     WorkersLostError,
 )
 from colabstage.h5.parts import shard_pattern
@@ -35,11 +34,10 @@ from colabstage.images.decode import can_torch_resize
 from colabstage.io.files import make_folder
 from colabstage.io.packages import installed_version
 from colabstage.io.progress import Cancellation, Progress, ProgressStep
-from colabstage.io.units import show_address
-from colabstage.io.workspace import disk_use, open_workspace
+from colabstage.io.workspace import open_workspace
 from colabstage.layouts.evidence import take_rows as take_rows_of_table
 from colabstage.layouts.table import TreeFiles
-from colabstage.machine.resources import check_space, free_space, usable_cores
+from colabstage.machine.resources import free_space, usable_cores
 from colabstage.pack.execute import PackReport, notes_on_losses, run_pack, target_arrays
 from colabstage.pack.finish import OddBoxes, place_joined
 from colabstage.pack.job import (
@@ -58,7 +56,7 @@ from colabstage.pack.set_stores import LocalStore, RemoteStore, ShardName, Shard
 from colabstage.pack.writer import check_share, sample_stamp
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
     from concurrent.futures import Executor
     from typing import Self
 
@@ -68,8 +66,9 @@ if TYPE_CHECKING:
     from colabstage.pack.job import OpenSource, PackSource
     from colabstage.pack.options import PackOptions
     from colabstage.pack.plan import PackPlan
-    from colabstage.pack.set_stores import SetStore
+    from colabstage.trees.listing import FileEntries, Tree
 
+    SetStore = LocalStore | RemoteStore
     Written = Generator[tuple[ShardName, ShardResult]]
 
 
@@ -85,36 +84,23 @@ _MOST_SENT_BYTES, _SENT_BYTES_OF_SAMPLE = 1 << 20, 1024
 _LONGEST_SHARD_S = 4 * 3600.0
 
 
-def default_shards(job: PackJob) -> int:
-    """Return the default number of shards: about one for each GB."""
-    # From the samples alone and not from the number of workers, so that the files are the same on any cluster.
-    by_size = max(_FEWEST, -(-job.plan.nbytes // _SHARD_BYTES))
-    return max(1, min(by_size, len(job.table) // _FEWEST_SAMPLES, _MOST))
-
-
-def check_shards(count: int, job: PackJob) -> int:
-    """Return `count` if that many shards can be made."""
+def count_shards(asked: int | None, job: PackJob) -> int:
+    """Return how many shards are made: the number that was asked for, or about one for each GB."""
+    if asked is None:
+        # From the samples alone and not from the number of workers, so that the files are the same on any cluster.
+        by_size = max(_FEWEST, -(-job.plan.nbytes // _SHARD_BYTES))
+        return max(1, min(by_size, len(job.table) // _FEWEST_SAMPLES, _MOST))
     # A shard without a row in any split would be a file that nobody can read.
     most = min(_MOST, max(len(split.samples) for split in job.plan.splits))
-    if not 1 <= count <= most:
-        msg = f"shards={count!r} cannot work; expected 1 to {most:,}, at most the rows of the largest split."
+    if not 1 <= asked <= most:
+        msg = f"shards={asked!r} cannot work; expected 1 to {most:,}, at most the rows of the largest split."
         raise OptionError(msg)
-    return count
-
-
-def shard_splits(splits: Sequence[SplitPlan], number: int, count: int) -> list[SplitPlan]:
-    """Return the rows of one shard: a consecutive part of every split."""
-    # Consecutive, so that the shards one after the other are the rows of the single file. By integer arithmetic: shards
-    # differ by at most one row, and together have each row once.
-    parts = [
-        SplitPlan(name, rows[len(rows) * number // count : len(rows) * (number + 1) // count])
-        for name, rows in ((split.name, split.samples) for split in splits)
-    ]
-    return [part for part in parts if len(part.samples)]
+    return asked
 
 
 class ShardRows(NamedTuple):
-    """The samples of one shard."""
+    """The samples of one shard: a consecutive part of every split, so that the shards one after the other are the rows
+    of the single file."""
 
     chosen: NDArray[np.int64]
     """Their numbers in the whole table, ascending, which is the order of the source: a worker reads its part of it from
@@ -125,7 +111,12 @@ class ShardRows(NamedTuple):
     @classmethod
     def of(cls, plan: PackPlan, name: ShardName) -> ShardRows:
         """Return the rows of a shard, given the plan of all samples."""
-        splits = shard_splits(plan.splits, name.number, name.total)
+        # By integer arithmetic: shards differ by at most one row, and together have each row once.
+        parts = [
+            SplitPlan(split, rows[len(rows) * name.number // name.total : len(rows) * (name.number + 1) // name.total])
+            for split, rows in plan.splits
+        ]
+        splits = [part for part in parts if len(part.samples)]
         chosen = np.sort(np.concatenate([split.samples for split in splits]))
         return cls(chosen, take_rows(plan, chosen, splits))
 
@@ -146,23 +137,17 @@ def shard_names(job: PackJob, count: int, identity: Mapping[str, Any] | None = N
 
     `identity`: the state of an archive; with it names have the state of their samples.
     """
-    made = made_of(job, count)
-    names = [ShardName(made, number, count) for number in range(count)]
-    # The state is not part of what the set is made of, which is in the file: another machine may have other times.
-    return names if identity is None else [name._replace(state=_state_of(job, name, identity)) for name in names]
-
-
-def made_of(job: PackJob, count: int) -> str:
-    """Return 16 hexadecimal digits that change whenever any shard of the set would."""
     plan = job.plan
-    # Another version may write other bytes for the same samples.
+    # Another version may write other bytes for the same samples. The state is no part of this, which is in the file:
+    # another machine may have other times.
     options = job.options.places_fingerprint()
     facts = (installed_version("colabstage"), job.label, options, plan.encoding, plan.resizer, count)
     digest = hashlib.sha256(repr(facts).encode(errors="surrogateescape"))
     _hash_table(digest, job.table)
     for split in plan.splits:
         digest.update(np.ascontiguousarray(split.samples).tobytes())
-    return digest.hexdigest()[:16]
+    names = [ShardName(digest.hexdigest()[:16], number, count) for number in range(count)]
+    return names if identity is None else [name._replace(state=_state_of(job, name, identity)) for name in names]
 
 
 def _hash_table(digest: hashlib._Hash, table: SampleTable) -> str:
@@ -189,19 +174,18 @@ class ShardTask:
 
     source: PackSource
     """What is packed, under the name by which the worker can open it."""
-    store: LocalStore | RemoteStore
+    store: SetStore
     name: ShardName
     options: PackOptions
     rows: ShardRows
     table: bytes | None
-    """Its samples, pickled; `None` where they cannot be, and are found again."""
+    """Its samples, pickled without the open source that they are read from; `None` where they cannot be, and are found
+    again."""
     digest: str
     """Of all samples, where they are found again."""
 
 
 class _TablePickler(pickle.Pickler):
-    """Pickles a table without the open source that its samples are read from."""
-
     opened: object
 
     def persistent_id(self, obj: object) -> str | None:
@@ -276,35 +260,36 @@ def _planned_table(task: ShardTask, opened: OpenSource) -> SampleTable:
         unpickler = _TableUnpickler(io.BytesIO(task.table))
         unpickler.opened = opened.tree or opened.dataset
         table: SampleTable = unpickler.load()
-        is_same = _is_listed(table, opened)
+        if opened.tree is None or _is_listed(table, opened.tree):
+            return table
     else:
         table = completed(opened.find())
-        is_same = _hash_table(hashlib.sha256(), table) == task.digest
-        table = take_rows_of_table(table, task.rows.chosen) if is_same else table
-    if not is_same:
-        label = "The dataset" if opened.tree is None else f"'{opened.tree.label}'"
-        msg = (
-            f"{label} has other files here than where the pack was planned, or changed meanwhile. Make sure that all "
-            "workers see the same source, and pack it again."
-        )
-        raise SourceChangedError(msg)
-    return table
+        if _hash_table(hashlib.sha256(), table) == task.digest:
+            return take_rows_of_table(table, task.rows.chosen)
+    label = "The dataset" if opened.tree is None else f"'{opened.tree.label}'"
+    msg = (
+        f"{label} has other files here than where the pack was planned, or changed meanwhile. Make sure that all "
+        "workers see the same source, and pack it again."
+    )
+    raise SourceChangedError(msg)
 
 
-def _is_listed(table: SampleTable, opened: OpenSource) -> bool:
-    """Tell whether a source has the files of a table, of the same lengths and, in an archive, in the same places."""
-    tree = opened.tree
-    if tree is None:
-        return True
+def _is_listed(table: SampleTable, tree: Tree) -> bool:
+    """Tell whether a tree has the files of a table, of the same lengths and, in an archive, in the same places."""
+    # In a folder positions are places in its listing.
+    columns = 1 if tree.kind == "folder" else 2
 
-    def facts(names: list[str], *columns: NDArray[np.int64]) -> Iterator[tuple[Any, ...]]:
-        # In a folder positions are places in its listing.
-        return zip(names, *(column.tolist() for column in columns[: 1 if tree.kind == "folder" else 2]), strict=True)
+    def facts(entries: FileEntries) -> Iterator[tuple[Any, ...]]:
+        numbers = (entries.sizes, entries.positions)[:columns]
+        return zip(entries.names, *(column.tolist() for column in numbers), strict=True)
 
-    listed = set(facts(tree.entries.names, tree.entries.sizes, tree.entries.positions))
-    sources = [source for source in (table.inputs.source, target_source(table)) if isinstance(source, TreeFiles)]
-    wanted = [facts(source.entries.names, source.sizes, source.positions) for source in sources if source.tree is tree]
-    return all(listed.issuperset(one) for one in wanted)
+    listed = set(facts(tree.entries))
+    sources = (table.inputs.source, target_source(table))
+    return all(
+        listed.issuperset(facts(source.entries))
+        for source in sources
+        if isinstance(source, TreeFiles) and source.tree is tree
+    )
 
 
 class _AsLongAs(Cancellation):
@@ -344,6 +329,11 @@ def write_shards(
     `write`: writes some shards, and shows their samples as a part of one step.
     """
     results = dict(done)
+
+    def check() -> None:
+        skipped = [why for result in results.values() for why in result.skipped]
+        check_share(job.options, skipped, len(job.table), lambda: skipped[0])
+
     left = [name for name in names if name.number not in results]
     with progress.step("pack", total=len(job.table), unit=job.table.unit) as step:
         step.start_at(sum(result.rows for result in results.values()))
@@ -352,8 +342,8 @@ def write_shards(
         with closing(write(left, _PartOfStep(step, progress.cancellation))) as coming:
             for name, result in coming:
                 results[name.number] = result
-                check_set(job, results.values())
-    check_set(job, results.values())
+                check()
+    check()
     return [results[name.number] for name in names]
 
 
@@ -375,128 +365,85 @@ class _PartOfStep(Progress, ProgressStep):
         self._step.start_at(amount)
 
 
-@dataclass(frozen=True, slots=True)
-class ShardSet:
-    """What to pack, and into how many shards; as the arguments of `pack_dataset`."""
+def pack_set(
+    source: PackSource | CallersDataset,
+    target: str | Path,
+    options: PackOptions,
+    progress: Progress,
+    *,
+    shards: int | None,
+    executor: Executor | None,
+    overwrite: bool,
+) -> PackReport:
+    """Write all shards of a set; the arguments are those of `pack_dataset`.
 
-    source: PackSource | CallersDataset
-    target: str | Path
-    """The single file whose shards are made: a path, or the address of one."""
-    options: PackOptions
-    shards: int | None
-    executor: Executor | None
-    overwrite: bool
-
-    @property
-    def _path(self) -> Path:
-        """Return the target; of an address, a path of its name in this machine's folder for temporary files."""
-        if isinstance(self.target, Path):
-            return self.target
-        return Path(tempfile.gettempdir()) / self.target.rpartition("/")[2]
-
-    def pack(self, progress: Progress) -> PackReport:
-        """Write all shards."""
-        began = time.monotonic()
-        with open_source(self.source, self.options, beside=self._path) as opened:
-            # Workers use the resizer that is planned here, so it has to be certain and not only expected.
-            job = settled(plan_job(opened.tree, opened.find(), self.options, free_bytes=free_space(self._path.parent)))
-            count = default_shards(job) if self.shards is None else check_shards(self.shards, job)
-            make_folder(self._path.parent)
-            while True:
-                try:
-                    return self._write(opened, job, count, progress, began)
-                except ReplanError as found:
-                    # Once more from the beginning: shards of pixels and shards of files cannot be read as one.
-                    job = found.plan_again(job)
-
-    def _write(self, opened: OpenSource, job: PackJob, count: int, progress: Progress, began: float) -> PackReport:
-        """Write one planned set beside the target, then publish; finished shards are kept for the next attempt."""
-        names = shard_names(job, count, opened.identity())
-        with self._open_store(names, job) as store:
-            done = {name.number: result for name in names if (result := store.finished(name)) is not None}
-
-            def write(left: list[ShardName], shown: Progress) -> Written:
-                if self.executor is None:
-                    return self._write_here(opened, job, store, left, shown)
-                return self._write_elsewhere(self.executor, opened, job, store, left, shown)
-
-            results = write_shards(names, job, done, write, progress)
-            # Too many broken samples have left the old set as it was.
-            store.place(names)
-            nbytes = store.nbytes(names)
-        names_of_files = [shard_pattern(self._path, count).name, *(name.file_of(self._path.name) for name in names)]
-        base = f"{show_address(store.url).rpartition('/')[0]}/" if isinstance(store, RemoteStore) else ""
-        pattern, *files = (f"{base}{file}" if base else self._path.with_name(file) for file in names_of_files)
-        return replace(set_report(job, results, began), path=pattern, files=tuple(files), nbytes=nbytes)
-
-    @contextmanager
-    def _open_store(self, names: list[ShardName], job: PackJob) -> Iterator[LocalStore | RemoteStore]:
-        # What must not be replaced is an error within a second, and not after hours of work.
-        if not isinstance(self.target, Path):
-            with RemoteStore(self.target, names[0].made_of).open() as remote:
-                remote.find_others(names, overwrite=self.overwrite)
-                remote.want()
-                try:
-                    yield remote
-                # All shards are written again in another form, so none of these can be continued.
-                except ReplanError:
-                    remote.clear(names)
-                    raise
-                except BaseException:
-                    remote.stop()
-                    raise
-            return
-        local = LocalStore(self.target, self.target.parent)
-        local.find_others(names, overwrite=self.overwrite)
-        model = self.target.with_name(f"{self.target.stem}-shards{self.target.suffix}")
-        # After the first of these errors shards of another form are needed; before the second nothing was written.
-        with open_workspace(model, drops=(ReplanError, TargetExistsError)) as workspace:
-            local.folder = workspace.path.absolute()
-            needed = max(0, job.plan.nbytes - disk_use(workspace.path))
-            check_space(self.target.parent, needed, f"The pack of '{job.label}'")
-            local.want()
+    `target`: the single file whose shards are made: a path, or the address of one.
+    """
+    began = time.monotonic()
+    # Of an address, a path of its name in this machine's folder for temporary files.
+    path = target if isinstance(target, Path) else Path(tempfile.gettempdir()) / target.rpartition("/")[2]
+    with open_source(source, options, beside=path) as opened:
+        # Workers use the resizer that is planned here, so it has to be certain and not only expected.
+        job = settled(plan_job(opened.tree, opened.find(), options, free_bytes=free_space(path.parent)))
+        count = count_shards(shards, job)
+        make_folder(path.parent)
+        while True:
+            names = shard_names(job, count, opened.identity())
+            store = LocalStore(path, path.parent) if target is path else RemoteStore(str(target), names[0].made_of)
+            # Finished shards are kept for the next attempt.
             try:
-                yield local
-            finally:
-                local.stop()
+                with store.begin(names, job, overwrite=overwrite) as begun:
+                    done = {name.number: found for name in names if (found := begun.finished(name)) is not None}
+                    write = partial(_write_elsewhere, executor, source) if executor is not None else _write_here
+                    results = write_shards(names, job, done, partial(write, opened, job, begun), progress)
+                    # Too many broken samples have left the old set as it was.
+                    nbytes = begun.place(names)
+            except ReplanError as found:
+                # Once more from the beginning: shards of pixels and shards of files cannot be read as one.
+                job = found.plan_again(job)
+                continue
+            pattern = store.shown(shard_pattern(path, count).name)
+            files = tuple(store.shown(name.file_of(path.name)) for name in names)
+            return replace(set_report(job, results, began), path=pattern, files=files, nbytes=nbytes)
 
-    def _write_here(
-        self, opened: OpenSource, job: PackJob, store: SetStore, names: list[ShardName], progress: Progress
-    ) -> Written:
-        job.options.check_code()
-        for name in names:
-            with store.scratch(name) as path:
-                cancellation = progress.cancellation
-                result = _write_one(shard_job(job, name), path, opened, store, name, progress, cancellation)
-            yield name, result
 
-    def _write_elsewhere(  # noqa: PLR0917 - what the tasks are made of, each named once
-        self,
-        executor: Executor,
-        opened: OpenSource,
-        job: PackJob,
-        store: LocalStore | RemoteStore,
-        names: list[ShardName],
-        progress: Progress,
-    ) -> Written:
-        # The caller asked for an executor, so its workers read the items.
-        source = self.source.dataset if isinstance(self.source, CallersDataset) else self.source
-        if isinstance(source, Path):
-            source = str(source.absolute())
-        digest, part = _hash_table(hashlib.sha256(), job.table), opened.tree or opened.dataset
+def _write_here(
+    opened: OpenSource, job: PackJob, store: SetStore, names: list[ShardName], progress: Progress
+) -> Written:
+    job.options.check_code()
+    for name in names:
+        with store.scratch(name) as path:
+            cancellation = progress.cancellation
+            result = _write_one(shard_job(job, name), path, opened, store, name, progress, cancellation)
+        yield name, result
 
-        def task(name: ShardName) -> ShardTask:
-            rows = ShardRows.of(job.plan, name)
-            table = _pickled(take_rows_of_table(job.table, rows.chosen), part)
-            return ShardTask(source, store, name, _shard_options(job), rows, table, digest)
 
-        silence = {"silence_s": _LONGEST_SHARD_S} if isinstance(store, RemoteStore) else {}
-        tasks = [task(name) for name in names]
-        coming = run_tasks(executor, write_shard, tasks, signs=store.signs, stop=store.stop, **silence)
-        with closing(coming), progress.step("pack", total=None, unit=job.table.unit) as step:
-            for done, result in coming:
-                step.advance(result.rows)
-                yield done.name, result
+def _write_elsewhere(  # noqa: PLR0917 - what the tasks are made of, each named once
+    executor: Executor,
+    source: PackSource | CallersDataset,
+    opened: OpenSource,
+    job: PackJob,
+    store: SetStore,
+    names: list[ShardName],
+    progress: Progress,
+) -> Written:
+    # The caller asked for an executor, so its workers read the items.
+    seen = source.dataset if isinstance(source, CallersDataset) else source
+    seen = str(seen.absolute()) if isinstance(seen, Path) else seen
+    digest, part = _hash_table(hashlib.sha256(), job.table), opened.tree or opened.dataset
+
+    def task(name: ShardName) -> ShardTask:
+        rows = ShardRows.of(job.plan, name)
+        table = _pickled(take_rows_of_table(job.table, rows.chosen), part)
+        return ShardTask(seen, store, name, _shard_options(job), rows, table, digest)
+
+    silence_s = _LONGEST_SHARD_S if isinstance(store, RemoteStore) else _SILENCE_S
+    tasks = [task(name) for name in names]
+    coming = run_tasks(executor, write_shard, tasks, signs=store.signs, stop=store.stop, silence_s=silence_s)
+    with closing(coming), progress.step("pack", total=None, unit=job.table.unit) as step:
+        for done, result in coming:
+            step.advance(result.rows)
+            yield done.name, result
 
 
 def pack_by_executor(
@@ -518,7 +465,8 @@ def pack_by_executor(
     model = out.with_name(f"{out.stem}-parts{out.suffix}")
     # Kept after any error: each shard in there has its own manifest, and is checked before it is used again.
     with open_workspace(model) as workspace:
-        parts = ShardSet(source, workspace.path / "pack.h5", options, None, executor, overwrite=True).pack(progress)
+        pack = workspace.path / "pack.h5"
+        parts = pack_set(source, pack, options, progress, shards=None, executor=executor, overwrite=True)
         manifest = place_joined(
             [Path(file) for file in parts.files],
             workspace.path,
@@ -531,12 +479,6 @@ def pack_by_executor(
         )
     seconds = time.monotonic() - began
     return replace(parts, path=out, files=(), nbytes=manifest.size, samples=manifest.samples, seconds=seconds)
-
-
-def check_set(job: PackJob, results: Iterable[ShardResult]) -> None:
-    """Stop when more samples of all shards are left out than `on_error` allows; raises as `check_share`."""
-    skipped = [why for result in results for why in result.skipped]
-    check_share(job.options, skipped, len(job.table), lambda: skipped[0])
 
 
 def set_report(job: PackJob, results: Sequence[ShardResult], began: float) -> PackReport:
@@ -605,21 +547,56 @@ def run_tasks(
         stop: called when the results are no longer wanted, so that running tasks end.
         silence_s: after this many seconds without a result or a sign, the workers count as lost.
     """
-    run = _PendingTasks(executor, function, tasks)
+    pending: dict[Future[Result], int] = {}
+    losses = [0] * len(tasks)
+    own: ProcessPoolExecutor | None = None
+
+    def submit(number: int) -> None:
+        nonlocal executor, own
+        try:
+            future = executor.submit(function, tasks[number])
+        except BrokenExecutor:
+            size = getattr(executor, "_max_workers", None) or usable_cores()
+            if own is not None:
+                own.shutdown(wait=False, cancel_futures=True)
+            # With spawned processes, since forking a process that has threads may hang the child.
+            executor = own = ProcessPoolExecutor(size, mp_context=multiprocessing.get_context("spawn"))
+            future = executor.submit(function, tasks[number])
+        pending[future] = number
+
     sign, heard = signs(), time.monotonic()
     try:
-        while run.pending:
-            finished, _ = wait(run.pending, timeout=_LOOK_S, return_when=FIRST_COMPLETED)
+        for number in range(len(tasks)):
+            submit(number)
+        while pending:
+            finished, _ = wait(pending, timeout=_LOOK_S, return_when=FIRST_COMPLETED)
             if finished or (now := signs()) != sign:
                 sign, heard = sign if finished else now, time.monotonic()
             elif time.monotonic() - heard > silence_s:
-                _refuse_silence(len(run.pending), silence_s)
-            yield from run.collect(finished)
+                _refuse_silence(len(pending), silence_s)
+            lost: list[int] = []
+            for future in finished:
+                number = pending.pop(future)
+                if (loss := _loss_of(future)) is None:
+                    yield tasks[number], future.result()
+                    continue
+                losses[number] += 1
+                if losses[number] >= _MOST_LOSSES:
+                    _refuse_loss(loss)
+                # Submitted only after this loop: a broken pool fails all its futures, and is replaced once.
+                lost.append(number)
+            for number in lost:
+                submit(number)
     except BaseException:
         stop()
         raise
     finally:
-        run.close()
+        # Tasks that have not begun are cancelled, the others waited for.
+        for future in pending:
+            future.cancel()
+        wait(pending, timeout=_END_S)
+        if own is not None:
+            own.shutdown(wait=False, cancel_futures=True)
 
 
 def _refuse_silence(tasks: int, silence_s: float) -> NoReturn:
@@ -630,76 +607,23 @@ def _refuse_silence(tasks: int, silence_s: float) -> NoReturn:
     raise WorkersLostError(msg)
 
 
-class _PendingTasks(Generic[Task, Result]):
-    """The tasks under way, in `pending` by their futures."""
-
-    def __init__(self, executor: Executor, function: Callable[[Task], Result], tasks: Sequence[Task]) -> None:
-        self.pending: dict[Future[Result], int] = {}
-        self._executor = executor
-        self._own: ProcessPoolExecutor | None = None
-        self._function = function
-        self._tasks = tasks
-        self._losses = [0] * len(tasks)
-        for number in range(len(tasks)):
-            self._submit(number)
-
-    def collect(self, finished: set[Future[Result]]) -> Iterator[tuple[Task, Result]]:
-        """Yield the results of finished tasks; those that lost their worker are submitted again."""
-        lost: list[tuple[int, Exception]] = []
-        for future in finished:
-            number = self.pending.pop(future)
-            try:
-                result = future.result()
-            except Exception as error:
-                if not _is_loss(error):
-                    raise
-                # Submitted only after this loop: a broken pool fails all its futures, and is replaced once.
-                lost.append((number, error))
-            else:
-                yield self._tasks[number], result
-        for number, why in lost:
-            self._losses[number] += 1
-            if self._losses[number] >= _MOST_LOSSES:
-                msg = (
-                    f"The worker died {_MOST_LOSSES} times on the same task ({why}). It may have too little memory, "
-                    "or one file crashes the decoder. Finished work is kept."
-                )
-                raise WorkersLostError(msg) from why
-            self._submit(number)
-
-    def _submit(self, number: int) -> None:
-        try:
-            future = self._executor.submit(self._function, self._tasks[number])
-        except BrokenExecutor:
-            self._replace()
-            future = self._executor.submit(self._function, self._tasks[number])
-        self.pending[future] = number
-
-    def _replace(self) -> None:
-        """Replace the broken pool with a new one of the same size."""
-        # With spawned processes, since forking a process that has threads may hang the child.
-        size = getattr(self._executor, "_max_workers", None) or usable_cores()
-        if self._own is not None:
-            self._own.shutdown(wait=False, cancel_futures=True)
-        self._executor = self._own = ProcessPoolExecutor(size, mp_context=multiprocessing.get_context("spawn"))
-
-    def close(self) -> None:
-        """Cancel tasks that have not begun, and wait for the others."""
-        for future in self.pending:
-            future.cancel()
-        with suppress(ValueError):  # raised by `wait` for an empty set
-            wait(self.pending, timeout=_END_S)
-        if self._own is not None:
-            self._own.shutdown(wait=False, cancel_futures=True)
+def _refuse_loss(why: BaseException) -> NoReturn:
+    msg = (
+        f"The worker died {_MOST_LOSSES} times on the same task ({why}). It may have too little memory, or one file "
+        "crashes the decoder. Finished work is kept."
+    )
+    raise WorkersLostError(msg) from why
 
 
-def _is_loss(error: Exception) -> bool:
-    """Return whether the worker failed, and not the task."""
-    if isinstance(error, BrokenExecutor | CancelledError):
-        return True
-    *_, (innermost, _) = traceback.walk_tb(error.__traceback__)
+def _loss_of(future: Future[Any]) -> BaseException | None:
+    """Return why the worker of a task failed; `None` where the task itself has ended, by a result or an error."""
+    error = CancelledError("cancelled") if future.cancelled() else future.exception()
+    if error is None or isinstance(error, BrokenExecutor | CancelledError):
+        return error
+    frames = list(traceback.walk_tb(error.__traceback__))
     # By the names of Dask's modules, so that it need not be imported, or installed. If a worker dies as its task ends,
     # the executor takes the result for the parts of an error, which is an error of its own.
-    return type(error).__module__.partition(".")[0] == "distributed" or (
-        innermost.f_globals.get("__name__") == "distributed.cfexecutor"
+    is_dasks = type(error).__module__.partition(".")[0] == "distributed" or (
+        bool(frames) and frames[-1][0].f_globals.get("__name__") == "distributed.cfexecutor"
     )
+    return error if is_dasks else None
