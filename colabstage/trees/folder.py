@@ -129,8 +129,7 @@ class FolderTree(Tree):
         self._inodes = inodes if keeps_inodes else None
         self.entries = FileEntries(names, sizes, times_ns, order, np.zeros(len(names), np.bool_))
         self._stamp = walk.stamp
-        # By the folders of files, which others ask for too, and not by each name again.
-        self.empty_folders = without_files(self._stamp, (f"{folder}/" for folder in self.entries.folders[0]))
+        self.empty_folders = without_files(self._stamp, (f"{folder}/" for folder in walk.with_files))
         self.notes = tuple(walk.notes())
 
     @property
@@ -349,13 +348,14 @@ class _Found:
     left_out: dict[str, list[str]] = field(default_factory=dict)
     """The names of what is no file of the tree, by the kind that a note tells of."""
 
-    def add_file(self, name: str, status: os.stat_result) -> None:
-        """Append a file."""
-        self.names.append(name)
-        self.sizes.append(status.st_size)
-        self.times_ns.append(status.st_mtime_ns)
-        self.inodes.append(status.st_ino & _64_BITS)
-        self.changed_ns.append(status.st_ctime_ns if abs(status.st_ctime_ns) < _TIME_END_NS else 0)
+    def add_files(self, names: Iterable[str], statuses: Sequence[os.stat_result]) -> None:
+        """Append files. A column at a time, which takes half as long as a file at a time."""
+        self.names += names
+        self.sizes += [status.st_size for status in statuses]
+        self.times_ns += [status.st_mtime_ns for status in statuses]
+        self.inodes.extend([status.st_ino & _64_BITS for status in statuses])
+        changed = [status.st_ctime_ns for status in statuses]
+        self.changed_ns.extend([time if abs(time) < _TIME_END_NS else 0 for time in changed])
 
     def leave_out(self, kind: str, name: str) -> None:
         """Note an entry that is no file of the tree."""
@@ -408,6 +408,7 @@ class _Walk:
         self._slow_batches = 0
         self.files = _Found()
         self.stamp: dict[str, tuple[int, int]] = {}
+        self.with_files: list[str] = []
 
     def notes(self) -> Iterator[str]:
         """Yield a sentence about each kind of entry that was left out and may be missed."""
@@ -459,6 +460,8 @@ class _Walk:
             else:
                 yield _Folder(name, folder.ancestors | {listed.identity}, linked)
         listed.found.folders.clear()
+        if listed.found.names:
+            self.with_files.append(folder.name)
         self.files.add(listed.found)
 
     def _list(self, folder: _Folder) -> _Listed | None:
@@ -515,15 +518,18 @@ class _Walk:
         named = f"/{'/'.join(entry.name for entry in entries).lower()}/"
         odd_names = _ODD_NAMES.search(named) is not None or _ODD_ENDINGS.search(named) is not None
         odd: list[os.DirEntry[str]] = []
+        names, statuses = list[str](), list[os.stat_result]()
         found = _Found(len(entries))
         for entry in entries:
             try:
                 if odd_names or not entry.is_file(follow_symlinks=False):
                     odd.append(entry)
                 else:
-                    found.add_file(prefix + entry.name, entry.stat())
+                    statuses.append(entry.stat())
+                    names.append(prefix + entry.name)
             except OSError:
                 odd.append(entry)
+        found.add_files(names, statuses)
         # An entry that was looked at holds nearly a kilobyte, and there may be millions.
         entries.clear()
         for entry in odd:
@@ -547,7 +553,7 @@ def _look_closely(entry: os.DirEntry[str], name: str, found: _Found) -> None:
         elif entry.name.lower().endswith(GOOGLE_NATIVE):
             found.leave_out("native", name)
         elif stat.S_ISREG((status := entry.stat()).st_mode):
-            found.add_file(name, status)
+            found.add_files([name], [status])
     except OSError as error:
         if not linked or error.errno not in (errno.ENOENT, errno.ELOOP, errno.ENOTDIR):
             raise
