@@ -1,7 +1,8 @@
-"""`browse_dataset`: the position in a dataset, the browser's widgets, and what each button does.
+"""`browse_dataset`: samples as HTML, the position in a dataset, and widgets that move it.
 
-A page is one HTML text, not a widget for each sample, so it arrives in one message. The widgets are created once, and
-are limited to those of ipywidgets 7.7, which Colab has.
+A sample is shown as a picture with its mask and boxes, a sound's wave, tokens, or numbers. A page is one HTML text, not
+a widget for each sample, so it arrives in one message; it holds no script. The widgets are created once, and are
+limited to those of ipywidgets 7.7, which Colab has.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ import base64
 import colorsys
 import html
 import io
+from bisect import bisect_left
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +25,7 @@ from colabstage.io.boundary import public
 from colabstage.io.report import COLOURS, STYLE, TEXT_COLOUR, Row, Table, facts, notes
 from colabstage.io.units import format_count
 from colabstage.notebook.samples import (
+    NO_CLASS,
     Sample,
     SplitClasses,
     channels_first,
@@ -40,37 +44,33 @@ if TYPE_CHECKING:
 
     from colabstage.notebook.samples import Samples, ShownSplits
 
-
-# Samples as HTML, without scripts: a grid of many, one enlarged with its details, and classes as bars.
-#
-# A sample is shown as a picture with its mask and boxes, a sound's wave, tokens, or numbers. Arrays of any dtype and
-# any channels become 8-bit pictures, with masks drawn over them, and are in the page as data URIs.
-
-
 # Images with shorter sides stay lossless and are enlarged without filtering. Digits of 28 pixels and CIFAR's 32 are
 # viewed pixel by pixel; filtered they would be blurred.
 _SMALL_PX = 96
 # JPEG quality at which thumbnails of photographs show no blocks.
 _JPEG_QUALITY = 82
 _MASK_OPACITY = 0.5
-# "No class" in our masks.
-NO_CLASS = 255
 _BACKGROUNDS = frozenset({"background", "_background_", "__background__", "bg", "unlabeled", "unlabelled", "void"})
 # The golden ratio of a turn: consecutive classes are far apart in hue, however many there are.
 _TURN = 0.618034
 _GREY = 128
-
 # Size of the drawing in its own units; it is stretched to fit.
 _WAVE = (240, 120)
 # More would cover the picture, and make pages of megabytes.
 _MOST_BOXES = 200
-_SHOWN_NUMBERS = 40
-_SHOWN_TOKENS = 400
+# Numbers or tokens that are shown of a sample in the grid, and enlarged.
+_FEW_VALUES, _MANY_VALUES = 40, 400
 THUMB_PX = 176
 LARGE_PX = 640
 _MOST_IN_LEGEND = 24
 _MOST_IN_CAPTION = 3
 _MOST_IN_TABLE = 50
+# Bars beside the grid; more would make the page longer than the pictures do.
+_AT_A_TIME = 14
+_MOST_ON_A_PAGE = 100
+
+
+# --- pictures ---
 
 
 def class_colour(value: int) -> tuple[int, int, int]:
@@ -80,9 +80,9 @@ def class_colour(value: int) -> tuple[int, int, int]:
     return round(255 * red), round(255 * green), round(255 * blue)
 
 
-def css_colour(value: int) -> str:
-    """Return the colour of a class as `#rrggbb`."""
-    return "#{:02x}{:02x}{:02x}".format(*class_colour(value))
+def _css_colour(value: int) -> str:
+    # Boxes without classes all have one colour.
+    return "#{:02x}{:02x}{:02x}".format(*class_colour(max(0, value)))
 
 
 def is_background(value: int, classes: Sequence[str]) -> bool:
@@ -99,13 +99,11 @@ def to_rgb(x: NDArray[Any], *, longest_px: int) -> tuple[NDArray[np.uint8], str]
     Of two channels the first is shown, of five or more the first three; a fourth is transparency, over grey. Larger
     images are reduced to about `longest_px`, by leaving out pixels.
     """
-    pixels = np.moveaxis(x, 0, -1) if channels_first(x.shape) else x
+    pixels = np.moveaxis(x, 0, -1) if channels_first(x.shape) else np.atleast_3d(x)
     # Twice as large as shown, because the following filter takes means.
     step = max(1, max(pixels.shape[:2]) // (2 * longest_px))
-    pixels = pixels[::step, ::step]
-    pixels = pixels[..., None] if pixels.ndim == 2 else pixels
-    values, note = to_bytes(pixels)
-    if values.shape[2] in (1, 2):
+    values, note = to_bytes(pixels[::step, ::step])
+    if values.shape[2] == 2:
         values = values[..., :1]
     elif values.shape[2] == 4:
         # Over grey, on which both dark and light objects are visible.
@@ -141,9 +139,9 @@ def paint_mask(image: NDArray[np.uint8], mask: NDArray[Any], classes: Sequence[s
     near = mask[rows[:, None], columns]
     painted = image.copy()
     for value in np.unique(near).tolist():
-        if not is_background(int(value), classes):
+        if not is_background(value, classes):
             where = near == value
-            colour = np.array(class_colour(int(value)), np.float32)
+            colour = np.array(class_colour(value), np.float32)
             painted[where] = image[where] * (1 - _MASK_OPACITY) + colour * _MASK_OPACITY
     return painted
 
@@ -161,54 +159,47 @@ def shrink(image: NDArray[np.uint8], longest_px: int) -> NDArray[np.uint8]:
 
 def data_uri(image: NDArray[np.uint8]) -> str:
     """Encode an image `(H, W, 3)` as a data URI: small ones as PNG, others as JPEG."""
-    if is_small(image):
-        from PIL import Image
+    if not _is_small(image):
+        return f"data:image/jpeg;base64,{base64.b64encode(encode_jpeg(image, _JPEG_QUALITY)).decode()}"
+    from PIL import Image
 
-        buffer = io.BytesIO()
-        Image.fromarray(image).save(buffer, "PNG", compress_level=1)
-        return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
-    return f"data:image/jpeg;base64,{base64.b64encode(encode_jpeg(image, _JPEG_QUALITY)).decode()}"
+    buffer = io.BytesIO()
+    Image.fromarray(image).save(buffer, "PNG", compress_level=1)
+    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
-def is_small(image: NDArray[np.uint8]) -> bool:
+def _is_small(image: NDArray[np.uint8]) -> bool:
     """Return whether an image is enlarged without filtering, so that each pixel is visible."""
     return int(max(image.shape[:2])) <= _SMALL_PX
 
 
-def draw_sample(sample: Sample, *, classes: Sequence[str], layout: str | None, longest_px: int, large: bool) -> str:
-    """Draw a sample's input as HTML, with its mask or boxes; `large`: with all of its numbers."""
+# --- one sample ---
+
+
+def _draw_sample(sample: Sample, classes: Sequence[str], layout: str | None, *, large: bool) -> str:
+    """Draw a sample's input, with its mask or boxes; `large`: with all of its numbers."""
     kind = sample_kind(sample.x.shape, sample.x.dtype, layout)
     if kind == "image":
-        return _picture(sample, classes, longest_px, large=large)
+        return _draw_picture(sample, classes, large=large)
     if kind == "sound":
-        return _wave(sample.x)
-    if kind == "tokens":
-        return _text_block(_tokens(sample.x, _SHOWN_TOKENS if large else _SHOWN_NUMBERS))
-    return _text_block(_format_numbers(sample.x, _SHOWN_TOKENS if large else _SHOWN_NUMBERS))
+        return _draw_wave(sample.x)
+    text = _values_of(sample.x, _MANY_VALUES if large else _FEW_VALUES, tokens=kind == "tokens")
+    return f"<div class='cs-text'>{html.escape(text)}</div>"
 
 
-def mask_of(sample: Sample) -> NDArray[Any] | None:
-    """Return the sample's mask `(H, W)`; `None` if its target is not a mask."""
-    y = sample.y
-    return y if isinstance(y, np.ndarray) and y.ndim == 2 and y.dtype.kind in "ui" and min(y.shape) > 1 else None
-
-
-def boxes_of(sample: Sample) -> dict[str, NDArray[Any]] | None:
-    """Return the sample's boxes with their columns; `None` if its target is not boxes."""
-    return sample.y if isinstance(sample.y, dict) and "boxes" in sample.y else None
-
-
-def _picture(sample: Sample, classes: Sequence[str], longest_px: int, *, large: bool) -> str:
-    image, _ = to_rgb(sample.x, longest_px=longest_px)
-    image = shrink(image, longest_px)
-    mask = mask_of(sample)
-    if mask is not None:
-        image = paint_mask(image, mask, classes)
+def _draw_picture(sample: Sample, classes: Sequence[str], *, large: bool) -> str:
+    longest_px = LARGE_PX if large else THUMB_PX
+    image = shrink(to_rgb(sample.x, longest_px=longest_px)[0], longest_px)
+    if sample.mask is not None:
+        image = paint_mask(image, sample.mask, classes)
     height, width = sample.size or image.shape[:2]
-    boxes = boxes_of(sample)
-    marks = "" if boxes is None else _draw_boxes(boxes, classes, max(height, width), large=large)
-    pixelated = " style='image-rendering:pixelated'" if is_small(image) else ""
-    shown = f"style='width:{_large_width(height, width, longest_px)}px;max-width:100%'" if large else ""
+    longest, shown = max(height, width), ""
+    if large:
+        # Small images are enlarged to six tenths of the length of large ones.
+        scale = min(longest_px, max(longest, longest_px * 0.6)) / longest
+        shown = f"style='width:{round(width * scale)}px;max-width:100%'"
+    marks = "" if sample.boxes is None else _draw_boxes(sample.boxes, classes, longest / (34 if large else 14))
+    pixelated = " style='image-rendering:pixelated'" if _is_small(image) else ""
     return (
         f"<svg class='cs-picture' viewBox='0 0 {width} {height}' {shown} role='img'>"
         f"<image href='{data_uri(image)}' width='{width}' height='{height}' preserveAspectRatio='none'{pixelated}/>"
@@ -216,24 +207,11 @@ def _picture(sample: Sample, classes: Sequence[str], longest_px: int, *, large: 
     )
 
 
-def _large_width(height: int, width: int, longest_px: int) -> int:
-    """Return the width on the page: small images are enlarged to half the maximum of large ones."""
-    longest = max(height, width)
-    return round(width * (longest_px if longest >= longest_px else max(longest, longest_px * 0.6)) / longest)
-
-
-def _draw_boxes(boxes: dict[str, NDArray[Any]], classes: Sequence[str], longest: int, *, large: bool) -> str:
-    """Draw rectangles with names; lines are equally thick on thumbnails and large pictures."""
-    labels = boxes.get("labels", np.full(len(boxes["boxes"]), -1))
-    # In pixels of the image, which thumbnails shrink.
-    font = longest / (34 if large else 14)
+def _draw_boxes(boxes: dict[str, NDArray[Any]], classes: Sequence[str], font: float) -> str:
+    """Draw rectangles with names, whose height is `font` pixels of the image; lines are equally thick everywhere."""
     parts = []
-    for (x0, y0, x1, y1), label in zip(
-        boxes["boxes"][:_MOST_BOXES].tolist(), labels[:_MOST_BOXES].tolist(), strict=True
-    ):
-        # Boxes without classes all have one colour.
-        colour = css_colour(max(0, int(label)))
-        name = class_name(int(label), classes) if "labels" in boxes else ""
+    for (x0, y0, x1, y1), label in zip(boxes["boxes"][:_MOST_BOXES].tolist(), _labels_of(boxes), strict=False):
+        colour, name = _css_colour(label), class_name(label, classes) if "labels" in boxes else ""
         parts.append(
             f"<rect x='{x0:.1f}' y='{y0:.1f}' width='{max(0.0, x1 - x0):.1f}' height='{max(0.0, y1 - y0):.1f}' "
             f"fill='none' stroke='{colour}' stroke-width='2' vector-effect='non-scaling-stroke'/>"
@@ -244,7 +222,12 @@ def _draw_boxes(boxes: dict[str, NDArray[Any]], classes: Sequence[str], longest:
     return "".join(parts)
 
 
-def _wave(x: NDArray[Any]) -> str:
+def _labels_of(boxes: dict[str, NDArray[Any]]) -> list[int]:
+    """Return the class of each box; -1 where boxes have none."""
+    return [int(label) for label in boxes.get("labels", np.full(len(boxes["boxes"]), -1)).tolist()]
+
+
+def _draw_wave(x: NDArray[Any]) -> str:
     """Draw the minimum and maximum of each stretch of a signal, over all of its channels."""
     # The longer axis is time, because files of both orders exist. NaN would leave a hole in the path, and some browsers
     # then draw nothing.
@@ -268,76 +251,42 @@ def _wave(x: NDArray[Any]) -> str:
     )
 
 
-def _tokens(x: NDArray[Any], most: int) -> str:
-    """Show bytes that are text as text, and other tokens as numbers."""
+def _values_of(x: NDArray[Any], most: int, *, tokens: bool) -> str:
+    """Write numbers; tokens that are the bytes of a text as that text."""
     flat = x.reshape(-1)
     # Wider dtypes may hold bytes as well: a byte tokenizer counts from 0 to 255.
-    if flat.dtype.kind in "iu" and len(flat) and 0 <= int(flat.min()) <= int(flat.max()) < 256:
+    if tokens and flat.dtype.kind in "iu" and len(flat) and 0 <= int(flat.min()) <= int(flat.max()) < 256:
         # Rows of one length are padded with zeros.
         text = flat.astype(np.uint8).tobytes().rstrip(b"\0").decode("utf-8", errors="replace")
         # Bytes may be anything; if nine tenths are readable, they are text.
         if text and sum(sign.isprintable() or sign.isspace() for sign in text) >= 0.9 * len(text):
             return text if len(text) <= 4 * most else f"{text[: 4 * most]} …"
-    shown = " ".join(map(str, flat[:most].tolist()))
-    return shown if len(flat) <= most else f"{shown} … {len(flat):,} in all"
-
-
-def _format_numbers(x: NDArray[Any], most: int) -> str:
-    flat = x.reshape(-1)
     shown = "  ".join(f"{value:.4g}" if flat.dtype.kind == "f" else str(value) for value in flat[:most].tolist())
     # Lines may break behind a hyphen, but not behind a minus.
     shown = shown.replace("-", "\N{MINUS SIGN}")
     return shown if len(flat) <= most else f"{shown} … {len(flat):,} in all"
 
 
-def _text_block(text: str) -> str:
-    return f"<div class='cs-text'>{html.escape(text)}</div>"
-
-
-def draw_grid(samples: Iterable[Sample | str], *, classes: Sequence[str], layout: str | None) -> str:
-    """Draw samples side by side, each with its class and name, or with the reason why it cannot be read."""
-    cells = "".join(
-        f"<div class='cs-cell'><div class='cs-face cs-broken'>{html.escape(sample)}</div></div>"
-        if isinstance(sample, str)
-        else _cell(sample, classes, layout)
-        for sample in samples
-    )
-    return f"<div class='cs-grid'>{cells}</div>"
-
-
-def _cell(sample: Sample, classes: Sequence[str], layout: str | None) -> str:
-    face = draw_sample(sample, classes=classes, layout=layout, longest_px=THUMB_PX, large=False)
-    name = sample.key.rpartition("/")[2]
-    return (
-        f"<div class='cs-cell'><div class='cs-face'>{face}</div>"
-        f"<div class='cs-name'>{html.escape(caption(sample, classes))}&#8203;</div>"
-        f"<div class='cs-name cs-muted'>#{sample.row}{html.escape(f' {name}' if name else '')}</div></div>"
-    )
-
-
 def caption(sample: Sample, classes: Sequence[str]) -> str:
     """Say what a target is, in a few words."""
     y = sample.y
-    boxes, mask = boxes_of(sample), mask_of(sample)
-    if boxes is not None:
-        return format_count(len(boxes["boxes"]), "boxes")
-    if mask is not None:
-        names = [class_name(value, classes) for value, _ in mask_shares(mask) if not is_background(value, classes)]
+    if sample.boxes is not None:
+        return format_count(len(sample.boxes["boxes"]), "boxes")
+    if sample.mask is not None:
+        names = [class_name(value, classes) for value, _ in _shares(sample.mask) if not is_background(value, classes)]
         more = len(names) - _MOST_IN_CAPTION
         return ", ".join(names[:_MOST_IN_CAPTION]) + (f" and {more} more" if more > 0 else "")
-    if isinstance(y, str):
-        return y
     if isinstance(y, np.ndarray):
         # Zeros and ones for each class are several labels.
-        several = y.ndim == 1 and len(y) == len(classes) and bool(((y == 0) | (y == 1)).all())
-        names = [classes[number] for number in np.flatnonzero(y).tolist()] if several else []
-        return (", ".join(names) or "none") if several else f"{' x '.join(map(str, y.shape))} {y.dtype}"
-    if isinstance(y, float):
-        return class_name(int(y), classes) if classes and y.is_integer() else f"{y:.4g}"
-    return class_name(int(y), classes)
+        if y.ndim == 1 and len(y) == len(classes) and bool(((y == 0) | (y == 1)).all()):
+            return ", ".join(classes[number] for number in np.flatnonzero(y).tolist()) or "none"
+        return f"{' x '.join(map(str, y.shape))} {y.dtype}"
+    if isinstance(y, float) and not (classes and y.is_integer()):
+        return f"{y:.4g}"
+    return y if isinstance(y, str) else class_name(int(y), classes)
 
 
-def mask_shares(mask: NDArray[Any]) -> list[tuple[int, float]]:
+def _shares(mask: NDArray[Any]) -> list[tuple[int, float]]:
     """Return the classes in a mask with each one's fraction of the pixels, the largest first."""
     if mask.dtype == np.uint8:
         # Ten times as fast as sorting the pixels.
@@ -351,17 +300,35 @@ def mask_shares(mask: NDArray[Any]) -> list[tuple[int, float]]:
     return [(int(values[number]), float(counts[number] / mask.size)) for number in order.tolist()]
 
 
+# --- a page, and one sample with its details ---
+
+
+def draw_grid(samples: Iterable[Sample | str], *, classes: Sequence[str], layout: str | None) -> str:
+    """Draw samples side by side, each with its class and name, or with the reason why it cannot be read."""
+    cells = []
+    for sample in samples:
+        if isinstance(sample, str):
+            cells.append(f"<div class='cs-cell'><div class='cs-face cs-broken'>{html.escape(sample)}</div></div>")
+            continue
+        name = sample.key.rpartition("/")[2]
+        cells.append(
+            f"<div class='cs-cell'><div class='cs-face'>{_draw_sample(sample, classes, layout, large=False)}</div>"
+            f"<div class='cs-name'>{html.escape(caption(sample, classes))}&#8203;</div>"
+            f"<div class='cs-name cs-muted'>#{sample.row}{html.escape(f' {name}' if name else '')}</div></div>"
+        )
+    return f"<div class='cs-grid'>{''.join(cells)}</div>"
+
+
 def draw_legend(samples: Iterable[Sample], *, classes: Sequence[str]) -> str:
     """Draw a legend of the classes in masks and boxes; nothing if there are none."""
     found: set[int] = set()
     for sample in samples:
-        mask, boxes = mask_of(sample), boxes_of(sample)
-        if mask is not None:
-            found |= {value for value, _ in mask_shares(mask) if not is_background(value, classes)}
-        elif boxes is not None and "labels" in boxes:
-            found |= set(boxes["labels"].tolist())
+        if sample.mask is not None:
+            found |= {value for value, _ in _shares(sample.mask) if not is_background(value, classes)}
+        elif sample.boxes is not None and "labels" in sample.boxes:
+            found |= set(_labels_of(sample.boxes))
     chips = "".join(
-        f"<span class='cs-chip'><i style='background:{css_colour(max(0, value))}'></i>"
+        f"<span class='cs-chip'><i style='background:{_css_colour(value)}'></i>"
         f"{html.escape(class_name(value, classes))}</span>"
         for value in sorted(found)[:_MOST_IN_LEGEND]
     )
@@ -371,63 +338,49 @@ def draw_legend(samples: Iterable[Sample], *, classes: Sequence[str]) -> str:
 
 def draw_large(sample: Sample, *, split: str, classes: Sequence[str], layout: str | None) -> str:
     """Draw one sample with all its details."""
-    picture = draw_sample(sample, classes=classes, layout=layout, longest_px=LARGE_PX, large=True)
+    picture, legend = _draw_sample(sample, classes, layout, large=True), draw_legend([sample], classes=classes)
+    x, y = sample.x, sample.y
     known = [("sample", f"{split}[{sample.row}]")]
     known += [("made from", sample.key)] if sample.key else []
-    known += [("target", caption(sample, classes)), *_target_facts(sample), *_input_facts(sample, layout)]
-    legend = draw_legend([sample], classes=classes)
-    return (
-        f"<div class='cs-large'><div>{picture}{legend}</div>"
-        f"<div>{facts(known).html}{_details(sample, classes)}</div></div>"
-    )
-
-
-def _target_facts(sample: Sample) -> list[tuple[str, str]]:
-    y = sample.y
+    known.append(("target", caption(sample, classes)))
     if isinstance(y, int | float) and not isinstance(y, bool):
-        return [("value", str(y))]
-    if isinstance(y, np.ndarray) and mask_of(sample) is None:
-        shown = np.array2string(y.reshape(-1)[:_MOST_IN_TABLE], precision=4, separator=" ")
-        return [("values", shown)]
-    return []
-
-
-def _input_facts(sample: Sample, layout: str | None) -> list[tuple[str, str]]:
-    x = sample.x
-    known = [("input", f"{' x '.join(map(str, x.shape))} {x.dtype}")]
+        known.append(("value", str(y)))
+    elif isinstance(y, np.ndarray) and sample.mask is None:
+        known.append(("values", np.array2string(y.reshape(-1)[:_MOST_IN_TABLE], precision=4, separator=" ")))
+    shape, note, grey = " x ".join(map(str, x.shape)), "", ""
     if sample.size is not None and sample_kind(x.shape, x.dtype, layout) == "image":
         # It is read at the size at which it is shown; the facts are about the original image.
-        if sample.size != x.shape[:2] and sample.size != x.shape[1:]:
-            known[0] = ("input", f"{sample.size[0]} x {sample.size[1]} {x.dtype}, shown smaller")
-        _, note = to_rgb(x, longest_px=LARGE_PX)
-        known += [("shown so that", note)] if note else []
+        if sample.size not in (x.shape[:2], x.shape[1:]):
+            shape, note = f"{sample.size[0]} x {sample.size[1]}", ", shown smaller"
+        grey = to_rgb(x, longest_px=LARGE_PX)[1]
+    known.append(("input", f"{shape} {x.dtype}{note}"))
+    known += [("shown so that", grey)] if grey else []
     if x.size and x.dtype.kind in "iuf":
         least, mean, most = float(x.min()), float(x.mean(dtype=np.float64)), float(x.max())
         known.append(("min, mean, max", f"{least:,.4g}, {mean:,.4g}, {most:,.4g}"))
-    return known
+    return (
+        f"<div class='cs-large'><div>{picture}{legend}</div>"
+        f"<div>{facts(known).html}{_draw_table(sample, classes)}</div></div>"
+    )
 
 
-def _details(sample: Sample, classes: Sequence[str]) -> str:
-    boxes, mask = boxes_of(sample), mask_of(sample)
+def _draw_table(sample: Sample, classes: Sequence[str]) -> str:
+    """Draw a table of the boxes of a sample, or of the classes in its mask."""
+    boxes, head, rows = sample.boxes, list[str](), list[Row]()
     if boxes is not None:
         # Additional columns of a layout are shown as they are.
         others = [name for name in boxes if name not in ("boxes", "labels")]
-        labels = boxes.get("labels", np.full(len(boxes["boxes"]), -1))
-        head = ("class", "x0", "y0", "x1", "y1", *others)
-        rows = []
-        for number in range(min(len(boxes["boxes"]), _MOST_IN_TABLE)):
+        head = ["class", "x0", "y0", "x1", "y1", *others]
+        for number, label in enumerate(_labels_of(boxes)[:_MOST_IN_TABLE]):
             corners = (f"{corner:.1f}" for corner in boxes["boxes"][number].tolist())
             values = (boxes[name][number].item() for name in others)
             shown = (f"{value:.4g}" if isinstance(value, float) else str(value) for value in values)
-            rows.append(Row((class_name(int(labels[number]), classes), *corners, *shown)))
-    elif mask is not None:
-        head = ("class", "of the pixels")
-        shares = mask_shares(mask)[:_MOST_IN_TABLE]
-        names = ("no class" if value == NO_CLASS else class_name(value, classes) for value, _ in shares)
-        rows = [Row((name, f"{share:.1%}")) for name, (_, share) in zip(names, shares, strict=True)]
-    else:
-        return ""
-    return Table(tuple(rows), head, numbers=frozenset(range(1, len(head)))).html
+            rows.append(Row((class_name(label, classes), *corners, *shown)))
+    elif sample.mask is not None:
+        head = ["class", "of the pixels"]
+        for value, share in _shares(sample.mask)[:_MOST_IN_TABLE]:
+            rows.append(Row(("no class" if value == NO_CLASS else class_name(value, classes), f"{share:.1%}")))
+    return Table(tuple(rows), tuple(head), numbers=frozenset(range(1, len(head)))).html if head else ""
 
 
 def draw_bars(bars: Sequence[tuple[str, int, bool]], most: int) -> str:
@@ -439,6 +392,13 @@ def draw_bars(bars: Sequence[tuple[str, int, bool]], most: int) -> str:
         for name, count, chosen in bars
     )
     return f"<div class='cs-bars'>{lines}</div>"
+
+
+def bar_order(counts: NDArray[np.int64]) -> list[int]:
+    """Return the classes in the order of their bars: by number if all are visible at once, otherwise by frequency."""
+    if len(counts) <= _AT_A_TIME:
+        return list(range(len(counts)))
+    return [int(number) for number in np.argsort(-counts, kind="stable")]
 
 
 _COLUMNS = (
@@ -489,9 +449,9 @@ line-height:20px;height:24px}
 .cs-large .cs-text{max-width:640px}
 </style>"""
 )
-# Bars beside the grid; more would make the page longer than the pictures do.
-_AT_A_TIME = 14
-_MOST_ON_A_PAGE = 100
+
+
+# --- the position ---
 
 
 @dataclass(slots=True)
@@ -516,7 +476,7 @@ class Browsing:
     def labels(self) -> SplitClasses:
         """Return the split's classes; its targets are read when they are first asked for."""
         if self.split not in self._labels:
-            # Kept, because it reads all targets, while a page reads only its rows.
+            # All targets are read for it, while a page reads only its rows.
             self._labels[self.split] = read_labels(self.source, self.split)
         return self._labels[self.split]
 
@@ -526,11 +486,14 @@ class Browsing:
         return self.source.reader(self.split).classes
 
     @property
+    def shown(self) -> range | NDArray[np.int64]:
+        """Return the rows of the split and the class, ascending."""
+        return range(self.source.rows[self.split]) if self.chosen is None else self.labels.rows_of(self.chosen)
+
+    @property
     def count(self) -> int:
         """Return how many samples match the split and the class."""
-        if self.chosen is None:
-            return self.source.rows[self.split]
-        return int(self.labels.counts[self.chosen])
+        return len(self.shown)
 
     @property
     def pages(self) -> int:
@@ -541,12 +504,12 @@ class Browsing:
     def rows(self) -> list[int]:
         """Return the rows of this page, in the order of the file."""
         start = self.page * self.page_size
-        return self._rows(start, min(start + self.page_size, self.count))
+        return [int(row) for row in self.shown[start : start + self.page_size]]
 
     @property
     def row(self) -> int | None:
         """Return the row that is enlarged."""
-        return None if self.place is None else self._rows(self.place, self.place + 1)[0]
+        return None if self.place is None else int(self.shown[self.place])
 
     def choose_split(self, split: str) -> None:
         """Show another split, from its first page, of all classes."""
@@ -579,15 +542,10 @@ class Browsing:
     def go_to_row(self, row: int) -> None:
         """Enlarge a row of the split; if the chosen class does not have it, all classes are shown."""
         row = min(max(0, row), max(0, self.source.rows[self.split] - 1))
-        if self.chosen is not None:
-            rows = self.labels.rows_of(self.chosen)
-            # Rows of a class are ascending, so one of 200,000 is found by bisection.
-            place = int(rows.searchsorted(row))
-            if place < len(rows) and rows[place] == row:
-                self.enlarge(place)
-                return
-            self.chosen = None
-        self.enlarge(row)
+        place = bisect_left(self.shown, row)
+        if self.chosen is not None and (place == self.count or self.shown[place] != row):
+            self.chosen, place = None, row
+        self.enlarge(place)
 
     def read(self, rows: Sequence[int], longest_px: int) -> list[Sample | str]:
         """Read samples, with an explanation in place of each broken one."""
@@ -599,27 +557,18 @@ class Browsing:
                 return [str(error)]
             return [sample for row in rows for sample in self.read([row], longest_px)]
 
-    def _rows(self, start: int, stop: int) -> list[int]:
-        if self.chosen is None:
-            return list(range(start, stop))
-        return [int(row) for row in self.labels.rows_of(self.chosen)[start:stop]]
 
-
-def bar_order(counts: NDArray[np.int64]) -> list[int]:
-    """Return the classes in the order of their bars: by number if all are visible at once, otherwise by frequency."""
-    if len(counts) <= _AT_A_TIME:
-        return list(range(len(counts)))
-    return [int(number) for number in np.argsort(-counts, kind="stable")]
+# --- widgets ---
 
 
 class Overlay:
     """HTML with an invisible button over each of its cells, so that a click on a picture reaches Python in every
     notebook, without a script."""
 
-    def __init__(self, widgets: Any, kind: str, count: int, tooltip: str, press: Callable[[int], None]) -> None:
+    def __init__(self, widgets: Any, kind: str, count: int, tooltip: str, press: Callable[[int], object]) -> None:
         """Make `count` buttons, which are shown or hidden: creating a widget again costs a message and a flicker."""
         self.drawn = widgets.HTML()
-        self.buttons = [_bare_button(widgets, tooltip, lambda n=number: press(n)) for number in range(count)]
+        self.buttons = [_button(widgets, "", tooltip, partial(press, number)) for number in range(count)]
         over = widgets.Box(self.buttons)
         over.add_class("cs-over")
         over.add_class(f"cs-over-{kind}")
@@ -637,21 +586,17 @@ class Overlay:
 class Bars:
     """The classes as bars; where they are many, the most frequent of those that a search field finds."""
 
-    def __init__(self, widgets: Any, choose: Callable[[int | None], None]) -> None:
-        """Make the widgets."""
-        self._choose = choose
-        self._labels = SplitClasses()
+    def __init__(self, widgets: Any, choose: Callable[[int | None], object]) -> None:
+        """Make the widgets; a press on a bar calls `choose`."""
+        self._choose, self._labels = choose, SplitClasses()
         self._chosen: int | None = None
         self._shown: list[int] = []
-        tooltip = "Show only this class, or all again"
-        self._bars = Overlay(widgets, "bars", _AT_A_TIME, tooltip, self._press)
-        self._search = widgets.Text(placeholder="find a class")
-        self._search.layout.width = "auto"
+        self._bars = Overlay(widgets, "bars", _AT_A_TIME, "Show only this class, or all again", self._press)
+        self._search = widgets.Text(placeholder="find a class", layout=widgets.Layout(width="auto"))
         self._search.observe(lambda _: self._draw(), "value")
         self._found = widgets.Label()
-        self.widget = widgets.VBox([self._search, self._bars.widget, self._found])
-        self.widget.layout.flex, self.widget.layout.min_width = "0 1 190px", "150px"
-        self.widget.layout.margin = "0 14px 0 0"
+        layout = widgets.Layout(flex="0 1 190px", min_width="150px", margin="0 14px 0 0")
+        self.widget = widgets.VBox([self._search, self._bars.widget, self._found], layout=layout)
 
     def show(self, labels: SplitClasses, chosen: int | None) -> None:
         """Draw the bars of a split."""
@@ -730,25 +675,62 @@ class DatasetBrowser:
         self.state = state
         self._quiet = False
         self._page_html = ""
-        self._message = widgets.HTML()
-        self._bars = Bars(widgets, lambda number: self._do(state.choose_class, number))
-        self._grid = Overlay(widgets, "grid", state.page_size, "Show this sample large", self._press_picture)
-        self._legend, self._large = widgets.HTML(), widgets.HTML()
-        filters, pager = self._make_filters(widgets), self._make_pager(widgets)
+
+        def move(to: Callable[..., None], *where: Any) -> None:
+            to(*where)
+            self.show()
+
+        def button(text: str, tooltip: str, act: Callable[[], None], width: str = "42px") -> Any:
+            made = _button(widgets, text, tooltip, lambda: move(act))
+            made.layout.width = width
+            return made
+
+        def follow(widget: Any, width: str, to: Callable[[Any], None]) -> Any:
+            # ipywidgets reports values that we set like those that a person chooses.
+            widget.observe(lambda change: None if self._quiet else move(to, change["new"]), "value")
+            widget.layout.width = width
+            return widget
+
+        number = {"value": 1, "min": 1, "max": 1, "continuous_update": False}
+        options = [(f"{name} ({count:,})", name) for name, count in state.source.rows.items()]
+        self._split = follow(widgets.Dropdown(options=options, value=state.split), "150px", state.choose_split)
+        row = widgets.BoundedIntText(**{**number, "value": 0, "min": 0})
+        self._row = follow(row, "90px", state.go_to_row)
+        filters = widgets.HBox([self._split, widgets.HBox([widgets.Label("sample"), self._row])])
+        filters.layout.flex_flow = "row wrap"
+
+        self._first = button("«", "First page", lambda: state.turn_to(0))
+        self._back = button("‹", "Page before", lambda: state.turn_to(state.page - 1))
+        self._on = button("›", "Next page", lambda: state.turn_to(state.page + 1))
+        self._last = button("»", "Last page", lambda: state.turn_to(state.pages - 1))
+        self._page = follow(widgets.BoundedIntText(**number), "80px", lambda page: state.turn_to(page - 1))
+        self._of = widgets.Label(layout=widgets.Layout(flex="0 0 auto"))
+        pager = widgets.HBox([self._first, self._back, self._page, self._of, self._on, self._last])
+
+        self._bars = Bars(widgets, lambda number: move(state.choose_class, number))
+        self._message, self._legend, self._large = (widgets.HTML() for _ in range(3))
+        self._grid = Overlay(
+            widgets,
+            "grid",
+            state.page_size,
+            "Show this sample large",
+            lambda number: move(state.enlarge, state.page * state.page_size + number),
+        )
         self._grid_box = widgets.VBox([pager, self._grid.widget, self._legend])
-        back = "Back to the page", "Show the page that this sample is on"
-        buttons = [
-            _button(widgets, *back, lambda: self._do(state.turn_to, state.page), wide=True),
-            _button(widgets, "‹", "Sample before", lambda: self._do(state.enlarge, (state.place or 0) - 1)),
-            _button(widgets, "›", "Next sample", lambda: self._do(state.enlarge, (state.place or 0) + 1)),
+        tooltip = "Show the page that this sample is on"
+        around = [
+            button("Back to the page", tooltip, lambda: state.turn_to(state.page), "auto"),
+            button("‹", "Sample before", lambda: state.enlarge((state.place or 0) - 1)),
+            button("›", "Next sample", lambda: state.enlarge((state.place or 0) + 1)),
         ]
-        self._large_box = widgets.VBox([widgets.HBox(buttons), self._large])
-        right = widgets.VBox([filters, self._message, self._grid_box, self._large_box])
+        self._large_box = widgets.VBox([widgets.HBox(around), self._large])
         # Otherwise a long class name would push the grid out of the cell.
-        right.layout.flex, right.layout.min_width = "1 1 360px", "0"
-        body = widgets.HBox([self._bars.widget, right])
-        body.layout.flex_flow, body.layout.align_items = "row wrap", "flex-start"
-        self.widget = widgets.VBox([widgets.HTML(BROWSE_STYLE), body])
+        layout = widgets.Layout(flex="1 1 360px", min_width="0")
+        right = widgets.VBox([filters, self._message, self._grid_box, self._large_box], layout=layout)
+        layout = widgets.Layout(flex_flow="row wrap", align_items="flex-start")
+        self.widget = widgets.VBox(
+            [widgets.HTML(BROWSE_STYLE), widgets.HBox([self._bars.widget, right], layout=layout)]
+        )
         self.widget.add_class("cs-browse")
         self.show()
 
@@ -766,23 +748,23 @@ class DatasetBrowser:
         self._follow()
 
     def _draw(self) -> None:
-        state, layout = self.state, self.state.source.layout
+        state, layout, classes = self.state, self.state.source.layout, self.state.classes
         # Hidden, not removed, so that the page behind it is back at once.
         _set_shown(self._grid_box, state.row is None)
         _set_shown(self._large_box, state.row is not None)
         if state.row is not None:
             (sample,) = state.read([state.row], LARGE_PX)
             if isinstance(sample, Sample):
-                drawn = draw_large(sample, split=state.split, classes=state.classes, layout=layout)
+                drawn = draw_large(sample, split=state.split, classes=classes, layout=layout)
             else:
-                drawn = draw_grid([sample], classes=state.classes, layout=layout)
+                drawn = draw_grid([sample], classes=classes, layout=layout)
             self._large.value = f"<div class='cs-report'>{drawn}</div>"
             return
         samples = state.read(state.rows, THUMB_PX)
-        # Kept for saved notebooks, which do not render widgets and show the last page.
-        self._page_html = draw_grid(samples, classes=state.classes, layout=layout)
+        # Saved notebooks, which do not render widgets, show the last page.
+        self._page_html = draw_grid(samples, classes=classes, layout=layout)
         self._grid.show(self._page_html, len(samples))
-        self._legend.value = draw_legend([one for one in samples if isinstance(one, Sample)], classes=state.classes)
+        self._legend.value = draw_legend([one for one in samples if isinstance(one, Sample)], classes=classes)
 
     def _sentence(self) -> str:
         state = self.state
@@ -791,48 +773,6 @@ class DatasetBrowser:
         few = "" if state.count == of else f", of {of:,} in all"
         why = f" No filter by class: {state.labels.why_none}." if state.labels.why_none else ""
         return f"{state.source.name}: {format_count(state.count, 'samples')}{chosen} in {state.split}{few}.{why}"
-
-    def _make_filters(self, widgets: Any) -> Any:
-        state = self.state
-        options = [(f"{name} ({count:,})", name) for name, count in state.source.rows.items()]
-        self._split = widgets.Dropdown(options=options, value=state.split)
-        self._row = widgets.BoundedIntText(min=0, max=0, continuous_update=False)
-        self._split.layout.width, self._row.layout.width = "150px", "90px"
-        self._split.observe(self._when_chosen(state.choose_split), "value")
-        self._row.observe(self._when_chosen(state.go_to_row), "value")
-        filters = widgets.HBox([self._split, widgets.HBox([widgets.Label("sample"), self._row])])
-        filters.layout.flex_flow = "row wrap"
-        return filters
-
-    def _make_pager(self, widgets: Any) -> Any:
-        state = self.state
-        self._first = _button(widgets, "«", "First page", lambda: self._do(state.turn_to, 0))
-        self._back = _button(widgets, "‹", "Page before", lambda: self._do(state.turn_to, state.page - 1))
-        self._on = _button(widgets, "›", "Next page", lambda: self._do(state.turn_to, state.page + 1))
-        self._last = _button(widgets, "»", "Last page", lambda: self._do(state.turn_to, state.pages - 1))
-        self._page = widgets.BoundedIntText(min=1, max=1, value=1, continuous_update=False)
-        self._page.layout.width = "80px"
-        self._page.observe(self._when_chosen(lambda number: state.turn_to(number - 1)), "value")
-        self._of = widgets.Label(layout=widgets.Layout(flex="0 0 auto"))
-        return widgets.HBox([self._first, self._back, self._page, self._of, self._on, self._last])
-
-    def _do(self, move: Callable[[Any], None], where: Any) -> None:
-        """Move to another position, and show it."""
-        move(where)
-        self.show()
-
-    def _press_picture(self, number: int) -> None:
-        self._do(self.state.enlarge, self.state.page * self.state.page_size + number)
-
-    def _when_chosen(self, move: Callable[[Any], None]) -> Callable[[Any], None]:
-        """Return a callback that reacts to people, not to our own changes of the widgets."""
-
-        def react(change: Any) -> None:
-            # ipywidgets reports values that we set like those that a person chooses.
-            if not self._quiet:
-                self._do(move, change["new"])
-
-        return react
 
     def _follow(self) -> None:
         """Make the widgets show the current position."""
@@ -868,14 +808,7 @@ def _set_shown(widget: Any, shown: bool) -> None:
     widget.layout.display = "" if shown else "none"
 
 
-def _button(widgets: Any, text: str, tooltip: str, act: Callable[[], None], *, wide: bool = False) -> Any:
-    button = _bare_button(widgets, tooltip, act)
-    button.description = text
-    button.layout.width = "auto" if wide else "42px"
-    return button
-
-
-def _bare_button(widgets: Any, tooltip: str, act: Callable[..., None]) -> Any:
-    button = widgets.Button(tooltip=tooltip)
+def _button(widgets: Any, text: str, tooltip: str, act: Callable[[], object]) -> Any:
+    button = widgets.Button(description=text, tooltip=tooltip)
     button.on_click(lambda _: act())
     return button

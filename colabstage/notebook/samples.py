@@ -52,7 +52,7 @@ _TARGET_BYTES = 1 << 24
 # Rows whose boxes are read at once.
 _BOXED_ROWS = 1 << 16
 # The value for "no class" in masks.
-_NO_CLASS = 255
+NO_CLASS = 255
 
 Kind = Literal["image", "sound", "tokens", "numbers"]
 
@@ -161,6 +161,17 @@ class Sample:
     size: tuple[int, int] | None = None
     """Height and width of the image that `y` refers to, of which `x` may be a reduction; `None` if it is not an
     image."""
+
+    @property
+    def mask(self) -> NDArray[Any] | None:
+        """Return its mask `(H, W)`; `None` if its target is not one."""
+        y = self.y
+        return y if isinstance(y, np.ndarray) and y.ndim == 2 and y.dtype.kind in "ui" and min(y.shape) > 1 else None
+
+    @property
+    def boxes(self) -> dict[str, NDArray[Any]] | None:
+        """Return its boxes with their columns; `None` if its target is not boxes."""
+        return self.y if isinstance(self.y, dict) and "boxes" in self.y else None
 
 
 def read_samples(source: ShownSplits, split: str, rows: Sequence[int], *, longest_px: int) -> list[Sample]:
@@ -328,7 +339,7 @@ def _of_masks(reader: SplitReader) -> SplitClasses:
         masks = np.asarray(reader.read_y(np.arange(start, min(start + step, len(reader)))))
         for row, mask in enumerate(masks, start):
             seen[row] = np.bincount(mask.reshape(-1), minlength=256) > 0
-    seen[:, _NO_CLASS] = False
+    seen[:, NO_CLASS] = False
     rows, labels = np.nonzero(seen)
     return _sorted(rows, labels, reader.classes)
 
