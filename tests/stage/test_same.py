@@ -14,6 +14,9 @@ import pytest
 from colabstage import stage_dataset
 from colabstage.errors import NotEnoughSpaceError
 from colabstage.sources import look as looking
+from colabstage.sources.identity import SourceIdentity
+from colabstage.sources.parse import WebSource
+from colabstage.sources.remote_files import RemoteFileTree
 from simulated_drive.knobs import DriveKnobs
 from tests.contract.served import numbers_in
 from tests.support.images import image, make_tree, noise, number_of
@@ -125,13 +128,13 @@ def test_a_folder_that_stands_where_a_file_was_is_closed_again(monkeypatch: pyte
     """A look opens it, finds that it is another thing, and keeps no connection to it."""
     closed: list[str] = []
 
-    class Folder(looking.RemoteFileTree):
+    class Folder(RemoteFileTree):
         def close(self) -> None:
             closed.append(self.label)
 
     monkeypatch.setattr(looking, "open_remote", lambda *_, **__: Folder("photos", []))
-    recorded = looking.SourceIdentity("archive", 1, 10)
-    assert looking.check_freshness(looking.WebSource("u", "photos", "u", "http://x/photos"), recorded, workers=1).state == "changed"
+    source = WebSource("u", "photos", "u", "http://x/photos")
+    assert looking.check_freshness(source, SourceIdentity("archive", 1, 10), workers=1).state == "changed"
     assert closed == ["photos"]
 
 
