@@ -331,14 +331,29 @@ def _no_signature(path: Path, size: int) -> Exception:
 def _read_splits(file: Any, path: Path) -> dict[str, SplitInfo]:
     names = {split for name in file if (split := split_of(name)) is not None}
     if not names:
+        x, y = _likely_fields(file, path)
         msg = (
             f"'{path}' has no dataset called X_<split> (X_train, for example). It holds: {_names_in(file)}. Say which "
-            "are what: dataset_h5(path, x='NAME', y='NAME')."
+            f"are what: dataset_h5(path, x={x!r}, y={y!r})."
         )
         raise PackFormatError(msg)
     # The usual splits in the usual order, then the others by name.
     order = {name: number for number, name in enumerate(FAMILIAR_SPLITS)}
     return {name: _read_split(file, name, path) for name in sorted(names, key=lambda n: (order.get(n, len(order)), n))}
+
+
+def _likely_fields(file: Any, path: Path) -> tuple[str, str | None]:
+    """Return the names that stand for inputs and targets in an advice: the largest dataset, and the only other one with
+    as many rows; `"NAME"` where several have, `None` where none has."""
+    found: list[FieldInfo] = []
+    for name in sorted(file)[:_NAMES_SHOWN]:
+        with suppress(ColabstageError):
+            found.append(_read_field(file, name, path))
+    if not found:
+        return "NAME", "NAME"
+    x = max(found, key=lambda one: one.nbytes)
+    others = [one.name for one in found if one is not x and one.rows == x.rows]
+    return x.name, others[0] if len(others) == 1 else "NAME" if others else None
 
 
 def _names_in(file: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -91,6 +92,26 @@ def test_a_file_of_anybody_is_read(tmp_path: Path) -> None:
     assert info.classes == ()
     assert list(info.splits) == ["train", "dev", "val", "test", "alpaca", "zebra"]
     assert info.split("dev").y is None
+
+
+@pytest.mark.parametrize(
+    ("shapes", "said"),
+    [
+        ({"train_set_x": (6, 4, 4), "train_set_y": (6,), "list_classes": (2,)}, "x='train_set_x', y='train_set_y'"),
+        ({"data": (6, 4)}, "x='data', y=None"),
+        ({"data": (6, 4), "age": (6,), "sex": (6,)}, "x='data', y='NAME'"),
+    ],
+)
+def test_the_advice_names_what_may_be_inputs_and_targets(
+    tmp_path: Path, shapes: dict[str, tuple[int, ...]], said: str
+) -> None:
+    """By their sizes, so that the line can be followed as it stands."""
+    path = tmp_path / "theirs.h5"
+    with h5py.File(path, "w") as file:
+        for name, shape in shapes.items():
+            file[name] = np.zeros(shape)
+    with pytest.raises(PackFormatError, match=re.escape(said)):
+        read_info(path)
 
 
 @pytest.mark.parametrize("name", ["labels_train", "train_label", "targets", "y"])
