@@ -40,12 +40,11 @@ from colabstage.sources.arriving import fetch_file
 from colabstage.sources.http_file import open_http
 from colabstage.io.progress import Cancellation, Progress
 from colabstage.io.files import RetryPolicy
-url, target, connections = sys.argv[1:]
+url, target = sys.argv[1:]
 began = time.perf_counter()
 source = open_http(url)
 step = Progress().step("", total=None, unit="B")
-fetch_file(source, Path(target), step=step, cancellation=Cancellation(), policy=RetryPolicy(),
-           connections=int(connections))
+fetch_file(source, Path(target), step=step, cancellation=Cancellation(), policy=RetryPolicy())
 source.close()
 print(time.perf_counter() - began)
 """
@@ -77,7 +76,7 @@ def _tools(url: str) -> dict[str, Callable[[Path], float | None]]:
     """What brings the file to a place, by name; returns its own time where it does not count its start."""
     both = f"-x{CONNECTIONS} -s{CONNECTIONS}"
     tools: dict[str, Callable[[Path], float | None]] = {
-        OURS: lambda target: _run_python(_OURS, url, str(target), str(CONNECTIONS)),
+        OURS: lambda target: _run_python(_OURS, url, str(target)),
         f"aria2c {both}": lambda target: _run(
             [
                 "aria2c",

@@ -38,7 +38,6 @@ from colabstage.sources.remote import (
     RemoteFacts,
     RemoteFile,
     TransientError,
-    at_least_rate,
     parse_checksum,
     with_retries,
 )
@@ -70,6 +69,8 @@ _LOOK_S = 5.0
 # The longest wait for what was requested in addition.
 _LONGEST_TAIL_S = 60.0
 _PIECE_BYTES = 256 * 1024
+# A slower transfer is not worth waiting for: a file of 1 GB would take twelve days.
+_LEAST_BYTES_PER_S = 1024.0
 # As many as servers serve at full speed to one client; aria2 has the same limit.
 _CONNECTIONS = 16
 # If a server asks for more patience than this, a person should start the work again later.
@@ -437,7 +438,7 @@ class _Answer:
         return b"".join(self.pieces(_LOOK_BYTES))
 
     def pieces(self, count: int | None) -> Iterator[bytes]:
-        """Yield the content as it comes, up to `count` bytes: no piece waits to be filled."""
+        """Yield the content as it comes, up to `count` bytes: no piece waits to be filled. A trickle is an error."""
         label = self._session.label
         if self.coding not in {"", "gzip", "x-gzip"}:
             msg = (
@@ -449,13 +450,25 @@ class _Answer:
         # Not left to urllib3, which takes a stream that ends too early for a whole one.
         read = gzip.GzipFile(fileobj=raw).read1 if self.coding else raw.read1
 
-        def read_all() -> Iterator[bytes]:
-            left = _PIECE_BYTES if count is None else count
-            while left > 0 and (piece := self._read_some(read, min(left, _PIECE_BYTES))):
-                left -= 0 if count is None else len(piece)
-                yield piece
-
-        return at_least_rate(read_all(), label, window_s=self._session.timeout_s, clock=self._session.clock)
+        # Only time spent waiting counts, and not that for the first piece, which is the service's answer.
+        now, waited_s, came = self._session.clock.now, 0.0, 0
+        began: float | None = None
+        left = count
+        while left is None or left > 0:
+            piece = self._read_some(read, _PIECE_BYTES if left is None else min(left, _PIECE_BYTES))
+            if not piece:
+                return
+            waited_s, came = waited_s + (0.0 if began is None else now() - began), came + len(piece)
+            if waited_s >= self._session.timeout_s:
+                if came < _LEAST_BYTES_PER_S * waited_s:
+                    msg = (
+                        f"The server of '{label}' sent {came:,} bytes in {waited_s:.0f} s, which is too slow to finish."
+                    )
+                    raise TransientError(msg, slow=True)
+                waited_s, came = 0.0, 0
+            left = None if left is None else left - len(piece)
+            yield piece
+            began = now()
 
     def is_at_end(self) -> bool:
         """Return whether nothing follows; this also takes the end of a body in chunks, so that its connection is

@@ -1,7 +1,7 @@
 """`RemoteFile`: one file somewhere else, its facts, and its bytes. Every transport implements it; the simplest, a file
 on the local disk or a mount, is here.
 
-Also here is what all of them share: checksums, temporary failures, and the minimum rate of a transfer.
+Also here is what all of them share: checksums and temporary failures.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import os
 import string
 import time
 from collections import deque
-from collections.abc import Generator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar
@@ -94,11 +93,6 @@ def parse_checksum(text: str) -> Checksum:
     return Checksum(algorithm, digest)
 
 
-# A slower transfer is not worth waiting for: a file of 1 GB would take twelve days.
-LEAST_BYTES_PER_S = 1024.0
-_PACE_WINDOW_S = 30.0
-
-
 class TransientError(SourceReadError):
     """A failure that may be temporary: a connection that was cut, a server that is busy.
 
@@ -142,38 +136,6 @@ def given_up() -> Iterator[None]:
         yield
     except TransientError as error:
         raise SourceReadError(str(error)) from error
-
-
-def at_least_rate(
-    pieces: Iterator[bytes],
-    label: str,
-    *,
-    window_s: float = _PACE_WINDOW_S,
-    clock: Clock = SYSTEM_CLOCK,
-) -> Iterator[bytes]:
-    """Yield pieces as long as they arrive fast enough, so that a trickling server is an error with every transport.
-
-    The rate is checked after each `window_s` seconds of waiting for pieces; other time does not count. The wait for the
-    first piece is the service's answer, which has its own deadline. The source of the pieces must not let one take much
-    longer than `window_s`.
-    """
-    waited_s, came = 0.0, 0
-    with contextlib.ExitStack() as stack:
-        if isinstance(pieces, Generator):
-            # If the reader stops early, the connection is closed now, not at garbage collection.
-            stack.callback(pieces.close)
-        began: float | None = None
-        for piece in pieces:
-            waited_s, came = waited_s + (0.0 if began is None else clock.now() - began), came + len(piece)
-            if waited_s >= window_s:
-                if came < LEAST_BYTES_PER_S * waited_s:
-                    msg = (
-                        f"The server of '{label}' sent {came:,} bytes in {waited_s:.0f} s, which is too slow to finish."
-                    )
-                    raise TransientError(msg, slow=True)
-                waited_s, came = 0.0, 0
-            yield piece
-            began = clock.now()
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ from colabstage.errors import (
 )
 from colabstage.io.files import RetryPolicy
 from colabstage.sources.http_file import HttpFile, open_http
-from colabstage.sources.remote import Checksum, RemoteFile, TransientError, at_least_rate
+from colabstage.sources.remote import Checksum, RemoteFile, TransientError
 from tests.clocks import ManualClock
 from tests.support.http_knobs import WebFault, WebKnobs
 from tests.support.http_server import WebServer
@@ -827,33 +827,14 @@ def test_a_body_that_never_ends_is_cut(raw_server: Callable[[Callable[[socket.so
     assert time.monotonic() - began < 0.05 * 1000
 
 
-@pytest.mark.parametrize(
-    ("pieces", "too_slow_at"),
-    [
-        ([(1.0, 1024)] * 100, None),  # as fast as asked for
-        ([(1.0, 1023)] * 100, 29),  # judged at the end of 30 s, not before
-        ([(0.0, 5)] * 1000, None),  # what is taken slowly, but is there, is no fault of the server
-        ([(1.0, 100_000), *[(1.0, 0)] * 29, *[(1.0, 1023)] * 30], 59),  # each stretch by itself
-        ([(100.0, 102_399)], 0),
-        ([(100.0, 102_400), (29.0, 0), (0.5, 0), (0.5, 0)], 3),
-    ],
-)
-def test_a_least_rate_counts_the_time_of_waiting(pieces: list[tuple[float, int]], too_slow_at: int | None) -> None:
-    """1,024 bytes a second, in any 30 seconds of waiting: seconds and bytes of each piece, without a server."""
-    clock = ManualClock()
-
-    def body() -> Iterator[bytes]:
-        yield b""  # what comes before the first piece is the service's answer
-        for waited_s, nbytes in pieces:
-            clock.turn(waited_s)
-            yield bytes(nbytes)
-
-    came: list[bytes] = []
-    with contextlib.ExitStack() as stack:
-        if too_slow_at is not None:
-            stack.enter_context(pytest.raises(TransientError, match="too slow"))
-        came.extend(at_least_rate(body(), "here", window_s=30.0, clock=clock))
-    assert len(came) - 1 == (len(pieces) if too_slow_at is None else too_slow_at)
+def test_a_trickle_is_an_error(server: WebServer, look: Callable[..., HttpFile]) -> None:
+    """No socket is silent for long, but nobody could wait for the end."""
+    file = look(timeout_s=0.5)
+    server.set_faults(WebFault(kind="drip", bytes_per_s=200.0, min_bytes=PART))
+    error = read_broken(file)[1]
+    assert isinstance(error, TransientError)
+    assert error.slow
+    assert "too slow" in str(error)
 
 
 @pytest.mark.parametrize("answers", ["alike", "no suffix", "another version", "too many at once"])
