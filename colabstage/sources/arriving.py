@@ -44,19 +44,17 @@ from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.io.workspace import cut_own, find_orphans, leave_for_next, remove_own, take_orphan, temp_beside
 from colabstage.sources.blocks import UNPROVED, WHOLE, Blocks, Layout, count_noted
 from colabstage.sources.fetcher import Fetcher, Remotes, prove_rest
-from colabstage.sources.order import FAR_BYTES, RangeOrder
+from colabstage.sources.order import RangeOrder
 from colabstage.sources.remote import MountedFile, pieces_of, read_directly, read_through, stopped_error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from concurrent.futures import Future
     from pathlib import Path
 
     from colabstage.h5.manifest import Manifest
     from colabstage.io.progress import Cancellation, Clock, LateStep, ProgressStep
     from colabstage.sources.remote import Checksum, RemoteFacts, RemoteFile
-
-    Move = Callable[[Path, Callable[[Path], bool]], None]
 
 
 _DATA = "data"
@@ -96,13 +94,11 @@ class StreamingCopy(Closing):
         policy: RetryPolicy,
         cancellation: Cancellation,
         clock: Clock = SYSTEM_CLOCK,
-        into: tuple[Blocks, Remotes] | None = None,
     ) -> None:
         """Prepare to copy a file of known length that gives ranges; the caller closes it, after this.
 
-        A dead process's unfinished copy of the same version of the same source for the same target is continued;
-        instead of that, `into` says where the blocks go, and what opens the source anew after a wrong one. `step` is
-        told of every byte, kept ones too. After three minutes without a byte, waiting readers get an error.
+        A dead process's unfinished copy of the same version of the same source for the same target is continued. `step`
+        shows every byte, kept ones too. After three minutes without a byte, waiting readers get an error.
         """
         facts = source.facts
         if facts.size is None or not facts.ranges:
@@ -112,11 +108,11 @@ class StreamingCopy(Closing):
         self.label, self.size, self.kept_bytes = facts.label, facts.size, 0
         self.block_hashes: tuple[str, ...] = ()
         self._source, self._target, self._step, self._policy = source, target, step, policy
-        self._into = into
+        self._clock, self._cancellation = clock, cancellation
         # A source that reports 0 still accepts one.
         self._connections = max(1, facts.connections)
         self._copiers = 1 if facts.is_mounted else self._connections
-        self._clock, self._cancellation = clock, cancellation
+        self._order = RangeOrder([(0, self.size)], connections=self._copiers, block_bytes=BLOCK_BYTES)
         # Guards starting and ending; the fetcher has its own lock for the bytes.
         self._lock = threading.Lock()
         self._closed = False
@@ -124,15 +120,11 @@ class StreamingCopy(Closing):
         # Where it is, once it has ended, and whether any of it can be used.
         self._data: Path | None = None
         self._has_blocks = False
-        self._order: RangeOrder | None = None
-        self._wanted: list[tuple[int, int]] = []
-        self._alone = False
         # Reads before the copy begins fetch this much more, for the next read, and are kept with it.
         self._along_bytes = ALONG_BYTES
         self._looked_at: deque[tuple[int, bytes]] = deque(maxlen=_KEPT_READS)
-        # Both ends of a zip, requested together; and announced members that are close together.
-        self._ends: ReadAhead | None = None
-        self._members: ReadAhead | None = None
+        # Both ends of a zip, requested together; then announced members that are close together.
+        self._ahead = self.ahead_of(self._unknown_ends(), connections=2, patient=False)
 
     @property
     def waits_for(self) -> str:
@@ -149,14 +141,11 @@ class StreamingCopy(Closing):
             if self._closed:
                 raise stopped_error(self.label)
             if self._running is None:
-                blocks, remotes = self._into or (
-                    _take_blocks(self._target, self._source.facts),
-                    Remotes(self.label, [self.size], [lambda: self._source], closes=False),
-                )
+                blocks = _take_blocks(self._target, self._source.facts)
                 fetcher = Fetcher(
                     self.label,
                     blocks,
-                    remotes,
+                    Remotes(self.label, [self.size], [lambda: self._source], closes=False),
                     lambda _: self._copiers,
                     policy=self._policy,
                     stall_timeout_s=_STALL_S,
@@ -175,13 +164,11 @@ class StreamingCopy(Closing):
         self.kept_bytes = self.size - missing
         # A connection costs a round trip or more, too much for a small rest.
         self._copiers = max(1, min(self._copiers, -(-missing // _LEAST_BYTES)))
-        order = RangeOrder(gaps, connections=self._copiers, block_bytes=blocks.layout.block_bytes)
-        with self._lock:
-            order.prefer(self._wanted, alone=self._alone)
-            self._order = order
+        with fetcher.lock:
+            self._order.leave(gaps, connections=self._copiers)
         if self.kept_bytes:
             self._step.start_at(self.kept_bytes)
-        return order
+        return self._order
 
     def read_in_place(self) -> None:
         """Expect scattered reads of single members, and no copy: each fetches only the requested bytes."""
@@ -195,9 +182,8 @@ class StreamingCopy(Closing):
         # Alone, each reader would request its own member: if that has more members in flight, nothing is coalesced.
         is_worth = sum(members for *_, members in ranges) * self._connections >= readers * len(ranges)
         shared = [(begin, end) for begin, end, members in ranges if members > 1] if is_worth else []
-        before, self._members = self._members, self.ahead_of(shared)
-        if before is not None:
-            before.close()
+        self._ahead.close()
+        self._ahead = self.ahead_of(shared)
 
     def ahead_of(
         self, ranges: Sequence[tuple[int, int]], *, connections: int = 0, behind: int = _BEHIND, patient: bool = True
@@ -214,13 +200,11 @@ class StreamingCopy(Closing):
     def prefer(self, byte_ranges: Iterable[tuple[int, int]], *, alone: bool = False) -> None:
         """Fetch these byte ranges `(begin, end)` first, in this order, then the rest; also during the copy. `alone`:
         the rest only once a reader waits for it, or for the whole file."""
-        with self._lock:
-            self._wanted, self._alone = list(byte_ranges), alone
-            running, order = self._running, self._order
-        if running is not None and order is not None:
-            with running[1].lock:
-                order.prefer(self._wanted, alone=alone)
-                running[1].touch()
+        with self._lock, contextlib.ExitStack() as stack:
+            if self._running is not None:
+                stack.enter_context(self._running[1].lock)
+                self._running[1].touch()
+            self._order.prefer(byte_ranges, alone=alone)
 
     def pread(self, length: int, offset: int) -> bytes:
         """Return up to `length` bytes at `offset`, once they have arrived; shorter only at the end of the file."""
@@ -256,13 +240,9 @@ class StreamingCopy(Closing):
         """Start if necessary, and return once the whole file has arrived and each block is hashed and noted."""
         blocks, fetcher = self._started()
 
-        def is_whole() -> bool:
+        with fetcher.lock:
             self._fetch_rest(fetcher)
-            for error in fetcher.failures.values():
-                raise error
-            return fetcher.has_begun and bool((blocks.state == WHOLE).all())
-
-        fetcher.wait_until(is_whole, self._cancellation)
+        _wait_for_all(blocks, fetcher, self._cancellation)
 
     def _wait_for(self, fetcher: Fetcher, begin: int, end: int, *, patient: bool) -> bool:
         """Wait until these bytes have arrived; return `False`, unless `patient`, if they are too far ahead to wait
@@ -275,7 +255,7 @@ class StreamingCopy(Closing):
             if missing is not None and patient:
                 self._fetch_rest(fetcher)
             elif missing is not None:
-                is_far = missing >= FAR_BYTES if self._order is None else self._order.is_far(missing)
+                is_far = self._order.is_far(missing)
             return missing is None or is_far
 
         fetcher.wait_until(is_here_or_far, self._cancellation)
@@ -283,8 +263,7 @@ class StreamingCopy(Closing):
 
     def _fetch_rest(self, fetcher: Fetcher) -> None:
         """Fetch what nobody prefers as well from now on, with the fetcher's lock held."""
-        self._alone = False
-        if self._order is not None and not self._order.fetches_rest:
+        if not self._order.fetches_rest:
             self._order.fetches_rest = True
             fetcher.touch()
 
@@ -292,7 +271,7 @@ class StreamingCopy(Closing):
         """End, and rename the file, replacing an existing one if `replaces` says so. Only after `wait`."""
         self.end()
         assert self._data is not None
-        _put(self._data, path, self._source.facts, replaces)
+        _put(self._data, self._source.facts, path, replaces)
         self.discard()
 
     def discard(self) -> None:
@@ -316,10 +295,8 @@ class StreamingCopy(Closing):
         with self._lock:
             self._closed = True
             # The files are closed by whichever thread uses them last.
-            running, self._running, self._into = self._running, None, None
-        for ahead in (self._ends, self._members):
-            if ahead is not None:
-                ahead.close()
+            running, self._running = self._running, None
+        self._ahead.close()
         if running is not None:
             blocks, fetcher = running
             # Outside the lock, because the ending threads may be about to take it.
@@ -332,10 +309,13 @@ class StreamingCopy(Closing):
         """Read before the copy has begun, and keep the surplus for the next read."""
         if (data := self._source.known(offset, end)) is not None:
             return data
-        if self._members is not None and (data := self._members.read(offset, end)) is not None:
-            return data
-        if (data := self._look_at_ends(offset, end)) is not None:
-            return data
+        try:
+            if (data := self._ahead.read(offset, end)) is not None:
+                return data
+        except (OSError, TimeoutError):
+            # That both ends could not be requested together says nothing about this read.
+            if not self._along_bytes:
+                raise
         for begin, data in tuple(self._looked_at):
             if begin <= offset and end <= begin + len(data):
                 return data[offset - begin : end - begin]
@@ -345,21 +325,14 @@ class StreamingCopy(Closing):
             self._looked_at.append((offset, data))
         return data[: end - offset]
 
-    def _look_at_ends(self, begin: int, end: int) -> bytes | None:
-        """Return bytes of the beginning or the end of a zip, which both take one round trip; `None` for others, and
-        where that request failed: another one raises the error."""
-        with self._lock:
-            if self._ends is None and not self._closed:
-                contents = self.size - min(max(ALONG_BYTES, self.size // _END_SHARE), _MOST_END_BYTES)
-                # If the end arrived when the file was opened, it says how long the table of contents is, so nothing is
-                # guessed.
-                is_told = contents <= ALONG_BYTES or self._source.known(self.size - 1, self.size) is not None
-                both = [(0, ALONG_BYTES), (contents, self.size)]
-                is_zip = ends_with_contents(self._source.facts.name)
-                self._ends = self.ahead_of([] if is_told or not is_zip else both, connections=2, patient=False)
-        with contextlib.suppress(OSError, TimeoutError):
-            return None if self._ends is None else self._ends.read(begin, end)
-        return None
+    def _unknown_ends(self) -> list[tuple[int, int]]:
+        """Return the ranges of the beginning and the end of a zip, which together take one round trip; nothing for
+        others."""
+        contents = self.size - min(max(ALONG_BYTES, self.size // _END_SHARE), _MOST_END_BYTES)
+        # If the end arrived when the file was opened, it says how long the table of contents is, so nothing is guessed.
+        is_known = contents <= ALONG_BYTES or self._source.known(self.size - 1, self.size) is not None
+        is_zip = ends_with_contents(self._source.facts.name)
+        return [(0, ALONG_BYTES), (contents, self.size)] if is_zip and not is_known else []
 
     def _read_directly(self, offset: int, end: int, *, patient: bool = True) -> bytes:
         try:
@@ -378,6 +351,15 @@ class StreamingCopy(Closing):
 
     def _is_stopped(self) -> bool:
         return self._closed or self._cancellation.cancelled
+
+
+def _wait_for_all(blocks: Blocks, fetcher: Fetcher, cancellation: Cancellation) -> None:
+    def is_whole() -> bool:
+        for error in fetcher.failures.values():
+            raise error
+        return fetcher.has_begun and bool((blocks.state == WHOLE).all())
+
+    fetcher.wait_until(is_whole, cancellation)
 
 
 def _take_blocks(target: Path, facts: RemoteFacts) -> Blocks:
@@ -412,7 +394,7 @@ def content_of(facts: RemoteFacts) -> str:
     return f"{facts.label} {facts.size} {facts.version} {facts.mtime_ns} {facts.checksum or ''}"
 
 
-def _put(data: Path, path: Path, facts: RemoteFacts, replaces: Callable[[Path], bool]) -> None:
+def _put(data: Path, facts: RemoteFacts, path: Path, replaces: Callable[[Path], bool]) -> None:
     with typed_write_errors(path):
         # The source's own time, which other programs compare to see whether they have this state.
         if facts.mtime_ns:
@@ -587,12 +569,17 @@ def fetch_file(
     make_folder(target.parent)
     cancellation.check()
     facts, checksum = source.facts, source.facts.checksum
-    if facts.size is not None and facts.ranges:
-        copy = StreamingCopy(source, target, step=step, policy=policy, cancellation=cancellation)
-        arriving = _copied(copy, target, checksum, cancellation)
-    else:
-        arriving = _streamed(source, target, step, cancellation, policy)
-    with arriving as (fetched, digest, move_to):
+    with contextlib.ExitStack() as stack:
+        move_to: Callable[[Path, Callable[[Path], bool]], None]
+        if facts.size is not None and facts.ranges:
+            copy = StreamingCopy(source, target, step=step, policy=policy, cancellation=cancellation)
+            fetched, digest = _copied(stack.enter_context(copy), target, checksum, cancellation)
+            move_to = copy.move_to
+        else:
+            temp = temp_beside(target)
+            stack.callback(remove_own, temp)
+            fetched, digest = _streamed(source, temp, target, step=step, cancellation=cancellation, policy=policy)
+            move_to = partial(_put, temp, facts)
         if checksum is not None and digest != checksum.digest:
             # Not announced, because no record of ours may vouch for it.
             damaged = _free_name(target)
@@ -610,51 +597,48 @@ def fetch_file(
     return fetched
 
 
-@contextlib.contextmanager
 def _copied(
     copy: StreamingCopy, target: Path, checksum: Checksum | None, cancellation: Cancellation
-) -> Iterator[tuple[FetchedFile, str | None, Move]]:
+) -> tuple[FetchedFile, str | None]:
     """Copy a file in parts; finished blocks stay for a later run."""
-    with copy:
-        try:
-            copy.start()
-            # Hashed while it arrives: a large file is no longer in the system's cache at the end.
-            pieces = pieces_of(copy.read_here, copy.size, cancellation)
-            digest = None if checksum is None else checksum.digest_of(pieces)
-            copy.wait()
-        # The received bytes are of a state that no longer exists.
-        except SourceChangedError:
-            copy.discard()
-            raise
-        copy.end()
-        yield FetchedFile(target, copy.size, copy.kept_bytes, copy.block_hashes), digest, copy.move_to
-
-
-@contextlib.contextmanager
-def _streamed(
-    source: RemoteFile, target: Path, step: ProgressStep, cancellation: Cancellation, policy: RetryPolicy
-) -> Iterator[tuple[FetchedFile, str | None, Move]]:
-    """Read all of a file in one pass into a temporary one beside `target`; a stream cannot be resumed, so nothing is
-    left for a later run."""
-    temp, checksum, nbytes = temp_beside(target), source.facts.checksum, 0
-    hasher = None if checksum is None else checksum.new_hasher()
     try:
-        with typed_write_errors(target):
-            file = temp.open("xb", buffering=0)
-        with file:
-            for piece in read_through(source, policy=policy, cancellation=cancellation):
-                with typed_write_errors(target):
-                    pwrite_exactly(file.fileno(), piece, nbytes)
-                if hasher is not None:
-                    hasher.update(piece)
-                nbytes += len(piece)
-                step.advance(len(piece))
-        hashes = hash_ranges(temp, block_ranges(nbytes, BLOCK_BYTES), threads=2, cancellation=cancellation)
-        digest = None if hasher is None else hasher.hexdigest()
-        fetched = FetchedFile(target, nbytes, 0, tuple(hashes))
-        yield fetched, digest, lambda path, replaces: _put(temp, path, source.facts, replaces)
-    finally:
-        remove_own(temp)
+        copy.start()
+        # Hashed while it arrives: a large file is no longer in the system's cache at the end.
+        pieces = pieces_of(copy.read_here, copy.size, cancellation)
+        digest = None if checksum is None else checksum.digest_of(pieces)
+        copy.wait()
+    # The received bytes are of a state that no longer exists.
+    except SourceChangedError:
+        copy.discard()
+        raise
+    copy.end()
+    return FetchedFile(target, copy.size, copy.kept_bytes, copy.block_hashes), digest
+
+
+def _streamed(
+    source: RemoteFile,
+    temp: Path,
+    target: Path,
+    *,
+    step: ProgressStep,
+    cancellation: Cancellation,
+    policy: RetryPolicy,
+) -> tuple[FetchedFile, str | None]:
+    """Read all of a file in one pass into `temp`; a stream cannot be resumed, so nothing is left for a later run."""
+    checksum, nbytes = source.facts.checksum, 0
+    hasher = None if checksum is None else checksum.new_hasher()
+    with typed_write_errors(target):
+        file = temp.open("xb", buffering=0)
+    with file:
+        for piece in read_through(source, policy=policy, cancellation=cancellation):
+            with typed_write_errors(target):
+                pwrite_exactly(file.fileno(), piece, nbytes)
+            if hasher is not None:
+                hasher.update(piece)
+            nbytes += len(piece)
+            step.advance(len(piece))
+    hashes = hash_ranges(temp, block_ranges(nbytes, BLOCK_BYTES), threads=2, cancellation=cancellation)
+    return FetchedFile(target, nbytes, 0, tuple(hashes)), None if hasher is None else hasher.hexdigest()
 
 
 def _free_name(target: Path) -> Path:
@@ -694,19 +678,30 @@ def copy_file(
         layout = Layout([target.name], [size], manifest.block_bytes, manifest.hashes)
         blocks = Blocks(target.parent, layout, "", shared=False, gives_back=False, is_noted=False)
         unused = [file]
-        copy = StreamingCopy(
-            file,
-            target,
-            step=step,
-            policy=RetryPolicy(),
-            cancellation=cancellation,
+        fetcher = Fetcher(
+            str(source),
+            blocks,
             # A mount may return the same wrong bytes to one handle for ever.
-            into=(blocks, Remotes(str(source), [size], [lambda: unused.pop() if unused else MountedFile(source)])),
+            Remotes(str(source), [size], [lambda: unused.pop() if unused else MountedFile(source)]),
+            lambda _: 1,
+            policy=RetryPolicy(),
+            stall_timeout_s=_STALL_S,
+            on_bytes=step.advance,
         )
+        kept_bytes = 0
+
+        def begin() -> RangeOrder:
+            nonlocal kept_bytes
+            gaps = prove_rest(blocks, fetcher)
+            kept_bytes = size - sum(end - begin for begin, end in gaps)
+            step.start_at(kept_bytes)
+            return RangeOrder(gaps, connections=1, block_bytes=manifest.block_bytes)
+
+        fetcher.start(begin)
         try:
-            copy.wait()
+            _wait_for_all(blocks, fetcher, cancellation)
         finally:
-            copy.end()
+            fetcher.close()
     # A mount may report only now that it could not keep the data.
     blocks.close()
-    return copy.kept_bytes
+    return kept_bytes

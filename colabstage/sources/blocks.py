@@ -41,8 +41,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 TABLE, FETCHER, _READERS = "blocks", "fetcher", "readers"
-# The states of a block. With edges only, the bytes of rows that reach over its ends are here.
-MISSING, WHOLE, EDGES, UNPROVED, WRITING = 0, 1, 2, 3, 4
+# The states of a block. With edges only, the bytes of rows that reach over its ends are here; `FILLING` is `WRITING`
+# between such edges, which can be read meanwhile.
+MISSING, WHOLE, EDGES, UNPROVED, WRITING, FILLING = 0, 1, 2, 3, 4, 5
 PAGE_BYTES = 4096
 # The table begins with eight bytes that name the boot, and counters.
 _WORLD_BYTES, _COUNTERS = 8, 8
@@ -333,33 +334,38 @@ class Blocks:
             self.edges.heads[:] = self.edges.tails[:] = self.kept[:] = 0
             state[:] = UNPROVED
         if self.locks is None or self._map[:_WORLD_BYTES] != world:
-            state[state == WHOLE] = UNPROVED
+            state[state == WHOLE], state[state == FILLING] = UNPROVED, WRITING
             for block in np.flatnonzero(state == EDGES).tolist():
-                self._forget(block)
+                self.forget(block)
         # At last: a process that dies before leaves all of it to be done again.
         counters[CONTENT], counters[_FORMAT], self._map[:_WORLD_BYTES] = content, _THIS_FORMAT, world
         self.reclaim()
 
     def reclaim(self, but: Iterable[int] = ()) -> None:
         """Give back what processes that were killed were writing; `but`: blocks that this one writes."""
-        for block in np.setdiff1d(np.flatnonzero(self.state == WRITING), list(but)).tolist():
+        for block in np.setdiff1d(np.flatnonzero(self.state >= WRITING), list(but)).tolist():
             if self.locks is None or self.locks.claim(block):
-                self._forget(block)
+                # Another process may have completed it meanwhile.
+                if self.state[block] >= WRITING:
+                    self.forget(block)
                 if self.locks is not None:
                     self.locks.unclaim(block)
 
-    def _forget(self, block: int) -> None:
-        self.state[block] = MISSING
+    def forget(self, block: int) -> None:
+        """Note that a block is not here, and give back what is, but for edges that were here before."""
+        has_edges = self.state[block] == FILLING
+        self.state[block] = EDGES if has_edges else MISSING
         if self.gives_back:
-            self._give_back(block, whole=True)
+            self._give_back(block, whole=not has_edges)
 
     def settle(self, kept: NDArray[np.bool_], edges: Edges, capacity: int) -> None:
         """Note what stays here, and how many other blocks may be."""
         with self.making_room():
             if not (np.array_equal(self.edges.heads, edges.heads) and np.array_equal(self.edges.tails, edges.tails)):
                 # What is left of blocks that were let go are other bytes now.
+                self.state[self.state == FILLING] = WRITING
                 for block in np.flatnonzero(self.state == EDGES).tolist():
-                    self._forget(block)
+                    self.forget(block)
                 self.edges.heads[:], self.edges.tails[:] = edges.heads, edges.tails
             self.kept[:] = kept
             self.counters[CAPACITY] = capacity
@@ -368,19 +374,22 @@ class Blocks:
                 self.let_go(block)
 
     def write(self, data: bytes | memoryview, address: int) -> None:
-        """Write bytes of a block at their place, without noting them."""
-        number, offset = self.layout.find(address)
+        """Write bytes at their place, without noting them."""
+        block = address // self.layout.block_bytes
+        if self.state[block] == FILLING:
+            # Edges are verified and may be read now, what arrives is not.
+            begin, end = self.layout.span(block)
+            first = max(address, begin + int(self.edges.heads[block]))
+            stop = min(address + len(data), end - int(self.edges.tails[block]))
+            data, address = data[first - address : max(first, stop) - address], first
+        number, offset = self.layout.find(address) if data else (0, 0)
+        if self.gives_back and data and not offset:
+            data = with_mark(bytes(data), 0)
         with typed_write_errors(self._shown[number]):
             pwrite_exactly(self._handles[number], data, offset)
 
-    def put(self, block: int, pieces: Sequence[bytes | memoryview], digest: str) -> None:
-        """Note a block that was verified; `pieces`: its bytes, if they are not written yet."""
-        address, _ = self.layout.span(block)
-        if pieces and not self.layout.offsets[block]:
-            pieces = [with_mark(b"".join(pieces), 0)]
-        for piece in pieces:
-            self.write(piece, address)
-            address += len(piece)
+    def note(self, block: int, digest: str) -> None:
+        """Note a block that is written and verified."""
         self.hashes[block] = int(digest, 16)
         self.state[block] = WHOLE
         self.counters[FETCHED] += self.layout.lengths[block]

@@ -1,7 +1,7 @@
 """Fetch blocks of remote files over several connections, each a thread, and let readers wait for their bytes.
 
-A block counts once all of it has arrived, has the right hash, and is written. Where room is limited, it is in memory
-until there is room for it; otherwise its bytes are written as they arrive, and can be read at once.
+Bytes are written as they arrive, and can be read at once by readers of this process. A block counts once all of it has
+arrived and has the right hash.
 
 A failed connection is reopened at the byte where it stopped. The retry budget starts over with every byte that arrives
 on any connection: a download of hours survives any number of interruptions. A connection that is refused while others
@@ -22,6 +22,7 @@ import numpy as np
 
 from colabstage.errors import ColabstageError, DamagedPackError, SourceChangedError, SourceReadError
 from colabstage.io.callers_code import without_ours
+from colabstage.io.files import hash_block
 from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.sources.blocks import FETCHED, MISSING, UNPROVED, WHOLE
 from colabstage.sources.remote import (
@@ -121,17 +122,17 @@ class Remotes:
 
 
 class Arriving:
-    """The bytes of one block that have arrived. `pieces`: these, where they are written once all are verified."""
+    """The bytes of one block that have arrived."""
 
     def __init__(self, begin: int, end: int) -> None:
         import xxhash
 
-        self.missing, self.pieces = end - begin, list[memoryview]()
+        self.missing = end - begin
         self._end, self._hashed, self._hasher = end, begin, xxhash.xxh3_64()
         # The stretches of addresses that have arrived, in order; two of them may touch.
         self._stretches: list[list[int]] = []
 
-    def add(self, data: memoryview, address: int, *, is_written: bool) -> None:
+    def add(self, data: memoryview, address: int) -> None:
         end = address + len(data)
         number = bisect.bisect_right(self._stretches, [address])
         if number and self._stretches[number - 1][1] == address:
@@ -139,8 +140,6 @@ class Arriving:
         else:
             self._stretches.insert(number, [address, end])
         self.missing -= len(data)
-        if not is_written:
-            self.pieces.append(data)
         # Bytes that have just arrived are still in the processor's cache.
         if address == self._hashed:
             self._hasher.update(data)
@@ -154,7 +153,7 @@ class Arriving:
         return begin if begin < end else None
 
     def digest(self, blocks: Blocks) -> str:
-        # What waits in memory has come in order, by one connection.
+        """Return the hash of the block, which has arrived completely."""
         if self._hashed < self._end:
             self._hasher.update(blocks.read(self._hashed, self._end - self._hashed))
         digest: str = self._hasher.hexdigest()
@@ -164,8 +163,7 @@ class Arriving:
 class Fetcher:
     """Fetch what an order hands out. Call `start` once and `close` at the end; everything else from any thread.
 
-    `connections`: how many are open, or are to be. `landed`: the hashes of blocks that are verified and not written
-    yet. `writing`: those that are being written.
+    `connections`: how many are open, or are to be. `writing`: runs whose bytes are being written at this moment.
     `failures`: of blocks that cannot be fetched, while others can, why. `error`: what ended fetching; `None` while it
     continues.
     """
@@ -192,8 +190,7 @@ class Fetcher:
         self.lock = threading.RLock()
         self.failures: dict[int, Exception] = {}
         self.error: BaseException | None = None
-        self.landed: dict[int, str] = {}
-        self.writing: set[int] = set()
+        self.writing: set[Run] = set()
         self._label, self._blocks, self._remotes = label, blocks, remotes
         self._policy, self._stall_timeout_s, self._clock = policy, stall_timeout_s, clock
         self._on_bytes, self._on_wait = on_bytes, on_wait
@@ -352,8 +349,11 @@ class Fetcher:
         """Work as one connection: run after run until nothing is left to do."""
         budget = RetryBudget(self._policy, self._clock)
         while (run := self._next_run()) is not None:
+            block = run.begin // self._blocks.layout.block_bytes
             try:
-                if not self._proves(run):
+                if self._blocks.state[block] == UNPROVED:
+                    self._prove(block, run)
+                else:
                     self._fetch(run)
                 # Received bytes prove that the connection works again.
                 budget = RetryBudget(self._policy, self._clock)
@@ -370,7 +370,6 @@ class Fetcher:
         """Return what this connection is to fetch, once there is something; `None` when it is to end."""
         assert self._order is not None
         while not self.has_ended():
-            self._write_landed()
             with self.lock:
                 if self.has_ended() or (self._is_done() and not self._order.is_endless):
                     return None
@@ -386,17 +385,19 @@ class Fetcher:
                 self._has_looker &= not is_looking
         return None
 
-    def _proves(self, run: Run) -> bool:
-        """Return whether a block that was in doubt is right, so that nothing has to be fetched."""
-        block = run.begin // self._blocks.layout.block_bytes
-        if self._blocks.state[block] != UNPROVED or not self._blocks.prove(block):
-            return False
+    def _prove(self, block: int, run: Run) -> None:
+        """Hash a block that is in doubt; one that is wrong is handed out again, to be fetched."""
+        is_right = self._blocks.prove(block)
         with self.lock:
             assert self._order is not None
-            self._order.advance(run, run.end, self._clock.now())
+            if self.has_ended():
+                return
+            if is_right:
+                self._order.advance(run, run.end, self._clock.now())
+            else:
+                self._order.again(*self._blocks.layout.span(block))
             self._last_moved = self._clock.now()
-            self._moved.notify_all()
-        return True
+            self._wake()
 
     def _fetch(self, run: Run) -> None:
         """Request the rest of a run, and take it in as it arrives."""
@@ -432,27 +433,34 @@ class Fetcher:
             if self.has_ended():
                 return False
             data, address = data[: run.left], run.position
-        if not self._blocks.gives_back:
+            self.writing.add(run)
+        try:
             self._blocks.write(data, address)
+        finally:
+            with self.lock:
+                assert self._order is not None
+                if self.has_ended():
+                    self._order.release(run, self._clock.now())
+                # At last: what fetches after this one waits for it.
+                self.writing.discard(run)
         with self.lock:
             if self.has_ended():
                 return False
-            assert self._order is not None
             # Another connection may have taken the end over meanwhile.
             data, now = data[: run.left], self._clock.now()
             complete = self._store(data, address)
-            waited = bool(data and self.waits_for)
+            has_waited = bool(data and self.waits_for)
             if data:
                 self._come += len(data)
                 self._last_moved = now
                 self._order.advance(run, address + len(data), now)
                 self._moved.notify_all()
-        if waited:
+        if has_waited:
             self._on_wait("")
         if data:
             self._on_bytes(len(data))
         for block in complete:
-            self._land(block, remote)
+            self._verify(block, remote)
         return run.left > 0
 
     def _store(self, data: memoryview, address: int) -> list[int]:
@@ -465,50 +473,39 @@ class Fetcher:
             if arriving is None:
                 arriving = self._arriving[block] = Arriving(begin, end)
             part, data = data[: end - address], data[end - address :]
-            arriving.add(part, address, is_written=not self._blocks.gives_back)
+            arriving.add(part, address)
             if not arriving.missing:
                 complete.append(block)
             address += len(part)
         return complete
 
-    def _land(self, block: int, remote: RemoteFile) -> None:
-        """Verify a block that has arrived, and write it if there is room."""
-        digest, expected = self._arriving[block].digest(self._blocks), self._blocks.layout.hashes[block]
+    def _verify(self, block: int, remote: RemoteFile) -> None:
+        """Hash a block that has arrived, and note it."""
+        layout = self._blocks.layout
+        begin, end = layout.span(block)
+        if self._blocks.edges.heads[block] or self._blocks.edges.tails[block]:
+            # Its edges may have been here before, so not all of it is from this request.
+            digest = hash_block(self._blocks.read(begin, end - begin))
+        else:
+            digest = self._arriving[block].digest(self._blocks)
+        expected = layout.hashes[block]
         if expected and digest != expected:
-            offset, length = int(self._blocks.layout.offsets[block]), int(self._blocks.layout.lengths[block])
             msg = (
-                f"'{remote.facts.label}' is damaged: the {length:,} bytes from {offset:,} on are not those that were "
-                f"written, in {_BLOCK_TRIES} readings."
+                f"'{remote.facts.label}' is damaged: the {int(layout.lengths[block]):,} bytes from "
+                f"{int(layout.offsets[block]):,} on are not those that were written, in {_BLOCK_TRIES} readings."
             )
             self._reject(block, DamagedPackError(msg))
             return
         with self.lock:
-            self.landed[block] = digest
-        self._write_landed()
-
-    def _write_landed(self) -> None:
-        """Write the blocks for which there is room now, and note them."""
-        while self.landed and not self.has_ended():
-            with self.lock:
+            if not self.has_ended():
                 assert self._order is not None
-                waiting = [block for block in self.landed if block not in self.writing]
-                block = self._order.place(waiting) if waiting and not self.has_ended() else None
-                if block is None:
-                    return
-                self.writing.add(block)
-                pieces, digest = self._arriving[block].pieces, self.landed[block]
-            try:
-                self._blocks.put(block, pieces, digest)
-            finally:
-                with self.lock:
-                    self.writing.discard(block)
-                    self.forget(block)
-                    self._order.done(block)
-                    self._wake()
+                self._blocks.note(block, digest)
+                self._order.done(block)
+                self.forget(block)
+                self._wake()
 
     def forget(self, block: int) -> None:
-        """Drop what is in memory of a block, with the lock held."""
-        self.landed.pop(block, None)
+        """Forget what has arrived of a block, with the lock held."""
         self._arriving.pop(block, None)
 
     def _reject(self, block: int, error: Exception, run: Run | None = None) -> None:

@@ -31,9 +31,7 @@ from colabstage.errors import (
     error_from_json,
     error_to_json,
 )
-from colabstage.io.environment import logger_of
 from colabstage.io.files import PATIENT, typed_write_errors
-from colabstage.io.pipeline import in_thread
 from colabstage.io.units import format_bytes
 from colabstage.io.workspace import (
     is_made_here,
@@ -50,6 +48,8 @@ from colabstage.sources.blocks import (
     EVICTED,
     FETCHED,
     FETCHER,
+    FILLING,
+    MISSING,
     PAGE_BYTES,
     UNPROVED,
     WHOLE,
@@ -85,8 +85,6 @@ if TYPE_CHECKING:
     from colabstage.sources.blocks import Edges
     from colabstage.sources.parse import SingleSource
     from colabstage.sources.remote import RemoteFacts, RemoteFile
-
-_log = logger_of(__name__)
 
 # What another process has fetched, and whose turn it is, is seen within this time.
 _LOOK_S, _FILL_LOOK_S, _TURN_LOOK_S = 0.01, 0.02, 0.002
@@ -168,8 +166,10 @@ class FileSet(Layout):
         return hashlib.sha256("".join(self.hashes).encode()).hexdigest()
 
 
-_NAME = "expected"
-_TICK_NS, _LIST_NS = 50_000_000, 1_000_000_000
+_ANNOUNCED = "expected"
+# The folder is listed again after this long even if its time has not changed: what is written within one tick of the
+# file system's clock, or a reader that died, does not change it.
+_LIST_S = 0.05
 
 
 # A reader writes its visits once and from then on only how far it is, which all processes see in the mapped file. The
@@ -179,7 +179,7 @@ class Expected:
 
     def __init__(self, folder: Path, visits: Visits) -> None:
         # Written beside and then named, so that nobody reads a half. The first number is how far the reader is.
-        self._path, writing = temp_beside(folder / _NAME), temp_beside(folder / "expecting")
+        self._path, writing = temp_beside(folder / _ANNOUNCED), temp_beside(folder / "expecting")
         values = np.concatenate([[0], visits.blocks, visits.first, visits.last]).astype(np.int64)
         try:
             with typed_write_errors(self._path):
@@ -203,42 +203,40 @@ class Readers:
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._owner = folder, owner_token()
-        self._seen_at = self._listed_at = -1
+        self._written_ns, self._listed_at = -1, -1.0
         self._open: dict[str, tuple[Reader, NDArray[np.int64]]] = {}
         self.all: list[Reader] = []
         self.own: list[Reader] = []
 
     def look(self) -> bool:
         """Look how far readers are; return whether some have come or gone since."""
-        changed, now, written = False, time.time_ns(), self._folder.stat().st_mtime_ns
-        # What is written in the same tick of the file system's clock is distinguished by looking again; and a reader
-        # that died has changed nothing.
-        if written != self._seen_at or now - written < _TICK_NS or now - self._listed_at > _LIST_NS:
-            self._seen_at, self._listed_at = written, now
-            changed = self._list()
+        written, now, has_changed = self._folder.stat().st_mtime_ns, time.monotonic(), False
+        if written != self._written_ns or now - self._listed_at > _LIST_S:
+            self._written_ns, self._listed_at = written, now
+            has_changed = self._list()
         for reader, values in self._open.values():
             reader.reached = int(values[0])
-        return changed
+        return has_changed
 
     def _list(self) -> bool:
         found = {path.name: path for path in self._folder.iterdir() if _is_alive(path)}
-        gone, come = self._open.keys() - found, [name for name in found if name not in self._open]
-        for name in gone:
+        before = set(self._open)
+        for name in before - found.keys():
             del self._open[name]
-        for name in come:
+        for name in found.keys() - before:
             # It may have been withdrawn this moment.
             with contextlib.suppress(FileNotFoundError):
                 values = np.asarray(np.memmap(found[name], np.int64, "r"))
                 self._open[name] = Reader(Visits(*values[1:].reshape(3, -1))), values
         self.all = [reader for reader, _ in self._open.values()]
         self.own = [reader for name, (reader, _) in self._open.items() if self._owner in name]
-        return bool(gone or come)
+        return before != self._open.keys()
 
 
 def _is_alive(path: Path) -> bool:
     """Return whether a file is what a living process expects; what a dead one left is removed."""
     parts = name_and_owner(path)
-    if parts is None or parts[0] != _NAME or not is_made_here(path):
+    if parts is None or parts[0] != _ANNOUNCED or not is_made_here(path):
         return False
     if owner_is_alive(parts[1]) is True:
         return True
@@ -247,62 +245,48 @@ def _is_alive(path: Path) -> bool:
 
 
 class Lookahead(Order):
-    """The order of blocks that readers will need: those that one waits for first, then what is needed next. Blocks
-    that are needed last make way."""
+    """The order of blocks that readers will need: those that one waits for first, then what is needed next. Each gets
+    its room before it is requested; blocks that are needed last make way."""
 
     # Another process may need a block, or be done with one; and readers may come again.
     look_s = 0.01
     is_endless = True
 
     def __init__(self, blocks: Blocks, readers: Readers, fetcher: Fetcher) -> None:
-        self._blocks, self._readers, self._fetcher = blocks, readers, fetcher
-        self._busy: dict[int, Run] = {}
+        assert blocks.locks is not None
+        self._blocks, self._locks, self._readers, self._fetcher = blocks, blocks.locks, readers, fetcher
+        # The blocks that this process has claimed, and what fetches each; `None` after an interruption.
+        self._claimed: dict[int, Run | None] = {}
         self._next_use = np.full(len(blocks.state), NEVER)
         self._seen_for: tuple[int, ...] = (-1,)
-        self._idle_at: tuple[int, ...] = ()
+        self._is_closed = False
         self._pacing = Pacing(_FIRST_REQUESTS)
 
     def take(self, now: float) -> Run | None:
-        blocks, state, wanted = self._blocks, self._blocks.state, self._blocks.wanted
-        next_use, failures = self._look(), self._fetcher.failures
-        # With many blocks a choice takes time, and mostly nothing has changed since the last.
-        so_far = blocks.counters[[FETCHED, EVICTED]].tolist()
-        seen = (*so_far, *self._seen_for, len(self._fetcher.landed), len(self._busy), len(failures), int(now))
-        if seen == self._idle_at and not wanted.any():
-            return None
-        candidates = (state != WHOLE) & (state != WRITING)
-        candidates[list(self._busy)] = candidates[list(failures)] = False
-        waited = np.flatnonzero(candidates & (wanted != 0))
+        blocks, next_use, failures = self._blocks, self._look(), self._fetcher.failures
+        for block in [block for block, run in self._claimed.items() if run is None]:
+            if block not in failures and (next_use[block] != NEVER or blocks.wanted[block]):
+                return self._begin(block, now)
+            self._give_up(block)
+        if int((blocks.state >= WRITING).sum()) > len(self._claimed):
+            # Perhaps another process has died.
+            blocks.reclaim(self._claimed)
+        candidates = (blocks.state != WHOLE) & (blocks.state < WRITING)
+        candidates[list(self._claimed)] = candidates[list(failures)] = False
+        waited = np.flatnonzero(candidates & (blocks.wanted != 0))
         for block in waited[np.argsort(next_use[waited], kind="stable")].tolist():
-            if (run := self._claim(block, now)) is not None:
-                return run
-        # In memory there are as many blocks, with or without room, as keep the connections busy.
+            if self._claim(block, next_use):
+                return self._begin(block, now)
+        runs = [run for run in self._claimed.values() if run is not None]
         # Where nothing is on its way, as after failures, no rate will show.
-        if len(self._busy) >= self._fetcher.connections:
+        is_full = len(runs) >= self._fetcher.connections
+        if is_full or (runs and not self._pacing.allows(now, runs, blocks.layout.block_bytes)):
             return None
-        if self._busy and not self._pacing.allows(now, self._busy.values(), blocks.layout.block_bytes):
+        block_or_none = first_of(next_uses(self._readers.own, len(candidates)), candidates)
+        # Where nothing can go for this one, nothing can for those that are needed later.
+        if block_or_none is None or not self._claim(block_or_none, next_use):
             return None
-        own = next_uses(self._readers.own, len(state))
-        while (block := first_of(own, candidates)) is not None:
-            if (run := self._claim(block, now)) is not None:
-                return run
-            candidates[block] = False
-        self._idle_at = seen
-        return None
-
-    def _claim(self, block: int, now: float) -> Run | None:
-        assert self._blocks.locks is not None
-        if not self._blocks.locks.claim(block):
-            return None
-        begin, end = self._blocks.layout.span(block)
-        # What has come before a connection was cut is not fetched again; another process may have fetched all of it.
-        missing = self._fetcher.first_missing(begin, end)
-        if missing is None or self._blocks.state[block] == WRITING:
-            self._blocks.locks.unclaim(block)
-            return None
-        run = self._busy[block] = Run(missing, end, now)
-        self._pacing.sent(run.left, now, is_last=len(self._busy) >= self._fetcher.connections)
-        return run
+        return self._begin(block_or_none, now)
 
     def advance(self, run: Run, position: int, now: float) -> None:
         self._pacing.arrived(run, position, now)
@@ -312,39 +296,26 @@ class Lookahead(Order):
             self.done(block)
 
     def release(self, run: Run, now: float) -> None:
-        run.end = run.position
-        self.done(run.begin // self._blocks.layout.block_bytes)
+        block = run.begin // self._blocks.layout.block_bytes
+        if self._claimed.get(block) is run:
+            run.end, self._claimed[block] = run.position, None
+            if self._is_closed:
+                self._give_up(block)
 
     def again(self, begin: int, end: int) -> None:
-        self.done(begin // self._blocks.layout.block_bytes)
+        self._give_up(begin // self._blocks.layout.block_bytes)
 
     def done(self, block: int) -> None:
-        if block in self._busy:
-            del self._busy[block]
-            assert self._blocks.locks is not None
-            self._blocks.wanted[block] = 0
-            self._blocks.locks.unclaim(block)
+        del self._claimed[block]
+        self._blocks.wanted[block] = 0
+        self._locks.unclaim(block)
 
     def close(self) -> None:
-        """Let other processes fetch what is not being written."""
-        for block in self._busy.keys() - self._fetcher.writing:
-            self.done(block)
-
-    def place(self, landed: Sequence[int]) -> int | None:
-        """Return the first block that is needed of those that have landed, once there is room for it."""
-        next_use, wanted = self._look(), self._blocks.wanted
-        for block in sorted(landed, key=lambda block: (not wanted[block], next_use[block])):
-            if self._make_room(block, next_use):
-                return block
-            # Nothing can go for this one, so nothing can for those that are needed later. And while nobody reads, as
-            # between two epochs, it waits for the next reader.
-            if next_use[block] != NEVER or wanted[block] or not self._readers.all:
-                return None
-            # The reader that expected it has gone. It has come all the same, and is counted.
-            self._blocks.counters[FETCHED] += self._blocks.layout.lengths[block]
-            self._fetcher.forget(block)
-            self.done(block)
-        return None
+        """Leave to other processes what is not being written at this moment."""
+        self._is_closed = True
+        for block, run in list(self._claimed.items()):
+            if run not in self._fetcher.writing:
+                self._give_up(block)
 
     def _look(self) -> NDArray[np.int64]:
         had_own, changed = bool(self._readers.own), self._readers.look()
@@ -355,31 +326,54 @@ class Lookahead(Order):
             self._seen_for, self._next_use = reached, next_uses(self._readers.all, len(self._blocks.state))
         return self._next_use
 
-    def _make_room(self, block: int, next_use: NDArray[np.int64]) -> bool:
-        """Let go what is needed later, and reserve the room; return whether that was possible."""
+    def _begin(self, block: int, now: float) -> Run:
+        begin, end = self._blocks.layout.span(block)
+        # What came before an interruption is not fetched again.
+        missing = self._fetcher.first_missing(begin, end)
+        run = self._claimed[block] = Run(end if missing is None else missing, end, now)
+        self._pacing.sent(run.left, now, is_last=len(self._claimed) >= self._fetcher.connections)
+        return run
+
+    def _claim(self, block: int, next_use: NDArray[np.int64]) -> bool:
+        """Reserve a block for this process, and the room for it; return whether that was possible."""
+        if not self._locks.claim(block):
+            return False
+        with self._blocks.making_room():
+            has_room = self._has_room(block, next_use)
+            state = int(self._blocks.state[block])
+            if has_room and state != UNPROVED:
+                self._blocks.state[block] = FILLING if state == EDGES else WRITING
+        if not has_room:
+            self._locks.unclaim(block)
+        return has_room
+
+    def _has_room(self, block: int, next_use: NDArray[np.int64]) -> bool:
+        """Return whether a block may come, after letting go what is needed later."""
         blocks, capacity = self._blocks, int(self._blocks.counters[CAPACITY])
-        if not blocks.gives_back:
+        # Another process may have been quicker.
+        if blocks.state[block] in (WHOLE, WRITING, FILLING):
+            return False
+        # What is kept has its own room; before the room is known, nothing is fetched but that. One in doubt has room.
+        if not blocks.gives_back or not capacity or blocks.kept[block] or blocks.state[block] == UNPROVED:
             return True
-        with blocks.making_room():
-            # What is kept has its own room; before the room is known, nothing is fetched but that.
-            if not blocks.kept[block] and capacity and blocks.state[block] != UNPROVED:
-                if int(blocks.taken().sum()) >= capacity:
-                    blocks.reclaim(self._fetcher.writing)
-                taken, is_wanted = blocks.taken(), bool(blocks.wanted[block])
-                used, candidates = int(taken.sum()), taken & (blocks.state != WRITING)
-                if not is_wanted:
-                    # Room is first for blocks that are on their way and needed before this one.
-                    coming = [one for one in self._busy if blocks.state[one] not in (WHOLE, WRITING, UNPROVED)]
-                    used += int((next_use[coming] < next_use[block]).sum())
-                ahead = min(_MOST_AHEAD, max(capacity // _AHEAD_PART, _LEAST_AHEAD))
-                while used >= capacity:
-                    victim = victim_for(block, next_use, candidates, ahead=ahead, needed_now=is_wanted)
-                    if victim is None:
-                        return False
-                    candidates[victim] = False
-                    used -= blocks.let_go(victim)
-            blocks.state[block] = WRITING
+        taken, is_wanted = blocks.taken(), bool(blocks.wanted[block])
+        used, candidates = int(taken.sum()), taken & (blocks.state < WRITING)
+        ahead = min(_MOST_AHEAD, max(capacity // _AHEAD_PART, _LEAST_AHEAD))
+        while used >= capacity:
+            victim = victim_for(block, next_use, candidates, ahead=ahead, needed_now=is_wanted)
+            if victim is None:
+                return False
+            candidates[victim] = False
+            used -= blocks.let_go(victim)
         return True
+
+    def _give_up(self, block: int) -> None:
+        """Keep nothing of a block that has not come completely."""
+        if block in self._claimed:
+            self._fetcher.forget(block)
+            if self._blocks.state[block] in (WRITING, FILLING, MISSING):
+                self._blocks.forget(block)
+            self.done(block)
 
 
 _NONE: NDArray[np.int64] = np.empty(0, np.int64)
@@ -621,20 +615,12 @@ class BlockwiseFile:
             for fetcher in fetchers:
                 fetcher.close()
         finally:
-            # Also when whoever closes is stopped meanwhile.
-            if any(fetcher.writing for fetcher in fetchers):
-                _log.warning(
-                    "The disk of '%s' has not taken a block for some seconds. Its write is left to end alone.",
-                    self._folder,
-                )
-                in_thread(lambda: _close_once_written(fetchers, handles), "colabstage-blocks")
-            else:
-                close_all(handles)
+            close_all(handles)
 
     def _missing(self, blocks: NDArray[np.int64], edges: NDArray[np.int64]) -> NDArray[np.int64]:
         state = self._blocks.state
         of_edges = state[edges]
-        return np.concatenate([blocks[state[blocks] != WHOLE], edges[(of_edges != WHOLE) & (of_edges != EDGES)]])
+        return np.concatenate([blocks[state[blocks] != WHOLE], edges[~np.isin(of_edges, (WHOLE, EDGES, FILLING))]])
 
     def _check_fit(self, blocks: NDArray[np.int64], edges: NDArray[np.int64]) -> None:
         # One more comes for a moment to leave its edge.
@@ -787,12 +773,6 @@ class WholeFile:
 
 def _connections_to(most_to_mount: int, facts: RemoteFacts) -> int:
     return max(1, min(most_to_mount if facts.is_mounted else _MOST_CONNECTIONS, facts.connections))
-
-
-def _close_once_written(fetchers: Sequence[Fetcher], handles: list[int]) -> None:
-    while any(fetcher.writing for fetcher in fetchers):
-        time.sleep(_LOOK_S)
-    close_all(handles)
 
 
 def _let_go(fetchers: list[Fetcher], handles: list[int]) -> None:

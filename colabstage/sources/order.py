@@ -111,12 +111,8 @@ class Order:
         """Hand out bytes again that have arrived wrong."""
         raise NotImplementedError
 
-    def place(self, landed: Sequence[int]) -> int | None:
-        """Return which of the blocks that have landed is to be written; any, where there is room for all."""
-        return landed[0]
-
     def done(self, block: int) -> None:
-        """Note that a block is written, or will not be."""
+        """Note that a block is here, verified."""
 
     def close(self) -> None:
         """Note that nothing more is fetched."""
@@ -147,6 +143,10 @@ class RangeOrder(Order):
         # The bytes that have arrived, and when the first did.
         self._come, self._began = 0, math.inf
         self._pacing = Pacing(math.inf)
+
+    def leave(self, gaps: Iterable[tuple[int, int]], *, connections: int) -> None:
+        """Plan to fetch these ranges instead, before anything is requested."""
+        self._gaps, self._connections = list(gaps), connections
 
     def prefer(self, byte_ranges: Iterable[tuple[int, int]], *, alone: bool = False) -> None:
         """Hand out these byte ranges `(begin, end)` first, in this order, and with `alone` no others; replaces earlier
