@@ -190,10 +190,9 @@ def command(
     return decorate
 
 
-_USUAL = defaults(make_request)
+# What they are where nothing is said. A list is a repeatable option, which the shell leaves empty and not None.
+_USUAL = {**defaults(make_request), "overwrite": False, "only": []}
 
 
 def _option(name: str, kind: Any, *, default: Any = None) -> inspect.Parameter:
-    # A list is a repeatable option, which the shell leaves empty and not None.
-    usual = [] if name == "only" else _USUAL.get(name, default)
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=usual, annotation=kind)
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=_USUAL.get(name, default), annotation=kind)

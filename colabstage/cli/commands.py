@@ -62,8 +62,8 @@ def plan(source: o.Source, *, flags: dict[str, Any]) -> object:
     return plan_stage(o.read_sources(source), **flags)
 
 
-@command(kept=NOTHING_DONE)
-def list_(local_dir: o.LocalDir = None, cache_dir: o.CacheDir = "auto") -> Output:
+@command(flags=o.flags("local_dir", "cache_dir"), kept=NOTHING_DONE)
+def list_(*, flags: dict[str, Any]) -> Output:
     """List the datasets on this machine and in the cache, with their source, size, rows and options, and the total.
 
     Examples:
@@ -73,12 +73,12 @@ def list_(local_dir: o.LocalDir = None, cache_dir: o.CacheDir = "auto") -> Outpu
     from colabstage.io.units import format_bytes, format_count
     from colabstage.stage.purge import list_datasets
 
-    found = list_datasets(local_dir=local_dir, cache_dir=cache_dir)
+    found = list_datasets(**flags)
     total = f"{format_count(len(found), 'datasets')}, {format_bytes(sum(one.nbytes for one in found))} in all"
     return _listed(found, "\n".join([*map(str, found), total]) if found else "Nothing is kept.")
 
 
-@command()
+@command(flags=o.flags("local_dir", "cache_dir"))
 def purge(
     names: Annotated[list[str] | None, o.argument("NAME…", "Datasets, as `cache list` names them.")] = None,
     *,
@@ -91,8 +91,7 @@ def purge(
         o.choice("--only", ("here", "cache"), "Only on this machine, or only in the cache."),
     ] = None,
     yes: Annotated[bool, o.option("--yes", "", "Really remove them; without it, only list them.")] = False,
-    local_dir: o.LocalDir = None,
-    cache_dir: o.CacheDir = "auto",
+    flags: dict[str, Any],
 ) -> Output:
     """Remove datasets that colabstage has stored, and nothing else.
 
@@ -106,17 +105,16 @@ def purge(
     from colabstage.io.units import format_bytes, format_count
     from colabstage.stage.purge import list_datasets, purge_datasets, select_datasets, sweep_leftovers
 
-    places: dict[str, Any] = {"local_dir": local_dir, "cache_dir": cache_dir}
     # Chosen before anything is removed, so that the list without --yes is exactly the same.
     chosen: Sequence[StoredDataset] = select_datasets(
-        list_datasets(**places), names=names or (), older_than_days=older_than, everything=everything, place=only
+        list_datasets(**flags), names=names or (), older_than_days=older_than, everything=everything, place=only
     )
     verb, advice, failure = "Would remove", "Add --yes to remove them." if chosen else "", ""
     # Removal cannot be undone, so it has to be requested explicitly.
     if yes:
         done = purge_datasets(chosen)
         # Afterwards, because a removed dataset may leave temporaries behind.
-        sweep_leftovers(**places)
+        sweep_leftovers(**flags)
         chosen, verb, advice = done.removed, "Removed", ""
         # A scheduled purge that removed only half must not look like one that removed everything.
         failure = f"Not removed: {'; '.join(done.reasons)}." if done.kept else ""
@@ -129,18 +127,14 @@ def _listed(found: Iterable[Any], text: str, failure: str = "") -> Output:
     return Output([one.to_dict() for one in found], text, failure)
 
 
-@command()
+@command(flags=o.flags("only", "hash", "overwrite", "refresh", "verify"))
 def fetch(
     *,
     source: Annotated[list[str], o.argument("SOURCE", "As for `stage`: paths, patterns, share links, addresses.")],
     target: Annotated[
         str, o.argument("TARGET", "The file or folder to create; a single file can go into an existing folder.")
     ],
-    only: o.Only = [],  # noqa: B006 - typer reads it
-    hash_: Annotated[str | None, o.option("--hash", "ALGORITHM:DIGEST", "The expected hash of the file.")] = None,
-    overwrite: o.Overwrite = False,
-    refresh: o.Refresh = False,
-    verify: o.Verifying = "fast",
+    flags: dict[str, Any],
 ) -> object:
     """Copy or download a file, or a folder of files, to the local disk.
 
@@ -154,25 +148,15 @@ def fetch(
     """
     from colabstage.sources.fetching import fetch_files
 
-    return fetch_files(
-        o.read_sources(source),
-        target,
-        only=only,
-        hash=hash_,
-        overwrite=overwrite,
-        refresh=refresh,
-        verify=verify,
-        progress=shows_progress(),
-    )
+    return fetch_files(o.read_sources(source), target, **flags, progress=shows_progress())
 
 
-@command()
+@command(flags=o.flags("only", "zip_encoding", "overwrite"))
 def extract(
     archive: Annotated[str, o.argument("ARCHIVE", "A zip, tar, 7z, rar or gz.")],
     target: Annotated[str, o.argument("TARGET", "The folder to create.")],
-    only: o.Only = [],  # noqa: B006 - typer reads it
-    zip_encoding: o.ZipEncoding = None,
-    overwrite: o.Overwrite = False,
+    *,
+    flags: dict[str, Any],
 ) -> object:
     """Extract an archive into a folder of its own.
 
@@ -185,21 +169,16 @@ def extract(
     """
     from colabstage.sources.extracting import extract_archive
 
-    return extract_archive(
-        archive, target, only=only, zip_encoding=zip_encoding, overwrite=overwrite, progress=shows_progress()
-    )
+    return extract_archive(archive, target, **flags, progress=shows_progress())
 
 
-@command(flags=o.PACK_FLAGS)
+@command(flags=o.PACK_FLAGS | o.flags("shards", "append_to", "overwrite"))
 def pack(
     source: o.LocalSource,
     # Not required, because with --append-to the name follows from that pack.
     out: Annotated[str | None, o.argument("[OUT]", "The file to write; its manifest OUT.json goes next to it.")] = None,
     *,
     flags: dict[str, Any],
-    shards: o.Shards = None,
-    append_to: o.AppendTo = None,
-    overwrite: o.Overwrite = False,
 ) -> Output:
     """Convert a folder or archive to one HDF5 file, or several.
 
@@ -214,8 +193,7 @@ def pack(
     """
     from colabstage.pack.run import pack_dataset
 
-    places: dict[str, Any] = {"shards": shards, "append_to": append_to, "overwrite": overwrite}
-    report = pack_dataset(source, out, **flags, **places, progress=shows_progress())
+    report = pack_dataset(source, out, **flags, progress=shows_progress())
     return Output(report, f"{o.spell_options(str(report))}\nWritten to '{report.path}'")
 
 
@@ -293,17 +271,14 @@ def doctor_(
     return Output(report, o.spell_options(str(report)), f"Broken: {', '.join(broken)}." if broken else "")
 
 
-@command(kept=NOTHING_LEFT)
+@command(flags=o.flags("image_size", "layout", "encoding", "local_dir"), kept=NOTHING_LEFT)
 def compare(
     path: Annotated[str, o.argument("PATH", "A folder or an archive of images.")],
     *,
-    image_size: o.Size = None,
-    layout: o.LayoutName = "auto",
-    encoding: o.Encoded = "auto",
     samples: Annotated[int, o.option("--samples", "N", "Maximum number of images to read.", least=1)] = 500,
     workers: Annotated[int, o.option("--workers", "N", "Files to read at the same time.", least=1)] = 2,
     seconds: Annotated[float, o.option("--seconds", "S", "Approximate duration.", least=0.1)] = 60.0,
-    local_dir: o.LocalDir = None,
+    flags: dict[str, Any],
 ) -> object:
     """Measure, with your own images, what staging would change.
 
@@ -317,15 +292,7 @@ def compare(
     from colabstage.diagnose.compare import compare_sources
 
     return compare_sources(
-        path,
-        layout=layout,
-        image_size=image_size,
-        encoding=encoding,
-        samples=samples,
-        num_workers=workers,
-        budget_s=seconds,
-        local_dir=local_dir,
-        progress=shows_progress(),
+        path, **flags, samples=samples, num_workers=workers, budget_s=seconds, progress=shows_progress()
     )
 
 

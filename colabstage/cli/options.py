@@ -31,20 +31,29 @@ def option(
     panel: str | None = None,
     *,
     words: tuple[str, ...] = (),
+    offer: Callable[[str], list[str]] | None = None,
     parser: Callable[[str], Any] | None = None,
     least: float | None = None,
 ) -> typer.models.OptionInfo:
-    """Define an option: its name, the placeholder of its value (empty for a switch), its help, and the panel of the
-    help that it belongs to. `words`: what the Tab key offers instead of file names; `parser`: converts the text to the
-    argument, where typer does not; `least`: the smallest number allowed."""
-    offers = None if parser is None and not metavar else _words_starting(*words)
+    """Define an option.
+
+    Args:
+        name: with its dashes.
+        metavar: the placeholder of its value; empty for a switch.
+        text: its help.
+        panel: the panel of the help that it belongs to.
+        words: what the Tab key offers instead of file names.
+        offer: returns these words.
+        parser: converts the text to the argument, where typer does not.
+        least: the smallest number allowed.
+    """
     info: typer.models.OptionInfo = typer.Option(
         name,
         metavar=metavar,
         help=text,
         rich_help_panel=panel,
         parser=None if parser is None else _refused_as_typed(parser),
-        autocompletion=offers,
+        autocompletion=(offer or _words_starting(*words)) if metavar else None,
         min=least,
     )
     return info
@@ -114,158 +123,119 @@ Source = Annotated[
 ]
 LocalSource = Annotated[str, argument("SOURCE", "A folder, or a zip or tar; can be on a mounted Drive.")]
 PackFile = Annotated[str, argument("FILE", "The HDF5 file.")]
-Only = Annotated[
-    list[str],
-    option("--only", "PATH", "The part of the source that is meant: a path in it, or a quoted pattern. Repeatable."),
-]
-ZipEncoding = Annotated[
-    str | None,
-    option("--zip-encoding", "NAME", "The encoding of a zip's file names where it declares none, for example gbk."),
-]
-Hash = Annotated[
-    str | None,
-    option("--hash", "ALGORITHM:DIGEST", "The expected hash of a single file, for example sha256:…", _PLACES),
-]
-Refresh = Annotated[
-    bool, option("--refresh", "", "Stage again, even if the dataset is already here or cached.", _PLACES)
-]
-Verifying = Annotated[
-    Verify, choice("--verify", get_args(Verify), "Trust unchanged times and sizes, or compare every block.", _PLACES)
-]
-Overwrite = Annotated[bool, option("--overwrite", "", "Replace what is at the target.")]
 AsJson = Annotated[bool, option("--json", "", "Print the result as JSON, and nothing else, to stdout.")]
 Debug = Annotated[bool, option("--debug", "", "Show the traceback when something fails.")]
-Shards = Annotated[
-    int | None,
-    option("--shards", "N", "Write N files, OUT-00000-of-0000N.h5 …, which a pattern reads as one.", _IMAGES),
-]
-AppendTo = Annotated[
-    str | None,
-    option(
-        "--append-to", "PACK", "Instead of OUT: write the samples next to this pack, as an addition to its dataset."
-    ),
-]
-LayoutName = Annotated[
-    str,
-    typer.Option(
-        "--layout",
-        metavar="NAME",
-        help="How files become samples; auto detects it.",
-        rich_help_panel=_IMAGES,
-        autocompletion=_offer_layouts,
-    ),
-]
-Size = Annotated[
-    Any,
-    option(
-        "--image-size",
-        "HxW",
-        "Height and width of every image, for example 256x256. Without it, each image keeps its own.",
-        _IMAGES,
-        parser=parse_sides,
-    ),
-]
-Encoded = Annotated[
-    str,
-    option(
-        "--encoding",
-        "auto|pixels|encoded|jpeg:Q",
-        "Decoded pixels, the files' own bytes, JPEGs of quality Q, or whichever fits.",
-        _IMAGES,
-        words=("auto", "pixels", "encoded", "jpeg:90"),
-    ),
-]
-LocalDir = Annotated[
-    str | None,
-    option(
-        "--local-dir",
-        "PATH",
-        "Folder on the local disk. Default: colabstage in the platform's fast folder.",
-        _PLACES,
-    ),
-]
-CacheDir = Annotated[
-    str,
-    option(
-        "--cache-dir",
-        "none|auto|PATH",
-        "Where packs are kept. auto: MyDrive/colabstage on a mounted Drive, otherwise another persistent disk.",
-        _PLACES,
-    ),
-]
 
-# Options that define a pack, by Python argument; the defaults are those of `PackOptions`. Functions cannot be given on
-# a command line.
-PACK_FLAGS: dict[str, Any] = {
-    "layout": LayoutName,
-    "image_size": Size,
-    "color_mode": Annotated[
-        ColorMode,
-        choice(
-            "--color-mode",
-            get_args(ColorMode),
+
+def _flag(name: str, kind: Any, metavar: str, text: str, panel: str | None = None, **how: Any) -> tuple[str, Any]:
+    """Return the Python argument of an option, and its type with its definition; the words of a `Literal` are its
+    metavar."""
+    written = f"--{name.replace('_', '-')}"
+    words = get_args(kind) if isinstance(kind, type(Keep)) else ()
+    defined = choice(written, words, text, panel) if words else option(written, metavar, text, panel, **how)
+    return name, Annotated[kind, defined]
+
+
+# The options that are arguments of several functions; functions cannot be given on a command line.
+_FLAGS: dict[str, Any] = dict(
+    [
+        _flag(
+            *("layout", str, "NAME", "How files become samples; auto detects it.", _IMAGES),
+            offer=_offer_layouts,
+        ),
+        _flag(
+            *("image_size", Any, "HxW"),
+            "Height and width of every image, for example 256x256. Without it, each image keeps its own.",
+            _IMAGES,
+            parser=parse_sides,
+        ),
+        _flag(
+            *("color_mode", ColorMode, ""),
             "3 channels, 1 channel, or those of each file. auto: 3 for images; arrays keep theirs.",
             _IMAGES,
         ),
-    ],
-    "resize": Annotated[
-        Resize,
-        choice("--resize", get_args(Resize), "How images of other proportions are fitted to the size.", _IMAGES),
-    ],
-    "encoding": Encoded,
-    "splits": Annotated[
-        Any,
-        option(
-            "--splits",
-            "NAME=F,…",
+        _flag("resize", Resize, "", "How images of other proportions are fitted to the size.", _IMAGES),
+        _flag(
+            *("encoding", str, "auto|pixels|encoded|jpeg:Q"),
+            "Decoded pixels, the files' own bytes, JPEGs of quality Q, or whichever fits.",
+            _IMAGES,
+            words=("auto", "pixels", "encoded", "jpeg:90"),
+        ),
+        _flag(
+            *("splits", Any, "NAME=F,…"),
             "Fractions for a source without split folders, for example train=0.8,dev=0.1,test=0.1; 0.8 means train, "
             "and the rest is test.",
             _IMAGES,
             parser=parse_fractions,
         ),
-    ],
-    "group_by": Annotated[
-        str | None,
-        option("--group-by", "REGEX", "Samples whose names have the same match stay in the same split.", _IMAGES),
-    ],
-    "seed": Annotated[int, option("--seed", "N", "Seed of the splits and of the row order.", _IMAGES)],
-    "on_error": Annotated[
-        str,
-        option(
-            "--on-error",
-            "raise|skip|skip:P%",
-            "What to do with images that cannot be decoded.",
+        _flag(
+            *("group_by", str | None, "REGEX"),
+            "Samples whose names have the same match stay in the same split.",
             _IMAGES,
+        ),
+        _flag("seed", int, "N", "Seed of the splits and of the row order.", _IMAGES),
+        _flag(
+            *("on_error", str, "raise|skip|skip:P%", "What to do with images that cannot be decoded.", _IMAGES),
             words=("raise", "skip", "skip:1%"),
         ),
-    ],
-    "only": Only,
-    "zip_encoding": ZipEncoding,
-}
-# Those that say where the pack goes, and whether to make it again.
-STAGE_FLAGS: dict[str, Any] = PACK_FLAGS | {
-    "keep": Annotated[Keep, choice("--keep", get_args(Keep), "One HDF5 file, the plain files, or both.", _PLACES)],
-    "local_dir": LocalDir,
-    "cache_dir": CacheDir,
-    "refresh": Refresh,
-    "verify": Verifying,
-    "hash": Hash,
-    "disk_limit": Annotated[
-        str | None,
-        option(
-            "--disk-limit",
-            "SIZE",
+        _flag(
+            *("only", list[str], "PATH"),
+            "The part of the source that is meant: a path in it, or a quoted pattern. Repeatable.",
+        ),
+        _flag(
+            *("zip_encoding", str | None, "NAME"),
+            "The encoding of a zip's file names where it declares none, for example gbk.",
+        ),
+        _flag("keep", Keep, "", "One HDF5 file, the plain files, or both.", _PLACES),
+        _flag(
+            *("local_dir", str | None, "PATH"),
+            "Folder on the local disk. Default: colabstage in the platform's fast folder.",
+            _PLACES,
+        ),
+        _flag(
+            *("cache_dir", str, "none|auto|PATH"),
+            "Where packs are kept. auto: MyDrive/colabstage on a mounted Drive, otherwise another persistent disk.",
+            _PLACES,
+        ),
+        _flag("refresh", bool, "", "Do it again, even if the result is already here or cached.", _PLACES),
+        _flag("verify", Verify, "", "Trust unchanged times and sizes, or compare every block.", _PLACES),
+        _flag(
+            *("hash", str | None, "ALGORITHM:DIGEST"),
+            "The expected hash of a single file, for example sha256:…",
+            _PLACES,
+        ),
+        _flag(
+            *("disk_limit", str | None, "SIZE"),
             "Keep at most this much of the pack on the local disk, for example 20GB. A larger one is packed in shards "
             "into the cache, and read from there in part.",
             _PLACES,
         ),
-    ],
-}
+        _flag("overwrite", bool, "", "Replace what is at the target."),
+        _flag(
+            *("shards", int | None, "N"),
+            "Write N files, OUT-00000-of-0000N.h5 …, which a pattern reads as one.",
+            _IMAGES,
+        ),
+        _flag(
+            *("append_to", str | None, "PACK"),
+            "Instead of OUT: write the samples next to this pack, as an addition to its dataset.",
+        ),
+    ]
+)
+
+
+def flags(*names: str) -> dict[str, Any]:
+    """Return options by Python argument."""
+    return {name: _FLAGS[name] for name in names}
+
+
+PACK_FLAGS = flags(
+    *("layout", "image_size", "color_mode", "resize", "encoding", "splits", "group_by", "seed", "on_error", "only"),
+    "zip_encoding",
+)
+STAGE_FLAGS = PACK_FLAGS | flags("keep", "local_dir", "cache_dir", "refresh", "verify", "hash", "disk_limit")
 _SPELLED = {
-    **{
-        name: f"--{name.replace('_', '-')} {get_args(kind)[1].metavar}".strip()
-        for name, kind in (STAGE_FLAGS | {"overwrite": Overwrite, "shards": Shards, "append_to": AppendTo}).items()
-    },
+    **{name: f"--{name.replace('_', '-')} {get_args(kind)[1].metavar}".strip() for name, kind in _FLAGS.items()},
     # What has another name here than in Python.
     "budget_s": "--seconds S",
     "everything": "--all",

@@ -31,7 +31,7 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from colabstage.errors import (
     ColabstageError,
@@ -166,12 +166,9 @@ def mount_drive(
     here = _mount_at(place)
     if here is not None and not _is_dead(here):
         return _note_mounted(here)
-    _check_attended("mount_drive", "Nothing was mounted.")
-    client = _colab_client("mount_drive")
+    client = _colab_client("mount_drive", asks=True, unmounts=here is not None)
     if here is None:
         _check_mountpoint(place)
-    else:
-        _check_mountable("mount_drive")
     # Mounting kills every running client.
     for other in _drives():
         if other.fstype in DRIVE_TYPES and other != here and not _is_dead(other):
@@ -209,9 +206,8 @@ def refresh_drive(*, timeout_s: float = 3600.0) -> Path:
     if drive.fstype == OLD_DRIVE_TYPE:
         _clear_old_cache()
         return drive.mountpoint
-    client = _colab_client("refresh_drive")
+    client = _colab_client("refresh_drive", asks=True, unmounts=True)
     # A dead client cannot push anything, and its open files are broken already.
-    _check_mountable("refresh_drive")
     if _is_dead(drive):
         return _mount(client, drive.mountpoint, readonly=is_readonly(drive))
     return _flush_and_mount(client, drive, timeout_s)[1]
@@ -245,7 +241,7 @@ def flush_drive(*, timeout_s: float = 3600.0, remount: bool = True) -> FlushRepo
         place = f"'{drive.mountpoint}'"
         msg = f"{OLD_DRIVE_CLIENT} at {place} cannot be flushed. Unmount it: fusermount -u {place}."
         raise NotSupportedHereError(msg)
-    client = _colab_client("flush_drive")
+    client = _colab_client("flush_drive", asks=remount, unmounts=remount)
     if _is_dead(drive):
         msg = (
             f"The Drive client at '{drive.mountpoint}' has died. {WAITS_IN_CACHE} Call "
@@ -255,7 +251,6 @@ def flush_drive(*, timeout_s: float = 3600.0, remount: bool = True) -> FlushRepo
     if not remount:
         check_unused(drive.mountpoint)
         return FlushReport(drive.mountpoint, _flush(client, drive, timeout_s), remounted=False)
-    _check_mountable("flush_drive")
     seconds, _ = _flush_and_mount(client, drive, timeout_s)
     return FlushReport(drive.mountpoint, seconds, remounted=True)
 
@@ -356,30 +351,39 @@ _NO_UNMOUNT = (
     "publish_file(…, wait_uploaded=True) waits until a file is uploaded and unmounts nothing: use that in loops and "
     "scripts."
 )
+# What to do instead where this is not Colab.
+_ELSEWHERE = {
+    "mount_drive": "Remove this line, and give stage_dataset a path on this machine or a share link.",
+    "refresh_drive": "A folder that is mounted in another way shows what its own client shows; leave this call out.",
+    "flush_drive": "Nothing is waiting here to be uploaded by Colab's Drive client; leave this call out.",
+}
 
 
-def _check_mountable(verb: Literal["mount_drive", "refresh_drive", "flush_drive"]) -> None:
-    """Refuse to unmount where nothing can mount again."""
-    _check_attended(verb, "Nothing was unmounted.")
-    if not detect_platform().drive_mountable:
+def _colab_client(verb: str, *, asks: bool = False, unmounts: bool = False) -> Any:
+    """Return Colab's module; refuse where it cannot ask for a permission, or could not mount what it unmounts."""
+    try:
+        client = importlib.import_module("google.colab.drive")
+    except ImportError:
+        msg = f"{verb}() works in Google Colab only, and this is not Colab. {_ELSEWHERE[verb]}"
+        raise NotSupportedHereError(msg) from None
+    platform = detect_platform()
+    # At once: where nobody can answer the dialogue, the client would wait in silence.
+    if asks and platform.name == "colab" and not platform.attended:
+        msg = (
+            f"{verb}() asks for access to Drive by a dialogue, and what runs this code (`colab exec` or `colab run`, "
+            f"papermill, a scheduler) cannot answer one. Nothing was {'un' if unmounts else ''}mounted. Let a person "
+            "mount Drive first, by `colab drivemount` or in a cell of the same runtime; mount_drive() then finds it. "
+            f"{WITHOUT_DRIVE}"
+        )
+        raise NotSupportedHereError(msg)
+    if unmounts and not platform.drive_mountable:
         instead = f" {_NO_UNMOUNT}" if verb == "flush_drive" else ""
         msg = (
             f"{verb}() has to unmount Drive, for every program on this machine, and only a notebook cell can mount it "
             f"again; this is a script or a terminal. Nothing was unmounted. Call {verb}() in a cell.{instead}"
         )
         raise NotSupportedHereError(msg)
-
-
-def _check_attended(verb: str, state: str) -> None:
-    """Refuse at once where nobody can answer the dialogue, for which the client would wait in silence."""
-    platform = detect_platform()
-    if platform.name == "colab" and not platform.attended:
-        msg = (
-            f"{verb}() asks for access to Drive by a dialogue, and what runs this code (`colab exec` or `colab run`, "
-            f"papermill, a scheduler) cannot answer one. {state} Let a person mount Drive first, by `colab drivemount` "
-            f"or in a cell of the same runtime; mount_drive() then finds it. {WITHOUT_DRIVE}"
-        )
-        raise NotSupportedHereError(msg)
+    return client
 
 
 def _check_consent(client: Any, drive: Mount) -> None:
@@ -403,22 +407,6 @@ def _check_consent(client: Any, drive: Mount) -> None:
             f"{_NO_UNMOUNT}"
         )
         raise DriveAuthError(msg)
-
-
-# What to do instead where this is not Colab.
-_ELSEWHERE = {
-    "mount_drive": "Remove this line, and give stage_dataset a path on this machine or a share link.",
-    "refresh_drive": "A folder that is mounted in another way shows what its own client shows; leave this call out.",
-    "flush_drive": "Nothing is waiting here to be uploaded by Colab's Drive client; leave this call out.",
-}
-
-
-def _colab_client(verb: str) -> Any:
-    try:
-        return importlib.import_module("google.colab.drive")
-    except ImportError:
-        msg = f"{verb}() works in Google Colab only, and this is not Colab. {_ELSEWHERE[verb]}"
-        raise NotSupportedHereError(msg) from None
 
 
 def _check_mountpoint(place: Path) -> None:

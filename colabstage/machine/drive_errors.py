@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from colabstage.errors import (
     ColabstageError,
@@ -44,9 +44,16 @@ _TAIL_BYTES = 1 << 20
 # Causes of causes may form a cycle.
 _MAX_CHAIN = 20
 
-# The name of an error's type or of a base class, text that its message contains, the typed error for it, and what the
-# user needs to know.
-_Cause = tuple[str, str, type[ColabstageError], str]
+
+class _Cause(NamedTuple):
+    name: str
+    """The name of its type, or of a base class."""
+    words: str
+    """What its message contains."""
+    kind: type[ColabstageError]
+    message: str
+    """What the user needs to know."""
+
 
 WITHOUT_DRIVE = (
     "Without a mounted Drive, stage_dataset reads share links (https://drive.google.com/…), buckets (s3://…, gs://…) "
@@ -54,107 +61,75 @@ WITHOUT_DRIVE = (
 )
 """What works where nobody can consent to a mount."""
 
+_NO_KERNEL = (
+    "Drive can only be mounted and flushed from a notebook cell, because the permission is asked for in the browser. "
+    "This is a script or a shell: mount Drive in a cell first; scripts started afterwards can use it. "
+    f"{WITHOUT_DRIVE}"
+)
 # The first cause that fits counts, so the general ones come last.
-_MOUNT_CAUSES: tuple[_Cause, ...] = (
-    (
+_MOUNT_CAUSES = (
+    _Cause(
         *("MessageError", "", DriveAuthError),
-        (
-            "Google did not grant access to Drive. Run the cell again and, in the dialogue, choose the account "
-            "that this notebook is signed in with and tick every box; browser settings that block third-party "
-            "cookies or pop-ups also end here."
-        ),
+        "Google did not grant access to Drive. Run the cell again and, in the dialogue, choose the account "
+        "that this notebook is signed in with and tick every box; browser settings that block third-party "
+        "cookies or pop-ups also end here.",
     ),
-    (
+    _Cause(
         *("NotImplementedError", "Enterprise", NotSupportedHereError),
         "Colab Enterprise cannot mount Google Drive. Copy the data to a Cloud Storage bucket and stage it from there.",
     ),
-    (
+    _Cause(
         *("NotImplementedError", "", NotSupportedHereError),
-        (
-            "This machine cannot mount Google Drive: google.colab is installed, but this is not a Colab machine. "
-            f"{WITHOUT_DRIVE}"
-        ),
+        "This machine cannot mount Google Drive: google.colab is installed, but this is not a Colab machine. "
+        f"{WITHOUT_DRIVE}",
     ),
-    (
-        *("AttributeError", "kernel", NotSupportedHereError),
-        (
-            "Drive can only be mounted from a notebook cell, because the permission is asked for in the browser. "
-            "This is a script or a shell: mount Drive in a cell first; scripts started afterwards can use it. "
-            f"{WITHOUT_DRIVE}"
-        ),
-    ),
-    (
-        *("KeyError", "", NotSupportedHereError),
-        (
-            "A variable that Colab sets in its notebooks is missing, so this process is not one of Colab's "
-            "notebook kernels. Mount Drive in a notebook cell."
-        ),
-    ),
-    (
+    _Cause("AttributeError", "kernel", NotSupportedHereError, _NO_KERNEL),
+    # A variable that Colab sets in its notebooks is missing.
+    _Cause("KeyError", "", NotSupportedHereError, _NO_KERNEL),
+    _Cause(
         *("TIMEOUT", "", DriveError),
-        (
-            "The Drive client started for '{place}' but said nothing until the deadline. Run the cell again; if "
-            "that does not help, restart the session ('Disconnect and delete runtime')."
-        ),
+        "The Drive client started for '{place}' but said nothing until the deadline. Run the cell again; if "
+        "that does not help, restart the session ('Disconnect and delete runtime').",
     ),
-    (
+    _Cause(
         *("ValueError", "timeout during initial read of root folder", DriveError),
-        (
-            "Drive took too long to list 'My Drive': it holds too many items at its top level. Call "
-            "mount_drive(timeout_s=600), which gives it more time (each attempt gets further, because what was "
-            "listed is kept), then move files from the top level into folders."
-        ),
+        "Drive took too long to list 'My Drive': it holds too many items at its top level. Call "
+        "mount_drive(timeout_s=600), which gives it more time (each attempt gets further, because what was "
+        "listed is kept), then move files from the top level into folders.",
     ),
-    (
+    _Cause(
         *("ValueError", "domain policy", DriveAuthError),
-        (
-            "The administrator of this Google account has disabled Drive for desktop, which Colab uses. Ask for "
-            "it to be enabled (support.google.com/a/answer/7496409), or use another account."
-        ),
+        "The administrator of this Google account has disabled Drive for desktop, which Colab uses. Ask for "
+        "it to be enabled (support.google.com/a/answer/7496409), or use another account.",
     ),
-    (
+    _Cause(
         *("ValueError", "must be a directory if present", TargetExistsError),
         "There is a file where the Drive client keeps its settings ({error}). Move it elsewhere, then mount again.",
     ),
-    (
+    _Cause(
         *("ValueError", "mount failed", DriveError),
-        (
-            "The Drive client ended before '{place}' was mounted, as it does when nobody answers the dialogue "
-            "that asks for access. Run the cell again and answer it; if that does not help, restart the session "
-            f"('Disconnect and delete runtime'). The client's log is {_LOG}. {WITHOUT_DRIVE}"
-        ),
+        "The Drive client ended before '{place}' was mounted, as it does when nobody answers the dialogue "
+        "that asks for access. Run the cell again and answer it; if that does not help, restart the session "
+        f"('Disconnect and delete runtime'). The client's log is {_LOG}. {WITHOUT_DRIVE}",
     ),
-    (
+    _Cause(
         *("OSError", "Transport endpoint", DriveDisconnectedError),
-        (
-            "The mount at '{place}' is dead ({error}). Run the cell again; if that does not help, restart the "
-            "session ('Disconnect and delete runtime')."
-        ),
+        "The mount at '{place}' is dead ({error}). Run the cell again; if that does not help, restart the "
+        "session ('Disconnect and delete runtime').",
     ),
 )
-
-_FLUSH_CAUSES: tuple[_Cause, ...] = (
-    (
+_FLUSH_CAUSES = (
+    _Cause(
         *("ValueError", "flush_and_unmount failed", DriveError),
-        (
-            "Drive {how}, so not everything is uploaded. What is still waiting is only on this machine: keep the "
-            "session open and call flush_drive() again{remedy}."
-        ),
+        "Drive {how}, so not everything is uploaded. What is still waiting is only on this machine: keep the "
+        "session open and call flush_drive() again{remedy}.",
     ),
-    (
+    _Cause(
         *("NotImplementedError", "", NotSupportedHereError),
-        (
-            "This machine cannot flush Google Drive ({error}). Files are uploaded in the background; look for "
-            "them on drive.google.com before the session ends."
-        ),
+        "This machine cannot flush Google Drive ({error}). Files are uploaded in the background; look for "
+        "them on drive.google.com before the session ends.",
     ),
-    (
-        *("KeyError", "", NotSupportedHereError),
-        (
-            "A variable that Colab sets in its notebooks is missing ({error}), so Drive cannot be flushed from "
-            "here. Call flush_drive() in a notebook cell."
-        ),
-    ),
+    _Cause("KeyError", "", NotSupportedHereError, _NO_KERNEL),
 )
 
 
@@ -180,9 +155,9 @@ def flush_error(error: Exception, place: Path, *, took_s: float, limit_s: float)
 def _translate(error: Exception, causes: Iterable[_Cause], what: str, **figures: str) -> ColabstageError:
     # Base classes too: the client raises private subclasses of Python's errors.
     names = {base.__name__ for base in type(error).__mro__}
-    for type_name, words, kind, message in causes:
-        if type_name in names and words in str(error):
-            return kind(message.format(error=error, **figures))
+    for cause in causes:
+        if cause.name in names and cause.words in str(error):
+            return cause.kind(cause.message.format(error=error, **figures))
     msg = f"{what}: {type(error).__name__}: {error}. Run the cell again; if that does not help, restart the session."
     return DriveError(msg)
 

@@ -237,54 +237,46 @@ _WEB = re.compile(r"(?i)https?://")
 # As much of a file as `describe_contents` wants to see.
 HEAD_BYTES = 1024
 
-_COMPRESSIONS: tuple[tuple[bytes, Compression], ...] = (
-    (b"\x1f\x8b\x08", "gz"),
-    (b"BZh", "bz2"),
-    (b"\xfd7zXZ\0", "xz"),
-    (b"\x28\xb5\x2f\xfd", "zst"),
-)
-_KNOWN: tuple[tuple[bytes, str], ...] = (
-    (b"PK\3\4", "a zip archive"),
-    (b"PK\5\6", "an empty zip archive"),
-    (b"\x1f\x8b", "a gzip file"),
-    (b"BZh", "a bzip2 file"),
-    (b"\xfd7zXZ\0", "an xz file"),
-    (b"\x28\xb5\x2f\xfd", "a Zstandard file"),
-    (b"7z\xbc\xaf\x27\x1c", "a 7-Zip archive"),
-    (b"Rar!\x1a\x07", "a RAR archive"),
-    (b"\x89HDF\r\n\x1a\n", "an HDF5 file"),
-    (b"\x93NUMPY", "a NumPy array"),
-    (b"PAR1", "a Parquet file"),
-    (b"SQLite format 3\0", "an SQLite database"),
-    (b"\x89PNG", "a PNG image"),
-    (b"\xff\xd8\xff", "a JPEG image"),
-    (b"GIF8", "a GIF image"),
-    (b"BM", "a BMP image"),
-    (b"%PDF", "a PDF document"),
+# The first bytes of files, and what the file is; with the kind of those that are archives or compressed.
+_KNOWN: tuple[tuple[bytes, str, ArchiveKind | None], ...] = (
+    (b"PK\3\4", "a zip archive", "zip"),
+    (b"PK\5\6", "an empty zip archive", "zip"),
+    # With the marker that some multi-volume tools leave before the first header.
+    (b"PK\7\x08PK\3\4", "a zip archive", "zip"),
+    (b"PK00PK\3\4", "a zip archive", "zip"),
+    (b"\x1f\x8b\x08", "a gzip file", "gz"),
+    (b"BZh", "a bzip2 file", "bz2"),
+    (b"\xfd7zXZ\0", "an xz file", "xz"),
+    (b"\x28\xb5\x2f\xfd", "a Zstandard file", "zst"),
+    (b"7z\xbc\xaf\x27\x1c", "a 7-Zip archive", "7z"),
+    (b"Rar!\x1a\x07", "a RAR archive", "rar"),
+    (b"\x89HDF\r\n\x1a\n", "an HDF5 file", None),
+    (b"\x93NUMPY", "a NumPy array", None),
+    (b"PAR1", "a Parquet file", None),
+    (b"SQLite format 3\0", "an SQLite database", None),
+    (b"\x89PNG", "a PNG image", None),
+    (b"\xff\xd8\xff", "a JPEG image", None),
+    (b"GIF8", "a GIF image", None),
+    (b"BM", "a BMP image", None),
+    (b"%PDF", "a PDF document", None),
 )
 _SKIPPABLE = re.compile(rb"[\x50-\x5f]\x2a\x4d\x18.{4}", re.DOTALL)
 # Characters that text does not contain.
 _BINARY = re.compile(rb"[\0-\x08\x0e-\x1a\x1c-\x1f]")
 
 
-def compression_of(head: bytes) -> Compression | None:
-    """Return the compression of a stream, by its first bytes."""
+def kind_by_magic(head: bytes) -> ArchiveKind | None:
+    """Return what kind of archive, or of compressed stream, begins with these bytes."""
     # pzstd writes a skippable frame (RFC 8878, 3.1.2) before each one with content.
     while _SKIPPABLE.match(head):
         head = head[8 + int.from_bytes(head[4:8], "little") :]
-    return next((name for magic, name in _COMPRESSIONS if head.startswith(magic)), None)
+    return next((kind for magic, _, kind in _KNOWN if head.startswith(magic)), None)
 
 
-def is_zip_head(head: bytes) -> bool:
-    """Return whether a zip begins like this; its directory, at the other end, says whether it is whole."""
-    return head.startswith((b"PK\3\4", b"PK\5\6", b"PK\7\x08PK\3\4", b"PK00PK\3\4"))
-
-
-def tool_archive_kind(head: bytes) -> Literal["7z", "rar"] | None:
-    """Return the archive that only a tool or a library of its own reads, by its first bytes."""
-    if head.startswith(b"7z\xbc\xaf\x27\x1c"):
-        return "7z"
-    return "rar" if head.startswith(b"Rar!\x1a\x07") else None
+def compression_of(head: bytes) -> Compression | None:
+    """Return the compression of a stream, by its first bytes."""
+    found = kind_by_magic(head)
+    return next((kind for kind in COMPRESSED_SUFFIXES if kind == found), None)
 
 
 def is_tar_head(head: bytes) -> bool:
@@ -327,7 +319,7 @@ def describe_contents(head: bytes) -> str:
         (not head.strip(b"\0"), "a file of zeros, as a copy or an upload leaves that was cut"),
         (bool(stand_in(head)), stand_in(head)),
         (is_tar_head(head), "a tar archive"),
-        *((head.startswith(magic), what) for magic, what in _KNOWN),
+        *((head.startswith(magic), what) for magic, what, _ in _KNOWN),
         (head.lstrip()[:1] in (b"{", b"["), "a JSON file"),
         (is_text(head), "a text file"),
     )

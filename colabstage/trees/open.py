@@ -26,8 +26,7 @@ from colabstage.trees.bytes import (
     compression_of,
     describe_contents,
     is_tar_head,
-    is_zip_head,
-    tool_archive_kind,
+    kind_by_magic,
 )
 from colabstage.trees.compressed import inner_name, open_stream, unpack_into
 from colabstage.trees.folder import FolderTree
@@ -99,14 +98,12 @@ def recognise(path: Path) -> TreeFormat | None:
 def recognise_archive(source: ByteSource) -> ArchiveKind | None:
     """Return what kind of archive the bytes are, by the beginning of the file; `None` when they are none."""
     head = source.pread(HEAD_BYTES, 0)
-    # Uncompressed kinds first: telling them takes no unpacking.
-    if is_zip_head(head):
-        return "zip"
-    if is_tar_head(head):
+    kind, compression = kind_by_magic(head), compression_of(head)
+    # A tar may begin with any name.
+    if kind != "zip" and is_tar_head(head):
         return "tar"
-    compression = compression_of(head)
     if compression is None:
-        return tool_archive_kind(head)
+        return kind
     # A tar in a compressed stream shows only inside it; its name may say nothing, as a download's does.
     try:
         with open_stream(source, read_bytes=_LOOK_BYTES) as stream:

@@ -32,7 +32,7 @@ from colabstage.io.accelerated import isal_zlib
 from colabstage.io.files import block_ranges, make_folder
 from colabstage.io.progress import Cancellation
 from colabstage.io.workspace import remove_own, temp_beside
-from colabstage.trees.bytes import HEAD_BYTES, PIECE_BYTES, LocalBytes, owners_bytes, tool_archive_kind
+from colabstage.trees.bytes import HEAD_BYTES, PIECE_BYTES, LocalBytes, kind_by_magic, owners_bytes
 from colabstage.trees.folder import FolderFile
 from colabstage.trees.listing import FileEntries, Tree
 from colabstage.trees.names import (
@@ -273,8 +273,8 @@ class ToolArchiveTree(Tree):
         cancellation: Cancellation | None = None,
     ) -> None:
         self._archive, self.label = source, source.label
-        kind = tool_archive_kind(source.pread(HEAD_BYTES, 0))
-        if kind is None:
+        kind = kind_by_magic(source.pread(HEAD_BYTES, 0))
+        if kind not in ("7z", "rar"):
             msg = f"'{source.label}' is neither a 7z nor a rar archive."
             raise CorruptArchiveError(msg)
         self.kind = kind
