@@ -22,7 +22,7 @@ from colabstage.layouts.table import Arrays, Images, SampleTable, UnreadBoxes, n
 from colabstage.machine.mounts import call_here
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from numpy.typing import NDArray
 
@@ -72,10 +72,10 @@ def read_dataset(dataset: IndexableDataset, in_caller: InCaller = call_here) -> 
     x, y = read_with_retry(lambda: pairs.get(0), pairs.name(0))
     # Hugging Face datasets store class names with the column, torchvision's as an attribute.
     named = getattr(pairs.feature(), "names", ()) if pairs.keys else getattr(dataset, "classes", ())
-    classes, notes = tuple(map(str, named or ())), pairs.notes()
+    classes, notes = tuple(map(str, named or ())), [pairs.keys.note] if pairs.keys else []
     targets: Targets | None = None
     if _may_hold_boxes(y):
-        planned = _plan_boxes(list(pairs.first_items(count)), dataset, pairs.feature())
+        planned = _plan_boxes(pairs, dataset)
         targets = UnreadBoxes(pairs.side(1, planned.dtype.itemsize, planned.rows), planned.dtype)
         # Boxes have class names of their own, for objects; the dataset's names are for whole images.
         classes, notes = planned.classes, [*notes, planned.note]
@@ -144,6 +144,22 @@ def _check_dataset(dataset: Any) -> None:
         raise OptionError(msg)
 
 
+class _Keys(NamedTuple):
+    """The keys of the two sides of items that are mappings."""
+
+    x: str
+    y: str | None
+    """`None` where there is no target, `_REST` where it is everything else."""
+    left: tuple[str, ...]
+    """Those that are left out."""
+
+    @property
+    def note(self) -> str:
+        targets = {None: "there is no target", _REST: "the others are the target"}
+        left = f"; left out: {', '.join(map(repr, self.left))}" if self.left else ""
+        return f"In each item {self.x!r} is the input, and {targets.get(self.y, f'{self.y!r} the target')}{left}."
+
+
 class _Pairs:
     """Items as `(x, y)`. The last one is kept, because its two sides are read one after the other, and so are the first
     ones, which are examined before packing begins."""
@@ -156,17 +172,7 @@ class _Pairs:
         # A new one each time: a dataset may return other items next time, so no pack of it is continued.
         self._token = uuid.uuid4().hex
         self._label = type(dataset).__name__
-        self.keys: tuple[str, str | None] | None = None
-        self._left: list[str] = []
-
-    def notes(self) -> list[str]:
-        """Return notes for the user on how items were read."""
-        if self.keys is None:
-            return []
-        x, y = self.keys
-        targets = {None: "there is no target", _REST: "the others are the target"}
-        left = f"; left out: {', '.join(map(repr, self._left))}" if self._left else ""
-        return [f"In each item {x!r} is the input, and {targets.get(y, f'{y!r} the target')}{left}."]
+        self.keys: _Keys | None = None
 
     def name(self, index: int) -> str:
         return f"{self._label}[{index}]"
@@ -176,7 +182,7 @@ class _Pairs:
         features = getattr(self._dataset, "features", None)
         if self.keys is None or not isinstance(features, Mapping):
             return None
-        return features if self.keys[1] == _REST else features.get(self.keys[1])
+        return features if self.keys.y == _REST else features.get(self.keys.y)
 
     def side(self, side: int, nbytes: int, convert: Callable[[Any, str], NDArray[Any]]) -> SampleSource:
         """Return x (0) or y (1) of all items, of about `nbytes` each, converted to what is stored."""
@@ -187,26 +193,17 @@ class _Pairs:
 
         return numbered_samples(self._label, self._token, len(self._dataset), nbytes, read)
 
-    def first_items(self, count: int) -> Iterator[_LookedAt]:
-        """Yield the kept items; broken ones are reported when they are packed."""
-        for index in range(min(_FIRST, count)):
-            with suppress(DecodeError):
-                x, y = self.get(index)
-                yield _LookedAt(self.name(index), y, _size_of_item(x))
-
     def get(self, index: int) -> tuple[Any, Any]:
         """Return one item; an error of the dataset that is not one of reading is a `DecodeError`."""
         with self._turn:
-            pair = self._kept.get(index)
-            if pair is None:
+            if index not in self._kept:
                 if index >= _FIRST:
                     # Only the last one, because a single item may fill most of the memory.
                     self._kept.clear()
-                pair = self._kept[index] = self._taken(index)
-        return pair
+                self._kept[index] = self._taken(index, self.name(index))
+            return self._kept[index]
 
-    def _taken(self, index: int) -> tuple[Any, Any]:
-        name = self.name(index)
+    def _taken(self, index: int, name: str) -> tuple[Any, Any]:
         try:
             item = self._dataset[index]
         except (ColabstageError, OSError):
@@ -215,7 +212,7 @@ class _Pairs:
             msg = ended(f"{name} raised {type(error).__name__}: {error}")
             raise DecodeError(msg) from error
         if isinstance(item, Mapping):
-            return self._of_mapping(item, name)
+            return self._sides_of(item, name)
         is_numbers = isinstance(item, list) and all(isinstance(part, int | float) for part in item)
         if not isinstance(item, tuple | list) or is_numbers:
             return item, None
@@ -225,36 +222,40 @@ class _Pairs:
         msg = f"{name} has {len(item)} parts; expected (x, y). Leave out the others, for example in a wrapper's items."
         raise LayoutError(msg)
 
-    def _of_mapping(self, item: Mapping[Any, Any], name: str) -> tuple[Any, Any]:
-        x, y = self.keys = self.keys or self._find_keys(item, name)
+    def _sides_of(self, item: Mapping[Any, Any], name: str) -> tuple[Any, Any]:
+        self.keys = self.keys or _find_keys(item, name)
+        x, y, _ = self.keys
         missing = next((key for key in (x, y) if key not in (None, _REST) and key not in item), None)
         if missing is not None:
             msg = f"{name} has no {missing!r}, as the first item has."
             raise LayoutError(msg)
-        if y is None:
-            return item[x], None
         if y == _REST:
             return item[x], {key: value for key, value in item.items() if key != x}
+        target = None if y is None else item[y]
         # Some have `None` instead of an empty list.
-        return item[x], [] if y in _OBJECTS and item[y] is None else item[y]
+        return item[x], [] if y in _OBJECTS and target is None else target
 
-    def _find_keys(self, item: Mapping[Any, Any], name: str) -> tuple[str, str | None]:
-        xs, ys = ([key for key in known if key in item] for known in (_X_KEYS, _Y_KEYS))
-        # Boxes with their labels, or in a column of objects, are one target.
-        if not any(isinstance(item[key], Mapping) for key in ys) and _has_boxes(item):
-            ys = [_REST]
-        elif not ys:
-            ys = [key for key in _OBJECTS if key in item and (item[key] is None or _may_hold_boxes(item[key]))]
-        if len(xs) != 1 or len(ys) > 1:
-            keys = ", ".join(repr(key) for key in list(item)[:8])
-            msg = (
-                f"{name} is a mapping of {keys}; expected (x, y), or an input called 'image' or 'x' and one target "
-                "called 'label' or 'y'. Wrap the dataset in one whose items are such pairs, or rename and remove "
-                "columns."
-            )
-            raise LayoutError(msg)
-        self._left = [] if ys == [_REST] else [str(key) for key in item if key not in (xs[0], *ys)]
-        return xs[0], ys[0] if ys else None
+
+def _find_keys(item: Mapping[Any, Any], name: str) -> _Keys:
+    xs, ys = ([key for key in known if key in item] for known in (_X_KEYS, _Y_KEYS))
+    # Boxes with their labels, or in a column of objects, are one target.
+    if not any(isinstance(item[key], Mapping) for key in ys) and _has_boxes(item):
+        ys = [_REST]
+    elif not ys:
+        ys = [key for key in _OBJECTS if key in item and (item[key] is None or _may_hold_boxes(item[key]))]
+    if len(xs) != 1 or len(ys) > 1:
+        msg = (
+            f"{name} is a mapping{_of_keys(item)}; expected (x, y), or an input called 'image' or 'x' and one target "
+            "called 'label' or 'y'. Wrap the dataset in one whose items are such pairs, or rename and remove columns."
+        )
+        raise LayoutError(msg)
+    left = () if ys == [_REST] else tuple(str(key) for key in item if key not in (xs[0], *ys))
+    return _Keys(xs[0], ys[0] if ys else None, left)
+
+
+def _of_keys(item: Any) -> str:
+    keys = ", ".join(repr(key) for key in list(item)[:8]) if isinstance(item, Mapping) else ""
+    return f" of {keys}" if keys else ""
 
 
 # --- values -----------------------------------------------------------------------------------------------------------
@@ -330,20 +331,16 @@ _NAMES_OF_IMAGES = frozenset({"image_id", "id"})
 _MOST_CLASSES = 10_000
 
 
-class _LookedAt(NamedTuple):
-    """One of the first items: what it is called, its target, and the width and height of its image."""
+class _Found(NamedTuple):
+    """The boxes of one item, as they are written."""
 
     name: str
-    target: Any
-    size: tuple[int, int] | None
-
-
-class _Found(NamedTuple):
-    """The boxes of one item, as they are written; `None` for a form that nothing says; and all else of each box."""
-
+    """Of the item."""
     places: NDArray[np.float64]
     form: Form | None
+    """`None` where nothing says it."""
     columns: dict[str, Any]
+    """All else of each box."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,16 +361,16 @@ class _BoxItems:
 
     def rows(self, target: Any, name: str) -> NDArray[Any]:
         """Return the boxes of one item, `(M,)` of `dtype`, with corners."""
-        places, form, columns = _find_boxes(target, name)
-        rows: NDArray[Any] = np.zeros(len(places), self.dtype)
+        found = _find_boxes(target, name)
+        rows: NDArray[Any] = np.zeros(len(found.places), self.dtype)
         if not len(rows):
             return rows
-        rows["boxes"] = _checked_corners(places, form or self.form, name)
+        rows["boxes"] = _checked_corners(found.places, found.form or self.form, name)
         for key, (column, kind) in self.columns.items():
-            if key not in columns:
+            if key not in found.columns:
                 msg = f"{name} has boxes without {key!r}, which the first items have."
                 raise LayoutError(msg)
-            rows[column] = _column(columns[key], key, len(rows), kind, name)
+            rows[column] = _column(found.columns[key], key, len(rows), kind, name)
         labels = rows["labels"] if self.classes and "labels" in (rows.dtype.names or ()) else np.zeros(0)
         odd = labels[(labels < 0) | (labels >= len(self.classes))]
         if len(odd):
@@ -403,74 +400,80 @@ def _box_key(target: Any) -> str | None:
     return next((key for key in _BOX_KEYS if key in target), None) if isinstance(target, Mapping) else None
 
 
-def _plan_boxes(first: Sequence[_LookedAt], dataset: Any, feature: Any = None) -> _BoxItems:
-    """Decide by a dataset's first items how the boxes of all are read.
-
-    Args:
-        first: some items, one of which at least has boxes.
-        dataset: says the names of classes, as Hugging Face's, torchvision's and others do.
-        feature: what Hugging Face's `features` say of the boxes.
-    """
-    seen = [(one, _find_boxes(one.target, one.name)) for one in first]
-    filled = [(one, found) for one, found in seen if len(found.places)]
+def _plan_boxes(pairs: _Pairs, dataset: Any) -> _BoxItems:
+    """Decide by a dataset's first items how the boxes of all are read; the dataset says the names of classes, as
+    Hugging Face's, torchvision's and others do."""
+    items: dict[str, tuple[Any, Any]] = {}
+    for index in range(min(_FIRST, len(dataset))):
+        # Broken ones are reported when they are packed.
+        with suppress(DecodeError):
+            items[pairs.name(index)] = pairs.get(index)
+    seen = [(_find_boxes(y, name), x, y) for name, (x, y) in items.items()]
+    filled = [one for one in seen if len(one[0].places)]
     if not filled:
         what = f"the first {len(seen)} items" if len(seen) > 1 else seen[0][0].name
         msg = (
-            f"The targets of {what} are dicts{_keys(seen[0][0].target)} without boxes; expected numbers, an image, or "
+            f"The targets of {what} are dicts{_of_keys(seen[0][2])} without boxes; expected numbers, an image, or "
             "boxes called 'boxes' beside their 'labels'. Wrap the dataset in one whose items have these."
         )
         raise LayoutError(msg)
-    one, found = filled[0]
-    form, trouble = find_form([found.places for _, found in filled], lambda n: filled[n][0].size, most=len(filled))
+    found, _, target = filled[0]
+    places = [one.places for one, *_ in filled]
+    form, trouble = find_form(places, lambda number: _size_of_item(filled[number][1]), most=len(filled))
     if found.form is not None:
         form, trouble = found.form, ""
-    if not trouble and all(found.places.max() <= 1 for _, found in filled):
+    if not trouble and all(each.max() <= 1 for each in places):
         trouble = "do not reach beyond 1, as normalized coordinates"
     if trouble:
         msg = (
-            f"The boxes of the first items {trouble} ({one.name} has {_format_box(found.places[0])}). Wrap the dataset "
-            "in one whose items are (image, {'boxes': corners in pixels, 'labels': numbers})."
+            f"The boxes of the first items {trouble} ({found.name} has {_format_box(found.places[0])}). Wrap the "
+            "dataset in one whose items are (image, {'boxes': corners in pixels, 'labels': numbers})."
         )
         raise LayoutError(msg)
     label = next((key for key in _LABEL_KEYS if key in found.columns), None)
     words = (key for key, each in found.columns.items() if _is_list(each) and len(each) and isinstance(each[0], str))
     # torchvision's Kitti says what a box is under 'type'.
     if label is None and (words_key := next(words, None)) is not None:
-        raise _unknown(one.target, one.name, f"boxes whose classes are words under {words_key!r}")
+        raise _unknown(target, found.name, f"boxes whose classes are words under {words_key!r}")
     columns: dict[str, tuple[str, type[np.generic]]] = {} if label is None else {label: ("labels", np.int64)}
     columns |= {name: (name, kind) for name, kind in _FURTHER.items() if name in found.columns}
     left = ", ".join(repr(key) for key in found.columns if key not in columns)
     note = " and ".join([f"Of each target the boxes (written as {form})", *map(repr, columns)])
     note += f" are kept; left out: {left}." if left else " are kept."
-    planned = _BoxItems(form, columns, _class_names(dataset, feature, label), note)
+    planned = _BoxItems(form, columns, _class_names(dataset, pairs.feature(), label), note)
     # What is wrong with the first items is reported before anything is written.
-    for one, _ in filled:
-        planned.rows(one.target, one.name)
+    for one, _, target in filled:
+        planned.rows(target, one.name)
     return planned
 
 
 def _find_boxes(target: Any, name: str) -> _Found:
     """Return the boxes of a target as they are written."""
-    if isinstance(target, Mapping):
-        key = _box_key(target)
-        if key is not None:
-            form = _stated_form(target[key], name) or ("xyxy" if key == "boxes" else None)
-            columns = {str(k): value for k, value in target.items() if k != key}
-            return _Found(_check_boxes(target[key], name), form, columns)
-        if target.keys() <= _NAMES_OF_IMAGES:
-            return _Found(np.zeros((0, 4)), None, {})
-        raise _unknown(target, name)
     if not _may_hold_boxes(target):
         msg = f"{name} has {type(target).__name__} as its target, and other items have boxes; expected a dict of them."
         raise LayoutError(msg)
-    odd = next((one for one in target if _box_key(one) is None), None)
-    if odd is not None:
+    each = [target] if isinstance(target, Mapping) else list(target)
+    key = next(map(_box_key, each), None)
+    odd = next((one for one in each if _box_key(one) != key or key is None), None)
+    if odd is not None and odd.keys() - _NAMES_OF_IMAGES:
         raise _unknown(odd, name)
-    keys = [key for key in target[0] if key not in _BOX_KEYS] if len(target) else []
-    columns = {str(key): [one.get(key) for one in target] for key in keys}
-    # The annotations of COCO's own reader: the only ones that have both.
-    form = "xywh" if {"category_id", "image_id"} <= columns.keys() else None
-    return _Found(_check_boxes([one[_box_key(one)] for one in target], name), form, columns)
+    if key is None:
+        return _Found(name, np.zeros((0, 4)), None, {})
+    if isinstance(target, Mapping):
+        form = _stated_form(target[key], name) or ("xyxy" if key == _BOX_KEYS[0] else None)
+        boxes, columns = target[key], {str(one): value for one, value in target.items() if one != key}
+    else:
+        boxes = [one.get(key) for one in each]
+        columns = {str(other): [one.get(other) for one in each] for other in each[0] if other not in _BOX_KEYS}
+        # The annotations of COCO's own reader: the only ones that have both.
+        form = "xywh" if {"category_id", "image_id"} <= columns.keys() else None
+    values = _read_numbers(boxes, "boxes", name)
+    if values.size == 0:
+        values = np.zeros((0, 4))
+    if values.ndim != 2 or values.shape[1] != 4 or not np.isfinite(values).all():
+        msg = f"{name} has boxes of shape {values.shape}; expected four finite numbers for each box."
+        raise DecodeError(msg)
+    return _Found(name, values.astype(np.float64), form, columns)
 
 
 def _stated_form(places: Any, name: str) -> Form | None:
@@ -484,27 +487,12 @@ def _stated_form(places: Any, name: str) -> Form | None:
     return _FORMATS[written]
 
 
-def _keys(target: Any) -> str:
-    keys = ", ".join(repr(key) for key in list(target)[:8]) if isinstance(target, Mapping) else ""
-    return f" of {keys}" if keys else ""
-
-
 def _unknown(target: Any, name: str, what: str = "") -> LayoutError:
     return LayoutError(
-        f"{name} has {what or 'a dict' + _keys(target)} as its target; expected 'boxes' and 'labels', numbers. For "
+        f"{name} has {what or 'a dict' + _of_keys(target)} as its target; expected 'boxes' and 'labels', numbers. For "
         "torchvision's Kitti and VOCDetection, pass torchvision.datasets.wrap_dataset_for_transforms_v2(dataset), or "
         'stage the folder that it reads (layout="detection").'
     )
-
-
-def _check_boxes(boxes: Any, name: str) -> NDArray[np.float64]:
-    values = _read_numbers(boxes, "boxes", name)
-    if values.size == 0:
-        return np.zeros((0, 4))
-    if values.ndim != 2 or values.shape[1] != 4 or not np.isfinite(values).all():
-        msg = f"{name} has boxes of shape {values.shape}; expected four finite numbers for each box."
-        raise DecodeError(msg)
-    return values.astype(np.float64)
 
 
 def _read_numbers(value: Any, key: str, name: str) -> NDArray[Any]:

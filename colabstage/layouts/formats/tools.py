@@ -109,29 +109,27 @@ def tools_state(source: Source, images: FileEntries, lookup: Lookup) -> Evidence
 
 
 def _read_annotations(source: Source) -> tuple[Format | None, dict[str, list[Record]]]:
-    """Return the format of the files, and the records of each."""
+    """Return the format of the files, one for the whole tree, because two would number classes separately; and the
+    records of each file."""
     # By extension, so that each file is read once, even if several formats share its extension.
     for extension in dict.fromkeys(form.extension for form in FORMATS):
         forms = [form for form in FORMATS if form.extension == extension]
         # A format without a pattern of its own adds an empty alternative, which every path matches.
         named = re.compile("|".join(f"(?:{form.named})" for form in forms))
         files = source.ending_in((extension,)).where(lambda name: named.search(name) is not None)  # noqa: B023
+
+        def fits(file: FileEntry, content: bytes) -> tuple[Format | None, list[Record]]:
+            every = ((form, form.records(file, content)) for form in forms)  # noqa: B023
+            return next(((form, records) for form, records in every if records), (None, []))
+
         # A few files decide, so that thousands of files from another tool are not read.
-        some, rest = files[:_SNIFFED], files[_SNIFFED:]
-        read = source.parse(some, lambda *file: _first_fit(forms, *file))  # noqa: B023
-        # One format for the whole tree, because two formats would number classes separately.
+        read = source.parse(files[:_SNIFFED], fits)
         form = next((one for one, _ in read.values() if one is not None), None)
         if form is not None:
             found = {name: records for name, (one, records) in read.items() if one is form}
-            found |= source.parse(rest, form.records)
+            found |= source.parse(files[_SNIFFED:], form.records)
             return form, {name: records for name, records in found.items() if records}
     return None, {}
-
-
-def _first_fit(forms: Sequence[Format], file: FileEntry, content: bytes) -> tuple[Format | None, list[Record]]:
-    """Return the first format that a file has, and its records."""
-    every = ((form, form.records(file, content)) for form in forms)
-    return next(((form, records) for form, records in every if records), (None, []))
 
 
 def _names_of_numbers(source: Source, form: Format, words: set[str]) -> tuple[list[str], list[str]]:
@@ -473,8 +471,15 @@ def coco_state(source: Source, images: FileEntries, lookup: Lookup, *, classes: 
     without annotations are kept beside boxes. Several files called after splits (instances_train2017.json,
     valid/_annotations.coco.json) are the splits.
     """
+    # COCO's archive also has captions and keypoints of the same images, which take long to read.
+    entries = source.ending_in((".json",) if images else ())
+    instances = entries.where(lambda name: posixpath.basename(name).startswith("instances_"))
+    beside = entries.where(lambda name: posixpath.basename(name).startswith(_TASKS))
+    # With very many JSON files, each probably belongs to one image, and reading all would take long.
+    chosen = instances or (entries if len(entries) <= _MAX_FILES else ())
+    files = (parse_coco(entry.name, source.read(entry)) for entry in chosen)
     # One folder may hold files of both kinds; those of classes are another layout.
-    found = [file for file in _files(source, images) if file.is_of_classes == classes]
+    found = [file for file in files if file is not None and file.is_of_classes == classes]
     if not found:
         what = " that gives each image a category and no box" if classes else ""
         msg = f"'{source.label}' has no JSON file with COCO's images, annotations and categories{what}, and images."
@@ -484,8 +489,6 @@ def coco_state(source: Source, images: FileEntries, lookup: Lookup, *, classes: 
     numbers = {key: number for number, key in enumerate(sorted(names, key=lambda key: (isinstance(key, str), key)))}
     called = [names[key] for key in numbers]
     placed, notes = join_records(source, images, lookup, {file.name: _records(file, numbers) for file in found})
-    # COCO's archive also has captions and keypoints of the same images, which take long to read.
-    beside = source.ending_in((".json",)).where(lambda name: posixpath.basename(name).startswith(_TASKS))
     who, used = "COCO's annotations", frozenset(file.name for file in found).union(beside.names)
     if not classes:
         return boxes_state(source, who, placed, list(numbers), names=called, columns=_COLUMNS, notes=notes, used=used)
@@ -502,14 +505,6 @@ def coco_state(source: Source, images: FileEntries, lookup: Lookup, *, classes: 
     return Evidence(table, who, used)
 
 
-def _files(source: Source, images: FileEntries) -> list[CocoFile]:
-    entries = source.ending_in((".json",) if images else ())
-    instances = entries.where(lambda name: posixpath.basename(name).startswith("instances_"))
-    # With very many JSON files, each probably belongs to one image, and reading all would take long.
-    chosen = instances or (entries if len(entries) <= _MAX_FILES else ())
-    return [made for entry in chosen if (made := parse_coco(entry.name, source.read(entry))) is not None]
-
-
 def parse_coco(name: str, content: bytes) -> CocoFile | None:
     """Return what a file holds; `None` where it is none of COCO's."""
     # First searched as bytes: parsing a gigabyte of JSON takes a minute, and most files are not annotations.
@@ -522,8 +517,7 @@ def parse_coco(name: str, content: bytes) -> CocoFile | None:
     parts = [found.get(mark.decode().strip('"')) for mark in _MARKS] if isinstance(found, dict) else []
     if not parts or not all(isinstance(part, list) for part in parts):
         return None
-    images, annotations, categories = parts
-    file = CocoFile(name, images or [], annotations or [], categories or [])
+    file = CocoFile(name, *(part or [] for part in parts))
     # Captions and panoptic segments are in the same folder, without boxes.
     is_about_images = any(isinstance(one, _Annotation) or _is_class(one) for one in file.annotations)
     return file if is_about_images or not file.annotations else None
@@ -550,15 +544,14 @@ def _is_id(value: Any) -> bool:
 def _categories(found: list[CocoFile]) -> dict[Any, str]:
     """Return the name of each category, by its id."""
     names: dict[Any, str] = {}
-    for file in found:
-        for one in file.categories:
-            if not isinstance(one, dict) or not _is_id(one.get("id")) or "name" not in one:
-                raise broken(file.name, f"it has a category {show(one)}", "an id, a number or a word, and a name")
-            number, name = one["id"], str(one["name"])
-            # Splits that were exported separately may number categories differently, which would mix up classes.
-            if names.setdefault(number, name) != name:
-                what = f"it calls the category {show(number)} '{show(name)}', and another file '{show(names[number])}'"
-                raise broken(file.name, what, "one numbering in all, or one of the files alone, by only=")
+    for file, one in [(each, one) for each in found for one in each.categories]:
+        if not isinstance(one, dict) or not _is_id(one.get("id")) or "name" not in one:
+            raise broken(file.name, f"it has a category {show(one)}", "an id, a number or a word, and a name")
+        number, name = one["id"], str(one["name"])
+        # Splits that were exported separately may number categories differently, which would mix up classes.
+        if names.setdefault(number, name) != name:
+            what = f"it calls the category {show(number)} '{show(name)}', and another file '{show(names[number])}'"
+            raise broken(file.name, what, "one numbering in all, or one of the files alone, by only=")
     return names
 
 
@@ -571,21 +564,20 @@ def _records(file: CocoFile, numbers: dict[Any, int]) -> list[Record]:
         # Annotations refer to their image by this id.
         if not name or not _is_id(key) or key in shapes:
             raise broken(file.name, f"it has an image {show(image)}", "a file_name, and an id that no other one has")
-        size = side_of(image.get("height")), side_of(image.get("width"))
+        size = _size(image)
         found.append(Record(name, shapes.setdefault(key, []), size if all(size) else (0, 0)))
     for place, one in enumerate(file.annotations):
         try:
-            key, shape = _class_of(one) if file.is_of_classes else _box_of(one)
-            if shape[0] not in numbers:
-                msg = f"it is of the category {shape[0]}, which is not listed"
-                raise ValueError(msg)
+            key, shape = (one["image_id"], (one["category_id"], ())) if file.is_of_classes else _box_of(one)
             # Boxes of unlisted images would be lost without a trace.
-            if key not in shapes:
-                msg = f"it is of the image {key}, which is not listed"
+            if shape[0] not in numbers or key not in shapes:
+                what = f"category {shape[0]}" if shape[0] not in numbers else f"image {key}"
+                msg = f"it is of the {what}, which is not listed"
                 raise ValueError(msg)
             own = shapes[key]
             # Two annotations that agree are the same label twice, as in exports with several annotators.
-            if file.is_of_classes and own and own[0] != shape:
+            is_again = file.is_of_classes and bool(own)
+            if is_again and own[0] != shape:
                 msg = f"the image {key!r} has two categories"
                 raise ValueError(msg)
         except _OF_PYTHON as error:
@@ -594,13 +586,9 @@ def _records(file: CocoFile, numbers: dict[Any, int]) -> list[Record]:
             number = one.id if isinstance(one, _Annotation) else one.get("id") if isinstance(one, dict) else None
             what = f"annotation {place} (id {show(number)}) cannot be read: {show(said_by(error))}"
             raise broken(file.name, what, expected) from error
-        if not (file.is_of_classes and own):
+        if not is_again:
             own.append(shape)
     return found
-
-
-def _class_of(one: Any) -> tuple[Any, tuple[Any, tuple[float, ...]]]:
-    return one["image_id"], (one["category_id"], ())
 
 
 def _box_of(one: Any) -> tuple[Any, tuple[Any, tuple[float, ...]]]:
