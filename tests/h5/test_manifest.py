@@ -15,7 +15,6 @@ import pytest
 
 from colabstage import verify_file
 from colabstage.errors import NewerFormatError, SourceNotFoundError, TargetExistsError
-from colabstage.h5 import manifest as manifest_module
 from colabstage.h5.info import read_info
 from colabstage.h5.manifest import (
     MANIFEST_VERSION,
@@ -261,7 +260,7 @@ def test_a_pack_that_cannot_take_the_place_of_another_leaves_it_whole(
             out.unlink()
         raise OSError(errno.EIO, "the disk fails")
 
-    monkeypatch.setattr(manifest_module, "put_file", fails)
+    monkeypatch.setattr("colabstage.h5.manifest.put_file", fails)
     with pytest.raises(OSError, match="the disk fails"):
         place_pack(new, pack, replaces=is_as_written)
     assert read_manifest(pack) == (None if gone else old)
