@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal, Unpack
 import numpy as np
 
 from colabstage.errors import DecodeError, LayoutError, SourceReadError
-from colabstage.images.decode import decode_image, encode_jpeg
+from colabstage.images.decode import Scratch, decode_image, decode_sized, encode_jpeg
 from colabstage.io.arguments import check_argument
 from colabstage.io.boundary import NOTHING_DONE, public
 from colabstage.io.display import resolve_progress
@@ -278,7 +278,7 @@ class _Files:
         def work(_: int) -> None:
             nonlocal done, nbytes, last
             # Memory for decoding is reused, as in a loader's worker process.
-            scratch = bytearray()
+            scratch = Scratch()
             while last - began <= seconds and (keep is None or nbytes <= _KEPT_BYTES):
                 with lock:
                     index = next(left, None)
@@ -286,7 +286,7 @@ class _Files:
                     return
                 data = read(index)
                 try:
-                    decode_image(data, self.options.image, scratch=scratch)
+                    decode_sized(data, self.options.image, scratch=scratch)
                 except DecodeError:
                     with lock:
                         self.broken.add(index)

@@ -358,6 +358,7 @@ def exchanging(file: Path, manifest: Manifest) -> Iterator[None]:
         with contextlib.suppress(OSError):
             if before is not None and read_manifest(file) is None and _describes(before, note, file):
                 write_manifest(file, before)
+        with contextlib.suppress(OSError):
             # Without a manifest, this is the only evidence of what is there.
             if not file.is_file() or manifest_path(file).exists():
                 remove_named(note)

@@ -132,7 +132,7 @@ def can_torch_resize() -> bool:
     """
     try:
         # Asked again each time: a kernel that was found is of no use where torch has been taken away since.
-        return find_spec("torch") is not None and _kernel().is_fast
+        return find_spec("torch") is not None and _is_torch_fast()
     # A broken installation raises anything; it is no reason not to pack.
     except Exception:  # noqa: BLE001
         return False
@@ -151,43 +151,34 @@ def scale_by_torch(pixels: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
 
     This order of memory is what torch calls channels-last, so that nothing is copied, nor shared out among threads.
     """
-    _kernel().scale(pixels, out)
+    kernel, from_numpy = _torch_kernel()
+    # Turned by numpy, since each of torch's own functions gives the interpreter lock away and has to wait for it.
+    content, target = (from_numpy(each.transpose(2, 0, 1)[None]) for each in (pixels, out))
+    kernel(content, out.shape[:2], False, None, None, out=target)
 
 
 @cache
-def _kernel() -> _TorchKernel:
-    return _TorchKernel()
+def _torch_kernel() -> tuple[Any, Any]:
+    with whole_imports():
+        import torch
+
+    # What `torch.nn.functional.interpolate` calls, which has no `out`: its result would be fresh pages for every
+    # image. By this name it holds the interpreter lock for less time than by `torch.ops`.
+    return torch._C._nn._upsample_bilinear2d_aa, torch.from_numpy
 
 
-class _TorchKernel:
-    """torch's kernel for this processor."""
-
-    def __init__(self) -> None:
-        with whole_imports():
-            import torch
-
-        self._from_numpy: Any = torch.from_numpy
-        # What `torch.nn.functional.interpolate` calls, which has no `out`: its result would be fresh pages for every
-        # image. By this name it holds the interpreter lock for less time than by `torch.ops`.
-        self._kernel: Any = torch._C._nn._upsample_bilinear2d_aa
-        self.is_fast = torch.backends.cpu.get_cpu_capability().startswith("AVX") and self._agrees()
-
-    def scale(self, pixels: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
-        """Scale as `scale_by_torch`."""
-        self._kernel(self._to_tensor(pixels), out.shape[:2], False, None, None, out=self._to_tensor(out))
-
-    def _to_tensor(self, pixels: NDArray[np.uint8]) -> Any:
-        # Turned by numpy, since each of torch's own functions gives the interpreter lock away and has to wait for it.
-        return self._from_numpy(pixels.transpose(2, 0, 1)[None])
-
-    def _agrees(self) -> bool:
-        """Return whether it keeps within one grey level of Pillow."""
-        values = np.arange(_PATTERN[0] * _PATTERN[1] * 3, dtype=np.uint64) * 2_654_435_761 >> 13
-        pixels = (values & 0xFF).astype(np.uint8).reshape(*_PATTERN, 3)
-        found = np.empty((*_SMALLER, 3), np.uint8)
-        self.scale(pixels, found)
-        expected = _scale_by_pillow(pixels, place_image(_PATTERN, _SMALLER, "stretch"), None)
-        return int(np.abs(found.astype(int) - expected).max()) <= _TOLERANCE
+@cache
+def _is_torch_fast() -> bool:
+    """Tell whether torch has its fast kernel, which keeps within one grey level of Pillow."""
+    _torch_kernel()
+    if not sys.modules["torch"].backends.cpu.get_cpu_capability().startswith("AVX"):
+        return False
+    values = np.arange(_PATTERN[0] * _PATTERN[1] * 3, dtype=np.uint64) * 2_654_435_761 >> 13
+    pixels = (values & 0xFF).astype(np.uint8).reshape(*_PATTERN, 3)
+    found = np.empty((*_SMALLER, 3), np.uint8)
+    scale_by_torch(pixels, found)
+    expected = _scale_by_pillow(pixels, place_image(_PATTERN, _SMALLER, "stretch"), None)
+    return int(np.abs(found.astype(int) - expected).max()) <= _TOLERANCE
 
 
 def _scale_by_pillow(pixels: NDArray[Any], placement: Placement, gap: float | None) -> NDArray[Any]:
@@ -392,20 +383,14 @@ class DecodedImage(NamedTuple):
     """What of the file is not in the pixels."""
 
 
-def decode_image(data: bytes, options: ImageOptions, *, scratch: bytearray | None = None) -> NDArray[Any]:
+def decode_image(data: bytes, options: ImageOptions) -> NDArray[Any]:
     """Decode one image file.
-
-    Args:
-        data: the whole file.
-        options: size, colours and fitting of the result.
-        scratch: memory to decode into before resizing; grows as needed. One for each thread: without it every image
-            faults fresh pages, a tenth of the time when several threads decode.
 
     Returns:
         C-contiguous, writable array `(H, W, C)`; uint8, except for `color_mode="keep"` of 16-bit (uint16) and
         floating-point (float32) grayscale files.
     """
-    return decode_sized(data, options, scratch=None if scratch is None else Scratch(scratch)).pixels
+    return decode_sized(data, options).pixels
 
 
 def decode_sized(
@@ -413,23 +398,24 @@ def decode_sized(
 ) -> DecodedImage:
     """Decode one image file, as `decode_image`; also return what else shows on the way.
 
-    `scratch`: this thread's memory; the result may be in it, until the next call.
+    `scratch`: this thread's memory; the result may be in it, until the next call. Without it every image faults fresh
+    pages, a tenth of the time when several threads decode.
     """
     # What is not resized is the result itself, so it needs memory of its own.
     decoded = scratch.decoded if scratch is not None and options.size is not None else None
     found = _decode_turbo(data, options, decoded) if is_jpeg(data) else None
     lost: tuple[Loss, ...] = ()
+    gap: float | None = _PHOTOGRAPH_GAP
     if found is None:
         with _open_pillow(data) as image:
             animated, deep = _is_animated(image), _is_deep(image)
             with _upright(image, data, luma=options.color_mode == "grayscale") as upright:
                 whole = _to_array(upright, options.color_mode)
             lost = _losses(whole.dtype, animated=animated, deep=deep)
-        found = _Decoded(whole, (whole.shape[0], whole.shape[1]), 1, is_photograph=False)
-    pixels, size, factor, is_photograph = found
+        found, gap = (whole, (whole.shape[0], whole.shape[1]), 1), None
+    pixels, size, factor = found
     placement = place_image(size, options.size, options.resize).reduced(factor)
     if not placement.is_identity:
-        gap = _PHOTOGRAPH_GAP if is_photograph else None
         pixels = resample(pixels, placement, gap=gap, resizer=resizer, scratch=scratch)
     elif decoded is not None and not pixels.flags.owndata:
         pixels = pixels.copy()
@@ -536,25 +522,18 @@ def _is_deep(image: Image.Image) -> bool:
     return False
 
 
-class _Decoded(NamedTuple):
-    """The upright pixels of an image, in the colours asked for."""
-
-    pixels: NDArray[Any]
-    """`(h, w, C)`, each the mean of a block of `factor` by `factor`."""
-    size: tuple[int, int]
-    """Height and width of the whole image."""
-    factor: int
-    """1, 2, 4 or 8."""
-    is_photograph: bool
-    """Whether it came out of a JPEG."""
-
-
-def _decode_turbo(data: bytes, options: ImageOptions, scratch: bytearray | None) -> _Decoded | None:
+def _decode_turbo(
+    data: bytes, options: ImageOptions, scratch: bytearray | None
+) -> tuple[NDArray[np.uint8], tuple[int, int], int] | None:
     """Decode by simplejpeg, at a half, a quarter or an eighth where the options allow; `None` when Pillow has to look
-    at the file."""
+    at the file.
+
+    Return the upright pixels, each the mean of a block of `factor` by `factor`; height and width of the whole image;
+    and the factor.
+    """
     header = read_jpeg_header(data)
     check_pixels(header.width, header.height)
-    if header.components not in (1, 3) or header.precision != 8:
+    if not is_plain(header):
         return None
     gray = options.color_mode == "grayscale" or (options.color_mode == "keep" and header.components == 1)
     size = upright_size((header.height, header.width), header.orientation)
@@ -569,8 +548,7 @@ def _decode_turbo(data: bytes, options: ImageOptions, scratch: bytearray | None)
     # tells the two apart.
     if pixels is None:
         return None
-    upright = np.ascontiguousarray(turn_upright(pixels, header.orientation))
-    return _Decoded(upright, size, factor, is_photograph=True)
+    return np.ascontiguousarray(turn_upright(pixels, header.orientation)), size, factor
 
 
 def is_plain(header: JpegHeader) -> bool:

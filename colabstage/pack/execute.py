@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
     from colabstage.images.decode import Loss, Resizer
     from colabstage.io.pipeline import PipelineResult
-    from colabstage.io.progress import Cancellation, Progress
+    from colabstage.io.progress import Progress
     from colabstage.layouts.table import SampleTable
     from colabstage.pack.arrival import PackStream
     from colabstage.pack.job import PackJob
@@ -224,71 +224,52 @@ def notes_on_losses(found: PackReport) -> tuple[str, ...]:
     )
 
 
-def run_pack(
-    job: PackJob,
-    out: Path,
-    *,
-    slow: bool,
-    progress: Progress,
-    cancellation: Cancellation,
-    key: str = "",
-    identity: Callable[[], Mapping[str, Any]] = dict,
-    address: str = "",
-    shard: ShardName | None = None,
-    stream: PackStream | None = None,
-    overwrite: bool = True,
-    records_rows: bool = False,
-    base: BasePack | None = None,
-) -> PackReport:
-    """Write a planned pack to `out`, replacing an existing file only at the very end.
-
-    Args:
-        job: the plan.
-        out: the file to make, in a folder that exists.
-        slow: whether the tree is known to answer slowly, so that many reads are started at once.
-        progress, cancellation: where the work is shown, and how it is stopped.
-        key: what the manifest records as the source's key in the cache.
-        identity: returns what the manifest records as the source's state; asked when everything has been read, and of
-            an archive also before.
-        address: what the file itself records about the source.
-        shard: which part of a set of files this is; `None` for a single file.
-        stream: lets readers in before everything is packed; its `plan` was called with this job.
-        overwrite: whether a file at `out` may be replaced.
-        records_rows: whether a record of its rows goes beside it, by which the next pack takes them over.
-        base: an earlier pack, whose rows are taken over as far as they are proved unchanged; it may be at `out`.
-    """
-    began = time.monotonic()
-    # Batches of the planned form may have been returned already.
-    fixed = "" if stream is None else ", which is what streaming=True began with"
-    job, address = settled(job), address or job.label
-    while True:
-        run = _PackRun(job, out, slow, key, identity, address, shard, stream, overwrite, records_rows, base)
-        try:
-            return run.execute(progress, cancellation, began)
-        except ReplanError as found:
-            if shard is not None:
-                raise
-            job = replace(found.plan_again(job, fixed=fixed), takeover=None)
-
-
 @dataclass(frozen=True, slots=True)
-class _PackRun:
-    """One attempt to write one plan; with what `run_pack` was given."""
+class PackRun:
+    """A planned pack, and how it is written."""
 
     job: PackJob
+    """The plan."""
     out: Path
+    """The file to make, in a folder that exists."""
     slow: bool
-    key: str
-    identity: Callable[[], Mapping[str, Any]]
-    address: str
-    shard: ShardName | None
-    stream: PackStream | None
-    overwrite: bool
-    records_rows: bool
-    base: BasePack | None
+    """Whether the tree is known to answer slowly, so that many reads are started at once."""
+    progress: Progress
+    """Where the work is shown, and how it is stopped."""
+    key: str = ""
+    """What the manifest records as the source's key in the cache."""
+    identity: Callable[[], Mapping[str, Any]] = dict
+    """Returns what the manifest records as the source's state; asked when everything has been read, and of an archive
+    also before."""
+    address: str = ""
+    """What the file itself records about the source; by default the job's label."""
+    shard: ShardName | None = None
+    """Which part of a set of files this is; `None` for a single file."""
+    stream: PackStream | None = None
+    """Lets readers in before everything is packed; its `plan` was called with this job."""
+    overwrite: bool = True
+    """Whether a file at `out` may be replaced."""
+    records_rows: bool = False
+    """Whether a record of its rows goes beside it, by which the next pack takes them over."""
+    base: BasePack | None = None
+    """An earlier pack, whose rows are taken over as far as they are proved unchanged; it may be at `out`."""
 
-    def execute(self, progress: Progress, cancellation: Cancellation, began: float) -> PackReport:
-        """Write beside the target, then publish; work is kept for the next attempt where that may succeed."""
+    def execute(self) -> PackReport:
+        """Write the pack, replacing an existing file only at the very end."""
+        began = time.monotonic()
+        # Batches of the planned form may have been returned already.
+        fixed = "" if self.stream is None else ", which is what streaming=True began with"
+        run = replace(self, job=settled(self.job), address=self.address or self.job.label)
+        while True:
+            try:
+                return replace(run._attempt(), seconds=time.monotonic() - began)
+            except ReplanError as found:
+                if self.shard is not None:
+                    raise
+                run = replace(run, job=replace(found.plan_again(run.job, fixed=fixed), takeover=None))
+
+    def _attempt(self) -> PackReport:
+        """Write one plan beside the target, then publish; work is kept for the next attempt where that may succeed."""
         with (
             typed_write_errors(self.out),
             # What has come to the target meanwhile can be moved away.
@@ -301,7 +282,7 @@ class _PackRun:
             for leftover in (folder / "final.h5", folder / _ROWS, *folder.glob("*.json")):
                 remove_own(leftover)
             try:
-                file, report = self._write(folder, progress, cancellation)
+                file, report = self._write(folder)
             except BaseException as error:
                 if self.stream is not None:
                     # Before the workspace is removed, or readers would only find that the file is gone.
@@ -313,11 +294,11 @@ class _PackRun:
             if self.stream is not None:
                 # Before the workspace is removed, where a process that opens the file now would still look for it.
                 self.stream.placed()
-            return replace(report, seconds=time.monotonic() - began)
+            return report
 
-    def _write(self, workspace: Path, progress: Progress, cancellation: Cancellation) -> tuple[Path, PackReport]:
+    def _write(self, workspace: Path) -> tuple[Path, PackReport]:
         """Make the final file, which is not in its place yet. Data about single samples is freed when this returns."""
-        table = self.job.table
+        job, table = self.job, self.job.table
         # Stable, because the journal counts positions: two samples of one file must keep their order in the next run.
         order = np.argsort(sample_positions(table), kind="stable")
         # The record vouches for each row, so what an interrupted run has packed must be proved as a row is.
@@ -328,43 +309,51 @@ class _PackRun:
                 fingerprint=self._fingerprint(order),
                 samples=len(order),
                 stamp=lambda position: stamp(table, int(order[position])),
-                keep_skipped=self.job.options.skip_share is not None,
+                keep_skipped=job.options.skip_share is not None,
             ) as journal,
             ExitStack() as stack,
         ):
             work = self._open_work(workspace, stack, order, journal)
             release_freed_memory()  # of planning, sorting and writing names, before hours of packing
-            resumed, began = journal.finished_samples, time.monotonic()
-            left = journal.unfinished()
-            takeover = self._take_over(work, journal, left, progress, cancellation)
-            result = self._pack(work, journal, left, takeover, progress, cancellation)
+            resumed, began, left = journal.finished_samples, time.monotonic(), journal.unfinished()
+            takeover = None if self.base is None else job.takeover or plan_takeover(job, self.base.rows)
+            if self.base is not None and takeover is not None and takeover.taken:
+                take_over(work, journal, self.base, takeover, left=left, progress=self.progress)
+            result = self._pack(work, journal, left, is_part=takeover is not None and takeover.taken > 0)
             packing_s = time.monotonic() - began
-            final, plan, odd = self._finish(work, journal)
+            skipped = tuple(why for _, why in sorted(journal.skipped.items()))
+            left_out = work.order[sorted(journal.skipped)]
+            final, plan, odd = finish_pack(work, left_out=left_out, skipped=skipped, attributes=self._attributes())
             learnt = self._learn(work, plan)
             if self.records_rows and (rows := rows_made(work, plan, journal, takeover)) is not None:
                 write_rows(workspace / _ROWS, rows)
+
+        def names_of(part: Loss) -> tuple[str, ...]:
+            positions = sorted(journal.lost.get(part, ()))
+            return tuple(table.inputs.source.name(int(order[position])) for position in positions)
+
         report = PackReport(
             path=self.out,
             encoding=plan.encoding,
             reason=plan.reason,
             samples={split.name: len(split.samples) for split in plan.splits},
             classes=table.classes,
-            skipped=_reasons(journal),
+            skipped=skipped,
             nbytes=final.stat().st_size,
             seconds=0.0,
             packing_s=packing_s,
             resumed=resumed,
             readers=result.readers,
-            found=self.job.found,
+            found=job.found,
             notes=(),
-            animated=_names_of(work, journal, "frames"),
-            reduced=_names_of(work, journal, "bits"),
+            animated=names_of("frames"),
+            reduced=names_of("bits"),
             resizer=plan.resizer,
             odd_boxes=odd,
             takeover=takeover,
             unit=table.unit,
         )
-        return final, replace(report, notes=(*self.job.notes, *notes_on_losses(report), *odd.notes(), *learnt))
+        return final, replace(report, notes=(*job.notes, *notes_on_losses(report), *odd.notes(), *learnt))
 
     def _attributes(self) -> dict[str, Any]:
         shard, plan = self.shard, self.job.plan
@@ -453,37 +442,13 @@ class _PackRun:
             levels=column("values", LEVELS, if_needed=compares_masks(table)),
         )
 
-    def _take_over(
-        self,
-        work: WriteJob,
-        journal: PackJournal,
-        left: NDArray[np.bool_],
-        progress: Progress,
-        cancellation: Cancellation,
-    ) -> Takeover | None:
-        """Copy what an earlier pack has of the samples that are `left`, which are fewer then."""
-        if self.base is None:
-            return None
-        takeover = self.job.takeover or plan_takeover(self.job, self.base.rows)
-        if takeover.taken:
-            with progress.step("take over", total=takeover.taken, unit=self.job.table.unit) as step:
-                take_over(work, journal, self.base, takeover, left=left, step=step, cancellation=cancellation)
-        return takeover
-
-    def _pack(  # noqa: PLR0917 - the parts of one step, each named once
-        self,
-        work: WriteJob,
-        journal: PackJournal,
-        left: NDArray[np.bool_],
-        takeover: Takeover | None,
-        progress: Progress,
-        cancellation: Cancellation,
-    ) -> PipelineResult:
-        """Read, decode and write what is `left`."""
-        order = None if self.stream is None else self.stream.begin(work, self.out, journal, left)
+    def _pack(self, work: WriteJob, journal: PackJournal, left: NDArray[np.bool_], *, is_part: bool) -> PipelineResult:
+        """Read, decode and write what is `left`; `is_part`: of what is read, from here and there."""
         # In the order of the source, unless readers ask for another: one pass over an archive, and no seeking on a
         # mount. A new pack of millions of samples needs no list of them.
         in_order: Sequence[int] = range(len(left)) if left.all() else array("q", np.flatnonzero(left).tobytes())
+        if self.stream is not None:
+            in_order = self.stream.begin(work, self.out, journal, left)
         table, kept = self.job.table, self.job.plan.x.lengths is not None
         mean_bytes = int(sample_costs(table).sum()) // max(1, len(table))
         limits = pipeline_limits(
@@ -493,26 +458,9 @@ class _PackRun:
             decodes=not kept or isinstance(table.inputs, Images),
             tiny=mean_bytes < (_TINY_KEPT_BYTES if kept else _TINY_DECODED_BYTES),
             threads=most_decoding_threads(mean_bytes),
-            is_part=self.shard is not None or (takeover is not None and takeover.taken > 0),
+            is_part=is_part or self.shard is not None,
         )
-        with progress.step("pack", total=len(left), unit=table.unit) as step:
-            return write_samples(
-                work,
-                journal,
-                left=in_order if order is None else order,
-                limits=limits,
-                step=step,
-                cancellation=cancellation,
-                stream=self.stream,
-            )
-
-    def _finish(self, work: WriteJob, journal: PackJournal) -> tuple[Path, PackPlan, OddBoxes]:
-        """Return the final file, the plan without the samples that were left out, and their odd boxes."""
-        # Usually every sample is in its final place now.
-        if not journal.skipped and work.facts is None:
-            return work.target, self.job.plan, OddBoxes()
-        left_out = work.order[sorted(journal.skipped)]
-        return finish_pack(work, left_out=left_out, skipped=_reasons(journal), attributes=self._attributes())
+        return write_samples(work, journal, left=in_order, limits=limits, progress=self.progress, stream=self.stream)
 
     def _learn(self, work: WriteJob, plan: PackPlan) -> tuple[str, ...]:
         """Return notes on the values of all masks, and on images that are there several times."""
@@ -551,17 +499,6 @@ class _PackRun:
         place_pack(file, self.out, replaces=may_replace)
         if self.key:
             sweep_rows(self.out)
-
-
-def _reasons(journal: PackJournal) -> tuple[str, ...]:
-    """Return why samples were left out, in the order of the source."""
-    return tuple(why for _, why in sorted(journal.skipped.items()))
-
-
-def _names_of(work: WriteJob, journal: PackJournal, part: Loss) -> tuple[str, ...]:
-    """Return the names of the images of which this part is not stored."""
-    name, positions = work.job.table.inputs.source.name, sorted(journal.lost.get(part, ()))
-    return tuple(name(int(work.order[position])) for position in positions)
 
 
 def target_arrays(table: SampleTable) -> tuple[NDArray[Any], ...]:

@@ -318,44 +318,6 @@ class _Column(NamedTuple):
     values: NDArray[Any] | None = None
     """All of it, where it is not copied."""
 
-    @property
-    def is_reserved(self) -> bool:
-        """Return whether it was created to be written without HDF5."""
-        from h5py import h5d
-
-        # HDF5 stores this property, and for small datasets it is another one.
-        found: bool = self.nodes[0].id.get_create_plist().get_alloc_time() == h5d.ALLOC_TIME_EARLY
-        return found
-
-    @property
-    def reserved(self) -> ReservedDataset:
-        """Return the dataset to be written later."""
-        rows = sum(map(len, self.nodes)) if self.values is None else len(self.values)
-        return ReservedDataset(self.name, (rows, *self.nodes[0].shape[1:]), self.nodes[0].dtype)
-
-    @property
-    def array(self) -> NDArray[Any] | list[str]:
-        """Return all of it, to be written by HDF5."""
-        if self.values is not None:
-            return self.values
-        rows = np.concatenate([node[()] for node in self.nodes])
-        return [text.decode() for text in rows.tolist()] if rows.dtype.kind == "S" else rows
-
-    def write(self, target: TargetFile, place: int) -> None:
-        """Write it from a byte on, without HDF5, which would copy through its own buffers, holding its lock."""
-        if self.values is not None:
-            target.write(array_bytes(self.values), place)
-            return
-        first = [(node, 0, used) for node, used in zip(self.nodes, self.used, strict=True)]
-        last = [(node, used, len(node)) for node, used in zip(self.nodes, self.used, strict=True)]
-        for node, begin, end in (*first, *last):
-            row_bytes = node.dtype.itemsize * int(np.prod(node.shape[1:], dtype=np.int64))
-            start, nbytes = (node.id.get_offset() or 0) + begin * row_bytes, (end - begin) * row_bytes
-            with open(os.fsdecode(node.file.filename), "rb") as file:
-                for offset, length in block_ranges(nbytes, COPY_BYTES):
-                    target.write(pread_exactly(file.fileno(), length, start + offset), place + offset)
-            place += nbytes
-
 
 def join_shards(shards: Sequence[Path], out: Path, *, splits: Iterable[str], attributes: Mapping[str, Any]) -> None:
     """Write the file that the shards are parts of.
@@ -364,58 +326,81 @@ def join_shards(shards: Sequence[Path], out: Path, *, splits: Iterable[str], att
     """
     with contextlib.ExitStack() as stack:
         files = [stack.enter_context(open_with_any_locking(path)) for path in shards]
-        # A small split may have fewer rows than there are shards.
-        having = {split: [file for file in files if key_name(split) in file] for split in splits}
-        columns = [column for split, some in having.items() if some for column in _columns_of(split, some)]
+        columns: list[_Column] = []
+        for split in splits:
+            # A small split may have fewer rows than there are shards.
+            if having := [file for file in files if key_name(split) in file]:
+                columns += _columns_of(split, having)
         # All shards of a set have the same classes: they were planned together.
-        columns.append(_Column(CLASSES, files[:1] and [files[0][CLASSES]], [0]))
+        columns.append(_Column(CLASSES, [files[0][CLASSES]], []))
         if skipping := [file[SKIPPED] for file in files if SKIPPED in file]:
-            columns.append(_Column(SKIPPED, skipping, [0] * len(skipping)))
-        large = [column for column in columns if column.is_reserved]
+            columns.append(_Column(SKIPPED, skipping, []))
+        reserved: dict[str, ReservedDataset] = {}
+        arrays: dict[str, NDArray[Any] | list[str]] = {}
+        for name, nodes, _, values in columns:
+            if _is_reserved(nodes[0]):
+                rows = sum(map(len, nodes)) if values is None else len(values)
+                reserved[name] = ReservedDataset(name, (rows, *nodes[0].shape[1:]), nodes[0].dtype)
+            else:
+                joined = np.concatenate([node[()] for node in nodes]) if values is None else values
+                arrays[name] = [text.decode() for text in joined.tolist()] if joined.dtype.kind == "S" else joined
         # The format is written by `create_pack`; the other two would make the file a shard.
         left_out = {FORMAT_ATTRIBUTE, SHARD_SET_ATTRIBUTE, "shard"}
         own = {name: value for name, value in _attributes(files[0]).items() if name not in left_out}
         tops = {column.name.partition("/")[0]: column.nodes[0].file for column in columns}
         groups = {top: found for top, file in tops.items() if (found := _attributes(file[top]))}
-        arrays = {column.name: column.array for column in columns if not column.is_reserved}
-        content = PackContent([column.reserved for column in large], arrays, {**own, **attributes}, groups)
-        offsets = create_pack(out, content)
+        offsets = create_pack(out, PackContent([*reserved.values()], arrays, {**own, **attributes}, groups))
         with TargetFile(out, fresh=False) as target:
-            for column in large:
-                column.write(target, offsets.get(column.name, 0))
+            for column in columns:
+                if column.name in reserved:
+                    _write_column(column, target, offsets.get(column.name, 0))
 
 
-def _columns_of(split: str, files: Sequence[Any]) -> list[_Column]:
-    """Return the datasets of a split, in the order in which a single process lays them out, since the bytes must not
-    show who wrote the parts."""
-    tops = [top for top in (key_name(split), x_name(split), y_name(split)) if top in files[0]]
-    columns = [column for top in tops for column in _columns_at(top, files)]
-    return sorted(columns, key=lambda column: _rank(column.name, split))
+def _columns_of(split: str, files: Sequence[Any]) -> Iterator[_Column]:
+    """Yield the datasets of a split, in the order in which a single process lays them out (boxes, then x, then y),
+    since the bytes must not show who wrote the parts."""
+    x, y = x_name(split), y_name(split)
+    has_boxes = y in files[0] and hasattr(files[0][y], "keys") and BOXES in files[0][y]
+    for top in (key_name(split), *((y, x) if has_boxes else (x, y))):
+        if top not in files[0]:
+            continue
+        nodes = [file[top] for file in files]
+        if not hasattr(nodes[0], "keys"):
+            yield _Column(top, nodes, list(map(len, nodes)))
+            continue
+        # Offsets count from 0 in each shard; in the joined file each continues where the one before ends.
+        counted = [node[OFFSETS][()] for node in nodes]
+        used = [int(offsets[-1]) for offsets in counted]
+        starts = np.cumsum([0, *used])[:-1]
+        whole = [[0], *(offsets[1:] + start for offsets, start in zip(counted, starts, strict=True))]
+        for name in sorted(nodes[0], key=lambda name: (name != OFFSETS, name != BOXES, name)):
+            values = np.concatenate(whole).astype(np.int64) if name == OFFSETS else None
+            yield _Column(f"{top}/{name}", [node[name] for node in nodes], used, values)
 
 
-def _columns_at(top: str, files: Sequence[Any]) -> Iterator[_Column]:
-    """Yield the dataset of this name, or those in the group of this name."""
-    nodes = [file[top] for file in files]
-    if not hasattr(nodes[0], "keys"):
-        yield _Column(top, nodes, [len(node) for node in nodes])
+def _is_reserved(node: Any) -> bool:
+    """Tell whether a dataset was created to be written without HDF5."""
+    from h5py import h5d
+
+    # HDF5 stores this property, and for small datasets it is another one.
+    found: bool = node.id.get_create_plist().get_alloc_time() == h5d.ALLOC_TIME_EARLY
+    return found
+
+
+def _write_column(column: _Column, target: TargetFile, place: int) -> None:
+    """Write a dataset from a byte on, without HDF5, which would copy through its own buffers, holding its lock."""
+    if column.values is not None:
+        target.write(array_bytes(column.values), place)
         return
-    # Offsets count from 0 in each shard; in the joined file each continues where the one before ends.
-    counted = [node[OFFSETS][()] for node in nodes]
-    used = [int(offsets[-1]) for offsets in counted]
-    starts = np.cumsum([0, *used])[:-1]
-    whole = [[0], *(offsets[1:] + start for offsets, start in zip(counted, starts, strict=True))]
-    for name in nodes[0]:
-        values = np.concatenate(whole).astype(np.int64) if name == OFFSETS else None
-        yield _Column(f"{top}/{name}", [node[name] for node in nodes], used, values)
-
-
-def _rank(path: str, split: str) -> tuple[int, int, str]:
-    """Return the key that sorts datasets of a split as `pack_content` reserves them: boxes, then x, then y."""
-    top, _, name = path.partition("/")
-    if top == x_name(split):
-        return 1, 0, name
-    in_boxes = {OFFSETS: 0, BOXES: 1}
-    return (2, 0, name) if name in ("", BYTES) else (0, in_boxes.get(name, 2), name)
+    first = [(node, 0, used) for node, used in zip(column.nodes, column.used, strict=True)]
+    last = [(node, used, len(node)) for node, used in zip(column.nodes, column.used, strict=True)]
+    for node, begin, end in (*first, *last):
+        row_bytes = node.dtype.itemsize * int(np.prod(node.shape[1:], dtype=np.int64))
+        start, nbytes = (node.id.get_offset() or 0) + begin * row_bytes, (end - begin) * row_bytes
+        with open(os.fsdecode(node.file.filename), "rb") as file:
+            for offset, length in block_ranges(nbytes, COPY_BYTES):
+                target.write(pread_exactly(file.fileno(), length, start + offset), place + offset)
+        place += nbytes
 
 
 def _attributes(node: Any) -> dict[str, Any]:

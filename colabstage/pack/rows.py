@@ -14,10 +14,10 @@ import json
 import os
 import re
 import zipfile
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import compress
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -40,13 +40,12 @@ from colabstage.pack.writer import LEVELS, sample_costs
 from colabstage.trees.listing import hash_rows, hash_texts, take_strings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from numpy.typing import NDArray
 
     from colabstage.h5.manifest import Manifest
-    from colabstage.io.progress import Cancellation, ProgressStep
+    from colabstage.io.progress import Progress
     from colabstage.layouts.table import SampleSource, SampleTable
     from colabstage.pack.job import PackJob
     from colabstage.pack.journal import PackJournal
@@ -103,24 +102,19 @@ def write_rows(path: Path, found: PackRows) -> None:
         np.savez(file, head=np.frombuffer(head, np.uint8), rows=found.rows, **levels)  # type: ignore[arg-type]
 
 
-def parse_rows(content: bytes, manifest: Manifest) -> PackRows | None:
-    """Return the record of a pack; `None` for anything that is not a whole one, or of other rows."""
-    return _load_rows(io.BytesIO(content), manifest)
-
-
 def read_rows(pack: Path, manifest: Manifest) -> PackRows | None:
     """Return the record beside a pack; `None` where there is none."""
     path = pack.with_name(rows_name(pack.name, manifest))
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         if is_made_here(path):
-            with path.open("rb") as file:
-                return _load_rows(file, manifest)
+            return parse_rows(path.read_bytes(), manifest)
     return None
 
 
-def _load_rows(file: BinaryIO, manifest: Manifest) -> PackRows | None:
+def parse_rows(content: bytes, manifest: Manifest) -> PackRows | None:
+    """Return the record of a pack; `None` for anything that is not a whole one, or of other rows."""
     try:
-        with np.load(file, allow_pickle=False) as stored:
+        with np.load(io.BytesIO(content), allow_pickle=False) as stored:
             head, rows, levels = json.loads(stored["head"].tobytes()), stored["rows"], stored.get("levels")
         splits = {str(name): int(count) for name, count in head["splits"]}
         found = PackRows(str(head["form"]), splits, rows, levels)
@@ -138,10 +132,9 @@ def is_rows(path: Path) -> bool:
     try:
         # Opened here, as numpy leaves a file open that it cannot read.
         with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-            head = json.loads(stored["head"].tobytes())
+            return str(json.loads(stored["head"].tobytes())["format"]).startswith(_KIND)
     except _UNREADABLE:
         return False
-    return isinstance(head, dict) and str(head.get("format")).startswith(_KIND)
 
 
 def put_rows(made: Path, pack: Path, manifest: Manifest) -> None:
@@ -371,13 +364,12 @@ def _stored_fields(base: BasePack, plan: PackPlan) -> list[_Stored]:
         for part in plan.fields:
             ends, lengths = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
             for split, count in base.rows.splits.items():
-                node = file[part.name(split)]
-                data = node[BYTES] if part.shape is None else node
-                lengths.append(
-                    np.diff(node[OFFSETS][()]).astype(np.int64)
-                    if part.shape is None
-                    else np.full(count, part.row_bytes)
-                )
+                data = file[part.name(split)]
+                if part.shape is None:
+                    lengths.append(np.diff(data[OFFSETS][()]).astype(np.int64))
+                    data = data[BYTES]
+                else:
+                    lengths.append(np.full(count, part.row_bytes))
                 ends.append((data.id.get_offset() or 0) + np.cumsum(lengths[-1]))
             found.append(_Stored(np.concatenate(ends) - np.concatenate(lengths), np.concatenate(lengths)))
     return found
@@ -390,8 +382,7 @@ def take_over(
     takeover: Takeover,
     *,
     left: NDArray[np.bool_],
-    step: ProgressStep,
-    cancellation: Cancellation,
+    progress: Progress,
 ) -> None:
     """Copy the rows of an earlier pack to their places.
 
@@ -399,9 +390,10 @@ def take_over(
     taken out. Nothing is copied where the file is no longer the one that was verified.
     """
     with ExitStack() as stack:
+        step = stack.enter_context(progress.step("take over", total=takeover.taken, unit=work.job.table.unit))
         # Another process may remove it, or put its own pack there, at any time.
         try:
-            old = stack.enter_context(_opened(base.path))
+            old = stack.enter_context(base.path.open("rb")).fileno()
             if state_of(old) != base.state:
                 return
             fields = _stored_fields(base, work.job.plan)
@@ -412,24 +404,33 @@ def take_over(
         new = stack.enter_context(TargetFile(work.target, fresh=False))
         wanted = _positions_to_copy(work, takeover, fields, left)
         for first in range(0, len(wanted), _TAKEN_AT_ONCE):
-            cancellation.check()
+            progress.cancellation.check()
             positions = wanted[first : first + _TAKEN_AT_ONCE]
             samples = work.order[positions]
             rows = takeover.rows[samples]
-            _copy(work, (old, new), fields, samples, rows, base.rows)
+            facts = np.zeros(len(samples), FACTS)
+            facts["height"], facts["width"] = base.rows.rows["height"][rows], base.rows.rows["width"][rows]
+            for number, (part, (starts, lengths)) in enumerate(zip(work.job.plan.fields, fields, strict=True)):
+                if work.spool is not None and part.is_open:
+                    pieces = zip(lengths[rows].tolist(), starts[rows].tolist(), strict=True)
+                    facts["start"][:, number] = [
+                        work.spool.append(memoryview(pread_exactly(old, *at))) for at in pieces
+                    ]
+                    facts["length"][:, number] = lengths[rows]
+                else:
+                    copy_runs(old, new, starts[rows], work.places[number][samples], lengths[rows])
+            # As the writer notes of a sample that it reads.
+            for column, values in (
+                (work.facts, facts),
+                (work.contents, base.rows.rows["content"][rows]),
+                (work.levels, None if base.rows.levels is None else base.rows.levels[rows]),
+            ):
+                if column is not None and values is not None:
+                    column.put(samples, values)
             for position, lost in zip(positions.tolist(), base.rows.rows[list(LOSSES)][rows].tolist(), strict=True):
                 journal.finish(position, lost=compress(LOSSES, lost))
             left[positions] = False
             step.advance(len(positions))
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[int]:
-    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        yield handle
-    finally:
-        os.close(handle)
 
 
 def _positions_to_copy(
@@ -444,35 +445,6 @@ def _positions_to_copy(
             wanted = wanted[stored.lengths[takeover.rows[samples]] == part.lengths[samples]]
     # Most rows are neighbours in both packs, and are copied in one go then.
     return wanted[np.argsort(fields[0].starts[takeover.rows[work.order[wanted]]], kind="stable")]
-
-
-def _copy(  # noqa: PLR0917 - the parts of one step, each named once
-    work: WriteJob,
-    files: tuple[int, TargetFile],
-    fields: list[_Stored],
-    samples: NDArray[np.int64],
-    rows: NDArray[np.int64],
-    base: PackRows,
-) -> None:
-    """Copy the rows of some samples, and note of each what the writer notes of one that it reads."""
-    old, new = files
-    facts = np.zeros(len(samples), FACTS)
-    facts["height"], facts["width"] = base.rows["height"][rows], base.rows["width"][rows]
-    for number, (part, stored) in enumerate(zip(work.job.plan.fields, fields, strict=True)):
-        starts, lengths = stored.starts[rows], stored.lengths[rows]
-        if not part.is_open:
-            copy_runs(old, new, starts, work.places[number][samples], lengths)
-            continue
-        assert work.spool is not None
-        pieces = (pread_exactly(old, *at) for at in zip(lengths.tolist(), starts.tolist(), strict=True))
-        facts["start"][:, number] = [work.spool.append(memoryview(piece)) for piece in pieces]
-        facts["length"][:, number] = lengths
-    if work.facts is not None:
-        work.facts.put(samples, facts)
-    if work.contents is not None:
-        work.contents.put(samples, base.rows["content"][rows])
-    if work.levels is not None and base.levels is not None:
-        work.levels.put(samples, base.levels[rows])
 
 
 def rows_made(work: WriteJob, plan: PackPlan, journal: PackJournal, takeover: Takeover | None) -> PackRows | None:

@@ -42,7 +42,7 @@ from colabstage.io.units import show_address
 from colabstage.io.workspace import short_digest
 from colabstage.layouts.table import Boxes, UnreadBoxes, Values
 from colabstage.machine.mounts import place_in, require_answer, required_to_stay, run_watched, run_watched_for_caller
-from colabstage.pack.execute import run_pack, space_for
+from colabstage.pack.execute import PackRun, space_for
 from colabstage.pack.job import CallersDataset, open_source, plan_job
 from colabstage.pack.options import PackArguments, PackOptions, recorded_image, remedies_for_batches
 from colabstage.pack.set_stores import remote_address
@@ -266,15 +266,7 @@ def pack_dataset(
         with open_source(source, packing, beside=path) as opened:
             job = plan_job(opened.tree, opened.find(), packing, free_bytes=space_for(path))
             make_folder(path.parent)
-            return run_pack(
-                job,
-                path,
-                slow=opened.slow,
-                progress=shown,
-                cancellation=shown.cancellation,
-                identity=opened.identity,
-                overwrite=overwrite,
-            )
+            return PackRun(job, path, opened.slow, shown, identity=opened.identity, overwrite=overwrite).execute()
 
     # All of them are watched: the work ends with a reason whichever of the mounts dies.
     places = [place for place in (target, append_to) if place is not None]
@@ -334,15 +326,8 @@ def _append(source: PackSource | CallersDataset, dataset: Path, options: PackOpt
             table = with_classes(opened.find(is_more=True), base.classes)
             job = plan_job(opened.tree, table, options, free_bytes=space_for(target))
             check_fits(base, job.table, job.plan, options)
-            report = run_pack(
-                job,
-                target,
-                slow=opened.slow,
-                progress=progress,
-                cancellation=progress.cancellation,
-                identity=opened.identity,
-                overwrite=False,
-            )
+            run = PackRun(job, target, opened.slow, progress, identity=opened.identity, overwrite=False)
+            report = run.execute()
         # A note and not an error: names repeat where two sources number their files from 1.
         again = repeated_names(dataset, job.table, but=target)
     if not again:

@@ -38,7 +38,7 @@ from colabstage.io.workspace import open_workspace
 from colabstage.layouts.evidence import take_rows as take_rows_of_table
 from colabstage.layouts.table import TreeFiles
 from colabstage.machine.resources import free_space, usable_cores
-from colabstage.pack.execute import PackReport, notes_on_losses, run_pack, target_arrays
+from colabstage.pack.execute import PackReport, PackRun, notes_on_losses, target_arrays
 from colabstage.pack.finish import OddBoxes, place_joined
 from colabstage.pack.job import (
     CallersDataset,
@@ -229,29 +229,10 @@ def write_shard(task: ShardTask) -> ShardResult:
         task.options.check_code()
         with store.scratch(task.name) as path, open_source(task.source, task.options, beside=path) as opened:
             job = PackJob(opened.tree, _planned_table(task, opened), task.rows.plan, task.options)
-            return _write_one(job, path, opened, store, task.name, Progress(), _AsLongAs(store))
-
-
-def _write_one(  # noqa: PLR0917 - what one shard needs, each named once
-    job: PackJob,
-    path: Path,
-    opened: OpenSource,
-    store: SetStore,
-    name: ShardName,
-    progress: Progress,
-    cancellation: Cancellation,
-) -> ShardResult:
-    report = run_pack(
-        job,
-        path,
-        slow=opened.slow,
-        progress=progress,
-        cancellation=cancellation,
-        identity=opened.identity,
-        shard=name,
-    )
-    store.keep(path, name)
-    return ShardResult.of(report)
+            progress, name = Progress(_AsLongAs(store)), task.name
+            report = PackRun(job, path, opened.slow, progress, identity=opened.identity, shard=name).execute()
+            store.keep(path, name)
+            return ShardResult.of(report)
 
 
 def _planned_table(task: ShardTask, opened: OpenSource) -> SampleTable:
@@ -413,9 +394,10 @@ def _write_here(
     job.options.check_code()
     for name in names:
         with store.scratch(name) as path:
-            cancellation = progress.cancellation
-            result = _write_one(shard_job(job, name), path, opened, store, name, progress, cancellation)
-        yield name, result
+            run = PackRun(shard_job(job, name), path, opened.slow, progress, identity=opened.identity, shard=name)
+            report = run.execute()
+            store.keep(path, name)
+        yield name, ShardResult.of(report)
 
 
 def _write_elsewhere(  # noqa: PLR0917 - what the tasks are made of, each named once

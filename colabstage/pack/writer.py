@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from colabstage.images.decode import Loss
     from colabstage.images.geometry import ColorMode
-    from colabstage.io.progress import Cancellation, ProgressStep
+    from colabstage.io.progress import Progress
     from colabstage.layouts.table import Content, SampleSource, SampleTable
     from colabstage.pack.arrival import PackStream
     from colabstage.pack.job import PackJob
@@ -289,12 +289,10 @@ def write_samples(
     *,
     left: Sequence[int],
     limits: PipelineLimits,
-    step: ProgressStep,
-    cancellation: Cancellation,
+    progress: Progress,
     stream: PackStream | None = None,
 ) -> PipelineResult:
     """Write the samples at the positions `left` of the reading order to their places."""
-    step.start_at(len(work.order) - len(left))
     table, options = work.job.table, work.job.options
     inputs, target, costs = table.inputs.source, target_source(table), sample_costs(table)
     encoder, memory = SampleEncoder(work.job), _Memory(PixelRoom())
@@ -332,16 +330,20 @@ def write_samples(
         # After each sample, so that a folder of something else entirely is noticed within seconds.
         check_left_out()
 
-    with TargetFile(work.target, fresh=False) as file:
+    with (
+        progress.step("pack", total=len(work.order), unit=table.unit) as step,
+        TargetFile(work.target, fresh=False) as file,
+    ):
+        step.start_at(len(work.order) - len(left))
         result = run_pipeline(
             left,
             read=read,
             use=use,
             cost=lambda position: int(costs[work.order[position]]),
             limits=limits,
-            cancellation=cancellation,
+            cancellation=progress.cancellation,
         )
-    check_left_out()
+        check_left_out()
     return result
 
 

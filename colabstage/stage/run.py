@@ -28,7 +28,7 @@ from colabstage.machine.mounts import required_to_stay, run_watched
 from colabstage.machine.resources import check_space, free_space
 from colabstage.machine.watched import run_with_one_remount
 from colabstage.pack.arrival import MemberRanges
-from colabstage.pack.execute import pipeline_limits, run_pack, space_for
+from colabstage.pack.execute import PackRun, pipeline_limits, space_for
 from colabstage.pack.job import listed_job, prepare_pack
 from colabstage.pack.plan import lacked_room
 from colabstage.pack.rows import sweep_rows
@@ -495,19 +495,18 @@ def _make_pack(
         job = listed_job(job)
     with report.timed("pack", unit=job.table.unit) as step:
         if executor is None:
-            done = run_pack(
+            done = PackRun(
                 job,
                 request.pack_path,
-                slow=slow,
-                progress=call.progress,
-                cancellation=call.cancellation,
+                slow,
+                call.progress,
                 key=request.key,
                 identity=lambda: source.identify().to_json(),  # that of the end
                 address=request.source.address,
                 stream=stream,
                 records_rows=not request.wants_files,
                 base=base,
-            )
+            ).execute()
         else:
             # Workers open the data by its path: those on other machines cannot share this process's open source.
             place = request.files_path if request.wants_files else request.opened_path

@@ -27,7 +27,7 @@ from colabstage.io.workspace import find_orphans, open_workspace, remove_own
 from colabstage.load.partial import forget_parts
 from colabstage.machine.resources import check_space
 from colabstage.pack.arrival import MemberRanges
-from colabstage.pack.execute import run_pack
+from colabstage.pack.execute import PackRun
 from colabstage.pack.job import ReplanError, keeps_files, prepare_pack, settled
 from colabstage.pack.plan import has_files, pack_content
 from colabstage.pack.set_stores import ShardResult, result_of
@@ -355,17 +355,16 @@ class _SetOfShards:
             return done
         job = shard_job(self.job, name)
         source.read_members(members.of(job), readers=SLOW_READERS)
-        report = run_pack(
+        report = PackRun(
             job,
             local,
-            slow=source.cost.reads_slowly,
-            progress=progress,
-            cancellation=call.cancellation,
+            source.cost.reads_slowly,
+            progress,
             key=call.request.key,
             identity=lambda: source.identify().to_json(),  # that of the end
             address=call.request.source.address,
             shard=name,
-        )
+        ).execute()
         return ShardResult.of(report)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -25,10 +26,11 @@ from colabstage.h5.manifest import (
     is_whole,
     manifest_of_bytes,
     manifest_path,
+    place_pack,
     read_manifest,
     write_manifest,
 )
-from colabstage.h5.schema import PackContent, ReservedDataset, create_pack
+from colabstage.h5.schema import PackContent, ReservedDataset, create_pack, reserved_offsets
 from colabstage.io.files import BLOCK_BYTES, read_json
 
 if TYPE_CHECKING:
@@ -239,3 +241,39 @@ def test_the_advice_on_a_damaged_pack_is_what_works(pack: Path) -> None:
     shown = str(verify_file(pack, progress=False))
     assert re.search(r"is damaged: .* Delete it, then stage, copy or publish it again", shown)
     assert "refresh" not in shown
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_pack_that_cannot_take_the_place_of_another_leaves_it_whole(
+    pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: bool
+) -> None:
+    """The old one has its manifest again; where it has gone meanwhile, nothing is noted of it."""
+    old = manifest_of(pack)
+    write_manifest(pack, old)
+    new = tmp_path / "new" / "photos.h5"
+    new.parent.mkdir()
+    new.write_bytes(b"another pack")
+    write_manifest(new, manifest_of(new))
+
+    def fails(file: Path, out: Path, **_: object) -> None:
+        if gone:
+            out.unlink()
+        raise OSError(errno.EIO, "the disk fails")
+
+    monkeypatch.setattr("colabstage.h5.manifest.put_file", fails)
+    with pytest.raises(OSError, match="the disk fails"):
+        place_pack(new, pack, replaces=is_as_written)
+    assert read_manifest(pack) == (None if gone else old)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "new",
+        *([] if gone else ["photos.h5", "photos.h5.json"]),
+    ]
+
+
+def test_a_file_that_is_laid_out_otherwise_is_not_continued(tmp_path: Path) -> None:
+    """Samples would be written over others."""
+    path, small = tmp_path / "a.h5", ReservedDataset("X_train", (4, 8), np.dtype(np.uint8))
+    offsets = create_pack(path, PackContent([small], {}, {}, {}))
+    assert reserved_offsets(path, PackContent([small], {}, {}, {})) == offsets
+    for other in (small._replace(shape=(5, 8)), small._replace(name="X_test"), small._replace(dtype=np.dtype("i4"))):
+        assert reserved_offsets(path, PackContent([other], {}, {}, {})) is None

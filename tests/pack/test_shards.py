@@ -396,9 +396,15 @@ def with_broken(folder: Path) -> Path:
     ids=["splits", "encoded", "jpeg", "left out", "boxes", "masks"],
 )
 def test_the_file_of_several_workers_is_that_of_one_process(
-    tmp_path: Path, read_pack: Any, make: Callable[[Path], Path], options: dict[str, Any]
+    tmp_path: Path,
+    read_pack: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    make: Callable[[Path], Path],
+    options: dict[str, Any],
 ) -> None:
-    """With splits that some shards have no rows of, and boxes that cropping left out, which come last."""
+    """With splits that some shards have no rows of, and boxes that cropping left out, which come last; put together in
+    steps."""
+    monkeypatch.setattr("colabstage.pack.finish.COPY_BYTES", 1000)
     source = make(tmp_path / "data")
     places: dict[str, Any] = {"cache_dir": None, "progress": False}
     alone = stage_dataset(source, local_dir=tmp_path / "alone", **places, **options)
