@@ -76,13 +76,6 @@ class Row:
             return None if self.total is None else 1.0
         return min(1.0, self.done / self.total)
 
-    @property
-    def seconds_left(self) -> float | None:
-        """Return the seconds left at the present rate; `None` if the rate is 0 or the total unknown."""
-        if self.total is None or self.rate <= 0 or self.state != "running":
-            return None
-        return max(0.0, (self.total - self.done) / self.rate)
-
 
 class BoardStep(ProgressStep):
     """One step of a `Board`."""
@@ -115,21 +108,14 @@ class BoardStep(ProgressStep):
         with self._lock:
             if self._final is not None:
                 return
-            state = self._ending(kind)
-            seconds = time.monotonic() - self._began
-            rate = (self._done - self._before) / seconds if seconds > 0 else 0.0
+            state: State = "done"
+            if kind is not None:
+                state = "cancelled" if issubclass(kind, (CancelledError, KeyboardInterrupt)) else "failed"
+            elif self._total is not None and self._done < self._total:
+                state = "cancelled" if self._board.cancellation.cancelled else "ended"
             problem = str(error) or said_by(error) if error is not None and state == "failed" else ""
-            self._final = Row(
-                self._name, self._unit, self._total, self._done, state, seconds, rate, problem=problem, note=self._note
-            )
+            self._final = self._row(state, (self._began, self._before), time.monotonic(), problem)
         self._board.closed()
-
-    def _ending(self, kind: type[BaseException] | None) -> State:
-        if kind is not None:
-            return "cancelled" if issubclass(kind, (CancelledError, KeyboardInterrupt)) else "failed"
-        if self._total is None or self._done >= self._total:
-            return "done"
-        return "cancelled" if self._board.cancellation.cancelled else "ended"
 
     @property
     def open(self) -> bool:
@@ -144,17 +130,18 @@ class BoardStep(ProgressStep):
             now = time.monotonic()
             while len(self._marks) > 1 and self._marks[1][0] < now - _WINDOW_S:
                 self._marks.popleft()
-            since, before = self._marks[0]
-            rate = (self._done - before) / (now - since) if now > since else 0.0
+            since = self._marks[0]
             if now - self._marks[-1][0] >= _MARK_S:
                 self._marks.append((now, self._done))
             if self._seen != self._done:
                 self._seen, self._changed = self._done, now
-            idle_s = now - self._changed
-            seconds = now - self._began
-            return Row(
-                self._name, self._unit, self._total, self._done, "running", seconds, rate, idle_s, note=self._note
-            )
+            return self._row("running", since, now)
+
+    def _row(self, state: State, since: tuple[float, int], now: float, problem: str = "") -> Row:
+        """Return its state, with the rate since a moment and what was done then."""
+        rate = (self._done - since[1]) / (now - since[0]) if now > since[0] else 0.0
+        seconds, idle_s = now - self._began, now - self._changed
+        return Row(self._name, self._unit, self._total, self._done, state, seconds, rate, idle_s, problem, self._note)
 
 
 class Board(Progress):
@@ -250,37 +237,32 @@ _BAR = (
 
 def panel_html(rows: Sequence[Row], note: str = "") -> str:
     """Return the rows as a table with bars, and a note in plain text below; legible on light and dark pages."""
-    shown, hidden = _choose_rows(rows)
-    earlier = f"<div class='cs-muted'>{html.escape(_summary(hidden))}</div>" if hidden else ""
-    below = f"<div class='cs-muted'>{html.escape(note)}</div>" if note else ""
+    shown, earlier = _choose_rows(rows)
+    above, below = (f"<div class='cs-muted'>{html.escape(text)}</div>" if text else "" for text in (earlier, note))
     table = left_aligned(f"<table>{''.join(map(_row_html, shown))}</table>")
-    return f"{STYLE}<div class='cs-report cs-progress'>{earlier}{table}{below}</div>"
+    return f"{STYLE}<div class='cs-report cs-progress'>{above}{table}{below}</div>"
 
 
 def panel_text(rows: Sequence[Row]) -> str:
     """Return the rows as lines of text, for programs that read a notebook without rendering it."""
-    shown, hidden = _choose_rows(rows)
-    return "\n".join([*([_summary(hidden)] if hidden else []), *map(row_text, shown)])
+    shown, earlier = _choose_rows(rows)
+    return "\n".join([*([earlier] if earlier else []), *map(row_text, shown)])
 
 
 def row_text(row: Row) -> str:
     """Return a row as a line of text."""
-    parts = (f"{_MARKS[row.state]} {row.name}", _amount(row), _rate(row), _time(row), row.note)
+    parts = (f"{_MARKS[row.state]} {row.name}", *_figures(row), row.note)
     return printable("  ".join(filter(None, parts)))
 
 
-def _choose_rows(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
-    """Return the rows to show, in order (all that run or failed, then the latest), and the others."""
+def _choose_rows(rows: Sequence[Row]) -> tuple[list[Row], str]:
+    """Return the rows to show, in order (all that run or failed, then the latest), and a text about the others."""
     # Failures stay in sight, however many steps come after them.
     latest = sorted(range(len(rows)), key=lambda at: (rows[at].state not in ("running", "failed"), -at))
-    kept = set(latest[:_ROWS_SHOWN])
-    return [rows[at] for at in sorted(kept)], [row for at, row in enumerate(rows) if at not in kept]
-
-
-def _summary(rows: Sequence[Row]) -> str:
-    states = [row.state for row in rows]
-    words = [f"{states.count(state)} {state}" for state in _MARKS if state in states]
-    return f"and {len(rows):,} earlier steps: {', '.join(words)}"
+    hidden = [rows[at].state for at in latest[_ROWS_SHOWN:]]
+    words = [f"{hidden.count(state)} {state}" for state in _MARKS if state in hidden]
+    earlier = f"and {len(hidden):,} earlier steps: {', '.join(words)}" if hidden else ""
+    return [rows[at] for at in sorted(latest[:_ROWS_SHOWN])], earlier
 
 
 def _row_html(row: Row) -> str:
@@ -289,7 +271,7 @@ def _row_html(row: Row) -> str:
     # In one cell, where they wrap: separate columns would be wider than a phone's screen.
     figures = " ".join(
         f"<span style='min-width:min({width}em,{2 * width}vw)'>{html.escape(text)}</span>"
-        for text, width in ((_amount(row), 11), (_rate(row), 6.5), (_time(row), 0))
+        for text, width in zip(_figures(row), (11, 6.5, 0), strict=True)
         if text
     )
     below = "".join(
@@ -304,17 +286,16 @@ def _row_html(row: Row) -> str:
     )
 
 
-def _amount(row: Row) -> str:
+def _figures(row: Row) -> tuple[str, str, str]:
+    """Return amount, rate and time as texts."""
     if row.unit == "B":
-        done, total = format_bytes(row.done), "" if row.total is None else f" of {format_bytes(row.total)}"
-        return f"{done}{total}" if done != total.removeprefix(" of ") else done
-    if row.total is None or row.done == row.total:
-        return format_count(row.done, row.unit)
-    return f"{row.done:,} of {format_count(row.total, row.unit)}"
-
-
-def _rate(row: Row) -> str:
-    return format_rate(row.rate, 1.0, row.unit) if row.rate > 0 else ""
+        amount, total = format_bytes(row.done), "" if row.total is None else format_bytes(row.total)
+        amount += f" of {total}" if total not in ("", amount) else ""
+    elif row.total in (None, row.done):
+        amount = format_count(row.done, row.unit)
+    else:
+        amount = f"{row.done:,} of {format_count(row.total or 0, row.unit)}"
+    return amount, format_rate(row.rate, 1.0, row.unit) if row.rate > 0 else "", _time(row)
 
 
 def _time(row: Row) -> str:
@@ -325,11 +306,11 @@ def _time(row: Row) -> str:
     # An estimate from an outdated rate would be wrong.
     if row.idle_s >= _STALLED_S:
         return f"nothing for {format_duration(row.idle_s)}"
-    left = row.seconds_left
-    if left is None:
+    if row.total is None or row.rate <= 0:
         return ""
+    left_s = max(0.0, (row.total - row.done) / row.rate)
     # No more digits than an estimate deserves.
-    return f"{max(1, round(left))} s left" if left < 99.5 else f"{format_duration(left)} left"
+    return f"{max(1, round(left_s))} s left" if left_s < 99.5 else f"{format_duration(left_s)} left"
 
 
 _KEPT = "What is finished is kept, and the next call continues from there."

@@ -513,42 +513,23 @@ class ThreadPool:
             self.cancellation.check()
             begin, done = done, min(count, done + alone)
             work(begin, done)
-        if done == count:
-            return
         parts = min(threads * _PARTS_A_THREAD, count - done)
-        edges = [done + (count - done) * part // parts for part in range(parts + 1)]
-        left = deque(range(parts))
-
-        def take_parts() -> None:
-            try:
-                while (part := _take_next(left)) is not None:
-                    self.cancellation.check()
-                    work(edges[part], edges[part + 1])
-            except BaseException:
-                left.clear()
-                raise
-
-        others: list[Future[None]] = []
-        try:
-            others += [self._pool.submit(take_parts) for _ in range(1, min(threads, len(left)))]
-            take_parts()
-        finally:
-            # The parts write into the caller's array, so none may continue after this returns. A thread that has not
-            # begun is not waited for.
-            running = [other for other in others if not other.cancel()]
-            wait(running)
-        for other in running:
-            other.result()
+        edges = [done + (count - done) * part // parts for part in range(parts + 1)] if parts else []
+        self._spread(parts, lambda part: work(edges[part], edges[part + 1]))
 
     def each(self, count: int, work: Callable[[int], None]) -> None:
         """Call `work(place)` for each of `range(count)`, where each free thread takes the next one, and wait for all.
 
         For work that takes a millisecond or more per item, and different times for different items.
         """
+        self.cancellation.check()
+        self._spread(count, work)
+
+    def _spread(self, count: int, work: Callable[[int], None]) -> None:
+        # All threads take from one iterator; its next step is atomic.
         places = iter(range(count))
 
-        def take_places(_start: int, _stop: int) -> None:
-            # All threads take from one iterator; its next step is atomic.
+        def take() -> None:
             for place in places:
                 self.cancellation.check()
                 try:
@@ -558,7 +539,18 @@ class ThreadPool:
                         """Discard the remaining parts."""
                     raise
 
-        self.share(min(self.threads, count), take_places)
+        others: list[Future[None]] = []
+        try:
+            if self._pool is not None:
+                others += [self._pool.submit(take) for _ in range(1, min(self.threads, count))]
+            take()
+        finally:
+            # The parts write into the caller's array, so none may continue after this returns. A thread that has not
+            # begun is not waited for.
+            running = [other for other in others if not other.cancel()]
+            wait(running)
+        for other in running:
+            other.result()
 
     def close(self) -> None:
         """End the threads. Calling it twice is fine."""
@@ -570,14 +562,6 @@ class ThreadPool:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         self.close()
-
-
-def _take_next(left: deque[int]) -> int | None:
-    """Return the next part, `None` when none is left. Popping is atomic: no two threads get the same."""
-    try:
-        return left.popleft()
-    except IndexError:
-        return None
 
 
 SOLO = ThreadPool(1)

@@ -54,7 +54,7 @@ from colabstage.stage.dataset import StagedDataset
 from colabstage.stage.places import PREVIOUS_SUFFIX, BucketPlace, FolderPlace
 from colabstage.stage.publish import publish, published_before
 from colabstage.stage.record import cache_name, identity_of, write_record
-from colabstage.stage.source import Comparison, StateDiffersError
+from colabstage.stage.source import StateDiffersError, compared_beside
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -314,48 +314,43 @@ def restore(call: StageCall, source: SourceOnce, cached: CachedPack, known: Fres
     `known`: how the source compares with the pack; `None` to compare them beside the copy: for a folder of some
     thousand files on a mount that takes seconds.
     """
-    report, recorded, lent = call.report, cached.identity, False
+    report, recorded, is_lent = call.report, cached.identity, False
     assert recorded is not None
-    comparison = Comparison(call, source, recorded, known)
 
     def let_in(pack: PartialPack) -> None:
-        nonlocal lent
+        nonlocal is_lent
         assert call.let_in is not None
         # From here on it is the copy or an error, and the report is read while it arrives.
-        lent, report.origin = True, "cache"
+        is_lent, report.origin = True, "cache"
         call.let_in(pack)
 
-    def copy() -> tuple[int, int]:
-        readers = None if call.let_in is None else let_in
-        return copy_pack(call, cached, cancellation=comparison.cancellation, let_in=readers, confirm=comparison.agree)
+    with compared_beside(call, source, recorded, known) as comparison:
 
-    try:
-        with report.timed("copy from cache", unit="B") as step:
-            try:
-                size, kept = cached.place.ask(copy)
-                freshness = comparison.agree()
-            except (StateDiffersError, CancelledError):
-                # Why the copy was stopped, unless the call itself was.
-                with contextlib.suppress(StateDiffersError):
-                    comparison.agree()
-                    raise
-                step.unit, step.note = "", f"stopped: {OUTDATED}"
-                return None
-            step.amount = size - kept
-            again = f"{format_bytes(kept)} were already here" if kept else ""
-            step.note = "; ".join(filter(None, ("verified block by block", again, freshness.seen)))
-    except (DamagedPackError, SourceError, DriveError) as error:
-        if lent:
-            comparison.abandon()
-            raise
-        report.note(f"The cached pack cannot be used: {error}")
-        comparison.settle()
-        return None
-    except BaseException:
-        comparison.abandon()
-        raise
-    finally:
-        comparison.leave()
+        def copy() -> tuple[int, int]:
+            readers = None if call.let_in is None else let_in
+            stop, confirm = comparison.cancellation, comparison.agree
+            return copy_pack(call, cached, cancellation=stop, let_in=readers, confirm=confirm)
+
+        try:
+            with report.timed("copy from cache", unit="B") as step:
+                try:
+                    size, already = cached.place.ask(copy)
+                    freshness = comparison.agree()
+                except (StateDiffersError, CancelledError):
+                    # Why the copy was stopped, unless the call itself was.
+                    with contextlib.suppress(StateDiffersError):
+                        comparison.agree()
+                        raise
+                    step.unit, step.note = "", f"stopped: {OUTDATED}"
+                    return None
+                step.amount = size - already
+                again = f"{format_bytes(already)} were already here" if already else ""
+                step.note = "; ".join(filter(None, ("verified block by block", again, freshness.seen)))
+        except (DamagedPackError, SourceError, DriveError) as error:
+            if is_lent:
+                raise
+            report.note(f"The cached pack cannot be used: {error}")
+            return None
     # Where the source was opened and is the same, with its present times.
     return source.opened.identify() if source.opened is not None and freshness.proved else recorded
 
@@ -393,22 +388,20 @@ def copy_pack(
             needed = cached.place.copies * (size - here) + (size if cached.in_shards else 0)
             remedy = less_room(request, free_space(request.folder))
             check_space(request.folder, needed, f"The packed copy of '{request.source.name}'", remedy=remedy)
-            local = [workspace.path / (one.name if cached.in_shards else target.name) for one in cached.files]
+            names = [one.name for one in cached.files] if cached.in_shards else [target.name]
+            files = FileSet(
+                [FileOfSet(one.source, name, one.manifest) for one, name in zip(cached.files, names, strict=True)]
+            )
+            local = [workspace.path / name for name in names]
             for one, copy in zip(cached.files, local, strict=True):
                 if copy.is_file() and copy.stat().st_size > one.manifest.size:
                     cut_own(copy, one.manifest.size)
             with call.progress.step("copy from cache", total=size, unit="B") as step:
                 if let_in is None or cached.in_shards:
-                    files = FileSet(
-                        [
-                            FileOfSet(one.source, copy.name, one.manifest)
-                            for one, copy in zip(cached.files, local, strict=True)
-                        ]
-                    )
                     # In the order of the file, which by one reader is fastest on a mount.
                     with contextlib.closing(BlockwiseFile(files, workspace.path, None, mount_readers=1)) as file:
                         file.settle(np.zeros(file.blocks, np.bool_), Edges.none(file.blocks), least=1)
-                        kept = size - file.fill(np.arange(file.blocks), step, cancellation)
+                        moved = file.fill(np.arange(file.blocks), step, cancellation)
                 else:
                     pack = open_restored(cached.files[0].source, manifest, workspace.path, target)
 
@@ -417,17 +410,30 @@ def copy_pack(
                         let_in(pack)
 
                     try:
-                        kept = size - pack.fill(step, cancellation, begun=begun)
+                        moved = pack.fill(step, cancellation, begun=begun)
                     except BaseException as error:
                         pack.end(error)
                         raise
                     pack.close()
             confirm()
-            _put_in_place(cached, local, request)
+            if cached.in_shards:
+                place_joined(
+                    local,
+                    workspace.path,
+                    target,
+                    samples={split: manifest.samples[split] for split in splits_in_order(local)},
+                    skipped=manifest.skipped,
+                    key=request.key,
+                    identity=manifest.identity,
+                    address=request.source.address,
+                )
+            else:
+                write_manifest(local[0], replace(manifest, mtime_ns=local[0].stat().st_mtime_ns))
+                place_pack(local[0], target, replaces=is_replaceable_pack)
     except BaseException:
-        remove_empty(request.folder)  # unless it held something before, or work was kept for the next attempt
+        remove_empty(request.folder)  # unless it held something before, or work was left for the next attempt
         raise
-    return size, kept
+    return size, size - moved
 
 
 def _is_here(target: Path, manifest: Manifest, cancellation: Cancellation) -> bool:
@@ -439,25 +445,6 @@ def _is_here(target: Path, manifest: Manifest, cancellation: Cancellation) -> bo
                 write_manifest(target, found)
                 return True
     return False
-
-
-def _put_in_place(cached: CachedPack, local: Sequence[Path], request: StageRequest) -> None:
-    """Move the copy to the pack's place, or join shards there, with its manifest."""
-    manifest, target = cached.manifest, request.pack_path
-    if cached.in_shards:
-        place_joined(
-            local,
-            local[0].parent,
-            target,
-            samples={split: manifest.samples[split] for split in splits_in_order(local)},
-            skipped=manifest.skipped,
-            key=request.key,
-            identity=manifest.identity,
-            address=request.source.address,
-        )
-        return
-    write_manifest(local[0], replace(manifest, mtime_ns=local[0].stat().st_mtime_ns))
-    place_pack(local[0], target, replaces=is_replaceable_pack)
 
 
 def open_in_part(call: StageCall, cached: CachedPack, *, origin: Origin = "cache") -> StagedDataset:

@@ -4,7 +4,7 @@ the source; and what reading takes. `plan_stage` prints the decision that `stage
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from colabstage.errors import DamagedPackError, DriveError, NewerFormatError, NotEnoughSpaceError, SourceError
@@ -13,7 +13,7 @@ from colabstage.io.units import format_bytes
 from colabstage.machine.resources import free_space
 from colabstage.pack.execute import space_for
 from colabstage.pack.job import prepare_pack
-from colabstage.pack.rows import BasePack, Takeover, parse_rows, plan_takeover, read_rows, state_of
+from colabstage.pack.rows import BasePack, parse_rows, plan_takeover, read_rows, state_of
 from colabstage.stage.cache import (
     OUTDATED,
     CachedPack,
@@ -51,13 +51,97 @@ if TYPE_CHECKING:
     from colabstage.trees.listing import Tree
 
 
-# The earlier pack of a source that has changed, here or in the cache: a new one takes its rows over.
-#
-# A pack without the record of its rows (`pack/rows`) is of no use here, and the source is read.
+Action = Literal["reuse", "restore", "stage"]
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What one call does."""
+
+    action: Action
+    """`"reuse"` local data, `"restore"` the cached pack, or `"stage"` the source."""
+    reasons: tuple[str, ...]
+    """Why, in sentences, one for each place that was checked."""
+    record: LocalRecord | None = None
+    """The record of what is reused."""
+    seal: Seal | None = None
+    """The seal of the reused pack before that was checked, so that a write during the check breaks it."""
+    cached: CachedPack | None = None
+    """What is restored."""
+    freshness: Freshness | None = None
+    """How the source compares with what is used; `None` where it is to be compared beside the copy."""
+    in_part: bool = False
+    """Whether the cached pack is larger than `disk_limit`, so that it stays there and is opened in part."""
+
+
+def decide(call: StageCall, source: SourceOnce, cache: Cache, *, beside: bool = False) -> Decision:
+    """Take the shortest way. Nothing is written, and nothing is read before it has to be.
+
+    Local data is checked first, because that costs a few `stat`s; then the cache, which is one sequential read; and
+    only then the source. With `beside` the source may be compared while a cached pack is copied.
+    """
+    local = decide_here(call, source)
+    if local.action == "reuse":
+        return local
+    request = call.request
+    if not request.wants_pack or cache.place is None:
+        return replace(local, reasons=(*local.reasons, "Cache: none is used."))
+    if request.refresh:
+        return replace(local, reasons=(*local.reasons, f"Cache: not used, because of {_why_again(request)}."))
+    with call.report.timed("look in cache") as step:
+        cached = cache.find()
+        identity = None if cached is None else cached.identity
+        if cached is None or identity is None:
+            step.note, why = "not there", "no pack of this dataset yet"
+        else:
+            in_part = cached.exceeds_limit(request)
+            freshness = None if beside and not in_part else compare_source(call, source, identity)
+            if freshness is None or freshness.same:
+                found = f"found '{cached.label.rpartition('/')[2]}'"
+                step.note = "; ".join(filter(None, (found, "" if freshness is None else freshness.seen)))
+                reasons = (*local.reasons, f"Cache: '{cached.label}'.")
+                return Decision("restore", reasons, cached=cached, freshness=freshness, in_part=in_part)
+            step.note, why = OUTDATED, f"{cached.label} is of another state"
+    return replace(local, reasons=(*local.reasons, f"Cache: {why}."))
+
+
+def decide_here(call: StageCall, source: SourceOnce) -> Decision:
+    """Reuse what is on this machine, if it is complete and the source has not changed; otherwise say why not."""
+    request, report, thorough = call.request, call.report, call.request.verify == "full"
+    if request.refresh:
+        return Decision("stage", (f"Here: not used, because of {_why_again(request)}.",))
+    record = find_record(request)
+    if record is None:
+        return Decision("stage", ("Here: it is not staged on this machine.",))
+    seal, problem, freshness = seal_of(request) if request.wants_pack else {}, None, None
+    with report.timed("look") as step:
+        # The cheapest checks first, and the source only when everything else is right.
+        if request.wants_pack:
+            problem = pack_problem(request, record, thorough=thorough, cancellation=call.cancellation)
+        if problem is None and request.wants_files:
+            problem = files_problem(request, record, thorough=thorough)
+        if problem is None:
+            freshness = compare_source(call, source, record.identity)
+            problem = None if freshness.same else "the source has changed since it was staged"
+        step.note = problem or "; ".join(filter(None, ("already staged; verified", freshness and freshness.seen)))
+    if problem is not None:
+        report.note(f"Staging again: {problem}.")
+        return Decision("stage", (f"Here: {problem}.",))
+    reasons = ("It is complete and the source has not changed.", *beyond_limit(request))
+    return Decision("reuse", reasons, record, seal, freshness=freshness)
+
+
+def _why_again(request: StageRequest) -> str:
+    """Name what keeps this call from using what was staged or cached before."""
+    held = ", ".join(request.options.incomparable)
+    return f"what layout= or prepare= holds and cannot be compared ({held})" if held else "refresh=True"
+
+
+# --- the earlier pack of a source that has changed, here or in the cache: a new one takes its rows over ---
 
 
 class Base(NamedTuple):
-    """An earlier pack, and how its rows are had."""
+    """An earlier pack with the record of its rows, without which it is of no use; and how it is had."""
 
     pack: BasePack
     """The pack on this machine, or its place there."""
@@ -69,67 +153,25 @@ class Base(NamedTuple):
     """Its record, of one in the cache."""
 
 
-class Update(NamedTuple):
-    """What is made of an earlier pack."""
-
-    base: Base | None = None
-    """The pack that rows are taken from; `None` where none are."""
-    takeover: Takeover | None = None
-    """What is taken over and what is read; `None` as for `base`."""
-    note: str = ""
-    """The same in a sentence, or why nothing is taken over; "" where there is no earlier pack."""
-
-
 def find_base(call: StageCall, cache: Cache) -> Base | None:
     """Return the pack of an earlier state of the same source with the same options, whole and with its record."""
-    request = call.request
+    request, pack = call.request, call.request.pack_path
     # Plain files are fetched anyway, and packed from here; workers read what they pack.
     if request.refresh or request.wants_files or call.executor is not None:
         return None
-    if request.pack_path.exists():
-        return _find_here(request)
-    # The disk would have to hold both.
-    if request.cache_dir is None or request.disk_limit is not None:
+    if pack.exists():
+        with contextlib.suppress(NewerFormatError):
+            manifest = read_manifest(pack)
+            rows = None if manifest is None or manifest.key != request.key else read_rows(pack, manifest)
+            return None if manifest is None or rows is None else Base(BasePack(pack, rows), manifest)
         return None
-    cached = cache.find()
-    if cached is None or cached.in_shards:
+    # Under a limit the disk would have to hold both.
+    cached = cache.find() if request.cache_dir is not None and request.disk_limit is None else None
+    record = None if cached is None or cached.in_shards else read_cached_rows(cached)
+    if cached is None or record is None:
         return None
-    record = read_cached_rows(cached)
-    rows = None if record is None else parse_rows(record, cached.manifest)
-    return (
-        None
-        if record is None or rows is None
-        else Base(BasePack(request.pack_path, rows), cached.manifest, cached, record)
-    )
-
-
-def _find_here(request: StageRequest) -> Base | None:
-    with contextlib.suppress(NewerFormatError):
-        manifest = read_manifest(request.pack_path)
-        rows = None if manifest is None or manifest.key != request.key else read_rows(request.pack_path, manifest)
-        return None if manifest is None or rows is None else Base(BasePack(request.pack_path, rows), manifest)
-    return None
-
-
-def plan_update(request: StageRequest, base: Base | None, job: PackJob, *, peak_bytes: int) -> Update:
-    """Decide what is taken over of an earlier pack; `peak_bytes`: what staging takes of the disk."""
-    if base is None:
-        return Update()
-    takeover = plan_takeover(job, base.pack.rows)
-    if not takeover.taken:
-        return Update(None, None, str(takeover))
-    if base.cached is None:
-        return Update(base, takeover, str(takeover))
-    # Copying it takes the time of all its rows.
-    if 2 * takeover.taken < len(job.table):
-        return Update(None, None, "The earlier pack in the cache has less than half of the samples, so all are read")
-    needed = peak_bytes + base.cached.place.copies * base.cached.manifest.size
-    free = free_space(request.folder)
-    if needed > free:
-        room = f"{format_bytes(needed)}, and {format_bytes(free)} are free"
-        note = f"There is no room for the earlier pack beside the new one, which takes {room}, so all is read"
-        return Update(None, None, note)
-    return Update(base, takeover, f"{takeover}. It is copied here from the cache first")
+    rows = parse_rows(record, cached.manifest)
+    return None if rows is None else Base(BasePack(pack, rows), cached.manifest, cached, record)
 
 
 def bring_base(call: StageCall, base: Base) -> BasePack | None:
@@ -159,104 +201,7 @@ def bring_base(call: StageCall, base: Base) -> BasePack | None:
     return base.pack._replace(state=state_of(base.pack.path))
 
 
-Action = Literal["reuse", "restore", "stage"]
-
-
-class Here(NamedTuple):
-    """What is staged on this machine and can be used."""
-
-    record: LocalRecord
-    seal: Seal
-    """The seal of its pack before that was checked, so that a write during the check breaks it."""
-    freshness: Freshness
-    """How the source compares with it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """What one call does."""
-
-    action: Action
-    """`"reuse"` local data, `"restore"` the cached pack, or `"stage"` the source."""
-    reasons: tuple[str, ...]
-    """Why, in sentences, one for each place that was checked."""
-    here: Here | None = None
-    """What is reused."""
-    cached: CachedPack | None = None
-    """What is restored."""
-    known: Freshness | None = None
-    """How the source compares with that; `None` where it is to be compared beside the copy."""
-    in_part: bool = False
-    """Whether that stays in the cache, because it is larger than `disk_limit`, and is opened in part."""
-
-
-def decide(call: StageCall, source: SourceOnce, cache: Cache, *, beside: bool = False) -> Decision:
-    """Take the shortest way. Nothing is written, and nothing is read before it has to be.
-
-    Local data is checked first, because that costs a few `stat`s; then the cache, which is one sequential read; and
-    only then the source. With `beside` the source may be compared while a cached pack is copied.
-    """
-    local = decide_here(call, source)
-    if local.action == "reuse":
-        return local
-    request, cached = call.request, None
-    wants_cached = request.cache_dir is not None and request.wants_pack and not request.refresh
-    if wants_cached and cache.place is not None:
-        with call.report.timed("look in cache") as step:
-            cached = cache.find()
-            identity = None if cached is None else cached.identity
-            if cached is None or identity is None:
-                step.note = "not there"
-            else:
-                in_part = cached.exceeds_limit(request)
-                known = None if beside and not in_part else compare_source(call, source, identity)
-                if known is None or known.same:
-                    found = f"found '{cached.label.rpartition('/')[2]}'"
-                    step.note = "; ".join(filter(None, (found, "" if known is None else known.seen)))
-                    reasons = (*local.reasons, f"Cache: '{cached.label}'.")
-                    return Decision("restore", reasons, cached=cached, known=known, in_part=in_part)
-                step.note = OUTDATED
-    return Decision("stage", (*local.reasons, _why_not_cached(request, cache, cached)))
-
-
-def decide_here(call: StageCall, source: SourceOnce) -> Decision:
-    """Reuse what is on this machine, if it is complete and the source has not changed; otherwise say why not."""
-    request, report, thorough = call.request, call.report, call.request.verify == "full"
-    if request.refresh:
-        return Decision("stage", (f"Here: not used, because of {_why_again(request)}.",))
-    record = find_record(request)
-    if record is None:
-        return Decision("stage", ("Here: it is not staged on this machine.",))
-    seal, problem, freshness = seal_of(request) if request.wants_pack else {}, None, Freshness(same=False)
-    with report.timed("look") as step:
-        # The cheapest checks first, and the source only when everything else is right.
-        if request.wants_pack:
-            problem = pack_problem(request, record, thorough=thorough, cancellation=call.cancellation)
-        if problem is None and request.wants_files:
-            problem = files_problem(request, record, thorough=thorough)
-        if problem is None:
-            freshness = compare_source(call, source, record.identity)
-            problem = None if freshness.same else "the source has changed since it was staged"
-        step.note = problem or "; ".join(filter(None, ("already staged; verified", freshness.seen)))
-    if problem is not None:
-        report.note(f"Staging again: {problem}.")
-        return Decision("stage", (f"Here: {problem}.",))
-    reasons = ("It is complete and the source has not changed.", *beyond_limit(request))
-    return Decision("reuse", reasons, Here(record, seal, freshness))
-
-
-def _why_again(request: StageRequest) -> str:
-    """Name what keeps this call from using what was staged or cached before."""
-    held = ", ".join(request.options.incomparable)
-    return f"what layout= or prepare= holds and cannot be compared ({held})" if held else "refresh=True"
-
-
-def _why_not_cached(request: StageRequest, cache: Cache, cached: CachedPack | None) -> str:
-    if not request.wants_pack or cache.place is None:
-        return "Cache: none is used."
-    if request.refresh:
-        return f"Cache: not used, because of {_why_again(request)}."
-    return "Cache: no pack of this dataset yet." if cached is None else f"Cache: {cached.label} is of another state."
+# --- what reading the source takes ---
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,14 +210,16 @@ class Reading:
 
     tree: Tree
     job: PackJob | None
-    """How its files are packed; `None` where only plain files are wanted."""
+    """How its files are packed, and what is taken over of an earlier pack; `None` where only plain files are wanted."""
     figures: StageFigures
-    in_shards: bool
-    """Whether it takes more than `disk_limit`, and is packed into the cache shard by shard."""
     room: int
     """The space that the pack may take here, with what an interrupted run has written of it."""
-    update: Update = field(default_factory=Update)
-    """What is taken over of an earlier pack."""
+    in_shards: bool = False
+    """Whether it takes more than `disk_limit`, and is packed into the cache shard by shard."""
+    base: Base | None = None
+    """The earlier pack that rows are taken from; `None` where none are."""
+    note: str = ""
+    """What is taken over of an earlier pack in a sentence, or why nothing is; "" where there is no earlier pack."""
     in_place: bool = False
     """Whether the few members of an archive that are read are fetched alone, and no copy of it."""
 
@@ -287,23 +234,35 @@ def plan_reading(
     """
     tree, room = source.open_tree(spool), space_for(request.pack_path)
     job = prepare_pack(tree, request.options, free_bytes=room) if packs else None
-    figures = staging_figures(request, source, tree, job)
-    in_shards = job is not None and exceeds(request, figures)
-    if in_shards and has_to_come(source):
-        check_disk_limit(request, figures)
-    reading = Reading(tree, job, figures, in_shards, room)
-    if job is None or in_shards:
+    reading = Reading(tree, job, staging_figures(request, source, tree, job), room)
+    if job is not None and exceeds(request, reading.figures):
+        if has_to_come(source):
+            check_disk_limit(request, reading.figures)
+        return replace(reading, in_shards=True)
+    if job is None or base is None:
         return reading
-    update = plan_update(request, base, job, peak_bytes=figures.peak_bytes)
-    if update.takeover is None:
-        return replace(reading, update=update)
-    job = replace(job, takeover=update.takeover)
-    nbytes, cost = update.takeover.nbytes, source.cost
-    figures = replace(figures, source_bytes=nbytes)
-    in_place = cost.opens_at_once and 2 * nbytes < cost.archive_bytes
+    takeover = plan_takeover(job, base.pack.rows)
+    note = str(takeover)
+    if takeover.taken and base.cached is not None:
+        # Copying it takes the time of all its rows.
+        if 2 * takeover.taken < len(job.table):
+            note = "The earlier pack in the cache has less than half of the samples, so all are read"
+            return replace(reading, note=note)
+        needed = reading.figures.peak_bytes + base.cached.place.copies * base.cached.manifest.size
+        free = free_space(request.folder)
+        if needed > free:
+            room_text = f"{format_bytes(needed)}, and {format_bytes(free)} are free"
+            note = f"There is no room for the earlier pack beside the new one, which takes {room_text}, so all is read"
+            return replace(reading, note=note)
+        note = f"{takeover}. It is copied here from the cache first"
+    if not takeover.taken:
+        return replace(reading, note=note)
+    figures, cost = replace(reading.figures, source_bytes=takeover.nbytes), source.cost
+    in_place = cost.opens_at_once and 2 * takeover.nbytes < cost.archive_bytes
     if in_place:
         figures = replace(figures, archive_bytes=0, mount_bytes=0)
-    return replace(reading, job=job, figures=figures, update=update, in_place=in_place)
+    job = replace(job, takeover=takeover)
+    return replace(reading, job=job, figures=figures, base=base, note=note, in_place=in_place)
 
 
 def staging_figures(

@@ -179,8 +179,8 @@ def plan_stage(
 
 
 def _plan_reuse(request: StageRequest, cache: Cache, decision: Decision) -> StagePlan:
-    assert decision.here is not None
-    record, info = decision.here.record, read_info(request.pack_path) if request.wants_pack else None
+    assert decision.record is not None
+    record, info = decision.record, read_info(request.pack_path) if request.wants_pack else None
     reasons = list(decision.reasons)
     known = record.published and record.is_published_in(request)
     caches = request.wants_pack and request.cache_dir is not None and not known
@@ -226,7 +226,7 @@ def _plan_reading(call: StageCall, source: SourceOnce, cache: Cache, decision: D
     if job is None:
         return _plan(request, cache, decision, [*reasons, *map(ended, said)], figures)
     reasons.append(f"Pack: {job.plan.encoding}, because {job.plan.reason}.")
-    reasons.extend(map(ended, filter(None, (reading.update.note,))))
+    reasons.extend(map(ended, filter(None, (reading.note,))))
     # Under a limit it is no choice: the two cannot be combined.
     pays = max(opened.identify().nbytes, job.plan.nbytes) >= _WORTH_BYTES
     if request.keep == "pack" and request.disk_limit is None and pays:

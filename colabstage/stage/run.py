@@ -101,7 +101,7 @@ if TYPE_CHECKING:
     from colabstage.pack.rows import BasePack
     from colabstage.sources.opening import OpenedSource
     from colabstage.sources.parse import SourceArgument
-    from colabstage.stage.decide import Base, Here, Reading
+    from colabstage.stage.decide import Base, Decision, Reading
     from colabstage.stage.publish import PublishReport
     from colabstage.stage.request import StageRequest
     from colabstage.stage.source import Freshness
@@ -222,8 +222,8 @@ def run_call(call: StageCall, *, wait: bool) -> StagedDataset:
     lock = lock_path(request.folder)
     with SourceOnce(call) as source:
         decision = decide_here(call, source)
-        if decision.here is not None:
-            staged = _reuse(call, source, cache, decision.here)
+        if decision.record is not None:
+            staged = _reuse(call, source, cache, decision, decision.record)
             clear_lock(lock)
             return staged
         # Nothing is written yet, so this is the moment to report that the source cannot be read. With the pack in the
@@ -236,29 +236,29 @@ def run_call(call: StageCall, *, wait: bool) -> StagedDataset:
             # Decided again: the process that held the lock before may have done the work.
             put_back(request.files_path)
             decision = decide(call, source, cache, beside=True)
-            if decision.here is not None:
-                return _reuse(call, source, cache, decision.here)
+            if decision.record is not None:
+                return _reuse(call, source, cache, decision, decision.record)
             if decision.cached is not None and decision.in_part:
                 return open_in_part(call, decision.cached)
             restored = None
             if decision.cached is not None:
-                restored = _restore(call, source, decision.cached, decision.known)
+                restored = _restore(call, source, decision.cached, decision.freshness)
             return restored or _stage_source(call, source, cache, wait=wait)
 
 
-def _reuse(call: StageCall, source: SourceOnce, cache: Cache, here: Here) -> StagedDataset:
+def _reuse(call: StageCall, source: SourceOnce, cache: Cache, decision: Decision, found: LocalRecord) -> StagedDataset:
     """Return what is staged on this machine, and publish it where that has not been done."""
-    request, found, caches = call.request, here.record, call.request.wants_pack and call.request.cache_dir is not None
+    request, caches = call.request, call.request.wants_pack and call.request.cache_dir is not None
     call.report.origin, record = "local", found
     call.report.note(*beyond_limit(request))
     if request.wants_pack:
-        record = replace(record, seal=here.seal)
+        record = replace(record, seal=decision.seal or {})
     if caches and not (found.seal and found.is_published_in(request)):
         published = is_published(request, cache)
         if published and cache.place is not None:
             discard_rows(cache.place, request.pack_path.name)  # a kill may have come before that
         record = replace(record, published=published, published_in=cache_name(request))
-    if source.opened is not None and here.freshness.proved:
+    if source.opened is not None and decision.freshness is not None and decision.freshness.proved:
         # The quick look was not enough this time; with the new times it will be next time.
         identity = source.opened.identify()
         seal = record.seal if request.wants_pack else files_record(request, identity, files=False).seal
@@ -373,33 +373,28 @@ def make_local(call: StageCall, source: OpenedSource, cache: Cache | None = None
             if reading.in_shards and reading.job is not None and cache is not None:
                 large = plan_without_room(reading.tree, request, reading.job)
                 return pack_into_cache(call, source, large, cache, whole_bytes=reading.figures.peak_bytes)
-            base = reading.update.base
-            taken_from = None if base is None else bring_base(call, base)
-            if base is None or taken_from is not None:
-                report.note(*filter(None, (reading.update.note,)))
+            taken_from = None if reading.base is None else bring_base(call, reading.base)
+            if reading.note and (reading.base is None or taken_from is not None):
+                report.note(reading.note)
             # With an executor only its workers read, so a copy in this process would be made for nothing. Where an
             # interrupted run has packed some of it, the stream knows soon what is left, and starts the source then.
             continues = stream is not None and (taken_from is not None or bool(find_orphans(request.pack_path)))
-            if reading.in_place and taken_from is not None and stream is None:
-                _expect_members(source, reading)
+            job = reading.job
+            takeover = None if job is None else job.takeover
+            if reading.in_place and taken_from is not None and stream is None and job is not None and takeover:
+                # Nothing of the archive is fetched but the members that are read.
+                source.read_in_place()
+                read = MemberRanges(job).of_samples(job, np.flatnonzero(takeover.rows < 0))
+                source.read_members(read, readers=SLOW_READERS)
             elif (call.executor is None or request.wants_files) and not continues:
                 source.start()
             if request.wants_files:
                 _fetch_files(call, source, reading.tree)
-            if reading.job is not None:
-                _make_pack(call, source, reading.job, stream, taken_from)
+            if job is not None:
+                _make_pack(call, source, job, stream, taken_from)
         return None
     finally:
         remove_empty(request.folder)  # after an error, unless something was kept for the next try; and of shards
-
-
-def _expect_members(source: OpenedSource, reading: Reading) -> None:
-    """Fetch nothing of an archive but the members that are read."""
-    assert reading.job is not None
-    assert reading.update.takeover is not None
-    source.read_in_place()
-    read = np.flatnonzero(reading.update.takeover.rows < 0)
-    source.read_members(MemberRanges(reading.job).of(reading.job, read), readers=SLOW_READERS)
 
 
 def _plan(

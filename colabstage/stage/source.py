@@ -21,7 +21,7 @@ from colabstage.sources.parse import LocalSource, TreeSource, parts_of
 from colabstage.stage.dataset import StageReport
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from concurrent.futures import Executor
 
     from colabstage.io.progress import Progress
@@ -164,26 +164,13 @@ class StateDiffersError(Exception):
 
 
 class Comparison:
-    """Compare a source with a recorded state in a thread, beside work that is stopped when the two differ.
+    """A source that is compared with a recorded state in a thread, beside work that is stopped when the two differ."""
 
-    The source belongs to the thread until `settle` or `agree` has returned.
-    """
-
-    def __init__(self, call: StageCall, source: SourceOnce, recorded: SourceIdentity, known: Freshness | None) -> None:
-        """Begin, unless the result is known."""
+    def __init__(self, call: StageCall, answer: Future[Freshness], report: StageReport) -> None:
         self.cancellation = Cancellation()
         """Stops the work beside it."""
-        self._call, self._source = call, source
-        # Its steps are part of the time of the work beside it.
-        self._report = StageReport()
-        self.leave = call.cancellation.follow(self.cancellation.cancel)
-        beside = replace(call, report=self._report)
-        self._answer: Future[Freshness] = Future()
-        if known is None:
-            self._answer = in_thread(lambda: compare_source(beside, source, recorded), "colabstage-compare")
-        else:
-            self._answer.set_result(known)
-        self._answer.add_done_callback(self._stop_work)
+        self._call, self._answer, self._report = call, answer, report
+        answer.add_done_callback(self._stop_work)
 
     def _stop_work(self, answer: Future[Freshness]) -> None:
         if answer.exception() is not None or not answer.result().same:
@@ -198,12 +185,36 @@ class Comparison:
     def agree(self) -> Freshness:
         """Wait for the result, and return it if the source is the same; otherwise raise `StateDiffersError`."""
         self.settle()
-        freshness = self._answer.result()
-        if not freshness.same:
+        if not self._answer.result().same:
             raise StateDiffersError
         self._call.cancellation.check()
-        return freshness
+        return self._answer.result()
 
-    def abandon(self) -> None:
-        """Close the source when the comparison ends, without waiting."""
-        self._answer.add_done_callback(lambda _: self._source.close())
+
+@contextlib.contextmanager
+def compared_beside(
+    call: StageCall, source: SourceOnce, recorded: SourceIdentity, known: Freshness | None
+) -> Iterator[Comparison]:
+    """Compare a source beside the block, unless the result is known.
+
+    The source belongs to the comparison until the block has ended; after an error it is closed when the comparison
+    ends, without waiting.
+    """
+    # Its steps are part of the time of the work beside it.
+    report = StageReport()
+    answer: Future[Freshness] = Future()
+    if known is None:
+        beside = replace(call, report=report)
+        answer = in_thread(lambda: compare_source(beside, source, recorded), "colabstage-compare")
+    else:
+        answer.set_result(known)
+    comparison = Comparison(call, answer, report)
+    leave = call.cancellation.follow(comparison.cancellation.cancel)
+    try:
+        yield comparison
+        comparison.settle()
+    except BaseException:
+        answer.add_done_callback(lambda _: source.close())
+        raise
+    finally:
+        leave()

@@ -13,10 +13,9 @@ import os
 import threading
 from concurrent.futures import Future, wait
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from colabstage.errors import CancelledError, NotStagedError, WorkersLostError, said_by
-from colabstage.h5.arrival import Arrival
 from colabstage.h5.info import read_info
 from colabstage.io.display import resolve_progress
 from colabstage.io.progress import SYSTEM_CLOCK, Progress
@@ -28,18 +27,21 @@ from colabstage.stage.dataset import StagedDataset
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from pathlib import Path
 
     import numpy as np
     from numpy.typing import NDArray
 
-    from colabstage.h5.arrival import HandedOut, Readiness
+    from colabstage.h5.arrival import Readiness
     from colabstage.h5.info import PackInfo
     from colabstage.io.progress import ProgressStep
     from colabstage.load.dataset import dataset_h5
     from colabstage.load.partial import PartialPack
+    from colabstage.pack.arrival import PackArrival
     from colabstage.stage.dataset import StageReport
     from colabstage.stage.publish import PublishReport
+
+    # A whole dataset on its way: a pack that is being written, or one that is copied from the cache.
+    Arriving = PackArrival | PartialPack
 
 # Waits are cut into pieces this long, because Ctrl-C does not interrupt a wait for a future.
 _LOOK_S = 0.1
@@ -66,46 +68,6 @@ class _UntilHandedOut(Progress):
         """Show no further steps, and return where the one row of the background goes."""
         shown, self._shown = self._shown, Progress()
         return shown.background()
-
-
-class Arriving(Arrival, Protocol):
-    """A whole dataset on its way: a pack that is being written, or one that is copied from the cache."""
-
-    @property
-    def path(self) -> Path:
-        """The file until all of it is here; `place` is where it will be."""
-
-    @property
-    def place(self) -> Path: ...
-
-    @property
-    def verb(self) -> str:
-        """How rows get here: `"packed"` or `"copied"`."""
-
-    @property
-    def ready(self) -> Readiness: ...
-
-    @property
-    def handed_out(self) -> HandedOut:
-        """What readers have received."""
-
-    @property
-    def bar(self) -> tuple[str, int, str]:
-        """Name, total and unit of its step; `moved` is how much of that total is done."""
-
-    @property
-    def moved(self) -> int: ...
-
-    @property
-    def figures(self) -> Mapping[str, int]:
-        """Bytes that were `fetched`, `kept` from an earlier run and `evicted`."""
-
-    @property
-    def waits_for(self) -> str:
-        """Why nothing comes at present although it is needed; "" where it does."""
-
-    def check(self) -> None:
-        """Raise why no more rows come, if none do."""
 
 
 class BackgroundPack:
