@@ -384,7 +384,7 @@ def make_local(call: StageCall, source: OpenedSource, cache: Cache | None = None
             if reading.in_place and taken_from is not None and stream is None and job is not None and takeover:
                 # Nothing of the archive is fetched but the members that are read.
                 source.read_in_place()
-                read = MemberRanges(job).of_samples(job, np.flatnonzero(takeover.rows < 0))
+                read = MemberRanges(job).of(job, np.flatnonzero(takeover.rows < 0))
                 source.read_members(read, readers=SLOW_READERS)
             elif (call.executor is None or request.wants_files) and not continues:
                 source.start()
