@@ -735,9 +735,6 @@ def test_the_hash_of_a_hub_is_told_by_its_redirect(
     assert content(file, 0, PART) == DATA[:PART]
 
 
-HEAD = b'HTTP/1.1 200 OK\r\nContent-Length: %d\r\nETag: "1"\r\n\r\n'
-
-
 @pytest.fixture
 def raw_server() -> Iterator[Callable[[Callable[[socket.socket], None]], str]]:
     """Start a server that answers every connection by a function of the socket; gives its address."""
@@ -786,31 +783,6 @@ def test_a_head_that_drips_ends_in_time(raw_server: Callable[[Callable[[socket.s
     with pytest.raises(TransientError):
         open_http(url, timeout_s=0.5, policy=ONCE)
     assert time.monotonic() - began < 60
-
-
-@pytest.mark.parametrize(
-    ("told", "size"),
-    [
-        ("bytes 0-9/10", 10),
-        ("bytes 0-10/10", None),
-        ("bytes 9-5/10", None),
-        ("items 0-9/10", None),
-        ("bytes 0-\u0669/10", None),
-        ("", None),
-    ],
-)
-def test_a_range_is_read_exactly(
-    raw_server: Callable[[Callable[[socket.socket], None]], str], told: str, size: int | None
-) -> None:
-    """Nonsense counts as none, and a part without one is none."""
-    head = f"HTTP/1.1 206 Partial Content\r\nContent-Range: {told}\r\nContent-Length: 10\r\n\r\n".encode()
-    url = raw_server(lambda connection: connection.sendall(head + bytes(10)))
-    if size is None:
-        with pytest.raises(SourceReadError):
-            open_http(url, timeout_s=5, policy=ONCE)
-        return
-    with closing(open_http(url, timeout_s=5, policy=ONCE)) as file:
-        assert (file.facts.size, file.facts.ranges) == (size, True)
 
 
 def test_a_body_that_never_ends_is_cut(raw_server: Callable[[Callable[[socket.socket], None]], str]) -> None:
