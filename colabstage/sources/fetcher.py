@@ -5,8 +5,8 @@ arrived and has the right hash.
 
 A failed connection is reopened at the byte where it stopped. The retry budget starts over with every byte that arrives
 on any connection: a download of hours survives any number of interruptions. A connection that is refused while others
-continue leaves its bytes to them, and retries ever more rarely. If all are refused, one of them keeps trying for as
-long as the policy is patient, and reports what it waits for.
+continue leaves its bytes to them and ends; it is opened again when another block is here. If all are refused, the last
+one keeps trying for as long as the policy is patient, and reports what it waits for.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from colabstage.io.files import hash_block
 from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.sources.blocks import FETCHED, MISSING, UNPROVED, WHOLE
 from colabstage.sources.remote import (
-    LONGEST_WAIT_S,
     LOOK_S,
     RetryBudget,
     TransientError,
@@ -205,8 +204,7 @@ class Fetcher:
         self._come, self._last_moved, self._fetched = 0, clock.now(), 0
         # What is waited for, and how many bytes had come by then.
         self._waits = "", 0
-        # Connections, those of them that wait for work, and those that have used up their tries.
-        self._working = self._idle = self._spent = 0
+        self._working = 0
         self._has_looker = False
         self._threads: list[threading.Thread] = []
 
@@ -348,7 +346,8 @@ class Fetcher:
     def _connect(self) -> None:
         """Work as one connection: run after run until nothing is left to do."""
         budget = RetryBudget(self._policy, self._clock)
-        while (run := self._next_run()) is not None:
+        goes_on = True
+        while goes_on and (run := self._next_run()) is not None:
             block = run.begin // self._blocks.layout.block_bytes
             try:
                 if self._blocks.state[block] == UNPROVED:
@@ -358,7 +357,7 @@ class Fetcher:
                 # Received bytes prove that the connection works again.
                 budget = RetryBudget(self._policy, self._clock)
             except TransientError as error:
-                self._pause_after(error, run, budget)
+                goes_on = self._pause_after(error, run, budget)
             except SourceChangedError as error:
                 # The file may have been written again with the same content: the hash of each block tells.
                 block = run.position // self._blocks.layout.block_bytes
@@ -379,9 +378,7 @@ class Fetcher:
                     return run
                 # One of the free connections looks for work; the others are woken.
                 is_looking, self._has_looker = not self._has_looker, True
-                self._idle += 1
                 self._clock.wait(self._freed, self._order.look_s if is_looking else LOOK_S)
-                self._idle -= 1
                 self._has_looker &= not is_looking
         return None
 
@@ -503,6 +500,7 @@ class Fetcher:
                 self._order.done(block)
                 self.forget(block)
                 self._wake()
+                self._grow()
 
     def forget(self, block: int) -> None:
         """Forget what has arrived of a block, with the lock held."""
@@ -525,41 +523,32 @@ class Fetcher:
             self._wake()
         self._remotes.drop(int(self._blocks.layout.file_of[block]))
 
-    def _pause_after(self, error: TransientError, run: Run, budget: RetryBudget) -> None:
-        """Leave the rest to whichever connection is free, and wait as long as the failure requires; end fetching if no
-        connection has a try left."""
+    def _pause_after(self, error: TransientError, run: Run, budget: RetryBudget) -> bool:
+        """Leave the rest to whichever connection is free, and wait as long as the failure requires; return whether
+        this connection goes on. Fetching ends if none has a try left."""
         with self.lock:
             assert self._order is not None
-            moved = run.position > run.begin
-            wait_s = budget.count(error, arrived=self._come, moved=moved)
+            wait_s = budget.count(error, arrived=self._come, moved=run.position > run.begin)
             self._order.release(run, self._clock.now())
             self._freed.notify_all()
             in_time = wait_s <= self._stall_timeout_s
             is_spent = budget.is_spent or not in_time
-            is_last = is_spent and self._working - self._idle - self._spent == 1
-            if is_last and not (in_time and budget.is_patient):
+            if is_spent and self._working > 1:
+                self._working -= 1
+                return False
+            if is_spent and not (in_time and budget.is_patient):
                 self._fail(final_error(error, self._label, budget.tries))
-                return
-            if is_last:
+                return False
+            if is_spent:
                 self._waits = budget.waits_for, self._come
-        if is_last:
+        if is_spent:
             # Outside the lock: whoever shows progress may be slow.
             self._on_wait(budget.waits_for)
         with self.lock:
-            rests = is_spent and not is_last
-            self._spent += rests
-            self._pause(min(wait_s, LONGEST_WAIT_S) if rests else wait_s, until_moved=rests)
-            self._spent -= rests
-
-    def _pause(self, seconds: float, *, until_moved: bool) -> None:
-        """Wait with the lock held; one that has used up its tries does so until another connection receives something,
-        too."""
-        deadline, come = self._clock.now() + seconds, self._come
-        while not self.has_ended() and not self._is_done():
-            left_s = deadline - self._clock.now()
-            if left_s <= 0 and not (until_moved and self._come == come):
-                return
-            self._clock.wait(self._freed, min(left_s, LOOK_S) if left_s > 0 else LOOK_S)
+            until = self._clock.now() + wait_s
+            while (left_s := until - self._clock.now()) > 0 and not self.has_ended() and not self._is_done():
+                self._clock.wait(self._freed, min(left_s, LOOK_S))
+        return True
 
     def _is_done(self) -> bool:
         return not self._arriving and not bool((self._blocks.state == MISSING).any())

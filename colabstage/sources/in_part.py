@@ -96,9 +96,9 @@ _FAR = 1 << 40
 KEPT_AFTER = (KeyboardInterrupt, CancelledError, SourceError, DriveError)
 # What is beside the blocks: the table, what readers expect, and what a file system needs for the file itself.
 _BESIDE_BYTES, _BESIDE_A_BLOCK = 2 * 1024 * 1024, 128
-# Part of the room that is for what is read now, and next: the rest keeps what the next epoch needs.
-_AHEAD_PART = 8
-_LEAST_AHEAD, _MOST_AHEAD = 3, 32
+# Part of the room that is for what is read now, and next: the rest keeps what the next epoch needs. With little room,
+# all of it but for what is being read keeps the connections busy.
+_AHEAD_PART, _MOST_AHEAD, _READ_NOW = 8, 32, 2
 _MOST_CONNECTIONS = 8
 _STALL_S = 180.0
 # So many blocks are requested together at first.
@@ -358,7 +358,7 @@ class Lookahead(Order):
             return True
         taken, is_wanted = blocks.taken(), bool(blocks.wanted[block])
         used, candidates = int(taken.sum()), taken & (blocks.state < WRITING)
-        ahead = min(_MOST_AHEAD, max(capacity // _AHEAD_PART, _LEAST_AHEAD))
+        ahead = min(_MOST_AHEAD, max(capacity // _AHEAD_PART, min(_MOST_CONNECTIONS, capacity - _READ_NOW)))
         while used >= capacity:
             victim = victim_for(block, next_use, candidates, ahead=ahead, needed_now=is_wanted)
             if victim is None:

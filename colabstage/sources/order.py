@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -36,13 +36,9 @@ _OVERHEAD = 0.02
 _LONGEST_BYTES = 64 * 1024 * 1024
 # Less than this is not worth a separate request while there is other work.
 _GRAIN_BYTES = 1024 * 1024
-_DOUBLINGS = 6
-# The first preferred bytes are requested in parts of this share of a stretch, and up to this much more.
-_LEAST_PART, _PARTS = 0.35, 0.8
-# Neighbours among the next preferred ranges are combined in one request if that is needed to keep the line full: at
-# most this many ranges, and this many times what the line delivers between a request and its first byte, divided by the
-# connections.
-_SOON, _FULL = 64, 1.5
+# The first preferred requests are this long or up to twice as long, unequal so that the next ones do not all go out at
+# the same time; with each round they double. Ranges that follow each other are joined up to a length.
+_FIRST_BYTES, _DOUBLINGS, _JOINED_BYTES = 384 * 1024, 8, 8 * 1024 * 1024
 # Ranges begin and end where pages do.
 _PAGE_BYTES = 64 * 1024
 # Taking a range over must spare this many seconds beyond what another request costs.
@@ -140,8 +136,6 @@ class RangeOrder(Order):
         self._longest_silence_s = 0.0
         self._first_byte_s: float | None = None
         self._bytes_per_s: float | None = None
-        # The bytes that have arrived, and when the first did.
-        self._come, self._began = 0, math.inf
         self._pacing = Pacing(math.inf)
 
     def leave(self, gaps: Iterable[tuple[int, int]], *, connections: int) -> None:
@@ -151,7 +145,7 @@ class RangeOrder(Order):
     def prefer(self, byte_ranges: Iterable[tuple[int, int]], *, alone: bool = False) -> None:
         """Hand out these byte ranges `(begin, end)` first, in this order, and with `alone` no others; replaces earlier
         preferences."""
-        self._wanted, self.fetches_rest = deque(byte_ranges), not alone
+        self._wanted, self.fetches_rest = deque(_joined(byte_ranges)), not alone
         first = list(islice(self._wanted, self._connections))
         self._stretch_bytes = sum(end - begin for begin, end in first) // max(1, len(first))
 
@@ -185,8 +179,6 @@ class RangeOrder(Order):
         if run.first_byte_at is None:
             run.first_byte_at = now
             self._first_byte_s = _moving_mean(self._first_byte_s, now - run.asked_at)
-            self._began = min(self._began, now)
-        self._come += position - run.position
         self._pacing.arrived(run, position, now)
         run.position, run.moved_at = position, now
         if not run.left:
@@ -216,30 +208,15 @@ class RangeOrder(Order):
         number, begin, end = self._preferred_gap() or (0, *self._gaps[0])
         length, grain, is_preferred = self._length(), _GRAIN_BYTES, bool(self._wanted)
         if is_preferred:
-            if self._preferred >= self._connections:
-                end = self._join_neighbours(begin, end, self._gaps[number][1], now)
-            # A reader waits for the first of them: all connections fetch it together, and twice as much each time.
-            length = min(length, _GRAIN_BYTES << min(self._preferred // self._connections, _DOUBLINGS))
-            if self._preferred < self._connections:
-                # Requests that begin together share the line, and the first bytes should not arrive at half speed
-                # because of later ones. So two connections fetch a stretch; in unequal parts, or all would send the
-                # next request, and wait for their round trips, at the same time.
-                grain, part = _LEAST_TAKEN_BYTES, _LEAST_PART + _PARTS * self._preferred / self._connections
-                length = min(length, max(grain, int(self._stretch_bytes * part)))
+            # A reader waits for the first of them: all connections fetch it together.
+            turn, place = divmod(self._preferred, self._connections)
+            first_bytes = int(_FIRST_BYTES * (1 + place / self._connections))
+            length, grain = min(length, first_bytes << min(turn, _DOUBLINGS)), _LEAST_TAKEN_BYTES
             self._preferred += 1
         cut = begin + length if end - begin - length >= grain else end
         first, last = self._gaps[number]
         self._gaps[number : number + 1] = [rest for rest in ((first, begin), (cut, last)) if rest[0] < rest[1]]
         return Run(begin, cut, now, is_preferred)
-
-    def _join_neighbours(self, begin: int, end: int, most: int, now: float) -> int:
-        """Return the end of a request that starts at `begin`: `end`, or that of neighbours that are preferred soon."""
-        pace = self._come / max(now - self._began, 1e-3)
-        wanted = _FULL * pace * (self._first_byte_s or 0.0) / self._connections
-        soon = dict(islice(self._wanted, _SOON)) if end - begin < wanted else {}
-        while end - begin < wanted and end < most and end in soon:
-            end = min(most, soon[end])
-        return end
 
     def _preferred_gap(self) -> tuple[int, int, int] | None:
         """Return the number of the gap that a reader needs first, and the part of it that is preferred."""
@@ -294,6 +271,19 @@ class RangeOrder(Order):
         if running_s < max(2 * (self._first_byte_s or 0.0), _WORTH_S):
             return self._bytes_per_s
         return (run.position - run.begin) / running_s
+
+
+def _joined(byte_ranges: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Join ranges that follow each other: each request costs a round trip."""
+    begin = end = 0
+    for first, last in byte_ranges:
+        if first != end or last - begin > _JOINED_BYTES:
+            if begin < end:
+                yield begin, end
+            begin = first
+        end = last
+    if begin < end:
+        yield begin, end
 
 
 def range_bytes(first_byte_s: float | None, bytes_per_s: float | None, block_bytes: int) -> int:
