@@ -80,7 +80,7 @@ def own_folder(parent: Path | None = None) -> Iterator[Path]:
                 if process.pid != os.getpid() and any(f"{folder}/" in part for part in process.cmdline()):
                     process.kill()
         # The latest first, because one may be mounted inside another.
-        for mount in reversed([mount for mount in list_mounts() if mount.mountpoint.is_relative_to(folder)]):
+        for mount in reversed([mount for mount in list_mounts().values() if mount.mountpoint.is_relative_to(folder)]):
             print(f"\nA test left a mount: {mount.mountpoint}", flush=True)
             unmount_lazily(mount.mountpoint)
         shutil.rmtree(folder, ignore_errors=True)

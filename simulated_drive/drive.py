@@ -280,7 +280,7 @@ class SimulatedDrive:
             self._server.wait(_ANSWER_S)
         deadline = time.monotonic() + _ANSWER_S
         # Check the mount table, which includes dead mounts.
-        if not any(mount.mountpoint == self.mountpoint for mount in list_mounts()):  # somebody has unmounted it
+        if str(self.mountpoint) not in list_mounts():  # somebody has unmounted it
             return
         # The kernel may still answer for the dead client from its cache.
         while time.monotonic() < deadline and not is_dead(self.mountpoint):

@@ -283,8 +283,8 @@ def _write_problem(folder: Path) -> str | None:
 
 def _probe_mounts(timeout_s: float) -> tuple[MountFacts, ...]:
     """Probe every visible slow mount; on a practice machine only those below its root count."""
-    visible = {mount.mountpoint: mount for mount in list_mounts() if mount.mountpoint.is_relative_to(system_root())}
-    slow = [mount for mount in visible.values() if slow_reason(mount) is not None][:_MOST_MOUNTS]
+    visible = [mount for mount in list_mounts().values() if mount.mountpoint.is_relative_to(system_root())]
+    slow = [mount for mount in visible if slow_reason(mount) is not None][:_MOST_MOUNTS]
     # At the same time, so that several hanging mounts cost one deadline.
     with ThreadPoolExecutor(max(1, len(slow)), "colabstage-probe") as pool:
         return tuple(pool.map(_probe, slow, [timeout_s] * len(slow)))

@@ -277,7 +277,7 @@ def _visible_mounts() -> list[Mount]:
     On a practice machine, only mounts below its root count.
     """
     root, usual = system_root(), Path(DEFAULT_MOUNTPOINT)
-    latest_first = list(list_mounts().visible.values())[::-1]
+    latest_first = list(list_mounts().values())[::-1]
     mounts = [mount for mount in latest_first if mount.mountpoint.is_relative_to(root)]
     return sorted(mounts, key=lambda mount: mount.mountpoint != usual)
 

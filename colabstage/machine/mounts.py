@@ -14,6 +14,7 @@ import re
 import shutil
 import subprocess
 import warnings
+from collections.abc import Mapping
 from concurrent.futures import wait
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +28,7 @@ from colabstage.io.units import listed
 from colabstage.machine.platforms import detect_platform, system_root
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -99,21 +100,9 @@ class Mount:
         return self.fstype in {*DRIVE_TYPES, OLD_DRIVE_TYPE}
 
 
-class MountTable(tuple[Mount, ...]):
-    """Mounts in the order of mounting."""
-
-    @functools.cached_property
-    def visible(self) -> dict[str, Mount]:
-        """Return the mounts that can be reached, by mount point: a later one hides an earlier one at the same place."""
-        return {str(mount.mountpoint): mount for mount in self}
-
-    def covering(self, path: str) -> Mount:
-        """Return the mount that an absolute path without links and dots is on."""
-        while (mount := self.visible.get(path)) is None:
-            if path == "/":
-                return Mount(Path("/"), "", "")
-            path = path.rpartition("/")[0] or "/"
-        return mount
+_LOCAL = Mount(Path("/"), "", "")
+MountTable = Mapping[str, Mount]
+"""The mounts that can be reached, by mount point: a later one hides an earlier one at the same place."""
 
 
 class MountProbe(NamedTuple):
@@ -128,21 +117,22 @@ class MountProbe(NamedTuple):
 
 
 def list_mounts(mountinfo: str | None = None) -> MountTable:
-    """Read the mount table, in the order of mounting."""
+    """Read the mount table."""
     if mountinfo is None:
         try:
             # Not as text: this is read several times in a call, and decoding by a file object takes as long again.
             with open("/proc/self/mountinfo", "rb", buffering=0) as file:
                 mountinfo = file.readall().decode("utf-8", "surrogateescape")
         except OSError:
-            return MountTable()
+            return {}
     return _parse(mountinfo)
 
 
 # It changes seldom.
 @functools.lru_cache(maxsize=4)
 def _parse(mountinfo: str) -> MountTable:
-    return MountTable(_parse_line(line) for line in mountinfo.splitlines() if line.strip())
+    mounts = (_parse_line(line) for line in mountinfo.splitlines() if line.strip())
+    return {str(mount.mountpoint): mount for mount in mounts}
 
 
 def _parse_line(line: str) -> Mount:
@@ -184,7 +174,16 @@ def mount_of(path: str | os.PathLike[str], *, mounts: MountTable | None = None) 
     The path need not exist, and nothing on a slow mount is touched.
     """
     table = list_mounts() if mounts is None else mounts
-    return table.covering(_real(path, table))
+    return _covering(_real(path, table), table)
+
+
+def _covering(path: str, mounts: MountTable) -> Mount:
+    """Return the mount that an absolute path without links and dots is on."""
+    while (mount := mounts.get(path)) is None:
+        if path == "/":
+            return _LOCAL
+        path = path.rpartition("/")[0] or "/"
+    return mount
 
 
 def follow_links(path: str | os.PathLike[str], *, mounts: MountTable | None = None) -> Path:
@@ -199,7 +198,7 @@ def _real(path: str | os.PathLike[str], mounts: MountTable) -> str:
     absolute = written if written.startswith("/") else f"{os.getcwd()}/{written}"  # noqa: PTH109
     todo = absolute.split("/")[::-1]
     current, links = "", 0
-    while slow_reason(mounts.visible.get(current or "/") or _LOCAL) is None and todo:
+    while slow_reason(mounts.get(current or "/", _LOCAL)) is None and todo:
         step = todo.pop()
         if step == "..":
             current = current.rpartition("/")[0]
@@ -215,11 +214,8 @@ def _real(path: str | os.PathLike[str], mounts: MountTable) -> str:
     return os.path.normpath("/".join([current, *reversed(todo)])) if todo else current or "/"
 
 
-_LOCAL = Mount(Path("/"), "", "")
-
-
 def _read_link(path: str, mounts: MountTable) -> str | None:
-    if path in mounts.visible:  # a mount point is no link
+    if path in mounts:  # a mount point is no link
         return None
     try:
         return os.readlink(path)  # noqa: PTH115
@@ -237,9 +233,9 @@ def slow_mounts_below(folder: str | os.PathLike[str]) -> frozenset[str]:
     table = list_mounts()
     top = follow_links(folder, mounts=table)
     # A share that is mounted in parts is one all the same.
-    if slow_reason(table.covering(str(top))) is not None:
+    if slow_reason(_covering(str(top), table)) is not None:
         return frozenset()
-    slow = [mount.mountpoint for mount in table.visible.values() if slow_reason(mount) is not None]
+    slow = [mount.mountpoint for mount in table.values() if slow_reason(mount) is not None]
     return frozenset(str(place.relative_to(top)) for place in slow if place.is_relative_to(top))
 
 
@@ -282,7 +278,7 @@ def drive_mountpoint(path: str | os.PathLike[str]) -> Path | None:
     """
     table = list_mounts()
     place = follow_links(path, mounts=table)
-    mount = table.covering(str(place))
+    mount = _covering(str(place), table)
     if mount.is_drive:
         return mount.mountpoint
     found = _unmounted_drive(place, table)
@@ -301,7 +297,7 @@ def _unmounted_drive(place: Path, mounts: MountTable) -> Path | None:
     if place.is_relative_to(usual):
         return usual
     folder = Path(*place.parts[:named])
-    is_free = folder.parent.is_dir() and not any(mount.mountpoint.is_relative_to(folder) for mount in mounts)
+    is_free = folder.parent.is_dir() and not any(Path(mountpoint).is_relative_to(folder) for mountpoint in mounts)
     return folder if is_free and next(files_below(folder), None) is None else None
 
 
@@ -322,7 +318,7 @@ def place_in(
     """
     table = list_mounts() if mounts is None else mounts
     inner, outer = (follow_links(one, mounts=table) for one in (path, folder))
-    inside, around = table.covering(str(inner)), table.covering(str(outer))
+    inside, around = _covering(str(inner), table), _covering(str(outer), table)
     if inside.is_drive and around.is_drive:
         inner, outer = _spelt_on_drive(inner, inside.mountpoint), _spelt_on_drive(outer, around.mountpoint)
     if inner.is_relative_to(outer):

@@ -17,7 +17,7 @@ import contextvars
 import ctypes
 import queue
 import threading
-from concurrent.futures import Future, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from colabstage.errors import CancelledError, ColabstageError, DriveDisconnectedError, DriveError
@@ -57,7 +57,12 @@ def watch(work: Callable[[InCaller], T], slow: Sequence[str | os.PathLike[str]])
     errand = _Errand(work)
     try:
         while not errand.serve(_ASK_EVERY_S):
-            silence = silence_of(*slow, timeout_s=_HANGS_S)
+            question = in_thread(lambda: silence_of(*slow, timeout_s=_HANGS_S), "colabstage-ask")
+            either: list[Future[Any]] = [question, errand.future]
+            wait(either, return_when=FIRST_COMPLETED)
+            if errand.future.done():
+                break
+            silence = question.result()
             # On a dead mount calls return with errors by themselves, which say more than this one.
             if silence is not None and not errand.serve(_DIES_S):
                 errand.interrupt(_stopped_by(silence))

@@ -14,7 +14,6 @@ import pytest
 from colabstage.machine.mounts import (
     Mount,
     MountProbe,
-    MountTable,
     drive_root,
     is_slow_mount,
     list_mounts,
@@ -43,8 +42,8 @@ MOUNTS = list_mounts(r"""
 
 
 def test_the_table_is_read_with_escapes_and_optional_fields() -> None:
-    assert MOUNTS[2] == Mount(Path("/mnt/my disk"), "nfs4", "server:/a\\b", readonly=True, device="0:41")
-    assert Path("/") in {mount.mountpoint for mount in list_mounts()}
+    assert MOUNTS["/mnt/my disk"] == Mount(Path("/mnt/my disk"), "nfs4", "server:/a\\b", readonly=True, device="0:41")
+    assert "/" in list_mounts()
 
 
 @pytest.mark.parametrize(
@@ -68,7 +67,7 @@ def test_a_path_lies_on_the_mount_with_the_longest_matching_folders(path: str, m
 def test_links_into_a_slow_mount_are_followed_without_touching_it(tmp_path: Path) -> None:
     """A local link to Drive counts as Drive, in one step or in several; a circle of links ends."""
     slow = Mount(tmp_path / "drive", "fuse.drive", "drive")
-    table = MountTable((*list_mounts(), slow))
+    table = {**list_mounts(), str(slow.mountpoint): slow}
     (tmp_path / "deep").mkdir()
     (tmp_path / "direct").symlink_to(tmp_path / "drive/MyDrive")
     (tmp_path / "deep/relative").symlink_to("../direct/data")
