@@ -3,7 +3,6 @@ boxes."""
 
 from __future__ import annotations
 
-import math
 import posixpath
 import re
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -34,8 +33,6 @@ if TYPE_CHECKING:
 NAME = "detection"
 # The four numbers of a box: its corners; its first corner, width and height; its centre, width and height.
 Form = Literal["xyxy", "xywh", "cxcywh"]
-# Sides beyond this are no image's.
-_LARGEST_SIDE = 1 << 31
 
 
 class BoxColumn(NamedTuple):
@@ -69,14 +66,12 @@ class Placed(NamedTuple):
 
 
 def side_of(value: Any) -> int:
-    """Return a side of an image as a file states it; 0 for what is no number, and at most what no image has."""
+    """Return a side of an image as a file states it; 0 for what is no number."""
     try:
         number = float(value or 0)
-    except OverflowError:
-        return _LARGEST_SIDE
     except (TypeError, ValueError):
         return 0
-    return int(min(number, _LARGEST_SIDE)) if number > 0 else 0
+    return int(number) if number > 0 else 0
 
 
 # --- from records to a table ------------------------------------------------------------------------------------------
@@ -129,34 +124,23 @@ def _as_boxes(
     width = 4 + sum(column.width for column in columns)
     rows = np.array([values for one in placed for _, values in one.record.shapes], np.float64).reshape(-1, width)
     sizes = np.array([one.record.size for one in placed], np.int64).reshape(-1, 2)
-    vast = np.flatnonzero((sizes >= _LARGEST_SIDE).any(axis=1))
-    if len(vast):
-        what = f"its labels say that a side of it has {_LARGEST_SIDE:,} pixels or more"
-        raise broken(placed[vast[0]].file.name, what, "the side of an image")
     found: dict[str, NDArray[Any]] = {"labels": np.array(numbers, np.int64)}
     start = 4
     for name, dtype, count in columns:
         values = rows[:, start : start + count]
         start += count
-        odd = np.flatnonzero(~_fits(values, dtype).all(axis=1))
+        with np.errstate(invalid="ignore", over="ignore"):
+            made = values.astype(dtype)
+            is_whole = made.dtype.kind in "iu"
+            fits = np.abs(made - values) < 1 if is_whole else np.isfinite(made) == np.isfinite(values)
+        odd = np.flatnonzero(~fits.all(axis=1))
         if len(odd):
             file = placed[int(np.searchsorted(offsets, odd[0], side="right")) - 1].file.name
-            raise broken(
-                file, f"a box has {values[odd[0]].tolist()} as {name}, which does not fit", str(np.dtype(dtype))
-            )
-        found[name] = np.ascontiguousarray((values[:, 0] if count == 1 else values).astype(dtype))
+            what = f"a box has {values[odd[0]].tolist()} as {name}, which does not fit"
+            raise broken(file, what, str(made.dtype))
+        found[name] = np.ascontiguousarray(made[:, 0] if count == 1 else made)
     corners = np.ascontiguousarray(rows[:, :4])
     return Boxes(offsets, corners, found, relative=relative, sizes=sizes if sizes.any() else None)
-
-
-def _fits(values: NDArray[np.float64], dtype: type[np.generic]) -> NDArray[np.bool_]:
-    """Tell of each value whether a type has it, rounded; what is no number has to stay so."""
-    kind: Any = dtype
-    if np.issubdtype(kind, np.floating):
-        return np.asarray(~np.isfinite(values) | (np.abs(values) <= float(np.finfo(kind).max)))
-    limits = np.iinfo(kind)
-    # As floats, the largest of 64 bits is one too many.
-    return np.asarray((values >= float(limits.min)) & (values < float(limits.max) + 1))
 
 
 # --- which image a record is about ------------------------------------------------------------------------------------
@@ -213,7 +197,7 @@ def join_records(
     for file, records in found.items():
         folder, before = posixpath.dirname(file), len(missing)
         # A file about one image has the image's name, which may well be test_01.
-        own = ("" if per_image else _split_in_name(file)) or words.split_of_path(file)
+        own = ("" if per_image else words.split_name(words.stem_of(file)).split) or words.split_of_path(file)
         for record in records:
             number = lookup.find(record.image, folder, split=record.split or own)
             if number is None:
@@ -252,13 +236,6 @@ def _absent(where: str, count: int, missing: Sequence[tuple[str, str]]) -> Broke
     return broken(where, what, "at least half")
 
 
-def _split_in_name(file: str) -> str:
-    """Return the split in a file's name: instances_train2017, _annotations.coco, train-annotations."""
-    stem = words.stem_of(file)
-    splits = {split for word in re.split(r"[-._]", stem) if (split := words.split_of_word(word))}
-    return splits.pop() if len(splits) == 1 else words.split_name(stem).split if not splits else ""
-
-
 # --- what four numbers are --------------------------------------------------------------------------------------------
 
 
@@ -294,25 +271,23 @@ def find_form(
 
 # --- columns of tables ------------------------------------------------------------------------------------------------
 
-# Words for the sides of a box, after every other word of a column's name has gone.
-_SIDES = {
-    "x0": 0, "xmin": 0, "minx": 0, "left": 0, "xtl": 0, "startx": 0, "x_0": 0, "x_min": 0, "min_x": 0, "start_x": 0,
-    "y0": 1, "ymin": 1, "miny": 1, "top": 1, "ytl": 1, "starty": 1, "y_0": 1, "y_min": 1, "min_y": 1, "start_y": 1,
-    "xmax": 2, "maxx": 2, "right": 2, "xbr": 2, "endx": 2, "x2": 2, "x_max": 2, "max_x": 2, "end_x": 2, "x_2": 2,
-    "ymax": 3, "maxy": 3, "bottom": 3, "ybr": 3, "endy": 3, "y2": 3, "y_max": 3, "max_y": 3, "end_y": 3, "y_2": 3,
-}  # fmt: skip
+# Words for the sides of a box, after every other word of a column's name has gone, and what is between them.
+_SIDE_WORDS = (
+    "x0 xmin minx left xtl startx",
+    "y0 ymin miny top ytl starty",
+    "x2 xmax maxx right xbr endx",
+    "y2 ymax maxy bottom ybr endy",
+)
+_SIDES = {word: side for side, found in enumerate(_SIDE_WORDS) for word in found.split()}
 # x1 and y1 are the first corner beside x2 and y2, and the second beside x0 and y0.
-_FIRST = {"x1": 0, "x_1": 0, "y1": 1, "y_1": 1}
+_FIRST = {"x1": 0, "y1": 1}
 _AROUND = re.compile(r"^(bbox|box|roi|rect|face|object|obj|bounding_box)_?|_?(bbox|box|roi)$")
 # Landmarks are as many of these as there are points.
 _POINT = re.compile(r"[xy]_?\d+")
 _OTHER_FORMS = re.compile(
     r"(b?boxe?s?|bounding_box(es)?|predictionstring|objects|region_shape_attributes|bbox_\[.*|coordinates|coords|roi|rect)"
 )
-_CORNERS = (
-    ("x", "y"), ("x_center", "y_center"), ("cx", "cy"), ("x_1", "y_1"), ("x1", "y1"), ("x_min", "y_min"),
-    ("xmin", "ymin"), ("left", "top"),
-)  # fmt: skip
+_CORNERS = (("x", "y"), ("xcenter", "ycenter"), ("cx", "cy"), ("x1", "y1"), ("xmin", "ymin"), ("left", "top"))
 # Run-length encoded masks, as in competitions.
 _RUNS = ("encodedpixels", "encoded_pixels", "rle", "rle_mask", "mask_rle")
 _RUN_LENGTHS = re.compile(r"\d+ \d+( \d+ \d+)*", re.ASCII)
@@ -385,7 +360,7 @@ def _corners_of(columns: Iterable[str]) -> tuple[str, ...]:
 
 
 def _bare(plain: str) -> str:
-    return _AROUND.sub("", plain).strip("_")
+    return _AROUND.sub("", plain).replace("_", "")
 
 
 def _other_form(columns: Mapping[str, Column]) -> list[str]:
@@ -394,14 +369,11 @@ def _other_form(columns: Mapping[str, Column]) -> list[str]:
         is_row = "box" in column.plain and column.are_all(_FOUR_NUMBERS) and not column.is_numeric
         if is_row or _OTHER_FORMS.fullmatch(column.plain):
             return [name]
-    known = {column.plain: name for name, column in columns.items()}
-    bare = {_bare(plain): name for plain, name in known.items()}
+    bare = {_bare(column.plain): name for name, column in columns.items()}
     for corner in _CORNERS:
-        for sides in (("width", "height"), ("w", "h")):
-            wanted = {*corner, *sides}
-            names = next((names for names in (known, bare) if names.keys() >= wanted), None)
-            if names is not None:
-                return [names[word] for word in (*corner, *sides)]
+        for wanted in ((*corner, "width", "height"), (*corner, "w", "h")):
+            if bare.keys() >= {*wanted}:
+                return [bare[word] for word in wanted]
     return []
 
 
@@ -436,7 +408,7 @@ def boxes_of_rows(
     number of the file of each row, of those called `name`; `sides`: columns that may be height and width of the image.
     """
     _, firsts, of_file = np.unique(files, return_index=True, return_inverse=True)
-    places = np.stack([_numbers_of(column) for column in corners], axis=1)
+    places = np.stack([column.numbers() for column in corners], axis=1)
     filled = np.array(list(map(any, zip(label.cells, *(one.cells for one in corners), strict=True))), np.bool_)
     fine = np.isfinite(places).all(axis=1) & (places[:, 2:] >= places[:, :2]).all(axis=1)
     odd = np.flatnonzero(filled & ~(fine & np.array(list(map(bool, label.cells)), np.bool_)))
@@ -472,23 +444,10 @@ def _stated_sizes(
     """Return height and width of the image of each row; `None` if no columns state them, or those of the boxes."""
     if not sides:
         return None
-    sizes = np.stack([_numbers_of(column) for column in sides], axis=1)
-    if not (np.array_equal(sizes, sizes[of_file]) and np.all((sizes >= 1) & (sizes < _LARGEST_SIDE))):
+    sizes = np.stack([column.numbers() for column in sides], axis=1)
+    if not (np.array_equal(sizes, sizes[of_file]) and np.all(sizes >= 1)):
         return None
     ends = np.nan_to_num(places[:, [3, 2]])
     inside = (ends <= sizes).all(axis=1)
     are_of_boxes = np.array_equal(ends - np.nan_to_num(places[:, [1, 0]]), sizes)
     return sizes.astype(np.int64) if inside.mean() > _MOSTLY_INSIDE and not are_of_boxes else None
-
-
-def _numbers_of(column: Column) -> NDArray[np.float64]:
-    """Return the cells as numbers, NaN for what is none."""
-
-    def number(cell: str) -> float:
-        try:
-            return float(cell)
-        except ValueError:
-            return math.nan
-
-    known = {cell: number(cell) for cell in column.distinct}
-    return column.as_values(known, np.float64)

@@ -149,10 +149,14 @@ class Column:
         return not differ or len(self.cells) < 3 or self.kind in ("number", "comma")
 
     def numbers(self) -> NDArray[np.float64]:
-        """Return the cells as numbers, NaN for empty ones; words for yes are 1, for no 0."""
+        """Return the cells as numbers, NaN for empty ones and for what is none; words for yes are 1, for no 0."""
         is_flag = self.kind == "flag"
-        known = {cell: float(cell.lower() in words.YES if is_flag else cell or "nan") for cell in self.distinct}
+        known = {cell: float(cell.lower() in words.YES if is_flag else _number(cell)) for cell in self.distinct}
         return self.as_values(known, np.float64)
+
+
+def _number(cell: str) -> float:
+    return float(cell) if NUMBER.fullmatch(cell) else math.nan
 
 
 # --- which column is what ---------------------------------------------------------------------------------------------
@@ -196,7 +200,7 @@ def find_roles(
     first = candidates[named[0]]
     if any(not same_partition(first.cells, candidates[other].cells) for other in named[1:]):
         raise _which(named, rest)
-    # Of several with the same content the one in words; if another one numbers it, each cell is one class.
+    # The one in words, where several have the same content; if another one numbers it, each cell is one class.
     label = next((name for name in named if not candidates[name].is_numeric), named[0])
     numbered = any(name != label and candidates[name].is_numeric for name in named)
     return roles._replace(labels=(label,), is_one_class=numbered)
@@ -224,7 +228,7 @@ def splits_of_column(column: Column) -> list[str]:
 def _split_column(columns: Sequence[Column]) -> Column | None:
     """Return the column that contains only names of splits, or yes and no for one split."""
     for column in columns:
-        # Of names such as train_129225 each row has its own.
+        # Each row has its own name, such as train_129225, which is no split.
         are_few = 2 * len(column.distinct) <= len(column)
         others = {
             cell

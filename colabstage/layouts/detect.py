@@ -601,7 +601,7 @@ def detect_layout(tree: Tree, layout: str | LayoutFunction = "auto", *, is_more:
             return layout(tree)
         if layout == "auto":
             return _weigh_all(case)
-        return required(next(one for one in catalogue() if one.name == layout).find(case, by_name=True)).told()
+        return required(next(one for one in catalogue() if one.name == layout).find(case, by_name=True)).as_table()
     except EmptySourceError as error:
         # The requested samples may be in the archives of the tree.
         hint = "" if layout == "auto" else _how_to_give(case.source)
@@ -633,7 +633,7 @@ def _weigh_all(case: Case) -> SampleTable:
             raise MissingDependencyError(msg)
         found = case.judge(found)
         if found.claims:
-            return required(found).told()
+            return required(found).as_table()
         assert isinstance(found, Miss)
         declined.append(found)
     raise _nothing_fits(case.source, declined)

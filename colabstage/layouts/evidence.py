@@ -60,8 +60,8 @@ class Evidence:
         first = min(self.used, default="")
         return self.who if not first or first in self.who else f"{self.who} ('{first}')"
 
-    def told(self) -> SampleTable:
-        """Return the samples, with who states what of them."""
+    def as_table(self) -> SampleTable:
+        """Return the samples, with the name of what labels them."""
         return replace(self.table, told_by=self.who)
 
     def noting(self, *notes: str) -> Evidence:
@@ -204,7 +204,7 @@ def take_targets(targets: Targets, chosen: NDArray[Any]) -> Targets:
 # Programs round in different ways, and draw boxes around outlines: edges so far apart, as a part of the box's longer
 # side and in pixels, may be the same.
 _SAME_PART, _SAME_PIXELS = 0.25, 3
-# Of so many images the size is looked at where no annotation states it.
+# How many images are opened for their size, where no annotation states it.
 _SIZES_READ = 64
 
 

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 # More folders than this are classes.
 _MOST_PARTS = 16
 _STEMS_COMPARED = 64
-# Of so many images with boxes the size is looked at.
+# How many images with boxes are opened for their size.
 _SIZES_COMPARED = 8
 # Enough to recognise a file's content, and little enough for a slow mount.
 _HEAD_BYTES = 64 * 1024
@@ -233,7 +233,7 @@ def _boxes_lost(table: SampleTable) -> str:
 
 def _sets_in_folders(source: Source, found: Evidence) -> str:
     """Find shards in folders of different words that are no splits: languages, categories, datasets of their own."""
-    # Of a list of sources all are meant.
+    # Everything in a list of sources is meant.
     if found.table.layout not in _OF_SHARDS or len(source.tree.parts()) > 1:
         return ""
     folders: dict[tuple[str, ...], str] = {}
@@ -301,7 +301,7 @@ def _called_parts(table: SampleTable) -> str:
     several = len({read.split for read in splits.values()}) > 1 or len(set(splits.values())) < len(splits)
     odd = {name for name in classes if words.is_role(name)}
     odd |= {name for name, read in splits.items() if several or not read.rest}
-    # Of folds, or of pictures before and after, each folder is a part; "depth" among other words is a class.
+    # Folds, or pictures before and after, are all parts; "depth" among other words is a class.
     parts = {name for name in classes if words.is_part(name)}
     odd |= parts if len(parts | splits.keys()) == len(classes) else set()
     # One stands among real classes.
@@ -558,7 +558,7 @@ class _Rest:
             for word in (words.normal(posixpath.basename(name)), words.normal(words.stem_of(name)))
             if word in named
         }
-        # Of what is held out few may be listed.
+        # A list of held-out samples may be short.
         enough = {name: 1 if _may_list_a_split(name) else min(_NAMED, len(self.table)) for name in heads}
         states = {name: _states(head, class_of, enough[name]) for name, head in heads.items()}
         return {name: state for name, state in states.items() if state}

@@ -1,7 +1,9 @@
-"""Evidence of lists: which samples are of which split, by lists of their names."""
+"""Evidence of lists: which samples are of which split, by lists of their names; and what the classes are called."""
 
 from __future__ import annotations
 
+import itertools
+import operator
 import posixpath
 import re
 from collections import defaultdict
@@ -20,13 +22,12 @@ from colabstage.layouts.table import Boxes, BrokenDatasetError, Masks, SampleTab
 from colabstage.layouts.words import SPLITS, is_split, normal, same_split, split_name, split_of_path, stem_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from colabstage.layouts.reading import Source
+    from colabstage.trees.listing import FileEntry
 
-
-# Find files by the names that people write for them: in tables, lists and annotations.
-
+# --- files by the names that people write for them: in tables, lists and annotations ----------------------------------
 
 # In place of the number of a file: a name leads to none, or to several.
 NONE, SEVERAL = -1, -2
@@ -74,24 +75,17 @@ class Lookup:
     def may_find(self, written: str) -> bool:
         """Tell whether there is a file of this bare name, somewhere: a quick look before `search`."""
         base = normal(written).replace("\\", "/").rstrip("/").rpartition("/")[2]
-        return base in self._by_base or base in self._by_stem
+        return bool(self._by_base.get(base) or self._by_stem.get(base))
 
     def search_each(self, written: Iterable[str], folder: str = "") -> tuple[dict[str, int], int]:
         """Return the number of the file that each of many names means, if any, `SEVERAL` where that cannot be said; and
         how many of the names have the file's extension."""
-        names, bases = list(written), self._by_base
-        # In nearly all tables each is the base name of one file.
-        found = {
-            name: number
-            for name, number in zip(names, map(bases.last.get, names), strict=True)
-            if number is not None and name not in bases.several
-        }
-        whole = len(found)
-        for name in names if len(found) < len(names) else ():
-            if name not in found and name and (numbers := self.search(name, folder)):
+        found: dict[str, int] = {}
+        whole = 0
+        for name in written:
+            if numbers := self.search(name, folder):
                 found[name] = only(numbers)
-                base = self.names[numbers[0]].rpartition("/")[2]
-                whole += name.endswith(base) or normal(name).endswith(base)
+                whole += normal(name).endswith(self.names[numbers[0]].rpartition("/")[2])
         return found, whole
 
     def find(self, written: str, folder: str = "", *, split: str = "") -> int | None:
@@ -112,43 +106,43 @@ class Lookup:
         parts = [part for part in written.replace("\\", "/").split("/") if part not in ("", ".")]
         if ".." in parts:
             parts = posixpath.normpath(posixpath.join(folder, *parts)).split("/")
+        if not parts:
+            return ()
         path = "/".join(parts)
-        for whole in (posixpath.join(folder, path), path) if parts else ():
+        for whole in (posixpath.join(folder, path), path):
             if whole in self._whole:
                 return [self._whole[whole]]
         # A written folder is stronger evidence than the row's split.
         split = next((split_name(part).split for part in reversed(parts[:-1]) if is_split(part)), split)
-        found = self._nearest(parts, folder, self._by_base.get(parts[-1]), split) if parts else ()
-        return found or (self._nearest(parts, folder, self._by_stem.get(parts[-1]), split) if parts else ())
+        return self._nearest(parts, folder, self._by_base.get(parts[-1]), split) or self._nearest(
+            parts, folder, self._by_stem.get(parts[-1]), split
+        )
 
     def _nearest(self, parts: list[str], folder: str, numbers: Sequence[int], split: str) -> Sequence[int]:
         """Return the files with the right base name whose folders agree best with the written path."""
-        paths = {number: self.names[number].split("/")[:-1] for number in numbers if self._is_of(number, split)}
-        own = [part for part in folder.split("/") if part]
-        # An end of the path that is longer than a file's folders agrees with none, and a path may have many parts.
-        first = max(0, len(parts) - 1 - max(map(len, paths.values()), default=0))
-        for start in range(first, len(parts) if paths else first):
-            wanted = parts[start:-1]
+        written = parts[:-1]
+        by_depth: dict[int, dict[int, list[str]]] = defaultdict(dict)
+        for number in numbers:
+            other = split_of_path(self.names[number]) if split else ""
+            if other and not same_split(other, split):
+                continue
+            folders = self.names[number].split("/")[:-1]
+            same = itertools.takewhile(bool, map(operator.eq, reversed(written), reversed(folders)))
+            depth = sum(1 for _ in same)
             # What is written before that and is a folder here has to be among those of the file.
-            dropped = self._folders.intersection(parts[:start])
-            ends = [
-                number
-                for number, folders in paths.items()
-                if folders[len(folders) - len(wanted) :] == wanted and dropped.issubset(folders)
-            ]
-            for place in ([*own, *wanted], wanted):
-                if exact := [number for number in ends if paths[number] == place]:
-                    return exact
-            if ends:
-                # One of several is meant if it alone is beside the naming file, or in the folder of its split.
-                beside = [number for number in ends if folder and self.names[number].startswith(f"{folder}/")]
-                of_split = [number for number in ends if split and split_of_path(self.names[number])]
-                return next((found for found in (ends, beside, of_split) if len(found) == 1), ends)
-        return ()
-
-    def _is_of(self, number: int, split: str) -> bool:
-        other = split_of_path(self.names[number]) if split else ""
-        return not other or same_split(other, split)
+            if self._folders.intersection(written[: len(written) - depth]).issubset(folders):
+                by_depth[depth][number] = folders
+        if not by_depth:
+            return ()
+        depth, ends = max(by_depth.items())
+        wanted = written[len(written) - depth :]
+        for place in ([*filter(None, folder.split("/")), *wanted], wanted):
+            if exact := [number for number, folders in ends.items() if folders == place]:
+                return exact
+        # One of several is meant if it alone is beside the naming file, or in the folder of its split.
+        beside = [number for number in ends if folder and self.names[number].startswith(f"{folder}/")]
+        of_split = [number for number in ends if split and split_of_path(self.names[number])]
+        return next((found for found in (beside, of_split) if len(found) == 1), list(ends))
 
 
 class _Index:
@@ -166,14 +160,13 @@ class _Index:
             for name, numbers in self.several.items():
                 numbers.append(self.last[name])
 
-    def __contains__(self, name: str) -> bool:
-        return name in self.last
-
     def get(self, name: str) -> Sequence[int]:
         """Return the places of a name."""
         found = self.several.get(name)
         return found if found is not None else (self.last[name],) if name in self.last else ()
 
+
+# --- lists of splits --------------------------------------------------------------------------------------------------
 
 _LISTS = (".txt", ".lst")
 # Three splits and some folds; more text files than that are one for each sample.
@@ -209,33 +202,68 @@ def lists_state(
         return found, []
     names = stated
     if names is None:
+        own = _lists_within(source, found, within) if within else {}
         texts = source.ending_in(_LISTS).names
-        names = {name: split for name in texts if (split := _listed_split(name)) and name not in found.used}
-        inside = [name for name in texts if f"/{posixpath.dirname(name)}".endswith(f"/{within}")] if within else []
-        filled = [name for name in inside if source.files.where(name.__eq__)[0].size]
-        own = {name: names[name] for name in filled if name in names}
-        # Its trainval.txt repeats the two others, where there are any that are not empty.
-        halves = {posixpath.dirname(name) for name, split in own.items() if split != "test"}
-        whole = [name for name in filled if stem_of(name).lower() == "trainval"]
-        own |= {name: "train" for name in whole if posixpath.dirname(name) not in halves}
-        names, within = own or names, within if own else ""
+        called = {name: split for name in texts if (split := _listed_split(name)) and name not in found.used}
+        names, within = own or called, within if own else ""
     if not 0 < len(names) <= _MOST_LISTS:
         return found, []
-    index = _ListIndex(table, within)
+    # Several rows of a table may be of one file.
+    rows: dict[str, list[int]] = defaultdict(list)
+    for number, name in enumerate(table.inputs.source.entries.names):
+        rows[normal(name)].append(number)
+    lookup = Lookup(rows)
+
+    def file_of(line: str, file: str) -> str:
+        """Return the one file that a line of a list means."""
+        there = [lookup.names[number] for number in lookup.search(line, posixpath.dirname(file))]
+        # Several datasets may have images of one name.
+        root = normal(posixpath.dirname(file).removesuffix(within)) if within else ""
+        there = [name for name in there if name.startswith(root)] or there
+        split_of = {name: table.splits[rows[name][0]] for name in there} if table.splits is not None else {}
+        own = [name for name in there if same_split(split_of.get(name, names[file]), names[file])]
+        # The same base name in several classes: a list of bare names cannot mean one of them.
+        if len(own) == 1:
+            return own[0]
+        why = f"'{line}', which is in another folder"
+        if own:
+            why = f"'{line}', which is '{own[0]}' or '{own[1]}'"
+        elif there:
+            why = f"'{there[0]}', which is in the split '{split_of[there[0]]}'"
+        raise _contradiction(file, why, table)
+
+    def read(entry: FileEntry, content: bytes) -> _SplitList | None:
+        lines = _paths_in(decode_text(content))
+        named = [line for line in lines if lookup.may_find(line)]
+        # A list of mostly other files is one of another dataset, or of classes.
+        if not named or (2 * len(named) < len(lines) and not within):
+            return None
+        samples = [row for line in named for row in rows[file_of(line, entry.name)]]
+        return _SplitList(entry.name, names[entry.name], samples, len(lines) - len(named))
+
     entries = source.ending_in((*_LISTS, "")).where(names.__contains__)
-    read = source.parse(entries, lambda entry, content: index.read(entry.name, names[entry.name], decode_text(content)))
-    lists = [one for one in read.values() if one is not None]
+    lists = [one for one in source.parse(entries, read).values() if one is not None]
     if within and not lists:
         raise broken(source.label, f"the lists in {within} name none of its {table.unit}", "its own lists, or none")
-    splits = [one.split for one in lists]
-    used = [one.file for one in lists]
+    splits, used = [one.split for one in lists], [one.file for one in lists]
     # Lists are folds, or only train is listed, which leaves nothing held out, or nothing is left to train on.
-    named = {number for one in lists for number in one.samples}
+    listed_rows = {number for one in lists for number in one.samples}
     are_folds = not within and (len(set(splits)) < len(splits) or not set(splits) - {"train"})
-    if table.splits is None and (are_folds or ("train" not in splits and len(named) == len(table))):
+    if table.splits is None and (are_folds or ("train" not in splits and len(listed_rows) == len(table))):
         return found, used
     made = table if table.splits is not None else _with_listed_splits(table, lists)
     return replace(found, table=made, used=found.used.union(used)), []
+
+
+def _lists_within(source: Source, found: Evidence, within: str) -> dict[str, str]:
+    """Return the lists in the folders that end so, with their splits."""
+    filled = source.ending_in(_LISTS).where(lambda name: f"/{posixpath.dirname(name)}".endswith(f"/{within}"))
+    names = [entry.name for entry in filled if entry.size]
+    own = {name: split for name in names if (split := _listed_split(name)) and name not in found.used}
+    # trainval.txt repeats the two others, where there are any that are not empty.
+    halves = {posixpath.dirname(name) for name, split in own.items() if split != "test"}
+    whole = [name for name in names if stem_of(name).lower() == "trainval" and posixpath.dirname(name) not in halves]
+    return own | dict.fromkeys(whole, "train")
 
 
 def _listed_split(name: str) -> str:
@@ -258,46 +286,6 @@ def _paths_in(text: str) -> list[str]:
     return [normal(path.replace("\\", "/").removeprefix("./").lstrip("/")) for path in paths]
 
 
-class _ListIndex:
-    """The samples of a table, to be found by the names of their files."""
-
-    def __init__(self, table: SampleTable, within: str) -> None:
-        assert isinstance(table.inputs.source, TreeFiles)
-        self._table, self._within = table, within
-        # Several rows of a table may be of one file.
-        self._rows: dict[str, list[int]] = defaultdict(list)
-        for number, name in enumerate(table.inputs.source.entries.names):
-            self._rows[normal(name)].append(number)
-        self._lookup = Lookup(self._rows)
-
-    def read(self, file: str, split: str, text: str) -> _SplitList | None:
-        """Return the samples that a list names; `None` where it is not a list of these samples' paths."""
-        lines = _paths_in(text)
-        named = [line for line in lines if self._lookup.may_find(line)]
-        # A list of mostly other files is one of another dataset, or of classes.
-        if not named or (2 * len(named) < len(lines) and not self._within):
-            return None
-        samples = [number for line in named for number in self._samples(line, file, split)]
-        return _SplitList(file, split, samples, len(lines) - len(named))
-
-    def _samples(self, line: str, file: str, split: str) -> list[int]:
-        there = [self._lookup.names[number] for number in self._lookup.search(line, posixpath.dirname(file))]
-        splits = self._table.splits
-        own = there if splits is None else [name for name in there if same_split(splits[self._rows[name][0]], split)]
-        # Several datasets may have images of one name.
-        root = normal(posixpath.dirname(file).removesuffix(self._within)) if self._within else ""
-        own = [name for name in own if len(own) == 1 or name.startswith(root)]
-        # The same base name in several classes: a list of bare names cannot mean one of them.
-        if len(own) == 1:
-            return self._rows[own[0]]
-        why = f"'{line}', which is in another folder"
-        if own:
-            why = f"'{line}', which is '{own[0]}' or '{own[1]}'"
-        elif there and splits is not None:
-            why = f"'{there[0]}', which is in the split '{splits[self._rows[there[0]][0]]}'"
-        raise _contradiction(file, why, self._table)
-
-
 def _contradiction(file: str, why: str, table: SampleTable) -> BrokenDatasetError:
     without = f"have none read: layout='{table.layout}' takes folders alone"
     # Boxes and masks are always read with the lists that are there.
@@ -317,7 +305,14 @@ def _with_listed_splits(table: SampleTable, lists: list[_SplitList]) -> SampleTa
                 why = f"'{table.keys[sample]}', and so does '{lists[of[sample]].file}'"
                 raise _contradiction(one.file, why, table)
             of[sample] = number
-    notes = list(_notes(lists, np.flatnonzero(of < 0).size, table.unit))
+    rest = np.flatnonzero(of < 0).size
+    notes = [f"Splits are those of {' and '.join(repr(one.file) for one in lists)}."]
+    notes += [
+        f"{counted(one.missing, 'names', 'match', which=f'in {one.file!r}')} no file." for one in lists if one.missing
+    ]
+    if rest:
+        trained = f"The split 'train' has {format_count(rest, table.unit)} that no list names."
+        notes.append(f"{left_out(rest, table.unit, 'that no list names')}." if "train" in names else trained)
     if "train" not in names:
         # People list what they hold out and train on the rest.
         of[of < 0] = len(lists)
@@ -327,21 +322,7 @@ def _with_listed_splits(table: SampleTable, lists: list[_SplitList]) -> SampleTa
     return replace(made, splits=tuple(names[number] for number in of[chosen].tolist()), notes=(*table.notes, *notes))
 
 
-def _notes(lists: list[_SplitList], rest: int, unit: str) -> Iterator[str]:
-    yield f"Splits are those of {' and '.join(repr(one.file) for one in lists)}."
-    for one in lists:
-        if one.missing:
-            yield f"{counted(one.missing, 'names', 'match', which=f'in {one.file!r}')} no file."
-    if rest and all(one.split != "train" for one in lists):
-        yield f"The split 'train' has {format_count(rest, unit)} that no list names."
-    elif rest:
-        yield f"{left_out(rest, unit, 'that no list names')}."
-
-
-# What lists of names and data.yaml, which tools leave beside numbered boxes, say: classes, keypoints, splits.
-#
-# YAML is read by PyYAML, because people use all of it there (quotes, apostrophes, comments, multi-line lists).
-
+# --- what lists of names and data.yaml, which tools leave beside numbered boxes, say: classes, keypoints, splits ------
 
 _NAME_LISTS = ("classes.txt", "_classes.txt", "obj.names", "classes.names", "_darknet.labels", "predefined_classes.txt")
 _SETTINGS = (".yaml", ".yml", ".data")
@@ -354,7 +335,7 @@ class ClassList(NamedTuple):
     """What one file says."""
 
     names: tuple[str, ...]
-    """Of the classes, in label order; empty if there are none."""
+    """The classes in label order; empty if there are none."""
     keypoints: tuple[int, int] = (0, 0)
     """Number of keypoints, and numbers for each; (0, 0) for boxes without keypoints."""
     splits: Mapping[str, Sequence[str]] = {}
@@ -408,18 +389,21 @@ def parse_class_list(name: str, content: bytes) -> ClassList:
         found = _load_yaml(name, text) if _MENTIONS.search(text) else None
     if not isinstance(found, dict):
         return ClassList(())
-    splits = {SPLITS[key]: _as_list(found[key]) for key in found if isinstance(key, str) and key in SPLITS}
+    written = {SPLITS[key]: paths for key, paths in found.items() if isinstance(key, str) and key in SPLITS}
+    lists = {split: paths if isinstance(paths, list) else [paths] for split, paths in written.items()}
+    splits = {split: [one for one in paths if isinstance(one, str) and one] for split, paths in lists.items()}
     names, count = _in_order(name, found.get("names")), found.get("nc")
     if names and count is not None and count != str(len(names)):
         raise broken(name, f"it says nc: {show(count)} and names {len(names):,} classes", "as many names as nc says")
-    return ClassList(
-        names,
-        _keypoints(name, found.get("kpt_shape")),
-        {split: paths for split, paths in splits.items() if paths},
-    )
+    shape = found.get("kpt_shape", ["0", "0"])
+    is_shape = isinstance(shape, list) and len(shape) == 2
+    if not is_shape or not all(isinstance(part, str) and _NUMBER.fullmatch(part) for part in shape):
+        raise _odd(name, f"kpt_shape is {show_content(shape)}")
+    return ClassList(names, (int(shape[0]), int(shape[1])), {split: paths for split, paths in splits.items() if paths})
 
 
 def _load_yaml(name: str, text: str) -> Any:
+    # PyYAML, because people use all of YAML there: quotes, apostrophes, comments, multi-line lists.
     import yaml
 
     try:
@@ -427,11 +411,6 @@ def _load_yaml(name: str, text: str) -> Any:
         return yaml.load(text, Loader=yaml.BaseLoader)  # makes only texts, lists and mappings
     except (yaml.YAMLError, ValueError, RecursionError, TypeError) as error:
         raise _odd(name, show(error)) from error
-
-
-def _as_list(value: Any) -> list[str]:
-    values = value if isinstance(value, list) else [value]
-    return [one for one in values if isinstance(one, str) and one]
 
 
 def _in_order(file: str, names: Any) -> tuple[str, ...]:
@@ -443,15 +422,6 @@ def _in_order(file: str, names: Any) -> tuple[str, ...]:
     if count > _MOST_CLASSES or by_number.keys() != set(range(count)) or not {*map(type, by_number.values())} <= {str}:
         raise _odd(file, f"names are {show_content(names)}")
     return tuple(normal(by_number[number]) for number in range(count))
-
-
-def _keypoints(file: str, shape: Any) -> tuple[int, int]:
-    if shape is None:
-        return 0, 0
-    parts = shape if isinstance(shape, list) and len(shape) == 2 else [""]
-    if not all(isinstance(part, str) and _NUMBER.fullmatch(part) for part in parts):
-        raise _odd(file, f"kpt_shape is {show_content(shape)}")
-    return int(parts[0]), int(parts[1])
 
 
 def _odd(name: str, what: str) -> BrokenDatasetError:

@@ -55,24 +55,17 @@ def open_member(tree: Tree, entry: FileEntry) -> ByteSource:
     """
     refuse_stand_in(tree, entry)
     tree, entry = tree.origin(entry)
-    # Whoever asks for this reads here and there, which a service answers slowly: a copy is made of the whole.
+    # Callers read here and there, which a service answers slowly: the whole file is copied.
     source = None if tree.by_request else tree.open(entry)
     return _spool(tree, entry) if source is None else source
 
 
-def open_unpacked(tree: Tree, entry: FileEntry) -> ByteSource:
-    """Open a file as `open_member` does; one that is compressed as a whole (.tfrecord.gz) as its content."""
-    return _unpack_if_packed(open_member(tree, entry), entry)
-
-
-def open_from_start(tree: Tree, entry: FileEntry) -> ByteSource:
-    """Open a file as `open_unpacked` does, to be read from its beginning: a remote one part by part."""
+def open_unpacked(tree: Tree, entry: FileEntry, *, from_start: bool = False) -> ByteSource:
+    """Open a file as `open_member` does; one that is compressed as a whole (.tfrecord.gz) as its content.
+    `from_start`: it is read from its beginning, a remote one part by part."""
     refuse_stand_in(tree, entry)
-    source = tree.open(entry)
-    return _unpack_if_packed(_spool(tree, entry) if source is None else source, entry)
-
-
-def _unpack_if_packed(source: ByteSource, entry: FileEntry) -> ByteSource:
+    opened = tree.open(entry) if from_start else open_member(tree, entry)
+    source = _spool(tree, entry) if opened is None else opened
     head = read_with_retry(lambda: source.pread(HEAD_BYTES, 0), entry.name)
     if compression_of(head) is None:
         return source

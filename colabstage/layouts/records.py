@@ -39,7 +39,7 @@ from colabstage.layouts.columns import (
     splits_of_column,
 )
 from colabstage.layouts.evidence import Evidence
-from colabstage.layouts.reading import broken, open_from_start
+from colabstage.layouts.reading import broken, open_unpacked
 from colabstage.layouts.table import (
     Boxes,
     BrokenDatasetError,
@@ -481,7 +481,7 @@ class Part(NamedTuple):
 
 
 def open_shard(tree: Tree, entry: FileEntry, memory: ScanMemory) -> ShardFile:
-    """Return a file of a tree as a shard; raises as `open_from_start` where it is opened."""
+    """Return a file of a tree as a shard; raises as `open_unpacked` where it is opened."""
     return ShardFile(entry.name, stamp_of(entry), partial(_open_listed, tree, entry), memory)
 
 
@@ -492,7 +492,7 @@ def _open_listed(tree: Tree, entry: FileEntry) -> ByteSource:
     if (listed.name, listed.size) != (entry.name, entry.size):
         msg = f"'{entry.name}' in '{tree.label}' is another file than the one that was listed. Start again."
         raise SourceChangedError(msg)
-    return open_from_start(tree, entry)
+    return open_unpacked(tree, entry, from_start=True)
 
 
 def split_of_shard(name: str) -> str | None:

@@ -7,7 +7,6 @@ any fault in it from there on is an error, and never a reason to use weaker evid
 
 from __future__ import annotations
 
-import itertools
 import posixpath
 from collections import Counter, defaultdict
 from dataclasses import dataclass
@@ -97,16 +96,16 @@ class _Rows(NamedTuple):
     files: NDArray[np.int64]
     splits: list[str]
     """The split in the row or in its table's name; "" for none."""
-    places: list[tuple[LeadingTable, list[int]]]
-    """Of each table, which of its rows these are."""
+    places: list[tuple[LeadingTable, NDArray[np.intp]]]
+    """The numbers of these rows in each table."""
 
     def column(self, name: str) -> Column:
         """Return the cells of a column in these rows."""
         parts = [(table.columns[name], rows) for table, rows in self.places]
-        # Of one whole table it is the table's own, with what is known of it.
+        # The column of one whole table is used as it is, with what it has found out.
         if len(parts) == 1 and len(parts[0][1]) == len(parts[0][0]):
             return parts[0][0]
-        return Column(name, [cells[row] for column, rows in parts for cells in [list(column.cells)] for row in rows])
+        return Column(name, [cell for column, rows in parts for cell in take_strings(list(column.cells), rows)])
 
 
 @dataclass
@@ -371,7 +370,7 @@ class TableSearch:
             if split is not None:
                 known = {cell: split_of_cell(split.name, cell) for cell in split.distinct}
                 own = [known[cell] for cell in split.cells]
-            leads = np.fromiter(map(table.leads.get, cells, itertools.repeat(NONE)), np.int64, len(cells))
+            leads = np.array([table.leads.get(cell, NONE) for cell in cells], np.int64)
             # `0001.jpg` often is in the folders of several splits; the row's own split says which one is meant, and
             # counts wherever its file lies: fast.ai holds rows of one folder out.
             for row in np.flatnonzero(leads != NONE).tolist() if self.lookup.has_splits else ():
@@ -390,7 +389,7 @@ class TableSearch:
             rows = np.flatnonzero(leads >= 0)
             files.append(leads[rows])
             splits += take_strings(own, rows)
-            places.append((table, rows.tolist()))
+            places.append((table, rows))
         return _Rows(np.concatenate(files), splits, places)
 
     def _splits(
@@ -438,23 +437,25 @@ class TableSearch:
         names, labels = listed([table.name for table, _ in rows.places]), listed(list(roles.labels))
         # Published tables often name a few files that were never published; without a note a broken download would be
         # hidden.
-        missing = sum(len(table.path) - len(kept) for table, kept in rows.places)
-        lost = [cell for table, kept in rows.places for cell in _without(table.path.cells, kept)] if missing else [""]
-        which = f"whose {self.kind.noun} are not there (first '{show(lost[0])}')"
-        said = (
-            (True, f"Samples are the rows of {names}; paths are in '{first.path.name}', labels in {labels}."),
-            (roles.split, f"Splits are as '{roles.split}' says."),
-            (unread, f"Not used: the column{'s' if len(unread) > 1 else ''} {listed(unread)}."),
-            (roles.group, f"Samples with the same '{roles.group}' stay in one split."),
-            (missing, f"{left_out(missing, 'rows', which)}."),
+        lost = [cell for table, rows_there in rows.places for cell in _others(table.path.cells, rows_there)]
+        which = f"whose {self.kind.noun} are not there (first '{show(lost[0])}')" if lost else ""
+        notes = (
+            f"Samples are the rows of {names}; paths are in '{first.path.name}', labels in {labels}.",
+            f"Splits are as '{roles.split}' says." if roles.split else "",
+            f"Not used: the column{'s' if len(unread) > 1 else ''} {listed(unread)}." if unread else "",
+            f"Samples with the same '{roles.group}' stay in one split." if roles.group else "",
+            f"{left_out(len(lost), 'rows', which)}." if lost else "",
         )
         rest = len(self.files) - len(np.unique(rows.files))
-        return [note for fits, note in said if fits] + left_out_notes((rest, self.kind.noun, "that no row names"))
+        return [*filter(None, notes), *left_out_notes((rest, self.kind.noun, "that no row names"))]
 
 
-def _without(cells: Sequence[str], rows: list[int]) -> Iterable[str]:
-    kept = set(rows)
-    return (cell for row, cell in enumerate(cells) if row not in kept)
+def _others(cells: Sequence[str], rows: NDArray[np.intp]) -> list[str]:
+    """Return the cells that are not in these rows."""
+    if len(cells) == len(rows):
+        return []
+    there = set(rows.tolist())
+    return [cell for row, cell in enumerate(cells) if row not in there]
 
 
 def tables_agree(

@@ -455,7 +455,7 @@ class ClipOptions:
                 raise OptionError(msg)
 
 
-# Of one length, rate and number of channels.
+# All clips have one length, rate and number of channels.
 AS_THEY_ARE = ClipOptions()
 
 

@@ -420,35 +420,36 @@ class SampleTable:
             self._check_corners(self.targets)
 
     def _check_corners(self, boxes: Boxes) -> None:
-        # Of every format, because such a box teaches a model nothing, or stops its training in the middle of an epoch.
+        # Checked for every format: such a box teaches a model nothing, or stops its training in the middle of an epoch.
         # Boxes without area are in COCO itself, and are kept.
-        turned = np.flatnonzero(~(boxes.boxes[:, 2:] >= boxes.boxes[:, :2]).all(axis=1))
+        places = boxes.boxes
+        turned = np.flatnonzero(~(places[:, 2:] >= places[:, :2]).all(axis=1))
+        if not len(places):
+            return
+        if len(turned):
+            why = (
+                f": it ends before it begins, as do {len(turned):,} of {len(places):,} in all; expected x0 <= x1 and "
+                "y0 <= y1. Correct the annotations, or take these out."
+            )
+        # A few boxes far beyond the image are wrong; where most are, their unit is.
+        elif boxes.relative and float(np.median(places[:, 2:])) > _FAR_OUTSIDE:
+            why = (
+                ", and most reach beyond 2: they look like pixels, and here they are parts of the image's width and "
+                "height. Divide them by these."
+            )
         # Pixels that small would be whole numbers.
-        flat = boxes.boxes.reshape(-1)
-        are_fractions = not boxes.relative and len(flat) and flat.max() <= 1 and (flat != np.rint(flat)).any()
-        # Of a few that reach far beyond the image, the boxes are wrong; of most, what they are counted in.
-        are_pixels = boxes.relative and len(flat) and float(np.median(boxes.boxes[:, 2:])) > _FAR_OUTSIDE
-        if not len(turned) and not are_fractions and not are_pixels:
+        elif not boxes.relative and places.max() <= 1 and (places != np.rint(places)).any():
+            why = (
+                ", and no box reaches beyond 1: they look like parts of the image's width and height, and these are in "
+                "pixels. Multiply them; a layout of your own may also say Boxes(relative=True)."
+            )
+        else:
             return
         first = int(turned[0]) if len(turned) else 0
         sample = boxes.owner(first)
-        corners = ", ".join(f"{edge:.6g}" for edge in boxes.boxes[first].tolist())
-        box = f"Box {first - int(boxes.offsets[sample]) + 1} of '{self.keys[sample]}' is {corners} (x0, y0, x1, y1)"
-        if len(turned):
-            msg = (
-                f"{box}: it ends before it begins, as do {len(turned):,} of {len(boxes.boxes):,} in all; expected "
-                "x0 <= x1 and y0 <= y1. Correct the annotations, or take these out."
-            )
-        elif are_pixels:
-            msg = (
-                f"{box}, and most reach beyond 2: they look like pixels, and here they are parts of the image's width "
-                "and height. Divide them by these."
-            )
-        else:
-            msg = (
-                f"{box}, and no box reaches beyond 1: they look like parts of the image's width and height, and these "
-                "are in pixels. Multiply them; a layout of your own may also say Boxes(relative=True)."
-            )
+        corners = ", ".join(f"{edge:.6g}" for edge in places[first].tolist())
+        number = first - int(boxes.offsets[sample]) + 1
+        msg = f"Box {number} of '{self.keys[sample]}' is {corners} (x0, y0, x1, y1){why}"
         raise BrokenDatasetError(msg)
 
     def __len__(self) -> int:

@@ -264,7 +264,7 @@ def shared_folders(names: Iterable[str]) -> list[str]:
 
 # --- columns of tables and fields of records --------------------------------------------------------------------------
 
-# Of two with the same content, the first here counts.
+# The first of these counts where two have the same content.
 LABELS = (
     "label", "labels", "class", "class_name", "classname", "class_label", "label_name", "category", "target", "targets",
     "tags", "diagnosis", "dx", "finding_labels", "species", "breed", "class_id", "classid", "label_id", "category_id",
