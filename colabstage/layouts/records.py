@@ -57,7 +57,7 @@ from colabstage.trees.folder import FolderFile
 from colabstage.trees.listing import take_strings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -77,7 +77,7 @@ Label = int | float | str | None
 # first counts.
 LABELS = (
     "cls", "label", "labels", "class_label", "class", "fine_label", "target", "category", "class_id", "class_index",
-    "class_name", "class_text", "label_text", "class_synset",
+    "class_name", "class_text", "label_text", "class_synset", "y",
 )  # fmt: skip
 # Texts of samples: captions, or labels where nothing else is one, and they are short and repeat.
 _TEXTS = ("txt", "text")
@@ -154,7 +154,14 @@ def is_known_field(name: str) -> bool:
     return plain_name(name) in _KNOWN
 
 
-_KNOWN = frozenset({*LABELS, *words.LABELS, *_TEXTS, *words.SPLIT_FIELDS})
+_KNOWN = frozenset({*LABELS, *words.LABELS, *_TEXTS, *words.SPLIT_FIELDS, "x"})
+
+
+def label_fields(fields: Iterable[str], first: Sequence[str] = ()) -> list[str]:
+    """Return the fields that are called as labels are, by preference; `first`: plain names that go before others."""
+    plain = {name: plain_name(name) for name in fields}
+    # Beside an x, y is the other part of a place.
+    return label_names([name for name in plain if plain[name] != "y" or "x" not in plain.values()], (*first, *LABELS))
 
 
 def fields_of(records: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
@@ -198,7 +205,7 @@ def labels_of_fields(
     another field that divide the samples in the same way are the names of numbers; what divides them further is noted
     as not used.
     """
-    columns = {name: _as_labels(fields[name]) for name in label_names(fields, (*first, *LABELS))}
+    columns = {name: _as_labels(fields[name]) for name in label_fields(fields, first)}
     called = [name for name, column in columns.items() if any(value is not None for value in column)]
     if not called:
         _refuse_no_labels({name: fields[name] for name in columns if plain_name(name) in LABELS}, samples)

@@ -31,6 +31,7 @@ from colabstage.layouts.records import (
     ScanMemory,
     ScanWindow,
     ShardFile,
+    label_fields,
     labels_of_fields,
     make_boxes,
     open_shard,
@@ -38,7 +39,7 @@ from colabstage.layouts.records import (
     scan_each,
 )
 from colabstage.layouts.table import BrokenDatasetError, Images, SampleSource, join_samples
-from colabstage.layouts.words import IMAGES, SPLIT_FIELDS, label_names, plain_name
+from colabstage.layouts.words import IMAGES, SPLIT_FIELDS, plain_name
 from colabstage.trees.bytes import SourceFile
 
 if TYPE_CHECKING:
@@ -67,8 +68,6 @@ _WHOLE = frozenset({"int8", "int16", "int32", "int64", "uint8", "uint16", "uint3
 _IMAGE_COLUMNS = ("image", "img", "jpg", "png", "picture", "photo")
 _OBJECTS, _BOX = ("objects", "annotations"), "bbox"
 _BOX_LABELS = ("category", "categories", "category_id", "label", "labels", "class", "class_id")
-# Names of columns that are labels where nothing else is, beside those of all records.
-_FURTHER = ("y",)
 # Number of images with boxes that are examined to find the meaning of the four numbers.
 _LOOKED_AT = 64
 
@@ -97,12 +96,11 @@ def arrow_state(source: Source) -> Evidence:
     flat = [name for name in names if _may_be_labels(schema.field(name).type)]
     splits = [name for name in flat if plain_name(name) in SPLIT_FIELDS]
     # The first ClassLabel of `datasets` goes before whatever is called so.
-    stated = [plain_name(name) for name in typed if name not in splits]
-    first = (*sorted(stated, key="label".__ne__), *LABELS, *_FURTHER)
-    candidates = label_names([name for name in names if name != image], first)
+    first = sorted((plain_name(name) for name in typed if name not in splits), key="label".__ne__)
+    candidates = label_fields([name for name in names if name != image], first)
     called = [name for name in candidates if name in flat]
     objects = next((name for name in _OBJECTS if not called and _has_boxes(schema, name)), "")
-    odd = next((name for name in candidates if plain_name(name) in first), None)
+    odd = next((name for name in candidates if plain_name(name) in (*first, *LABELS)), None)
     if not called and not objects and odd is not None:
         what = f"the column '{odd}' holds {schema.field(odd).type} values, which are not labels"
         raise broken(source.label, what, "one number or word in each row")

@@ -287,10 +287,9 @@ def masks_state(
     sides = _sides(source, x, y)
     pairs = _match(sides)
     # Without folders, and without the words of these in the stems: the files may be in folders of other names.
-    for bare in (False, True):
-        if isinstance(pairs, list) and 2 * len(pairs) < len(sides.images) and (not bare or y is not None):
-            by_stem = _by_stem(sides, bare=bare)
-            pairs = pairs if by_stem is None else _match(by_stem)
+    for bare in (False, True) if y is not None else (False,):
+        if isinstance(pairs, list) and 2 * len(pairs) < len(sides.images):
+            pairs = _match(_by_stem(sides, bare=bare) or sides)
     if isinstance(pairs, BrokenDatasetError):
         return near(str(pairs))
     # Competitions do not publish the masks of test images.

@@ -341,12 +341,12 @@ class _Example:
         pixels = (name for name, span in spans.items() if self.shape(span) is not None)
         return next(files, "") or next(pixels, "")
 
-    def fields(self) -> dict[str, list[Any]]:
-        """Return the values of the features that may be labels or splits."""
+    def fields(self, image: str) -> dict[str, list[Any]]:
+        """Return the values of the features that may be labels or splits, beside that of the image."""
         found: dict[str, list[Any]] = {}
         for name in self.features:
             field = _field_of(name)
-            if not field or not (values := self._texts(name)):
+            if not field or name == image or not (values := self._texts(name)):
                 continue
             if found.setdefault(field, values) != values:
                 others = sorted(other for other in self.features if _field_of(other) == field)
@@ -418,7 +418,9 @@ def tfrecord_state(source: Source) -> Evidence:
     window = ScanWindow(shards[0], _SHORT_BYTES)
     with _example(window, *next(_scan_records(window)), f"{shards[0].name}[0]") as first:
         image = first.image_feature()
-        lengths = {field: len(values) for field, values in first.fields().items() if _is_one(values)} if image else {}
+        lengths = (
+            {field: len(values) for field, values in first.fields(image).items() if _is_one(values)} if image else {}
+        )
     if not image:
         msg = (
             f"The first record of '{source.label}' holds no image file (JPEG, PNG, GIF, BMP, TIFF, WebP) but the "
@@ -487,7 +489,7 @@ def _scan_shard(
             if found is not None:
                 records.append(example.as_record(Part(number, start, length + _CRC.size), found))
                 stated.append(
-                    {field: _one(example, field, values, lengths) for field, values in example.fields().items()}
+                    {field: _one(example, field, values, lengths) for field, values in example.fields(image).items()}
                 )
         count += 1
     window.close()

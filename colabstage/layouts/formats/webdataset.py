@@ -42,7 +42,7 @@ from colabstage.trees.names import clean_member_name, extension_of, is_junk
 from colabstage.trees.tar import scan_members
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from colabstage.layouts.evidence import Found
     from colabstage.layouts.reading import Source
@@ -80,8 +80,6 @@ class PackedSample(NamedTuple):
     kind: str
     """"image", "npy" or "sound"."""
     mask: Part | None
-    annotated: bool
-    """Whether it has a mask, cls, json or txt at all."""
 
 
 class ShardSamples(NamedTuple):
@@ -90,6 +88,8 @@ class ShardSamples(NamedTuple):
     samples: list[PackedSample]
     fields: dict[str, list[Any]]
     """What they state, by field: the cls, the txt, and those of the json."""
+    are_labelled: bool
+    """Whether any of them has a mask, cls, json or txt at all."""
     without: int
     """How many have no image, array or clip."""
     left: frozenset[str]
@@ -126,29 +126,29 @@ def scan_shard(shard: ShardFile, number: int) -> ShardSamples:
     samples: list[PackedSample] = []
     stated: list[dict[str, Any]] = []
     left: set[str] = set()
-    count = len(groups)
+    are_labelled, count = False, len(groups)
     for key in list(groups):
         # What was found of each goes when the sample has been made of it.
         files = groups.pop(key)
-        contents = [rest for rest in _KINDS if isinstance(files.get(rest), tuple)]
+        places = {end: one for end, one in files.items() if isinstance(one, tuple)}
+        contents = [end for end in _KINDS if end in places]
         if contents:
-            samples.append(_as_sample(contents[0], files))
+            kind, (content, name) = _KINDS[contents[0]], places[contents[0]]
+            mask = next((places[end][0] for end in _MASKS if end in places), None)
+            samples.append(PackedSample(name, content, kind, mask))
             stated.append(_stated(f"{shard.name}/{key}", files))
+            are_labelled |= _is_labelled(kind, [end for end, one in files.items() if one is not None])
         if any(one is not None for one in files.values()):
-            left |= {rest for rest, one in files.items() if one is None}
+            left |= {end for end, one in files.items() if one is None}
             # An array beside an image is not read; another form of the image need not be.
-            left |= {rest for rest in contents[1:] if _KINDS[rest] != "image"}
-    return ShardSamples(samples, fields_of(stated), count - len(samples), frozenset(left))
+            left |= {end for end in contents[1:] if _KINDS[end] != "image"}
+    return ShardSamples(samples, fields_of(stated), are_labelled, count - len(samples), frozenset(left))
 
 
-def _as_sample(rest: str, files: _Files) -> PackedSample:
-    places = {end: one for end, one in files.items() if isinstance(one, tuple)}
-    kind, mask = _KINDS[rest], next((places[end][0] for end in _MASKS if end in places), None)
-    labels = {end for end in _LABELS if isinstance(files.get(end), bytes)}
+def _is_labelled(kind: str, ends: Iterable[str]) -> bool:
+    """Tell whether one of the files of a sample may label it."""
     # A text beside a clip is what is said in it, in many collections that are no shards.
-    annotated = bool(labels - ({_TEXT} if kind == "sound" else set())) or mask is not None
-    content, name = places[rest]
-    return PackedSample(name, content, kind, mask, annotated)
+    return any(end in _MASKS or (end in _LABELS and (end, kind) != (_TEXT, "sound")) for end in ends)
 
 
 def _stated(address: str, files: _Files) -> dict[str, Any]:
@@ -182,12 +182,9 @@ def has_samples(names: Sequence[str]) -> bool:
     # Labels first, which most tars of a million files have none of.
     labels: dict[str, set[str]] = {}
     for key, rest in map(_split_name, filter(lambda name: name.lower().endswith(_LABEL_ENDS), names)):
-        if rest in (*_LABELS, *_MASKS):
-            labels.setdefault(key, set()).add(rest)
-    return any(
-        rest in _KINDS and key in labels and (labels[key] != {_TEXT} or _KINDS[rest] != "sound")
-        for key, rest in map(_split_name, names if labels else ())
-    )
+        labels.setdefault(key, set()).add(rest)
+    pairs = map(_split_name, names if labels else ())
+    return any(rest in _KINDS and _is_labelled(_KINDS[rest], labels.get(key, ())) for key, rest in pairs)
 
 
 def webdataset_state(source: Source, *, sound: ClipOptions = AS_THEY_ARE) -> Found:
@@ -201,13 +198,12 @@ def webdataset_state(source: Source, *, sound: ClipOptions = AS_THEY_ARE) -> Fou
     shards = _shards_of(source)
     first = scan_shard(shards[0], 0)
     # The first shard tells, before hundreds of others are scanned.
-    if not any(sample.annotated for sample in first.samples):
+    if not first.are_labelled:
         return _declined(source, first.left)
     scanned = [first, *scan_each(shards[1:], lambda number, shard: scan_shard(shard, number + 1))]
     samples = [sample for found in scanned for sample in found.samples]
     names = [f"{shards[sample.content.shard].name}/{sample.name}" for sample in samples]
     fields = join_fields([(found.fields, len(found.samples)) for found in scanned])
-    notes: list[str] = []
     masks = [sample.mask for sample in samples]
     if all_have(masks, names, "mask"):
         found = find_masks(ShardParts(shards, [mask for mask in masks if mask], names), spread=False)
@@ -215,7 +211,7 @@ def webdataset_state(source: Source, *, sound: ClipOptions = AS_THEY_ARE) -> Fou
     else:
         labels = labels_of_fields(fields, names, first=(_NUMBERS[0], *(f"json_{name}" for name in _NUMBERS)))
     without = sum(found.without for found in scanned)
-    notes += left_out_notes((without, "samples", "of the shards without an image, array or clip"))
+    notes = left_out_notes((without, "samples", "of the shards without an image, array or clip"))
     left = sorted(frozenset().union(*(found.left for found in scanned)))
     if left:
         notes.append(f"Other files of the samples were left out: {', '.join(left)}.")
@@ -223,17 +219,8 @@ def webdataset_state(source: Source, *, sound: ClipOptions = AS_THEY_ARE) -> Fou
         notes.append("The samples have no label in a cls or json, and texts that are captions; only images are kept.")
     parts = np.array([sample.content for sample in samples], np.int64)
     inputs = _make_inputs(ShardParts(shards, parts, names), [one.kind for one in samples], sound, notes)
-    called = [shard.name for shard in shards]
-    return records_state(
-        NAME,
-        "fields of the samples",
-        inputs,
-        labels,
-        shards=called,
-        shard_of=parts[:, 0],
-        fields=fields,
-        notes=notes,
-    )
+    called, who = [shard.name for shard in shards], "fields of the samples"
+    return records_state(NAME, who, inputs, labels, shards=called, shard_of=parts[:, 0], fields=fields, notes=notes)
 
 
 def _make_inputs(source: SampleSource, kinds: Sequence[str], sound: ClipOptions, notes: list[str]) -> Images | Arrays:

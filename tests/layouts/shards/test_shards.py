@@ -14,6 +14,7 @@ import time
 import wave
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -195,6 +196,11 @@ def records(*examples: dict[str, Any]) -> dict[str, bytes]:
     return {"a.tfrecord": records_of({"image": picture(n), **one} for n, one in enumerate(examples))}
 
 
+def features_of(**features: list[Any]) -> dict[str, bytes]:
+    """The same, given the values of each feature."""
+    return records(*(dict(zip(features, row, strict=True)) for row in zip(*features.values(), strict=True)))
+
+
 def table(**columns: Any) -> dict[str, bytes]:
     """A Parquet file of images with these columns."""
     count = len(next(iter(columns.values())))
@@ -252,7 +258,7 @@ LABELS: dict[str, tuple[Any, list[Any], tuple[str, ...]]] = {
     "Parquet: coded words": (lambda: table(label=coded(DOGS)), [1, 0, 1], ("cat", "dog")),
     "Parquet: yes and no": (lambda: table(label=[True, False, True]), [1, 0, 1], ()),
     "Parquet: fine labels": (lambda: table(fine_label=[3, 1, 2]), [3, 1, 2], ()),
-    "Parquet: y": (lambda: table(y=[2, 0, 1]), [2, 0, 1], ()),
+    **{f"{name}: y": (lambda make=make: make(y=[2, 0, 1]), [2, 0, 1], ()) for name, make in (("Parquet", table), ("json", tars_of), ("TFRecord", features_of))},
     "Parquet: capital": (lambda: table(Label=DOGS), [1, 0, 1], ("cat", "dog")),
     "Parquet: a class before a diagnosis": (lambda: table(diagnosis=[3, 1, 2], **{"class": [0, 1, 0]}), [0, 1, 0], ()),
     "Parquet: lists beside": (lambda: table(tags=[["a"], ["b"], []], breed=DOGS), [1, 0, 1], ("cat", "dog")),
@@ -269,6 +275,13 @@ def test_labels_are_found_where_people_put_them(case: str) -> None:
     make, values, classes = LABELS[case]
     found = read(make())
     assert (labels(found), found.classes) == (values, classes)
+
+
+@pytest.mark.parametrize("make", [table, tars_of, features_of])
+def test_y_beside_x_is_a_place_and_no_label(make: Any) -> None:
+    """They may be asked about; nothing is learned from one of the two."""
+    with suppress(LayoutError):
+        assert read(make(x=[0.5, 0.25, 1.5], y=[2.5, 0.25, 1.0])).targets is None
 
 
 def test_texts_of_lmdb_are_rows_of_bytes() -> None:
