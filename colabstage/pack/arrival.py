@@ -38,7 +38,7 @@ from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.io.workspace import owner_is_alive, owner_token, remove_own
 from colabstage.layouts.table import Boxes, Values
 from colabstage.pack.job import target_source
-from colabstage.pack.journal import BLOCK_SAMPLES, KEPT_AFTER
+from colabstage.pack.journal import BLOCK_SAMPLES
 from colabstage.pack.writer import sample_costs, sample_positions
 
 if TYPE_CHECKING:
@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from colabstage.io.progress import Cancellation
     from colabstage.layouts.table import SampleTable
     from colabstage.pack.job import PackJob
-    from colabstage.pack.journal import PackJournal
     from colabstage.pack.writer import WriteJob
     from colabstage.sources.opening import OpenedSource
 
@@ -158,10 +157,10 @@ class PackState(IntEnum):
     """It ended before that; the header says why."""
 
 
-# The beginning of the map: who packs, how many rows the next run need not pack again, and how packing ended. An error
-# has at most so many characters, and JSON writes one with up to twelve bytes.
+# The beginning of the map: who packs, and how packing ended. An error has at most so many characters, and JSON writes
+# one with up to twelve bytes.
 _LONGEST_MESSAGE = 2_000
-_HEAD = np.dtype([("kept", "<i8"), ("state", "u1"), ("owner", "S256"), ("error", "S32503")])
+_HEAD = np.dtype([("state", "u1"), ("owner", "S255"), ("error", "S32512")])
 
 
 class RowMap:
@@ -207,12 +206,6 @@ class RowMap:
         """Return how many rows are in their places."""
         return int(np.count_nonzero(self.rows))
 
-    def keep(self, rows: int) -> None:
-        """Count so many more rows that the next run will not pack again; one thread at a time."""
-        # Counted here because a reader, who may outlive the packing process, cannot see which blocks of the journal
-        # are complete.
-        self._head["kept"] += rows
-
     def set_placed(self) -> None:
         """Record that the file is complete and in its place."""
         self._head["state"] = PackState.PLACED
@@ -222,22 +215,20 @@ class RowMap:
         if self.state is PackState.PLACED:
             return
         kind, message = error_to_json(error)
-        why = json.dumps([[kind, message[:_LONGEST_MESSAGE]], isinstance(error, KEPT_AFTER)])
-        self._head["error"] = why.encode()
+        self._head["error"] = json.dumps([kind, message[:_LONGEST_MESSAGE]]).encode()
         # The state is written last, so that a process that sees it also finds the reason.
         self._head["state"] = PackState.FAILED
 
     def failure(self, unit: str) -> ColabstageError:
         """Return the error for readers of rows that will not come: what happened, and how much is there."""
         text = self._head["error"][0]
-        raw, is_kept = json.loads(text) if text else ([], True)
-        kept = int(self._head["kept"][0]) if is_kept else 0
         rest = (
-            f"{self.here:,} of {len(self.rows):,} {unit} are here, and {kept:,} of them are kept. Call stage_dataset "
-            "with the same arguments again: what is kept, and has not changed, is not packed again."
+            f"{self.here:,} of {len(self.rows):,} {unit} were packed. Call stage_dataset with the same arguments "
+            "again: what is kept, and has not changed, is not packed again."
         )
         if not text:
             return NotStagedError(f"The process that packed has ended before all was here. {rest}")
+        raw = json.loads(text)
         kind, message = error_from_json(raw, NotStagedError)
         # The message of another library's error does not say what failed.
         what = message if raw[0] else f"Packing has ended: {message}"
@@ -508,7 +499,7 @@ class PackStream:
         """Call `begun` once, in any thread, when readers can wait for rows."""
         self._first_epoch, self._begun = first_epoch, begun
         self._needs: list[Need] = []
-        self._needs_lock, self._kept_lock = threading.RLock(), threading.Lock()
+        self._needs_lock = threading.RLock()
 
     @staticmethod
     def obstacle(job: PackJob) -> str | None:
@@ -619,7 +610,7 @@ class PackStream:
         alone = self._left is not None
         self._source.prefer([bounds for unit in units.tolist() for bounds in self._ranges[unit]], alone=alone)
 
-    def begin(self, work: WriteJob, place: Path, journal: PackJournal, left: NDArray[np.bool_]) -> PackingOrder:
+    def begin(self, work: WriteJob, place: Path, left: NDArray[np.bool_]) -> PackingOrder:
         """Let readers in, as the file has its final layout; return the positions that are left to pack. The source
         starts now, unless it has: what is packed need not come again.
 
@@ -629,7 +620,6 @@ class PackStream:
         self._rows_at = self._row_of[work.order]
         # Rows that are there are announced first: a reader of a continued pack need not wait for them.
         self._rows.rows[self._rows_at[~left & (self._rows_at >= 0)]] = True
-        self._rows.keep(int(np.count_nonzero(self._rows_at[~journal.unfinished()] >= 0)))
         self._kept_bytes = self._bytes_here()
         order = PackingOrder(np.flatnonzero(left), self._by_position, self._rows_at, by_row=self._by_row)
         order.sort(self._turns, self._first)
@@ -642,20 +632,13 @@ class PackStream:
         self._begun(self.arrival)
         return order
 
-    def arrived(self, position: int, *, kept: range) -> None:
-        """Record that a sample is in its place; from any thread.
-
-        `kept`: the positions that the next run will not pack again, now that this one is there.
-        """
+    def arrived(self, position: int) -> None:
+        """Record that a sample is in its place; from any thread."""
         assert self._rows is not None
         row = self._rows_at[position]
         if row >= 0:
             # After the bytes of the row are in the file: readers look at this byte alone.
             self._rows.rows[row] = True
-        if kept:
-            rows = int(np.count_nonzero(self._rows_at[kept.start : kept.stop] >= 0))
-            with self._kept_lock:
-                self._rows.keep(rows)
 
     def placed(self) -> None:
         """Record that the file has been moved to its place."""

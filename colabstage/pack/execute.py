@@ -448,7 +448,7 @@ class PackRun:
         # mount. A new pack of millions of samples needs no list of them.
         in_order: Sequence[int] = range(len(left)) if left.all() else array("q", np.flatnonzero(left).tobytes())
         if self.stream is not None:
-            in_order = self.stream.begin(work, self.out, journal, left)
+            in_order = self.stream.begin(work, self.out, left)
         table, kept = self.job.table, self.job.plan.x.lengths is not None
         mean_bytes = int(sample_costs(table).sum()) // max(1, len(table))
         limits = pipeline_limits(

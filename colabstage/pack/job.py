@@ -376,32 +376,26 @@ def settled(job: PackJob) -> PackJob:
 def listed_job(job: PackJob) -> PackJob:
     """Return the job with samples that are all known."""
     # Pixels have places whatever the length of their files.
-    if job.plan.encoding == "arrays":
-        return _completed(job, job.options)
-    if job.plan.encoding == "encoded":
-        return _completed(job, replace(job.options, encoding="encoded"))
-    return job
-
-
-def _completed(job: PackJob, options: PackOptions) -> PackJob:
-    """Return the job with what only the contents of its samples say, planned by some options."""
-    if job.table.complete is None:
+    if job.table.complete is None or job.plan.encoding not in ("arrays", "encoded"):
         return job
+    encoding = "encoded" if job.plan.encoding == "encoded" else job.options.encoding
+    return _planned_again(job, encoding, job.plan.reason)
+
+
+def keeps_files(job: PackJob) -> PackJob:
+    """Return the same job with the original image files stored, as for images that differ in size."""
+    return _planned_again(job, "encoded", why_kept(image_options(job.table, job.options)))
+
+
+def _planned_again(job: PackJob, encoding: str, reason: str) -> PackJob:
     table = completed(job.table)
-    plan = plan_pack(table, options, facts=(), free_bytes=None)
-    return replace(job, table=table, plan=replace(plan, reason=job.plan.reason))
+    plan = plan_pack(table, replace(job.options, encoding=encoding), facts=(), free_bytes=None)
+    return replace(job, table=table, plan=replace(plan, reason=reason))
 
 
 def completed(table: SampleTable) -> SampleTable:
     """Return a table of which everything is known, reading contents where needed."""
     return table if table.complete is None else table.complete(table)
-
-
-def keeps_files(job: PackJob) -> PackJob:
-    """Return the same job with the original image files stored, as for images that differ in size."""
-    job = replace(job, table=completed(job.table))
-    encoded = plan_pack(job.table, replace(job.options, encoding="encoded"), facts=(), free_bytes=None)
-    return replace(job, plan=replace(encoded, reason=why_kept(image_options(job.table, job.options))))
 
 
 def with_foreground(job: PackJob) -> PackJob:

@@ -119,11 +119,9 @@ class PackJournal(Closing):
         return lengths
 
     def _block_stamp(self, block: int) -> int:
-        stamps = "\n".join(map(self._stamp, self._positions(block)))
+        positions = range(block * BLOCK_SAMPLES, min((block + 1) * BLOCK_SAMPLES, self._samples))
+        stamps = "\n".join(map(self._stamp, positions))
         return xxhash.xxh3_64_intdigest(stamps.encode(errors="surrogateescape")) or 1
-
-    def _positions(self, block: int) -> range:
-        return range(block * BLOCK_SAMPLES, min((block + 1) * BLOCK_SAMPLES, self._samples))
 
     @property
     def finished_samples(self) -> int:
@@ -140,12 +138,9 @@ class PackJournal(Closing):
         self._lines.close()
         self._lines = self._begin()
 
-    def finish(self, position: int, *, skipped: str | None = None, lost: Iterable[str] = ()) -> range:
-        """Record that a sample is in its place, or was left out for the reason `skipped`; once for each sample.
-
-        Return the positions that the next run will not pack again because of this one: those of a whole block with its
-        last sample, none with every other. `lost`: which parts of its image file are not stored. May be called from any
-        thread.
+    def finish(self, position: int, *, skipped: str | None = None, lost: Iterable[str] = ()) -> None:
+        """Record that a sample is in its place, or was left out for the reason `skipped`; once for each sample, from
+        any thread. `lost`: which parts of its image file are not stored.
         """
         block = position // BLOCK_SAMPLES
         with self._lock:
@@ -157,12 +152,10 @@ class PackJournal(Closing):
                 self._lines.append({"skipped": position, "why": skipped})
             self._left[block] -= 1
             # Workers finish in any order; the line is written by whoever finishes the block's last sample.
-            if self._left[block]:
-                return range(position, position)
-            stamp = self._block_stamp(block)
-            self._stamps[block] = stamp
-            self._lines.append({"block": block, "stamp": stamp})
-        return self._positions(block)
+            if not self._left[block]:
+                stamp = self._block_stamp(block)
+                self._stamps[block] = stamp
+                self._lines.append({"block": block, "stamp": stamp})
 
     def a_reason(self) -> str:
         """Return why one of the samples was left out."""

@@ -88,24 +88,26 @@ def split_rows(
     if table.splits is not None:
         names, assigned = _splits_of_source(table, table.splits, fractions)
     elif fractions is not None:
-        names = [name for name, _ in fractions]
-        assigned = _divide(table, fractions, seed=seed, group_by=group_by)
-        _check_shares(fractions, np.bincount(assigned, minlength=len(names)))
+        names, assigned = [name for name, _ in fractions], _divide(table, fractions, seed=seed, group_by=group_by)
+        counts = np.bincount(assigned, minlength=len(names)).tolist()
+        for (name, fraction), count in zip(fractions, counts, strict=True):
+            # An empty split is found here and not in the first epoch that asks for it.
+            if count == 0:
+                msg = (
+                    f"splits gives '{name}' the fraction {fraction}, which of {len(table):,} samples comes to none. "
+                    "Give it more, or leave it out."
+                )
+                raise OptionError(msg)
     else:
         names, assigned = ["train"], np.zeros(len(table), np.uint8)
-    return {
-        name: _in_order(table.keys, np.flatnonzero(assigned == number), name, seed) for number, name in enumerate(names)
-    }
-
-
-def _in_order(keys: Sequence[str], members: NDArray[np.int64], split: str, seed: int) -> NDArray[np.int64]:
+    rows = {name: np.flatnonzero(assigned == number) for number, name in enumerate(names)}
     # So that any range of `train` is a fair sample. Other splits keep the source's order, in which predictions are
     # usually submitted.
-    if split != "train":
-        return members
-    own = keys if len(members) == len(keys) else take_strings(keys, members)
-    # In one expression, so that the hashes of millions are gone before the rows are there twice.
-    return members[np.argsort(key_hashes(own, seed=seed, purpose="row"), kind="stable")]
+    if (train := rows.get("train")) is not None:
+        own = table.keys if len(train) == len(table) else take_strings(table.keys, train)
+        # In one expression, so that the hashes of millions are gone before the rows are there twice.
+        rows["train"] = train[np.argsort(key_hashes(own, seed=seed, purpose="row"), kind="stable")]
+    return rows
 
 
 def _splits_of_source(
@@ -230,17 +232,6 @@ def _strata(table: SampleTable) -> NDArray[np.int64]:
         if table.classes or 2 * len(np.unique(labels)) <= len(labels):
             return labels
     return np.zeros(len(table), np.int64)
-
-
-def _check_shares(fractions: Fractions, counts: NDArray[np.int64]) -> None:
-    for (name, fraction), count in zip(fractions, counts.tolist(), strict=True):
-        # An empty split is found here and not in the first epoch that asks for it.
-        if count == 0:
-            msg = (
-                f"splits gives '{name}' the fraction {fraction}, which of {counts.sum():,} samples comes to none. "
-                "Give it more, or leave it out."
-            )
-            raise OptionError(msg)
 
 
 _UINT8 = np.dtype(np.uint8)
@@ -478,7 +469,14 @@ def plan_pack(
     rows = split_rows(table, options.fractions, seed=options.seed, group_by=options.group_by)
     splits = tuple(SplitPlan(name, samples) for name, samples in rows.items())
     if isinstance(table.inputs, Arrays):
-        return _plan_arrays(table.inputs, table, options, splits)
+        if options.encoding not in ("auto", "pixels"):
+            msg = (
+                f"encoding={options.encoding!r} is for images; the samples of the layout '{table.layout}' are arrays. "
+                "Leave it out."
+            )
+            raise OptionError(msg)
+        x, y = StoredField("x", table.inputs.shape, table.inputs.dtype), plan_target(table, options, None)
+        return PackPlan("arrays", "the samples are arrays of one shape", x, y, splits)
     if options.jpeg_quality is not None:
         plan = _plan_jpeg(table.inputs, table, options, splits)
     elif options.encoding != "encoded":
@@ -492,17 +490,6 @@ def plan_pack(
         return plan
     # Decided before anything is written, and recorded in the file: the two filters differ by a grey level.
     return replace(plan, resizer="torch" if has_torch and gains_by_torch(table, options) else "pillow")
-
-
-def _plan_arrays(inputs: Arrays, table: SampleTable, options: PackOptions, splits: tuple[SplitPlan, ...]) -> PackPlan:
-    if options.encoding not in ("auto", "pixels"):
-        msg = (
-            f"encoding={options.encoding!r} is for images; the samples of the layout '{table.layout}' are arrays. "
-            "Leave it out."
-        )
-        raise OptionError(msg)
-    x = StoredField("x", inputs.shape, inputs.dtype)
-    return PackPlan("arrays", "the samples are arrays of one shape", x, plan_target(table, options, None), splits)
 
 
 def _plan_files(table: SampleTable, options: PackOptions, splits: tuple[SplitPlan, ...], reason: str) -> PackPlan:
@@ -532,16 +519,23 @@ def _plan_pixels(
     free_bytes: int | None,
 ) -> PackPlan:
     """Plan images that are decoded, or kept as files where `encoding="auto"` and they have no form or no room."""
-    shape, dtype, trouble, remedy = _row_shape(image_options(table, options), facts)
-    if shape is None:
+    image = image_options(table, options)
+    channels = {"rgb": 3, "grayscale": 1}.get(image.color_mode)
+    # What options say is the same for all; what only the files say may differ.
+    sizes = {image.size} if image.size else {(fact.height, fact.width) for fact in facts}
+    forms = {(channels, _UINT8)} if channels else {(fact.channels, np.dtype(fact.dtype)) for fact in facts}
+    if len(sizes) != 1 or len(forms) != 1:
+        trouble, remedy = _why_not_pixels(sizes, forms)
         if options.encoding == "pixels" or not has_files(table):
             msg = f"{trouble}, so they cannot be pixels. Give {remedy}, or encoding='encoded'."
             raise LayoutError(msg)
         return _plan_files(table, options, splits, f"{trouble}, so they are kept as they are{LISTS.format(remedy)}")
+    (height, width), (depth, dtype) = sizes.pop(), forms.pop()
+    shape = (height, width, depth)
     plan = PackPlan("pixels", "", StoredField("x", shape, dtype), plan_target(table, options, shape), splits)
     if options.encoding == "pixels":
         return replace(plan, reason="encoding='pixels' was asked for")
-    size, nbytes = f"{shape[0]}x{shape[1]}x{shape[2]}", plan.nbytes
+    size, nbytes = f"{height}x{width}x{depth}", plan.nbytes
     if free_bytes is not None and nbytes > free_bytes * (1 - _SPARE_FRACTION) and has_files(table):
         reason = (
             f"as {size} pixels they would take {format_bytes(nbytes)} and {format_bytes(free_bytes)} {_NO_ROOM} and "
@@ -576,31 +570,14 @@ def why_kept(image: ImageOptions) -> str:
     return f"the images have {what}, so they are kept as they are{LISTS.format(remedy)}"
 
 
-class _RowShape(NamedTuple):
-    """The common shape and dtype of images; or no shape, with the reason and the options that give them one."""
-
-    shape: tuple[int, int, int] | None
-    dtype: np.dtype[Any] = _UINT8
-    trouble: str = ""
-    remedy: str = ""
-
-
-def _row_shape(image: ImageOptions, facts: Sequence[ImageFacts]) -> _RowShape:
-    """Return the form of the images that `facts` describe."""
-    channels = {"rgb": 3, "grayscale": 1}.get(image.color_mode)
-    if image.size is not None and channels is not None:
-        return _RowShape((*image.size, channels))
-    sizes = {image.size or (fact.height, fact.width) for fact in facts}
-    forms = {(channels or fact.channels, _UINT8 if channels else np.dtype(fact.dtype)) for fact in facts}
+def _why_not_pixels(sizes: set[tuple[int, int]], forms: set[tuple[int, np.dtype[Any]]]) -> tuple[str, str]:
+    """Return why images of these sizes and forms have no common row, and the options that give them one."""
     # Rows of one shape are what makes reading fast; several shapes would need padding, or a size that nobody asked for.
     if len(sizes) > 1:
         (a, b), (c, d) = min(sizes), max(sizes)
         remedy = f"{_ONE_SIZE} and {_ONE_FORM}" if len(forms) > 1 else _ONE_SIZE
-        return _RowShape(None, trouble=f"the images have many sizes ({a}x{b} to {c}x{d})", remedy=remedy)
+        return f"the images have many sizes ({a}x{b} to {c}x{d})", remedy
     if len(forms) > 1:
-        kinds = ", ".join(sorted({f"{fact.channels} x {np.dtype(fact.dtype)}" for fact in facts}))
-        return _RowShape(None, trouble=f"the images have different channels ({kinds})", remedy=_ONE_FORM)
-    if not facts:
-        return _RowShape(None, trouble="no image could be looked at", remedy=_ONE_SIZE)
-    (height, width), (depth, dtype) = sizes.pop(), forms.pop()
-    return _RowShape((height, width, depth), dtype)
+        kinds = ", ".join(sorted(f"{channels} x {dtype}" for channels, dtype in forms))
+        return f"the images have different channels ({kinds})", _ONE_FORM
+    return "no image could be looked at", _ONE_SIZE

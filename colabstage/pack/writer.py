@@ -271,15 +271,12 @@ class WriteJob:
     """Where digests of image files are noted; `None` where they are not compared."""
     levels: SampleColumn | None = None
     """Where the values of masks are noted; `None` where they are not compared."""
-    retry: RetryPolicy = RetryPolicy()  # noqa: RUF009 - frozen
-    """Which failed reads are tried again."""
 
 
 class _Memory(threading.local):
-    """Memory to decode into, separate for each worker, and the pixel limit that they share."""
+    """Memory to decode into, separate for each worker."""
 
-    def __init__(self, room: PixelRoom) -> None:
-        self.room = room
+    def __init__(self) -> None:
         self.scratch = Scratch()
 
 
@@ -295,7 +292,7 @@ def write_samples(
     """Write the samples at the positions `left` of the reading order to their places."""
     table, options = work.job.table, work.job.options
     inputs, target, costs = table.inputs.source, target_source(table), sample_costs(table)
-    encoder, memory = SampleEncoder(work.job), _Memory(PixelRoom())
+    encoder, memory, room = SampleEncoder(work.job), _Memory(), PixelRoom()
 
     def check_left_out() -> None:
         check_share(options, journal.skipped, len(work.order), journal.a_reason)
@@ -303,8 +300,8 @@ def write_samples(
     def read(position: int) -> RawSample | BrokenSampleError:
         index = int(work.order[position])
         try:
-            x = _read_part(inputs, index, work.retry)
-            return RawSample(x, None if target is None else _read_part(target, index, work.retry))
+            x = _read_part(inputs, index)
+            return RawSample(x, None if target is None else _read_part(target, index))
         # Returned and not raised, because the worker records which samples are left out.
         except BrokenSampleError as error:
             return error
@@ -313,7 +310,7 @@ def write_samples(
         why: str | None = None
         lost: tuple[Loss, ...] = ()
         # A few kilobytes of PNG may hold 170 million pixels, so these limit what is decoded at the same time.
-        with memory.room.room_for(raw.x if isinstance(raw, RawSample) else None):
+        with room.room_for(raw.x if isinstance(raw, RawSample) else None):
             try:
                 if isinstance(raw, BrokenSampleError):
                     raise raw
@@ -323,9 +320,9 @@ def write_samples(
             # One huge image would otherwise keep its memory in each thread until the end.
             memory.scratch.forget_huge()
         # Last, because a sample that is in the journal but not in its place would be lost.
-        kept = journal.finish(position, skipped=why, lost=lost)
+        journal.finish(position, skipped=why, lost=lost)
         if stream is not None:
-            stream.arrived(position, kept=kept)
+            stream.arrived(position)
         step.advance()
         # After each sample, so that a folder of something else entirely is noticed within seconds.
         check_left_out()
@@ -347,11 +344,11 @@ def write_samples(
     return result
 
 
-def _read_part(source: SampleSource, index: int, retry: RetryPolicy) -> Content:
+def _read_part(source: SampleSource, index: int) -> Content:
     name = source.name(index)
     try:
         # Damaged content is no failure of the medium: reading it again returns the same.
-        return read_with_retry(lambda: source.read(index), name, policy=retry)
+        return read_with_retry(lambda: source.read(index), name, policy=RetryPolicy())
     except (CorruptArchiveError, DecodeError) as error:
         raise BrokenSampleError(name, error) from error
 

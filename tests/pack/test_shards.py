@@ -8,7 +8,7 @@ import os
 import pickle
 import signal
 import threading
-from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 from types import SimpleNamespace
@@ -307,38 +307,13 @@ def test_samples_are_found_and_read_once_however_many_shards_there_are(tmp_path:
     assert len(_READ) == COUNT + 1
 
 
-class _LosesEach(Executor):
-    """Loses the worker of every task."""
-
-    tasks = 0
-
-    def submit(self, function: Any, /, *args: Any, **options: Any) -> Future[Any]:
-        self.tasks += 1
-        future: Future[Any] = Future()
-        future.set_exception(BrokenExecutor("killed"))
-        return future
-
-
-def test_a_task_that_loses_each_worker_is_given_up() -> None:
-    """One that lives would lose the next one too."""
-    losing = _LosesEach()
-    with pytest.raises(WorkersLostError, match="4 times on the same task"):
-        list(run_tasks(losing, len, ["task"]))
-    assert losing.tasks == 4
-
-
-def _die(_: object) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-@pytest.mark.slow
 def test_a_task_that_kills_each_worker_is_given_up() -> None:
     """Each broken pool is replaced."""
     with (
         ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool,
         pytest.raises(WorkersLostError, match="4 times on the same task"),
     ):
-        list(run_tasks(pool, _die, [None]))
+        list(run_tasks(pool, signal.raise_signal, [signal.SIGKILL]))
 
 
 @pytest.mark.slow
