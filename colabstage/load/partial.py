@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from colabstage.h5.arrival import Arrival, Side
+    from colabstage.h5.arrival import Side
     from colabstage.h5.parts import Files
     from colabstage.io.progress import Cancellation, ProgressStep
     from colabstage.load.epoch import Order
@@ -56,39 +56,6 @@ if TYPE_CHECKING:
 #
 # It shuffles units, then rows within a window of some units. It depends on seed, epoch and layout alone, never on
 # what came first, so that what will be needed next is known beforehand.
-
-
-class Announced:
-    """Announce to an arrival which rows an epoch's batches need, and how many batches have been handed out."""
-
-    def __init__(
-        self,
-        arrival: Arrival,
-        split: str,
-        batches: Sequence[NDArray[np.intp]],
-        then: Callable[[], Sequence[NDArray[np.intp]]],
-    ) -> None:
-        """Announce `batches`; `then` makes those of the epoch after."""
-        self._ends = np.cumsum([len(rows) for rows in batches]).tolist()
-        self._expectation = arrival.expect(split, _join_batches(batches), then=lambda: _join_batches(then()))
-        self._handed_out, self._waited_s = 0, 0.0
-
-    def waited(self, seconds: float) -> None:
-        """Record how long the consumer has waited for the batch that it receives next."""
-        self._waited_s += seconds
-
-    def hand_out(self) -> None:
-        """Record that the consumer has received one more batch."""
-        self._expectation.reached(self._ends[self._handed_out], self._waited_s)
-        self._handed_out, self._waited_s = self._handed_out + 1, 0.0
-
-    def close(self) -> None:
-        """Forget the rest."""
-        self._expectation.close()
-
-
-def _join_batches(batches: Sequence[NDArray[np.intp]]) -> NDArray[np.intp]:
-    return np.concatenate(batches) if batches else np.arange(0)
 
 
 @dataclass(frozen=True, eq=False)
