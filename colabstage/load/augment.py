@@ -59,16 +59,6 @@ AREAS = (0.08, 1.0)
 RATIOS = (3 / 4, 4 / 3)
 
 
-def check_crop_ranges(scale: tuple[float, float], ratio: tuple[float, float]) -> None:
-    """Refuse ranges that no crop can be drawn from."""
-    if not 0 < scale[0] <= scale[1] <= 1:
-        msg = f"scale={scale!r} cannot work; expected (least, most) part of the image's area, above 0 and up to 1."
-        raise OptionError(msg)
-    if not 0 < ratio[0] <= ratio[1] < math.inf:
-        msg = f"ratio={ratio!r} cannot work; expected (least, most) width by height, above 0."
-        raise OptionError(msg)
-
-
 def resized_crops(
     sizes: NDArray[np.int64],
     draws: NDArray[np.float64],
@@ -166,43 +156,28 @@ def _move_mask(y: torch.Tensor, size: Size, movement: Movement) -> torch.Tensor:
     return y
 
 
-def _moved(boxes: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
-    """Return `boxes` `(…, 4)` at their new places; `scale` and `shift` `(…, 2)`."""
-    first, second = boxes[..., :2] * scale + shift, boxes[..., 2:] * scale + shift
-    # Where it is mirrored, the right edge has become the left one.
-    return torch.cat([torch.minimum(first, second), torch.maximum(first, second)], dim=-1)
-
-
-def _cut(boxes: torch.Tensor, size: Size) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return boxes cut at the edges, and which of them are left."""
-    height, width = size
-    cut = torch.minimum(boxes.clamp(min=0), boxes.new_tensor([width, height, width, height]))
-    return cut, (cut[..., 2] > cut[..., 0]) & (cut[..., 3] > cut[..., 1])
-
-
-def _scale_and_shift(movement: BoxMovement, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    scale, shift = (torch.from_numpy(part).to(like.device, like.dtype) for part in (movement.scale, movement.shift))
-    return scale, shift
-
-
 def _move_list(targets: list[dict[str, Any]], movement: BoxMovement) -> list[dict[str, Any]]:
     """Move all boxes of the batch at once: one wait for the device, not one for each image."""
     counts = [len(target[BOXES]) for target in targets]
     boxes = torch.cat([target[BOXES] for target in targets])
+    each = torch.tensor(counts, device=boxes.device)
     scale, shift = (
-        part.repeat_interleave(torch.tensor(counts, device=boxes.device), dim=0, output_size=sum(counts))
-        for part in _scale_and_shift(movement, boxes)
+        torch.from_numpy(part).to(boxes.device, boxes.dtype).repeat_interleave(each, dim=0, output_size=sum(counts))
+        for part in (movement.scale, movement.shift)
     )
-    moved = _moved(boxes, scale, shift)
-    if movement.size is None:
-        return [{**target, BOXES: part} for target, part in zip(targets, torch.split(moved, counts), strict=True)]
-    moved, kept = _cut(moved, movement.size)
-    # The only wait for the device.
-    left = np.split(kept.cpu().numpy(), np.cumsum(counts)[:-1])
-    found = []
-    for target, part, inside in zip(targets, torch.split(moved, counts), left, strict=True):
-        columns = {**target, BOXES: part}
-        if not inside.all():
+    first, second = boxes[:, :2] * scale + shift, boxes[:, 2:] * scale + shift
+    # Where it is mirrored, the right edge has become the left one.
+    moved = torch.cat([torch.minimum(first, second), torch.maximum(first, second)], dim=1)
+    kept = None
+    if movement.size is not None:
+        height, width = movement.size
+        moved = torch.minimum(moved.clamp(min=0), moved.new_tensor([width, height, width, height]))
+        # The only wait for the device.
+        kept = ((moved[:, 2] > moved[:, 0]) & (moved[:, 3] > moved[:, 1])).cpu().numpy()
+    found, end = [], 0
+    for target, part in zip(targets, torch.split(moved, counts), strict=True):
+        columns, end = {**target, BOXES: part}, end + len(part)
+        if kept is not None and not (inside := kept[end - len(part) : end]).all():
             which = torch.from_numpy(np.flatnonzero(inside)).to(part.device)
             # In every tensor that has a row for each box.
             for name, value in columns.items():
@@ -217,18 +192,14 @@ def _move_padded(target: dict[str, Any], movement: BoxMovement) -> dict[str, Any
     columns = {name: column for name, column in target.items() if name != LENGTHS}
     rows = [{name: column[row, :count] for name, column in columns.items()} for row, count in enumerate(counts)]
     moved = _move_list(rows, movement) if rows else []
-    # As wide as before, so that a batch keeps its shape.
-    padded = {name: _padded(column, [one[name] for one in moved]) for name, column in columns.items()}
+    padded = {}
+    for name, column in columns.items():
+        # As wide as before, so that a batch keeps its shape, and filled up as `pad_boxes` does.
+        signed = column.dtype.is_signed and not column.dtype.is_floating_point
+        padded[name] = torch.full_like(column, -1 if signed else 0)
+        for number, row in enumerate(moved):
+            padded[name][number, : len(row[name])] = row[name]
     return {**padded, LENGTHS: target[LENGTHS].new_tensor([len(one[BOXES]) for one in moved])}
-
-
-def _padded(like: torch.Tensor, rows: list[torch.Tensor]) -> torch.Tensor:
-    """Return rows of different lengths as one tensor like this one, filled up as `pad_boxes` does."""
-    signed = like.dtype.is_signed and not like.dtype.is_floating_point
-    filled = torch.full_like(like, -1 if signed else 0)
-    for number, row in enumerate(rows):
-        filled[number, : len(row)] = row
-    return filled
 
 
 def mirror(images: torch.Tensor, chosen: NDArray[np.bool_], axis: int) -> torch.Tensor:
@@ -300,17 +271,6 @@ def resize_crops(images: torch.Tensor, crops: NDArray[np.int64], size: Size) -> 
     if images.device.type == "cpu":
         return _resize_each(images, crops, size)
     return resize_by_weights(images, crops, size)
-
-
-def resize_listed_crops(images: list[torch.Tensor], crops: NDArray[np.int64], size: Size) -> torch.Tensor:
-    """Resize crops of images that have their own sizes, `(C, H, W)` each; one batch comes of them."""
-    parts = [resize_crops(image[None], crops[row : row + 1], size) for row, image in enumerate(images)]
-    return torch.cat(parts).contiguous(memory_format=torch.channels_last)
-
-
-def pick_listed_crops(masks: list[torch.Tensor], crops: NDArray[np.int64], size: Size) -> torch.Tensor:
-    """Pick crops of masks that have their own sizes, `(H, W)` each: `(B, *size)`."""
-    return torch.cat([pick_crops(mask[None, None], crops[row : row + 1], size)[:, 0] for row, mask in enumerate(masks)])
 
 
 def _resize_each(images: torch.Tensor, crops: NDArray[np.int64], size: Size) -> torch.Tensor:
@@ -522,7 +482,15 @@ class RandomResizedCrop(_Seeded):
 
     def __post_init__(self) -> None:
         _height_and_width(self.size)
-        check_crop_ranges(self.scale, self.ratio)
+        if not 0 < self.scale[0] <= self.scale[1] <= 1:
+            msg = (
+                f"scale={self.scale!r} cannot work; expected (least, most) part of the image's area, above 0 and up "
+                "to 1."
+            )
+            raise OptionError(msg)
+        if not 0 < self.ratio[0] <= self.ratio[1] < math.inf:
+            msg = f"ratio={self.ratio!r} cannot work; expected (least, most) width by height, above 0."
+            raise OptionError(msg)
 
     def apply_at(self, x: Any, y: Any, place: BatchPlace) -> tuple[Any, Any]:
         if isinstance(x, list) and all(isinstance(image, torch.Tensor) and image.dim() == 3 for image in x):
@@ -530,8 +498,11 @@ class RandomResizedCrop(_Seeded):
         else:
             sizes = np.tile(np.array(_image_size(x), np.int64), (len(x), 1))
         crops = self.choose(sizes, place)
-        resize = resize_listed_crops if isinstance(x, list) else resize_crops
-        return resize(x, crops, _height_and_width(self.size)), self.move(y, sizes, crops)
+        size = self.target_size
+        if not isinstance(x, list):
+            return resize_crops(x, crops, size), self.move(y, sizes, crops)
+        parts = [resize_crops(image[None], crops[row : row + 1], size) for row, image in enumerate(x)]
+        return torch.cat(parts).contiguous(memory_format=torch.channels_last), self.move(y, sizes, crops)
 
     @property
     def target_size(self) -> Size:
@@ -551,7 +522,8 @@ class RandomResizedCrop(_Seeded):
             isinstance(mask, torch.Tensor) and mask.shape == tuple(own)
             for mask, own in zip(y, sizes.tolist(), strict=True)
         ):
-            return pick_listed_crops(y, crops, size)
+            parts = [pick_crops(mask[None, None], crops[row : row + 1], size)[:, 0] for row, mask in enumerate(y)]
+            return torch.cat(parts)
         # One that nothing has, where they differ.
         common = (0, 0) if not len(sizes) or (sizes != sizes[0]).any() else (int(sizes[0, 0]), int(sizes[0, 1]))
         factors = np.divide(size[::-1], crops[:, :1:-1], dtype=np.float64)

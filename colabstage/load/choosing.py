@@ -174,7 +174,7 @@ def choose_loader(facts: LoaderFacts, batch_size: int, options: LoaderOptions | 
         order=_choose_order(facts, options),
         decode=decode,
         keep=keep,
-        together=_together(facts, batch_bytes, ahead),
+        together=max(1, min(ahead // 2, _most_together(facts, batch_bytes))),
     )
 
 
@@ -319,36 +319,24 @@ def _choose_prefetch(facts: LoaderFacts, batch_bytes: int, options: LoaderOption
         return ReasonedValue(asked, "as asked")
     # One more is with the consumer, and one in the making.
     fitting = facts.free_memory_bytes // _MEMORY_PART // max(1, batch_bytes) - 2
-    several = 0
-    if _can_group(facts):
-        several = min(fitting, prefetch_of_small(batch_bytes, copied=facts.engine.name in ("mapped", "memory")))
+    copied = facts.engine.name in ("mapped", "memory")
+    several = min(fitting, 2 * _most_together(facts, batch_bytes, copied=copied))
     if several > _PREFETCH:
-        together = _together(facts, batch_bytes, several)
+        together = min(several // 2, _most_together(facts, batch_bytes))
         return ReasonedValue(several, f"batches are small, so {together} at a time are gathered")
     if fitting >= _PREFETCH:
         return ReasonedValue(_PREFETCH, "evens out batches that take longer")
     return ReasonedValue(1, f"batches of {format_bytes(batch_bytes)} leave memory for no more")
 
 
-def prefetch_of_small(batch_bytes: int, *, copied: bool) -> int:
-    """Return the number of batches to prepare ahead, when they are small enough to be gathered in groups: two
-    groups. `copied`: whether rows are only copied, out of memory."""
-    most, nbytes = (_MOST_TOGETHER, _GROUP_BYTES) if copied else (_MOST_SLOW_TOGETHER, _SLOW_GROUP_BYTES)
-    return 2 * min(most, nbytes // max(1, batch_bytes))
-
-
-def _can_group(facts: LoaderFacts) -> bool:
-    """Return whether several batches can be read as one and taken apart."""
+def _most_together(facts: LoaderFacts, batch_bytes: int, *, copied: bool = True) -> int:
+    """Return how many batches may be gathered at once, of which two groups are prepared ahead. `copied`: whether rows
+    are only copied, out of memory."""
     # Rows of one shape only: of others a group cannot be taken apart by slices. And what is read at once must be here.
-    apart = facts.encoded or facts.decodes_targets or facts.per_sample
-    return facts.uniform and facts.complete and not apart
-
-
-def _together(facts: LoaderFacts, batch_bytes: int, prefetch: int) -> int:
-    """Return the number of batches that are gathered at once: at most half of those prepared ahead."""
-    if not _can_group(facts):
+    if facts.encoded or facts.decodes_targets or facts.per_sample or not (facts.uniform and facts.complete):
         return 1
-    return max(1, min(prefetch // 2, prefetch_of_small(batch_bytes, copied=True) // 2))
+    most, nbytes = (_MOST_TOGETHER, _GROUP_BYTES) if copied else (_MOST_SLOW_TOGETHER, _SLOW_GROUP_BYTES)
+    return max(1, min(most, nbytes // max(1, batch_bytes)))
 
 
 def _choose_decoding(facts: LoaderFacts) -> DecodeChoice | None:

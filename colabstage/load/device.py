@@ -24,7 +24,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Iterable
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -248,23 +248,26 @@ class _Slot:
         self.borrowed.clear()
 
 
-class StreamStager:
-    """Take batches to a device by a stream. `stage` belongs to the thread that prepares, the rest to the consumer."""
+class Stager:
+    """Take the batches of one iteration to a device: by a stream, or plainly where the device has no streams of ours,
+    such as the CPU itself. `stage` belongs to the thread that prepares, the rest to the consumer."""
 
-    def __init__(self, stream: CopyStream, device: torch.device) -> None:
-        self._copies = stream
+    def __init__(self, stream: CopyStream | None, device: torch.device) -> None:
+        self._stream = stream
         self._device = device
-        self._slots = [_Slot(pinned=stream.pinned) for _ in range(_SLOTS)]
+        self._slots = [] if stream is None else [_Slot(pinned=stream.pinned) for _ in range(_SLOTS)]
         self._turn = 0
 
     def begin(self) -> None:
         """Let the copies of an iteration come after all that the caller's stream was given so far."""
-        self._copies.follow()
+        if self._stream is not None:
+            self._stream.follow()
 
     def stage(self, batches: Batches[T]) -> Generator[Staged[T]]:
         """Start the copies of batch after batch. Batches are also made on the stream, so those that are on the device
         already are ordered like the rest."""
-        with closing(batches), self._copies.entered(), torch.no_grad():
+        entered = nullcontext() if self._stream is None else self._stream.entered()
+        with closing(batches), entered, torch.no_grad():
             try:
                 yield from map(self._start, batches)
             finally:
@@ -274,40 +277,43 @@ class StreamStager:
 
     def hand_out(self, staged: Staged[T]) -> T:
         """Make a batch the caller's: what its stream is given from now on finds the batch on the device."""
-        if staged.copied is not None:
-            self._copies.lead(staged.copied)
+        stream = self._stream
+        if stream is not None and staged.copied is not None:
+            stream.lead(staged.copied)
 
         def finish(leaf: Any) -> Any:
             if moves_itself(leaf):
                 # Here, because nobody could record what is inside of it on the consumer's stream.
                 return leaf.to(self._device)
-            if isinstance(leaf, torch.Tensor):
-                self._copies.used(leaf)
+            if isinstance(leaf, torch.Tensor) and stream is not None:
+                stream.used(leaf)
             return leaf
 
         return map_leaves(staged.batch, finish)  # type: ignore[no-any-return]
 
     def _start(self, batch: T) -> Staged[T]:
+        if self._stream is None:
+            return Staged(map_leaves(batch, self._moved), None)
         tensors: list[torch.Tensor] = []
         map_leaves(batch, lambda leaf: tensors.append(leaf) if _is_stageable(leaf) else None)
-        copies = iter(self._copy(tensors))
+        copies = iter(self._copy(self._stream, tensors))
         moved = map_leaves(batch, lambda leaf: next(copies) if _is_stageable(leaf) else self._moved(leaf))
-        return Staged(moved, self._copies.record())
+        return Staged(moved, self._stream.record())
 
-    def _copy(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    def _copy(self, stream: CopyStream, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         slot = self._slots[self._turn]
         self._turn = (self._turn + 1) % _SLOTS
         slot.empty()
         # What the loader gathered into pinned memory needs no second copy there.
-        ready = [self._copies.takes(tensor) for tensor in tensors]
+        ready = [stream.takes(tensor) for tensor in tensors]
         placed = iter(slot.stage.fill([tensor for tensor, there in zip(tensors, ready, strict=True) if not there]))
         copies = []
         for tensor, there in zip(tensors, ready, strict=True):
             if there:
                 slot.borrowed.append(tensor)
-            copies.append(self._copies.copy(tensor if there else next(placed)))
+            copies.append(stream.copy(tensor if there else next(placed)))
         # After the last copy out of it, not after the batch: other work may follow.
-        slot.emptied = self._copies.record()
+        slot.emptied = stream.record()
         return copies
 
     def _moved(self, leaf: Any) -> Any:
@@ -321,43 +327,9 @@ def _is_stageable(leaf: Any) -> bool:
     return type(leaf) is torch.Tensor and leaf.device.type == "cpu" and leaf.layout == torch.strided
 
 
-class PlainStager:
-    """Take batches to a device that has no streams of ours, such as the CPU itself; same methods as `StreamStager`."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
-    def begin(self) -> None:
-        """Wait for nothing."""
-
-    def stage(self, batches: Batches[T]) -> Generator[Staged[T]]:
-        """Move batch after batch; tensors on the device stay what they are."""
-        with closing(batches):
-            yield from map(self._start, batches)
-
-    def hand_out(self, staged: Staged[T]) -> T:
-        """Return the batch."""
-        return staged.batch
-
-    def _start(self, batch: T) -> Staged[T]:
-
-        def move(leaf: Any) -> Any:
-            return leaf.to(self._device) if isinstance(leaf, torch.Tensor) or moves_itself(leaf) else leaf
-
-        return Staged(map_leaves(batch, move), None)
-
-
-Stager = StreamStager | PlainStager
-
-
 def copy_stream(device: torch.device) -> CopyStream | None:
     """Return a stream for copies to a device; `None` for devices without streams of ours."""
     return CudaCopyStream(device) if device.type == "cuda" else None
-
-
-def make_stager(device: torch.device, stream: CopyStream | None) -> Stager:
-    """Return what takes the batches of one iteration to a device."""
-    return PlainStager(device) if stream is None else StreamStager(stream, device)
 
 
 def stage_ahead(
@@ -433,7 +405,7 @@ class CudaDataLoader(Iterated, Generic[T]):
         batches = iter(self.loader)
         own = None if _gives_new_batches(self.loader) else partial(_own_leaf, self.device)
         source = _own_batches(batches, own, owned=batches is not self.loader)
-        stager = make_stager(self.device, self._stream)
+        stager = Stager(self._stream, self.device)
         staged = stage_ahead(source, stager, self._queue_size, "colabstage-cuda")
         return self._begun(Iteration(staged, lambda one: (one,), stager.hand_out))
 
@@ -527,7 +499,7 @@ class ResidentSplit:
         step = max(1, _BLOCK_BYTES // max(1, reader.row_bytes))
         edges = [*range(0, len(reader), step), len(reader)]
         blocks = [np.arange(start, stop) for start, stop in pairwise(edges)]
-        demand, stager = Demand(), make_stager(device, stream)
+        demand, stager = Demand(), Stager(stream, device)
         batcher = Batcher(reader, workers=threads, allocate=pinned_block if device.type == "cuda" else None)
 
         def tensors(group: Group) -> tuple[torch.Tensor, torch.Tensor]:

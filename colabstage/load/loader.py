@@ -270,12 +270,6 @@ class BatchDataset(dataset_h5):
     transform = _of_the_dataset("transform")
     target_transform = _of_the_dataset("target_transform")
 
-    def __getitem__(self, index: int | slice) -> Any:
-        """Return one sample, as of the dataset; of a slice the list of its samples."""
-        if isinstance(index, slice):
-            return self._samples(range(*index.indices(len(self))))
-        return self._samples([index])[0]
-
     def __getitems__(self, indices: Sequence[int]) -> Any:
         """Read a batch, as `make_loader` describes it, in host memory: `(x, y)`, or `(x, y, index)` with
         `return_index`."""

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from colabstage.h5.arrival import Arrival, Side
+    from colabstage.h5.arrival import Side
     from colabstage.h5.parts import Files
     from colabstage.io.progress import Cancellation, ProgressStep
     from colabstage.load.epoch import Order
@@ -56,39 +56,6 @@ if TYPE_CHECKING:
 #
 # It shuffles units, then rows within a window of some units. It depends on seed, epoch and layout alone, never on
 # what came first, so that what will be needed next is known beforehand.
-
-
-class Announced:
-    """Announce to an arrival which rows an epoch's batches need, and how many batches have been handed out."""
-
-    def __init__(
-        self,
-        arrival: Arrival,
-        split: str,
-        batches: Sequence[NDArray[np.intp]],
-        then: Callable[[], Sequence[NDArray[np.intp]]],
-    ) -> None:
-        """Announce `batches`; `then` makes those of the epoch after."""
-        self._ends = np.cumsum([len(rows) for rows in batches]).tolist()
-        self._expectation = arrival.expect(split, _join_batches(batches), then=lambda: _join_batches(then()))
-        self._handed_out, self._waited_s = 0, 0.0
-
-    def waited(self, seconds: float) -> None:
-        """Record how long the consumer has waited for the batch that it receives next."""
-        self._waited_s += seconds
-
-    def hand_out(self) -> None:
-        """Record that the consumer has received one more batch."""
-        self._expectation.reached(self._ends[self._handed_out], self._waited_s)
-        self._handed_out, self._waited_s = self._handed_out + 1, 0.0
-
-    def close(self) -> None:
-        """Forget the rest."""
-        self._expectation.close()
-
-
-def _join_batches(batches: Sequence[NDArray[np.intp]]) -> NDArray[np.intp]:
-    return np.concatenate(batches) if batches else np.arange(0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -295,7 +262,6 @@ def mixing_of(labels: NDArray[np.integer], batch_size: int) -> float:
 _MOST_WINDOW = 16
 # A window takes at most this fraction of the limit, because the next one is fetched while it is read.
 _WINDOW_PART = 8
-_LONGEST_BATCH_S = 3600.0
 # Manifests that are asked for at once.
 _OPENERS = 8
 # The folder of partial packs among staged datasets, and the record in each that names its source.
@@ -444,51 +410,44 @@ class Expectations:
         rows: NDArray[np.intp],
         then: Callable[[], NDArray[np.intp]] | None,
     ) -> None:
-        self._pack, self._places, self._rows = pack, places, len(rows)
-        self._begun, self._closed = threading.Event(), threading.Event()
-        self._lock, self._done = threading.Lock(), 0
-        told = self._tell(rows, 0)
-        self._told: list[Expected] = [] if told is None else [told]
-        if then is not None:
-            threading.Thread(target=self._follow, args=(then,), name="colabstage-next-epoch", daemon=True).start()
+        self._pack, self._places, self._rows, self._then = pack, places, len(rows), then
+        self._lock, self._done, self._closed = threading.Lock(), 0, False
+        self._expected: list[Expected] = []
+        self._expect(rows, 0)
 
     def reached(self, rows: int, waited_s: float = 0.0) -> None:
         """Record how many rows have been read."""
         self._pack.handed_out.note(max(0, rows - self._done), waited_s)
-        # Kept, because the next epoch's expectation may be told only later.
-        self._done = rows
-        self._begun.set()
-        for one in self._told:
+        then, self._then, self._done = self._then, None, rows
+        for one in self._expected:
             one.reached(rows)
+        if then is not None:
+            # Ordering the next epoch takes time that neither the first batch should wait for, nor the second.
+            threading.Thread(target=self._follow, args=(then,), name="colabstage-next-epoch", daemon=True).start()
 
     def close(self) -> None:
         """Withdraw them."""
         with self._lock:
-            self._closed.set()
-            self._begun.set()
-            for one in self._told:
+            self._closed, self._then = True, None
+            for one in self._expected:
                 one.close()
 
     def _follow(self, then: Callable[[], NDArray[np.intp]]) -> None:
-        # Ordering the next epoch takes time that the first batch should not wait for.
-        if not self._begun.wait(_LONGEST_BATCH_S) or self._closed.is_set():
-            return
-        told = None
-        # On a full disk, say, nothing is fetched ahead of the next epoch; whoever waits for its rows is told why.
+        # On a full disk, say, nothing is fetched ahead of the next epoch; whoever waits for its rows gets the error.
         with suppress(ColabstageError, OSError):
-            told = self._tell(then(), self._rows)
-        if told is None:
-            return
-        with self._lock:
-            if self._closed.is_set():
-                told.close()
-            self._told.append(told)
-        told.reached(self._done)
+            self._expect(then(), self._rows)
 
-    def _tell(self, rows: NDArray[np.intp], after: int) -> Expected | None:
+    def _expect(self, rows: NDArray[np.intp], after: int) -> None:
         places, blocks = self._places.uses(rows)
         gap = self._places.gap * self._pack._window_units
-        return self._pack.file.expect(find_visits(places + after, blocks, gap))
+        expected = self._pack.file.expect(find_visits(places + after, blocks, gap))
+        if expected is None:
+            return
+        with self._lock:
+            if self._closed:
+                expected.close()
+            self._expected.append(expected)
+        expected.reached(self._done)
 
 
 def open_partial(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from colabstage.load.device import StreamStager, stage_ahead
+from colabstage.load.device import Stager, stage_ahead
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -129,7 +129,7 @@ def test_no_memory_is_filled_while_it_is_copied_from(
     """Every batch arrives as it was, though the memory it came from was wanted at once, by way of pinned memory of
     ours or straight from where the batch was gathered."""
     stream = make_stream(takes_all=takes_all)
-    stager = StreamStager(stream, CPU)
+    stager = Stager(stream, CPU)
     buffers = ReusedBuffers(30)
     got = []
     for staged in stage_ahead(buffers.batches(), stager, depth, "colabstage-test"):
@@ -144,7 +144,7 @@ def test_no_memory_is_filled_while_it_is_copied_from(
 def test_ending_early_waits_for_the_copies_under_way(make_stream: Callable[..., SlowStream]) -> None:
     """Memory goes back only when nothing is copied from it any more, also when nobody takes the batches."""
     stream = make_stream(takes_all=True)
-    stager = StreamStager(stream, CPU)
+    stager = Stager(stream, CPU)
     buffers = ReusedBuffers(30)
     ahead = stage_ahead(buffers.batches(), stager, 2, "colabstage-test")
     assert int(stager.hand_out(next(ahead))["x"][0][0, 0]) == 0
@@ -157,7 +157,7 @@ def test_iterations_share_a_stream(make_stream: Callable[..., SlowStream]) -> No
     """Iterations that were left early disturb none that follow."""
     stream = make_stream(takes_all=False)
     for _ in range(5):
-        stager = StreamStager(stream, CPU)
+        stager = Stager(stream, CPU)
         ahead = stage_ahead(ReusedBuffers(9).batches(), stager, 2, "colabstage-test")
         assert [int(stager.hand_out(next(ahead))["x"][0][0, 0]) for _ in range(4)] == [0, 1, 2, 3]
         ahead.close()

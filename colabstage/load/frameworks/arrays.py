@@ -184,9 +184,10 @@ class ArrayBatches:
         return self._read(rows, pool)
 
     def _read(self, rows: NDArray[np.intp], pool: ThreadPool) -> Any:
-        if not self.per_sample:
-            return self._finished(*self._stored(rows, pool), rows, pool)
-        return _Stored(self.reader.read_x(rows, pool=pool), self.reader.read_y(rows, pool=pool), rows)
+        x, y = self._batcher.read(rows, pool)
+        if self.per_sample:
+            return _Stored(x, y, rows)
+        return self._finished(x, pad_boxes(y) if isinstance(y, list) else target_array(y), rows, pool)
 
     def _tell(self, epoch: int, number: int) -> None:
         """Announce the rows that this epoch and the next will read from here on, if some have still to arrive."""
@@ -210,8 +211,11 @@ class ArrayBatches:
         if not isinstance(ahead, _Stored):
             batch: Batch = ahead
             return batch
-        x, y, rows = ahead
-        return self._finished(*_sampled(self._dataset, x, y), rows, SOLO)
+        samples = [self._dataset.sample(*parts) for parts in zip(ahead.x, ahead.y, strict=True)]
+        xs, ys = zip(*samples, strict=True)
+        is_boxes = all(isinstance(target, dict) and BOXES in target for target in ys)
+        y = pad_boxes(list(ys)) if is_boxes else _stacked("target_transform", ys)
+        return self._finished(_stacked("transform", xs), y, ahead.rows, SOLO)
 
     def filenames(self) -> list[str]:
         """Read the names of the files that the visited samples were made from, in the order without shuffling."""
@@ -241,30 +245,20 @@ class ArrayBatches:
         self.__dict__.update(state, _batcher=_batcher_of(state["reader"], state["plan"]), _telling=Lock())
 
     def _finished(self, x: NDArray[Any], y: Any, rows: NDArray[np.intp], pool: ThreadPool) -> Batch:
+        """Return the batch of these inputs and targets: x in the requested dtype, with the values of `make_loader`."""
         if self._one_hot is not None:
             y = one_hot(y, self._one_hot)
-        x = self._scaled(x, pool)
+        if (wanted := self._dtype) is not None:
+            # float16 cannot hold 65535, so uint16 is divided as float32 first.
+            wide = np.dtype(np.float32) if x.dtype == np.uint16 else wanted
+            white, stored = np.array(WHITE.get(x.dtype.name, 1.0), wide), x
+            x = self._batcher.borrow(stored.shape, wanted)
+
+            def scale(start: int, stop: int) -> None:
+                np.divide(stored[start:stop], white, out=x[start:stop], dtype=wide, casting="unsafe")
+
+            pool.share(len(x), scale)
         return (x, y) if self._weights is None else (x, y, self._weights[rows])
-
-    def _stored(self, rows: NDArray[np.intp], pool: ThreadPool) -> tuple[NDArray[Any], Any]:
-        x, y = self._batcher.read(rows, pool)
-        return x, pad_boxes(y) if isinstance(y, list) else target_array(y)
-
-    def _scaled(self, x: NDArray[Any], pool: ThreadPool) -> NDArray[Any]:
-        """Return x in the requested dtype, with the same values as `make_loader`."""
-        if self._dtype is None:
-            return x
-        wanted = self._dtype
-        # float16 cannot hold 65535, so uint16 is divided as float32 first.
-        wide = np.dtype(np.float32) if x.dtype == np.uint16 else wanted
-        white = np.array(WHITE.get(x.dtype.name, 1.0), wide)
-        scaled = self._batcher.borrow(x.shape, wanted)
-
-        def scale(start: int, stop: int) -> None:
-            np.divide(x[start:stop], white, out=scaled[start:stop], dtype=wide, casting="unsafe")
-
-        pool.share(len(x), scale)
-        return scaled
 
 
 def _batcher_of(reader: SplitReader, plan: LoaderPlan) -> Batcher:
@@ -342,13 +336,6 @@ def _weights_of(weights: ArrayLike | None, samples: int) -> NDArray[np.float32] 
         )
         raise OptionError(msg)
     return found.astype(np.float32)
-
-
-def _sampled(dataset: dataset_h5, x: Any, y: Any) -> tuple[Any, Any]:
-    """Apply the dataset's transforms, sample by sample, to the rows that were read."""
-    xs, ys = zip(*(dataset.sample(*parts) for parts in zip(x, y, strict=True)), strict=True)
-    is_boxes = all(isinstance(target, dict) and BOXES in target for target in ys)
-    return _stacked("transform", xs), pad_boxes(list(ys)) if is_boxes else _stacked("target_transform", ys)
 
 
 def _stacked(name: str, values: tuple[Any, ...]) -> NDArray[Any]:

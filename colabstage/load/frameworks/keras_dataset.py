@@ -173,33 +173,15 @@ class KerasBatches(PyDataset):  # type: ignore[misc]  # keras has no type inform
         with self._lock:
             self._end()
 
-    @property
-    def workers(self) -> int:
-        """Return 1, because this dataset reads ahead in its own threads."""
-        return 1
-
-    @workers.setter
-    def workers(self, value: int) -> None:
-        if value > 1:
+    def __setattr__(self, name: str, value: Any) -> None:
+        if (name == "workers" and value > 1) or (name == "use_multiprocessing" and value):
             msg = (
-                f"workers={value!r} would have Keras call this dataset from several threads or processes, which it "
-                "does not need: it reads ahead by itself. Use to_keras(..., num_workers=…) for more threads."
+                f"{name}={value!r} would have Keras call this dataset from several threads or processes, each with an "
+                "epoch count of its own, and copy every batch once more. Leave it out: the dataset reads ahead by "
+                "itself. Use to_keras(..., num_workers=…) for more threads."
             )
             raise OptionError(msg)
-
-    @property
-    def use_multiprocessing(self) -> bool:
-        """Return `False`: see `workers`."""
-        return False
-
-    @use_multiprocessing.setter
-    def use_multiprocessing(self, value: bool) -> None:
-        if value:
-            msg = (
-                "use_multiprocessing=True would fork processes that copy every batch back through a pipe, each with an "
-                "epoch count of its own. This dataset reads ahead in threads, which need none of that; leave it False."
-            )
-            raise OptionError(msg)
+        super().__setattr__(name, value)
 
     def __getstate__(self) -> dict[str, Any]:
         # Locks and threads cannot be pickled; the other process makes its own.

@@ -160,32 +160,42 @@ def choose_engine(
 
 def read_storage(dataset: Any, name: str, path: Path) -> Storage:
     """Describe an open `h5py.Dataset` of numbers, `name` in the file at `path`; refuse what cannot be read."""
+    from h5py import h5d, h5z
+
     dtype = dataset.dtype.newbyteorder("=")
     if dtype.kind not in "biufc":
-        msg = f"{name} in '{path}' holds {_describe_type(dataset)}; expected numbers. {_remedy_for(dataset)}"
+        msg = f"{name} in '{path}' holds {_not_numbers(dataset)}"
         raise PackFormatError(msg)
-    _check_filters(dataset, name, path)
-    _check_fill(dataset, name, path)
-    # In a file with a user block, HDF5 names an offset even for data that was never written.
-    offset = dataset.id.get_offset() if dataset.id.get_storage_size() else None
-    why = _why_foreign(dataset, offset)
-    home = home_of(dataset, path)
-    return Storage(name, tuple(dataset.shape), dtype, None if why else offset, why, home)
-
-
-def _why_foreign(dataset: Any, offset: int | None) -> str:
-    """Return why HDF5 itself must read a dataset; empty if its values can be mapped."""
     properties = dataset.id.get_create_plist()
-    if dataset.compression or properties.get_nfilters():
-        names = ", ".join(_filter_name(properties, number) for number in range(properties.get_nfilters()))
-        return f"its chunks are filtered ({names}), and HDF5 decodes them one at a time"
-    if dataset.chunks is not None:
-        return f"it is stored in chunks of {dataset.chunks}"
-    if not _is_native(dataset):
-        return "its values are stored in another form than this machine computes with"
-    if dataset.is_virtual or dataset.external:
-        return "its values are in other files"
-    return "" if offset is not None else "its values have no place of their own in the file"
+    filters = [properties.get_filter(number) for number in range(properties.get_nfilters())]
+    names = [label.decode("ascii", "replace").rstrip("\0") or f"filter {code}" for code, _, _, label in filters]
+    for (code, *_), label in zip(filters, names, strict=True):
+        if not h5z.filter_avail(code):
+            msg = (
+                f"{name} in '{path}' is compressed by {label} (HDF5 filter {code}), which h5py here cannot undo. "
+                "Install it with: pip install hdf5plugin, and `import hdf5plugin` before opening the file."
+            )
+            raise PackFormatError(msg)
+    in_place = not (dataset.chunks or dataset.is_virtual)
+    written = bool(dataset.id.get_storage_size())
+    # HDF5 would leave memory as it is.
+    undefined = properties.fill_value_defined() == h5d.FILL_VALUE_UNDEFINED
+    if in_place and not written and dataset.size and undefined:
+        msg = f"Nothing has been written to {name} in '{path}', and it has no fill value. Write its rows first."
+        raise PackFormatError(msg)
+    # In a file with a user block, HDF5 names an offset even for data that was never written.
+    offset, why = dataset.id.get_offset() if written else None, ""
+    if names:
+        why = f"its chunks are filtered ({', '.join(names)}), and HDF5 decodes them one at a time"
+    elif dataset.chunks is not None:
+        why = f"it is stored in chunks of {dataset.chunks}"
+    elif not _is_native(dataset):
+        why = "its values are stored in another form than this machine computes with"
+    elif dataset.is_virtual or dataset.external:
+        why = "its values are in other files"
+    elif offset is None:
+        why = "its values have no place of their own in the file"
+    return Storage(name, tuple(dataset.shape), dtype, None if why else offset, why, home_of(dataset, path))
 
 
 def _is_native(dataset: Any) -> bool:
@@ -201,54 +211,19 @@ def _is_native(dataset: Any) -> bool:
     return bool(stored.equal(h5t.py_create(dataset.dtype)))
 
 
-def _filter_name(properties: Any, number: int) -> str:
-    code, _, _, label = properties.get_filter(number)
-    return label.decode("ascii", "replace").rstrip("\0") or f"filter {code}"
-
-
-def _check_filters(dataset: Any, name: str, path: Path) -> None:
-    from h5py import h5z
-
-    properties = dataset.id.get_create_plist()
-    for number in range(properties.get_nfilters()):
-        code = properties.get_filter(number)[0]
-        if not h5z.filter_avail(code):
-            msg = (
-                f"{name} in '{path}' is compressed by {_filter_name(properties, number)} (HDF5 filter {code}), which "
-                "h5py here cannot undo. Install it with: pip install hdf5plugin, and `import hdf5plugin` before "
-                "opening the file."
-            )
-            raise PackFormatError(msg)
-
-
-def _check_fill(dataset: Any, name: str, path: Path) -> None:
-    """Refuse a dataset without values and without a fill value: HDF5 would leave memory as it is."""
-    from h5py import h5d
-
-    undefined = dataset.id.get_create_plist().fill_value_defined() == h5d.FILL_VALUE_UNDEFINED
-    if undefined and dataset.size and not dataset.id.get_storage_size() and not (dataset.chunks or dataset.is_virtual):
-        msg = f"Nothing has been written to {name} in '{path}', and it has no fill value. Write its rows first."
-        raise PackFormatError(msg)
-
-
-def _describe_type(dataset: Any) -> str:
-    """Name the type of values that are not numbers in HDF5's terms."""
+def _not_numbers(dataset: Any) -> str:
+    """Name the type of values that are not numbers in HDF5's terms, and say what to do."""
     from h5py import check_string_dtype, check_vlen_dtype
 
+    names, base, remedy = dataset.dtype.names, check_vlen_dtype(dataset.dtype), "Store them as numbers."
     if check_string_dtype(dataset.dtype) is not None:
-        return "arrays of texts" if len(dataset.shape) > 1 else "texts"
-    base = check_vlen_dtype(dataset.dtype)
-    if base is not None:
-        return f"rows of any number of {base} values (HDF5's variable length)"
-    return f"compound values of {', '.join(dataset.dtype.names)}" if dataset.dtype.names else f"{dataset.dtype} values"
-
-
-def _remedy_for(dataset: Any) -> str:
-    if (trouble := ragged_trouble(dataset)) is not None:
-        return trouble
-    if dataset.dtype.names:
-        return "Copy the member that is wanted into a dataset of its own."
-    return "Store them as numbers."
+        what = "arrays of texts" if len(dataset.shape) > 1 else "texts"
+    elif base is not None:
+        what = f"rows of any number of {base} values (HDF5's variable length)"
+    else:
+        what = f"compound values of {', '.join(names)}" if names else f"{dataset.dtype} values"
+        remedy = "Copy the member that is wanted into a dataset of its own." if names else remedy
+    return f"{what}; expected numbers. {ragged_trouble(dataset) or remedy}"
 
 
 def resolve_rows(indices: Indices, count: int) -> NDArray[np.intp]:
@@ -399,17 +374,17 @@ class Foreign:
         assert out is not None
         if out.nbytes == 0:
             return out
-        # Each wanted row is read once, in ascending order; `order` groups the places in `out` that it goes to.
-        wanted, place = np.unique(rows, return_inverse=True)
-        order = np.argsort(place, kind="stable")
-        edges = np.searchsorted(place[order], np.arange(len(wanted) + 1))
+        # Each wanted row is read once, in ascending order, and goes to one or more places in `out`.
+        order = np.argsort(rows, kind="stable")
+        wanted, begins = np.unique(rows[order], return_index=True)
+        edges = [*begins.tolist(), len(rows)]
         longest = max(1, _SLICE_BYTES // max(1, self._storage.row_bytes))
         with reading_contents(self._path):
             for start, first, length in row_runs(wanted, longest):
                 pool.cancellation.check()
                 block = self._dataset[first : first + length]
-                targets = order[edges[start] : edges[start + length]]
-                out[targets] = block[wanted[place[targets]] - first]
+                places = order[edges[start] : edges[start + length]]
+                out[places] = block[rows[places] - first]
         return out
 
     def load(self) -> NDArray[Any]:
@@ -453,6 +428,13 @@ class Ragged:
         self._every = found
         return True
 
+    def load_all(self, name: str, free_memory_bytes: int) -> None:
+        """Read all rows into memory, or refuse it."""
+        spare = spare_memory(free_memory_bytes)
+        if not self.load(spare):
+            msg = f"{name} needs more than the {format_bytes(spare)} that can be spared."
+            raise NotEnoughSpaceError(msg)
+
     def read(self, rows: NDArray[np.intp], pool: ThreadPool, out: NDArray[Any] | None = None) -> list[Any]:
         every = self._every
         found = self._values(rows) if every is None else [every[row] for row in rows.tolist()]
@@ -482,15 +464,6 @@ class Ragged:
             msg = f"Row {row} of {self._name} in '{self._path}' is not UTF-8 text ({error})."
             msg_0 = f"{msg} Write it again with h5py.string_dtype()."
             raise DecodeError(msg_0) from error
-
-
-def load_ragged(field: Ragged, name: str, free_memory_bytes: int) -> Ragged:
-    """Read all rows of any length into memory, or refuse it."""
-    spare = spare_memory(free_memory_bytes)
-    if not field.load(spare):
-        msg = f"{name} needs more than the {format_bytes(spare)} that can be spared."
-        raise NotEnoughSpaceError(msg)
-    return field
 
 
 def check_offsets(offsets: NDArray[np.int64], count: int, label: str, what: str) -> None:
@@ -622,32 +595,37 @@ class Encoded:
     def read(self, rows: NDArray[np.intp], pool: ThreadPool, out: NDArray[Any] | None = None) -> Any:
         """Decode rows into `out`, `(len(rows), H, W, C)` (masks `(len(rows), H, W)`), if all have one size and dtype;
         without `out`, return a list of arrays."""
-        images: list[NDArray[Any]] = [np.empty(0)] * len(rows)
+        images: Any = [np.empty(0)] * len(rows) if out is None else out
         number, kept = self._find_kept()
 
         def decode(place: int) -> None:
             row = int(rows[place])
             key = (number, row, _FINAL)
-            found = None if kept is None else kept.find(key)
-            if found is not None:
-                if out is None:
-                    # A copy, because the caller may change it.
-                    images[place] = found.pixels.copy()
-                else:
-                    out[place] = found.pixels
+            if kept is not None and (found := kept.find(key)) is not None:
+                # A copy, because the caller may change it.
+                images[place] = found.pixels.copy() if out is None else found.pixels
                 return
             try:
-                if out is None:
-                    images[place] = self._decode(row)
-                else:
-                    self._decode_into(row, out[place])
+                self._decode(row, images, place, in_array=out is not None)
             except DecodeError as error:
                 raise self._named(row, error) from error
             if kept is not None:
-                kept.keep(key, images[place] if out is None else out[place])
+                kept.keep(key, images[place])
 
         pool.each(len(rows), decode)
-        return images if out is None else out
+        return images
+
+    def _decode(self, row: int, images: Any, place: int, *, in_array: bool) -> None:
+        """Decode a row into its place of an array, or of a list of arrays."""
+        data, options = self.read_bytes(row), self._options
+        # Large images wait for each other, so that the threads together do not fill memory.
+        with self._room.room_for(data):
+            if isinstance(options, MaskOptions):
+                images[place] = decode_mask(data, options)
+            elif in_array:
+                decode_image_into(data, options, images[place], resizer=self._resizer, scratch=self._scratch())
+            else:
+                images[place] = decode_sized(data, options, resizer=self._resizer)[0]
 
     def decode_crops(
         self, rows: NDArray[np.intp], crops: NDArray[np.int64], out: NDArray[np.uint8], pool: ThreadPool
@@ -667,17 +645,14 @@ class Encoded:
             factor = region_factor(parts[place], (height, width))
             try:
                 found = None if kept is None else kept.find((number, row, factor)) or kept.find((number, row, 0))
-                if found is not None:
-                    part = WholeImage(found.pixels, *found.facts).cut(parts[place])
+                whole = None if found is None else WholeImage(found.pixels, *found.facts)
+                data = b"" if whole is not None else self.read_bytes(row)
+                if whole is None and kept is not None:
+                    whole = self._keep_whole(kept, (number, row, factor), data, mode, parts[place])
+                if whole is not None:
+                    part = whole.cut(parts[place])
                 else:
-                    data = self.read_bytes(row)
-                    whole = None
-                    if kept is not None:
-                        whole = self._keep_whole(kept, (number, row, factor), data, mode, parts[place])
-                    if whole is None:
-                        part = decode_region(data, mode, parts[place], (height, width), scratch=scratch)
-                    else:
-                        part = whole.cut(parts[place])
+                    part = decode_region(data, mode, parts[place], (height, width), scratch=scratch)
             except DecodeError as error:
                 raise self._named(row, error) from error
             resize_into(part, out[place])
@@ -729,22 +704,6 @@ class Encoded:
                 raise self._named(row, error) from error
             self._sizes[row] = facts.height, facts.width
         return self._sizes[rows].astype(np.int64)
-
-    def _decode(self, row: int) -> NDArray[Any]:
-        data = self.read_bytes(row)
-        # Large images wait for each other, so that the threads together do not fill memory.
-        with self._room.room_for(data):
-            if isinstance(self._options, MaskOptions):
-                return decode_mask(data, self._options)
-            return decode_sized(data, self._options, resizer=self._resizer)[0]
-
-    def _decode_into(self, row: int, out: NDArray[Any]) -> None:
-        data = self.read_bytes(row)
-        with self._room.room_for(data):
-            if isinstance(self._options, MaskOptions):
-                out[...] = decode_mask(data, self._options)
-            else:
-                decode_image_into(data, self._options, out, resizer=self._resizer, scratch=self._scratch())
 
     def _scratch(self) -> Scratch:
         """Return the calling thread's own memory to decode and resize into."""

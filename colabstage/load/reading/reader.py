@@ -1,6 +1,8 @@
 """Read rows of one split from one HDF5 file, or from several as if they were one file, without torch.
 
-The files' rows follow each other in the order of the files.
+The files' rows follow each other in the order of the files. A `SplitPart` describes the rows of one file, by its header
+alone. Each process opens the file for itself when it first reads (HDF5 handles and locks do not survive fork or
+pickling), and refuses a file that is no longer the one described.
 """
 
 from __future__ import annotations
@@ -10,9 +12,8 @@ import math
 import os
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from itertools import chain
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -39,7 +40,6 @@ from colabstage.load.reading.fields import (
     Storage,
     check_offsets,
     choose_engine,
-    load_ragged,
     memory_table,
     read_keys,
     read_storage,
@@ -62,28 +62,23 @@ from colabstage.machine.resources import allow_open_files, read_resources
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from contextlib import AbstractContextManager
+    from pathlib import Path
 
     from numpy.typing import NDArray
 
     from colabstage.h5.arrival import Arrival, Side, UnitLayout
-    from colabstage.h5.info import FieldInfo, NamedFields, PackInfo, SplitInfo
+    from colabstage.h5.info import FieldInfo, NamedFields, PackInfo
     from colabstage.h5.parts import Files
     from colabstage.images.decode import Resizer
     from colabstage.images.geometry import MaskOptions
     from colabstage.load.reading.fields import Field, Indices, TargetBatch
-
-
-# Rows of one split in one HDF5 file: what `SplitReader` reads, alone or beside the parts in other files.
-#
-# A `SplitPart` is a description until it is read from. Each process opens the file for itself on first use (HDF5
-# handles and locks do not survive fork or pickling), and refuses a file that is no longer the one described.
-
 
 # Headers of so many images are read in a moment, and their mean is near enough to plan memory with.
 _PROBED_ROWS = 16
 _PIXELS_A_BYTE = 10
 # Targets of any length are read into memory up to this length: labels of a million samples take some seconds.
 _FEW_BYTES = 32 * 1024 * 1024
+_LEAVE_IN_FILE = "Leave in_memory=False: files on a local disk are read from the system's cache, as far as it goes."
 
 _log = logger_of(__name__)
 
@@ -124,8 +119,6 @@ class RowFacts:
     """Shape of one target, `()` for a number; `None` if there are no targets, or their shapes differ."""
     target_dtype: np.dtype[Any] | None
     """Dtype of targets of one shape, in native byte order; otherwise `None`."""
-    target_bytes: int | None
-    """Length of one target in memory; 0 if there are no targets, `None` if their lengths differ."""
     has_targets: bool
     has_boxes: bool
     has_free_rows: bool
@@ -139,127 +132,88 @@ class RowFacts:
     crop_channels: int
     """Number of channels of such crops."""
 
+    @property
+    def target_bytes(self) -> int | None:
+        """Return the length of one target in memory; 0 if there are none, `None` if their lengths differ."""
+        if self.target_shape is None or self.target_dtype is None:
+            return None if self.has_targets else 0
+        return math.prod(self.target_shape) * self.target_dtype.itemsize
+
     @classmethod
     def of(cls, x: FieldSource, y: FieldSource | None) -> RowFacts:
         """Derive shapes and dtypes from the header."""
-        image = x.info.image
-        keeps = image is not None and image.color_mode == "keep"
+        image, shape = x.info.image, x.info.shape
         channels = 1 if image is not None and image.color_mode == "grayscale" else 3
-        shape = x.info.shape
-        if image is not None and image.size is not None and not keeps:
-            shape = (*image.size, channels)
-        target_shape, target_dtype, target_bytes = None, None, 0 if y is None else None
-        if y is not None:
-            target_shape = y.info.shape if y.info.mask is None else y.info.mask.size
-            if target_shape is not None:
-                target_dtype = np.dtype(np.uint8) if y.info.mask is not None else y.storage.dtype
-                target_bytes = math.prod(target_shape) * target_dtype.itemsize
+        whole = None
+        if image is None:
+            whole = "they are not image files"
+        elif image.size is not None:
+            whole = f"they are brought to {image.size[0]} x {image.size[1]} pixels first"
+            shape = shape if image.color_mode == "keep" else (*image.size, channels)
+        elif image.color_mode == "keep":
+            whole = "they keep the channels and the depth of their files"
+        mask = None if y is None else y.info.mask
+        target_shape = None if y is None else y.info.shape if mask is None else mask.size
+        target_dtype = None if y is None else y.storage.dtype if mask is None else np.dtype(np.uint8)
         return cls(
             encoded=x.info.kind == "encoded",
             row_shape=shape,
             row_dtype=np.dtype(object) if x.info.kind == "texts" else x.storage.dtype,
             target_shape=target_shape,
-            target_dtype=target_dtype,
-            target_bytes=target_bytes,
+            target_dtype=None if target_shape is None else target_dtype,
             has_targets=y is not None,
             has_boxes=y is not None and y.info.kind == "boxes",
             has_free_rows=x.info.kind == "ragged",
             has_free_targets=y is not None and y.of_any_length,
             decodes_targets=y is not None and y.info.kind == "encoded",
-            whole_reason=_why_whole(image, keeps=keeps),
+            whole_reason=whole,
             crop_channels=channels,
         )
 
 
-def _why_whole(image: ImageOptions | None, *, keeps: bool) -> str | None:
-    """Return why images cannot be cropped while they are decoded; `None` if they can."""
-    if image is None:
-        return "they are not image files"
-    if image.size is not None:
-        return f"they are brought to {image.size[0]} x {image.size[1]} pixels first"
-    return "they keep the channels and the depth of their files" if keeps else None
-
-
 class _OpenFile:
-    """What one process has open of a file: mappings, handles, and the fields over them.
+    """What one process has open of a file. It closes when the last field over it is dropped: unmapping under a reader
+    would crash the process."""
 
-    It closes when the last field over it is dropped: unmapping under a reader would crash the process.
-    """
+    def __init__(self, path: Path, stamps: Mapping[Path, FileStamp], open_file: Callable[[Path], Any]) -> None:
+        """Take the `stamps` of this file and of each that its links lead to, as they were described."""
+        self._path, self._stamps, self._open_file = path, stamps, open_file
+        # Inputs and targets share them. Closures over the stamps alone, because a cycle would keep files open.
+        self._mapping = cache(lambda home: MappedFile(home, stamps[home]))
+        self._handle = cache(lambda home: ReadFile(home, stamps[home], at_random=True))
 
-    def __init__(self, part: SplitPart, path: Path) -> None:
-        self._path = path
-        # The stamps of the file and of each file that its links lead to, as described.
-        self._stamps = {**part._stamps, path: part._stamps[part.path]}
-        # Not a method of the part, which would keep this open in a cycle.
-        self._open = part._open_file
-        self._mappings: dict[Path, MappedFile] = {}
-        self._handles: dict[Path, ReadFile] = {}
+    @cached_property
+    def h5(self) -> Any:
+        """Return the file as h5py opens it."""
+        # Also those that links lead to, because HDF5 follows them by itself.
+        for path, stamp in self._stamps.items():
+            check_stamp(path, path.stat(), stamp)
+        return self._open_file(self._path)
 
     def rows(self, storage: Storage, choice: EngineChoice) -> Mapped | Pread | Foreign:
         """Return the field of a dataset of numbers."""
+        home = storage.home or self._path
         if choice.name == "mapped":
-            return Mapped.over(self.mapped(storage), storage)
+            return Mapped.over(self._mapping(home), storage)
         if choice.name == "read":
-            return Pread(self._handle(storage), storage)
+            return Pread(self._handle(home), storage)
         with reading_contents(self._path):
-            return Foreign(self._h5[storage.name], storage, self._path)
+            return Foreign(self.h5[storage.name], storage, self._path)
 
-    def load(self, storage: Storage, choice: EngineChoice) -> NDArray[Any]:
-        """Read all of a dataset, front to back."""
+    def load(self, storage: Storage, choice: EngineChoice) -> Mapped:
+        """Read all of a dataset, front to back, and return the field over it."""
         if choice.name == "h5py":
             with reading_contents(self._path):
-                return Foreign(self._h5[storage.name], storage, self._path).load()
-        values = empty_array(storage.shape, storage.dtype)
-        self.sequential(storage).read_blocks(storage.offset or 0, values.reshape(-1).view(np.uint8))
-        return values
-
-    def ragged(self, source: FieldSource) -> Ragged:
-        """Return the field of rows of any length."""
-        with reading_contents(self._path):
-            return Ragged(self._h5[source.storage.name], self._path, texts=source.info.kind == "texts")
-
-    def encoded(self, source: FieldSource, slot: KeptSlot, resizer: Resizer, *, in_memory: bool) -> Encoded:
-        """Return the field of image or mask files; with `in_memory` all files are read now."""
-        label = f"{source.info.name} in '{self._path}'"
-        offsets = self.offsets(source)
-        check_offsets(offsets, source.storage.shape[0], label, "bytes")
-        data: Mapped | Pread | Foreign
-        if in_memory:
-            data = Mapped(self.load(source.storage, source.choice).reshape(-1, 1), None)
+                values = Foreign(self.h5[storage.name], storage, self._path).load()
         else:
-            data = self.rows(source.storage, source.choice)
-        assert source.coding is not None
-        return Encoded(
-            label,
-            lambda row: data.bytes_of(int(offsets[row]), int(offsets[row + 1])),
-            source.info.rows,
-            source.coding,
-            resizer=resizer,
-            slot=slot,
-            check=data.check if isinstance(data, Mapped) else None,
-        )
-
-    def boxes(self, source: FieldSource, x: Field, image: ImageOptions | None) -> Boxes:
-        """Return the field of boxes, which follow their images `x` where `image` has those resized."""
-        return Boxes(
-            f"{source.info.name} in '{self._path}'",
-            self.offsets(source),
-            {name: (self.rows(storage, choice), storage) for name, (storage, choice) in source.columns.items()},
-            image=image,
-            sizes_of=x.own_sizes if isinstance(x, Encoded) else None,
-        )
+            values = empty_array(storage.shape, storage.dtype)
+            self.sequential(storage).read_blocks(storage.offset or 0, values.reshape(-1).view(np.uint8))
+        return Mapped(memory_table(values), None)
 
     def offsets(self, source: FieldSource) -> NDArray[np.int64]:
         """Read where each row begins: few numbers, needed for every row."""
         with reading_contents(self._path):
-            return np.asarray(self._h5[f"{source.info.name}/{OFFSETS}"][()], np.int64)
-
-    def mapped(self, storage: Storage) -> MappedFile:
-        """Return the mapping of the file that stores a dataset. Inputs and targets share it."""
-        home = storage.home or self._path
-        if home not in self._mappings:
-            self._mappings[home] = MappedFile(home, self._stamps[home])
-        return self._mappings[home]
+            return np.asarray(self.h5[f"{source.info.name}/{OFFSETS}"][()], np.int64)
 
     def sequential(self, storage: Storage) -> ReadFile:
         """Return a handle of its own: the system reads ahead for each handle by how that one is used."""
@@ -269,58 +223,42 @@ class _OpenFile:
     def resident_part(self, storage: Storage) -> float:
         """Return which part of a contiguous dataset the system holds in memory, 0 to 1."""
         start = storage.offset or 0
-        return resident_part(self.mapped(storage).data[start : start + storage.nbytes])
-
-    def _handle(self, storage: Storage) -> ReadFile:
-        home = storage.home or self._path
-        if home not in self._handles:
-            self._handles[home] = ReadFile(home, self._stamps[home], at_random=True)
-        return self._handles[home]
-
-    @cached_property
-    def _h5(self) -> Any:
-        # Also those that links lead to, because HDF5 follows them by itself.
-        for path, stamp in self._stamps.items():
-            check_stamp(path, path.stat(), stamp)
-        return self._open(self._path)
+        return resident_part(self._mapping(storage.home or self._path).data[start : start + storage.nbytes])
 
 
 class SplitPart:
-    """Read the rows of a split that one file has, numbered `[0, N)`, as lazily and safely as `SplitReader`."""
+    """The rows of a split that one file has, numbered `[0, N)`."""
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        path: Path,
         split: str,
+        number: int,
         *,
-        beside_bytes: int,
         arrival: Arrival | None,
         fields: NamedFields | None,
         resizer: Resizer,
-        number: int,
         allow_external: bool,
     ) -> None:
-        """Look at the file; no sample is read. `beside_bytes`: what is read at random beside this file, which the
-        system's cache has to hold too. `number`: which of several parts this is. All else is as of `SplitReader`."""
+        """Look at the file; no sample is read. `number`: which of several parts this is."""
         # Absolute, because a worker process may be in another folder.
-        self.path = Path(path).expanduser().absolute()
-        self._allow_external, self._in_part = allow_external, arrival is not None
-        self._open_file = partial(open_fields, fields=fields, allow_external=allow_external, in_part=self._in_part)
-        self._resizer = resizer
-        self.split = split
+        self.path = path.expanduser().absolute()
+        self.split, self._resizer = split, resizer
+        self._open_h5 = partial(open_h5, allow_external=allow_external, in_part=arrival is not None)
+        self._open_file = partial(
+            open_fields, fields=fields, allow_external=allow_external, in_part=arrival is not None
+        )
         # When all rows are here, an arrival only changes the order of an epoch.
         self._arrival = None if arrival is None or arrival.complete else arrival
         self._stamps: dict[Path, FileStamp] = {}
-        self._beside_bytes = beside_bytes
         # Before it is opened, so that another one that takes its place meanwhile is refused when it is read. Opening
         # says what is wrong where there is none.
         with suppress(FileNotFoundError, NotADirectoryError):
             self._stamps[self.path] = FileStamp.of(self.path.stat(), arriving=self._arrival is not None)
+        self.slow_mount = slow_reason(mount_of(self.path))
         with self._open_file(self.path) as file, reading_contents(self.path):
             info = info_of(file, self.path, fields)
-            self.info: SplitInfo = info.split(split)
-            self.classes = info.classes
-            self.slow_mount = slow_reason(mount_of(self.path))
+            self.info, self.classes = info.split(split), info.classes
             self._x = self._examine(file, self.info.x)
             self._y = None if self.info.y is None else self._examine(file, self.info.y)
         if self._y is not None and self._y.info.image is not None:
@@ -333,7 +271,6 @@ class SplitPart:
         stored = self._x.nbytes // max(1, len(self))
         self.row_bytes = stored if shape is None else math.prod(shape) * self.facts.row_dtype.itemsize
         self.stored_bytes = self._x.nbytes + (self._y.nbytes if self._y is not None and self._y.of_any_length else 0)
-        self._x = self._considering_cache(self._x)
         # The process that opened them, and fields. Not the file: it closes where no field needs it.
         self._opened: tuple[int, Field, Field | None] | None = None
         # For inputs and targets; shared with the copy in memory, which decodes the same images.
@@ -343,105 +280,6 @@ class SplitPart:
 
     def __len__(self) -> int:
         return self.info.rows
-
-    @property
-    def engine(self) -> EngineChoice:
-        """Return how the inputs are read, and why."""
-        if self.in_memory:
-            return EngineChoice("memory", "the whole split was read into memory")
-        return self._x.choice
-
-    @property
-    def x(self) -> Field:
-        """Return the field of inputs, opened in this process."""
-        return self._loaded or self._open()[1]
-
-    @property
-    def y(self) -> Field | None:
-        """Return the field of targets, opened in this process; `None` if there are none."""
-        return self._open()[2]
-
-    @property
-    def images(self) -> Encoded:
-        """Return the field of inputs, which must be image files."""
-        x = self.x
-        if not isinstance(x, Encoded):
-            msg = f"{self._x.info.name} in '{self.path}' is not made of image files."
-            raise TypeError(msg)
-        return x
-
-    def estimate_row_bytes(self) -> int:
-        """Estimate the length of an input in memory; from the headers of a few, where each has its own."""
-        if self._arrival is not None and self.facts.encoded:
-            # To fetch blocks for an estimate would take long. Photographs as JPEG take a tenth of their pixels.
-            return self.row_bytes * _PIXELS_A_BYTE
-        x = self.x
-        if not isinstance(x, Encoded) or not len(self):
-            return self.row_bytes
-        lengths = x.decoded_lengths(np.linspace(0, len(self) - 1, _PROBED_ROWS).astype(np.intp))
-        return sum(lengths) // len(lengths) if lengths else self.row_bytes
-
-    def in_place(self) -> NDArray[Any] | None:
-        """Return the inputs without a copy, as `SplitReader.in_place`."""
-        x = self.x
-        if not isinstance(x, Mapped) or not (self._y is None or self._y.info.kind == "fixed"):
-            return None
-        return x.writable_table().view(self.facts.row_dtype).reshape(len(self), *self._x.storage.shape[1:])
-
-    def check(self) -> None:
-        """Make sure that inputs in place are unchanged, as `SplitReader.check`."""
-        if isinstance(x := self.x, Mapped):
-            x.check()
-
-    def keys(self, rows: NDArray[np.intp] | None = None) -> list[str]:
-        """Read the source keys of rows, as `SplitReader.keys`."""
-        if self.info.keys is None:
-            msg = f"'{self.path}' keeps no source keys for the split '{self.split}'; files that colabstage packs do."
-            raise PackFormatError(msg)
-        path = self._path_now()
-        # Keys of another file would name the wrong sources, without an error.
-        check_stamp(path, path.stat(), self._stamps[self.path])
-        with open_h5(path, allow_external=self._allow_external, in_part=self._in_part) as file, reading_contents(path):
-            return read_keys(file[self.info.keys], rows)
-
-    def into_memory(self) -> SplitPart:
-        """Return another part of the same rows, with all inputs read into memory now."""
-        if self.in_memory:
-            return self
-        # Another object, so that holders of this one see no change.
-        loaded = copy.copy(self)
-        loaded.in_memory = True
-        loaded._opened = None
-        loaded._open()
-        return loaded
-
-    def warm_up(self, cancellation: Cancellation) -> None:
-        """Load the inputs into the page cache, as `SplitReader.warm_up`."""
-        # Rows that are still to arrive cannot be read beforehand.
-        if self.in_memory or self._arrival is not None or self._x.choice.name != "mapped":
-            return
-        file, storage = _OpenFile(self, self.path), self._x.storage
-        state = self._cache_state(file, storage)
-        # What does not fit would push itself out of memory while it is read.
-        if state.warm or not state.fits:
-            return
-        for _ in file.sequential(storage).read_through(storage.offset or 0, storage.nbytes):
-            cancellation.check()
-        # The system may have dropped the first pages while the last ones were read, as in a container whose cache is
-        # limited. Mapped reads of a cold file would then fetch twenty times what they need.
-        state = self._cache_state(file, storage)
-        if not state.warm:
-            reason = f"after reading all of it once, only {state.resident_part:.0%} has stayed in memory"
-            _log.warning("'%s' is read row by row: %s.", self.path, reason)
-            self._x = replace(self._x, choice=EngineChoice("read", reason))
-            self._opened = None
-
-    def close(self) -> None:
-        """Release the file; the next read opens it again. Reads under way in other threads finish first."""
-        self._opened = None
-        for slot in self.slots:
-            if (kept := slot.kept) is not None:
-                kept.release()
 
     def __getstate__(self) -> dict[str, Any]:
         # Handles mean nothing in another process, and memory is loaded again there rather than sent.
@@ -472,67 +310,166 @@ class SplitPart:
             slow = slow or slow_reason(mount_of(storage.home))
         return storage, choose_engine(storage, slow_mount=slow, path=self.path)
 
-    def _considering_cache(self, field: FieldSource) -> FieldSource:
-        """Return the same field, read as suits how much of it is in memory now."""
-        if field.choice.name != "mapped":
-            return field
+    def consider_cache(self, nbytes: int) -> None:
+        """Choose how inputs are read by what the system holds of them; `nbytes` of inputs are read at random."""
+        if self._x.choice.name != "mapped":
+            return
         if self._arrival is not None:
-            why = f"{field.choice.reason}, whose rows are waited for as they are needed"
-            return replace(field, choice=replace(field.choice, reason=why))
-        cache = self._cache_state(_OpenFile(self, self.path), field.storage)
-        return replace(field, choice=choose_engine(field.storage, cache=cache))
+            choice = replace(
+                self._x.choice, reason=f"{self._x.choice.reason}, whose rows are waited for as they are needed"
+            )
+        else:
+            choice = choose_engine(self._x.storage, cache=self._cache_state(self._open_now(), nbytes))
+        self._x = replace(self._x, choice=choice)
 
-    def _cache_state(self, file: _OpenFile, storage: Storage) -> CacheState:
-        # Parts of one dataset are read at random together, and share the memory that is free.
-        nbytes = storage.nbytes + self._beside_bytes
-        return CacheState(file.resident_part(storage), nbytes, read_resources().free_memory_bytes)
+    def warm_up(self, nbytes: int, cancellation: Cancellation) -> None:
+        """Load the inputs into the page cache, as `SplitReader.warm_up`; `nbytes` of inputs are read at random."""
+        # Rows that are still to arrive cannot be read beforehand.
+        if self.in_memory or self._arrival is not None or self._x.choice.name != "mapped":
+            return
+        file, storage = self._open_now(), self._x.storage
+        state = self._cache_state(file, nbytes)
+        # What does not fit would push itself out of memory while it is read.
+        if state.warm or not state.fits:
+            return
+        for _ in file.sequential(storage).read_through(storage.offset or 0, storage.nbytes):
+            cancellation.check()
+        # The system may have dropped the first pages while the last ones were read, as in a container whose cache is
+        # limited. Mapped reads of a cold file would then fetch twenty times what they need.
+        state = self._cache_state(file, nbytes)
+        if not state.warm:
+            reason = f"after reading all of it once, only {state.resident_part:.0%} has stayed in memory"
+            _log.warning("'%s' is read row by row: %s.", self.path, reason)
+            self._x = replace(self._x, choice=EngineChoice("read", reason))
+            self._opened = None
 
-    def _open(self) -> tuple[int, Field, Field | None]:
+    def _cache_state(self, file: _OpenFile, nbytes: int) -> CacheState:
+        return CacheState(file.resident_part(self._x.storage), nbytes, read_resources().free_memory_bytes)
+
+    @property
+    def engine(self) -> EngineChoice:
+        """Return how the inputs are read, and why."""
+        return EngineChoice("memory", "the whole split was read into memory") if self.in_memory else self._x.choice
+
+    @property
+    def x(self) -> Field:
+        """Return the field of inputs, opened in this process."""
+        return self._loaded or self._fields()[1]
+
+    @property
+    def y(self) -> Field | None:
+        """Return the field of targets, opened in this process; `None` if there are none."""
+        return self._fields()[2]
+
+    @property
+    def images(self) -> Encoded:
+        """Return the field of inputs, which must be image files."""
+        x = self.x
+        if not isinstance(x, Encoded):
+            msg = f"{self._x.info.name} in '{self.path}' is not made of image files."
+            raise TypeError(msg)
+        return x
+
+    def _fields(self) -> tuple[int, Field, Field | None]:
         """Return this process's id and fields, opened now if they were not."""
         opened = self._opened
         # Two threads may both find it closed; one opening is dropped then, and a fork finds no lock that is held.
         if opened is None or opened[0] != os.getpid():
-            file = _OpenFile(self, self._path_now())
-            x = self._loaded or self._open_x(file)
+            file = self._open_now()
+            x = self._loaded or self._open_field(file, self._x, None)
             if self.in_memory:
                 # Apart from what is open, because forked children share it.
                 self._loaded = x
-            opened = self._opened = os.getpid(), x, None if self._y is None else self._open_y(file, self._y, x)
+            y = None if self._y is None else self._open_field(file, self._y, x)
+            opened = self._opened = os.getpid(), x, y
         return opened
+
+    def _open_now(self) -> _OpenFile:
+        path = self._path_now()
+        return _OpenFile(path, {**self._stamps, path: self._stamps[self.path]}, self._open_file)
 
     def _path_now(self) -> Path:
         """Return where the file is; one that is being packed gets its final name at the end."""
         place = None if self._arrival is None else self._arrival.layout.place
         return self.path if place is None or self.path.exists() else place
 
-    def _open_x(self, file: _OpenFile) -> Field:
-        x, label = self._x, f"{self._x.info.name} in '{self.path}'"
-        if self.in_memory:
-            remedy = "Leave in_memory=False: files on a local disk are read from the system's cache, as far as it goes."
-            check_memory(self.stored_bytes, read_resources().free_memory_bytes, label, remedy=remedy)
-        if x.of_any_length:
-            field = file.ragged(x)
-            return load_ragged(field, label, read_resources().free_memory_bytes) if self.in_memory else field
-        if x.coding is not None:
-            return file.encoded(x, self.slots[0], self._resizer, in_memory=self.in_memory)
-        if self.in_memory:
-            return Mapped(memory_table(file.load(x.storage, x.choice)), None)
-        return file.rows(x.storage, x.choice)
-
-    def _open_y(self, file: _OpenFile, y: FieldSource, x: Field) -> Field:
-        if y.of_any_length:
-            field = file.ragged(y)
-            # Read one by one they would take longer than their inputs.
+    def _open_field(self, file: _OpenFile, source: FieldSource, x: Field | None) -> Field:
+        """Open the inputs, or the targets of inputs `x`."""
+        label, in_memory = f"{source.info.name} in '{self.path}'", self.in_memory and x is None
+        if in_memory:
+            check_memory(self.stored_bytes, read_resources().free_memory_bytes, label, remedy=_LEAVE_IN_FILE)
+        if source.of_any_length:
+            with reading_contents(self.path):
+                ragged = Ragged(file.h5[source.storage.name], self.path, texts=source.info.kind == "texts")
             if self.in_memory:
-                load_ragged(field, y.info.name, read_resources().free_memory_bytes)
-            elif y.nbytes <= _FEW_BYTES:
-                field.load(_FEW_BYTES)
-            return field
-        if y.info.kind == "boxes":
-            return file.boxes(y, x, self._x.info.image)
-        if y.coding is not None:
-            return file.encoded(y, self.slots[1], self._resizer, in_memory=False)
-        return file.rows(y.storage, y.choice)
+                ragged.load_all(label if x is None else source.info.name, read_resources().free_memory_bytes)
+            # Read one by one, targets would take longer than their inputs.
+            elif x is not None and source.nbytes <= _FEW_BYTES:
+                ragged.load(_FEW_BYTES)
+            return ragged
+        if source.info.kind == "boxes":
+            columns = {name: (file.rows(*stored), stored[0]) for name, stored in source.columns.items()}
+            sizes_of = x.own_sizes if isinstance(x, Encoded) else None
+            return Boxes(label, file.offsets(source), columns, image=self._x.info.image, sizes_of=sizes_of)
+        if source.coding is None and not in_memory:
+            return file.rows(source.storage, source.choice)
+        if source.coding is None:
+            return file.load(source.storage, source.choice)
+        offsets = file.offsets(source)
+        check_offsets(offsets, source.storage.shape[0], label, "bytes")
+        data = (file.load if in_memory else file.rows)(source.storage, source.choice)
+        return Encoded(
+            label,
+            lambda row: data.bytes_of(int(offsets[row]), int(offsets[row + 1])),
+            source.info.rows,
+            source.coding,
+            resizer=self._resizer,
+            slot=self.slots[0 if x is None else 1],
+            check=data.check if isinstance(data, Mapped) else None,
+        )
+
+    def estimate_row_bytes(self) -> int:
+        """Estimate the length of an input in memory; from the headers of a few, where each has its own."""
+        if self._arrival is not None and self.facts.encoded:
+            # To fetch blocks for an estimate would take long. Photographs as JPEG take a tenth of their pixels.
+            return self.row_bytes * _PIXELS_A_BYTE
+        if not self.facts.encoded or not len(self):
+            return self.row_bytes
+        lengths = self.images.decoded_lengths(np.linspace(0, len(self) - 1, _PROBED_ROWS).astype(np.intp))
+        return sum(lengths) // len(lengths) if lengths else self.row_bytes
+
+    def in_place(self) -> NDArray[Any] | None:
+        """Return the inputs without a copy, as `SplitReader.in_place`."""
+        x = self.x
+        if not isinstance(x, Mapped) or not (self._y is None or self._y.info.kind == "fixed"):
+            return None
+        return x.writable_table().view(self.facts.row_dtype).reshape(len(self), *self._x.storage.shape[1:])
+
+    def keys(self, rows: NDArray[np.intp] | None = None) -> list[str]:
+        """Read the source keys of rows, by default of all."""
+        if self.info.keys is None:
+            msg = f"'{self.path}' keeps no source keys for the split '{self.split}'; files that colabstage packs do."
+            raise PackFormatError(msg)
+        path = self._path_now()
+        # Keys of another file would name the wrong sources, without an error.
+        check_stamp(path, path.stat(), self._stamps[self.path])
+        with self._open_h5(path) as file, reading_contents(path):
+            return read_keys(file[self.info.keys], rows)
+
+    def into_memory(self) -> SplitPart:
+        """Return another part of the same rows, with all inputs read into memory now."""
+        # Another object, so that holders of this one see no change.
+        loaded = copy.copy(self)
+        loaded.in_memory, loaded._opened = True, None
+        loaded._fields()
+        return loaded
+
+    def close(self) -> None:
+        """Release the file; the next read opens it again. Reads under way in other threads finish first."""
+        self._opened = None
+        for slot in self.slots:
+            if (kept := slot.kept) is not None:
+                kept.release()
 
 
 class SplitReader(RowFacts):
@@ -571,23 +508,23 @@ class SplitReader(RowFacts):
         # A mapped file has its own handle and the mapping's.
         allow_open_files(2 * len(paths))
         self.arrival, self.fields, self.split = arrival, fields, split
-        self.allow_external = allow_external
+        self.allow_external, self.in_memory = allow_external, False
         # A single file raises its own errors, in `SplitPart`.
-        with_split = (
-            [(paths[0], 0)]
-            if len(paths) == 1
-            else _files_of_one_set(paths, split, fields, allow_external=allow_external, in_part=arrival is not None)
-        )
+        if len(paths) > 1:
+            read = partial(read_info, fields=fields, allow_external=allow_external, in_part=arrival is not None)
+            having = _check_one_set([read(path) for path in paths], split)
+        else:
+            having = list(paths)
         make = partial(
             SplitPart, split=split, arrival=arrival, fields=fields, resizer=resizer, allow_external=allow_external
         )
-        parts = tuple(
-            make(path, beside_bytes=beside, number=number) for number, (path, beside) in enumerate(with_split)
-        )
-        if len(paths) == 1:
-            paths = (parts[0].path,)
-        self.path, self.paths = paths[0], paths
-        self.in_memory = False
+        parts = tuple(make(path, number=number) for number, path in enumerate(having))
+        self._input_bytes = sum(part._x.nbytes for part in parts)
+        for part in parts:
+            # Parts are read at random together, and share the memory that is free.
+            part.consider_cache(self._input_bytes)
+        self.paths = paths if len(paths) > 1 else (parts[0].path,)
+        self.path = self.paths[0]
         self._ends = np.cumsum([len(part) for part in parts])
         self._take_over(parts)
         self.classes = parts[0].classes
@@ -599,20 +536,18 @@ class SplitReader(RowFacts):
         if self.row_shape is None and len(parts) > 1:
             self.row_bytes = sum(part.row_bytes * len(part) for part in parts) // max(1, len(self))
 
-    def _take_over(self, parts: tuple[SplitPart, ...]) -> None:
-        self._parts = parts
-        # With one file, row numbers are the file's own. To divide the rows of a small batch among parts would take as
-        # long as to copy them.
-        self._only = parts[0] if len(parts) == 1 else None
-        self._largest = max(parts, key=len)
-
     def __len__(self) -> int:
         return int(self._ends[-1])
+
+    def _take_over(self, parts: tuple[SplitPart, ...]) -> None:
+        self._parts = parts
+        # With one file, row numbers are the file's own: to divide a small batch would take as long as to copy it.
+        self._only = parts[0] if len(parts) == 1 else None
 
     @property
     def engine(self) -> EngineChoice:
         """Return the engine that reads the inputs, and the reason; for several files, that of most rows."""
-        engine = self._largest.engine
+        engine = max(self._parts, key=len).engine
         if self._only is not None:
             return engine
         return replace(engine, reason=f"{format_count(len(self._parts), 'files')}; of the largest: {engine.reason}")
@@ -625,7 +560,7 @@ class SplitReader(RowFacts):
     def estimate_row_bytes(self) -> int:
         """Return the length of one input in memory, in bytes: exact if all have one shape, otherwise the mean of a few
         images of the largest file, from their headers."""
-        return self.row_bytes if self.row_shape is not None else self._largest.estimate_row_bytes()
+        return self.row_bytes if self.row_shape is not None else max(self._parts, key=len).estimate_row_bytes()
 
     def read_x(
         self, indices: Indices, out: NDArray[Any] | None = None, *, pool: ThreadPool = SOLO
@@ -633,10 +568,7 @@ class SplitReader(RowFacts):
         """Read inputs, in the order of `indices`, of which negative ones count from the end: into `out`, C-contiguous
         `(B, *row_shape)`, or a new array; a list of B arrays, or of B `str`, if `row_shape` is `None`."""
         rows = resolve_rows(indices, len(self))
-        if self.row_shape is None:
-            refuse_out(out)
-        else:
-            out = fitting_array(out, (len(rows), *self.row_shape), self.row_dtype)
+        out = _fitting_array(out, len(rows), self.row_shape, self.row_dtype, "rows")
         with self._held(rows, pool):
             found: NDArray[Any] | list[Any] = self._share_out(
                 rows, out, lambda part, own, into, _: part.x.read(own, pool, into)
@@ -672,7 +604,7 @@ class SplitReader(RowFacts):
             msg = f"The inputs of '{self.path}' are not made of image files of their own sizes: {self.whole_reason}."
             raise TypeError(msg)
         rows = resolve_rows(indices, len(self))
-        target = fitting_array(out, (len(rows), *size, self.crop_channels), np.dtype(np.uint8))
+        target = _fitting_array(out, len(rows), (*size, self.crop_channels), np.dtype(np.uint8), "rows")
         with self._held(rows, pool):
             # Called once for the whole batch, because random numbers depend on an image's place in the batch, and must
             # not start over with each file.
@@ -690,12 +622,9 @@ class SplitReader(RowFacts):
         `str`, boxes one of B dicts: `boxes` float32 `(M, 4)` in pixels of the image that `read_x` returns, and every
         other column, `(M, …)`."""
         rows = resolve_rows(indices, len(self))
-        if self.target_shape is None or self.target_dtype is None:
-            refuse_out(out, "targets")
-            if not self.has_targets:
-                return np.full(len(rows), -1, np.int64)
-        else:
-            out = fitting_array(out, (len(rows), *self.target_shape), self.target_dtype)
+        out = _fitting_array(out, len(rows), self.target_shape, self.target_dtype, "targets")
+        if not self.has_targets:
+            return np.full(len(rows), -1, np.int64)
         # Boxes depend on the sizes of their images, which are in the headers of the inputs.
         with self._held(rows, pool, "row" if self.has_boxes and self.encoded else "targets"):
             found: TargetBatch = self._share_out(rows, out, lambda part, own, into, _: part.y.read(own, pool, into))
@@ -734,6 +663,14 @@ class SplitReader(RowFacts):
                 out[places] = read(part, own, empty_array((len(own), *out.shape[1:]), out.dtype), places)
         return found if out is None else out
 
+    def _shares(self, rows: NDArray[np.intp]) -> Iterator[tuple[SplitPart, NDArray[np.intp], NDArray[np.intp]]]:
+        """Yield for each file with any of `rows` its part, the row numbers in the file, and their places in `rows`."""
+        # One bisection for all rows, because a loop over rows would take longer than to read them.
+        owners = np.searchsorted(self._ends, rows, side="right")
+        for number in np.unique(owners).tolist():
+            part, places = self._parts[number], np.flatnonzero(owners == number)
+            yield part, rows[places] - (int(self._ends[number]) - len(part)), places
+
     def in_place(self) -> NDArray[Any] | None:
         """Return the inputs of all rows without a copy, for frameworks that gather rows themselves, over a mapped file
         or memory of this process; it may be unaligned, and what is written to it stays in this process. `None` if
@@ -742,8 +679,8 @@ class SplitReader(RowFacts):
 
     def check(self) -> None:
         """Raise DamagedPackError if somebody has written to the file of inputs that are read `in_place`."""
-        if self._only is not None:
-            self._only.check()
+        if self._only is not None and isinstance(x := self._only.x, Mapped):
+            x.check()
 
     def into_memory(self) -> SplitReader:
         """Return a reader of the same rows with all inputs read into memory now; this one if they are there already."""
@@ -762,8 +699,7 @@ class SplitReader(RowFacts):
                 self.stored_bytes,
                 read_resources().free_memory_bytes,
                 f"The split '{self.split}' of {format_count(len(self._parts), 'files')}",
-                remedy="Leave in_memory=False: files on a local disk are read from the system's cache, as far as that "
-                "reaches.",
+                remedy=_LEAVE_IN_FILE,
             )
         loaded = copy.copy(self)
         loaded._take_over(tuple(part.into_memory() for part in self._parts))
@@ -789,45 +725,16 @@ class SplitReader(RowFacts):
         """Load mapped inputs into the system's page cache, if they fit and most are not there yet, in one sequential
         pass. A file that does not stay in memory nevertheless is read row by row from then on."""
         for part in self._parts:
-            part.warm_up(cancellation or Cancellation())
+            part.warm_up(self._input_bytes, cancellation or Cancellation())
 
     def close(self) -> None:
         """Close the files; the next read opens them again. Waits for reads in other threads."""
         for part in self._parts:
             part.close()
 
-    def _shares(self, rows: NDArray[np.intp]) -> Iterator[tuple[SplitPart, NDArray[np.intp], NDArray[np.intp]]]:
-        """Yield for each file with any of `rows` its part, the row numbers in the file, and their places in `rows`."""
-        if self._only is not None:
-            yield self._only, rows, np.arange(len(rows))
-            return
-        # One bisection for all rows, because a loop over rows would take longer than to read them.
-        owners = np.searchsorted(self._ends, rows, side="right")
-        for number in np.unique(owners).tolist():
-            part, places = self._parts[number], np.flatnonzero(owners == number)
-            yield part, rows[places] - (int(self._ends[number]) - len(part)), places
 
-
-def _files_of_one_set(
-    paths: tuple[Path, ...], split: str, fields: NamedFields | None, *, allow_external: bool, in_part: bool
-) -> list[tuple[Path, int]]:
-    """Return the files that have a split, each with the length of the other files' inputs, after a check that they can
-    be read as one."""
-    # All headers are read before any engine is made, so that a difference is reported at once.
-    infos = [read_info(path, fields, allow_external=allow_external, in_part=in_part) for path in paths]
-    _check_one_set(infos)
-    having = [info for info in infos if split in info.splits]
-    if not having:
-        there = format_splits(joined_info(infos))
-        msg = f"None of the {format_count(len(infos), 'files')} has a split '{split}'. {there}"
-        raise SplitNotFoundError(msg)
-    check_schemas(having, split)
-    sizes = [info.split(split).x.nbytes for info in having]
-    return [(info.path, sum(sizes) - nbytes) for info, nbytes in zip(having, sizes, strict=True)]
-
-
-def _check_one_set(infos: list[PackInfo]) -> None:
-    """Raise DamagedPackError if shards of one name come from different runs."""
+def _check_one_set(infos: list[PackInfo], split: str) -> list[Path]:
+    """Return the files that have a split, after a check that they can be read as one."""
     sets: dict[tuple[str, str, str], PackInfo] = {}
     for info in infos:
         # Files from other tools, and single files, belong to no set.
@@ -841,10 +748,26 @@ def _check_one_set(infos: list[PackInfo]) -> None:
                 "again."
             )
             raise DamagedPackError(msg)
+    having = [info for info in infos if split in info.splits]
+    if not having:
+        there = format_splits(joined_info(infos))
+        msg = f"None of the {format_count(len(infos), 'files')} has a split '{split}'. {there}"
+        raise SplitNotFoundError(msg)
+    check_schemas(having, split)
+    return [info.path for info in having]
 
 
-def fitting_array(out: NDArray[Any] | None, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return `out`, or a new array if it is `None`; a ValueError if it does not fit."""
+def _fitting_array(
+    out: NDArray[Any] | None, count: int, row_shape: tuple[int, ...] | None, dtype: np.dtype[Any] | None, what: str
+) -> NDArray[Any] | None:
+    """Return `out`, or a new array, for so many rows of one shape; `None` if each has its own. A ValueError if `out`
+    does not fit."""
+    if row_shape is None or dtype is None:
+        if out is None:
+            return None
+        msg = f"These {what} do not share one shape, and so no out array. Leave out=None."
+        raise ValueError(msg)
+    shape = (count, *row_shape)
     if out is None:
         return empty_array(shape, dtype)
     # Engines write into it by address, so anything else would be written in the wrong places.
@@ -855,10 +778,3 @@ def fitting_array(out: NDArray[Any] | None, shape: tuple[int, ...], dtype: np.dt
         )
         raise ValueError(msg)
     return out
-
-
-def refuse_out(out: NDArray[Any] | None, what: str = "rows") -> None:
-    """Raise `ValueError` if `out` was given for rows that do not fit into one array."""
-    if out is not None:
-        msg = f"These {what} do not share one shape, and so no out array. Leave out=None."
-        raise ValueError(msg)
