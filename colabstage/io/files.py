@@ -28,7 +28,6 @@ from colabstage.errors import (
     ColabstageError,
     DriveDisconnectedError,
     NotEnoughSpaceError,
-    OptionError,
     SourceNotFoundError,
     SourceReadError,
     TargetNotWritableError,
@@ -93,14 +92,6 @@ class RetryPolicy:
     a bad minute. Not for mounts: a failing mount needs a person."""
     missing_is_transient: bool = True
     """Whether to retry a file that was listed a moment ago and is now not found, as on a dying mount."""
-
-    def __post_init__(self) -> None:
-        if self.attempts < 1 or not self.first_wait_s >= 0 or not self.patience_s >= 0:
-            msg = (
-                f"A retry policy needs at least one attempt and times of no less than 0 s, got attempts="
-                f"{self.attempts}, first_wait_s={self.first_wait_s} and patience_s={self.patience_s}."
-            )
-            raise OptionError(msg)
 
 
 # For sources that are open, so they answered a moment ago.
