@@ -59,7 +59,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from colabstage.images.decode import Loss, Resizer
-    from colabstage.io.pipeline import PipelineResult
     from colabstage.io.progress import Cancellation, Progress
     from colabstage.layouts.table import SampleTable
     from colabstage.pack.arrival import PackStream
@@ -337,7 +336,7 @@ class _PackRun:
             resumed, began = journal.finished_samples, time.monotonic()
             left = journal.unfinished()
             takeover = self._take_over(work, journal, left, progress, cancellation)
-            result = self._pack(work, journal, left, takeover, progress, cancellation)
+            readers = self._pack(work, journal, left, takeover, progress, cancellation)
             packing_s = time.monotonic() - began
             final, plan, odd = self._finish(work, journal)
             learnt = self._learn(work, plan)
@@ -354,7 +353,7 @@ class _PackRun:
             seconds=0.0,
             packing_s=packing_s,
             resumed=resumed,
-            readers=result.readers,
+            readers=readers,
             found=self.job.found,
             notes=(),
             animated=_names_of(work, journal, "frames"),
@@ -478,8 +477,8 @@ class _PackRun:
         takeover: Takeover | None,
         progress: Progress,
         cancellation: Cancellation,
-    ) -> PipelineResult:
-        """Read, decode and write what is `left`."""
+    ) -> int:
+        """Read, decode and write what is `left`; return how many threads read."""
         if self.stream is not None:
             self.stream.begin(work, self.out, journal, left)
             self.stream.let_in()

@@ -22,7 +22,7 @@ from colabstage.images.decode import (
 )
 from colabstage.images.masks import fit_mask, level_counts, read_mask
 from colabstage.io.files import RetryPolicy, TargetFile, read_with_retry
-from colabstage.io.pipeline import PipelineLimits, PipelineResult, run_pipeline
+from colabstage.io.pipeline import PipelineLimits, run_pipeline
 from colabstage.layouts.formats.masks import check_lossless
 from colabstage.layouts.table import Arrays, Boxes, Masks, TreeFiles, UnreadBoxes
 from colabstage.pack.job import ReplanError, keeps_files, target_source
@@ -292,8 +292,8 @@ def write_samples(
     step: ProgressStep,
     cancellation: Cancellation,
     stream: PackStream | None = None,
-) -> PipelineResult:
-    """Write the samples at the positions `left` of the reading order to their places."""
+) -> int:
+    """Write the samples at the positions `left` of the reading order to their places; return how many threads read."""
     step.start_at(len(work.order) - len(left))
     table, options = work.job.table, work.job.options
     inputs, target, costs = table.inputs.source, target_source(table), sample_costs(table)
@@ -333,7 +333,7 @@ def write_samples(
         check_left_out()
 
     with TargetFile(work.target, fresh=False) as file:
-        result = run_pipeline(
+        readers = run_pipeline(
             left,
             read=read,
             use=use,
@@ -342,7 +342,7 @@ def write_samples(
             cancellation=cancellation,
         )
     check_left_out()
-    return result
+    return readers
 
 
 def _read_part(source: SampleSource, index: int, retry: RetryPolicy) -> Content:
