@@ -28,7 +28,6 @@ from colabstage.errors import (
     ColabstageError,
     DriveDisconnectedError,
     NotEnoughSpaceError,
-    OptionError,
     SourceNotFoundError,
     SourceReadError,
     TargetNotWritableError,
@@ -93,14 +92,6 @@ class RetryPolicy:
     a bad minute. Not for mounts: a failing mount needs a person."""
     missing_is_transient: bool = True
     """Whether to retry a file that was listed a moment ago and is now not found, as on a dying mount."""
-
-    def __post_init__(self) -> None:
-        if self.attempts < 1 or not self.first_wait_s >= 0 or not self.patience_s >= 0:
-            msg = (
-                f"A retry policy needs at least one attempt and times of no less than 0 s, got attempts="
-                f"{self.attempts}, first_wait_s={self.first_wait_s} and patience_s={self.patience_s}."
-            )
-            raise OptionError(msg)
 
 
 # For sources that are open, so they answered a moment ago.
@@ -283,16 +274,10 @@ def write_json(path: Path, value: Any) -> None:
 def read_json(path: Path) -> Any:
     """Read JSON; `None` if there is no such regular file, or where `parse_json` returns `None`."""
     try:
-        with open(path, "rb", opener=_without_waiting) as file:
-            # A device may have no end.
-            return parse_json(file.read()) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else None
+        # A pipe or a device may have no end.
+        return parse_json(path.read_bytes()) if path.is_file() else None
     except (FileNotFoundError, NotADirectoryError):
         return None
-
-
-def _without_waiting(path: str, flags: int) -> int:
-    """Open a file; a pipe without waiting for somebody to write into it."""
-    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def parse_json(text: bytes) -> Any:
@@ -375,19 +360,15 @@ _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 @functools.cache
 def _fallocate() -> Any:
     # Python's own call has no mode.
-    function = getattr(ctypes.CDLL(None, use_errno=True), "fallocate", None)
-    if function is not None:
-        function.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+    function = ctypes.CDLL(None, use_errno=True).fallocate
+    function.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
     return function
 
 
 def punch_hole(handle: int, offset: int, length: int) -> None:
     """Return a part of a file to the disk; it then reads as zeros."""
-    function = _fallocate()
-    code = errno.ENOSYS if function is None else 0
-    if function is not None and function(handle, _PUNCH_HOLE | _KEEP_SIZE, offset, length) != 0:
+    if _fallocate()(handle, _PUNCH_HOLE | _KEEP_SIZE, offset, length) != 0:
         code = ctypes.get_errno()
-    if code:
         raise OSError(code, os.strerror(code))
 
 

@@ -68,16 +68,6 @@ class PipelineLimits:
     """
 
 
-@dataclass(frozen=True, slots=True)
-class PipelineResult:
-    """The measurements of a finished run."""
-
-    readers: int
-    """Threads that read."""
-    mean_read_s: float
-    """Seconds for one read, on average."""
-
-
 def run_pipeline(
     items: Sequence[int],
     *,
@@ -87,8 +77,8 @@ def run_pipeline(
     limits: PipelineLimits,
     cancellation: Cancellation,
     clock: Clock = SYSTEM_CLOCK,
-) -> PipelineResult:
-    """Call `use(item, read(item))` once for every item, in no particular order.
+) -> int:
+    """Call `use(item, read(item))` once for every item, in no particular order; return how many threads read.
 
     Args:
         items: what to do, in the order in which to read.
@@ -106,7 +96,7 @@ def run_pipeline(
         run.wait(cancellation)
     finally:
         run.stop()
-    return PipelineResult(run.readers + len(run.reading_workers), run.mean_read_s)
+    return run.readers + len(run.reading_workers)
 
 
 class _Run(Generic[T]):
@@ -148,7 +138,7 @@ class _Run(Generic[T]):
         self.reading_workers: set[threading.Thread] = set()
         self.readers = 0
         self.reads = 0
-        self.mean_read_s = 0.0
+        self._mean_read_s = 0.0
 
     def start(self) -> None:
         """Start the workers and the first readers."""
@@ -285,7 +275,7 @@ class _Run(Generic[T]):
         self._last_sign = self._clock.now()
         self.reads += 1
         # A moving mean: it follows a source that becomes slower within some tens of reads.
-        self.mean_read_s += max(0.1, 1 / self.reads) * (seconds - self.mean_read_s)
+        self._mean_read_s += max(0.1, 1 / self.reads) * (seconds - self._mean_read_s)
 
     def _wants_reader(self) -> bool:
         return self._idle_workers > 0 and not self._ready and self._would_help()
@@ -294,7 +284,7 @@ class _Run(Generic[T]):
         """Return whether reads are slow, items are left to read, and one more reader is allowed."""
         limits = self._limits
         may_grow = not limits.caller_reads and self.readers < limits.max_readers and self._taken < len(self._items)
-        return may_grow and self.mean_read_s > limits.slow_read_s
+        return may_grow and self._mean_read_s > limits.slow_read_s
 
     def _work(self) -> None:
         while (ready := self._next_ready()) is not None:

@@ -59,7 +59,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from colabstage.images.decode import Loss, Resizer
-    from colabstage.io.pipeline import PipelineResult
     from colabstage.io.progress import Progress
     from colabstage.layouts.table import SampleTable
     from colabstage.pack.arrival import PackStream
@@ -319,7 +318,7 @@ class PackRun:
             takeover = None if self.base is None else job.takeover or plan_takeover(job, self.base.rows)
             if self.base is not None and takeover is not None and takeover.taken:
                 take_over(work, journal, self.base, takeover, left=left, progress=self.progress)
-            result = self._pack(work, journal, left, is_part=takeover is not None and takeover.taken > 0)
+            readers = self._pack(work, journal, left, is_part=takeover is not None and takeover.taken > 0)
             packing_s = time.monotonic() - began
             skipped = tuple(why for _, why in sorted(journal.skipped.items()))
             left_out = work.order[sorted(journal.skipped)]
@@ -343,7 +342,7 @@ class PackRun:
             seconds=0.0,
             packing_s=packing_s,
             resumed=resumed,
-            readers=result.readers,
+            readers=readers,
             found=job.found,
             notes=(),
             animated=names_of("frames"),
@@ -442,8 +441,9 @@ class PackRun:
             levels=column("values", LEVELS, if_needed=compares_masks(table)),
         )
 
-    def _pack(self, work: WriteJob, journal: PackJournal, left: NDArray[np.bool_], *, is_part: bool) -> PipelineResult:
-        """Read, decode and write what is `left`; `is_part`: of what is read, from here and there."""
+    def _pack(self, work: WriteJob, journal: PackJournal, left: NDArray[np.bool_], *, is_part: bool) -> int:
+        """Read, decode and write what is `left`, and return how many threads read; `is_part`: of what is read, from here
+        and there."""
         # In the order of the source, unless readers ask for another: one pass over an archive, and no seeking on a
         # mount. A new pack of millions of samples needs no list of them.
         in_order: Sequence[int] = range(len(left)) if left.all() else array("q", np.flatnonzero(left).tobytes())

@@ -22,7 +22,7 @@ from colabstage.images.decode import (
 )
 from colabstage.images.masks import fit_mask, level_counts, read_mask
 from colabstage.io.files import RetryPolicy, TargetFile, read_with_retry
-from colabstage.io.pipeline import PipelineLimits, PipelineResult, run_pipeline
+from colabstage.io.pipeline import PipelineLimits, run_pipeline
 from colabstage.layouts.formats.masks import check_lossless
 from colabstage.layouts.table import Arrays, Boxes, Masks, TreeFiles, UnreadBoxes
 from colabstage.pack.job import ReplanError, keeps_files, target_source
@@ -288,8 +288,8 @@ def write_samples(
     limits: PipelineLimits,
     progress: Progress,
     stream: PackStream | None = None,
-) -> PipelineResult:
-    """Write the samples at the positions `left` of the reading order to their places."""
+) -> int:
+    """Write the samples at the positions `left` of the reading order to their places; return how many threads read."""
     table, options = work.job.table, work.job.options
     inputs, target, costs = table.inputs.source, target_source(table), sample_costs(table)
     encoder, memory, room = SampleEncoder(work.job), _Memory(), PixelRoom()
@@ -332,7 +332,7 @@ def write_samples(
         TargetFile(work.target, fresh=False) as file,
     ):
         step.start_at(len(work.order) - len(left))
-        result = run_pipeline(
+        readers = run_pipeline(
             left,
             read=read,
             use=use,
@@ -341,7 +341,7 @@ def write_samples(
             cancellation=progress.cancellation,
         )
         check_left_out()
-    return result
+    return readers
 
 
 def _read_part(source: SampleSource, index: int) -> Content:

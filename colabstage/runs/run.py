@@ -10,7 +10,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from colabstage.errors import (
     ColabstageError,
@@ -73,22 +73,16 @@ _SHOWN_S = 2.0
 _AGAIN_S = 60.0
 
 
-class Every(NamedTuple):
-    """How often a version is saved: after so many steps, where there are any, or so many seconds."""
-
-    steps: int | None
-    seconds: float
-
-
-def read_interval(given: object) -> Every:
-    """Read `"10 min"`, `"500 steps"`, or a number of seconds; an OptionError for anything else."""
+def read_interval(given: object) -> tuple[int | None, float]:
+    """Read `"10 min"`, `"500 steps"`, or a number of seconds as so many steps, where there are any, or seconds; an
+    OptionError for anything else."""
     match = _EVERY.fullmatch(given) if isinstance(given, str) else None
     number: Any = float(match[1]) if match else given
     unit = match[2].lower() if match else "s"
     if match and unit == "step" and number.is_integer() and number >= 1:
-        return Every(int(number), 0.0)
+        return int(number), 0.0
     if isinstance(number, int | float) and not isinstance(number, bool) and number >= 0 and unit in _UNITS_S:
-        return Every(None, number * _UNITS_S[unit])
+        return None, number * _UNITS_S[unit]
     msg = f'every={given!r} is not an interval; expected "10 min", "30 s", "500 steps", or a number of seconds.'
     raise OptionError(msg)
 
@@ -179,7 +173,7 @@ class Run:
         folder: Path,
         parts: Mapping[str, Any],
         loader: Any,
-        every: Every,
+        every: tuple[int | None, float],
         keep: int,
         *,
         take_over: bool = False,
@@ -194,7 +188,7 @@ class Run:
         self.callback: Any = None
         self.resumed_from: Version | None = None
         self.notes: list[str] = []
-        self._parts, self._loader, self._every, self._keep = dict(parts), loader, every, keep
+        self._parts, self._loader, (self._every_steps, self._every_s), self._keep = dict(parts), loader, every, keep
         self._take_over, self._progress, self._clock = take_over, progress, clock
         self._shown = _Shown(progress)
         self._copier = Copier()
@@ -349,8 +343,8 @@ class Run:
             yield "saving", f"since {time.strftime('%H:%M:%S', time.localtime(saver.began))}"
         elif saver.problem:
             yield "problem", saver.problem
-        elif self._every.steps is not None:
-            yield "next save", f"after {max(0, self._saved[1] + self._every.steps - self.steps):,} steps"
+        elif self._every_steps is not None:
+            yield "next save", f"after {max(0, self._saved[1] + self._every_steps - self.steps):,} steps"
         else:
             yield "next save", f"in {format_duration(max(0.0, self._due_s - self._clock.now()))}"
 
@@ -474,8 +468,8 @@ class Run:
             self._begin_interval()
 
     def _is_due(self, *, failed: bool) -> bool:
-        if self._every.steps is not None and not failed:
-            return self.steps - self._saved[1] >= self._every.steps
+        if self._every_steps is not None and not failed:
+            return self.steps - self._saved[1] >= self._every_steps
         return self._clock.now() >= (self._again_s if failed else self._due_s)
 
     def _is_saved(self) -> bool:
@@ -490,9 +484,9 @@ class Run:
 
     def _begin_interval(self) -> None:
         now = self._clock.now()
-        self._due_s = now + self._every.seconds
+        self._due_s = now + self._every_s
         # A disk that was full, or a mount that was dead, may be well again much sooner.
-        self._again_s = now + min(_AGAIN_S, self._every.seconds or _AGAIN_S)
+        self._again_s = now + min(_AGAIN_S, self._every_s or _AGAIN_S)
 
     def _place(self) -> tuple[int, int, int]:
         return self.epoch, self.steps, len(self.history)

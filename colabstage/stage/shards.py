@@ -8,7 +8,7 @@ shards are the file that a machine with enough room would have made, in parts.
 from __future__ import annotations
 
 from concurrent.futures import Future, wait
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -43,7 +43,7 @@ from colabstage.stage.record import identity_of
 from colabstage.stage.source import check_listing
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Callable, Generator, Iterator
 
     from numpy.typing import NDArray
 
@@ -207,38 +207,33 @@ def pack_into_cache(
         return _SetOfShards.of(call, found.plan_again(job), place, whole_bytes).write(source)
 
 
-class _Publisher:
-    """While one shard is packed, the one before it is published in a thread, and dropped here."""
+@contextmanager
+def _publishing(place: Place) -> Iterator[Callable[[Path], None]]:
+    """Yield what publishes a shard in a thread, once the one before it is published, and drops it here.
 
-    def __init__(self, place: Place) -> None:
-        self._place, self._stop = place, Cancellation()
-        self._last: Future[None] | None = None
+    The end waits for the last shard; after an error it stops that, because the folder is about to get another name.
+    """
+    stop, last = Cancellation(), Future[None]()
+    last.set_result(None)
 
-    def keep(self, file: Path) -> None:
-        """Publish a shard when the one before it is published."""
-        self._wait()
-        self._last = in_thread(partial(self._publish, file), "colabstage-publish", daemon=False)
-
-    def _publish(self, file: Path) -> None:
+    def publish_and_drop(file: Path) -> None:
         # Not a bar of its own: it would be drawn into that of packing.
-        publish(self._place, file, file.name, keep_previous=False, progress=Progress(self._stop))
+        publish(place, file, file.name, keep_previous=False, progress=Progress(stop))
         remove_own(file)
         remove_own(manifest_path(file))
 
-    def _wait(self) -> None:
-        if self._last is not None:
-            self._last.result()
+    def begin(file: Path) -> None:
+        nonlocal last
+        last.result()
+        last = in_thread(partial(publish_and_drop, file), "colabstage-publish", daemon=False)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Wait for the last shard; after an error stop, because the folder is about to get another name."""
-        if kind is None:
-            self._wait()
-        elif self._last is not None:
-            self._stop.cancel()
-            wait((self._last,))
+    try:
+        yield begin
+    except BaseException:
+        stop.cancel()
+        wait((last,))
+        raise
+    last.result()
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,12 +307,12 @@ class _SetOfShards:
             call.report.timed("pack in shards", unit=self.job.table.unit) as timing,
             # After the error of mixed images, shards of another form are needed.
             open_workspace(_workspace_of(request), drops=(ReplanError,), in_own_folder=True) as workspace,
-            _Publisher(self.place) as publisher,
+            _publishing(self.place) as publish_shard,
         ):
             if request.refresh:
                 # Shards of earlier calls are no longer in the cache.
                 write_json(workspace.path / _REFRESHING, self.names[0].made_of)
-            write_each = partial(self._write_each, source, workspace.path, publisher)
+            write_each = partial(self._write_each, source, workspace.path, publish_shard)
             results = write_shards(self.names, self.job, done, write_each, call.progress)
             timing.amount = sum(result.rows - result.resumed for result in results) - sum(
                 result.rows - result.resumed for result in done.values()
@@ -332,7 +327,12 @@ class _SetOfShards:
         return CachedPack.of_set([there[str(name)] for name in self.names], self.place)
 
     def _write_each(
-        self, source: OpenedSource, folder: Path, publisher: _Publisher, left: list[ShardName], progress: Progress
+        self,
+        source: OpenedSource,
+        folder: Path,
+        publish_shard: Callable[[Path], None],
+        left: list[ShardName],
+        progress: Progress,
     ) -> Generator[tuple[ShardName, ShardResult]]:
         members = MemberRanges(self.job)
         for name in left:
@@ -341,7 +341,7 @@ class _SetOfShards:
             if name is left[-1]:
                 # With the last one the set is complete, so this is the last moment to find that it is not.
                 check_listing(source)
-            publisher.keep(local)
+            publish_shard(local)
 
     def _write_one(
         self, name: ShardName, local: Path, source: OpenedSource, members: MemberRanges, progress: Progress
