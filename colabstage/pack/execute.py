@@ -442,8 +442,8 @@ class PackRun:
         )
 
     def _pack(self, work: WriteJob, journal: PackJournal, left: NDArray[np.bool_], *, is_part: bool) -> int:
-        """Read, decode and write what is `left`, and return how many threads read; `is_part`: of what is read, from here
-        and there."""
+        """Read, decode and write what is `left`, and return how many threads read; `is_part`: of what is read, from
+        here and there."""
         # In the order of the source, unless readers ask for another: one pass over an archive, and no seeking on a
         # mount. A new pack of millions of samples needs no list of them.
         in_order: Sequence[int] = range(len(left)) if left.all() else array("q", np.flatnonzero(left).tobytes())
