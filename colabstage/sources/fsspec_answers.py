@@ -7,8 +7,8 @@ import errno
 import ftplib
 import re
 import socket
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Literal
 
 from colabstage.errors import SourceAccessError, SourceError, SourceNotFoundError, SourceReadError, said_by
 from colabstage.io.units import hide_secrets
@@ -46,7 +46,7 @@ _STATUSES: dict[int, Judgement] = {
     **dict.fromkeys((401, 403), "access"),
     **dict.fromkeys((408, 425, 429, *range(500, 600)), "transient"),
 }
-_FTP_CODES: dict[str, Judgement] = dict.fromkeys(("530", "532", "331", "332"), "access")
+_FTP_LOGIN, _FTP_REFUSED = frozenset({"530", "532", "331", "332"}), frozenset({"550", "553"})
 
 _OUTSIDE_CODE = "Provide the login through the environment, not in the notebook:"
 _LOGINS = {
@@ -102,21 +102,20 @@ def checksum_of(info: Mapping[str, Any]) -> Checksum | None:
 
 
 def _to_ns(value: Any) -> int:
-    if isinstance(value, str):
-        ftp = re.match(r"(\d{14})(?:\.\d+)?\Z", value)
-        try:
-            value = (
-                datetime.strptime(ftp[1], "%Y%m%d%H%M%S").replace(tzinfo=UTC) if ftp else datetime.fromisoformat(value)
-            )
-        except ValueError:
-            return 0
-    if isinstance(value, datetime):
-        aware = value if value.tzinfo else value.replace(tzinfo=UTC)
-        # Not timestamp(): a float is too imprecise for the microseconds of today's dates.
-        passed = aware - datetime(1970, 1, 1, tzinfo=UTC)
-        return ((passed.days * 86_400 + passed.seconds) * 1_000_000 + passed.microseconds) * 1_000
-    # For today's dates, a float is no more precise than a microsecond.
-    return round(value * 1e6) * 1000 if isinstance(value, (int, float)) else 0
+    if isinstance(value, (int, float)):
+        # For today's dates, a float is no more precise than a microsecond.
+        return round(value * 1e6) * 1000
+    try:
+        if isinstance(value, str):
+            is_of_ftp = re.fullmatch(r"\d{14}(?:\.\d+)?", value)
+            value = datetime.strptime(value[:14], "%Y%m%d%H%M%S") if is_of_ftp else datetime.fromisoformat(value)
+    except ValueError:
+        return 0
+    if not isinstance(value, datetime):
+        return 0
+    # Not timestamp(): a float is too imprecise for the microseconds of today's dates.
+    aware = value if value.tzinfo else value.replace(tzinfo=UTC)
+    return (aware - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1) * 1000
 
 
 def translate_error(error: BaseException, protocol: str, label: str, secrets: Sequence[str] = ()) -> SourceError:
@@ -147,7 +146,7 @@ def judge_error(error: BaseException) -> Judgement:
 
 def wait_asked(error: BaseException) -> float | None:
     for one in _chain(error):
-        headers = _response_of(one).headers
+        _, headers = _response_of(one)
         value = next((headers[name] for name in headers if name.lower() == "retry-after"), "")
         if re.fullmatch(r"\d{1,5}(?:\.\d+)?", str(value)):
             return float(value)
@@ -165,11 +164,12 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _judge_one(error: BaseException) -> Judgement:
-    # FTP has the same code for missing and forbidden files, so the server's message decides.
-    if isinstance(error, ftplib.error_perm) and str(error)[:3] in {"550", "553"}:
-        return "access" if re.search("permi|denied|allowed|privilege", str(error), re.IGNORECASE) else "missing"
     if isinstance(error, ftplib.error_perm):
-        return _FTP_CODES.get(str(error)[:3], "other")
+        if str(error)[:3] in _FTP_LOGIN:
+            return "access"
+        # FTP has the same code for missing and forbidden files, so the server's message decides.
+        is_refused = re.search("permi|denied|allowed|privilege", str(error), re.IGNORECASE)
+        return "other" if str(error)[:3] not in _FTP_REFUSED else "access" if is_refused else "missing"
     # A name server that does not answer now may answer later; an unknown name is a typing error.
     if isinstance(error, socket.gaierror):
         return "transient" if error.errno == socket.EAI_AGAIN else "missing"
@@ -178,23 +178,16 @@ def _judge_one(error: BaseException) -> Judgement:
         return named
     if isinstance(error, OSError) and error.errno in _TRANSIENT_ERRNOS:
         return "transient"
-    return _STATUSES.get(_response_of(error).status, "other")
+    return _STATUSES.get(_response_of(error)[0], "other")
 
 
-class _Response(NamedTuple):
-    """The status and headers in an error, as of botocore's dictionaries and other libraries' objects."""
-
-    status: int
-    headers: Mapping[str, Any]
-
-
-def _response_of(error: BaseException) -> _Response:
+def _response_of(error: BaseException) -> tuple[int, Mapping[str, Any]]:
+    """Return the status and headers in an error, as of botocore's dictionaries and other libraries' objects."""
     response = getattr(error, "response", None)
     if isinstance(response, dict):
         facts = response.get("ResponseMetadata", {})
-        status, headers = facts.get("HTTPStatusCode", 0), facts.get("HTTPHeaders")
-    else:
-        holders = [getattr(one, name, None) for one in (error, response) for name in ("status", "status_code", "code")]
-        status = next((value for value in holders if isinstance(value, int) and 400 <= value < 600), 0)
-        headers = getattr(response, "headers", None) or getattr(error, "headers", None)
-    return _Response(status, headers if hasattr(headers, "items") else {})
+        return facts.get("HTTPStatusCode", 0), facts.get("HTTPHeaders") or {}
+    holders = [getattr(one, name, None) for one in (error, response) for name in ("status", "status_code", "code")]
+    status = next((value for value in holders if isinstance(value, int) and 400 <= value < 600), 0)
+    headers: Any = getattr(response, "headers", None) or getattr(error, "headers", None)
+    return status, headers if hasattr(headers, "items") else {}

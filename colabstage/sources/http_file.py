@@ -260,7 +260,8 @@ class HttpFile(RemoteFile):
                     f"({sent}). It cannot be trusted with parts; try again later."
                 )
                 raise SourceReadError(msg)
-        elif stop is not None:
+        # Some send a whole file of which all is requested with status 200.
+        elif stop is not None and (offset or answer.coding or not (answer.version and first.version)):
             msg = f"The server of '{label}' sent the whole file where a part was requested. Try again."
             raise TransientError(msg)
 

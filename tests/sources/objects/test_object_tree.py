@@ -19,8 +19,7 @@ from colabstage.io.files import RetryPolicy
 from colabstage.sources.buckets import PIECE_BYTES, ObjectStore
 from colabstage.sources.objects import open_address
 from colabstage.sources.remote import TransientError
-from colabstage.sources.remote_files import RemoteFileTree
-from colabstage.trees.listing import FileEntry
+from colabstage.trees.listing import FileEntry, Tree
 from tests.support.archives import read_all
 from tests.support.images import make_tree, read_tree
 
@@ -41,10 +40,10 @@ CONTENT = {
 }
 
 
-def open_tree(url: str, retry: RetryPolicy = RetryPolicy()) -> RemoteFileTree:  # noqa: B008 - frozen
+def open_tree(url: str, retry: RetryPolicy = RetryPolicy()) -> Any:  # noqa: B008 - frozen
     """The folder at an address."""
     tree = open_address(url, workers=4, retry=retry)
-    assert isinstance(tree, RemoteFileTree)
+    assert isinstance(tree, Tree)
     return tree
 
 
@@ -188,7 +187,7 @@ def test_a_connection_that_broke_is_replaced(ftp: FolderService) -> None:
     ids=["part", "chunks"],
 )
 def test_what_broke_off_is_asked_for_from_there(
-    s3: BucketService, monkeypatch: pytest.MonkeyPatch, read: Callable[[RemoteFileTree, FileEntry], bytes]
+    s3: BucketService, monkeypatch: pytest.MonkeyPatch, read: Callable[[Any, FileEntry], bytes]
 ) -> None:
     """No byte that came is asked for again, and why nothing comes is forgotten once something does."""
     content = os.urandom(3 * 1024 * 1024)
