@@ -370,7 +370,8 @@ class Blocks:
             self.kept[:] = kept
             self.counters[CAPACITY] = capacity
             # What is here from a time when more was allowed.
-            for block in np.flatnonzero(self.taken())[capacity:].tolist():
+            too_many = max(0, int(self.taken().sum()) - capacity)
+            for block in np.flatnonzero(self.taken() & (self.state < WRITING)).tolist()[::-1][:too_many]:
                 self.let_go(block)
 
     def write(self, data: bytes | memoryview, address: int) -> None:

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from colabstage.io.progress import Cancellation, Progress
+    from colabstage.io.progress import Progress
     from colabstage.sources.opening import OpenedSource
     from colabstage.sources.parse import Source, SourceArgument
     from colabstage.sources.remote import Checksum, RemoteFile
@@ -180,7 +180,6 @@ def fetch_files(
         overwrite,
         verify == "full",
         shown,
-        shown.cancellation,
         time.monotonic(),
     )
 
@@ -230,7 +229,6 @@ class _FetchCall:
     overwrite: bool
     thorough: bool
     progress: Progress
-    cancellation: Cancellation
     began: float
 
     @property
@@ -283,8 +281,7 @@ class _FetchCall:
     def _compared(self, recorded: SourceIdentity) -> str | None:
         """Do the same as `_unchanged` by opening the source; one that must be downloaded for that is fetched again."""
         try:
-            opening = Opening(self.target.parent, self.progress, self.cancellation)
-            with open_source(self.source, opening, unpack=False) as source:
+            with self._open() as source:
                 now = source.identify()
         # As above: a source that cannot be read now does not count as changed.
         except (SourceError, DriveError) as error:
@@ -294,10 +291,13 @@ class _FetchCall:
             return "Names and sizes are those that were fetched, but all times differ, as after a remount."
         return "" if verdict == "same" else None
 
+    def _open(self, checksum: Checksum | None = None, only: tuple[str, ...] = ()) -> OpenedSource:
+        opening = Opening(self.target.parent, self.progress, self.progress.cancellation, checksum, only)
+        return open_source(self.source, opening, unpack=False)
+
     def run(self) -> FetchReport:
         make_folder(self.target if self.to.is_folder else self.target.parent)
-        opening = Opening(self.target.parent, self.progress, self.cancellation, self.checksum, self.only)
-        with open_source(self.source, opening, unpack=False) as source:
+        with self._open(self.checksum, self.only) as source:
             one = source.one
             # Kaggle sends a dataset as a zip, which is not what anybody means by it.
             if one is not None and one.file is not None and not isinstance(self.source, KaggleSource):
@@ -331,10 +331,10 @@ class _FetchCall:
                 file,
                 place,
                 step=step,
-                cancellation=self.cancellation,
+                cancellation=self.progress.cancellation,
                 policy=RetryPolicy(),
                 announce=lambda hashes, nbytes: note_receipt(place, record_of(nbytes).receipt(hashes)),
-                replaces=self._may_replace,
+                replaces=lambda path: not self._why_kept(path),
             )
         # The seal contains the time of the last change, which the rename has just set.
         record = record_of(fetched.nbytes)
@@ -372,7 +372,7 @@ class _FetchCall:
                     workers=usable_cores(),
                 ),
                 step=step,
-                cancellation=self.cancellation,
+                cancellation=self.progress.cancellation,
                 overwrite=self.overwrite,
                 receipt=receipt,
             )
@@ -396,30 +396,24 @@ class _FetchCall:
             if place_in(path, place) is not None:
                 msg = f"'{place}' holds the source '{path}', which would be removed with it. Choose another target."
                 raise TargetExistsError(msg)
-        if self._may_replace(place):
-            return
-        here = look_at(place)
-        record = here.about(_KIND, Fetched)
-        if record is None:
-            what = "was not made by fetch_files"
-        elif record.address != self.source.address:
-            what = f"was fetched from another source ({record.address})"
-        elif here.kind == "folder":
-            what = str(here)
-        else:
-            what = "was changed since it was fetched"
-        msg = f"'{place}' {what}. Choose another target, or give overwrite=True to replace it."
-        raise TargetExistsError(msg)
+        if why := self._why_kept(place):
+            msg = f"'{place}' {why}. Choose another target, or give overwrite=True to replace it."
+            raise TargetExistsError(msg)
 
-    def _may_replace(self, place: Path) -> bool:
-        """Return whether what is there is ours and unchanged, or is to be replaced in any case."""
-        if self.overwrite:
-            return True
+    def _why_kept(self, place: Path) -> str:
+        """Return why what is at a place is not replaced; "" if it may be."""
         here = look_at(place)
         record = here.about(_KIND, Fetched)
-        ours = record is not None and record.address == self.source.address and here.is_as_made
         # Replacing an empty folder loses nothing.
-        return ours or here.kind == "empty folder"
+        if self.overwrite or here.kind == "empty folder":
+            return ""
+        if record is None:
+            return "was not made by fetch_files"
+        if record.address != self.source.address:
+            return f"was fetched from another source ({record.address})"
+        if here.is_as_made:
+            return ""
+        return str(here) if here.kind == "folder" else "was changed since it was fetched"
 
     def _report(self, place: Path, record: Fetched, kept_bytes: int, notes: Sequence[str]) -> FetchReport:
         seconds = time.monotonic() - self.began

@@ -377,6 +377,32 @@ def test_near_the_least_limit_an_epoch_fetches_each_block_once(pack: Pack, tmp_p
         assert len(asked) > 40
 
 
+def test_what_another_process_completes_this_moment_is_not_given_back(
+    pack: Pack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who finds a block half written, as a process that died leaves it, looks again once no other can write it: its
+    rows would be zeros."""
+    dataset = dataset_h5(pack.path, disk_limit=LIMIT, local_dir=tmp_path)
+    blocks = part_of(dataset).file._blocks
+    block = int(np.flatnonzero(part_of(dataset).file.state)[-1])
+    begin, end = blocks.layout.span(block)
+    whole, claim = int(blocks.state[block]), blocks.locks.claim
+    before = blocks.read(begin, end - begin)
+    assert any(before)
+
+    def complete_then_claim(number: int) -> bool:
+        blocks.state[block] = whole
+        return bool(claim(number))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(blocks.locks, "claim", complete_then_claim)
+        blocks.state[block] = 4  # being written
+        blocks.reclaim()
+    assert blocks.read(begin, end - begin) == before
+    assert int(blocks.state[block]) == whole
+    part_of(dataset).close()
+
+
 def unlink(name: str) -> Callable[[Place], None]:
     return lambda place: (place.files[0].parent / name).unlink()
 
