@@ -61,9 +61,9 @@ class _Upload(NamedTuple):
     errno: int = 0
 
 
-def ask_md5s(paths: Sequence[str], *, heard: Callable[[], object] = lambda: None) -> tuple[list[str], str]:
+def ask_md5s(paths: Sequence[str]) -> tuple[list[str], str]:
     """Ask Drive's client for the MD5 of many files at once, as `Md5Questions.answers`."""
-    with Md5Questions(heard=heard) as questions:
+    with Md5Questions() as questions:
         return questions.answers(paths)
 
 
