@@ -55,10 +55,10 @@ class Output:
 
 
 @contextlib.contextmanager
-def exit_codes(*, debug: bool, kept: str = GOES_ON) -> Iterator[None]:
+def exit_codes(*, debug: bool, interrupted: str = GOES_ON) -> Iterator[None]:
     """Turn an error into one line on stderr and an exit code; with `debug`, after its traceback.
 
-    `kept`: the sentence for Ctrl-C that says what is kept.
+    `interrupted`: the sentence for Ctrl-C that says what is kept.
     """
     try:
         yield
@@ -70,14 +70,14 @@ def exit_codes(*, debug: bool, kept: str = GOES_ON) -> Iterator[None]:
         # The traceback first, so that the line with the remedy is the last one on the screen.
         if debug:
             traceback.print_exc()
-        line, code = _describe(error, kept, debug=debug)
+        line, code = _describe(error, interrupted, debug=debug)
         _end(line, code)
 
 
-def _describe(error: BaseException, kept: str, *, debug: bool) -> tuple[str, int]:
+def _describe(error: BaseException, interrupted: str, *, debug: bool) -> tuple[str, int]:
     """Return the line and the exit code of an error."""
     if isinstance(error, KeyboardInterrupt):
-        return f"Interrupted. {kept}", INTERRUPTED
+        return f"Interrupted. {interrupted}", INTERRUPTED
     if isinstance(error, ColabstageError):
         return str(error), WRONG_ARGUMENTS if isinstance(error, OptionError) else FAILED
     if isinstance(error, OSError):
@@ -153,12 +153,12 @@ def shows_progress() -> bool:
 
 
 def command(
-    *, flags: Mapping[str, Any] | None = None, kept: str = GOES_ON
+    *, flags: Mapping[str, Any] | None = None, interrupted: str = GOES_ON
 ) -> Callable[[Callable[..., Any]], Callable[..., None]]:
     """Print what a function returns, with `--json` as JSON; an error becomes an exit code and a line on stderr.
 
-    `flags`: options by Python argument, which the function receives in its parameter `flags`. `kept`: the sentence for
-    Ctrl-C that says what is kept.
+    `flags`: options by Python argument, which the function receives in its parameter `flags`. `interrupted`: the
+    sentence for Ctrl-C that says what is kept.
     """
 
     def decorate(work: Callable[..., Any]) -> Callable[..., None]:
@@ -174,7 +174,7 @@ def command(
                 given["cache_dir"] = read_cache_dir(given["cache_dir"])
             if flags is not None:
                 given["flags"] = {name: given.pop(name) for name in flags}
-            with exit_codes(debug=debug, kept=kept):
+            with exit_codes(debug=debug, interrupted=interrupted):
                 print_result(work(**given), as_json=as_json)
 
         run.__name__, run.__doc__ = work.__name__, work.__doc__

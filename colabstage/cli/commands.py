@@ -47,7 +47,7 @@ def stage(source: o.Source, *, flags: dict[str, Any]) -> Output:
     return Output(found, f"{staged.report}\n{staged}")
 
 
-@command(flags=o.STAGE_FLAGS, kept=NOTHING_DONE)
+@command(flags=o.STAGE_FLAGS, interrupted=NOTHING_DONE)
 def plan(source: o.Source, *, flags: dict[str, Any]) -> object:
     """Show what `stage` would do, and how much disk space it would need.
 
@@ -62,7 +62,7 @@ def plan(source: o.Source, *, flags: dict[str, Any]) -> object:
     return plan_stage(o.read_sources(source), **flags)
 
 
-@command(flags=o.flags("local_dir", "cache_dir"), kept=NOTHING_DONE)
+@command(flags=o.flags("local_dir", "cache_dir"), interrupted=NOTHING_DONE)
 def list_(*, flags: dict[str, Any]) -> Output:
     """List the datasets on this machine and in the cache, with their source, size, rows and options, and the total.
 
@@ -197,7 +197,7 @@ def pack(
     return Output(report, f"{o.spell_options(str(report))}\nWritten to '{report.path}'")
 
 
-@command(kept=NOTHING_DONE)
+@command(interrupted=NOTHING_DONE)
 def info(file: o.PackFile) -> Output:
     """Show what an HDF5 file with X_<split> and Y_<split> holds.
 
@@ -214,7 +214,7 @@ def info(file: o.PackFile) -> Output:
     return describe_pack(file)
 
 
-@command(kept=NOTHING_DONE)
+@command(interrupted=NOTHING_DONE)
 def verify(file: o.PackFile) -> Output:
     """Compare every byte of a file with its manifest.
 
@@ -230,7 +230,7 @@ def verify(file: o.PackFile) -> Output:
     return Output(found, str(found)) if found.whole else Output(found, "", str(found))
 
 
-@command(kept=NOTHING_DONE)
+@command(interrupted=NOTHING_DONE)
 def runs(folder: Annotated[str, o.argument("DIR", "The folder of a run, or one that holds several.")]) -> Output:
     """List the trainings that `resumable` has saved, with the versions that they can resume from.
 
@@ -246,7 +246,7 @@ def runs(folder: Annotated[str, o.argument("DIR", "The folder of a run, or one t
     return _listed(found, "\n".join(map(str, found)) or f"No runs in '{folder}'.")
 
 
-@command(kept=NOTHING_DONE)
+@command(interrupted=NOTHING_DONE)
 def doctor_(
     path: Annotated[str | None, o.argument("PATH", "A folder, an archive or an HDF5 file to check as well.")] = None,
     workers: Annotated[int | None, o.option("--workers", "N", "Workers of your own loader.", least=0)] = None,
@@ -271,7 +271,7 @@ def doctor_(
     return Output(report, o.spell_options(str(report)), f"Broken: {', '.join(broken)}." if broken else "")
 
 
-@command(flags=o.flags("image_size", "layout", "encoding", "local_dir"), kept=NOTHING_LEFT)
+@command(flags=o.flags("image_size", "layout", "encoding", "local_dir"), interrupted=NOTHING_LEFT)
 def compare(
     path: Annotated[str, o.argument("PATH", "A folder or an archive of images.")],
     *,
@@ -296,7 +296,7 @@ def compare(
     )
 
 
-@command(kept=NOTHING_DONE)
+@command(interrupted=NOTHING_DONE)
 def profile(
     file: Annotated[str, o.argument("FILE", "An HDF5 file, or a pattern for several.")],
     *,
@@ -338,7 +338,7 @@ def _waiting(step_ms: float | None) -> Callable[[object], None] | None:
     return None if step_ms is None else lambda _: time.sleep(step_ms / 1000)
 
 
-@command(kept=NOTHING_DONE)
+@command(interrupted=NOTHING_DONE)
 def gpu(
     seconds: Annotated[float, o.option("--seconds", "S", "Seconds to watch.", least=0.1)] = 10.0,
     interval: Annotated[float, o.option("--interval", "S", "Seconds between two samples.", least=0.05)] = 0.5,

@@ -7,6 +7,9 @@ together with the reason, and never guessed.
 The client does not announce the end of an upload. A file has arrived when it is no longer waiting, the reported MD5 is
 that of what was written, and a second fact shows that this is not merely the MD5 of the copy on this machine: an id
 that Drive has given, or that the client reported before that something was waiting. `wait_uploaded` asks until then.
+
+A client may answer everything but these questions. It is then waited for once: as long as one question is unanswered,
+no other is asked of that mount. An unmount ends the question, so the next mount is asked anew.
 """
 
 from __future__ import annotations
@@ -16,14 +19,14 @@ import os
 import re
 import sys
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from colabstage.errors import DriveError
 from colabstage.io.files import Closing
 from colabstage.io.pipeline import DaemonPool, in_thread
 from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.io.units import format_duration
-from colabstage.machine.mounts import require_answer
+from colabstage.machine.mounts import mount_of, require_answer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -43,6 +46,9 @@ _MISSING = frozenset(
     {errno.ENODATA, errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM, errno.EINVAL, errno.EACCES, errno.EIO}
 )
 _LOCAL_ID = "local-"
+# The question that each mount point's client has not answered in time. Of the whole process, because a minute for each
+# call would make a loop that publishes unusable.
+_UNANSWERED: dict[Path, Future[Any]] = {}
 # Often at first, since a small file is uploaded within a second, and less and less often after that.
 _FIRST_LOOK_S, _LAST_LOOK_S = 0.05, 5.0
 # A file may be without its MD5 for a moment after its upload.
@@ -61,9 +67,9 @@ class _Upload(NamedTuple):
     errno: int = 0
 
 
-def ask_md5s(paths: Sequence[str], *, heard: Callable[[], object] = lambda: None) -> tuple[list[str], str]:
+def ask_md5s(paths: Sequence[str]) -> tuple[list[str], str]:
     """Ask Drive's client for the MD5 of many files at once, as `Md5Questions.answers`."""
-    with Md5Questions(heard=heard) as questions:
+    with Md5Questions() as questions:
         return questions.answers(paths)
 
 
@@ -78,12 +84,14 @@ class Md5Questions(Closing):
         self._pool = DaemonPool(workers, "colabstage-ask")
         self._md5s: dict[str, str] = {}
         self._asked: list[Future[None]] = []
+        # Any of the files, since all are on one mount.
+        self._path = ""
         self._why = ""
 
     def ask(self, paths: Sequence[str]) -> None:
         """Add files to ask for; may be called in any thread."""
-        for start in range(0, len(paths) if not self._why else 0, _BATCH):
-            self._asked.append(self._pool.submit(partial(self._ask_for, paths[start : start + _BATCH])))
+        for start in range(0, len(paths), _BATCH):
+            self._asked += self._submit(paths[start : start + _BATCH])
 
     def ask_before_read(self, path: str) -> None:
         """Ask for a file and wait for the answer, unless that has been done.
@@ -91,9 +99,9 @@ class Md5Questions(Closing):
         Its MD5 is then never newer than the content that is read after this: a file that is rewritten in between has
         another MD5 when it is compared, and not the content of one state under the MD5 of the next.
         """
-        if not self._why and path not in self._md5s:
-            # In a thread: a client that never answers must not hang whoever reads.
-            self._wait([self._pool.submit(partial(self._ask_for, [path]))])
+        if path not in self._md5s:
+            # In a thread: a client that never answers must not hang the reader.
+            self._wait(self._submit([path]))
 
     def answers(self, paths: Sequence[str]) -> tuple[list[str], str]:
         """Wait for all answers.
@@ -122,10 +130,14 @@ class Md5Questions(Closing):
         # A thread whose question hangs can never be joined.
         self._pool.close(abandon=True)
 
+    def _submit(self, paths: Sequence[str]) -> list[Future[None]]:
+        self._path = self._path or paths[0]
+        if not self._why and _hangs(self._path):
+            self._why = _no_answer()
+        return [] if self._why else [self._pool.submit(partial(self._ask_for, paths))]
+
     def _wait(self, asked: Sequence[Future[None]]) -> None:
-        try:
-            DaemonPool.results([] if self._why else asked, stall_timeout_s=_STALL_S)
-        except TimeoutError:
+        if not self._why and not _are_answered(self._path, asked):
             self._why = _no_answer()
 
     def _ask_for(self, paths: Sequence[str]) -> None:
@@ -163,11 +175,10 @@ def wait_uploaded(files: Mapping[Path, str], *, timeout_s: float, cancellation: 
         while True:
             cancellation.check()
             # In a thread that is left behind if the client never answers.
-            asked = in_thread(partial(look, path), "colabstage-ask")
-            try:
-                ((found, file_id),) = DaemonPool.results([asked], cancellation=cancellation, stall_timeout_s=_STALL_S)
-            except TimeoutError:
+            asked = None if _hangs(path) else in_thread(partial(look, path), "colabstage-ask")
+            if asked is None or not _are_answered(path, [asked], cancellation):
                 return f"'{path}': {_no_answer()}"
+            found, file_id = asked.result()
             has_waited = has_waited or found.waits is True
             why, now = found.why, SYSTEM_CLOCK.now()
             if found.md5 == md5:
@@ -210,6 +221,25 @@ def _look_at_upload(path: str | os.PathLike[str]) -> _Upload:
         answer = os.strerror(number) if number else repr(md5)
         return _Upload(False, why=f"'{os.fspath(path)}': no MD5 is reported ({answer})", errno=number)
     return _Upload(False, md5)
+
+
+def _hangs(path: str | os.PathLike[str]) -> bool:
+    """Return whether a question to the client of a file's mount is still unanswered after its time."""
+    # The mount table is read only where there is such a client at all.
+    question = _UNANSWERED.get(mount_of(path).mountpoint) if _UNANSWERED else None
+    return question is not None and not question.done()
+
+
+def _are_answered(
+    path: str | os.PathLike[str], asked: Sequence[Future[Any]], cancellation: Cancellation | None = None
+) -> bool:
+    """Wait for questions about files on one mount, of which `path` is any; return whether all were answered."""
+    try:
+        DaemonPool.results(asked, cancellation=cancellation, stall_timeout_s=_STALL_S)
+    except TimeoutError:
+        _UNANSWERED.update({mount_of(path).mountpoint: question for question in asked if question.running()})
+        return False
+    return True
 
 
 def _no_answer() -> str:

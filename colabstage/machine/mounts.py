@@ -211,7 +211,8 @@ def _real(path: str | os.PathLike[str], mounts: MountTable) -> str:
                 links += 1
                 todo += target.split("/")[::-1]
                 current = "" if target.startswith("/") else current
-    return os.path.normpath("/".join([current, *reversed(todo)])) if todo else current or "/"
+    rest = "/".join(reversed(todo)).lstrip("/")
+    return os.path.normpath(f"{current}/{rest}") if rest else current or "/"
 
 
 def _read_link(path: str, mounts: MountTable) -> str | None:

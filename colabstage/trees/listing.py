@@ -55,8 +55,7 @@ class FileEntry:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FileEntries(Sequence[FileEntry]):
-    """N files of a tree in columns: all, sorted by name, or some in any order. Immutable; equal to any sequence of the
-    same entries."""
+    """N files of a tree in columns: all, sorted by name, or some in any order. Immutable."""
 
     names: list[str]
     """As `FileEntry` has them, like all that follow."""
@@ -166,16 +165,6 @@ class FileEntries(Sequence[FileEntry]):
             entry = entry.name
         at = bisect_left(self.names, entry)
         return at if at < len(self) and self.names[at] == entry else None
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Sequence) or isinstance(other, str):
-            return NotImplemented
-        return len(self) == len(other) and all(own == entry for own, entry in zip(self, other, strict=True))
-
-    __hash__ = None  # type: ignore[assignment]  # equal to lists, which have none either
-
-    def __repr__(self) -> str:
-        return f"FileEntries({self.names[:3]!r}{', …' if len(self) > 3 else ''}; {len(self):,})"
 
 
 def folders_of(names: Iterable[str]) -> tuple[list[str], NDArray[np.int64]]:

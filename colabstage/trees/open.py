@@ -346,7 +346,7 @@ def _without_copies(trees: Sequence[Tree]) -> list[list[int]]:
     firsts: dict[str, tuple[Tree, int]] = {}
     budget, found = _COMPARED_BYTES, []
     for tree in trees:
-        entries, kept = tree.entries, []
+        entries, numbers = tree.entries, []
         for number, name in enumerate(entries.names):
             other, at = firsts.setdefault(name, (tree, number))
             size = entries.sizes.item(number)
@@ -357,8 +357,8 @@ def _without_copies(trees: Sequence[Tree]) -> list[list[int]]:
                 budget -= size
                 is_same = budget >= 0 and tree.read(entries[number]) == other.read(other.entries[at])
             if not is_same:
-                kept.append(number)
-        found.append(kept)
+                numbers.append(number)
+        found.append(numbers)
     return found
 
 
@@ -369,7 +369,7 @@ class JoinedTree(TreeView):
         trees = [tree for _, tree in parts]
         kinds = [tree.kind for tree in trees]
         listings = [tree.entries.names for tree in trees]
-        kept: Sequence[Sequence[int]] = [range(len(names)) for names in listings]
+        numbers: Sequence[Sequence[int]] = [range(len(names)) for names in listings]
         if joining is None:
             united = _without_copies(trees)
             names = [[names[number] for number in some] for names, some in zip(listings, united, strict=True)]
@@ -377,13 +377,13 @@ class JoinedTree(TreeView):
             joining = plan_joining([stem for stem, _ in parts], names, of_folders=of_folders)
             copies = sum(map(len, listings)) - sum(map(len, united))
             if copies and not any(joining.prefixes):
-                kept = united
+                numbers = united
                 files = format_count(copies, "files")
                 joining = replace(joining, reason=f"{joining.reason} {files} were in several with the same content.")
         firsts = np.cumsum([0, *map(len, listings)])
-        rows = [np.array(some, np.int64) + first for some, first in zip(kept, firsts[:-1], strict=True)]
+        rows = [np.array(some, np.int64) + first for some, first in zip(numbers, firsts[:-1], strict=True)]
         folders = [f"{prefix}/" if prefix else "" for prefix in joining.prefixes]
-        named = zip(folders, listings, kept, strict=True)
+        named = zip(folders, listings, numbers, strict=True)
         joined = [folder + names[number] for folder, names, some in named for number in some]
         super().__init__(trees, np.concatenate(rows), joined)
         # A folder's files can all be read at once, which is what its kind is looked at for.

@@ -385,9 +385,9 @@ class ZipTree(Tree):
         del order
         for name in columns:
             columns[name] = columns[name][rows]
-        kept = np.ones(len(names), np.bool_)
-        kept[1:] = np.fromiter(map(operator.ne, names, islice(names, 1, None)), np.bool_, max(0, len(names) - 1))
-        repeated = np.flatnonzero(~kept).tolist()
+        wanted = np.ones(len(names), np.bool_)
+        wanted[1:] = np.fromiter(map(operator.ne, names, islice(names, 1, None)), np.bool_, max(0, len(names) - 1))
+        repeated = np.flatnonzero(~wanted).tolist()
         for place in repeated:
             if any(columns[fact][place - 1] != columns[fact][place] for fact in ("size", "crc")):
                 reason = "it is there twice, with two contents, so which of the two is meant is unclear"
@@ -395,10 +395,10 @@ class ZipTree(Tree):
         check_folders(self.label, names, folders)
         self.empty_folders = without_files(folders, names) if folders else ()
         self._check_readable(names, columns)
-        skipped = self._resolve_links(names, columns, kept)
+        skipped = self._resolve_links(names, columns, wanted)
         self.notes = (*notes_on_members(skipped, [names[place] for place in repeated]), *self.notes)
-        if not kept.all():
-            places = np.flatnonzero(kept)
+        if not wanted.all():
+            places = np.flatnonzero(wanted)
             names, columns = take_strings(names, places), {name: column[places] for name, column in columns.items()}
         executable = (columns["mode"] & stat.S_IXUSR) != 0
         self.entries = FileEntries(names, columns["size"], columns["mtime_ns"], columns["offset"], executable)
@@ -411,7 +411,7 @@ class ZipTree(Tree):
         """Clean the names; return which members are a file or a link, and no junk, and the names of those that are
         folders."""
         folders: list[str] = []
-        kept = np.ones(len(names), np.bool_)
+        wanted = np.ones(len(names), np.bool_)
         kinds = columns["mode"] & np.uint16(0o170000)
         plain = np.isin(kinds, (0, stat.S_IFREG, stat.S_IFLNK))
         for first in range(0, len(names), _PAGE_NAMES):
@@ -427,14 +427,14 @@ class ZipTree(Tree):
                     folders.append(clean_member_name(self.label, raw, folder=True))
                     if size:
                         raise refuse_member(self.label, names[number], "it is named like a folder but has content")
-                    kept[number] = False
+                    wanted[number] = False
                     continue
                 name = clean_member_name(self.label, raw)
                 if not plain[number]:
                     raise refuse_member(self.label, names[number], "it is a device, a pipe or a folder with content")
-                kept[number] = not is_junk(name)
+                wanted[number] = not is_junk(name)
                 names[number] = name
-        return kept, folders
+        return wanted, folders
 
     def _check_readable(self, names: list[str], columns: dict[str, NDArray[Any]]) -> None:
         """Refuse what no member can be read of, by the directory alone: nothing is staged for an hour before the first
@@ -456,13 +456,15 @@ class ZipTree(Tree):
             )
             raise ArchiveError(msg)
 
-    def _resolve_links(self, names: list[str], columns: dict[str, NDArray[Any]], kept: NDArray[np.bool_]) -> list[str]:
+    def _resolve_links(
+        self, names: list[str], columns: dict[str, NDArray[Any]], wanted: NDArray[np.bool_]
+    ) -> list[str]:
         """Give links the facts of the files that they lead to; return the names of those that lead to none, and keep
         them no longer. A zip keeps a link's target as its content, so those few are read."""
-        linked = np.flatnonzero(((columns["mode"] & np.uint16(0o170000)) == stat.S_IFLNK) & kept).tolist()
+        linked = np.flatnonzero(((columns["mode"] & np.uint16(0o170000)) == stat.S_IFLNK) & wanted).tolist()
         if not linked:
             return []
-        places = {names[place]: place for place in np.flatnonzero(kept).tolist()}
+        places = {names[place]: place for place in np.flatnonzero(wanted).tolist()}
         links: dict[str, str] = {}
         for place in linked:
             name = names[place]
@@ -477,7 +479,7 @@ class ZipTree(Tree):
             for column in columns.values():
                 column[places[name]] = column[places[target]]
         skipped = sorted(links.keys() - found.keys())
-        kept[[places[name] for name in skipped]] = False
+        wanted[[places[name] for name in skipped]] = False
         return skipped
 
     def read(self, entry: FileEntry) -> bytes:

@@ -15,6 +15,7 @@ from colabstage.machine.mounts import (
     Mount,
     MountProbe,
     drive_root,
+    follow_links,
     is_slow_mount,
     list_mounts,
     mount_of,
@@ -78,6 +79,9 @@ def test_links_into_a_slow_mount_are_followed_without_touching_it(tmp_path: Path
     for name in ("deep", "a"):
         assert mount_of(tmp_path / name, mounts=table) == mount_of(tmp_path)
     assert not is_slow_mount(tmp_path)
+    # Nor where all of a machine is on one.
+    everything = Mount(Path("/"), "nfs4", "server:/")
+    assert follow_links("/a/./c/../b", mounts={"/": everything}) == Path("/a/b")
 
 
 @pytest.mark.parametrize(

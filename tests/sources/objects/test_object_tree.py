@@ -132,7 +132,7 @@ def test_a_folder_of_a_bucket_is_fetched_again_where_it_changed(s3: BucketServic
     assert read_tree(target) == {"y": b"new"}
     s3.remove("set/y")
     with open_tree("s3://data/set") as tree:
-        assert tree.entries == ()
+        assert not tree.entries
 
 
 def test_a_folder_that_may_not_be_listed_is_not_taken_for_an_empty_one(ftp: FolderService) -> None:
