@@ -208,7 +208,8 @@ def _as_clips(found: Found, options: ClipOptions) -> Found:
 
 
 def _classes_by_name(found: Evidence) -> dict[str, str]:
-    return dict(zip(found.table.keys, class_of_samples(found.table), strict=True))
+    """Return the class of each sample; nothing for samples without a class each."""
+    return dict(zip(found.table.keys, class_of_samples(found.table), strict=False))
 
 
 # --- the catalogue ----------------------------------------------------------------------------------------------------
@@ -313,12 +314,8 @@ def _masks_beside(case: Case, found: Evidence) -> Found | None:
     return None if found.table.layout == DETECTION and is_voc else case.masks
 
 
-def _rows_beside(case: Case, _: Evidence) -> Found | None:
-    return case.rows if case.source.ending_in(words.TABLES) else None
-
-
-def _rows_apart(case: Case, found: Evidence) -> Found | None:
-    """Return what tables state that a description does not speak of, unless they agree with it."""
+def _rows_beside(case: Case, found: Evidence) -> Found | None:
+    """Return what tables state that have not been used, unless they agree."""
     leading = {one.name for one in case.tables.leading} if case.source.ending_in(words.TABLES) else set()
     return None if leading <= found.used or case.rows_agree(found) else case.rows
 
@@ -332,15 +329,11 @@ def _sounds_beside(case: Case, found: Evidence) -> Found | None:
 
 
 def _names_beside(case: Case, found: Evidence) -> Found | None:
-    return names_state(case.source.without(found.used))
-
-
-def _names_across(case: Case, found: Evidence) -> Found | None:
-    """Return names that divide the images of folders otherwise, and do not only divide each folder further."""
+    """Return names that divide the images otherwise, and do not only divide each class further."""
     names = names_state(case.source.without(found.used))
-    by_name = _classes_by_name(names)
-    pairs = {(label, by_name[key]) for key, label in _classes_by_name(found).items() if key in by_name}
-    return names if len(pairs) > len({label for _, label in pairs}) else None
+    own, by_name = _classes_by_name(found), _classes_by_name(names)
+    pairs = {(label, by_name[key]) for key, label in own.items() if key in by_name}
+    return None if own and len(pairs) == len({label for _, label in pairs}) else names
 
 
 def _called_otherwise(case: Case, found: Evidence) -> Found | None:
@@ -491,6 +484,8 @@ def _state_coco_classes(case: Case) -> Found:
 
 _CALLED = Rival("what they are called", IMAGE_FOLDER.layout, _called_otherwise)
 _BY_MASKS = Rival("masks", "pairs", _masks_beside)
+_BY_NAMES = Rival("the images' names", "file_names", _names_beside)
+_BY_ROWS = Rival("a table", TABLE.layout, _rows_beside)
 
 LAYOUTS: tuple[Layout, ...] = (
     Layout(
@@ -501,7 +496,7 @@ LAYOUTS: tuple[Layout, ...] = (
             _CALLED,
             Rival("boxes", DETECTION, lambda case, _: case.state_boxes()),
             _BY_MASKS,
-            Rival("a table", TABLE.layout, _rows_apart),
+            _BY_ROWS,
         ),
     ),
     Layout(
@@ -511,7 +506,7 @@ LAYOUTS: tuple[Layout, ...] = (
         rivals=(
             *(Rival(f"boxes ({name})", DETECTION, _boxes_beside(state)) for name, state in _BOXES),
             _CALLED,
-            Rival("a table", TABLE.layout, _rows_beside),
+            _BY_ROWS,
             _BY_MASKS,
         ),
     ),
@@ -542,7 +537,7 @@ LAYOUTS: tuple[Layout, ...] = (
         "pairs",
         lambda case: case.masks,
         rivals=(
-            Rival("the images' names", "file_names", _names_beside),
+            _BY_NAMES,
             Rival("folders that look like classes", "", _classes_of_masks),
         ),
     ),
@@ -553,7 +548,7 @@ LAYOUTS: tuple[Layout, ...] = (
         _weigh_folders,
         rivals=(
             Rival("sound", AUDIO.layout, _sounds_beside),
-            Rival("the images' names", "file_names", _names_across),
+            _BY_NAMES,
         ),
     ),
     Layout("arrays", lambda case: arrays.arrays_state(case.source, arrays.published_arrays(case.source))),

@@ -84,14 +84,14 @@ def judge(
     """
     by_folders = found.is_guess and found.table.layout != "file_names"
     why = _why_not_classes(found.table, may_be_one=may_be_one) if by_folders else ""
-    folds: list[str] = []
+    folds: Sequence[str] = ()
     # Lists are read only if the folders may be classes, because each costs a read.
     may_be_listed = isinstance(found.table.targets, Values) or found.table.layout == "table"
     if not why and may_be_listed and (by_folders or found.table.splits is None):
         found, folds = lists_state(source, found)
-    table, rest = found.table, _Rest(source, found)
+    table, unused = found.table, _Unused(source, found, folds)
     if found.is_guess:
-        why = why or rest.contradicting(folds, rows_agree)
+        why = why or unused.contradicting(rows_agree)
     if why:
         # Where folders are no classes, the names of the files may be.
         decline = near if by_folders else refuse
@@ -105,7 +105,7 @@ def judge(
     why = why or _left_over(source, found)
     if why:
         return refuse(f'{why[0].upper()}{why[1:]} layout="{table.layout}" takes the {table.unit} as they are.')
-    return found.noting(*(_notes_on_folders(table, rest) if by_folders else ()), *rest.notes(folds))
+    return found.noting(*(_notes_on_folders(table, unused.about_classes) if by_folders else ()), *unused.notes())
 
 
 # --- what must be true of any table -----------------------------------------------------------------------------------
@@ -362,9 +362,10 @@ def _shared_stem(table: SampleTable) -> tuple[str, bool]:
     classes, labels, names = table.classes, _labels(table), _entries(table).names
     if not 2 <= len(classes) <= _MOST_PARTS:
         return "", False
-    rows = [np.flatnonzero(labels == number).tolist() for number in range(len(classes))]
+    rows = [np.flatnonzero(labels == number) for number in range(len(classes))]
     stems = [
-        [bare_stem(names[row], name) for row in own[:_STEMS_COMPARED]] for name, own in zip(classes, rows, strict=True)
+        [bare_stem(names[row], name) for row in own[:_STEMS_COMPARED].tolist()]
+        for name, own in zip(classes, rows, strict=True)
     ]
     smallest, *others = sorted(({*own} - {""} for own in stems), key=len)
     stem = min(smallest, default="")
@@ -377,7 +378,7 @@ def _shared_stem(table: SampleTable) -> tuple[str, bool]:
     # All of one folder: the first by name are 0, 1, 10, 100, …, with gaps between them. There may be several series,
     # each with a word of its own: img_0, photo_0.
     series: dict[str, list[int]] = defaultdict(list)
-    for row in rows[0]:
+    for row in rows[0].tolist():
         found = _NUMBERED.fullmatch(bare_stem(names[row], classes[0]))
         if found is None:
             return stems[0][0], False
@@ -396,7 +397,8 @@ def _is_series(found: Sequence[int]) -> bool:
     return 0 not in steps and (len(steps) < 2 or found[-1] - found[0] < 2 * len(found))
 
 
-def _notes_on_folders(table: SampleTable, rest: _Rest) -> Iterator[str]:
+def _notes_on_folders(table: SampleTable, about_classes: dict[str, str]) -> Iterator[str]:
+    """Say what folders of classes may mean besides. `about_classes`: what files state that are called after labels."""
     stem, are_counted = _shared_stem(table)
     if are_counted:
         yield (
@@ -404,7 +406,7 @@ def _notes_on_folders(table: SampleTable, rest: _Rest) -> Iterator[str]:
             f"have; if they are: layout=parts(x='{table.classes[0]}', y='{table.classes[-1]}'), from "
             "colabstage.options."
         )
-    if others := [name for name, states in rest.about_classes.items() if states == "other"]:
+    if others := [name for name, states in about_classes.items() if states == "other"]:
         yield (
             f"{listed(others)} may give the classes other names or another order: labels are positions in the text "
             f"order of the folders, in which '{show(table.classes[0])}' is 0."
@@ -423,8 +425,8 @@ def files_called(source: Source, ends: tuple[str, ...]) -> FileEntries:
 def may_label(source: Source, table: SampleTable) -> str:
     """Return which files may hold the labels of images that nothing labels, and what to write."""
     others = source.files.not_ending_in(tuple(words.HARMLESS)).where(lambda name: not words.is_note(name))
-    rest = _Rest(source, Evidence(table, ""))
-    why = _beside(source, "images", others.names or list(rest.stating(source.ending_in(("",)))))
+    unused = _Unused(source, Evidence(table, ""), [])
+    why = _beside(source, "images", others.names or list(unused.stating(source.ending_in(("",)))))
     return f'{why} layout="images" reads the images without labels.' if why else ""
 
 
@@ -528,16 +530,18 @@ def _masks_left_over(source: Source, found: Evidence) -> list[str]:
     return sorted(masks) if 2 * len(masks) >= len(stems) else []
 
 
-class _Rest:
-    """The files that are left over and may be written about the samples."""
+class _Unused:
+    """The files that nothing used, and that may describe the samples."""
 
-    def __init__(self, source: Source, found: Evidence) -> None:
+    def __init__(self, source: Source, found: Evidence, folds: Sequence[str]) -> None:
         self.source, self.found, self.table = source, found, found.table
+        self.folds = [*folds]
+        """Lists that may say which samples are held out, and are not read."""
         self.about_classes: dict[str, str] = {}
         """What those state that are called after labels, beside a guess: the "same" classes in their order, or "other"
         names or another order of them; "" for what may be the labels."""
 
-    def _unused(self, extensions: tuple[str, ...]) -> FileEntries:
+    def _ending_in(self, extensions: tuple[str, ...]) -> FileEntries:
         return self.source.ending_in(extensions).where(lambda name: name not in self.found.used)
 
     def _heads(self, files: FileEntries) -> dict[str, str]:
@@ -563,11 +567,10 @@ class _Rest:
         states = {name: _states(head, class_of, enough[name]) for name, head in heads.items()}
         return {name: state for name, state in states.items() if state}
 
-    def contradicting(self, folds: list[str], rows_agree: Callable[[Evidence], bool]) -> str:
-        """Return which files may state something else than the folders or names that samples have; "" for none. Lists
-        of splits that agree are added to `folds`."""
+    def contradicting(self, rows_agree: Callable[[Evidence], bool]) -> str:
+        """Return which files may state something else than the folders or names that samples have; "" for none."""
         table, classes = self.table, set(self.table.classes)
-        called = self._unused((*words.ANNOTATIONS, *_BINARY, *_DATA)).where(words.may_hold_labels)
+        called = self._ending_in((*words.ANNOTATIONS, *_BINARY, *_DATA)).where(words.may_hold_labels)
         heads = self._heads(called)
         self.about_classes = {name: _about_classes(name, head, table.classes) for name, head in heads.items()}
         # A file in the folder of each class, with one word for several of them: labels of folders, as of patients.
@@ -577,23 +580,23 @@ class _Rest:
         for names in alike.values():
             if _joins_classes([heads[name].strip() for name in names]):
                 self.about_classes |= dict.fromkeys(names, "")
-        others = self._unused(_WRITTEN)
+        others = self._ending_in(_WRITTEN)
         # A few files beside samples are notes; one for most samples is an annotation. The same folders of classes with
         # XML in them say the same; what is beside a sample says more of it.
         by_stem = {words.stem_of(name): name for name in others.names}
         labels = zip(table.keys, class_of_samples(table), strict=True) if others else ()
-        mates = [(mate, name, label) for name, label in labels if (mate := by_stem.get(words.stem_of(name)))]
         own = [
             mate
-            for mate, name, label in mates
-            if posixpath.dirname(mate) == posixpath.dirname(name) or label not in mate.split("/")
+            for name, label in labels
+            if (mate := by_stem.get(words.stem_of(name)))
+            and (posixpath.dirname(mate) == posixpath.dirname(name) or label not in mate.split("/"))
         ]
         # A file in one class's folder, or a readme, does not list samples of several classes.
         states = self.stating(others.where(lambda name: classes.isdisjoint(name.split("/")[:-1])))
-        competing = [name for name, state in states.items() if state == "else" and name not in folds]
+        competing = [name for name, state in states.items() if state == "else" and name not in self.folds]
         if competing and all(map(words.is_table, competing)) and rows_agree(self.found):
             competing = []
-        folds += [name for name, state in states.items() if state == "same" and _may_list_a_split(name)]
+        self.folds += [name for name, state in states.items() if state == "same" and _may_list_a_split(name)]
         return next(
             (
                 _beside(self.source, table.unit, names)
@@ -608,24 +611,25 @@ class _Rest:
             "",
         )
 
-    def notes(self, folds: Sequence[str]) -> Iterator[str]:
-        """Say which files name samples as well and are not read. `folds`: lists that may say what is held out."""
+    def notes(self) -> Iterator[str]:
+        """Say which files name samples as well and are not read."""
         table = self.table
         of_files = isinstance(table.inputs.source, TreeFiles)
-        others = self._unused(_TEXTS) if of_files and not self.found.is_guess else ()
+        others = self._ending_in(_TEXTS) if of_files and not self.found.is_guess else ()
         mates, more = list[str](), list[str]()
         if others:
             # What is called as a sample is about it alone.
             stems = {words.stem_of(name) for name in table.keys}
             mates = sorted(name for name in others.names if words.stem_of(name) in stems)
             more = list(self.stating(others.where(lambda name: words.stem_of(name) not in stems)))
+        folds = {*self.folds}
         if table.splits is None:
-            binary = self._unused(_BINARY).names if of_files else ()
-            folds = sorted({*folds, *filter(_may_list_a_split, (*more, *binary))})
+            binary = self._ending_in(_BINARY).names if of_files else ()
+            folds.update(filter(_may_list_a_split, (*more, *binary)))
             if folds:
                 yield (
-                    f"Not read: {listed(folds)}, which may say what is held out; all {table.unit} are of one split, or "
-                    "as splits= says. Lists train.txt and val.txt, a path in each line, are."
+                    f"Not read: {listed(sorted(folds))}, which may say what is held out; all {table.unit} are of one "
+                    "split, or as splits= says. Lists train.txt and val.txt, a path in each line, are."
                 )
         if rest := sorted(set(more).difference(folds)):
             yield f"Not read: {listed(rest)}, where {table.unit} are named as well."

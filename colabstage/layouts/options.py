@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from colabstage.errors import OptionError
 from colabstage.layouts.detect import Case, LayoutFunction
@@ -20,6 +20,7 @@ from colabstage.layouts.stored import ClipOptions
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from colabstage.layouts.evidence import Found
     from colabstage.layouts.formats.tokens import TokenDtype
     from colabstage.layouts.stored import SoundDtype
     from colabstage.layouts.table import SampleTable
@@ -68,14 +69,13 @@ def audio_clips(
     # Seconds times rate may fall just short of an integer: 0.29 times 100 is 28.999999999999996.
     samples = length if seconds is None else round(seconds * (rate or 0))
     options = ClipOptions(length=samples, dtype=dtype, mono=mono, rate=rate)
-    return functools.partial(_read_clips, options=options, labels=_names(labels))
+    return _layout(_clips_state, options=options, labels=_names(labels))
 
 
-def _read_clips(tree: Tree, *, options: ClipOptions, labels: tuple[str, ...] | None) -> SampleTable:
-    case = Case(Source(tree))
-    found = gather(lambda: case.state_audio(options, labels))
-    tars = found if found.claims else gather(lambda: webdataset_state(case.source, sound=options))
-    return required(tars if tars.claims else found).table
+def _clips_state(source: Source, *, options: ClipOptions, labels: tuple[str, ...] | None) -> Found:
+    found = gather(lambda: Case(source).state_audio(options, labels))
+    tars = found if found.claims else gather(lambda: webdataset_state(source, sound=options))
+    return tars if tars.claims else found
 
 
 def token_blocks(
@@ -104,11 +104,7 @@ def token_blocks(
         OptionError: an option that cannot work.
     """
     options = TokenOptions(length, next_tokens, dtype, tokenizer, separator, field)
-    return functools.partial(_read_tokens, options=options)
-
-
-def _read_tokens(tree: Tree, *, options: TokenOptions) -> SampleTable:
-    return required(tokens_state(Source(tree), options=options)).table
+    return _layout(tokens_state, options=options)
 
 
 def array_rows(x: str | None = None, y: str | None = None) -> LayoutFunction:
@@ -120,12 +116,11 @@ def array_rows(x: str | None = None, y: str | None = None) -> LayoutFunction:
         x, y: names of the arrays, or keys in their file, that hold inputs and targets, if they are not recognised. x
             alone may also be a common part of the names of the arrays to use, such as "emnist-digits".
     """
-    return functools.partial(_read_arrays, x=x, y=y)
+    return _layout(_arrays_state, x=x, y=y)
 
 
-def _read_arrays(tree: Tree, *, x: str | None, y: str | None) -> SampleTable:
-    source = Source(tree)
-    return required(arrays_state(source, published_arrays(source), x=x, y=y)).table
+def _arrays_state(source: Source, *, x: str | None, y: str | None) -> Found:
+    return arrays_state(source, published_arrays(source), x=x, y=y)
 
 
 def table_rows(
@@ -141,13 +136,12 @@ def table_rows(
         separator: what stands between several labels in one cell (" ", ","); "" where each cell is one label, whatever
             is in it; "|" and ";" are found where `None`.
     """
-    return functools.partial(_read_rows, labels=_names(labels), table=table, separator=separator)
+    return _layout(_rows_state, labels=_names(labels), table=table, separator=separator)
 
 
-def _read_rows(tree: Tree, *, labels: tuple[str, ...] | None, table: str | None, separator: str | None) -> SampleTable:
-    case = Case(Source(tree))
-    search = TableSearch(case.source, TABLE, case.images, case.lookup, labels, table, separator)
-    return required(search.state()).table
+def _rows_state(source: Source, *, labels: tuple[str, ...] | None, table: str | None, separator: str | None) -> Found:
+    case = Case(source)
+    return TableSearch(source, TABLE, case.images, case.lookup, labels, table, separator).state()
 
 
 def file_names(pattern: str | None = None) -> LayoutFunction:
@@ -168,11 +162,7 @@ def file_names(pattern: str | None = None) -> LayoutFunction:
     except re.error as error:
         msg = f"pattern={pattern!r} is not a regular expression: {error}."
         raise OptionError(msg) from error
-    return functools.partial(_read_names, pattern=pattern)
-
-
-def _read_names(tree: Tree, *, pattern: str | None) -> SampleTable:
-    return names_state(Source(tree), pattern=pattern).table
+    return _layout(names_state, pattern=pattern)
 
 
 def folders(level: int = 1) -> LayoutFunction:
@@ -192,11 +182,7 @@ def folders(level: int = 1) -> LayoutFunction:
             f"level={level!r}; expected 1 for the outermost folder that differs, 2 for the next, -1 for the innermost."
         )
         raise OptionError(msg)
-    return functools.partial(_read_folders, level=level)
-
-
-def _read_folders(tree: Tree, *, level: int) -> SampleTable:
-    return folders_state(Source(tree), IMAGE_FOLDER, level=level).table
+    return _layout(folders_state, kind=IMAGE_FOLDER, level=level)
 
 
 def image_masks(masks: str) -> LayoutFunction:
@@ -207,7 +193,7 @@ def image_masks(masks: str) -> LayoutFunction:
     Args:
         masks: the folder of the masks to use, or the end of their names, such as "_labelIds".
     """
-    return functools.partial(_read_parts, x=None, y=masks)
+    return _layout(_masks_state, x=None, y=masks)
 
 
 def parts(x: str, y: str) -> LayoutFunction:
@@ -225,11 +211,20 @@ def parts(x: str, y: str) -> LayoutFunction:
     if x == y:
         msg = f"x={x!r} and y={y!r} are the same; expected the folder of the images, and that of their masks."
         raise OptionError(msg)
-    return functools.partial(_read_parts, x=x, y=y)
+    return _layout(_masks_state, x=x, y=y)
 
 
-def _read_parts(tree: Tree, *, x: str | None, y: str) -> SampleTable:
-    return required(Case(Source(tree)).state_masks(x, y)).table
+def _masks_state(source: Source, *, x: str | None, y: str) -> Found:
+    return Case(source).state_masks(x, y)
+
+
+def _layout(state: Callable[..., Found], **options: Any) -> LayoutFunction:
+    """Return what a reader of evidence states with these options, as a function that can be sent to other processes."""
+    return functools.partial(_read, state, **options)
+
+
+def _read(state: Callable[..., Found], tree: Tree, **options: Any) -> SampleTable:
+    return required(state(Source(tree), **options)).table
 
 
 def _names(labels: Sequence[str] | None) -> tuple[str, ...] | None:
