@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from colabstage.trees.listing import FileEntries, FileEntry
 
 NAME = "detection"
+# Fields of records and items that hold boxes, and in these the class of each, by preference.
+OBJECTS = ("objects", "annotations")
+BOX_LABELS = ("labels", "label", "category_id", "category", "categories", "class_labels", "class_id", "class")
 # The four numbers of a box: its corners; its first corner, width and height; its centre, width and height.
 Form = Literal["xyxy", "xywh", "cxcywh"]
 

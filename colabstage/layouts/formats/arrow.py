@@ -21,7 +21,7 @@ import numpy as np
 from colabstage.errors import ColabstageError, CorruptArchiveError, LayoutError, MissingDependencyError, kind_of
 from colabstage.images.decode import probe_image
 from colabstage.io.files import read_with_retry
-from colabstage.layouts.boxes import as_corners, find_form
+from colabstage.layouts.boxes import BOX_LABELS, OBJECTS, as_corners, find_form
 from colabstage.layouts.evidence import require_files
 from colabstage.layouts.reading import broken
 from colabstage.layouts.records import (
@@ -66,8 +66,7 @@ _PARQUET, _FEATHER = b"PAR1", b"ARROW1"
 # Types whose values all fit into int64.
 _WHOLE = frozenset({"int8", "int16", "int32", "int64", "uint8", "uint16", "uint32"})
 _IMAGE_COLUMNS = ("image", "img", "jpg", "png", "picture", "photo")
-_OBJECTS, _BOX = ("objects", "annotations"), "bbox"
-_BOX_LABELS = ("category", "categories", "category_id", "label", "labels", "class", "class_id")
+_BOX = "bbox"
 # Number of images with boxes that are examined to find the meaning of the four numbers.
 _LOOKED_AT = 64
 
@@ -99,7 +98,7 @@ def arrow_state(source: Source) -> Evidence:
     first = sorted((plain_name(name) for name in typed if name not in splits), key="label".__ne__)
     candidates = label_fields([name for name in names if name != image], first)
     called = [name for name in candidates if name in flat]
-    objects = next((name for name in _OBJECTS if not called and _has_boxes(schema, name)), "")
+    objects = next((name for name in OBJECTS if not called and _has_boxes(schema, name)), "")
     odd = next((name for name in candidates if plain_name(name) in (*first, *LABELS)), None)
     if not called and not objects and odd is not None:
         what = f"the column '{odd}' holds {schema.field(odd).type} values, which are not labels"
@@ -437,7 +436,7 @@ def _boxes_of_rows(values: Sequence[Any] | NDArray[Any], source: SampleSource, c
         one, name = value or {}, source.name(number)
         if isinstance(one, list):
             one = {key: [each.get(key) for each in one] for key in one[0]}
-        key = next((key for key in _BOX_LABELS if key in one), "")
+        key = next((key for key in BOX_LABELS if key in one), "")
         found, stated = one.get(_BOX) or [], one.get(key) or []
         if len(found) != len(stated) or any(box is None or len(box) != 4 for box in found):
             what = f"it has {len(found)} boxes and {len(stated)} classes"

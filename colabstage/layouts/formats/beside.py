@@ -339,14 +339,14 @@ def _label_file_of(image: str, texts: dict[str, FileEntry]) -> FileEntry | None:
 
 def _names(classes: ClassList, rows: dict[str, list[list[float]]]) -> Sequence[str]:
     """Return the names of the classes; without a list of them, as many numbers as the highest one needs."""
-    highest = {name: max((int(row[0]) for row in found), default=-1) for name, found in rows.items()}
-    count = 1 + max(highest.values(), default=-1)
+    count = 1 + max((int(row[0]) for found in rows.values() for row in found), default=-1)
     names = classes.names or [str(number) for number in range(count)]
-    # Too few names are from another dataset, or an older state of this one.
-    if count > len(names):
-        file = next(name for name, number in highest.items() if number >= len(names))
-        box = 1 + next(place for place, row in enumerate(rows[file]) if row[0] >= len(names))
-        raise broken(file, f"box {box}: there is no class {count - 1}; {len(names)} are named ({show(names[0])}, …)")
+    for name, found in rows.items() if count > len(names) else ():
+        # Too few names are from another dataset, or an older state of this one.
+        for number, row in enumerate(found, 1):
+            if row[0] >= len(names):
+                what = f"there is no class {int(row[0])}; {len(names)} are named ({show(names[0])}, …)"
+                raise broken(name, f"box {number}: {what}")
     return names
 
 

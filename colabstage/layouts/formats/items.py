@@ -15,7 +15,7 @@ import numpy as np
 from colabstage.errors import ColabstageError, DecodeError, EmptySourceError, LayoutError, OptionError, ended
 from colabstage.io.arguments import instead_of, is_frame, show_value
 from colabstage.io.files import read_with_retry
-from colabstage.layouts.boxes import Form, as_corners, find_form
+from colabstage.layouts.boxes import BOX_LABELS, OBJECTS, Form, as_corners, find_form
 from colabstage.layouts.columns import show
 from colabstage.layouts.formats.masks import find_masks
 from colabstage.layouts.table import Arrays, Images, SampleTable, UnreadBoxes, numbered_samples
@@ -34,8 +34,6 @@ NAME = "dataset"
 # with two it would be unclear which is meant.
 _X_KEYS = ("image", "img", "pixel_values", "x", "input", "inputs", "features", "data")
 _Y_KEYS = ("label", "labels", "fine_label", "target", "targets", "y", "class", "mask")
-# The column of boxes in Hugging Face datasets.
-_OBJECTS = ("objects", "annotations")
 # Stands for everything except the input, if boxes and labels are separate columns.
 _REST = ""
 # As many items are kept as are examined before packing begins.
@@ -233,7 +231,7 @@ class _Pairs:
             return item[x], {key: value for key, value in item.items() if key != x}
         target = None if y is None else item[y]
         # Some have `None` instead of an empty list.
-        return item[x], [] if y in _OBJECTS and target is None else target
+        return item[x], [] if y in OBJECTS and target is None else target
 
 
 def _find_keys(item: Mapping[Any, Any], name: str) -> _Keys:
@@ -242,7 +240,7 @@ def _find_keys(item: Mapping[Any, Any], name: str) -> _Keys:
     if not any(isinstance(item[key], Mapping) for key in ys) and _has_boxes(item):
         ys = [_REST]
     elif not ys:
-        ys = [key for key in _OBJECTS if key in item and (item[key] is None or _may_hold_boxes(item[key]))]
+        ys = [key for key in OBJECTS if key in item and (item[key] is None or _may_hold_boxes(item[key]))]
     if len(xs) != 1 or len(ys) > 1:
         msg = (
             f"{name} is a mapping{_of_keys(item)}; expected (x, y), or an input called 'image' or 'x' and one target "
@@ -318,9 +316,6 @@ def _to_numpy(value: Any) -> NDArray[Any]:
 
 # By preference. Only under the first name everybody means corners.
 _BOX_KEYS = ("boxes", "bboxes", "bbox")
-_LABEL_KEYS = (
-    "labels", "label", "category_id", "category", "categories", "class_labels", "class_id", "class",
-)  # fmt: skip
 # The types that COCO's files get.
 _FURTHER: dict[str, type[np.generic]] = {"iscrowd": np.uint8, "area": np.float32}
 # What torchvision's BoundingBoxes call their forms.
@@ -430,7 +425,7 @@ def _plan_boxes(pairs: _Pairs, dataset: Any) -> _BoxItems:
             "dataset in one whose items are (image, {'boxes': corners in pixels, 'labels': numbers})."
         )
         raise LayoutError(msg)
-    label = next((key for key in _LABEL_KEYS if key in found.columns), None)
+    label = next((key for key in BOX_LABELS if key in found.columns), None)
     words = (key for key, each in found.columns.items() if _is_list(each) and len(each) and isinstance(each[0], str))
     # torchvision's Kitti says what a box is under 'type'.
     if label is None and (words_key := next(words, None)) is not None:
@@ -525,7 +520,7 @@ def _column(written: Any, key: str, count: int, kind: type[np.generic], name: st
         whole: NDArray[Any] = values.astype(kind)
     odd = values[values != whole]
     if len(odd):
-        what = "the classes" if key in _LABEL_KEYS else f"from 0 to {np.iinfo(kind).max}"
+        what = "the classes" if key in BOX_LABELS else f"from 0 to {np.iinfo(kind).max}"
         msg = f"{name} has {odd[0]} under {key!r}; expected whole numbers, {what}."
         raise LayoutError(msg)
     return whole

@@ -100,7 +100,7 @@ def find_masks(source: SampleSource, *, decoded: bool = False, spread: bool = Tr
     _refuse_two_palettes(found)
     plain = [mask for mask in found if not mask.colors]
     counts = np.array([mask.counts for mask in plain], np.int64).reshape(-1, VOID + 1)
-    is_foreground = _is_foreground(counts.sum(axis=0), kinds_of(counts > 0), lambda number: plain[number].name)
+    is_foreground = _is_foreground(counts.sum(axis=0), _kinds_of(counts > 0), lambda number: plain[number].name)
     return Masks(source, decoded=decoded, foreground=is_foreground, guessed=True)
 
 
@@ -142,7 +142,7 @@ def compare_with_all(masks: Masks, levels: NDArray[np.uint8]) -> tuple[bool, tup
     for first in range(0, len(levels), _PAGE):
         page = np.unpackbits(levels[first : first + _PAGE], axis=1).astype(np.bool_)
         present |= page.any(axis=0)
-        kinds.append(kinds_of(page))
+        kinds.append(_kinds_of(page))
     is_foreground = _is_foreground(present.astype(np.int64), np.concatenate(kinds), masks.source.name)
     values = np.flatnonzero(present)
     notes = (f"All pixels of all masks have the value {values[0]}: there is one class.",) if len(values) == 1 else ()
@@ -157,13 +157,16 @@ def _is_foreground(counts: NDArray[np.int64], kinds: NDArray[np.bool_], name: Ca
 
     `counts`: how many pixels of all have each value, `(256,)`; 1 where it is known only that there are some.
     """
-    two = two_foregrounds(kinds)
-    if two is not None:
+    zero, one, between, void = kinds.T
+    # A mask with a single value may be all foreground or all without a class, so it proves nothing.
+    ones, voids = zero & one, zero & void
+    # Pixels without a class, also 255, border on those with one, so some mask would have both.
+    if ones.any() and voids.any() and not between.any() and not (ones & voids).any():
         raise broken(
-            name(two[0]),
-            f"it has the values 0 and 1, others such as '{name(two[1])}' 0 and {VOID}, which look like one foreground "
-            f"written in two ways. Write it in one way; where {VOID} is no class, give layout= a function that returns "
-            "a SampleTable with Masks as targets",
+            name(int(np.argmax(ones))),
+            f"it has the values 0 and 1, others such as '{name(int(np.argmax(voids)))}' 0 and {VOID}, which look like "
+            f"one foreground written in two ways. Write it in one way; where {VOID} is no class, give layout= a "
+            "function that returns a SampleTable with Masks as targets",
         )
     meaning = meaning_of(counts)
     if meaning == "greys":
@@ -171,7 +174,7 @@ def _is_foreground(counts: NDArray[np.int64], kinds: NDArray[np.bool_], name: Ca
         shown = ", ".join(map(str, levels[:_SHOWN])) + (", …" if len(levels) > _SHOWN else "")
         # One that has any of them.
         raise broken(
-            name(int(np.argmax(kinds[:, 2]))),
+            name(int(np.argmax(between))),
             f"it and others have {len(levels)} shades of grey ({shown}), which are not class indices: edges were "
             "smoothed, or classes painted. Say what they mean by a class_dict.csv with the columns name, r, g, b "
             "beside the images, or write masks whose pixels are 0 and 255, or 0, 1, 2 and so on",
@@ -196,26 +199,12 @@ def meaning_of(counts: NDArray[np.int64]) -> str:
     return "greys" if highest >= _FEW_LEVELS and len(levels) < _DENSE * highest else "indices"
 
 
-def kinds_of(levels: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def _kinds_of(levels: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Return whether each mask has pixels of 0, of 1, of something between 1 and 255, and of 255, `(N, 4)`.
 
     `levels`: `(N, 256)`, which values each has.
     """
     return np.stack([levels[:, 0], levels[:, 1], levels[:, 2:VOID].any(axis=1), levels[:, VOID]], axis=1)
-
-
-def two_foregrounds(kinds: NDArray[np.bool_]) -> tuple[int, int] | None:
-    """Return the numbers of a mask of 0 and 1 and one of 0 and 255 where masks are one or the other; `kinds` as
-    `kinds_of`. Pure.
-
-    Pixels without a class, also 255, border on those with one, so some mask would have both.
-    """
-    zero, one, between, void = kinds.T
-    # A mask with a single value may be all foreground or all without a class, so it proves nothing.
-    ones, voids = zero & one, zero & void
-    if between.any() or not ones.any() or not voids.any() or (ones & voids).any():
-        return None
-    return int(np.argmax(ones)), int(np.argmax(voids))
 
 
 def check_lossless(content: Content) -> None:
@@ -289,7 +278,7 @@ def masks_state(
     # Without folders, and without the words of these in the stems: the files may be in folders of other names.
     for bare in (False, True) if y is not None else (False,):
         if isinstance(pairs, list) and 2 * len(pairs) < len(sides.images):
-            pairs = _match(_by_stem(sides, bare=bare) or sides)
+            pairs = _match(_by_stem(sides, bare=bare))
     if isinstance(pairs, BrokenDatasetError):
         return near(str(pairs))
     # Competitions do not publish the masks of test images.
@@ -426,17 +415,16 @@ def _match(sides: _Sides) -> _Pairs | BrokenDatasetError:
     return [(image, by_key[key]) for image, key in sides.images.items() if key in by_key]
 
 
-def _by_stem(sides: _Sides, *, bare: bool) -> _Sides | None:
+def _by_stem(sides: _Sides, *, bare: bool) -> _Sides:
     """Return the same without folders, if stems distinguish all images and all masks; `bare`: and without the words of
     their folders."""
-
-    def keys(side: dict[FileEntry, _Key]) -> dict[FileEntry, _Key]:
-        return {
-            one: ((), bare_stem(stem, posixpath.dirname(one.name)) if bare else stem) for one, (_, stem) in side.items()
-        }
-
-    made = _Sides(keys(sides.images), keys(sides.masks))
-    return made if all(len(set(side.values())) == len(side) for side in made) else None
+    made: list[dict[FileEntry, _Key]] = []
+    for side in sides:
+        keys = {one: bare_stem(stem, posixpath.dirname(one.name)) if bare else stem for one, (_, stem) in side.items()}
+        if len(set(keys.values())) < len(keys):
+            return sides
+        made.append({one: ((), stem) for one, stem in keys.items()})
+    return _Sides(*made)
 
 
 def _two(one: str, other: str) -> BrokenDatasetError:
@@ -483,11 +471,9 @@ def _classes(source: Source, tables: Mapping[str, Sequence[Column]]) -> tuple[li
     """Return the files that tools leave beside masks, and the class names and colours in them."""
     found = {name: made for name, columns in tables.items() if (made := _of_table(name, columns)) is not None}
     texts = source.ending_in((".txt",) if not found else ())
-    # CVAT's, beside masks in Pascal VOC's folders; fast.ai's list of names, in the order of their numbers.
-    for base, read in (("labelmap.txt", _of_labelmap), ("codes.txt", _of_codes)):
+    for base, read in _LISTS.items():
         named = texts.where(lambda name: not found and posixpath.basename(name).lower() == base)  # noqa: B023
-        made_of = {name: read(text) for name, text in source.texts(named).items()}
-        found |= {name: made for name, made in made_of.items() if made.names}
+        found |= {name: made for name, text in source.texts(named).items() if (made := read(text)).names}
     first = next(iter(found), "")
     other = next((name for name, made in found.items() if made != found[first]), None)
     if other is not None:
@@ -499,13 +485,15 @@ def _classes(source: Source, tables: Mapping[str, Sequence[Column]]) -> tuple[li
 
 def _of_labelmap(text: str) -> MaskClasses:
     painted = [match.groups() for match in _PAINTED.finditer(text)]
-    return MaskClasses(
-        tuple(name for name, *_ in painted), tuple((int(r), int(g), int(b)) for _, r, g, b in painted) or None
-    )
+    colors = tuple((int(r), int(g), int(b)) for _, r, g, b in painted)
+    return MaskClasses(tuple(name for name, *_ in painted), colors or None)
 
 
-def _of_codes(text: str) -> MaskClasses:
-    return MaskClasses(tuple(filter(None, map(str.strip, text.splitlines()))))
+# CVAT's, beside masks in Pascal VOC's folders; fast.ai's list of names, in the order of their numbers.
+_LISTS: dict[str, Callable[[str], MaskClasses]] = {
+    "labelmap.txt": _of_labelmap,
+    "codes.txt": lambda text: MaskClasses(tuple(filter(None, map(str.strip, text.splitlines())))),
+}
 
 
 def _of_table(name: str, columns: Sequence[Column]) -> MaskClasses | None:

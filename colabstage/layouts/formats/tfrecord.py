@@ -306,9 +306,10 @@ class _Example:
     def values(self, name: str) -> list[Any]:
         """Return the values of a feature; of byte strings where they lie."""
         feature = self._feature(name)
-        is_whole = len(feature.data) == feature.length
-        data = feature.data if is_whole else self.read(feature.start, feature.start + feature.length)
-        return _values(feature, data)
+        data, end = feature.data, feature.start + feature.length
+        if len(data) < feature.length and feature.kind == _STRINGS:
+            return [ByteSpan(*one[:2]) for one in _messages(self.read, feature.start, end)]
+        return _values(feature, data if len(data) == feature.length else self.read(feature.start, end))
 
     def first(self, name: str) -> ByteSpan | None:
         """Return the first byte string of a feature, unless it is empty, as some writers say that there is none."""
