@@ -65,27 +65,6 @@ _UNUSED = -1
 _EDGE_SLACK, _EDGE_SLACK_OF_PARTS = 1.0, 0.01
 
 
-def without_samples(plan: PackPlan, left_out: NDArray[np.int64]) -> PackPlan:
-    """Return the plan without some samples; splits that become empty are removed."""
-    splits = [SplitPlan(one.name, one.samples[~np.isin(one.samples, left_out)]) for one in plan.splits]
-    return replace(plan, splits=tuple(split for split in splits if len(split.samples)))
-
-
-def copy_rows(
-    plan: PackPlan, sources: Sequence[tuple[Path, NDArray[np.int64]]], *, target: Path, offsets: Mapping[str, int]
-) -> None:
-    """Copy a plan's samples to their places in a new file, which has room for them at `offsets`.
-
-    `sources`: where each field's samples are now: a file, and the byte offset of each in it.
-    """
-    kept = np.concatenate([split.samples for split in plan.splits])
-    with TargetFile(target, fresh=False) as new:
-        for part, (file, old_places) in zip(plan.fields, sources, strict=True):
-            places = part.places(plan.splits, offsets, len(old_places))
-            with open(file, "rb") as old:
-                copy_runs(old.fileno(), new, old_places[kept], places[kept], part.lengths_of(kept))
-
-
 def copy_runs(
     old: int, new: TargetFile, starts: NDArray[np.int64], places: NDArray[np.int64], lengths: NDArray[np.int64]
 ) -> None:
@@ -119,7 +98,8 @@ def finish_pack(
     if not skipped and not job.plan.is_open:
         return data, job.plan, _write_boxes(work, job, job.plan, data, work.offsets)
     # Gaps are closed, so that the file is byte for byte that of a source without the broken samples.
-    plan = without_samples(job.plan, left_out)
+    splits = [SplitPlan(one.name, one.samples[~np.isin(one.samples, left_out)]) for one in job.plan.splits]
+    plan = replace(job.plan, splits=tuple(split for split in splits if len(split.samples)))
     if not plan.splits:
         msg = f"None of the {len(job.table):,} {job.table.unit} can be decoded. The first: {skipped[0]}"
         raise LayoutError(msg)
@@ -138,7 +118,12 @@ def finish_pack(
     check_space(data.parent, plan.nbytes + OVERHEAD_BYTES, f"The final pack of '{job.label}'")
     final = data.with_name("final.h5")
     offsets = create_pack(final, pack_content(job.table, plan, job.options, attributes=attributes, skipped=skipped))
-    copy_rows(plan, copies, target=final, offsets=offsets)
+    kept = np.concatenate([split.samples for split in plan.splits])
+    with TargetFile(final, fresh=False) as new:
+        for part, (file, starts) in zip(plan.fields, copies, strict=True):
+            places = part.places(plan.splits, offsets, len(starts))
+            with open(file, "rb") as old:
+                copy_runs(old.fileno(), new, starts[kept], places[kept], part.lengths_of(kept))
     return final, plan, _write_boxes(work, job, plan, final, offsets)
 
 

@@ -92,17 +92,18 @@ class PackJournal(Closing):
         # With on_error="raise" a broken sample has to be met again.
         for position in () if keep_skipped else self.skipped:
             self._stamps[position // BLOCK_SAMPLES] = _NO_STAMP
-        # The blocks of the others are packed again, and with them these samples.
-        kept = {position for position in chain(self.skipped, *self.lost.values()) if self._is_finished(position)}
-        self.skipped = {position: why for position, why in self.skipped.items() if position in kept}
-        self.lost = {part: positions & kept for part, positions in self.lost.items()}
 
-    def _is_finished(self, position: int) -> bool:
-        return bool(self._stamps[position // BLOCK_SAMPLES] != _NO_STAMP)
+        # The blocks of the others are packed again, and with them these samples.
+        def is_kept(position: int) -> bool:
+            return bool(self._stamps[position // BLOCK_SAMPLES] != _NO_STAMP)
+
+        self.skipped = {position: why for position, why in self.skipped.items() if is_kept(position)}
+        self.lost = {part: set(filter(is_kept, positions)) for part, positions in self.lost.items()}
 
     def _begin(self) -> Journal:
         # How many samples of each block are not finished; one byte each, since there may be millions of blocks.
-        self._left = self._lengths()
+        self._left = np.full(len(self._stamps), BLOCK_SAMPLES, np.uint8)
+        self._left[-1:] = self._samples - BLOCK_SAMPLES * (len(self._left) - 1)
         finished = np.flatnonzero(self._stamps != _NO_STAMP)
         blocks = zip(finished.tolist(), self._stamps[finished].tolist(), strict=True)
         kept = chain(
@@ -112,12 +113,6 @@ class PackJournal(Closing):
         )
         return Journal(self._path, self._head, kept)
 
-    def _lengths(self) -> NDArray[np.uint8]:
-        """Return how many samples each block has."""
-        lengths = np.full(len(self._stamps), BLOCK_SAMPLES, np.uint8)
-        lengths[-1:] = self._samples - BLOCK_SAMPLES * (len(lengths) - 1)
-        return lengths
-
     def _block_stamp(self, block: int) -> int:
         positions = range(block * BLOCK_SAMPLES, min((block + 1) * BLOCK_SAMPLES, self._samples))
         stamps = "\n".join(map(self._stamp, positions))
@@ -126,7 +121,7 @@ class PackJournal(Closing):
     @property
     def finished_samples(self) -> int:
         """Return how many samples an earlier run has finished."""
-        return int(self._lengths()[self._stamps != _NO_STAMP].sum())
+        return int(np.count_nonzero(~self.unfinished()))
 
     def unfinished(self) -> NDArray[np.bool_]:
         """Return which positions the next run would pack again, `(N,)`."""

@@ -273,20 +273,17 @@ class PackOptions:
         """Return 16 hexadecimal digits that differ whenever the file made would differ, unless something is
         `incomparable`.
         """
-        return _digest_of_values([FORMAT_VERSION, self._rules_version, self._in_order(""), self.on_error])
+        return self._digest("", self.on_error)
 
     def places_fingerprint(self) -> str:
         """Return 16 hexadecimal digits that differ whenever the bytes or the place of some sample would differ."""
-        return _digest_of_values([FORMAT_VERSION, self._rules_version, self._in_order(self.once)])
+        return self._digest(self.once)
 
-    @property
-    def _rules_version(self) -> int:
-        named = self.layout if isinstance(self.layout, str) else ""
-        return _NEWER_RULES.get(named, RULES_VERSION)
-
-    def _in_order(self, once: str) -> dict[str, Any]:
+    def _digest(self, once: str, *further: str) -> str:
+        rules = _NEWER_RULES.get(self.layout, RULES_VERSION) if isinstance(self.layout, str) else RULES_VERSION
         # JSON's objects are sorted, and the order of splits decides which rows each of them gets.
-        return {**self._to_json(once), "splits": self.fractions}
+        values = {**self._to_json(once), "splits": self.fractions}
+        return short_digest(json.dumps([FORMAT_VERSION, rules, values, *further], sort_keys=True))
 
 
 def recorded_image(options: Mapping[str, Any]) -> ImageOptions:
@@ -300,10 +297,6 @@ def recorded_image(options: Mapping[str, Any]) -> ImageOptions:
 
 def _identity_text(found: Description, once: str) -> str:
     return ":".join(filter(None, (found.name, found.digest, once if found.unknown else "")))
-
-
-def _digest_of_values(values: list[Any]) -> str:
-    return short_digest(json.dumps(values, sort_keys=True))
 
 
 def square(size: object) -> tuple[int, int] | None:

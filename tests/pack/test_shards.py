@@ -362,24 +362,21 @@ def with_broken(folder: Path) -> Path:
     ("make", "options"),
     [
         (photos_in, {"splits": {"train": 0.97, "dev": 0.02, "test": 0.01}}),
+        # Of each of two shards 8.8 MB.
+        (photos_in, {"image_size": (210, 200)}),
         (photos_in, {"encoding": "encoded"}),
         (photos_in, {"encoding": "jpeg:80", "image_size": (8, 8)}),
         (with_broken, {"on_error": "skip"}),
         (boxes, {"image_size": (8, 8), "resize": "crop"}),
         (masks, {}),
     ],
-    ids=["splits", "encoded", "jpeg", "left out", "boxes", "masks"],
+    ids=["splits", "long", "encoded", "jpeg", "left out", "boxes", "masks"],
 )
 def test_the_file_of_several_workers_is_that_of_one_process(
-    tmp_path: Path,
-    read_pack: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    make: Callable[[Path], Path],
-    options: dict[str, Any],
+    tmp_path: Path, read_pack: Any, make: Callable[[Path], Path], options: dict[str, Any]
 ) -> None:
-    """With splits that some shards have no rows of, and boxes that cropping left out, which come last; put together in
-    steps."""
-    monkeypatch.setattr("colabstage.pack.finish.COPY_BYTES", 1000)
+    """With splits that some shards have no rows of, boxes that cropping left out, which come last, and shards that are
+    copied in several steps."""
     source = make(tmp_path / "data")
     places: dict[str, Any] = {"cache_dir": None, "progress": False}
     alone = stage_dataset(source, local_dir=tmp_path / "alone", **places, **options)
