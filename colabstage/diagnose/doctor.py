@@ -81,17 +81,17 @@ def judge_disk(facts: MachineFacts) -> Finding:
     free, data = facts.free_bytes, facts.dataset
     if free is None:
         return Finding("fail", f"The disk of '{facts.fast_dir}' does not say how much of it is free.")
-    said = f"{format_bytes(free)} free where datasets are staged ('{facts.fast_dir}')"
+    line = f"{format_bytes(free)} free where datasets are staged ('{facts.fast_dir}')"
     if data is not None and data.slow_mount is not None:
         # Drive's client keeps a second copy of everything that is read through the mount.
         twice = data.slow_mount == "Google Drive"
         need = data.nbytes * (2 if twice else 1)
         if need > free:
             why = " (twice its size: the Drive client keeps a copy)" if twice else ""
-            return Finding("fail", f"{said}, but copying '{data.path}' here takes {format_bytes(need)}{why}.")
+            return Finding("fail", f"{line}, but copying '{data.path}' here takes {format_bytes(need)}{why}.")
     if free < _NO_DISK_BYTES:
-        return Finding("fail", f"Only {said}.")
-    return Finding("warn" if free < _LITTLE_DISK_BYTES else "ok", f"{said}.")
+        return Finding("fail", f"Only {line}.")
+    return Finding("warn" if free < _LITTLE_DISK_BYTES else "ok", f"{line}.")
 
 
 def judge_mount(facts: MachineFacts) -> Finding:
@@ -102,16 +102,16 @@ def judge_mount(facts: MachineFacts) -> Finding:
         return Finding("skip", "Nothing is mounted here over a network or by a user-space client.")
     broken = [mount for mount in facts.mounts if mount.state != "alive"]
     if broken:
-        said = "; ".join(
+        line = "; ".join(
             f"'{mount.mountpoint}' ({mount.kind}): {mount.reason}, after {format_duration(mount.seconds)}"
             for mount in broken
         )
-        return Finding("fail", f"{said}.")
+        return Finding("fail", f"{line}.")
     # One figure for all mounts: with ten mounts, the slow one is of interest.
     slowest = max(facts.mounts, key=lambda mount: mount.seconds)
     count = format_count(len(facts.mounts), "mounts")
-    said = f"{count} answered, the slowest ('{slowest.mountpoint}', {slowest.kind}) after "
-    return Finding("warn" if slowest.seconds > _SLOW_ANSWER_S else "ok", f"{said}{format_duration(slowest.seconds)}.")
+    line = f"{count} answered, the slowest ('{slowest.mountpoint}', {slowest.kind}) after "
+    return Finding("warn" if slowest.seconds > _SLOW_ANSWER_S else "ok", f"{line}{format_duration(slowest.seconds)}.")
 
 
 def judge_current_folder(facts: MachineFacts) -> Finding:
@@ -127,14 +127,14 @@ def judge_memory(facts: MachineFacts) -> Finding:
     it fit, pack smaller images (image_size=…), keep them encoded (encoding="encoded"), or choose a machine with
     more memory. in_memory=True and strategy="memory" are refused where they do not fit."""
     free = facts.free_memory_bytes
-    said = f"{format_bytes(free)} of {format_bytes(facts.memory_bytes)} free"
+    line = f"{format_bytes(free)} of {format_bytes(facts.memory_bytes)} free"
     data = facts.dataset
     if data is None or data.nbytes == 0:
-        return Finding("ok" if free > _GB else "warn", f"{said}; no dataset to compare with.")
+        return Finding("ok" if free > _GB else "warn", f"{line}; no dataset to compare with.")
     size = f"'{data.path}' has {'' if data.counted else 'at least '}{format_bytes(data.nbytes)}"
     # Free memory includes the page cache, which may already hold the dataset; it is dropped on demand.
     fits = data.nbytes <= _MEMORY_PART * free
-    return Finding("ok" if fits else "warn", f"{said}; {size}: {'it fits' if fits else 'it does not fit'}.")
+    return Finding("ok" if fits else "warn", f"{line}; {size}: {'it fits' if fits else 'it does not fit'}.")
 
 
 def judge_shared_memory(facts: MachineFacts) -> Finding:
@@ -151,12 +151,12 @@ def judge_shared_memory(facts: MachineFacts) -> Finding:
     row = pack.row_bytes if pack is not None else _USUAL_ROW_BYTES
     # Each worker makes one batch and holds some in advance, and one is on its way to the loop.
     need = (workers * (_AHEAD + 1) + 1) * facts.batch_size * row
-    said = (
+    line = (
         f"{format_bytes(room)} free in /dev/shm; batches of {facts.batch_size} from {format_count(workers, 'workers')} "
         f"take up to {format_bytes(need)}"
     )
     # Other programs in the container use /dev/shm too, so half of it is already too much.
-    return Finding("fail" if need > room else "warn" if need > room / 2 else "ok", f"{said}.")
+    return Finding("fail" if need > room else "warn" if need > room / 2 else "ok", f"{line}.")
 
 
 def judge_cores(facts: MachineFacts) -> Finding:
@@ -213,8 +213,8 @@ def judge_crowded_folder(facts: MachineFacts) -> Finding:
         return Finding("skip", _why_skipped(data, "a folder"))
     if data.slow_mount is None:
         return Finding("ok", f"'{data.path}' is on a local disk, which lists folders of any size.")
-    said = f"The fullest folder has {'' if data.counted else 'at least '}{data.largest_folder:,} entries"
-    return Finding("warn" if data.largest_folder >= _CROWDED else "ok", f"{said}, on {data.slow_mount}.")
+    line = f"The fullest folder has {'' if data.counted else 'at least '}{data.largest_folder:,} entries"
+    return Finding("warn" if data.largest_folder >= _CROWDED else "ok", f"{line}, on {data.slow_mount}.")
 
 
 def judge_pack(facts: MachineFacts) -> Finding:
@@ -239,18 +239,18 @@ def judge_libraries(facts: MachineFacts) -> Finding:
     """Install newer ones: pip install -U "numpy>=1.26" "h5py>=3.12" "torch>=2.4", then restart the session. torch may
     be missing where Keras or TensorFlow trains."""
     versions = facts.versions
-    said = ", ".join(f"{name} {versions.get(name) or 'missing'}" for name in OLDEST)
+    line = ", ".join(f"{name} {versions.get(name) or 'missing'}" for name in OLDEST)
     old = [name for name, least in OLDEST.items() if (have := versions.get(name)) and numbers(have) < numbers(least)]
     # Packing, staging and training with Keras work without torch.
     lost = [name for name in OLDEST if name != "torch" and versions.get(name) is None]
     if old or lost:
         wanted = ", ".join(f"{name} {OLDEST[name]} or newer" for name in [*old, *lost])
-        return Finding("fail", f"{said}; needed: {wanted}.")
+        return Finding("fail", f"{line}; needed: {wanted}.")
     slower = [name for name in ACCELERATORS if name in versions and versions[name] is None]
     if slower:
         why = "; without ".join(f"{name}, {ACCELERATORS[name]}" for name in slower)
-        return Finding("warn", f"{said}. Without {why}.", f"Install with: pip install {' '.join(slower)}")
-    return Finding("ok", f"{said}.")
+        return Finding("warn", f"{line}. Without {why}.", f"Install with: pip install {' '.join(slower)}")
+    return Finding("ok", f"{line}.")
 
 
 def judge_gpu(facts: MachineFacts) -> Finding:

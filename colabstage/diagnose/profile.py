@@ -145,7 +145,7 @@ class Restored:
         """Copy a tuple or list of things, or one thing; `None` if the caller did not say. What cannot be put back is
         refused."""
         self._parts = tuple(parts) if isinstance(parts, tuple | list) else () if parts is None else (parts,)
-        self._said = parts is not None
+        self._is_given = parts is not None
         # By their ids; held, so that no other object gets one of these.
         self._seen: dict[int, object] = {}
         self._stack = ExitStack()
@@ -160,7 +160,7 @@ class Restored:
 
     def note(self, runs: int, call: str) -> str:
         """Say what was restored and what was not, after so many runs of a step; empty where there is nothing to say."""
-        if not runs or (self._said and not self._parts):
+        if not runs or (self._is_given and not self._parts):
             return ""
         ran = f"The step ran {runs:,} times"
         if self._parts:
@@ -389,8 +389,8 @@ def profile_loader(
         stack.enter_context(preserve_attributes(view.roots))
         runs = Runs(view, step, SYSTEM_CLOCK)
         facts = runs.measure(budget_s, prefixes or {})
-    said = saved.note(runs.steps, _RESTORE)
-    return describe(facts, (*view.notes, *filter(None, [said])))
+    note = saved.note(runs.steps, _RESTORE)
+    return describe(facts, (*view.notes, *filter(None, [note])))
 
 
 def describe(facts: ProfileFacts, notes: tuple[str, ...] = ()) -> LoaderProfile:

@@ -276,13 +276,13 @@ class Iteration(Generic[T]):
 
 def _raise_typed(error: BaseException) -> None:
     """Raise a typed error in place of a raw one of the system; return for any other."""
-    told = typed_error(error) if isinstance(error, OSError) else error
+    typed = typed_error(error) if isinstance(error, OSError) else error
     try:
-        if told is not error:
-            raise told from error
+        if typed is not error:
+            raise typed from error
     finally:
         # It holds this frame: a name for it here would keep open files until a collection of garbage.
-        del told
+        del typed
 
 
 class Iterated(Closing):

@@ -377,9 +377,9 @@ def _choose_keeping(facts: LoaderFacts, options: LoaderOptions, strategy: str) -
     if asked is None and most * _LEAST_KEPT_PART < needed:
         why = f"as all would take {format_bytes(needed)}, and {size} of the {format_bytes(free)} free can be spared"
         return KeepChoice(0, f"{why}; memory_budget= gives them more")
-    said = "" if asked is None else ", as asked"
+    asked_for = "" if asked is None else ", as asked"
     part = "most images" if most >= needed else f"about {most / needed:.0%} of the images"
-    reason = f"up to {size} of {format_bytes(free)} free{said}: later epochs skip decoding {part}"
+    reason = f"up to {size} of {format_bytes(free)} free{asked_for}: later epochs skip decoding {part}"
     return KeepChoice(most, reason, min(1.0, most / needed))
 
 

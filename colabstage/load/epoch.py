@@ -223,7 +223,7 @@ def choose_seed(asked: int | None, draw: Callable[[], Any], *, fixed: bool) -> i
 
 def sampler_order(sampler: Iterable[int], samples: int, *, shuffle: bool | None) -> RowOrder | SampledOrder:
     """Return the order of what was passed as `sampler=`: of rows in a list, an array or a tensor, shuffled or not
-    (nobody said, if `shuffle` is `None`: refused); of anything else the order that it gives."""
+    (refused if `shuffle` is `None`); of anything else the order that it gives."""
     import torch
     from torch.utils.data import BatchSampler, Sampler
 
@@ -253,7 +253,7 @@ def sampler_order(sampler: Iterable[int], samples: int, *, shuffle: bool | None)
 
 
 def chosen_order(name: str, values: Any, samples: int, *, shuffle: bool | None) -> RowOrder:
-    """Return the order of some rows, shuffled or as they are listed; refused if nobody said which, `shuffle=None`.
+    """Return the order of some rows, shuffled or as they are listed; refused if `shuffle` is `None`.
     `name`: what they were given as."""
     rows = given_rows(name, values, samples)
     if shuffle is None:

@@ -170,7 +170,7 @@ def make_loader(
     schedule = Schedule(order, seed, batch_size, asked.drop_last, shard)
     is_cropped = crop is not None and plan.decode is not None and plan.decode.name == "crops"
     pipeline = Pipeline(plan, reader, schedule, form, finish, device, crop if is_cropped else None)
-    # What frameworks find, who count and evaluate the subset's own rows, by their numbers in it.
+    # Frameworks count and evaluate the subset's own rows, by their numbers in it.
     view: Any = BatchDataset.over(form, reader)
     visited = order if rows is None or shown is None else shown
     loader = Loader(
@@ -178,7 +178,7 @@ def make_loader(
         batch_size,
         sampler=EpochSampler(visited, seed) if shard.world_size == 1 else RankSampler(visited, seed, shard),
         drop_last=asked.drop_last,
-        # What a framework builds of the loader's parts reads whole images, and has all of the transform before it.
+        # Loaders that frameworks build of these parts read whole images, and apply all of the transform.
         collate_fn=finish.collate,  # type: ignore[arg-type]  # a BatchDataset gives it batches, not lists of samples
     )
     loader._pipeline, loader._seed_drawn = pipeline, asked.seed is None
@@ -232,15 +232,15 @@ def _with_mixing(plan: LoaderPlan, dataset: dataset_h5, rows: NDArray[np.intp], 
     if not is_labels or len(rows) > _MOST_MEASURED:
         return plan
     mixing = min(1.0, mixing_of(dataset.targets[rows], together))
-    said = f"in the first epoch the classes of {together:,} rows are {mixing:.2f} as even as after a full shuffle"
+    even = f"in the first epoch the classes of {together:,} rows are {mixing:.2f} as even as after a full shuffle"
     if mixing < _LEAST_MIXING:
         warnings.warn(
-            f"The source is sorted, and rows are packed and visited while it arrives: {said} (1 is the same). For a "
+            f"The source is sorted, and rows are packed and visited while it arrives: {even} (1 is the same). For a "
             "full shuffle wait for all of it: data.wait(), then data.loader(…, shuffle=True). Or take smaller batches.",
             UserWarning,
             stacklevel=2,
         )
-    return replace(plan, order=replace(plan.order, reason=f"{plan.order.reason}; {said}", mixing=mixing))
+    return replace(plan, order=replace(plan.order, reason=f"{plan.order.reason}; {even}", mixing=mixing))
 
 
 def _of_the_dataset(name: str) -> Any:
@@ -497,14 +497,14 @@ class Loader(Iterated, _Base):
         return self._pipeline
 
 
-# What of a state is the position and not the order.
+# Entries of a state that are its position, not its order.
 _PLACE = ("epoch", "batches_done")
-# What an order by units, or by blocks, of a pack that is not all here consists of.
+# Entries that describe an order by units or blocks of a pack that is not all here.
 _ARRIVING = ("unit_order", "units", "window_units", "together")
 
 
 def _why_refused(name: str, theirs: int | None, ours: int | None, epoch: int) -> str:
-    """Return in what a state and a loader differ, and what to do."""
+    """Say how a state and a loader differ, and what to do."""
     if name in _ARRIVING:
         found = f"{name} is {theirs} there and {ours} here" if theirs and ours else f"only one of them has {name}"
         return (

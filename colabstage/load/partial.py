@@ -151,11 +151,11 @@ class UnitOrder:
 # Labels say nothing of what else neighbours have in common, such as a camera: a batch is to come from so many places,
 # and from more where that costs nothing worth mentioning: this share of all units is half left to train on at the end.
 _LEAST_WINDOW, _CHEAP = 12, 40
-# Of what a window is longer than that, such a part is left once the last unit is here. Of a hundred sorted classes a
+# A tenth of what a window is longer than that is left once the last unit is here. With a hundred sorted classes a
 # small network learned more by it in the first epoch (top-1 0.70 for 0.68, with windows twice as long 0.74 for 0.70);
 # where training takes as long as arrival it costs nothing, because more than that is left anyway.
 _LATE = 10
-# Of windows up to such a part of all units nothing is.
+# Nothing is left of windows up to a twentieth of all units.
 _NOT_LATE = 20
 
 
@@ -362,7 +362,7 @@ class PartialPack:
     @property
     def complete(self) -> bool:
         """Return whether all of it is here, to stay, and where it will stay."""
-        # Who takes it for whole keeps its path, under which it is only until the copy has moved to its place.
+        # Readers of a whole file keep its path, under which it is only until the copy has moved to its place.
         return self.file.complete and (self._place in (None, self.path) or not self.path.exists())
 
     @property
@@ -470,7 +470,7 @@ def open_partial(
         disk_limit: bytes, or text such as "20GB"; for all files together.
         local_dir: the folder on the local disk; `None` for the platform's fast folder.
         manifests: that of each file, where they are known: each takes a round trip or more.
-        step: told of the bytes that are fetched now.
+        step: shows the bytes that are fetched now.
 
     Raises:
         OptionError: the limit is not a size, or an address does not name a file, or what is given is neither.

@@ -128,8 +128,8 @@ class ArrayBatches:
         self.all_full = options.drop_last or self._visits.count % batch_size == 0
         if layout is not None and self.plan.order.name == "arrival":
             self._visits = order_of(layout, reader.split, None if chosen is None else chosen.chosen)
-        self._told: tuple[int, Expectation, weakref.finalize[..., Any]] | None = None
-        self._telling = Lock()
+        self._announced: tuple[int, Expectation, weakref.finalize[..., Any]] | None = None
+        self._announcing = Lock()
         self._batcher = _batcher_of(reader, self.plan)
         self._order: tuple[int, NDArray[np.intp]] | None = None
 
@@ -180,7 +180,7 @@ class ArrayBatches:
     def read_ahead(self, epoch: int, number: int, pool: ThreadPool = SOLO) -> Any:
         """Read what `finish` makes a batch of, in any thread: the whole batch, if the dataset has no transforms."""
         rows = self.rows(epoch, number)
-        self._tell(epoch, number)
+        self._announce(epoch, number)
         return self._read(rows, pool)
 
     def _read(self, rows: NDArray[np.intp], pool: ThreadPool) -> Any:
@@ -189,22 +189,24 @@ class ArrayBatches:
             return _Stored(x, y, rows)
         return self._finished(x, pad_boxes(y) if isinstance(y, list) else target_array(y), rows, pool)
 
-    def _tell(self, epoch: int, number: int) -> None:
+    def _announce(self, epoch: int, number: int) -> None:
         """Announce the rows that this epoch and the next will read from here on, if some have still to arrive."""
         arrival, size = self.reader.arrival, self.plan.batch_size
         if arrival is None or arrival.complete:
             return
-        with self._telling:
-            if self._told is None or self._told[0] != epoch:
-                if self._told is not None:
-                    self._told[2]()
+        with self._announcing:
+            if self._announced is None or self._announced[0] != epoch:
+                if self._announced is not None:
+                    self._announced[2]()
                 visits, seed = self._visits.rows, self._seed
-                told = arrival.expect(self.reader.split, visits(seed, epoch), then=partial(visits, seed, epoch + 1))
-                closes = weakref.finalize(self, told.close)
+                expectation = arrival.expect(
+                    self.reader.split, visits(seed, epoch), then=partial(visits, seed, epoch + 1)
+                )
+                closes = weakref.finalize(self, expectation.close)
                 closes.atexit = False
-                self._told = epoch, told, closes
+                self._announced = epoch, expectation, closes
             # Several batches are read at once, so those just before this one may still be in progress.
-            self._told[1].reached(size * max(0, number - _MOST_AT_ONCE))
+            self._announced[1].reached(size * max(0, number - _MOST_AT_ONCE))
 
     def finish(self, ahead: Any) -> Batch:
         """Make a batch of what `read_ahead` returned; the dataset's transforms are called in this thread."""
@@ -239,10 +241,10 @@ class ArrayBatches:
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_batcher": None, "_order": None, "_told": None, "_telling": None}
+        return {**self.__dict__, "_batcher": None, "_order": None, "_announced": None, "_announcing": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _batcher=_batcher_of(state["reader"], state["plan"]), _telling=Lock())
+        self.__dict__.update(state, _batcher=_batcher_of(state["reader"], state["plan"]), _announcing=Lock())
 
     def _finished(self, x: NDArray[Any], y: Any, rows: NDArray[np.intp], pool: ThreadPool) -> Batch:
         """Return the batch of these inputs and targets: x in the requested dtype, with the values of `make_loader`."""
