@@ -283,43 +283,52 @@ class SplitClasses:
 
 def read_labels(source: ShownSplits, split: str) -> SplitClasses:
     """Read the targets of a split, and sort its rows by them."""
-    reader = source.reader(split)
+    reader, targets = source.reader(split), source.targets(split)
     if reader.has_boxes:
         return _of_boxes(source, split)
-    targets = source.targets(split)
-    if not targets:
-        return SplitClasses(why_none="the file has no targets")
-    if _shows_masks(reader, targets[0][1]):
+    if targets and _shows_masks(reader, targets[0][1]):
         return _of_masks(reader)
-    if reader.target_shape is None:
-        return _of_texts(reader)
-    return _of_numbers(reader)
+    return _of_rows(reader) if targets else SplitClasses(why_none="the file has no targets")
 
 
-def _of_numbers(reader: SplitReader) -> SplitClasses:
-    shape = reader.target_shape or ()
+def _of_rows(reader: SplitReader) -> SplitClasses:
+    rows, shape, classes = np.arange(len(reader)), reader.target_shape, reader.classes
+    if shape is None:
+        return _of_texts(list(reader.read_y(rows)))
     length = int(np.prod(shape, dtype=np.int64))
     if length == 1:
-        return _of_values(np.asarray(reader.read_y(_all_rows(reader))).reshape(-1), reader.classes)
-    if len(shape) == 1 and length == len(reader.classes) and len(reader) * length * 8 <= _MOST_MULTI_HOT_BYTES:
-        values = np.asarray(reader.read_y(_all_rows(reader)))
+        return _of_numbers(np.asarray(reader.read_y(rows)).reshape(-1), classes)
+    if len(shape) == 1 and length == len(classes) and len(reader) * length * 8 <= _MOST_MULTI_HOT_BYTES:
+        values = np.asarray(reader.read_y(rows))
         if bool(((values == 0) | (values == 1)).all()):
-            rows, labels = np.nonzero(values)
-            return _sorted(rows, labels, reader.classes)
+            found, labels = np.nonzero(values)
+            return _sorted(found, labels, classes)
     return SplitClasses(why_none=f"targets are {' x '.join(map(str, shape))} numbers each, not classes")
 
 
-def _of_values(values: NDArray[Any], classes: Sequence[str]) -> SplitClasses:
+def _of_numbers(values: NDArray[Any], classes: Sequence[str]) -> SplitClasses:
     """Return the classes of targets that are one number for each row."""
-    if values.dtype.kind == "f" and not bool(np.isfinite(values).all() and (values == np.floor(values)).all()):
-        return SplitClasses(why_none=f"targets are {values.dtype} numbers, not classes")
-    if values.dtype.kind not in "biuf":
-        return SplitClasses(why_none=f"targets are {values.dtype}, not classes")
+    is_whole = values.dtype.kind in "biu" or (
+        values.dtype.kind == "f" and bool(np.isfinite(values).all() and (values == np.floor(values)).all())
+    )
+    if not is_whole:
+        numbers = " numbers" if values.dtype.kind == "f" else ""
+        return SplitClasses(why_none=f"targets are {values.dtype}{numbers}, not classes")
     whole = values.astype(np.int64)
     found = np.unique(whole)
     if not classes and (len(found) > _MOST_UNNAMED or (len(found) > _FEW and 2 * len(found) > len(values))):
         return SplitClasses(why_none=f"targets have {len(found):,} different values, so they are not classes")
     return _sorted(np.arange(len(whole)), whole, classes)
+
+
+def _of_texts(texts: list[Any]) -> SplitClasses:
+    """Return the classes of targets that are one word for each row, as in files from other programs."""
+    if not all(isinstance(text, str) for text in texts):
+        return SplitClasses(why_none="targets have their own lengths, so they are not classes")
+    names, numbers = np.unique(np.array(texts, dtype=object).astype(str), return_inverse=True)
+    if len(names) > _MOST_UNNAMED:
+        return SplitClasses(why_none=f"targets are {len(names):,} different texts, so they are not classes")
+    return _sorted(np.arange(len(texts)), numbers, [str(name) for name in names])
 
 
 def _shows_masks(reader: SplitReader, targets: FieldInfo) -> bool:
@@ -373,17 +382,6 @@ def _held(reader: SplitReader, rows: NDArray[np.intp]) -> AbstractContextManager
     return arrival.hold(reader.split, rows, side="targets", cancellation=Cancellation())
 
 
-def _of_texts(reader: SplitReader) -> SplitClasses:
-    """Return the classes of targets that are one word for each row, as in files from other programs."""
-    texts = list(reader.read_y(_all_rows(reader)))
-    if not all(isinstance(text, str) for text in texts):
-        return SplitClasses(why_none="targets have their own lengths, so they are not classes")
-    names, numbers = np.unique(np.array(texts, dtype=object).astype(str), return_inverse=True)
-    if len(names) > _MOST_UNNAMED:
-        return SplitClasses(why_none=f"targets are {len(names):,} different texts, so they are not classes")
-    return _sorted(np.arange(len(texts)), numbers, [str(name) for name in names])
-
-
 def _sorted(rows: NDArray[np.int64], labels: NDArray[np.int64], classes: Sequence[str]) -> SplitClasses:
     """Return the classes of `rows`, of which `labels` are the numbers, sorted by class."""
     # A class without samples is shown with 0, because that matters for the balance.
@@ -404,7 +402,3 @@ def class_name(value: int, classes: Sequence[str]) -> str:
         return classes[value]
     # The label in test splits without labels.
     return "no label" if value == -1 else str(value)
-
-
-def _all_rows(reader: SplitReader) -> NDArray[np.int64]:
-    return np.arange(len(reader))
