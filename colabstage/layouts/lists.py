@@ -85,7 +85,8 @@ class Lookup:
         for name in written:
             if numbers := self.search(name, folder):
                 found[name] = only(numbers)
-                whole += normal(name).endswith(self.names[numbers[0]].rpartition("/")[2])
+                path = self.names[numbers[0]]
+                whole += normal(name).endswith(path[path.rfind("/") + 1 :])
         return found, whole
 
     def find(self, written: str, folder: str = "", *, split: str = "") -> int | None:
