@@ -80,10 +80,16 @@ class Lookup:
     def search_each(self, written: Iterable[str], folder: str = "") -> tuple[dict[str, int], int]:
         """Return the number of the file that each of many names means, if any, `SEVERAL` where that cannot be said; and
         how many of the names have the file's extension."""
-        found: dict[str, int] = {}
-        whole = 0
-        for name in written:
-            if numbers := self.search(name, folder):
+        names, bases = list(written), self._by_base
+        # In nearly all tables each is the base name of one file, which takes a third of the time to find so.
+        found = {
+            name: number
+            for name, number in zip(names, map(bases.last.get, names), strict=True)
+            if number is not None and name not in bases.several
+        }
+        whole = len(found)
+        for name in names if len(found) < len(names) else ():
+            if name not in found and (numbers := self.search(name, folder)):
                 found[name] = only(numbers)
                 path = self.names[numbers[0]]
                 whole += normal(name).endswith(path[path.rfind("/") + 1 :])
