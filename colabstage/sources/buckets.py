@@ -392,7 +392,7 @@ class ObjectStore(Closing):
                         self._give_back(fs, is_usable=is_usable)
         except ColabstageError:
             raise
-        except Exception as error:  # noqa: BLE001 - whatever a backend raises is told in our words
+        except Exception as error:  # noqa: BLE001 - whatever a backend raises becomes one of ours
             # Closing aborts requests with many different errors.
             self._check_open()
             raise translate_error(error, self.protocol, self.label, self._secrets) from None

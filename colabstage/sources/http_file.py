@@ -315,10 +315,10 @@ def _describe(
     if is_page and not _names_a_page(session.url, name):
         raise _page_error(label, beginning)
     if is_text_for_an_archive(name, beginning):
-        said = hide_secrets(" ".join(beginning[:400].decode("utf-8", "replace").split()))[:120]
+        excerpt = hide_secrets(" ".join(beginning[:400].decode("utf-8", "replace").split()))[:120]
         msg = (
-            f"'{label}' returns, instead of the archive '{name}', {describe_contents(beginning)}: “{said}”. Where that "
-            "is an error or a login, open the address in a browser, and copy the link of the download itself."
+            f"'{label}' returns, instead of the archive '{name}', {describe_contents(beginning)}: “{excerpt}”. Where "
+            "that is an error or a login, open the address in a browser, and copy the link of the download itself."
         )
         raise WebPageError(msg)
     facts = RemoteFacts(

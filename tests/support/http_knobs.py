@@ -38,8 +38,6 @@ class WebKnobs:
     """So many requests at once; more are answered 503 with `Retry-After: 1`."""
     ranges: Literal["honoured", "ignored", "none"] = "honoured"
     """`"honoured"`; `"ignored"` claims `Accept-Ranges: bytes` but sends the whole; `"none"` says so and does."""
-    if_range: bool = True
-    """Whether `If-Range` is looked at."""
     etag: Literal["strong", "weak", "changing", "none"] = "strong"
     """`"changing"` is another one in every answer, as of a farm of servers that each make up their own."""
     last_modified: bool = True

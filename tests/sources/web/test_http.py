@@ -311,7 +311,6 @@ def test_a_coding_nobody_asked_for_is_refused(server: WebServer, look: Callable[
     ("knobs", "changed"),
     [
         *((WebKnobs(etag=etag), DATA[::-1]) for etag in ("strong", "weak", "none")),
-        *((WebKnobs(etag=etag, if_range=False), DATA[::-1]) for etag in ("strong", "weak", "none")),
         # A shorter file answers 416, a longer one tells another total.
         *((WebKnobs(etag="none", last_modified=False), (DATA + DATA)[:size]) for size in (10, len(DATA) + 10)),
         (WebKnobs(ranges="none"), DATA[::-1]),
