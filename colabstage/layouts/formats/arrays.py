@@ -359,16 +359,16 @@ def _join_series(arrays: Sequence[StoredArray], x: str | None, y: str | None) ->
     # One array that is named is meant itself.
     is_one = x is not None and len(_called([one.name for one in arrays], x)) == 1
     for numbers, columns in series.items():
-        joined, splits = _joined(columns, x, y) if len(numbers) > 1 and not is_one else ([], 0)
+        joined, of_inputs = _joined(columns, x, y) if len(numbers) > 1 and not is_one else ([], 0)
         found += joined or [one for files in columns for one in files.values()]
-        count += splits * len(numbers)
+        count += of_inputs
     return found, count
 
 
 def _joined(
     columns: Sequence[dict[_Numbers, StoredArray]], x: str | None, y: str | None
 ) -> tuple[list[StoredArray], int]:
-    """Return the arrays of a series of files, each as one, and how many splits they are; nothing where not every file
+    """Return the arrays of a series of files, each as one, and how many files have inputs; nothing where not every file
     has rows."""
     by_name = {next(iter(files.values())).name: files for files in columns}
     of_rows = [name for name, files in by_name.items() if files and all(one.shape for one in files.values())]
@@ -397,7 +397,7 @@ def _joined(
         if is_class_names(name):
             _check_same_names(parts)
         found.append(parts[0])
-    return found, len(splits)
+    return found, len({_file_and_key(one.name)[0] for split in splits for one in by_name[split.x].values()})
 
 
 def _check_same_names(arrays: Sequence[StoredArray]) -> None:

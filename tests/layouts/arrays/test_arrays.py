@@ -336,6 +336,22 @@ def test_a_split_without_targets_is_left_out_and_noted() -> None:
     assert any("12 rows" in note and "x_test" in note for note in read(READ["a split without targets"][0]).notes)
 
 
+@pytest.mark.parametrize(
+    "files",
+    [
+        {f"part-{n}.npz": npz(**KERAS) for n in (1, 2)},
+        {f"{name}_{n}.npy": npy(values) for n in (1, 2) for name, values in KERAS.items()},
+        {f"{split}-{n}.npz": npz(x=X, y=Y) for n in (1, 2) for split in ("train", "test")},
+    ],
+    ids=["both splits in each", "a file for each", "a split in each"],
+)
+def test_a_note_says_how_many_files_are_joined(files: dict[str, bytes]) -> None:
+    found = read(files)
+    assert set(found.splits or ()) == {"train", "test"}
+    count = sum(not name.startswith("y") for name in files)
+    assert any(f"Each of {count} files" in note for note in found.notes)
+
+
 def test_a_stray_array_among_folders_of_classes_changes_nothing() -> None:
     assert read({"cat/1.jpg": b"", "dog/1.jpg": b"", "embeddings.npy": npy(FLOATS)}).layout == "image_folder"
 
