@@ -11,7 +11,6 @@ from colabstage.errors import (
     DamagedPackError,
     DriveDisconnectedError,
     DriveQuotaError,
-    OptionError,
     SourceNotFoundError,
     SourceReadError,
 )
@@ -87,9 +86,3 @@ def test_a_judged_error_passes_through(kind: type[OSError]) -> None:
     with pytest.raises(kind) as caught:
         Reader(error).run(RetryPolicy())
     assert caught.value is error
-
-
-@pytest.mark.parametrize("options", [{"attempts": 0}, {"first_wait_s": -1.0}, {"first_wait_s": float("nan")}])
-def test_a_policy_that_cannot_work_is_refused(options: dict[str, float]) -> None:
-    with pytest.raises(OptionError, match="attempt"):
-        RetryPolicy(**options)  # type: ignore[arg-type]
