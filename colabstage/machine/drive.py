@@ -361,11 +361,6 @@ _ELSEWHERE = {
 
 def _colab_client(verb: str, *, asks: bool = False, unmounts: bool = False) -> Any:
     """Return Colab's module; refuse where it cannot ask for a permission, or could not mount what it unmounts."""
-    try:
-        client = importlib.import_module("google.colab.drive")
-    except ImportError:
-        msg = f"{verb}() works in Google Colab only, and this is not Colab. {_ELSEWHERE[verb]}"
-        raise NotSupportedHereError(msg) from None
     platform = detect_platform()
     # At once: where nobody can answer the dialogue, the client would wait in silence.
     if asks and platform.name == "colab" and not platform.attended:
@@ -376,6 +371,11 @@ def _colab_client(verb: str, *, asks: bool = False, unmounts: bool = False) -> A
             f"{WITHOUT_DRIVE}"
         )
         raise NotSupportedHereError(msg)
+    try:
+        client = importlib.import_module("google.colab.drive")
+    except ImportError:
+        msg = f"{verb}() works in Google Colab only, and this is not Colab. {_ELSEWHERE[verb]}"
+        raise NotSupportedHereError(msg) from None
     if unmounts and not platform.drive_mountable:
         instead = f" {_NO_UNMOUNT}" if verb == "flush_drive" else ""
         msg = (
