@@ -377,6 +377,24 @@ def test_near_the_least_limit_an_epoch_fetches_each_block_once(pack: Pack, tmp_p
         assert len(asked) > 40
 
 
+def test_a_lower_limit_lets_nothing_go_that_is_being_written(pack: Pack, tmp_path: Path) -> None:
+    """Another process may be writing it; what is whole makes room instead."""
+    dataset = dataset_h5(pack.path, disk_limit=LIMIT, local_dir=tmp_path)
+    dataset.read_batch(np.arange(400))
+    blocks = part_of(dataset).file._blocks
+    (*others, last) = np.flatnonzero((blocks.state == 1) & (blocks.kept == 0)).tolist()
+    assert others
+    begin, end = blocks.layout.span(last)
+    before = blocks.read(begin, end - begin)
+    blocks.state[last] = 4  # being written
+    blocks.settle(blocks.kept.astype(bool), blocks.edges, 1)
+    assert blocks.read(begin, end - begin) == before
+    assert int(blocks.state[last]) == 4
+    assert not np.any(blocks.state[others] == 1)
+    blocks.state[last] = 1
+    part_of(dataset).close()
+
+
 def test_what_another_process_completes_this_moment_is_not_given_back(
     pack: Pack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
