@@ -441,7 +441,7 @@ def _beside(source: Source, unit: str, names: Sequence[str], what: str = "their 
         f"Write a table with a path and a label in each row beside them{line if extension in _SPREADSHEETS else ''}, "
         "or give a function as layout=."
     )
-    more = f" and {len(names) - 1:,} more files" if len(names) > 1 else ""
+    more = f" and {format_count(len(names) - 1, 'more files')}" if len(names) > 1 else ""
     return (
         f"'{names[0]}'{more} beside the {unit} of '{source.label}' may hold {what}, and would be left out. "
         f"{how or table}"
