@@ -127,97 +127,142 @@ AsJson = Annotated[bool, option("--json", "", "Print the result as JSON, and not
 Debug = Annotated[bool, option("--debug", "", "Show the traceback when something fails.")]
 
 
-def _flag(name: str, kind: Any, metavar: str, text: str, panel: str | None = None, **how: Any) -> tuple[str, Any]:
+def _flag(
+    name: str,
+    kind: Any,
+    metavar: str,
+    text: str,
+    panel: str | None = None,
+    *,
+    suggested: tuple[str, ...] = (),
+    offer: Callable[[str], list[str]] | None = None,
+    parser: Callable[[str], Any] | None = None,
+) -> tuple[str, Any]:
     """Return the Python argument of an option, and its type with its definition; the words of a `Literal` are its
     metavar."""
     written = f"--{name.replace('_', '-')}"
     words = get_args(kind) if isinstance(kind, type(Keep)) else ()
-    defined = choice(written, words, text, panel) if words else option(written, metavar, text, panel, **how)
-    return name, Annotated[kind, defined]
+    if words:
+        return name, Annotated[kind, choice(written, words, text, panel)]
+    return name, Annotated[kind, option(written, metavar, text, panel, words=suggested, offer=offer, parser=parser)]
 
 
 # The options that are arguments of several functions; functions cannot be given on a command line.
 _FLAGS: dict[str, Any] = dict(
     [
         _flag(
-            *("layout", str, "NAME", "How files become samples; auto detects it.", _IMAGES),
+            "layout",
+            str,
+            "NAME",
+            "How files become samples; auto detects it.",
+            _IMAGES,
             offer=_offer_layouts,
         ),
         _flag(
-            *("image_size", Any, "HxW"),
+            "image_size",
+            Any,
+            "HxW",
             "Height and width of every image, for example 256x256. Without it, each image keeps its own.",
             _IMAGES,
             parser=parse_sides,
         ),
         _flag(
-            *("color_mode", ColorMode, ""),
+            "color_mode",
+            ColorMode,
+            "",
             "3 channels, 1 channel, or those of each file. auto: 3 for images; arrays keep theirs.",
             _IMAGES,
         ),
         _flag("resize", Resize, "", "How images of other proportions are fitted to the size.", _IMAGES),
         _flag(
-            *("encoding", str, "auto|pixels|encoded|jpeg:Q"),
+            "encoding",
+            str,
+            "auto|pixels|encoded|jpeg:Q",
             "Decoded pixels, the files' own bytes, JPEGs of quality Q, or whichever fits.",
             _IMAGES,
-            words=("auto", "pixels", "encoded", "jpeg:90"),
+            suggested=("auto", "pixels", "encoded", "jpeg:90"),
         ),
         _flag(
-            *("splits", Any, "NAME=F,…"),
+            "splits",
+            Any,
+            "NAME=F,…",
             "Fractions for a source without split folders, for example train=0.8,dev=0.1,test=0.1; 0.8 means train, "
             "and the rest is test.",
             _IMAGES,
             parser=parse_fractions,
         ),
         _flag(
-            *("group_by", str | None, "REGEX"),
+            "group_by",
+            str | None,
+            "REGEX",
             "Samples whose names have the same match stay in the same split.",
             _IMAGES,
         ),
         _flag("seed", int, "N", "Seed of the splits and of the row order.", _IMAGES),
         _flag(
-            *("on_error", str, "raise|skip|skip:P%", "What to do with images that cannot be decoded.", _IMAGES),
-            words=("raise", "skip", "skip:1%"),
+            "on_error",
+            str,
+            "raise|skip|skip:P%",
+            "What to do with images that cannot be decoded.",
+            _IMAGES,
+            suggested=("raise", "skip", "skip:1%"),
         ),
         _flag(
-            *("only", list[str], "PATH"),
+            "only",
+            list[str],
+            "PATH",
             "The part of the source that is meant: a path in it, or a quoted pattern. Repeatable.",
         ),
         _flag(
-            *("zip_encoding", str | None, "NAME"),
+            "zip_encoding",
+            str | None,
+            "NAME",
             "The encoding of a zip's file names where it declares none, for example gbk.",
         ),
         _flag("keep", Keep, "", "One HDF5 file, the plain files, or both.", _PLACES),
         _flag(
-            *("local_dir", str | None, "PATH"),
+            "local_dir",
+            str | None,
+            "PATH",
             "Folder on the local disk. Default: colabstage in the platform's fast folder.",
             _PLACES,
         ),
         _flag(
-            *("cache_dir", str, "none|auto|PATH"),
+            "cache_dir",
+            str,
+            "none|auto|PATH",
             "Where packs are kept. auto: MyDrive/colabstage on a mounted Drive, otherwise another persistent disk.",
             _PLACES,
         ),
         _flag("refresh", bool, "", "Do it again, even if the result is already here or cached.", _PLACES),
         _flag("verify", Verify, "", "Trust unchanged times and sizes, or compare every block.", _PLACES),
         _flag(
-            *("hash", str | None, "ALGORITHM:DIGEST"),
+            "hash",
+            str | None,
+            "ALGORITHM:DIGEST",
             "The expected hash of a single file, for example sha256:…",
             _PLACES,
         ),
         _flag(
-            *("disk_limit", str | None, "SIZE"),
+            "disk_limit",
+            str | None,
+            "SIZE",
             "Keep at most this much of the pack on the local disk, for example 20GB. A larger one is packed in shards "
             "into the cache, and read from there in part.",
             _PLACES,
         ),
         _flag("overwrite", bool, "", "Replace what is at the target."),
         _flag(
-            *("shards", int | None, "N"),
+            "shards",
+            int | None,
+            "N",
             "Write N files, OUT-00000-of-0000N.h5 …, which a pattern reads as one.",
             _IMAGES,
         ),
         _flag(
-            *("append_to", str | None, "PACK"),
+            "append_to",
+            str | None,
+            "PACK",
             "Instead of OUT: write the samples next to this pack, as an addition to its dataset.",
         ),
     ]
@@ -230,7 +275,16 @@ def flags(*names: str) -> dict[str, Any]:
 
 
 PACK_FLAGS = flags(
-    *("layout", "image_size", "color_mode", "resize", "encoding", "splits", "group_by", "seed", "on_error", "only"),
+    "layout",
+    "image_size",
+    "color_mode",
+    "resize",
+    "encoding",
+    "splits",
+    "group_by",
+    "seed",
+    "on_error",
+    "only",
     "zip_encoding",
 )
 STAGE_FLAGS = PACK_FLAGS | flags("keep", "local_dir", "cache_dir", "refresh", "verify", "hash", "disk_limit")
