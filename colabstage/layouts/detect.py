@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeGuard
 
 import numpy as np
 
@@ -29,7 +29,7 @@ from colabstage.io.packages import added_by_packages
 from colabstage.io.units import NAMES_SHOWN, left_out
 from colabstage.layouts import words
 from colabstage.layouts.boxes import NAME as DETECTION
-from colabstage.layouts.columns import NUMBER
+from colabstage.layouts.columns import NUMBER, same_partition
 from colabstage.layouts.evidence import (
     IMAGE_FOLDER,
     Evidence,
@@ -410,6 +410,9 @@ def _classes_of_masks(_: Case, found: Evidence) -> Found | None:
 def _weigh_rows(case: Case) -> Found:
     """Weigh what else there is where a table names images and cannot be used: masks, and folders that agree with it."""
     found = case.rows
+    # Rows that name folders label the images in these, unless they are those of classes.
+    if _name_folders(case, found) and isinstance(case.judge(_weigh_folders(case)), Evidence):
+        found = near(_of_folders(found))
     if isinstance(found, Evidence) or not found.claims:
         return found
     headers = [name for table in case.tables.leading for name in table.table.header]
@@ -426,6 +429,17 @@ def _weigh_rows(case: Case) -> Found:
     if len(case.images.folders[0]) < 2:
         return found
     return refuse(f'{found.error} layout="image_folder" takes folders as classes, and leaves tables out.')
+
+
+def _name_folders(case: Case, rows: Found) -> TypeGuard[Evidence]:
+    """Tell whether the rows of a table name folders, not images."""
+    return isinstance(rows, Evidence) and any(one.folders for one in case.tables.claiming)
+
+
+def _of_folders(rows: Evidence) -> str:
+    return (
+        f'Not read: {rows.named}, which has a row for each folder. Where that labels the images in it: layout="table".'
+    )
 
 
 def _weigh_nothing(case: Case) -> Found:
@@ -453,7 +467,17 @@ def _weigh_folders(case: Case) -> Found:
     if copy:
         note = f"{left_out(len(copy), 'images')}: copies of the others (first '{min(copy)}')."
         found = replace(found.noting(note), used=found.used | copy)
+    rows = case.rows if case.source.ending_in(words.TABLES) else _NOTHING
+    # Names or numbers of the classes say nothing else.
+    if _name_folders(case, rows) and not (rows.table.classes and _agree(found, rows)):
+        return found.noting(_of_folders(rows))
     return found
+
+
+def _agree(one: Evidence, other: Evidence) -> bool:
+    """Tell whether two pieces of evidence divide the samples of the second into the same classes."""
+    by_name = _classes_by_name(one)
+    return same_partition(class_of_samples(other.table), [by_name.get(key, "") for key in other.table.keys])
 
 
 def _weigh_records(case: Case) -> Found:

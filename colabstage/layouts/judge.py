@@ -225,9 +225,11 @@ def _boxes_lost(table: SampleTable) -> str:
     if not sizes:
         return ""
     box = ", ".join(f"{edge:g}" for edge in boxes.boxes[boxes.offsets[chosen[0]]].tolist())
+    more = len(sizes) - 1
+    which = f" and of {format_count(more, 'more images')} that were looked at" if more else ""
     return (
-        f"The boxes of '{table.keys[chosen[0]]}' and of {len(sizes) - 1:,} more images that were looked at lie outside "
-        f"of them (first {box}): the images were made smaller, or are others. Scale the boxes as the images were."
+        f"The boxes of '{table.keys[chosen[0]]}'{which} lie outside of the image (first {box}): it was made "
+        "smaller, or is another one. Scale the boxes as the images were."
     )
 
 

@@ -174,7 +174,9 @@ BOXES = [
         right=[found("train: boxes cell 4"), refused("f1.png", but_not="all but one file")]),
     row("images made smaller than their boxes", files("train/a{0..5}.png", {
         "train.csv": "image_id,class_name,x_min,y_min,x_max,y_max\n" + "".join(f"a{i},Cardiomegaly,{691 + i},1375,1653,1831\n" for i in range(6))}),
-        right=[refused("outside")]),
+        right=[refused("5 more images .*outside")]),
+    row("one image made smaller than its boxes", files("train/a0.png", {"train.csv": "image_id,class_name,x_min,y_min,x_max,y_max\na0,Cardiomegaly,691,1375,1653,1831\n"}),
+        right=[refused("outside", but_not="more")]),
     row("a table of boxes states another size", table("filename,width,height,class,xmin,ymin,xmax,ymax", "{i}.jpg,640,480,{c},1,2,30,40"), right=[refused("480 x 640")]),
     row("a table of boxes states the size", table("filename,width,height,class,xmin,ymin,xmax,ymax", "{i}.jpg,64,48,{c},1,2,30,40"), right=[found("train: boxes cat 2, dog 2")]),
     row("width and height of the boxes", table("filename,class,xmin,ymin,xmax,ymax,width,height", "{i}.jpg,{c},0,0,30,40,30,40"), right=[found("train: boxes cat 2, dog 2")]),
@@ -193,6 +195,12 @@ TABLES = [
     row("a quote that stays open", table("image,label,note", '{i}.jpg,{c},"a') | {"labels.csv": b'image,label,note\n0.jpg,cat,b\n1.jpg,dog,"a\n2.jpg,cat,b\n3.jpg,dog,b\n'}, right=OPEN),
     row("two quotes that stay open", table("image,label,note", "") | {"labels.csv": b'image,label,note\n0.jpg,cat,b\n1.jpg,dog,"a\n2.jpg,cat,b\n3.jpg,dog,"b\n'}, right=OPEN),
     row("quotes within their lines", table("image,label,note", '{i}.jpg,{c},"a" 5" tall'), right=[found("train: cat 2, dog 2")]),
+    *(row(f"rows that count from another number: {name}", files(f"images/{word}{{1..6}}.jpg", {
+        table: "id,label\n" + "".join(f"{word}{i},{'ab'[i % 2]}\n" for i in numbers) for table, numbers in tables.items()}), right=[right])
+      for name, word, tables, right in [
+          ("all", "", {"labels.csv": range(6)}, refused("count from 0 .* from 1")), ("words before them", "img_", {"labels.csv": range(2, 8)}, refused("count from 2 .* from 1")),
+          ("in two tables", "", {"train.csv": range(4), "test.csv": (4, 5)}, refused("count from 0 .* from 1")),
+          ("some are missing", "", {"labels.csv": range(1, 9)}, found("train: a 3, b 3")), ("one is missing on both sides", "", {"labels.csv": [1, 2, 3, 4, 5, 9]}, noted("first '9'"))]),
     *(row(f"pixels: {name}", files("", {"train.csv": "label," + ",".join(columns) + "\n" + ("1," + ",".join("3" * 16) + "\n") * 4}), right=[refused("follows")])
       for name, columns in {
           "one is missing": [f"pixel{i + (i > 7)}" for i in range(16)], "from the last": [f"pixel{15 - i}" for i in range(16)],
@@ -221,7 +229,15 @@ WRITTEN = {  # labels beside folders of classes
 PATIENTS = "p{1..3}/{0..1}.jpg"
 BESIDE_FOLDERS = [
     row("a label in each folder", files(PATIENTS, {f"p{i}/label.txt": str(i % 2) for i in (1, 2, 3)}), right=[refused("label"), found("train: 0 2, 1 4")]),
-    row("a table of folders and their labels", files(PATIENTS, {"labels.csv": "patient,diagnosis\np1,0\np2,1\np3,0\n"}), right=[refused("labels"), found("train: 0 4, 1 2")]),
+    row("a table of folders and their labels", files(PATIENTS, {"labels.csv": "patient,diagnosis\np1,0\np2,1\np3,0\n"}), right=[found("train: 0 4, 1 2")]),
+    row("a table of folders without a header, in another folder", files("scans/p{1..3}/series/{0..1}.jpg", {"labels.csv": "p1,sick\np2,well\np3,sick\n"}), right=[found("train: sick 4, well 2")]),
+    row("a table of more folders than there are", files(PATIENTS, {"labels.csv": "case,grade\n" + "".join(f"p{i},{i % 2}\n" for i in range(1, 6))}), right=[noted("first 'p4'")]),
+    row("tables of folders for each split", files("train/p{1..4}/a{0..1}.jpg test/p{5..6}/b{0..1}.jpg", {"train.csv": "patient,grade\np1,0\np2,1\np3,0\np4,1\n", "test.csv": "patient,grade\np5,0\np6,1\n"}),
+        right=[found("train: 0 4, 1 4; test: 0 2, 1 2")]),
+    row("a table of folders and a number of each", files(PATIENTS, {"labels.csv": "patient,age\np1,31.5\np2,44\np3,8\n"}), right=[noted("labels.csv.*row for each folder")]),
+    row("a table of folders and a number of each, by name", files(PATIENTS, {"labels.csv": "patient,age\np1,31.5\np2,44\np3,8\n"}), layout="table", right=[found("train: 8.0 2, 31.5 2, 44.0 2")]),
+    row("a table of folders and what they are called", files("{0..2}/a{0..3}.jpg", {"signs.csv": "ClassId,SignName\n0,stop\n1,go\n2,left\n"}), right=[found("train: 0 4, 1 4, 2 4")]),
+    row("a table of splits", files("{train,val}/{cat,dog}/a{0..3}.jpg", {"counts.csv": "split,count\ntrain,8\nval,4\n"}), right=[found("train: cat 4, dog 4; val: cat 4, dog 4")]),
     row("a table of classes and their kinds", files("{cat,dog,bus}/a{0..3}.jpg", {"classes.csv": "id,name,kind\n0,cat,pet\n1,dog,pet\n2,bus,vehicle\n"}), right=[found("train: bus 4, cat 4, dog 4")]),
     row("a remark in each folder", files(PATIENTS, {f"p{i}/labels.txt": "see the paper" for i in (1, 2, 3)}), right=[found("train: p1 2, p2 2, p3 2")]),
     *(row(f"class folders and {name}", files(CLASSES, {name: content}), right=[refused(".")]) for name, content in WRITTEN.items()),
