@@ -411,7 +411,7 @@ def _weigh_rows(case: Case) -> Found:
     """Weigh what else there is where a table names images and cannot be used: masks, and folders that agree with it."""
     found = case.rows
     # Rows that name folders label the images in these, unless they are those of classes.
-    if _name_folders(case, found) and isinstance(case.judge(_weigh_folders(case)), Evidence):
+    if _name_folders(found, case) and isinstance(case.judge(_weigh_folders(case)), Evidence):
         found = near(_of_folders(found))
     if isinstance(found, Evidence) or not found.claims:
         return found
@@ -431,7 +431,7 @@ def _weigh_rows(case: Case) -> Found:
     return refuse(f'{found.error} layout="image_folder" takes folders as classes, and leaves tables out.')
 
 
-def _name_folders(case: Case, rows: Found) -> TypeGuard[Evidence]:
+def _name_folders(rows: Found, case: Case) -> TypeGuard[Evidence]:
     """Tell whether the rows of a table name folders, not images."""
     return isinstance(rows, Evidence) and any(one.folders for one in case.tables.claiming)
 
@@ -469,7 +469,7 @@ def _weigh_folders(case: Case) -> Found:
         found = replace(found.noting(note), used=found.used | copy)
     rows = case.rows if case.source.ending_in(words.TABLES) else _NOTHING
     # Names or numbers of the classes say nothing else.
-    if _name_folders(case, rows) and not (rows.table.classes and _agree(found, rows)):
+    if _name_folders(rows, case) and not (rows.table.classes and _agree(found, rows)):
         return found.noting(_of_folders(rows))
     return found
 

@@ -270,7 +270,7 @@ class TableSearch:
                 continue
             bare = table.without_header() if folders.search(column.name) else table
             named = bare.columns[table.columns.index(column)]
-            leads = {cell: found for cell in named.distinct if (found := folders.find(cell)) is not None}
+            leads = {cell: place for cell in named.distinct if (place := folders.find(cell)) is not None}
             names = {folders.names[number]: number for number in leads.values()}
             inside = [[names[folder] for folder in one if folder in names] for one in above]
             # A split has images of all labels; and a folder in another one would have the label of both.
