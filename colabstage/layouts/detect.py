@@ -26,7 +26,7 @@ from colabstage.errors import (
     said_by,
 )
 from colabstage.io.packages import added_by_packages
-from colabstage.io.units import NAMES_SHOWN, left_out
+from colabstage.io.units import NAMES_SHOWN, left_out, listed
 from colabstage.layouts import words
 from colabstage.layouts.boxes import NAME as DETECTION
 from colabstage.layouts.columns import NUMBER, same_partition
@@ -41,6 +41,7 @@ from colabstage.layouts.evidence import (
     first_contradicted,
     gather,
     images_of,
+    join_tables,
     labels_of_samples,
     near,
     refuse,
@@ -75,7 +76,7 @@ from colabstage.layouts.names import (
 from colabstage.layouts.reading import Source
 from colabstage.layouts.rows import TABLE, TableSearch, tables_agree
 from colabstage.layouts.stored import AS_THEY_ARE, ClipOptions, clip_rows
-from colabstage.layouts.table import BrokenDatasetError, Masks, SampleTable, Values
+from colabstage.layouts.table import BrokenDatasetError, Masks, SampleTable, Values, known_splits
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.listing import only_line
 
@@ -223,6 +224,8 @@ class Rival(NamedTuple):
     """The layout that takes it, for messages; "" for none."""
     state: Callable[[Case, Evidence], Found | None]
     """Returns what it states beside the evidence that was found; `None` where that says nothing else."""
+    both: str = ""
+    """When both are read, for messages; "" for never."""
 
 
 class Layout(NamedTuple):
@@ -273,7 +276,7 @@ def _compared(case: Case, found: Evidence, rival: Rival) -> Found:
         shown = f" ('{name}': {state_of(found.table, name)}, {state_of(other.table, name)})"
         if rival.layout == found.table.layout:
             ways = [*filter(None, (_alone(case, found, other), _alone(case, other, found)))]
-    how = f"Take one of them: {' or '.join(ways)}." if ways else "Move the files of one away."
+    how = f"Take one of them: {' or '.join(ways)}.{rival.both}" if ways else "Move the files of one away."
     what = f"The {found.table.unit} of '{case.source.label}' have labels by {found.named} and by {who}{shown}."
     return refuse(f"{what} {how}")
 
@@ -414,7 +417,7 @@ def _weigh_rows(case: Case) -> Found:
     if _name_folders(found, case) and isinstance(case.judge(_weigh_folders(case)), Evidence):
         found = near(_of_folders(found))
     if isinstance(found, Evidence) or not found.claims:
-        return found
+        return _with_other_splits(case, found)
     headers = [name for table in case.tables.leading for name in table.table.header]
     if case.masks.claims:
         if any(map(words.is_label_name, headers)):
@@ -429,6 +432,30 @@ def _weigh_rows(case: Case) -> Found:
     if len(case.images.folders[0]) < 2:
         return found
     return refuse(f'{found.error} layout="image_folder" takes folders as classes, and leaves tables out.')
+
+
+def _with_other_splits(case: Case, rows: Found) -> Found:
+    """Return what a table states of the images of some splits with what folders state of those of the others, if both
+    have the same classes: train/cat/1.jpg, and val.csv with val/2.jpg,cat."""
+    folders = _classes_of_others(case, rows) if isinstance(rows, Evidence) else None
+    # Of its own images alone, so that none is noted as left out.
+    others = {*case.images.names}.difference(rows.table.keys) if isinstance(rows, Evidence) else ()
+    own = Case(case.source.without({*others})).rows if isinstance(folders, Evidence) else rows
+    if not isinstance(folders, Evidence) or not isinstance(own, Evidence):
+        return rows
+    leading = case.tables.leading
+    called = leading[0].split if len(leading) == 1 else ""
+    splits_of_rows = own.table.splits or [words.split_of_path(key) or called for key in own.table.keys]
+    tables = [folders.table, replace(own.table, splits=known_splits(splits_of_rows))]
+    classes = max((one.classes for one in tables), key=len)
+    splits = [{*(one.splits or ())} for one in tables]
+    is_complete = classes and all(splits) and set.isdisjoint(*splits)
+    if not is_complete or any(not {*classes}.issuperset(class_of_samples(one)) for one in tables):
+        return rows
+    by_folder, by_row = (listed(sorted(one)) for one in splits)
+    note = f"Labels of {by_folder} are the folders, those of {by_row} the rows of {own.named}."
+    table = join_tables(case.images, tables, classes)
+    return Evidence(table, f"{folders.who} and {own.who}", own.used | folders.used).noting(note)
 
 
 def _name_folders(rows: Found, case: Case) -> TypeGuard[Evidence]:
@@ -551,7 +578,12 @@ LAYOUTS: tuple[Layout, ...] = (
         _weigh_rows,
         words.TABLES,
         rivals=(
-            Rival("folders that look like classes", IMAGE_FOLDER.layout, _classes_of_others),
+            Rival(
+                "folders that look like classes",
+                IMAGE_FOLDER.layout,
+                _classes_of_others,
+                " Both are read where they are of different splits, as train/ and val.csv, and have the same classes.",
+            ),
             _CALLED,
             _BY_MASKS,
             Rival("folders", IMAGE_FOLDER.layout, _classes_beside_numbers),

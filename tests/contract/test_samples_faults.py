@@ -214,8 +214,16 @@ FOLDERS = [
     row("a JPEG that ends in zeros", files("{cat,dog}/{0..3}.jpg", {"cat/4.jpg": image(9, form="JPEG")[:1500] + bytes(3000)}), right=[refused(r"cat/4\.jpg")]),
     row("a JPEG with zeros behind it", files("{cat,dog}/{0..3}.jpg", {"cat/4.jpg": image(9, form="JPEG") + bytes(3000)}), right=[found("train: cat 5, dog 4")]),
     row("images without an ending beside others", files("cat/{0..3}.jpg", {f"dog/{i}": image(i) for i in range(4)}), right=[refused("dog/0"), found("train: cat 4, dog 4")]),
-    row("classes of a test in a table, of train in folders", files("train/{cat,dog}/{0..2}.jpg val/v{0..3}.jpg", {"val_labels.csv": "file,label\nv0.jpg,cat\nv1.jpg,dog\nv2.jpg,cat\nv3.jpg,dog\n"}),
-        right=[found("train: cat 3, dog 3; val: cat 2, dog 2"), refused("train/")]),
+    *(row(f"classes of a split in a table, of others in folders: {name}", files(images, {table: "file,label\n" + "".join(f"v{i}.jpg,{one}\n" for i, one in enumerate(labels.split()))}), right=[right])
+      for name, images, table, labels, right in [
+          ("val", "train/{cat,dog}/{0..2}.jpg val/v{0..3}.jpg", "val_labels.csv", "cat dog cat dog", found("train: cat 3, dog 3; val: cat 2, dog 2")),
+          ("beside the images", "d/train/{cat,dog}/{0..2}.jpg d/val/images/v{0..3}.jpg", "d/val/labels.csv", "cat dog cat dog", found("train: cat 3, dog 3; val: cat 2, dog 2")),
+          ("train", "val/{cat,dog}/{0..2}.jpg images/v{0..3}.jpg", "train.csv", "cat dog cat dog", found("train: cat 2, dog 2; val: cat 3, dog 3")),
+          ("numbers", "train/{0,1}/{0..2}.jpg val/v{0..3}.jpg", "val.csv", "1 1 1 0", found("train: 0 3, 1 3; val: 0 1, 1 3")),
+          ("a class of its own", "train/{cat,dog}/{0..2}.jpg val/v{0..3}.jpg", "val.csv", "cat dog cat bus", found("train: cat 3, dog 3; val: bus 1, cat 2, dog 1")),
+          ("noted", "train/{cat,dog,bus}/{0..2}.jpg val/v{0..3}.jpg test/{7..8}.jpg", "val.csv", "cat dog cat dog", noted("'train' are the folders, those of 'val' the rows of 'val.csv'")),
+          ("other words", "train/{cat,dog}/{0..2}.jpg val/v{0..3}.jpg", "val.csv", "Cat Dog Cat Dog", refused("train/cat.*Both are read")),
+          ("one split", "train/{cat,dog}/{0..2}.jpg train/v{0..3}.jpg", "train.csv", "cat dog cat dog", refused("train/cat.*Both are read"))]),
     row("shards that did not all come", files("", {f"train-{n:05d}-of-00003.tar": tar({f"{n}{i}.{end}": content for i in range(4) for end, content in
         (("png", image(4 * n + i)), ("cls", b"01"[i % 2 :][:1]))}) for n in (0, 2)}), right=[noted("2 of 3"), refused("of-00003")]),
 ]
