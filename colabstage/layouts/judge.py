@@ -9,9 +9,11 @@ harmless.
 from __future__ import annotations
 
 import itertools
+import json
 import posixpath
 import re
 from collections import Counter, defaultdict
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -71,6 +73,10 @@ _WRITTEN = (*words.ANNOTATIONS, "", ".dat", ".log")
 # What may say which samples are held out, and cannot be looked into; and other data that labels may be stored in.
 _BINARY = (".mat", ".npy", ".npz", ".pkl", *_SPREADSHEETS)
 _DATA = (".h5", ".hdf5", ".db", ".sqlite", ".tfrecord", ".arrow")
+# What a file says of the classes that is said of them anyway.
+_SAME = "same"
+# A number that may be that of a class.
+_LABEL = re.compile(r"\d{1,9}", re.ASCII)
 _OF_SPLITS = frozenset({"split", "splits", "partition", "partitions", "fold", "folds"})
 
 
@@ -105,7 +111,7 @@ def judge(
     why = why or _left_over(source, found)
     if why:
         return refuse(f'{why[0].upper()}{why[1:]} layout="{table.layout}" takes the {table.unit} as they are.')
-    return found.noting(*(_notes_on_folders(table, unused.about_classes) if by_folders else ()), *unused.notes())
+    return found.noting(*(_notes_on_folders(table) if by_folders else ()), *unused.notes())
 
 
 # --- what must be true of any table -----------------------------------------------------------------------------------
@@ -399,19 +405,14 @@ def _is_series(found: Sequence[int]) -> bool:
     return 0 not in steps and (len(steps) < 2 or found[-1] - found[0] < 2 * len(found))
 
 
-def _notes_on_folders(table: SampleTable, about_classes: dict[str, str]) -> Iterator[str]:
-    """Say what folders of classes may mean besides. `about_classes`: what files state that are called after labels."""
+def _notes_on_folders(table: SampleTable) -> Iterator[str]:
+    """Say what folders of classes may mean besides."""
     stem, are_counted = _shared_stem(table)
     if are_counted:
         yield (
             f"The {table.unit} in {listed(table.classes)} have the same names ('{stem}', …), as parts of a sample "
             f"have; if they are: layout=parts(x='{table.classes[0]}', y='{table.classes[-1]}'), from "
             "colabstage.options."
-        )
-    if others := [name for name, states in about_classes.items() if states == "other"]:
-        yield (
-            f"{listed(others)} may give the classes other names or another order: labels are positions in the text "
-            f"order of the folders, in which '{show(table.classes[0])}' is 0."
         )
 
 
@@ -539,9 +540,6 @@ class _Unused:
         self.source, self.found, self.table = source, found, found.table
         self.folds = [*folds]
         """Lists that may say which samples are held out, and are not read."""
-        self.about_classes: dict[str, str] = {}
-        """What those state that are called after labels, beside a guess: the "same" classes in their order, or "other"
-        names or another order of them; "" for what may be the labels."""
 
     def _ending_in(self, extensions: tuple[str, ...]) -> FileEntries:
         return self.source.ending_in(extensions).where(lambda name: name not in self.found.used)
@@ -569,19 +567,28 @@ class _Unused:
         states = {name: _states(head, class_of, enough[name]) for name, head in heads.items()}
         return {name: state for name, state in states.items() if state}
 
-    def contradicting(self, rows_agree: Callable[[Evidence], bool]) -> str:
-        """Return which files may state something else than the folders or names that samples have; "" for none."""
-        table, classes = self.table, set(self.table.classes)
+    @cached_property
+    def about_classes(self) -> dict[str, str]:
+        """Return what files that are called after labels or names may say of the classes, for a note: nothing new, an
+        "" where they may be the labels of samples instead."""
+        classes = self.table.classes
+        if not classes or not isinstance(self.table.targets, Values):
+            return {}
         called = self._ending_in((*words.ANNOTATIONS, *_BINARY, *_DATA)).where(words.may_hold_labels)
-        heads = self._heads(called)
-        self.about_classes = {name: _about_classes(name, head, table.classes) for name, head in heads.items()}
+        heads = self._heads(called) | self._heads(self._ending_in(words.TEXTS).where(words.may_hold_names))
+        about = {name: _about_classes(name, head, classes) for name, head in heads.items()}
         # A file in the folder of each class, with one word for several of them: labels of folders, as of patients.
         alike = defaultdict[str, list[str]](list)
         for name in heads:
-            alike[posixpath.basename(name)] += [name] if not classes.isdisjoint(name.split("/")[:-1]) else []
+            alike[posixpath.basename(name)] += [name] if not set(classes).isdisjoint(name.split("/")[:-1]) else []
         for names in alike.values():
             if _joins_classes([heads[name].strip() for name in names]):
-                self.about_classes |= dict.fromkeys(names, "")
+                about |= dict.fromkeys(names, "")
+        return about
+
+    def contradicting(self, rows_agree: Callable[[Evidence], bool]) -> str:
+        """Return which files may state something else than the folders or names that samples have; "" for none."""
+        table, classes = self.table, set(self.table.classes)
         others = self._ending_in(_WRITTEN)
         # A few files beside samples are notes; one for most samples is an annotation. The same folders of classes with
         # XML in them say the same; what is beside a sample says more of it.
@@ -606,7 +613,7 @@ class _Unused:
                     others.where(lambda name: _is_beside_parts(name, classes)).names,
                     own if 2 * len(own) > len(table) else (),
                     competing[:1],
-                    [name for name, state in self.about_classes.items() if not state and name not in states],
+                    [name for name, what in self.about_classes.items() if not what and name not in states],
                 )
                 if names
             ),
@@ -614,8 +621,11 @@ class _Unused:
         )
 
     def notes(self) -> Iterator[str]:
-        """Say which files name samples as well and are not read."""
+        """Say which files name the classes or the samples as well and are not read."""
         table = self.table
+        for what in dict.fromkeys(self.about_classes.values()):
+            if what not in ("", _SAME):
+                yield f"{listed([name for name, one in self.about_classes.items() if one == what])} {what}"
         of_files = isinstance(table.inputs.source, TreeFiles)
         others = self._ending_in(_TEXTS) if of_files and not self.found.is_guess else ()
         mates, more = list[str](), list[str]()
@@ -640,18 +650,53 @@ class _Unused:
 
 
 def _about_classes(name: str, text: str, classes: Sequence[str]) -> str:
+    """Return what a file may say of the classes, `_SAME` where that is nothing else; "" if it may label samples."""
     # In the folder of a class, of that.
     own = [one for one in classes if one in name.split("/")[:-1]] or classes
+    stated = _statements(text)
     # A name may have spaces in it.
     counts = Counter(_WORD.findall(text)) | Counter(cell.strip() for cell in _CELL.findall(text))
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    if any(counts[one] != 1 for one in own):
-        return "other" if len(lines) in (len(own), len(own) + 1) else ""
-    of_class = [next((line for line in lines if one in _words(line)), one) for one in own]
-    if _joins_classes([line.replace(one, "", 1) for line, one in zip(of_class, own, strict=True)]):
+    are_named = all(counts[one] == 1 for one in own)
+    of_class = [next((line for line in stated if one in _words(line)), one) for one in own]
+    beside = [_WORD.findall(line.replace(one, "", 1)) for line, one in zip(of_class, own, strict=True)]
+    if _joins_classes(list(map(" ".join, beside))) if are_named else len(stated) not in (len(own), len(own) + 1):
         return ""
-    places = [text.index(one) for one in own]
-    return "same" if places == sorted(places) else "other"
+    numbers = [[int(word) for word in one if _LABEL.fullmatch(word)] for one in beside]
+    labels = [one[0] for one in numbers if len(one) == 1] if are_named else []
+    if len({*labels}) == len(classes):
+        return _about_numbers(labels, classes)
+    if all(map(_LABEL.fullmatch, classes)):
+        return f"may name the classes, which are called {listed(classes)} here, and is not read."
+    places = [text.index(one) for one in own if are_named]
+    if places and places == sorted(places):
+        return _SAME
+    return f"may give the classes other names or another order, and is not read. Here '{show(classes[0])}' is 0."
+
+
+def _about_numbers(labels: Sequence[int], classes: Sequence[str]) -> str:
+    """Return what is to be said where a file has one number for each class."""
+    ours = [*range(len(classes))]
+    odd = next((place for place in ours if labels[place] != place), None)
+    if odd is None:
+        return _SAME
+    if sorted(labels) not in (ours, [*range(1, len(classes) + 1)]):
+        return "has a number for each class, which is not read."
+    return f"is not read, and numbers classes otherwise: '{show(classes[odd])}' is {labels[odd]} there, and {odd} here."
+
+
+def _statements(text: str) -> list[str]:
+    """Return the lines of a text that are not empty; of JSON what it states of each key, or its items."""
+    try:
+        found = json.loads(text) if text.lstrip().startswith(("{", "[")) else None
+    except (ValueError, RecursionError):
+        found = None
+    # {"classes": {"cat": 0}}
+    while isinstance(found, dict) and len(found) == 1 and isinstance(inner := next(iter(found.values())), dict | list):
+        found = inner
+    items = [{key: value} for key, value in found.items()] if isinstance(found, dict) else found
+    if isinstance(items, list):
+        return [json.dumps(one, ensure_ascii=False) for one in items]
+    return [line.strip() for line in text.splitlines() if line.strip()]
 
 
 def _joins_classes(beside: Sequence[str]) -> bool:

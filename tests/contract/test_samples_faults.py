@@ -252,6 +252,16 @@ BESIDE_FOLDERS = [
       for name, content in [("labels.txt", "cat\ndog\n"), ("class_to_idx.json", {"cat": 0, "dog": 1}), ("cat/label.txt", "cat\n"), ("{cat,dog}/data.log", "fine\n")]),
     *(row(f"class folders and {name} of {content!r}", files(CLASSES, {name: content}), right=[noted(name)])
       for name, content in [("classes.txt", "dog\ncat\n"), ("labels.txt", "Katze\nHund\n"), ("dog/label.txt", "poodle\n")]),
+    *(row(f"class folders and {name} of {content!r}", files(CLASSES, {name: content}), right=[noted("'cat' is 1 there, and 0 here")])
+      for name, content in [("class_to_idx.json", {"dog": 0, "cat": 1}), ("labels.json", {"classes": {"cat": 1, "dog": 2}}), ("classes.csv", "class_id,class\n0,dog\n1,cat\n"), ("classes.json", [{"id": 0, "name": "dog"}, {"id": 1, "name": "cat"}])]),
+    row("the same numbers in another order", files(CLASSES, {"class_to_idx.json": {"dog": 1, "cat": 0}}), right=[lambda packed: not noted("class_to_idx")(packed)]),
+    *(row(f"labels of folders in JSON: {name}", files(PATIENTS, {"labels.json": content}), right=[refused("labels.json")])
+      for name, content in [("in a line", {"p1": 0, "p2": 1, "p3": 0}), ("in lines", '{\n"p1": "ill",\n"p2": "well",\n"p3": "ill"\n}'), ("items", [["p1", 0], ["p2", 1], ["p3", 0]])]),
+    *(row(f"names of numbered classes: {name}", {**made, **files("", {name: content})}, right=[noted(f"{name}.*may name the classes, which are called")])
+      for made, name, content in [
+          (files("{1,2,3}/a{0..3}.jpg"), "cat_to_name.json", {"1": "rose", "2": "lily", "3": "tulip"}), (files("images/{0..7}.jpg", {"train.csv": NAMED_BY_NUMBER}), "label_num_to_disease_map.json", {"0": "blight", "1": "streak"}),
+          (files("images/{0..7}.jpg", {"train.csv": NAMED_BY_NUMBER}), "signnames.csv", "ClassId,SignName\n0,stop\n1,yield\n"), (files("", {"d.npz": npz(x=np.ones((8, 8)), y=np.array(Y))}), "class_names.txt", "cat\ndog\n")]),
+    row("words and another numbering of them", table("image,label", "{i}.jpg,{c}") | files("", {"class_to_idx.json": {"dog": 0, "cat": 1}}), right=[noted("'cat' is 1 there, and 0 here")]),
     *(row(f"labels and their texts: {name}", files("", {"a.tar": tar({f"{i}.{end}": content for i, (label, text) in enumerate(pairs) for end, content in
         (("png", image(i)), ("json", f'{{"label": {label}, "class_name": "{text}"}}'.encode()))})}), right=[right])
       for name, pairs, right in [
