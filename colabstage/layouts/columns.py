@@ -40,6 +40,7 @@ _QUOTED = r"""(?:'[^']*'|"[^"]*")"""
 _LIST_OF_WORDS = re.compile(rf"\[\s*(?:{_QUOTED}\s*(?:,\s*{_QUOTED}\s*)*)?\]")
 # What programs write into an empty cell. "None" and "NA" may be words: a wall without damage, Namibia.
 MISSING = frozenset({"", "nan", "<na>", "#n/a", "n/a", "nat", "null"})
+_PERHAPS_MISSING = frozenset({"na", "none", "nil", "-", "--", "?", "."})
 # Whole numbers of 64 bits have fewer digits, and Python refuses to read thousands of them.
 MOST_DIGITS = 40
 # A cell may be a page of text.
@@ -308,10 +309,10 @@ def _which(candidates: list[str], others: Sequence[Column]) -> LayoutError:
         )
     texts = listed([column.name for column in others if column.plain in words.CAPTIONS])
     also = f' {texts} holds texts, which are not read: layout="images" takes the images alone.' if texts else ""
-    return LayoutError(
-        f"Which of the columns {listed(known)} is the label? Say so: layout=table_rows(labels=[{known[0]!r}]), from "
-        f"colabstage.options.{also}"
-    )
+    which = f"Which of the columns {listed(known)} is the label?"
+    if not candidates:
+        which = f"None of the columns {listed(known)} looks like the label, by its name or its cells."
+    return LayoutError(f"{which} Say so: layout=table_rows(labels=[{known[0]!r}]), from colabstage.options.{also}")
 
 
 # --- cells of tables as targets ---------------------------------------------------------------------------------------
@@ -427,11 +428,11 @@ def _check_classes(column: Column, missing: set[str], sample: Callable[[int], st
         how = "in pandas, read_csv(PATH, sep=';', decimal=',').to_csv(PATH, index=False)"
         what = f"a number with a comma: write {cell.replace(',', '.')}, or no comma between thousands; {how}"
     elif 0 < len(others) <= len(cells) / 4:
-        cell, what = others[0], "and most are numbers: correct them, or take the rows out"
+        cell, what, mark = others[0], "and most are numbers: correct them, or take the rows out", ""
     elif lists:
         cell, labels = lists[0], "|".join(lists[0].strip("[](){}").replace(",", " ").split()[:3])
         columns = f"a column for each number ({column.name}_0, {column.name}_1, and so on)"
-        what = f"a list written as text: write {columns}, or | between labels: {show(labels or 'a|b')}"
+        what, mark = f"a list written as text: write {columns}, or | between labels: {show(labels or 'a|b')}", ""
     elif by_comma and (len(set(parts)) < len(parts) or not known.isdisjoint(parts)):
         # The parts of a single name with a comma do not occur elsewhere.
         cell, what = min(by_comma), "one class or several labels"
@@ -441,10 +442,10 @@ def _check_classes(column: Column, missing: set[str], sample: Callable[[int], st
         cell, what, mark = min(spaced), "one class or several labels", "," if by_comma else " "
     else:
         return
+    several = f", table_rows(separator='{mark}') for several labels" if mark else ""
     msg = (
         f"'{column.name}' has cells such as '{show(cell)}' (the first is that of '{sample(cells.index(cell))}'), "
-        f"{what}. Or say what it is: layout=table_rows(separator='') for one class, table_rows(separator='{mark}') for "
-        "several labels."
+        f"{what}. Or say what it is: layout=table_rows(separator='') for one class{several}."
     )
     raise LayoutError(msg)
 
@@ -513,6 +514,9 @@ def note_on_numbers(name: str, values: NDArray[Any], classes: Sequence[str]) -> 
 def notes_on_targets(columns: Sequence[Column], targets: Values, classes: Sequence[str]) -> list[str]:
     """Return notes on targets that a loss, or the author of the table, may not expect."""
     values, first = targets.values, columns[0]
+    if len(columns) == 1 and (odd := [one for one in classes if one.lower() in _PERHAPS_MISSING]):
+        which = f"{listed(odd)} in '{first.name}' {'is a class' if len(odd) == 1 else 'are classes'} like other words."
+        return [f"{which} If that says that a label is missing, take these rows out."]
     if values.ndim == 1:
         if 2 * len(classes) > len(targets) > 2:
             return [f"'{first.name}' has {len(classes):,} classes for {len(targets):,} samples: is it a label?"]

@@ -723,6 +723,11 @@ _KINDS = "images, arrays, clips of sound, text, shards (tar, TFRecord, LMDB, Arr
 _AS_OBJECTS = "pass pack_dataset a dataset object whose items are (x, y)"
 # Files that no layout reads, and how to use them.
 _UNREAD = (
+    (
+        (".pkl", ".pickle", ".p", ".joblib", ".pt", ".pth"),
+        "pickles",
+        "A pickle can run any program, so none is loaded here. Save arrays: numpy.savez('train.npz', x=…, y=…).",
+    ),
     ((".dcm", ".dicom"), "DICOM files", f"With pydicom {_AS_OBJECTS}, x = pydicom.dcmread(path).pixel_array."),
     (
         (".nii", ".nii.gz", ".mha", ".nrrd"),

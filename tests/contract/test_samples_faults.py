@@ -17,7 +17,7 @@ import h5py
 import numpy as np
 import pytest
 
-from colabstage.options import Boxes, Images, SampleTable, TreeFiles, image_masks
+from colabstage.options import Boxes, Images, SampleTable, TreeFiles, image_masks, table_rows
 from tests.contract.packed import Packed, found, noted, pack, refused, row
 from tests.support.made_files import files, grey, image, npy, npz, png16, tiff16, write_files
 
@@ -200,6 +200,11 @@ TABLES = [
       for name, word, numbers, right in [
           ("all", "", "012345", refused("count from 0 .* from 1")), ("words before them", "img_", "234567", refused("count from 2 .* from 1")), ("in two tables", "", "0123/45", refused("count from 0 .* from 1")),
           ("some are missing", "", "12345678", found("train: a 3, b 3")), ("one is missing on both sides", "", "123459", noted("first '9'"))]),
+    *(row(f"words for a missing label: {name}", files("images/{0..8}.jpg", {"labels.csv": f"image,{name}\n" + "".join(f"{i}.jpg,{cells.split()[i % 3]}\n" for i in range(9))}), right=[right])
+      for name, cells, right in [("label", "NA None cat", noted("'NA', 'None' in 'label' are classes")), ("tags", "a|b none a", noted("'none' in 'tags' is a class")), ("class", "nan dog cat", refused("'nan'"))]),
+    row("a number for all but one", files("images/{0..5}.jpg", {"labels.csv": "image,age\n" + "".join(f"{i}.jpg,{i * 3.5 if i else 'NA'}\n" for i in range(6))}), layout=table_rows(labels=["age"]),
+        right=[refused("'NA'", but_not="separator=','")]),
+    row("no column that looks like the label", files("images/{0..5}.jpg", {"labels.csv": "image,pid\n" + "".join(f"{i}.jpg,p{i}\n" for i in range(6))}), right=[refused("None of the columns 'pid'")]),
     *(row(f"pixels: {name}", files("", {"train.csv": "label," + ",".join(columns) + "\n" + ("1," + ",".join("3" * 16) + "\n") * 4}), right=[refused("follows")])
       for name, columns in {
           "one is missing": [f"pixel{i + (i > 7)}" for i in range(16)], "from the last": [f"pixel{15 - i}" for i in range(16)],
@@ -340,6 +345,9 @@ ARRAYS = [
     row("fewer names than classes", files("", {"x.npz": npz(X=np.ones((12, 8)), y=FROM_1 - 1, class_names=np.array(["a", "b"]))}), right=[refused("0 to 2")]),
     row("names of labels from 1", files("", {"x.npz": npz(X=np.ones((12, 8)), y=FROM_1, class_names=np.array(["a", "b", "c"]))}), right=[refused("1 to 3")]),
     row("more names than classes", files("", {"x.npz": npz(X=np.ones((12, 8)), y=FROM_1 - 1, class_names=np.array(["a", "b", "c", "d"]))}), right=[found("train: a 4, b 4, c 4.*")]),
+    row("no targets to train on", files("", {"x.npz": npz(x_train=np.ones((12, 8)), x_test=np.ones((12, 8)), y_test=FROM_1 - 1)}), right=[refused("x_train.*array_rows")]),
+    row("no targets of the test", files("", {"x.npz": npz(x_train=np.ones((12, 8)), x_test=np.ones((12, 8)), y_train=FROM_1 - 1)}), right=[noted("12 rows of 'x.npz/x_test'")]),
+    row("pickles alone", files("", {"{train,test}.p": pickle.dumps({"features": 1})}), right=[refused("numpy.savez")]),
     row("files of rows", files("", {f"{split}{i}.npz": npz(X=np.ones((i, 8)), y=np.full(i, i % 2)) for split, count in (("train", 4), ("test", 2)) for i in range(1, count)}),
         right=[found(r"train: 0 2, 1 4.*; test: 1 1.*")]),
     row("files of rows of two lengths", files("", {f"part{i}.npz": npz(X=np.ones((4, 8 + i)), y=np.zeros(4)) for i in range(3)}), right=[refused("part")]),
