@@ -14,7 +14,7 @@ import posixpath
 import re
 from collections import Counter, defaultdict
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -73,6 +73,7 @@ _WRITTEN = (*words.ANNOTATIONS, "", ".dat", ".log")
 # What may say which samples are held out, and cannot be looked into; and other data that labels may be stored in.
 _BINARY = (".mat", ".npy", ".npz", ".pkl", *_SPREADSHEETS)
 _DATA = (".h5", ".hdf5", ".db", ".sqlite", ".tfrecord", ".arrow")
+_MORE = "may hold more of them, and would be left out"
 # What a file says of the classes that is said of them anyway.
 _SAME = "same"
 # A number that may be that of a class.
@@ -107,8 +108,8 @@ def judge(
         )
     checks = (_spelled_twice, _unnamed, _split_twice, _split_misspelt, _untrained, _boxes_lost)
     why = next((why for check in checks if (why := check(table))), "")
-    why = why or _sets_in_folders(source, found) or _fields_left(found) or _without_ending(source, table)
-    why = why or _left_over(source, found)
+    why = why or _sets_in_folders(source, found) or _documents(source, table)
+    why = why or next(filter(None, map(_said, _left_over(source, found))), "")
     if why:
         return refuse(f'{why[0].upper()}{why[1:]} layout="{table.layout}" takes the {table.unit} as they are.')
     return found.noting(*(_notes_on_folders(table) if by_folders else ()), *unused.notes())
@@ -237,6 +238,12 @@ def _boxes_lost(table: SampleTable) -> str:
         f"The boxes of '{table.keys[chosen[0]]}'{which} lie outside of the image (first {box}): it was made "
         "smaller, or is another one. Scale the boxes as the images were."
     )
+
+
+def _documents(source: Source, table: SampleTable) -> str:
+    """Find a document of Google beside samples that nothing labels."""
+    note = next((note for note in source.tree.notes if "Google" in note), "") if table.targets is None else ""
+    return note and f"Nothing labels the {table.unit}, and a document may: {note} Download it as CSV beside them."
 
 
 def _sets_in_folders(source: Source, found: Evidence) -> str:
@@ -429,69 +436,66 @@ def may_label(source: Source, table: SampleTable) -> str:
     """Return which files may hold the labels of images that nothing labels, and what to write."""
     others = source.files.not_ending_in(tuple(words.HARMLESS)).where(lambda name: not words.is_note(name))
     unused = _Unused(source, Evidence(table, ""), [])
-    why = _beside(source, "images", others.names or list(unused.stating(source.ending_in(("",)))))
+    names = others.names or list(unused.stating(source.ending_in(("",))))
+    why = _said(_Left(names, f"the images of '{source.label}'"))
     return f'{why} layout="images" reads the images without labels.' if why else ""
 
 
-def _beside(source: Source, unit: str, names: Sequence[str], what: str = "their labels", how: str = "") -> str:
-    """Write that files which are left over may hold something, and what to do; "" where there are none."""
-    if not names:
+class _Left(NamedTuple):
+    """What of a source nothing used, and what it may be."""
+
+    names: Sequence[str]
+    beside: str
+    """Beside what: the images of a source, for example."""
+    what: str = "may hold their labels, and would be left out"
+    how: str = ""
+    """What to do; "" for writing a table."""
+    noun: str = "files"
+
+
+def _said(left: _Left) -> str:
+    """Write that something is left over, and what to do; "" where nothing is."""
+    if not left.names:
         return ""
-    base, extension = posixpath.splitext(names[0])
+    base, extension = posixpath.splitext(left.names[0])
     # As text, because 0001 is a name.
-    line = f" (pandas.read_excel('{names[0]}', dtype=str).to_csv('{base}.csv', index=False))"
+    line = f" (pandas.read_excel('{left.names[0]}', dtype=str).to_csv('{base}.csv', index=False))"
     table = (
         f"Write a table with a path and a label in each row beside them{line if extension in _SPREADSHEETS else ''}, "
         "or give a function as layout=."
     )
-    more = f" and {format_count(len(names) - 1, 'more files')}" if len(names) > 1 else ""
-    return (
-        f"'{names[0]}'{more} beside the {unit} of '{source.label}' may hold {what}, and would be left out. "
-        f"{how or table}"
-    )
+    more = f" and {format_count(len(left.names) - 1, f'more {left.noun}')}" if len(left.names) > 1 else ""
+    return f"'{left.names[0]}'{more} beside {left.beside} {left.what}. {left.how or table}"
 
 
-def _fields_left(found: Evidence) -> str:
-    """Find arrays that may say which rows are held out, and fields of records that nothing labels which may label
-    them."""
-    table, unused = found.table, found.unused
-    if table.layout == "arrays":
-        names = [name for name in unused if table.splits is None and _may_list_a_split(name)]
-        what = f"{listed(names)} may say which rows are held out, and would be left out"
-        how = "Save an array 'split' beside the others, with a word for each row: train, val or test."
-    else:
-        # Texts are what such images have in place of labels, and further fields are about both.
-        is_bare = table.targets is None and not any(map(words.is_caption, unused))
-        names = [name for name in unused if is_bare and words.may_be_label(name)]
-        what = f"Nothing labels the {table.unit}, and {listed(names)} beside them may"
-        how = "Call what does 'label', or give a function as layout=, or a dataset object whose items are (x, y)."
-    return f"{what}. {how}" if names else ""
-
-
-def _left_over(source: Source, found: Evidence) -> str:
-    """Find what may hold more samples, or their labels, whatever states these: archives, masks; and where nothing does,
-    a document of Google, images, or any annotations."""
+def _left_over(source: Source, found: Evidence) -> Iterator[_Left]:
+    """Yield what may hold more samples, their targets or their splits, whatever states these: fields of their own
+    records, files without an ending, masks, archives; and where nothing labels them, images and any annotations."""
     table, used = found.table, found.used
     of_files = isinstance(table.inputs.source, TreeFiles)
-    if table.targets is None:
-        if documents := [note for note in source.tree.notes if "Google" in note]:
-            return (
-                f"Nothing labels the {table.unit}, and a document may: {documents[0]} Download it as CSV beside them."
-            )
-        if not of_files:
-            images = source.ending_in(words.IMAGES)
-            if len(images) > max(1, len(used)):
-                how = "Put them into a folder of their own, and give one."
-                return _beside(source, _bare_unit(table), images.names, "the samples", how)
-            others = source.ending_in(words.ANNOTATIONS)
-            others = others.where(lambda name: name not in used and not words.is_note(name))
-            how = "Save it as an array too, numpy.save('y.npy', y), in the order of the rows."
-            if others:
-                how = how if table.layout == "arrays" else ""
-                return _beside(source, _bare_unit(table), others.names, "their targets", how)
-    if table.layout in _OF_ROWS and (masks := _masks_left_over(source, found)):
+    of_arrays, is_bare = table.layout == "arrays", table.targets is None
+    beside = f"the {'arrays' if of_arrays else table.unit} of '{source.label}'"
+    if of_arrays and table.splits is None:
+        how = "Save an array 'split' beside the others, with a word for each row: train, val or test."
+        names = list(filter(_may_list_a_split, found.unused))
+        yield _Left(names, beside, "may say which rows are held out, and would be left out", how, "arrays")
+    # Texts are what such images have in place of labels, and further fields are about both.
+    elif is_bare and not of_arrays and not any(map(words.is_caption, found.unused)):
+        how = "Call what does 'label', or give a function as layout=, or a dataset object whose items are (x, y)."
+        names = list(filter(words.may_be_label, found.unused))
+        yield _Left(names, beside, "may label them, and nothing else does", how, "fields")
+    if of_files:
+        yield _Left(_without_ending(source), beside, _MORE, "Give their names an ending, such as .jpg.")
+    if is_bare and not of_files:
+        images, others = source.ending_in(words.IMAGES), source.ending_in(words.ANNOTATIONS)
+        how = "Put them into a folder of their own, and give one."
+        yield _Left(images.names if len(images) > max(1, len(used)) else (), beside, _MORE, how)
+        how = "Save it as an array too, numpy.save('y.npy', y), in the order of the rows." if of_arrays else ""
+        names = others.where(lambda name: name not in used and not words.is_note(name)).names
+        yield _Left(names, beside, "may hold their targets, and would be left out", how)
+    if table.layout in _OF_ROWS:
         how = "For images and masks give layout=image_masks(FOLDER), from colabstage.options."
-        return _beside(source, table.unit, masks, "their masks", how)
+        yield _Left(_masks_left_over(source, found), beside, "may hold their masks, and would be left out", how)
     opened = {posixpath.basename(part.label) for part in source.tree.parts()} | used
     archives = files_called(source, words.ARCHIVES).where(
         # Tars are looked into where samples are records.
@@ -499,24 +503,17 @@ def _left_over(source: Source, found: Evidence) -> str:
             (of_files or not name.lower().endswith(_TARS)) and opened.isdisjoint({name, posixpath.basename(name)})
         )
     )
-    if not archives:
-        return ""
     folder = source.tree.label if isinstance(source.tree, FolderTree) else "FOLDER"
-    how = f"Give it in a list of sources, ['{folder}', '{folder}/{archives.names[0]}']."
-    return _beside(source, table.unit, archives.names, "more of them, or their labels", how)
+    how = f"Give it in a list of sources, ['{folder}', '{folder}/{next(iter(archives.names), '')}']."
+    yield _Left(archives.names, beside, "may hold more of them, or their labels, and would be left out", how)
 
 
-def _without_ending(source: Source, table: SampleTable) -> str:
-    """Find images whose names have no ending, by which images are told from other files."""
+def _without_ending(source: Source) -> Sequence[str]:
+    """Return the images whose names have no ending, by which images are told from other files."""
     files = source.ending_in(("",)).where(lambda name: not words.is_note(name))
-    looked_at = files[:_ENDLESS] if isinstance(table.inputs.source, TreeFiles) else ()
-    if not looked_at or not all(source.head(entry, HEAD_BYTES).startswith(IMAGE_HEADS) for entry in looked_at):
-        return ""
-    return _beside(source, table.unit, files.names, "more of them", "Give their names an ending, such as .jpg.")
-
-
-def _bare_unit(table: SampleTable) -> str:
-    return "arrays" if table.layout == "arrays" else table.unit
+    looked_at = files[:_ENDLESS]
+    are_images = all(source.head(entry, HEAD_BYTES).startswith(IMAGE_HEADS) for entry in looked_at)
+    return files.names if are_images else ()
 
 
 def _masks_left_over(source: Source, found: Evidence) -> list[str]:
@@ -608,7 +605,7 @@ class _Unused:
         self.folds += [name for name, state in states.items() if state == "same" and _may_list_a_split(name)]
         return next(
             (
-                _beside(self.source, table.unit, names)
+                _said(_Left(names, f"the {table.unit} of '{self.source.label}'"))
                 for names in (
                     others.where(lambda name: _is_beside_parts(name, classes)).names,
                     own if 2 * len(own) > len(table) else (),
