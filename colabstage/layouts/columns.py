@@ -301,9 +301,11 @@ def _find_labels(candidates: Mapping[str, Column], others: Sequence[Column]) -> 
 
 def _which(candidates: list[str], others: Sequence[Column]) -> LayoutError:
     """Return the error that asks which column is the label."""
-    known = candidates or [column.name for column in others if not words.is_index_name(column.name)]
+    known = candidates or [one.name for one in others if words.may_be_label(one.name) or one.plain in words.CAPTIONS]
     if not known:
+        named = [one.name for one in others if not words.is_index_name(one.name)]
         what = "The columns beside the paths have no names in the first row" if others else "It has paths alone"
+        what = f"It has no labels beside {listed(named)}" if named else what
         return LayoutError(
             f"{what}. Write the label of each file behind its path, and a first row that says so: path,label."
         )

@@ -17,7 +17,7 @@ import h5py
 import numpy as np
 import pytest
 
-from colabstage.options import Boxes, Images, SampleTable, TreeFiles, image_masks, table_rows
+from colabstage.options import Boxes, Images, SampleTable, TreeFiles, file_names, image_masks, table_rows
 from tests.contract.packed import Packed, found, noted, pack, refused, row
 from tests.support.made_files import files, grey, image, npy, npz, png16, tiff16, write_files
 
@@ -213,6 +213,11 @@ TABLES = [
         right=[refused(r"train\.csv\[0\].*255")]),
 ]
 
+SAME_ORDER = found("train: cat 3, dog 3; val: cat 1, dog 1")
+NUMBERED_LISTS: list[tuple[str, Callable[[int, int], int], Callable[[Packed], bool]]] = [
+    ("the same", lambda n, i: n, lambda packed: not noted("numbers")(packed)), ("another order", lambda n, i: 1 - n, noted("'cat' is 1 there, and 0 here")), ("from 1", lambda n, i: 1 + n, noted("'cat' is 1 there, and 0 here")),
+    ("other labels", lambda n, i: i % 2, refused("train.txt.*divide")), ("one each", lambda n, i: 9 * n + i, SAME_ORDER), ("yes and no", lambda n, i: (-1, 1)[(n + i) % 2], SAME_ORDER),
+]
 FOLDERS = [
     *(row(f"a folder {name!r}", files(f"{{cat,dog,{name}}}/{{0..3}}.jpg"), right=[refused(name)]) for name in ("unlabeled", "unsup")),
     row("numbered alike in each split", files("{train,test}/{cat,dog}/{0..9}.jpg"), right=[found("train: cat 10, dog 10; test: cat 10, dog 10")]),
@@ -229,6 +234,14 @@ FOLDERS = [
           ("noted", "train/{cat,dog,bus}/{0..2}.jpg val/v{0..3}.jpg test/{7..8}.jpg", "val.csv", "cat dog cat dog", noted("'train' are the folders, those of 'val' the rows of 'val.csv'")),
           ("other words", "train/{cat,dog}/{0..2}.jpg val/v{0..3}.jpg", "val.csv", "Cat Dog Cat Dog", refused("train/cat.*Both are read")),
           ("one split", "train/{cat,dog}/{0..2}.jpg train/v{0..3}.jpg", "train.csv", "cat dog cat dog", refused("train/cat.*Both are read"))]),
+    *(row(f"numbers in lists of splits: {name}", files("{cat,dog}/{0..3}.jpg", {
+        "train.txt": "".join(f"{one}/{i}.jpg {number(n, i)}\n" for n, one in enumerate(("cat", "dog")) for i in range(3)), "val.txt": "".join(f"{one}/3.jpg {number(n, 3)}\n" for n, one in enumerate(("cat", "dog")))}), right=[right])
+      for name, number, right in NUMBERED_LISTS),
+    *(row(f"classes behind numbers: {names}", files(names), right=[refused(f"file_names.*{where}")])
+      for names, where in [("{1..4}_cat.jpg {5..8}_dog.jpg", "behind the number"), ("cat_{1..4}.jpg dog_{1..4}.jpg", "before the last number")]),
+    row("a group that matches nothing", files("a_{1..4}.jpg b_{1..4}.jpg x_1.jpg"), layout=file_names(r"([ab])?_\d"), right=[found("train: a 4, b 4")]),
+    *(row(f"a table of {column}s beside folders", files("{cat,dog}/{0..3}.jpg", {"l.csv": f"file,{column}\n" + "".join(f"{one}/{i}.jpg,{cells[i]}\n" for one in ("cat", "dog") for i in range(4))}), right=[refused(how, but_not="labels=")])
+      for column, cells, how in [("split", ["train", "train", "train", "val"], "train.txt"), ("fold", "0101", "image_folder")]),
     row("shards that did not all come", files("", {f"train-{n:05d}-of-00003.tar": tar({f"{n}{i}.{end}": content for i in range(4) for end, content in
         (("png", image(4 * n + i)), ("cls", b"01"[i % 2 :][:1]))}) for n in (0, 2)}), right=[noted("2 of 3"), refused("of-00003")]),
 ]
