@@ -43,6 +43,8 @@ MISSING = frozenset({"", "nan", "<na>", "#n/a", "n/a", "nat", "null"})
 _PERHAPS_MISSING = frozenset({"na", "none", "nil", "-", "--", "?", "."})
 # Whole numbers of 64 bits have fewer digits, and Python refuses to read thousands of them.
 MOST_DIGITS = 40
+# Floats below this are whole numbers of classes, if they are whole.
+_MOST_FLOAT = 2**31
 # A cell may be a page of text.
 _CELL_SHOWN = 60
 _NO_LABELS = (*words.IDS, *words.CAPTIONS, *words.ABOUT_FILES, *words.PATHS)
@@ -301,9 +303,10 @@ def _find_labels(candidates: Mapping[str, Column], others: Sequence[Column]) -> 
 
 def _which(candidates: list[str], others: Sequence[Column]) -> LayoutError:
     """Return the error that asks which column is the label."""
-    known = candidates or [one.name for one in others if words.may_be_label(one.name) or one.plain in words.CAPTIONS]
+    about = (*words.ABOUT_FILES, *words.SPLIT_COLUMNS)
+    named = [one.name for one in others if not words.is_index_name(one.name)]
+    known = candidates or [one.name for one in others if one.name in named and one.plain not in about]
     if not known:
-        named = [one.name for one in others if not words.is_index_name(one.name)]
         what = "The columns beside the paths have no names in the first row" if others else "It has paths alone"
         what = f"It has no labels beside {listed(named)}" if named else what
         return LayoutError(
@@ -496,11 +499,23 @@ def class_numbers(whole: NDArray[np.int64]) -> tuple[str, ...]:
     return tuple(str(number) for number in found.tolist())
 
 
+def _has_single_ones(values: NDArray[Any]) -> bool:
+    return bool(((values == 0) | (values == 1)).all() and (values.sum(axis=1) == 1).all())
+
+
 def note_on_numbers(name: str, values: NDArray[Any], classes: Sequence[str]) -> list[str]:
     """Return a note if labels are numbers that a loss cannot use: NaN, or integers that are no classes."""
     missing = int(np.isnan(values).sum()) if values.dtype.kind == "f" else 0
     if missing:
         return [f"{missing:,} of {values.size:,} numbers in '{name}' are NaN, as missing labels are written."]
+    kind, is_vector = values.dtype.kind, values.ndim == 1
+    # torch has no argmax of bool.
+    if values.ndim == 2 and kind != "b" and values.shape[1] > 1 and _has_single_ones(values):
+        return [f"Each row of {name} has a single 1, as one of {values.shape[1]:,} classes: y.argmax(1) is its number."]
+    may_be_whole = is_vector and kind == "f" and len(values) and np.abs(values).max() < _MOST_FLOAT
+    if may_be_whole and not np.any(values % 1) and class_numbers(values.astype(np.int64)):
+        note = f"The labels in '{name}' are whole numbers, and stay {values.dtype}"
+        return [f"{note}; for classes save them as integers, y.astype('int64')."]
     is_whole = not classes and values.ndim == 1 and values.dtype == np.int64
     found = np.unique(values) if is_whole else values[:0]
     # Numbers that mostly differ are measurements, and those that count from 0 without a gap have names.
@@ -532,7 +547,7 @@ def notes_on_targets(columns: Sequence[Column], targets: Values, classes: Sequen
             "a column of 0 and 1. For one class in each cell: layout=table_rows(separator='')."
         )
         return [note]
-    notes = []
+    notes = note_on_numbers(listed([column.name for column in columns]), values, classes) if classes else []
     empty = int(np.isnan(values).sum())
     if empty:
         notes.append(

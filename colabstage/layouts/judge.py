@@ -488,8 +488,9 @@ def _left_over(source: Source, found: Evidence) -> Iterator[_Left]:
         yield _Left(_without_ending(source), beside, _MORE, "Give their names an ending, such as .jpg.")
     if is_bare and not of_files:
         images, others = source.ending_in(words.IMAGES), source.ending_in(words.ANNOTATIONS)
-        how = "Put them into a folder of their own, and give one."
-        yield _Left(images.names if len(images) > max(1, len(used)) else (), beside, _MORE, how)
+        how = "Put them into a folder of their own, and give one; if they are what is labelled, write a table of paths."
+        names = images.names if len(images) > max(1, len(used)) else []
+        yield _Left(names, beside, "may hold the samples, and would be left out", how)
         how = "Save it as an array too, numpy.save('y.npy', y), in the order of the rows." if of_arrays else ""
         names = others.where(lambda name: name not in used and not words.is_note(name)).names
         yield _Left(names, beside, "may hold their targets, and would be left out", how)

@@ -205,6 +205,7 @@ TABLES = [
     row("a number for all but one", files("images/{0..5}.jpg", {"labels.csv": "image,age\n" + "".join(f"{i}.jpg,{i * 3.5 if i else 'NA'}\n" for i in range(6))}), layout=table_rows(labels=["age"]),
         right=[refused("'NA'", but_not="separator=','")]),
     row("no column that looks like the label", files("images/{0..5}.jpg", {"labels.csv": "image,pid\n" + "".join(f"{i}.jpg,p{i}\n" for i in range(6))}), right=[refused("None of the columns 'pid'")]),
+    row("a column for each class", table("image,cat,dog", "{i}.jpg,1,0"), right=[noted("'cat', 'dog' has a single 1.*argmax")]),
     *(row(f"pixels: {name}", files("", {"train.csv": "label," + ",".join(columns) + "\n" + ("1," + ",".join("3" * 16) + "\n") * 4}), right=[refused("follows")])
       for name, columns in {
           "one is missing": [f"pixel{i + (i > 7)}" for i in range(16)], "from the last": [f"pixel{15 - i}" for i in range(16)],
@@ -358,6 +359,11 @@ ARRAYS = [
     row("fewer names than classes", files("", {"x.npz": npz(X=np.ones((12, 8)), y=FROM_1 - 1, class_names=np.array(["a", "b"]))}), right=[refused("0 to 2")]),
     row("names of labels from 1", files("", {"x.npz": npz(X=np.ones((12, 8)), y=FROM_1, class_names=np.array(["a", "b", "c"]))}), right=[refused("1 to 3")]),
     row("more names than classes", files("", {"x.npz": npz(X=np.ones((12, 8)), y=FROM_1 - 1, class_names=np.array(["a", "b", "c", "d"]))}), right=[found("train: a 4, b 4, c 4.*")]),
+    *(row(f"targets of arrays: {name}", files("", {"x.npz": npz(X=np.ones((12, 8)), y=y)}), right=[right])
+      for name, y, right in [
+          ("a column for each class", np.eye(3, dtype=np.float32)[FROM_1 - 1], noted("argmax")), ("some columns", np.eye(3, dtype=np.uint8)[FROM_1 - 1] | [1, 0, 0], lambda packed: not noted("argmax")(packed)),
+          ("whole floats", FROM_1 - 1.0, noted("stay float64")), ("measurements", FROM_1 * 1.5, lambda packed: not noted("stay")(packed)), ("no number", FROM_1 * np.inf, lambda packed: not noted("stay")(packed))]),
+    row("labels in an array beside images", files("images/{0..7}.jpg", {"labels.npz": npz(labels=np.array(Y))}), right=[refused("images/0.jpg.*table")]),
     row("no targets to train on", files("", {"x.npz": npz(x_train=np.ones((12, 8)), x_test=np.ones((12, 8)), y_test=FROM_1 - 1)}), right=[refused("x_train.*array_rows")]),
     row("no targets of the test", files("", {"x.npz": npz(x_train=np.ones((12, 8)), x_test=np.ones((12, 8)), y_train=FROM_1 - 1)}), right=[noted("12 rows of 'x.npz/x_test'")]),
     row("pickles alone", files("", {"{train,test}.p": pickle.dumps({"features": 1})}), right=[refused("numpy.savez")]),
