@@ -413,9 +413,7 @@ def _classes_of_masks(_: Case, found: Evidence) -> Found | None:
 def _weigh_rows(case: Case) -> Found:
     """Weigh what else there is where a table names images and cannot be used: masks, and folders that agree with it."""
     found = case.rows
-    # Rows that name folders label the images in these, unless they are those of classes.
-    if _name_folders(found, case) and isinstance(case.judge(_weigh_folders(case)), Evidence):
-        found = near(_of_folders(found))
+    found = _rows_or_folders(case, found) if _name_folders(found, case) else found
     if isinstance(found, Evidence) or not found.claims:
         return _with_other_splits(case, found)
     headers = [name for table in case.tables.leading for name in table.table.header]
@@ -464,6 +462,13 @@ def _name_folders(rows: Found, case: Case) -> TypeGuard[Evidence]:
     return isinstance(rows, Evidence) and any(one.folders for one in case.tables.claiming)
 
 
+def _rows_or_folders(case: Case, rows: Evidence) -> Found:
+    """Take rows that name folders as labels of the images in these, unless they are those of classes."""
+    if isinstance(case.judge(_weigh_folders(case)), Evidence):
+        return near(_of_folders(rows))
+    return rows.noting('Where these folders are the classes themselves: layout="image_folder".')
+
+
 def _of_folders(rows: Evidence) -> str:
     return (
         f'Not read: {rows.named}, which has a row for each folder. Where that labels the images in it: layout="table".'
@@ -504,8 +509,8 @@ def _weigh_folders(case: Case) -> Found:
 
 def _agree(one: Evidence, other: Evidence) -> bool:
     """Tell whether two pieces of evidence divide the samples of the second into the same classes."""
-    by_name = _classes_by_name(one)
-    return same_partition(class_of_samples(other.table), [by_name.get(key, "") for key in other.table.keys])
+    by_name, labels = _classes_by_name(one), class_of_samples(other.table)
+    return bool(labels) and same_partition(labels, [by_name.get(key, "") for key in other.table.keys])
 
 
 def _weigh_records(case: Case) -> Found:

@@ -66,7 +66,8 @@ class Evidence:
 
     def noting(self, *notes: str) -> Evidence:
         """Return the same with further notes."""
-        return replace(self, table=replace(self.table, notes=(*self.table.notes, *notes))) if notes else self
+        said = tuple(dict.fromkeys((*self.table.notes, *notes)))
+        return replace(self, table=replace(self.table, notes=said)) if notes else self
 
 
 @dataclass(frozen=True, slots=True)

@@ -654,8 +654,9 @@ def _about_classes(name: str, text: str, classes: Sequence[str]) -> str:
     stated = _statements(text)
     # A name may have spaces in it.
     counts = Counter(_WORD.findall(text)) | Counter(cell.strip() for cell in _CELL.findall(text))
+    counts |= Counter(part for word in _WORD.findall(text) for part in word.split("/"))
     are_named = all(counts[one] == 1 for one in own)
-    of_class = [next((line for line in stated if one in _words(line)), one) for one in own]
+    of_class = [next((line for line in stated if one in _parts(_words(line))), one) for one in own]
     beside = [_WORD.findall(line.replace(one, "", 1)) for line, one in zip(of_class, own, strict=True)]
     if _joins_classes(list(map(" ".join, beside))) if are_named else len(stated) not in (len(own), len(own) + 1):
         return ""
