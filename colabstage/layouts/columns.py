@@ -40,8 +40,11 @@ _QUOTED = r"""(?:'[^']*'|"[^"]*")"""
 _LIST_OF_WORDS = re.compile(rf"\[\s*(?:{_QUOTED}\s*(?:,\s*{_QUOTED}\s*)*)?\]")
 # What programs write into an empty cell. "None" and "NA" may be words: a wall without damage, Namibia.
 MISSING = frozenset({"", "nan", "<na>", "#n/a", "n/a", "nat", "null"})
+_PERHAPS_MISSING = frozenset({"na", "none", "nil", "-", "--", "?", "."})
 # Whole numbers of 64 bits have fewer digits, and Python refuses to read thousands of them.
 MOST_DIGITS = 40
+# Floats below this are whole numbers of classes, if they are whole.
+_MOST_FLOAT = 2**31
 # A cell may be a page of text.
 _CELL_SHOWN = 60
 _NO_LABELS = (*words.IDS, *words.CAPTIONS, *words.ABOUT_FILES, *words.PATHS)
@@ -300,18 +303,21 @@ def _find_labels(candidates: Mapping[str, Column], others: Sequence[Column]) -> 
 
 def _which(candidates: list[str], others: Sequence[Column]) -> LayoutError:
     """Return the error that asks which column is the label."""
-    known = candidates or [column.name for column in others if not words.is_index_name(column.name)]
+    about = (*words.ABOUT_FILES, *words.SPLIT_COLUMNS)
+    named = [one.name for one in others if not words.is_index_name(one.name)]
+    known = candidates or [one.name for one in others if one.name in named and one.plain not in about]
     if not known:
         what = "The columns beside the paths have no names in the first row" if others else "It has paths alone"
+        what = f"It has no labels beside {listed(named)}" if named else what
         return LayoutError(
             f"{what}. Write the label of each file behind its path, and a first row that says so: path,label."
         )
     texts = listed([column.name for column in others if column.plain in words.CAPTIONS])
     also = f' {texts} holds texts, which are not read: layout="images" takes the images alone.' if texts else ""
-    return LayoutError(
-        f"Which of the columns {listed(known)} is the label? Say so: layout=table_rows(labels=[{known[0]!r}]), from "
-        f"colabstage.options.{also}"
-    )
+    which = f"Which of the columns {listed(known)} is the label?"
+    if not candidates:
+        which = f"None of the columns {listed(known)} looks like the label, by its name or its cells."
+    return LayoutError(f"{which} Say so: layout=table_rows(labels=[{known[0]!r}]), from colabstage.options.{also}")
 
 
 # --- cells of tables as targets ---------------------------------------------------------------------------------------
@@ -427,11 +433,11 @@ def _check_classes(column: Column, missing: set[str], sample: Callable[[int], st
         how = "in pandas, read_csv(PATH, sep=';', decimal=',').to_csv(PATH, index=False)"
         what = f"a number with a comma: write {cell.replace(',', '.')}, or no comma between thousands; {how}"
     elif 0 < len(others) <= len(cells) / 4:
-        cell, what = others[0], "and most are numbers: correct them, or take the rows out"
+        cell, what, mark = others[0], "and most are numbers: correct them, or take the rows out", ""
     elif lists:
         cell, labels = lists[0], "|".join(lists[0].strip("[](){}").replace(",", " ").split()[:3])
         columns = f"a column for each number ({column.name}_0, {column.name}_1, and so on)"
-        what = f"a list written as text: write {columns}, or | between labels: {show(labels or 'a|b')}"
+        what, mark = f"a list written as text: write {columns}, or | between labels: {show(labels or 'a|b')}", ""
     elif by_comma and (len(set(parts)) < len(parts) or not known.isdisjoint(parts)):
         # The parts of a single name with a comma do not occur elsewhere.
         cell, what = min(by_comma), "one class or several labels"
@@ -441,10 +447,10 @@ def _check_classes(column: Column, missing: set[str], sample: Callable[[int], st
         cell, what, mark = min(spaced), "one class or several labels", "," if by_comma else " "
     else:
         return
+    several = f", table_rows(separator='{mark}') for several labels" if mark else ""
     msg = (
         f"'{column.name}' has cells such as '{show(cell)}' (the first is that of '{sample(cells.index(cell))}'), "
-        f"{what}. Or say what it is: layout=table_rows(separator='') for one class, table_rows(separator='{mark}') for "
-        "several labels."
+        f"{what}. Or say what it is: layout=table_rows(separator='') for one class{several}."
     )
     raise LayoutError(msg)
 
@@ -493,11 +499,23 @@ def class_numbers(whole: NDArray[np.int64]) -> tuple[str, ...]:
     return tuple(str(number) for number in found.tolist())
 
 
+def _has_single_ones(values: NDArray[Any]) -> bool:
+    return bool(((values == 0) | (values == 1)).all() and (values.sum(axis=1) == 1).all())
+
+
 def note_on_numbers(name: str, values: NDArray[Any], classes: Sequence[str]) -> list[str]:
     """Return a note if labels are numbers that a loss cannot use: NaN, or integers that are no classes."""
     missing = int(np.isnan(values).sum()) if values.dtype.kind == "f" else 0
     if missing:
         return [f"{missing:,} of {values.size:,} numbers in '{name}' are NaN, as missing labels are written."]
+    kind, is_vector = values.dtype.kind, values.ndim == 1
+    # torch has no argmax of bool.
+    if values.ndim == 2 and kind != "b" and values.shape[1] > 1 and _has_single_ones(values):
+        return [f"Each row of {name} has a single 1, as one of {values.shape[1]:,} classes: y.argmax(1) is its number."]
+    may_be_whole = is_vector and kind == "f" and len(values) and np.abs(values).max() < _MOST_FLOAT
+    if may_be_whole and not np.any(values % 1) and class_numbers(values.astype(np.int64)):
+        note = f"The labels in '{name}' are whole numbers, and stay {values.dtype}"
+        return [f"{note}; for classes save them as integers, y.astype('int64')."]
     is_whole = not classes and values.ndim == 1 and values.dtype == np.int64
     found = np.unique(values) if is_whole else values[:0]
     # Numbers that mostly differ are measurements, and those that count from 0 without a gap have names.
@@ -513,6 +531,9 @@ def note_on_numbers(name: str, values: NDArray[Any], classes: Sequence[str]) -> 
 def notes_on_targets(columns: Sequence[Column], targets: Values, classes: Sequence[str]) -> list[str]:
     """Return notes on targets that a loss, or the author of the table, may not expect."""
     values, first = targets.values, columns[0]
+    if len(columns) == 1 and (odd := [one for one in classes if one.lower() in _PERHAPS_MISSING]):
+        which = f"{listed(odd)} in '{first.name}' {'is a class' if len(odd) == 1 else 'are classes'} like other words."
+        return [f"{which} If that says that a label is missing, take these rows out."]
     if values.ndim == 1:
         if 2 * len(classes) > len(targets) > 2:
             return [f"'{first.name}' has {len(classes):,} classes for {len(targets):,} samples: is it a label?"]
@@ -526,7 +547,7 @@ def notes_on_targets(columns: Sequence[Column], targets: Values, classes: Sequen
             "a column of 0 and 1. For one class in each cell: layout=table_rows(separator='')."
         )
         return [note]
-    notes = []
+    notes = note_on_numbers(listed([column.name for column in columns]), values, classes) if classes else []
     empty = int(np.isnan(values).sum())
     if empty:
         notes.append(

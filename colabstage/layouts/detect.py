@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeGuard
 
 import numpy as np
 
@@ -26,10 +26,10 @@ from colabstage.errors import (
     said_by,
 )
 from colabstage.io.packages import added_by_packages
-from colabstage.io.units import NAMES_SHOWN, left_out
+from colabstage.io.units import NAMES_SHOWN, left_out, listed
 from colabstage.layouts import words
 from colabstage.layouts.boxes import NAME as DETECTION
-from colabstage.layouts.columns import NUMBER
+from colabstage.layouts.columns import NUMBER, same_partition
 from colabstage.layouts.evidence import (
     IMAGE_FOLDER,
     Evidence,
@@ -41,6 +41,7 @@ from colabstage.layouts.evidence import (
     first_contradicted,
     gather,
     images_of,
+    join_tables,
     labels_of_samples,
     near,
     refuse,
@@ -75,7 +76,7 @@ from colabstage.layouts.names import (
 from colabstage.layouts.reading import Source
 from colabstage.layouts.rows import TABLE, TableSearch, tables_agree
 from colabstage.layouts.stored import AS_THEY_ARE, ClipOptions, clip_rows
-from colabstage.layouts.table import BrokenDatasetError, Masks, SampleTable, Values
+from colabstage.layouts.table import BrokenDatasetError, Masks, SampleTable, Values, known_splits
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.listing import only_line
 
@@ -223,6 +224,8 @@ class Rival(NamedTuple):
     """The layout that takes it, for messages; "" for none."""
     state: Callable[[Case, Evidence], Found | None]
     """Returns what it states beside the evidence that was found; `None` where that says nothing else."""
+    both: str = ""
+    """When both are read, for messages; "" for never."""
 
 
 class Layout(NamedTuple):
@@ -273,7 +276,7 @@ def _compared(case: Case, found: Evidence, rival: Rival) -> Found:
         shown = f" ('{name}': {state_of(found.table, name)}, {state_of(other.table, name)})"
         if rival.layout == found.table.layout:
             ways = [*filter(None, (_alone(case, found, other), _alone(case, other, found)))]
-    how = f"Take one of them: {' or '.join(ways)}." if ways else "Move the files of one away."
+    how = f"Take one of them: {' or '.join(ways)}.{rival.both}" if ways else "Move the files of one away."
     what = f"The {found.table.unit} of '{case.source.label}' have labels by {found.named} and by {who}{shown}."
     return refuse(f"{what} {how}")
 
@@ -410,8 +413,9 @@ def _classes_of_masks(_: Case, found: Evidence) -> Found | None:
 def _weigh_rows(case: Case) -> Found:
     """Weigh what else there is where a table names images and cannot be used: masks, and folders that agree with it."""
     found = case.rows
+    found = _rows_or_folders(case, found) if _name_folders(found, case) else found
     if isinstance(found, Evidence) or not found.claims:
-        return found
+        return _with_other_splits(case, found)
     headers = [name for table in case.tables.leading for name in table.table.header]
     if case.masks.claims:
         if any(map(words.is_label_name, headers)):
@@ -425,7 +429,50 @@ def _weigh_rows(case: Case) -> Found:
     # Nothing is gained by the advice where all images are in one folder.
     if len(case.images.folders[0]) < 2:
         return found
-    return refuse(f'{found.error} layout="image_folder" takes folders as classes, and leaves tables out.')
+    lists = " Splits are read from lists in its place: train.txt and val.txt, a path in each line." if is_split else ""
+    return refuse(f'{found.error} layout="image_folder" takes folders as classes, and leaves tables out.{lists}')
+
+
+def _with_other_splits(case: Case, rows: Found) -> Found:
+    """Return what a table states of the images of some splits with what folders state of those of the others, if both
+    have the same classes: train/cat/1.jpg, and val.csv with val/2.jpg,cat."""
+    folders = _classes_of_others(case, rows) if isinstance(rows, Evidence) else None
+    # Of its own images alone, so that none is noted as left out.
+    others = {*case.images.names}.difference(rows.table.keys) if isinstance(rows, Evidence) else ()
+    own = Case(case.source.without({*others})).rows if isinstance(folders, Evidence) else rows
+    if not isinstance(folders, Evidence) or not isinstance(own, Evidence):
+        return rows
+    leading = case.tables.leading
+    called = leading[0].split if len(leading) == 1 else ""
+    splits_of_rows = own.table.splits or [words.split_of_path(key) or called for key in own.table.keys]
+    tables = [folders.table, replace(own.table, splits=known_splits(splits_of_rows))]
+    classes = max((one.classes for one in tables), key=len)
+    splits = [{*(one.splits or ())} for one in tables]
+    is_complete = classes and all(splits) and set.isdisjoint(*splits)
+    if not is_complete or any(not {*classes}.issuperset(class_of_samples(one)) for one in tables):
+        return rows
+    by_folder, by_row = (listed(sorted(one)) for one in splits)
+    note = f"Labels of {by_folder} are the folders, those of {by_row} the rows of {own.named}."
+    table = join_tables(case.images, tables, classes)
+    return Evidence(table, f"{folders.who} and {own.who}", own.used | folders.used).noting(note)
+
+
+def _name_folders(rows: Found, case: Case) -> TypeGuard[Evidence]:
+    """Tell whether the rows of a table name folders, not images."""
+    return isinstance(rows, Evidence) and any(one.folders for one in case.tables.claiming)
+
+
+def _rows_or_folders(case: Case, rows: Evidence) -> Found:
+    """Take rows that name folders as labels of the images in these, unless they are those of classes."""
+    if isinstance(case.judge(_weigh_folders(case)), Evidence):
+        return near(_of_folders(rows))
+    return rows.noting('Where these folders are the classes themselves: layout="image_folder".')
+
+
+def _of_folders(rows: Evidence) -> str:
+    return (
+        f'Not read: {rows.named}, which has a row for each folder. Where that labels the images in it: layout="table".'
+    )
 
 
 def _weigh_nothing(case: Case) -> Found:
@@ -453,7 +500,17 @@ def _weigh_folders(case: Case) -> Found:
     if copy:
         note = f"{left_out(len(copy), 'images')}: copies of the others (first '{min(copy)}')."
         found = replace(found.noting(note), used=found.used | copy)
+    rows = case.rows if case.source.ending_in(words.TABLES) else _NOTHING
+    # Names or numbers of the classes say nothing else.
+    if _name_folders(rows, case) and not (rows.table.classes and _agree(found, rows)):
+        return found.noting(_of_folders(rows))
     return found
+
+
+def _agree(one: Evidence, other: Evidence) -> bool:
+    """Tell whether two pieces of evidence divide the samples of the second into the same classes."""
+    by_name, labels = _classes_by_name(one), class_of_samples(other.table)
+    return bool(labels) and same_partition(labels, [by_name.get(key, "") for key in other.table.keys])
 
 
 def _weigh_records(case: Case) -> Found:
@@ -527,7 +584,12 @@ LAYOUTS: tuple[Layout, ...] = (
         _weigh_rows,
         words.TABLES,
         rivals=(
-            Rival("folders that look like classes", IMAGE_FOLDER.layout, _classes_of_others),
+            Rival(
+                "folders that look like classes",
+                IMAGE_FOLDER.layout,
+                _classes_of_others,
+                " Both are read where they are of different splits, as train/ and val.csv, and have the same classes.",
+            ),
             _CALLED,
             _BY_MASKS,
             Rival("folders", IMAGE_FOLDER.layout, _classes_beside_numbers),
@@ -667,6 +729,11 @@ _KINDS = "images, arrays, clips of sound, text, shards (tar, TFRecord, LMDB, Arr
 _AS_OBJECTS = "pass pack_dataset a dataset object whose items are (x, y)"
 # Files that no layout reads, and how to use them.
 _UNREAD = (
+    (
+        (".pkl", ".pickle", ".p", ".joblib", ".pt", ".pth"),
+        "pickles",
+        "A pickle can run any program, so none is loaded here. Save arrays: numpy.savez('train.npz', x=…, y=…).",
+    ),
     ((".dcm", ".dicom"), "DICOM files", f"With pydicom {_AS_OBJECTS}, x = pydicom.dcmread(path).pixel_array."),
     (
         (".nii", ".nii.gz", ".mha", ".nrrd"),

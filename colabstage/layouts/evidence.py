@@ -19,12 +19,12 @@ from colabstage.images.decode import probe_image
 from colabstage.io.files import read_with_retry
 from colabstage.io.units import left_out, listed
 from colabstage.layouts.columns import show
-from colabstage.layouts.table import Boxes, BrokenDatasetError, Masks, SampleTable, Values, offsets_of
+from colabstage.layouts.table import Boxes, BrokenDatasetError, Masks, SampleTable, TreeFiles, Values, offsets_of
 from colabstage.layouts.words import IMAGES, is_foreign
 from colabstage.trees.listing import count_by, take_strings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -66,7 +66,8 @@ class Evidence:
 
     def noting(self, *notes: str) -> Evidence:
         """Return the same with further notes."""
-        return replace(self, table=replace(self.table, notes=(*self.table.notes, *notes))) if notes else self
+        said = tuple(dict.fromkeys((*self.table.notes, *notes)))
+        return replace(self, table=replace(self.table, notes=said)) if notes else self
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +177,27 @@ def take_rows(table: SampleTable, chosen: NDArray[np.intp]) -> SampleTable:
         splits=None if table.splits is None else take_strings(table.splits, chosen),
         groups=None if table.groups is None else take_strings(table.groups, chosen),
         complete=None,
+    )
+
+
+def join_tables(files: FileEntries, tables: Sequence[SampleTable], classes: tuple[str, ...]) -> SampleTable:
+    """Return the samples of some tables, each of a class and a split, as those of the last one's layout. `files`: all
+    that are theirs."""
+    sources = [one.inputs.source for one in tables]
+    numbers = {name: number for number, name in enumerate(files.names)}
+    chosen = [numbers[source.name(row)] for source in sources for row in range(len(source))]
+    label_of = {name: label for label, name in enumerate(classes)}
+    last = tables[-1]
+    assert isinstance(sources[-1], TreeFiles)
+    return replace(
+        last,
+        keys=[key for one in tables for key in one.keys],
+        inputs=replace(last.inputs, source=TreeFiles(sources[-1].tree, files.take(np.array(chosen)))),
+        targets=Values(np.array([label_of[name] for one in tables for name in class_of_samples(one)], np.int64)),
+        splits=[split for one in tables for split in one.splits or ()],
+        groups=None,
+        classes=classes,
+        notes=tuple(note for one in tables for note in one.notes),
     )
 
 

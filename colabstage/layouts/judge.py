@@ -9,10 +9,12 @@ harmless.
 from __future__ import annotations
 
 import itertools
+import json
 import posixpath
 import re
 from collections import Counter, defaultdict
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -71,6 +73,11 @@ _WRITTEN = (*words.ANNOTATIONS, "", ".dat", ".log")
 # What may say which samples are held out, and cannot be looked into; and other data that labels may be stored in.
 _BINARY = (".mat", ".npy", ".npz", ".pkl", *_SPREADSHEETS)
 _DATA = (".h5", ".hdf5", ".db", ".sqlite", ".tfrecord", ".arrow")
+_MORE = "may hold more of them, and would be left out"
+# What a file says of the classes that is said of them anyway.
+_SAME = "same"
+# A number that may be that of a class.
+_LABEL = re.compile(r"\d{1,9}", re.ASCII)
 _OF_SPLITS = frozenset({"split", "splits", "partition", "partitions", "fold", "folds"})
 
 
@@ -101,11 +108,11 @@ def judge(
         )
     checks = (_spelled_twice, _unnamed, _split_twice, _split_misspelt, _untrained, _boxes_lost)
     why = next((why for check in checks if (why := check(table))), "")
-    why = why or _sets_in_folders(source, found) or _fields_left(found) or _without_ending(source, table)
-    why = why or _left_over(source, found)
+    why = why or _sets_in_folders(source, found) or _documents(source, table)
+    why = why or next(filter(None, map(_said, _left_over(source, found))), "")
     if why:
         return refuse(f'{why[0].upper()}{why[1:]} layout="{table.layout}" takes the {table.unit} as they are.')
-    return found.noting(*(_notes_on_folders(table, unused.about_classes) if by_folders else ()), *unused.notes())
+    return found.noting(*(_notes_on_folders(table) if by_folders else ()), *unused.notes())
 
 
 # --- what must be true of any table -----------------------------------------------------------------------------------
@@ -225,10 +232,18 @@ def _boxes_lost(table: SampleTable) -> str:
     if not sizes:
         return ""
     box = ", ".join(f"{edge:g}" for edge in boxes.boxes[boxes.offsets[chosen[0]]].tolist())
+    more = len(sizes) - 1
+    which = f" and of {format_count(more, 'more images')} that were looked at" if more else ""
     return (
-        f"The boxes of '{table.keys[chosen[0]]}' and of {len(sizes) - 1:,} more images that were looked at lie outside "
-        f"of them (first {box}): the images were made smaller, or are others. Scale the boxes as the images were."
+        f"The boxes of '{table.keys[chosen[0]]}'{which} lie outside of the image (first {box}): it was made "
+        "smaller, or is another one. Scale the boxes as the images were."
     )
+
+
+def _documents(source: Source, table: SampleTable) -> str:
+    """Find a document of Google beside samples that nothing labels."""
+    note = next((note for note in source.tree.notes if "Google" in note), "") if table.targets is None else ""
+    return note and f"Nothing labels the {table.unit}, and a document may: {note} Download it as CSV beside them."
 
 
 def _sets_in_folders(source: Source, found: Evidence) -> str:
@@ -397,19 +412,14 @@ def _is_series(found: Sequence[int]) -> bool:
     return 0 not in steps and (len(steps) < 2 or found[-1] - found[0] < 2 * len(found))
 
 
-def _notes_on_folders(table: SampleTable, about_classes: dict[str, str]) -> Iterator[str]:
-    """Say what folders of classes may mean besides. `about_classes`: what files state that are called after labels."""
+def _notes_on_folders(table: SampleTable) -> Iterator[str]:
+    """Say what folders of classes may mean besides."""
     stem, are_counted = _shared_stem(table)
     if are_counted:
         yield (
             f"The {table.unit} in {listed(table.classes)} have the same names ('{stem}', …), as parts of a sample "
             f"have; if they are: layout=parts(x='{table.classes[0]}', y='{table.classes[-1]}'), from "
             "colabstage.options."
-        )
-    if others := [name for name, states in about_classes.items() if states == "other"]:
-        yield (
-            f"{listed(others)} may give the classes other names or another order: labels are positions in the text "
-            f"order of the folders, in which '{show(table.classes[0])}' is 0."
         )
 
 
@@ -426,69 +436,67 @@ def may_label(source: Source, table: SampleTable) -> str:
     """Return which files may hold the labels of images that nothing labels, and what to write."""
     others = source.files.not_ending_in(tuple(words.HARMLESS)).where(lambda name: not words.is_note(name))
     unused = _Unused(source, Evidence(table, ""), [])
-    why = _beside(source, "images", others.names or list(unused.stating(source.ending_in(("",)))))
+    names = others.names or list(unused.stating(source.ending_in(("",))))
+    why = _said(_Left(names, f"the images of '{source.label}'"))
     return f'{why} layout="images" reads the images without labels.' if why else ""
 
 
-def _beside(source: Source, unit: str, names: Sequence[str], what: str = "their labels", how: str = "") -> str:
-    """Write that files which are left over may hold something, and what to do; "" where there are none."""
-    if not names:
+class _Left(NamedTuple):
+    """What of a source nothing used, and what it may be."""
+
+    names: Sequence[str]
+    beside: str
+    """Beside what: the images of a source, for example."""
+    what: str = "may hold their labels, and would be left out"
+    how: str = ""
+    """What to do; "" for writing a table."""
+    noun: str = "files"
+
+
+def _said(left: _Left) -> str:
+    """Write that something is left over, and what to do; "" where nothing is."""
+    if not left.names:
         return ""
-    base, extension = posixpath.splitext(names[0])
+    base, extension = posixpath.splitext(left.names[0])
     # As text, because 0001 is a name.
-    line = f" (pandas.read_excel('{names[0]}', dtype=str).to_csv('{base}.csv', index=False))"
+    line = f" (pandas.read_excel('{left.names[0]}', dtype=str).to_csv('{base}.csv', index=False))"
     table = (
         f"Write a table with a path and a label in each row beside them{line if extension in _SPREADSHEETS else ''}, "
         "or give a function as layout=."
     )
-    more = f" and {format_count(len(names) - 1, 'more files')}" if len(names) > 1 else ""
-    return (
-        f"'{names[0]}'{more} beside the {unit} of '{source.label}' may hold {what}, and would be left out. "
-        f"{how or table}"
-    )
+    more = f" and {format_count(len(left.names) - 1, f'more {left.noun}')}" if len(left.names) > 1 else ""
+    return f"'{left.names[0]}'{more} beside {left.beside} {left.what}. {left.how or table}"
 
 
-def _fields_left(found: Evidence) -> str:
-    """Find arrays that may say which rows are held out, and fields of records that nothing labels which may label
-    them."""
-    table, unused = found.table, found.unused
-    if table.layout == "arrays":
-        names = [name for name in unused if table.splits is None and _may_list_a_split(name)]
-        what = f"{listed(names)} may say which rows are held out, and would be left out"
-        how = "Save an array 'split' beside the others, with a word for each row: train, val or test."
-    else:
-        # Texts are what such images have in place of labels, and further fields are about both.
-        is_bare = table.targets is None and not any(map(words.is_caption, unused))
-        names = [name for name in unused if is_bare and words.may_be_label(name)]
-        what = f"Nothing labels the {table.unit}, and {listed(names)} beside them may"
-        how = "Call what does 'label', or give a function as layout=, or a dataset object whose items are (x, y)."
-    return f"{what}. {how}" if names else ""
-
-
-def _left_over(source: Source, found: Evidence) -> str:
-    """Find what may hold more samples, or their labels, whatever states these: archives, masks; and where nothing does,
-    a document of Google, images, or any annotations."""
+def _left_over(source: Source, found: Evidence) -> Iterator[_Left]:
+    """Yield what may hold more samples, their targets or their splits, whatever states these: fields of their own
+    records, files without an ending, masks, archives; and where nothing labels them, images and any annotations."""
     table, used = found.table, found.used
     of_files = isinstance(table.inputs.source, TreeFiles)
-    if table.targets is None:
-        if documents := [note for note in source.tree.notes if "Google" in note]:
-            return (
-                f"Nothing labels the {table.unit}, and a document may: {documents[0]} Download it as CSV beside them."
-            )
-        if not of_files:
-            images = source.ending_in(words.IMAGES)
-            if len(images) > max(1, len(used)):
-                how = "Put them into a folder of their own, and give one."
-                return _beside(source, _bare_unit(table), images.names, "the samples", how)
-            others = source.ending_in(words.ANNOTATIONS)
-            others = others.where(lambda name: name not in used and not words.is_note(name))
-            how = "Save it as an array too, numpy.save('y.npy', y), in the order of the rows."
-            if others:
-                how = how if table.layout == "arrays" else ""
-                return _beside(source, _bare_unit(table), others.names, "their targets", how)
-    if table.layout in _OF_ROWS and (masks := _masks_left_over(source, found)):
+    of_arrays, is_bare = table.layout == "arrays", table.targets is None
+    beside = f"the {'arrays' if of_arrays else table.unit} of '{source.label}'"
+    if of_arrays and table.splits is None:
+        how = "Save an array 'split' beside the others, with a word for each row: train, val or test."
+        names = list(filter(_may_list_a_split, found.unused))
+        yield _Left(names, beside, "may say which rows are held out, and would be left out", how, "arrays")
+    # Texts are what such images have in place of labels, and further fields are about both.
+    elif is_bare and not of_arrays and not any(map(words.is_caption, found.unused)):
+        how = "Call what does 'label', or give a function as layout=, or a dataset object whose items are (x, y)."
+        names = list(filter(words.may_be_label, found.unused))
+        yield _Left(names, beside, "may label them, and nothing else does", how, "fields")
+    if of_files:
+        yield _Left(_without_ending(source), beside, _MORE, "Give their names an ending, such as .jpg.")
+    if is_bare and not of_files:
+        images, others = source.ending_in(words.IMAGES), source.ending_in(words.ANNOTATIONS)
+        how = "Put them into a folder of their own, and give one; if they are what is labelled, write a table of paths."
+        names = images.names if len(images) > max(1, len(used)) else []
+        yield _Left(names, beside, "may hold the samples, and would be left out", how)
+        how = "Save it as an array too, numpy.save('y.npy', y), in the order of the rows." if of_arrays else ""
+        names = others.where(lambda name: name not in used and not words.is_note(name)).names
+        yield _Left(names, beside, "may hold their targets, and would be left out", how)
+    if table.layout in _OF_ROWS:
         how = "For images and masks give layout=image_masks(FOLDER), from colabstage.options."
-        return _beside(source, table.unit, masks, "their masks", how)
+        yield _Left(_masks_left_over(source, found), beside, "may hold their masks, and would be left out", how)
     opened = {posixpath.basename(part.label) for part in source.tree.parts()} | used
     archives = files_called(source, words.ARCHIVES).where(
         # Tars are looked into where samples are records.
@@ -496,24 +504,17 @@ def _left_over(source: Source, found: Evidence) -> str:
             (of_files or not name.lower().endswith(_TARS)) and opened.isdisjoint({name, posixpath.basename(name)})
         )
     )
-    if not archives:
-        return ""
     folder = source.tree.label if isinstance(source.tree, FolderTree) else "FOLDER"
-    how = f"Give it in a list of sources, ['{folder}', '{folder}/{archives.names[0]}']."
-    return _beside(source, table.unit, archives.names, "more of them, or their labels", how)
+    how = f"Give it in a list of sources, ['{folder}', '{folder}/{next(iter(archives.names), '')}']."
+    yield _Left(archives.names, beside, "may hold more of them, or their labels, and would be left out", how)
 
 
-def _without_ending(source: Source, table: SampleTable) -> str:
-    """Find images whose names have no ending, by which images are told from other files."""
+def _without_ending(source: Source) -> Sequence[str]:
+    """Return the images whose names have no ending, by which images are told from other files."""
     files = source.ending_in(("",)).where(lambda name: not words.is_note(name))
-    looked_at = files[:_ENDLESS] if isinstance(table.inputs.source, TreeFiles) else ()
-    if not looked_at or not all(source.head(entry, HEAD_BYTES).startswith(IMAGE_HEADS) for entry in looked_at):
-        return ""
-    return _beside(source, table.unit, files.names, "more of them", "Give their names an ending, such as .jpg.")
-
-
-def _bare_unit(table: SampleTable) -> str:
-    return "arrays" if table.layout == "arrays" else table.unit
+    looked_at = files[:_ENDLESS]
+    are_images = all(source.head(entry, HEAD_BYTES).startswith(IMAGE_HEADS) for entry in looked_at)
+    return files.names if are_images else ()
 
 
 def _masks_left_over(source: Source, found: Evidence) -> list[str]:
@@ -537,9 +538,6 @@ class _Unused:
         self.source, self.found, self.table = source, found, found.table
         self.folds = [*folds]
         """Lists that may say which samples are held out, and are not read."""
-        self.about_classes: dict[str, str] = {}
-        """What those state that are called after labels, beside a guess: the "same" classes in their order, or "other"
-        names or another order of them; "" for what may be the labels."""
 
     def _ending_in(self, extensions: tuple[str, ...]) -> FileEntries:
         return self.source.ending_in(extensions).where(lambda name: name not in self.found.used)
@@ -567,19 +565,28 @@ class _Unused:
         states = {name: _states(head, class_of, enough[name]) for name, head in heads.items()}
         return {name: state for name, state in states.items() if state}
 
-    def contradicting(self, rows_agree: Callable[[Evidence], bool]) -> str:
-        """Return which files may state something else than the folders or names that samples have; "" for none."""
-        table, classes = self.table, set(self.table.classes)
+    @cached_property
+    def about_classes(self) -> dict[str, str]:
+        """Return what files that are called after labels or names may say of the classes, for a note: nothing new, an
+        "" where they may be the labels of samples instead."""
+        classes = self.table.classes
+        if not classes or not isinstance(self.table.targets, Values):
+            return {}
         called = self._ending_in((*words.ANNOTATIONS, *_BINARY, *_DATA)).where(words.may_hold_labels)
-        heads = self._heads(called)
-        self.about_classes = {name: _about_classes(name, head, table.classes) for name, head in heads.items()}
+        heads = self._heads(called) | self._heads(self._ending_in(words.TEXTS).where(words.may_hold_names))
+        about = {name: _about_classes(name, head, classes) for name, head in heads.items()}
         # A file in the folder of each class, with one word for several of them: labels of folders, as of patients.
         alike = defaultdict[str, list[str]](list)
         for name in heads:
-            alike[posixpath.basename(name)] += [name] if not classes.isdisjoint(name.split("/")[:-1]) else []
+            alike[posixpath.basename(name)] += [name] if not set(classes).isdisjoint(name.split("/")[:-1]) else []
         for names in alike.values():
             if _joins_classes([heads[name].strip() for name in names]):
-                self.about_classes |= dict.fromkeys(names, "")
+                about |= dict.fromkeys(names, "")
+        return about
+
+    def contradicting(self, rows_agree: Callable[[Evidence], bool]) -> str:
+        """Return which files may state something else than the folders or names that samples have; "" for none."""
+        table, classes = self.table, set(self.table.classes)
         others = self._ending_in(_WRITTEN)
         # A few files beside samples are notes; one for most samples is an annotation. The same folders of classes with
         # XML in them say the same; what is beside a sample says more of it.
@@ -599,12 +606,12 @@ class _Unused:
         self.folds += [name for name, state in states.items() if state == "same" and _may_list_a_split(name)]
         return next(
             (
-                _beside(self.source, table.unit, names)
+                _said(_Left(names, f"the {table.unit} of '{self.source.label}'"))
                 for names in (
                     others.where(lambda name: _is_beside_parts(name, classes)).names,
                     own if 2 * len(own) > len(table) else (),
                     competing[:1],
-                    [name for name, state in self.about_classes.items() if not state and name not in states],
+                    [name for name, what in self.about_classes.items() if not what and name not in states],
                 )
                 if names
             ),
@@ -612,8 +619,11 @@ class _Unused:
         )
 
     def notes(self) -> Iterator[str]:
-        """Say which files name samples as well and are not read."""
+        """Say which files name the classes or the samples as well and are not read."""
         table = self.table
+        for what in dict.fromkeys(self.about_classes.values()):
+            if what not in ("", _SAME):
+                yield f"{listed([name for name, one in self.about_classes.items() if one == what])} {what}"
         of_files = isinstance(table.inputs.source, TreeFiles)
         others = self._ending_in(_TEXTS) if of_files and not self.found.is_guess else ()
         mates, more = list[str](), list[str]()
@@ -638,18 +648,54 @@ class _Unused:
 
 
 def _about_classes(name: str, text: str, classes: Sequence[str]) -> str:
+    """Return what a file may say of the classes, `_SAME` where that is nothing else; "" if it may label samples."""
     # In the folder of a class, of that.
     own = [one for one in classes if one in name.split("/")[:-1]] or classes
+    stated = _statements(text)
     # A name may have spaces in it.
     counts = Counter(_WORD.findall(text)) | Counter(cell.strip() for cell in _CELL.findall(text))
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    if any(counts[one] != 1 for one in own):
-        return "other" if len(lines) in (len(own), len(own) + 1) else ""
-    of_class = [next((line for line in lines if one in _words(line)), one) for one in own]
-    if _joins_classes([line.replace(one, "", 1) for line, one in zip(of_class, own, strict=True)]):
+    counts |= Counter(part for word in _WORD.findall(text) for part in word.split("/"))
+    are_named = all(counts[one] == 1 for one in own)
+    of_class = [next((line for line in stated if one in _parts(_words(line))), one) for one in own]
+    beside = [_WORD.findall(line.replace(one, "", 1)) for line, one in zip(of_class, own, strict=True)]
+    if _joins_classes(list(map(" ".join, beside))) if are_named else len(stated) not in (len(own), len(own) + 1):
         return ""
-    places = [text.index(one) for one in own]
-    return "same" if places == sorted(places) else "other"
+    numbers = [[int(word) for word in one if _LABEL.fullmatch(word)] for one in beside]
+    labels = [one[0] for one in numbers if len(one) == 1] if are_named else []
+    if len({*labels}) == len(classes):
+        return _about_numbers(labels, classes)
+    if all(map(_LABEL.fullmatch, classes)):
+        return f"may name the classes, which are called {listed(classes)} here, and is not read."
+    places = [text.index(one) for one in own if are_named]
+    if places and places == sorted(places):
+        return _SAME
+    return f"may give the classes other names or another order, and is not read. Here '{show(classes[0])}' is 0."
+
+
+def _about_numbers(labels: Sequence[int], classes: Sequence[str]) -> str:
+    """Return what is to be said where a file has one number for each class."""
+    ours = [*range(len(classes))]
+    odd = next((place for place in ours if labels[place] != place), None)
+    if odd is None:
+        return _SAME
+    if sorted(labels) not in (ours, [*range(1, len(classes) + 1)]):
+        return "has a number for each class, which is not read."
+    return f"is not read, and numbers classes otherwise: '{show(classes[odd])}' is {labels[odd]} there, and {odd} here."
+
+
+def _statements(text: str) -> list[str]:
+    """Return the lines of a text that are not empty; of JSON what it states of each key, or its items."""
+    try:
+        found = json.loads(text) if text.lstrip().startswith(("{", "[")) else None
+    except (ValueError, RecursionError):
+        found = None
+    # {"classes": {"cat": 0}}
+    while isinstance(found, dict) and len(found) == 1 and isinstance(inner := next(iter(found.values())), dict | list):
+        found = inner
+    items = [{key: value} for key, value in found.items()] if isinstance(found, dict) else found
+    if isinstance(items, list):
+        return [json.dumps(one, ensure_ascii=False) for one in items]
+    return [line.strip() for line in text.splitlines() if line.strip()]
 
 
 def _joins_classes(beside: Sequence[str]) -> bool:

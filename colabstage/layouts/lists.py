@@ -15,8 +15,8 @@ import numpy as np
 
 from colabstage.io.arguments import show_content
 from colabstage.io.units import counted, format_count, left_out, listed
-from colabstage.layouts.columns import show
-from colabstage.layouts.evidence import Evidence, take_rows
+from colabstage.layouts.columns import same_partition, show
+from colabstage.layouts.evidence import Evidence, class_of_samples, take_rows
 from colabstage.layouts.reading import broken, decode_text
 from colabstage.layouts.table import Boxes, BrokenDatasetError, Masks, SampleTable, TreeFiles
 from colabstage.layouts.words import SPLITS, is_split, normal, same_split, split_name, split_of_path, stem_of
@@ -190,6 +190,8 @@ class _SplitList(NamedTuple):
     samples: list[int]
     missing: int
     """How many of its names no file has."""
+    beside: list[str]
+    """What is written behind each sample's name, as a number of its class; "" for nothing."""
 
 
 def lists_state(
@@ -241,12 +243,13 @@ def lists_state(
 
     def read(entry: FileEntry, content: bytes) -> _SplitList | None:
         lines = _paths_in(decode_text(content))
-        named = [line for line in lines if lookup.may_find(line)]
+        named = [line for line in lines if lookup.may_find(line[0])]
         # A list of mostly other files is one of another dataset, or of classes.
         if not named or (2 * len(named) < len(lines) and not within):
             return None
-        samples = [row for line in named for row in rows[file_of(line, entry.name)]]
-        return _SplitList(entry.name, names[entry.name], samples, len(lines) - len(named))
+        samples = [(row, beside) for path, beside in named for row in rows[file_of(path, entry.name)]]
+        own, texts = [row for row, _ in samples], [beside for _, beside in samples]
+        return _SplitList(entry.name, names[entry.name], own, len(lines) - len(named), texts)
 
     entries = source.ending_in((*_LISTS, "")).where(names.__contains__)
     lists = [one for one in source.parse(entries, read).values() if one is not None]
@@ -259,7 +262,7 @@ def lists_state(
     if table.splits is None and (are_folds or ("train" not in splits and len(listed_rows) == len(table))):
         return found, used
     made = table if table.splits is not None else _with_listed_splits(table, lists)
-    return replace(found, table=made, used=found.used.union(used)), []
+    return replace(found, table=made, used=found.used.union(used)).noting(*_about_labels(found, lists)), []
 
 
 def _lists_within(source: Source, found: Evidence, within: str) -> dict[str, str]:
@@ -280,17 +283,40 @@ def _listed_split(name: str) -> str:
     return read.split if set(read.rest) <= _BESIDE_LISTS else ""
 
 
-def _paths_in(text: str) -> list[str]:
-    """Return the paths in the lines of a list: whole lines; or the first word where each has two paths, of an image
-    and of its mask, or a path and a flag."""
+def _paths_in(text: str) -> list[tuple[str, str]]:
+    """Return the paths in the lines of a list, and what is behind them: whole lines; or the first word where each has
+    two paths, of an image and of its mask, or a path and a number."""
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
     words = [line.split() for line in lines]
     pairs = all(
         2 <= len(one) <= 4 and (one[1].lstrip("-").isdecimal() or all(posixpath.splitext(word)[1] for word in one[:2]))
         for one in words
     )
-    paths = [one[0] for one in words] if pairs else lines
-    return [normal(path.replace("\\", "/").removeprefix("./").lstrip("/")) for path in paths]
+    paths = [(one[0], one[1] if len(one) == 2 else "") for one in words] if pairs else [(line, "") for line in lines]
+    return [(normal(path.replace("\\", "/").removeprefix("./").lstrip("/")), beside) for path, beside in paths]
+
+
+def _about_labels(found: Evidence, lists: list[_SplitList]) -> list[str]:
+    """Return what is to be said of numbers behind the names, as Caffe has them for classes; refuse them where folders
+    or names are guessed to be the classes, and they divide the samples otherwise."""
+    labels = class_of_samples(found.table)
+    numbered = [(row, text) for one in lists for row, text in zip(one.samples, one.beside, strict=True)]
+    # One number for all of them, or for each, is no class of it.
+    kinds = {text for _, text in numbered}
+    if not labels or not 1 < len(kinds) < len(numbered) or not all(map(_NUMBER.fullmatch, kinds)):
+        return []
+    file, table = lists[0].file, found.table
+    if same_partition([labels[row] for row, _ in numbered], [text for _, text in numbered]):
+        pairs = sorted({(table.classes.index(labels[row]), int(text)) for row, text in numbered})
+        odd = next(((here, there) for here, there in pairs if here != there), None)
+        which = f"'{show(table.classes[odd[0]])}' is {odd[1]} there, and {odd[0]} here" if odd else ""
+        return [f"The numbers in '{file}' are not read, and number classes otherwise: {which}."] if odd else []
+    if found.is_guess:
+        why = f"samples with numbers that divide them otherwise than {found.who} (first '{table.keys[numbered[0][0]]}')"
+        how = "Where they are the labels, write a table with a path, a label and a split in each row in its place."
+        msg = f"{_contradiction(file, why, table)} {how}"
+        raise BrokenDatasetError(msg)
+    return []
 
 
 def _contradiction(file: str, why: str, table: SampleTable) -> BrokenDatasetError:

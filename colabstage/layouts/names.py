@@ -37,6 +37,9 @@ _WORD_AND_NUMBER = re.compile(r"(?:^|/)([A-Za-z][A-Za-z_ -]*)\.\d+\.[A-Za-z]+$")
 _BEFORE_NUMBER = re.compile(r"(.*?[A-Za-z0-9])[ _.()-]*\d+\D*$")
 # The same of whole names, for who has to write it.
 _BEFORE_NUMBER_TYPED = r"([^/]*?[A-Za-z0-9])[ _.()-]*\d+[^\d/]*\.\w+$"
+# The part behind the first number: cat in 12_cat.
+_BEHIND_NUMBER = re.compile(r"\d+[ _.()-]*([A-Za-z].*)$")
+_BEHIND_NUMBER_TYPED = r"(?:^|/)\d+[ _.()-]*([A-Za-z][^/]*)\.\w+$"
 
 
 def names_state(source: Source, *, pattern: str | None = None) -> Evidence:
@@ -52,8 +55,9 @@ def names_state(source: Source, *, pattern: str | None = None) -> Evidence:
     silent = (name for name in images.names if wanted.search(name) is None)
     first = next((name for name in silent if pattern is not None or split_of_path(name) != "test"), "")
     found = [wanted.search(name) for name in images.names] if pattern is not None or not first else []
-    words = [(match[1] or "") if wanted.groups else match[0] for match in found if match is not None]
-    values, classes = class_indices(words)
+    # A group that matches nothing names no class.
+    words = [match[1 if wanted.groups else 0] or "" if match is not None else "" for match in found]
+    values, classes = class_indices([word for word in words if word])
     if not classes:
         expected = f"{pattern!r} in it" if pattern is not None else "a name such as cat.0.jpg"
         msg = (
@@ -64,11 +68,11 @@ def names_state(source: Source, *, pattern: str | None = None) -> Evidence:
     if len(classes) < 2:
         msg = f"The names of the images in '{source.label}' do not tell classes apart: all say {list(classes)}."
         raise LayoutError(msg)
-    files = images.take(np.flatnonzero([match is not None for match in found]))
+    files = images.take(np.flatnonzero([bool(word) for word in words]))
     notes = [f"Classes are what the files are called, as in '{posixpath.basename(files.names[0])}'."]
     if len(files) < len(images):
         which = "of a test folder whose names give no class" if pattern is None else f"whose paths have no {pattern!r}"
-        lost = next(name for name, match in zip(images.names, found, strict=True) if match is None)
+        lost = next(name for name, word in zip(images.names, words, strict=True) if not word)
         notes.append(f"{left_out(len(images) - len(files), 'images', which)} (first '{lost}').")
     table = SampleTable(
         layout="file_names",
@@ -122,22 +126,26 @@ def names_may_say(source: Source) -> str:
     where they say nothing."""
     names = images_of(source).names
     without = 'layout="images" reads the images without labels.'
-    beginnings = _beginnings(names)
-    if beginnings:
-        return (
-            f"The images of '{source.label}' are in no folders of classes, but their names may say the class: "
-            f"{listed(beginnings)}. Say which part it is: layout=file_names(r'{_BEFORE_NUMBER_TYPED}'), from "
-            f"colabstage.options, for what comes before the last number. {without}"
-        )
     pairs = _pairs_by_name(names)
+    words = _parts_of_names(names, _BEFORE_NUMBER)
+    typed, place = _BEFORE_NUMBER_TYPED, "before the last number"
     # Most images are called after one another: a.jpg and a_manual.jpg, or as MSRA10K a.jpg and a.png.
-    if len(pairs) > 1 and 4 * len(pairs) > len(names):
+    if not words and len(pairs) > 1 and 4 * len(pairs) > len(names):
         return (
             f"The images of '{source.label}' come in twos by their names: '{pairs[0][1]}' may be the mask of "
             f"'{pairs[0][0]}', or another part of the sample. Put one kind into a folder called images and the other "
             f"into one called masks; or, where each is a sample, {without}"
         )
-    return ""
+    if not words:
+        words = _parts_of_names(names, _BEHIND_NUMBER)
+        typed, place = _BEHIND_NUMBER_TYPED, "behind the number"
+    if not words:
+        return ""
+    return (
+        f"The images of '{source.label}' are in no folders of classes, but their names may say the class: "
+        f"{listed(words)}. Say which part it is: layout=file_names(r'{typed}'), from colabstage.options, for what "
+        f"comes {place}. {without}"
+    )
 
 
 def _pairs_by_name(names: Sequence[str]) -> list[tuple[str, str]]:
@@ -155,13 +163,13 @@ def _pairs_by_name(names: Sequence[str]) -> list[tuple[str, str]]:
     return max(pairs.values(), key=len)
 
 
-def _beginnings(names: Sequence[str]) -> list[str]:
-    """Return what precedes the numbers in the names, if that makes classes; otherwise nothing."""
+def _parts_of_names(names: Sequence[str], pattern: re.Pattern[str]) -> list[str]:
+    """Return what a pattern finds in the stems of the names, if that makes classes; otherwise nothing."""
     # Images to be classified are often only numbered.
     names = [name for name in names if split_of_path(name) != "test"] or names
-    matches = [_BEFORE_NUMBER.match(stem_of(name)) for name in names]
+    matches = [pattern.match(stem_of(name)) for name in names]
     found = {match[1] for match in matches if match is not None}
-    # As many prefixes as images are not classes, and neither is a single one, such as IMG.
+    # As many words as images are not classes, and neither is a single one, such as IMG.
     return sorted(found) if all(matches) and 1 < len(found) <= len(names) / 2 else []
 
 

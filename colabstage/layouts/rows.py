@@ -7,7 +7,9 @@ any fault in it from there on is an error, and never a reason to use weaker evid
 
 from __future__ import annotations
 
+import itertools
 import posixpath
+import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from functools import cached_property
@@ -29,8 +31,8 @@ from colabstage.layouts.columns import (
     split_of_cell,
 )
 from colabstage.layouts.evidence import IMAGE_FOLDER, Evidence, Found, left_out_notes, near
-from colabstage.layouts.formats.tables import parse_table
-from colabstage.layouts.lists import NONE, SEVERAL, only
+from colabstage.layouts.formats.tables import Table, parse_table
+from colabstage.layouts.lists import NONE, SEVERAL, Lookup, only
 from colabstage.layouts.table import BrokenDatasetError, Images, SampleTable, TreeFiles, Values, known_splits
 from colabstage.trees.listing import take_strings
 from colabstage.trees.names import first_repeated
@@ -42,8 +44,6 @@ if TYPE_CHECKING:
 
     from colabstage.layouts.columns import ColumnRoles
     from colabstage.layouts.evidence import FileKind
-    from colabstage.layouts.formats.tables import Table
-    from colabstage.layouts.lists import Lookup
     from colabstage.layouts.reading import Source
     from colabstage.layouts.table import Targets
     from colabstage.trees.listing import FileEntries
@@ -57,6 +57,8 @@ _HEADER_BYTES = 64 * 1024
 _FEW = 10
 # So many rows tell whether two columns mean the same files.
 _COMPARED = 100
+# A stem with its last number.
+_NUMBERED = re.compile(r"(.*?)(\d{1,18})\D*")
 
 
 @dataclass(slots=True)
@@ -68,6 +70,8 @@ class LeadingTable:
     leads: dict[str, int]
     """The number of the file that each cell of that column means, if any; `SEVERAL` where it may mean several."""
     has_header: bool
+    folders: str = ""
+    """The column that names folders, each of whose files has a row here; "" where the rows name files."""
 
     @property
     def name(self) -> str:
@@ -137,7 +141,7 @@ class TableSearch:
         if not self.files:
             msg = f"'{self.source.label}' holds no {self.kind.noun}."
             raise EmptySourceError(msg)
-        if not self.leading:
+        if not self.claiming:
             return near(self._why_none())
         # From here on a table has claimed the files, so nothing weaker counts.
         try:
@@ -145,7 +149,7 @@ class TableSearch:
         except BrokenDatasetError:
             raise
         except LayoutError as error:
-            msg = f"'{self.leading[0].name}' leads to the {self.kind.noun} of '{self.source.label}'. {error}"
+            msg = f"'{self.claiming[0].name}' leads to the {self.kind.noun} of '{self.source.label}'. {error}"
             raise BrokenDatasetError(msg) from error
 
     # --- which tables -------------------------------------------------------------------------------------------------
@@ -178,6 +182,15 @@ class TableSearch:
     def leading(self) -> list[LeadingTable]:
         """Return the tables whose paths lead to files of the kind."""
         return [found for table in self.tables.values() if (found := self._lead(table)) is not None]
+
+    @cached_property
+    def claiming(self) -> list[LeadingTable]:
+        """Return those, or the tables whose rows name the folders that images are in, as of patients, where nothing in
+        them leads to one file."""
+        if self.kind.layout != TABLE.layout or any({*one.leads.values()} != {SEVERAL} for one in self.leading):
+            return self.leading
+        found = [found for table in self.tables.values() if (found := self._lead_to_folders(table)) is not None]
+        return found or self.leading
 
     def _why_none(self) -> str:
         names = listed([*self.tables])
@@ -247,6 +260,40 @@ class TableSearch:
         path, leads = bare.columns[table.columns.index(best)], leads | {best.name: only(first)}
         return LeadingTable(bare, path, leads, has_header=False)
 
+    def _lead_to_folders(self, table: Table) -> LeadingTable | None:
+        """Return a table with a row for each file in the folders that its rows name: most of them, by one column."""
+        paths, of_files = self.files.folders
+        above = [[*itertools.accumulate(path.split("/"), posixpath.join)] for path in paths]
+        folders = Lookup(dict.fromkeys(itertools.chain.from_iterable(above)))
+        for column in table.columns:
+            if words.is_label_name(column.name):
+                continue
+            bare = table.without_header() if folders.search(column.name) else table
+            named = bare.columns[table.columns.index(column)]
+            leads = {cell: place for cell in named.distinct if (place := folders.find(cell)) is not None}
+            names = {folders.names[number]: number for number in leads.values()}
+            inside = [[names[folder] for folder in one if folder in names] for one in above]
+            # A split has images of all labels; and a folder in another one would have the label of both.
+            is_odd = any(map(words.is_split, map(posixpath.basename, names))) or any(len(one) > 1 for one in inside)
+            if is_odd or 2 * sum(map(leads.__contains__, named.cells)) <= len(named):
+                continue
+            folder_of = np.array([one[0] if one else NONE for one in inside])[of_files]
+            files = {number: np.flatnonzero(folder_of == number).tolist() for number in leads.values()}
+            # A row whose folder is not there stays one, of a file that is not there.
+            own = [files[leads[cell]] if cell in leads else [NONE] for cell in named.cells]
+            rows = np.repeat(np.arange(len(named)), [*map(len, own)])
+            numbers = list(itertools.chain.from_iterable(own))
+            cells = [
+                named.cells[row] if number == NONE else self.files.names[number]
+                for row, number in zip(rows.tolist(), numbers, strict=True)
+            ]
+            path = Column(f"files in '{named.name}'", cells)
+            columns = [Column(one.name, take_strings(list(one.cells), rows)) for one in bare.columns]
+            found = {cell: number for cell, number in zip(cells, numbers, strict=True) if number != NONE}
+            made = Table(table.name, [path, *columns], len(rows), bare.fault)
+            return LeadingTable(made, path, found, has_header=bare is table, folders=named.name)
+        return None
+
     def _is_path_instead(self, column: Column, chosen: Column) -> bool:
         """Tell whether a column has what is written as files, where only stems of another lead to some: a count of 2 is
         no 2.png then."""
@@ -260,7 +307,7 @@ class TableSearch:
 
     def _that_count(self, notes: list[str]) -> list[LeadingTable]:
         """Return one table, or those of the splits; tables about other files are left out."""
-        found = self.leading
+        found = self.claiming
         splits = sorted((one for one in found if one.split), key=lambda one: words.SPLIT_ORDER[one.split])
         names = [one.split for one in splits]
         most = max(found, key=lambda one: len(one.files))
@@ -298,11 +345,12 @@ class TableSearch:
                 raise LayoutError(fault)
         # The first table decides for all: test.csv may have too few rows to distinguish a class from a number. Four
         # columns of corners are boxes, unless the user named them as labels or the files are audio clips.
-        is_bare = self.labels is None and self.kind.layout == TABLE.layout
+        is_bare = self.labels is None and self.kind.layout == TABLE.layout and not found[0].folders
         boxes = find_box_columns(found[0].columns) if is_bare else None
         roles = self._roles(found, notes) if boxes is None else find_roles(found[0].columns, labels=[boxes.label])
         complete = self._complete(found, roles, notes)
         rows = self._rows_with_files(complete, roles)
+        self._check_shift(rows)
         targets: Targets
         if boxes is not None:
             sides = find_image_sides(found[0].columns)
@@ -329,7 +377,7 @@ class TableSearch:
             classes=classes,
             notes=tuple(notes),
         )
-        return Evidence(table, listed([one.name for one in found]), frozenset(one.name for one in self.leading))
+        return Evidence(table, listed([one.name for one in found]), frozenset(one.name for one in self.claiming))
 
     def _roles(self, found: list[LeadingTable], notes: list[str]) -> ColumnRoles:
         """Return the roles of a table's columns; if several may be the label, the one in the competition's sample
@@ -338,8 +386,12 @@ class TableSearch:
         columns = found[0].columns
         # What a competition's test.csv has is known of the images that are to be labelled: age, sex.
         inputs = {name for table in found[1:] if columns.keys() - table.columns.keys() for name in table.columns}
+        folders = found[0].folders
         try:
-            return find_roles(columns, labels=self.labels, inputs=inputs)
+            roles = find_roles(columns, labels=self.labels, inputs=inputs | {folders})
+            # What is in one folder belongs together, unless each is a class.
+            is_group = folders and not same_partition(columns[folders].cells, columns[roles.labels[0]].cells)
+            return roles._replace(group=roles.group or folders) if is_group else roles
         except LayoutError:
             for entry in self.source.ending_in(words.TABLES).where(words.is_submission) if self.labels is None else ():
                 first = self.source.head(entry, _HEADER_BYTES).decode("utf-8-sig", "replace").partition("\n")[0]
@@ -392,6 +444,24 @@ class TableSearch:
             places.append((table, rows))
         return _Rows(np.concatenate(files), splits, places)
 
+    def _check_shift(self, rows: _Rows) -> None:
+        """Refuse rows that lead to files by their numbers if these count from another number: 0 to 9 beside 1.jpg to
+        10.jpg."""
+        cells = {cell for table, _ in rows.places for cell in table.path.distinct}
+        reached = len({*rows.files.tolist()})
+        if reached in (len(cells), len(self.files)) or len(cells) != len(self.files):
+            return
+        found = [[_NUMBERED.fullmatch(words.stem_of(text)) for text in texts] for texts in (cells, self.files.names)]
+        stated, called = ({(one[1], int(one[2])) for one in matches if one is not None} for matches in found)
+        least, first = (min((number for _, number in one), default=0) for one in (stated, called))
+        if len(stated) == len(cells) and {(word, number + first - least) for word, number in stated} == called:
+            msg = (
+                f"The rows count from {least} and the {self.kind.noun} from {first}, so each may mean another file "
+                "than that of its number. Write paths as the files are called; or, if they are, take out the rows "
+                "without a file and the files without a row."
+            )
+            raise LayoutError(msg)
+
     def _splits(
         self, stated: list[str], chosen: FileEntries, found: list[LeadingTable], notes: list[str]
     ) -> tuple[str, ...] | None:
@@ -432,15 +502,18 @@ class TableSearch:
 
     def _notes(self, rows: _Rows, roles: ColumnRoles, corners: tuple[str, ...]) -> list[str]:
         first = rows.places[0][0]
-        used = {first.path.name, *roles.labels, *filter(None, (roles.split, roles.group)), *corners}
+        used = {first.path.name, first.folders, *roles.labels, *filter(None, (roles.split, roles.group)), *corners}
         unread = [name for name in first.table.header if name not in used and not words.is_index_name(name)]
         names, labels = listed([table.name for table, _ in rows.places]), listed(list(roles.labels))
         # Published tables often name a few files that were never published; without a note a broken download would be
         # hidden.
         lost = [cell for table, rows_there in rows.places for cell in _others(table.path.cells, rows_there)]
         which = f"whose {self.kind.noun} are not there (first '{show(lost[0])}')" if lost else ""
+        which_rows = f"the rows of {names}; paths are in '{first.path.name}'"
+        if first.folders:
+            which_rows = f"the {self.kind.noun} in the folders that {names} names in '{first.folders}'"
         notes = (
-            f"Samples are the rows of {names}; paths are in '{first.path.name}', labels in {labels}.",
+            f"Samples are {which_rows}, labels in {labels}.",
             f"Splits are as '{roles.split}' says." if roles.split else "",
             f"Not used: the column{'s' if len(unread) > 1 else ''} {listed(unread)}." if unread else "",
             f"Samples with the same '{roles.group}' stay in one split." if roles.group else "",

@@ -124,6 +124,12 @@ def may_hold_labels(name: str) -> bool:
     return not _OF_LABELS.isdisjoint(words_of(stem_of(name)))
 
 
+def may_hold_names(name: str) -> bool:
+    """Tell whether a file's name says that names of classes are in it, beside labels: signnames.csv, cat_to_name.json,
+    class_to_idx.json."""
+    return may_hold_labels(name) or any(word.endswith(("name", "names")) for word in words_of(stem_of(name)))
+
+
 def is_submission(name: str) -> bool:
     """Tell whether a table is a competition's sample submission, whose labels are placeholders."""
     return "submission" in posixpath.basename(name).lower()

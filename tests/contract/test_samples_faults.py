@@ -17,7 +17,7 @@ import h5py
 import numpy as np
 import pytest
 
-from colabstage.options import Boxes, Images, SampleTable, TreeFiles, image_masks
+from colabstage.options import Boxes, Images, SampleTable, TreeFiles, file_names, image_masks, table_rows
 from tests.contract.packed import Packed, found, noted, pack, refused, row
 from tests.support.made_files import files, grey, image, npy, npz, png16, tiff16, write_files
 
@@ -174,7 +174,9 @@ BOXES = [
         right=[found("train: boxes cell 4"), refused("f1.png", but_not="all but one file")]),
     row("images made smaller than their boxes", files("train/a{0..5}.png", {
         "train.csv": "image_id,class_name,x_min,y_min,x_max,y_max\n" + "".join(f"a{i},Cardiomegaly,{691 + i},1375,1653,1831\n" for i in range(6))}),
-        right=[refused("outside")]),
+        right=[refused("5 more images .*outside")]),
+    row("one image made smaller than its boxes", files("train/a0.png", {"train.csv": "image_id,class_name,x_min,y_min,x_max,y_max\na0,Cardiomegaly,691,1375,1653,1831\n"}),
+        right=[refused("outside", but_not="more")]),
     row("a table of boxes states another size", table("filename,width,height,class,xmin,ymin,xmax,ymax", "{i}.jpg,640,480,{c},1,2,30,40"), right=[refused("480 x 640")]),
     row("a table of boxes states the size", table("filename,width,height,class,xmin,ymin,xmax,ymax", "{i}.jpg,64,48,{c},1,2,30,40"), right=[found("train: boxes cat 2, dog 2")]),
     row("width and height of the boxes", table("filename,class,xmin,ymin,xmax,ymax,width,height", "{i}.jpg,{c},0,0,30,40,30,40"), right=[found("train: boxes cat 2, dog 2")]),
@@ -193,6 +195,17 @@ TABLES = [
     row("a quote that stays open", table("image,label,note", '{i}.jpg,{c},"a') | {"labels.csv": b'image,label,note\n0.jpg,cat,b\n1.jpg,dog,"a\n2.jpg,cat,b\n3.jpg,dog,b\n'}, right=OPEN),
     row("two quotes that stay open", table("image,label,note", "") | {"labels.csv": b'image,label,note\n0.jpg,cat,b\n1.jpg,dog,"a\n2.jpg,cat,b\n3.jpg,dog,"b\n'}, right=OPEN),
     row("quotes within their lines", table("image,label,note", '{i}.jpg,{c},"a" 5" tall'), right=[found("train: cat 2, dog 2")]),
+    *(row(f"rows that count from another number: {name}", files(f"images/{word}{{1..6}}.jpg", {
+        f"{table}.csv": "id,label\n" + "".join(f"{word}{i},{'ab'[int(i) % 2]}\n" for i in own) for table, own in zip(("train", "test"), numbers.split("/"), strict=False)}), right=[right])
+      for name, word, numbers, right in [
+          ("all", "", "012345", refused("count from 0 .* from 1")), ("words before them", "img_", "234567", refused("count from 2 .* from 1")), ("in two tables", "", "0123/45", refused("count from 0 .* from 1")),
+          ("some are missing", "", "12345678", found("train: a 3, b 3")), ("one is missing on both sides", "", "123459", noted("first '9'"))]),
+    *(row(f"words for a missing label: {name}", files("images/{0..8}.jpg", {"labels.csv": f"image,{name}\n" + "".join(f"{i}.jpg,{cells.split()[i % 3]}\n" for i in range(9))}), right=[right])
+      for name, cells, right in [("label", "NA None cat", noted("'NA', 'None' in 'label' are classes")), ("tags", "a|b none a", noted("'none' in 'tags' is a class")), ("class", "nan dog cat", refused("'nan'"))]),
+    row("a number for all but one", files("images/{0..5}.jpg", {"labels.csv": "image,age\n" + "".join(f"{i}.jpg,{i * 3.5 if i else 'NA'}\n" for i in range(6))}), layout=table_rows(labels=["age"]),
+        right=[refused("'NA'", but_not="separator=','")]),
+    row("no column that looks like the label", files("images/{0..5}.jpg", {"labels.csv": "image,pid\n" + "".join(f"{i}.jpg,p{i}\n" for i in range(6))}), right=[refused("None of the columns 'pid'")]),
+    row("a column for each class", table("image,cat,dog", "{i}.jpg,1,0"), right=[noted("'cat', 'dog' has a single 1.*argmax")]),
     *(row(f"pixels: {name}", files("", {"train.csv": "label," + ",".join(columns) + "\n" + ("1," + ",".join("3" * 16) + "\n") * 4}), right=[refused("follows")])
       for name, columns in {
           "one is missing": [f"pixel{i + (i > 7)}" for i in range(16)], "from the last": [f"pixel{15 - i}" for i in range(16)],
@@ -201,14 +214,35 @@ TABLES = [
         right=[refused(r"train\.csv\[0\].*255")]),
 ]
 
+SAME_ORDER = found("train: cat 3, dog 3; val: cat 1, dog 1")
+NUMBERED_LISTS: list[tuple[str, Callable[[int, int], int], Callable[[Packed], bool]]] = [
+    ("the same", lambda n, i: n, lambda packed: not noted("numbers")(packed)), ("another order", lambda n, i: 1 - n, noted("'cat' is 1 there, and 0 here")), ("from 1", lambda n, i: 1 + n, noted("'cat' is 1 there, and 0 here")),
+    ("other labels", lambda n, i: i % 2, refused("train.txt.*divide")), ("one each", lambda n, i: 9 * n + i, SAME_ORDER), ("yes and no", lambda n, i: (-1, 1)[(n + i) % 2], SAME_ORDER),
+]
 FOLDERS = [
     *(row(f"a folder {name!r}", files(f"{{cat,dog,{name}}}/{{0..3}}.jpg"), right=[refused(name)]) for name in ("unlabeled", "unsup")),
     row("numbered alike in each split", files("{train,test}/{cat,dog}/{0..9}.jpg"), right=[found("train: cat 10, dog 10; test: cat 10, dog 10")]),
     row("a JPEG that ends in zeros", files("{cat,dog}/{0..3}.jpg", {"cat/4.jpg": image(9, form="JPEG")[:1500] + bytes(3000)}), right=[refused(r"cat/4\.jpg")]),
     row("a JPEG with zeros behind it", files("{cat,dog}/{0..3}.jpg", {"cat/4.jpg": image(9, form="JPEG") + bytes(3000)}), right=[found("train: cat 5, dog 4")]),
     row("images without an ending beside others", files("cat/{0..3}.jpg", {f"dog/{i}": image(i) for i in range(4)}), right=[refused("dog/0"), found("train: cat 4, dog 4")]),
-    row("classes of a test in a table, of train in folders", files("train/{cat,dog}/{0..2}.jpg val/v{0..3}.jpg", {"val_labels.csv": "file,label\nv0.jpg,cat\nv1.jpg,dog\nv2.jpg,cat\nv3.jpg,dog\n"}),
-        right=[found("train: cat 3, dog 3; val: cat 2, dog 2"), refused("train/")]),
+    *(row(f"classes of a split in a table, of others in folders: {name}", files(images, {table: "file,label\n" + "".join(f"v{i}.jpg,{one}\n" for i, one in enumerate(labels.split()))}), right=[right])
+      for name, images, table, labels, right in [
+          ("val", "train/{cat,dog}/{0..2}.jpg val/v{0..3}.jpg", "val_labels.csv", "cat dog cat dog", found("train: cat 3, dog 3; val: cat 2, dog 2")),
+          ("beside the images", "d/train/{cat,dog}/{0..2}.jpg d/val/images/v{0..3}.jpg", "d/val/labels.csv", "cat dog cat dog", found("train: cat 3, dog 3; val: cat 2, dog 2")),
+          ("train", "val/{cat,dog}/{0..2}.jpg images/v{0..3}.jpg", "train.csv", "cat dog cat dog", found("train: cat 2, dog 2; val: cat 3, dog 3")),
+          ("numbers", "train/{0,1}/{0..2}.jpg val/v{0..3}.jpg", "val.csv", "1 1 1 0", found("train: 0 3, 1 3; val: 0 1, 1 3")),
+          ("a class of its own", "train/{cat,dog}/{0..2}.jpg val/v{0..3}.jpg", "val.csv", "cat dog cat bus", found("train: cat 3, dog 3; val: bus 1, cat 2, dog 1")),
+          ("noted", "train/{cat,dog,bus}/{0..2}.jpg val/v{0..3}.jpg test/{7..8}.jpg", "val.csv", "cat dog cat dog", noted("'train' are the folders, those of 'val' the rows of 'val.csv'")),
+          ("other words", "train/{cat,dog}/{0..2}.jpg val/v{0..3}.jpg", "val.csv", "Cat Dog Cat Dog", refused("train/cat.*Both are read")),
+          ("one split", "train/{cat,dog}/{0..2}.jpg train/v{0..3}.jpg", "train.csv", "cat dog cat dog", refused("train/cat.*Both are read"))]),
+    *(row(f"numbers in lists of splits: {name}", files("{cat,dog}/{0..3}.jpg", {
+        "train.txt": "".join(f"{one}/{i}.jpg {number(n, i)}\n" for n, one in enumerate(("cat", "dog")) for i in range(3)), "val.txt": "".join(f"{one}/3.jpg {number(n, 3)}\n" for n, one in enumerate(("cat", "dog")))}), right=[right])
+      for name, number, right in NUMBERED_LISTS),
+    *(row(f"classes behind numbers: {names}", files(names), right=[refused(f"file_names.*{where}")])
+      for names, where in [("{1..4}_cat.jpg {5..8}_dog.jpg", "behind the number"), ("cat_{1..4}.jpg dog_{1..4}.jpg", "before the last number")]),
+    row("a group that matches nothing", files("a_{1..4}.jpg b_{1..4}.jpg x_1.jpg"), layout=file_names(r"([ab])?_\d"), right=[found("train: a 4, b 4")]),
+    *(row(f"a table of {column}s beside folders", files("{cat,dog}/{0..3}.jpg", {"l.csv": f"file,{column}\n" + "".join(f"{one}/{i}.jpg,{cells[i]}\n" for one in ("cat", "dog") for i in range(4))}), right=[refused(how, but_not="labels=")])
+      for column, cells, how in [("split", ["train", "train", "train", "val"], "train.txt"), ("fold", "0101", "image_folder")]),
     row("shards that did not all come", files("", {f"train-{n:05d}-of-00003.tar": tar({f"{n}{i}.{end}": content for i in range(4) for end, content in
         (("png", image(4 * n + i)), ("cls", b"01"[i % 2 :][:1]))}) for n in (0, 2)}), right=[noted("2 of 3"), refused("of-00003")]),
 ]
@@ -221,7 +255,18 @@ WRITTEN = {  # labels beside folders of classes
 PATIENTS = "p{1..3}/{0..1}.jpg"
 BESIDE_FOLDERS = [
     row("a label in each folder", files(PATIENTS, {f"p{i}/label.txt": str(i % 2) for i in (1, 2, 3)}), right=[refused("label"), found("train: 0 2, 1 4")]),
-    row("a table of folders and their labels", files(PATIENTS, {"labels.csv": "patient,diagnosis\np1,0\np2,1\np3,0\n"}), right=[refused("labels"), found("train: 0 4, 1 2")]),
+    row("a table of folders and their labels", files(PATIENTS, {"labels.csv": "patient,diagnosis\np1,0\np2,1\np3,0\n"}), right=[found("train: 0 4, 1 2")]),
+    row("a table of folders without a header, in another folder", files("scans/p{1..3}/series/{0..1}.jpg", {"labels.csv": "p1,sick\np2,well\np3,sick\n"}), right=[found("train: sick 4, well 2")]),
+    row("a table of folders as paths", files("images/p{1..3}/{0..1}.jpg", {"labels.csv": "path,label\nimages/p1/,ill\nimages/p2/,well\nimages/p3/,ill\n"}), right=[found("train: ill 4, well 2")]),
+    row("a table of folders and several labels of each", files(PATIENTS, {"labels.csv": "patient,a,b\np1,0,1\np2,1,1\np3,0,0\n"}), right=[noted("labels.csv.*row for each folder"), found("train: 6 rows with targets of .*")]),
+    row("a table of folders that may be classes", files("{cat,dog,bus}/a{0..3}.jpg", {"classes.csv": "name,kind\ncat,pet\ndog,pet\nbus,vehicle\n"}), right=[noted('image_folder')]),
+    row("a table of more folders than there are", files(PATIENTS, {"labels.csv": "case,grade\n" + "".join(f"p{i},{i % 2}\n" for i in range(1, 6))}), right=[noted("first 'p4'")]),
+    row("tables of folders for each split", files("train/p{1..4}/a{0..1}.jpg test/p{5..6}/b{0..1}.jpg", {"train.csv": "patient,grade\np1,0\np2,1\np3,0\np4,1\n", "test.csv": "patient,grade\np5,0\np6,1\n"}),
+        right=[found("train: 0 4, 1 4; test: 0 2, 1 2")]),
+    row("a table of folders and a number of each", files(PATIENTS, {"labels.csv": "patient,age\np1,31.5\np2,44\np3,8\n"}), right=[noted("labels.csv.*row for each folder")]),
+    row("a table of folders and a number of each, by name", files(PATIENTS, {"labels.csv": "patient,age\np1,31.5\np2,44\np3,8\n"}), layout="table", right=[found("train: 8.0 2, 31.5 2, 44.0 2")]),
+    row("a table of folders and what they are called", files("{0..2}/a{0..3}.jpg", {"signs.csv": "ClassId,SignName\n0,stop\n1,go\n2,left\n"}), right=[found("train: 0 4, 1 4, 2 4")]),
+    row("a table of splits", files("{train,val}/{cat,dog}/a{0..3}.jpg", {"counts.csv": "split,count\ntrain,8\nval,4\n"}), right=[found("train: cat 4, dog 4; val: cat 4, dog 4")]),
     row("a table of classes and their kinds", files("{cat,dog,bus}/a{0..3}.jpg", {"classes.csv": "id,name,kind\n0,cat,pet\n1,dog,pet\n2,bus,vehicle\n"}), right=[found("train: bus 4, cat 4, dog 4")]),
     row("a remark in each folder", files(PATIENTS, {f"p{i}/labels.txt": "see the paper" for i in (1, 2, 3)}), right=[found("train: p1 2, p2 2, p3 2")]),
     *(row(f"class folders and {name}", files(CLASSES, {name: content}), right=[refused(".")]) for name, content in WRITTEN.items()),
@@ -229,6 +274,16 @@ BESIDE_FOLDERS = [
       for name, content in [("labels.txt", "cat\ndog\n"), ("class_to_idx.json", {"cat": 0, "dog": 1}), ("cat/label.txt", "cat\n"), ("{cat,dog}/data.log", "fine\n")]),
     *(row(f"class folders and {name} of {content!r}", files(CLASSES, {name: content}), right=[noted(name)])
       for name, content in [("classes.txt", "dog\ncat\n"), ("labels.txt", "Katze\nHund\n"), ("dog/label.txt", "poodle\n")]),
+    *(row(f"class folders and {name} of {content!r}", files(CLASSES, {name: content}), right=[noted("'cat' is 1 there, and 0 here")])
+      for name, content in [("class_to_idx.json", {"dog": 0, "cat": 1}), ("labels.json", {"classes": {"cat": 1, "dog": 2}}), ("classes.csv", "class_id,class\n0,dog\n1,cat\n"), ("classes.json", [{"id": 0, "name": "dog"}, {"id": 1, "name": "cat"}])]),
+    row("the same numbers in another order", files(CLASSES, {"class_to_idx.json": {"dog": 1, "cat": 0}}), right=[lambda packed: not noted("class_to_idx")(packed)]),
+    *(row(f"labels of folders in JSON: {name}", files(PATIENTS, {"labels.json": content}), right=[refused("labels.json")])
+      for name, content in [("in a line", {"p1": 0, "p2": 1, "p3": 0}), ("in lines", '{\n"p1": "ill",\n"p2": "well",\n"p3": "ill"\n}'), ("items", [["p1", 0], ["p2", 1], ["p3", 0]])]),
+    *(row(f"names of numbered classes: {name}", {**made, **files("", {name: content})}, right=[noted(f"{name}.*may name the classes, which are called")])
+      for made, name, content in [
+          (files("{1,2,3}/a{0..3}.jpg"), "cat_to_name.json", {"1": "rose", "2": "lily", "3": "tulip"}), (files("images/{0..7}.jpg", {"train.csv": NAMED_BY_NUMBER}), "label_num_to_disease_map.json", {"0": "blight", "1": "streak"}),
+          (files("images/{0..7}.jpg", {"train.csv": NAMED_BY_NUMBER}), "signnames.csv", "ClassId,SignName\n0,stop\n1,yield\n"), (files("", {"d.npz": npz(x=np.ones((8, 8)), y=np.array(Y))}), "class_names.txt", "cat\ndog\n")]),
+    row("words and another numbering of them", table("image,label", "{i}.jpg,{c}") | files("", {"class_to_idx.json": {"dog": 0, "cat": 1}}), right=[noted("'cat' is 1 there, and 0 here")]),
     *(row(f"labels and their texts: {name}", files("", {"a.tar": tar({f"{i}.{end}": content for i, (label, text) in enumerate(pairs) for end, content in
         (("png", image(i)), ("json", f'{{"label": {label}, "class_name": "{text}"}}'.encode()))})}), right=[right])
       for name, pairs, right in [
@@ -307,6 +362,14 @@ ARRAYS = [
     row("fewer names than classes", files("", {"x.npz": npz(X=np.ones((12, 8)), y=FROM_1 - 1, class_names=np.array(["a", "b"]))}), right=[refused("0 to 2")]),
     row("names of labels from 1", files("", {"x.npz": npz(X=np.ones((12, 8)), y=FROM_1, class_names=np.array(["a", "b", "c"]))}), right=[refused("1 to 3")]),
     row("more names than classes", files("", {"x.npz": npz(X=np.ones((12, 8)), y=FROM_1 - 1, class_names=np.array(["a", "b", "c", "d"]))}), right=[found("train: a 4, b 4, c 4.*")]),
+    *(row(f"targets of arrays: {name}", files("", {"x.npz": npz(X=np.ones((12, 8)), y=y)}), right=[right])
+      for name, y, right in [
+          ("a column for each class", np.eye(3, dtype=np.float32)[FROM_1 - 1], noted("argmax")), ("some columns", np.eye(3, dtype=np.uint8)[FROM_1 - 1] | [1, 0, 0], lambda packed: not noted("argmax")(packed)),
+          ("whole floats", FROM_1 - 1.0, noted("stay float64")), ("measurements", FROM_1 * 1.5, lambda packed: not noted("stay")(packed)), ("no number", FROM_1 * np.inf, lambda packed: not noted("stay")(packed))]),
+    row("labels in an array beside images", files("images/{0..7}.jpg", {"labels.npz": npz(labels=np.array(Y))}), right=[refused("images/0.jpg.*table")]),
+    row("no targets to train on", files("", {"x.npz": npz(x_train=np.ones((12, 8)), x_test=np.ones((12, 8)), y_test=FROM_1 - 1)}), right=[refused("x_train.*array_rows")]),
+    row("no targets of the test", files("", {"x.npz": npz(x_train=np.ones((12, 8)), x_test=np.ones((12, 8)), y_train=FROM_1 - 1)}), right=[noted("12 rows of 'x.npz/x_test'")]),
+    row("pickles alone", files("", {"{train,test}.p": pickle.dumps({"features": 1})}), right=[refused("numpy.savez")]),
     row("files of rows", files("", {f"{split}{i}.npz": npz(X=np.ones((i, 8)), y=np.full(i, i % 2)) for split, count in (("train", 4), ("test", 2)) for i in range(1, count)}),
         right=[found(r"train: 0 2, 1 4.*; test: 1 1.*")]),
     row("files of rows of two lengths", files("", {f"part{i}.npz": npz(X=np.ones((4, 8 + i)), y=np.zeros(4)) for i in range(3)}), right=[refused("part")]),

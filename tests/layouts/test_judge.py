@@ -355,8 +355,8 @@ REFUSED: dict[str, tuple[dict[str, bytes], str]] = {
     ),
     # Names, folders and tables that divide the images otherwise.
     "names across folders": (files("siteA/{cat,dog}.{0..2}.png siteB/{cat,dog}.{3..5}.png"), "the images' names"),
-    "a table of the test alone": (
-        files("train/{cat,dog}/{0..3}.png test/{4..9}.png", {"test.csv": rows("file,label", "{4..9}.png,{cat,dog}")}),
+    "a table of some of the training images": (
+        files("train/{cat,dog}/{0..3}.png train/{4..9}.png", {"train.csv": rows("file,label", "{4..9}.png,{cat,dog}")}),
         "'train/cat/0.png': nothing, 'cat'",
     ),
     "a test of other classes than train": (

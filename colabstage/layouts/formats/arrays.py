@@ -268,6 +268,11 @@ def arrays_state(
     # Like unlabelled test images: if some rows had no labels, none could have any.
     unlabelled = [one for one in chosen if one.y is None and any(other.y is not None for other in chosen)]
     chosen = [one for one in chosen if one not in unlabelled]
+    if bare := next((one.x for one in unlabelled if one.split == "train"), ""):
+        return near(
+            f"'{bare}' has no targets beside it, and '{chosen[0].x}' has: nothing would be left to train on. Copy its "
+            f"targets there too; or say which to take: layout=array_rows(x={chosen[0].x!r}, y={chosen[0].y!r})."
+        )
     used, stated = [one.x for one in chosen], [one.y for one in chosen if one.y is not None]
     xs, ys = ([_usable(stored[name]) for name in names] for names in (used, stated))
     _check_lengths(chosen, stored)
