@@ -194,8 +194,9 @@ def _scale_by_pillow(pixels: NDArray[Any], placement: Placement, gap: float | No
     return values.astype(pixels.dtype, copy=False)
 
 
-Loss = Literal["frames", "bits"]
-"""The frames or pages after the first, or the lower 8 of 16 bits."""
+Loss = Literal["frames", "bits", "turned"]
+"""The frames or pages after the first; the lower 8 of 16 bits; how pixels lie in a file that EXIF turns, where boxes or
+a mask may have been drawn on them so."""
 LOSSES: tuple[Loss, ...] = get_args(Loss)
 
 # Photographs of 24 million pixels are decoded by two threads at once, as ever; smaller ones are not even counted.
@@ -624,6 +625,15 @@ def _is_animated(image: Image.Image) -> bool:
     with suppress(*_PLUGIN_ERRORS):
         return image.format not in ("JPEG", "MPO") and bool(getattr(image, "is_animated", False))
     return False
+
+
+def orientation_of(data: bytes) -> int:
+    """Return the orientation, 1 to 8, of an image file by EXIF or XMP."""
+    if is_jpeg(data):
+        return read_jpeg_header(data).orientation
+    with _open_pillow(data) as image:
+        own = getattr(image, "tag_v2", {}).get(_ORIENTATION)
+        return own if own in _TURNS else _orientation_left(image, data)
 
 
 def _orientation_left(image: Image.Image, data: bytes) -> int:

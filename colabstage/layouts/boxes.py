@@ -272,6 +272,34 @@ def find_form(
     return "xyxy", "may be xyxy as well as xywh" if may[0] else "are not inside their images"
 
 
+# Of all boxes; those that tools let reach outside are fewer.
+_MANY_OUTSIDE = 1 / 8
+
+
+def other_form(boxes: Boxes) -> tuple[str, int]:
+    """Return in which other form all boxes of a table would be inside of their images, of which many are not, and the
+    sample of the first that is not; "" where there is none.
+
+    Fractions were read as centre, width and height; pixels, of images whose size is stated, as first corner, width and
+    height.
+    """
+    own = np.repeat(np.arange(len(boxes)), np.diff(boxes.offsets))
+    sides = np.ones((len(own), 2)) if boxes.sizes is None else boxes.sizes[own][:, ::-1].astype(float)
+    edge = 0.01 if boxes.relative else 1.0
+    first, last = boxes.boxes[:, :2], boxes.boxes[:, 2:]
+    outside = ((first < -edge) | (last > sides + edge)).any(axis=1) & (sides > 0).all(axis=1)
+    if not outside.any() or outside.mean() < _MANY_OUTSIDE:
+        return "", 0
+    begin = (first + last) / 2 if boxes.relative else first
+    forms = {"two corners": last - first, "first corner, width and height": begin + last - first}
+    fitting = [
+        form
+        for form, end in forms.items()
+        if ((begin >= -edge) & (end >= begin) & (end <= sides + edge)).all() and not np.array_equal(end, last)
+    ]
+    return " or ".join(fitting), int(own[np.argmax(outside)])
+
+
 # --- columns of tables ------------------------------------------------------------------------------------------------
 
 # Words for the sides of a box, after every other word of a column's name has gone, and what is between them.

@@ -19,6 +19,7 @@ import numpy as np
 from colabstage.io.units import format_count, listed
 from colabstage.layouts import words
 from colabstage.layouts.boxes import NAME as DETECTION
+from colabstage.layouts.boxes import other_form
 from colabstage.layouts.columns import show
 from colabstage.layouts.evidence import Evidence, class_of_samples, near, refuse, size_in_file
 from colabstage.layouts.lists import lists_state
@@ -215,7 +216,12 @@ def _boxes_lost(table: SampleTable) -> str:
             "Export them with their boxes."
         )
     if boxes.relative or boxes.sizes is not None:
-        return ""
+        form, first_one = other_form(boxes)
+        read = "centre, width and height" if boxes.relative else "first corner, width and height"
+        return form and (
+            f"Many boxes, read as {read}, reach outside of their images (first in '{table.keys[first_one]}'), and as "
+            f"{form} none would. Write them as {read}."
+        )
     chosen = np.flatnonzero(np.diff(boxes.offsets))[:_SIZES_COMPARED].tolist()
     sizes = {number: size for number in chosen if (size := size_in_file(source, number)) is not None}
     for number, size in sizes.items():

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import h5py
 import numpy as np
 import pytest
+from PIL import Image
 
 from colabstage.options import Boxes, Images, SampleTable, TreeFiles, image_masks
 from tests.contract.packed import Packed, found, noted, pack, refused, row
@@ -187,6 +188,74 @@ BOXES = [
         right=[found("train: bad 3, good 3"), noted("flags"), refused("flags")]),
 ]
 
+
+
+def turned(turn: int, labels: dict[str, Any], size: tuple[int, int] = (48, 64), form: str = "JPEG") -> dict[str, bytes]:
+    """Images of which EXIF turns the second."""
+    images = {f"images/{i}.{form.lower()}": image(i, form=form, size=size, turn=turn if i == 1 else 1) for i in range(3)}
+    return {**images, **files("", labels)}
+
+
+def drawn_on(height: int, width: int) -> dict[str, Any]:
+    """COCO's boxes, and what they say of the size of the second image."""
+    sizes = [(48, 64), (height, width), (48, 64)]
+    images = [{"id": i, "file_name": f"{i}.jpeg", "height": h, "width": w} for i, (h, w) in enumerate(sizes)]
+    boxes = [{"id": i, "image_id": i, "category_id": 1, "bbox": [1, 2, 10, 5]} for i in range(3)]
+    return {"annotations.json": {"images": images, "annotations": boxes, "categories": [{"id": 1, "name": "cat"}]}}
+
+
+def mask_of(height: int, width: int, turn: int = 1) -> dict[str, bytes]:
+    """Masks with a class in a corner, the second of this size."""
+    made = {}
+    for i, size in enumerate([(48, 64), (height, width), (48, 64)]):
+        buffer, exif = io.BytesIO(), Image.Exif()
+        exif[0x0112] = turn
+        pixels = np.zeros(size, np.uint8)
+        pixels[:3, :2] = 1
+        Image.fromarray(pixels).save(buffer, "PNG", **({"exif": exif} if i == 1 and turn != 1 else {}))
+        made[f"masks/{i}.png"] = buffer.getvalue()
+    return made
+
+
+OF_YOLO = {"labels/{0..2}.txt": first_of(0), "data.yaml": "names: [cat]\n"}
+UNSAID = noted(r"EXIF.*images/1\.")
+SAID = lambda packed: not packed.refusal and not UNSAID(packed)  # noqa: E731
+TURNED = [
+    *(row(f"YOLO's boxes, turned by {turn}, {form}", turned(turn, OF_YOLO, form=form), right=[UNSAID]) for turn, form in [(3, "JPEG"), (6, "JPEG"), (8, "PNG"), (6, "TIFF")]),
+    row("YOLO's boxes, as files", turned(6, OF_YOLO), encoding="encoded", right=[UNSAID]),
+    row("COCO's boxes on the upright image", turned(6, drawn_on(64, 48)), right=[SAID]),
+    row("COCO's boxes on the image as it lies", turned(6, drawn_on(48, 64)), right=[refused(r"images/1\.jpeg.*48 x 64.*without EXIF")]),
+    row("COCO's boxes, upside down", turned(3, drawn_on(48, 64)), right=[UNSAID]),
+    row("COCO's boxes, no size", turned(6, drawn_on(0, 0)), right=[UNSAID]),
+    row("COCO's boxes on another image", turned(6, drawn_on(480, 640)), right=[refused(r"images/1\.jpeg.*480 x 640", but_not="without EXIF")]),
+    row("a mask of the upright image", turned(6, mask_of(64, 48)), right=[SAID], image_size=32),
+    row("a mask of the image as it lies", turned(6, mask_of(48, 64)), right=[refused(r"masks/1\.png.*48 x 64.*without EXIF")]),
+    row("a mask that is turned alike", turned(6, mask_of(48, 64, 6)), right=[SAID], image_size=32),
+    row("a mask that is turned otherwise", turned(6, mask_of(48, 64, 8)), right=[UNSAID], image_size=32),
+    row("a mask, upside down", turned(3, mask_of(48, 64)), right=[UNSAID]),
+    row("a mask that alone is upside down", turned(1, mask_of(48, 64, 3)), right=[UNSAID]),
+    row("classes, turned", {f"{name}/{i}.jpg": image(i + 9 * (name == "a"), form="JPEG", turn=6) for name in "ab" for i in range(3)}, right=[SAID]),
+]
+
+# Lines of four numbers, as parts of an image: two corners, and the first corner with the sides.
+CORNERS = ["0 0.1 0.2 0.8 0.9\n", "0 0.2 0.3 0.9 0.95\n", "1 0.5 0.6 0.95 0.97\n"]
+FIRST_CORNER = ["0 0.1 0.02 0.8 0.9\n", "0 0.6 0.1 0.3 0.3\n", "1 0.05 0.06 0.15 0.17\n"]
+FORMS = [
+    row("YOLO's boxes by their corners", turned(1, {**{f"labels/{i}.txt": line for i, line in enumerate(CORNERS)}, "data.yaml": "names: [cat, dog]\n"}), right=[refused("two corners")]),
+    row("YOLO's boxes by their first corner", turned(1, {**{f"labels/{i}.txt": line for i, line in enumerate(FIRST_CORNER)}, "data.yaml": "names: [cat, dog]\n"}), right=[refused("first corner")]),
+    row("COCO's boxes by their corners", turned(1, {"annotations.json": {**drawn_on(48, 64)["annotations.json"], "annotations": [{"id": i, "image_id": i, "category_id": 1, "bbox": [20, 20, 60, 40]} for i in range(3)]}}),
+        right=[refused("two corners")]),
+    row("one of COCO's boxes reaches outside", turned(1, {"annotations.json": {**drawn_on(48, 64)["annotations.json"], "annotations": [{"id": i, "image_id": i, "category_id": 1, "bbox": [20, 20, 60 - 30 * (i > 0), 4]} for i in range(3)]}}),
+        right=[noted("outside")]),
+    row("boxes written twice", turned(1, {**OF_YOLO, "labels/{0..2}.txt": first_of(0, 0)}), right=[noted("3 boxes written twice")]),
+    row("a box in two classes", turned(1, {**OF_YOLO, "labels/{0..2}.txt": first_of(0, 1), "data.yaml": "names: [cat, dog]\n"}), right=[lambda packed: packed.found == "train: boxes cat 3, dog 3" and not packed.notes]),
+    *(row(f"YOLO's boxes in {labels}", files(f"{images}/{{0..2}}.jpg", {labels.format("{0..2}"): first_of(0)}), right=[found("train: boxes .* 3")])
+      for images, labels in [("images", "labels/{}.TXT"), ("Images", "Labels/{}.txt"), ("images", "annotations/{}.txt"), ("imgs", "label/{}.txt"), (".", "labels/{}.txt"), ("data/images/all", "data/labels/all/{}.txt")]),
+    row("boxes of COCO with outlines", turned(1, {"annotations.json": {**drawn_on(48, 64)["annotations.json"], "annotations": [
+        {"id": i, "image_id": i, "category_id": 1, "bbox": [2, 2, 6, 4], "segmentation": [[2, 2, 8, 2, 8, 6]][i:], "keypoints": [3, 3, 2]} for i in range(3)]}}),
+        right=[lambda packed: noted("1 outline.*segmentation")(packed) and noted("3 .*keypoints")(packed)]),
+]
+
 # A quote that is not closed makes one cell of the rows up to the next one.
 OPEN = [refused(r"labels\.csv.*after row 2"), found("train: cat 2, dog 2")]
 TABLES = [
@@ -339,7 +408,8 @@ TEXTS = [
 
 
 @pytest.mark.parametrize(
-    ("made", "right", "options"), [*BOXES, *TABLES, *FOLDERS, *BESIDE_FOLDERS, *MASKS, *PARTS, *PIXELS, *ARRAYS, *TEXTS]
+    ("made", "right", "options"),
+    [*BOXES, *TURNED, *FORMS, *TABLES, *FOLDERS, *BESIDE_FOLDERS, *MASKS, *PARTS, *PIXELS, *ARRAYS, *TEXTS],
 )
 def test_files_are_read_rightly_or_refused(
     tmp_path: Path, made: dict[str, bytes], right: list[Callable[[Packed], bool]], options: dict[str, Any]

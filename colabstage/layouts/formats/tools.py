@@ -439,7 +439,7 @@ _MARKS = (b'"images"', b'"annotations"', b'"categories"')
 
 
 class _Annotation(NamedTuple):
-    """The fields of an annotation that are kept while reading; polygons, most of the file, are dropped."""
+    """The fields of an annotation that are kept while reading; outlines, most of the file, are only counted."""
 
     image_id: Any
     category_id: Any
@@ -447,6 +447,9 @@ class _Annotation(NamedTuple):
     iscrowd: Any
     area: Any
     id: Any
+    segmentation: Any
+    """Whether there is one, as of keypoints."""
+    keypoints: Any
 
 
 class CocoFile(NamedTuple):
@@ -491,6 +494,11 @@ def coco_state(source: Source, images: FileEntries, lookup: Lookup, *, classes: 
     placed, notes = join_records(source, images, lookup, {file.name: _records(file, numbers) for file in found})
     who, used = "COCO's annotations", frozenset(file.name for file in found).union(beside.names)
     if not classes:
+        boxes = [one for file in found for one in file.annotations]
+        parts = [("outlines", "segmentation"), ("sets", "keypoints")]
+        notes += left_out_notes(
+            *((sum(getattr(one, field) for one in boxes), what, f"of {field}") for what, field in parts)
+        )
         return boxes_state(source, who, placed, list(numbers), names=called, columns=_COLUMNS, notes=notes, used=used)
     kept = [one for one in placed if one.record.shapes]
     table = SampleTable(
@@ -526,8 +534,10 @@ def parse_coco(name: str, content: bytes) -> CocoFile | None:
 def _slim(pairs: list[tuple[str, Any]]) -> Any:
     """Return a JSON object; of an annotation only the necessary fields, which saves the memory of polygons."""
     found = dict(pairs)
-    is_box = "image_id" in found and "bbox" in found
-    return _Annotation(*map(found.get, _Annotation._fields)) if is_box else found
+    if "image_id" not in found or "bbox" not in found:
+        return found
+    found |= {name: bool(found.get(name)) for name in ("segmentation", "keypoints")}
+    return _Annotation(*map(found.get, _Annotation._fields))
 
 
 def _is_class(annotation: Any) -> bool:
