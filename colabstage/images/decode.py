@@ -745,7 +745,13 @@ def _to_array(image: Image.Image, color_mode: ColorMode) -> NDArray[Any]:
         # Pillow would clip what has more than 8 bits to 255, which makes most of it white.
         values = np.array(image)
         if color_mode == "keep":
-            return values.astype(dtype)[..., None]
+            kept = values.astype(dtype)
+            if dtype == np.float32 and (kept != values).any() and values.dtype.kind in "iu":
+                msg = (
+                    f"Pixels of 32 bits up to {values.max()} do not fit into {dtype}. Scale them, and write them again."
+                )
+                raise DecodeError(msg)
+            return kept[..., None]
         if dtype != np.uint16:
             msg = f'{image.mode}-mode pixels have no agreed range for a conversion to 8 bits. Pass color_mode="keep".'
             raise DecodeError(msg)

@@ -153,6 +153,10 @@ def _indices_of_file(data: bytes, *, painted: bool) -> NDArray[Any]:
         # Of a palette the indices, which are the classes; its colours are for people.
         if image.mode in _INDEX_MODES:
             return np.asarray(image)
+        if image.mode == "F":
+            values = np.asarray(image)
+            whole = values.astype(np.int32)
+            return values if (whole != values).any() else whole
         colours = np.asarray(image.convert("RGB"))
         if "A" in image.mode and np.ptp(colours) == 0 and np.ptp(np.asarray(image.getchannel("A"))) > 0:
             msg = (

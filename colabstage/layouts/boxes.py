@@ -38,6 +38,10 @@ BOX_LABELS = ("labels", "label", "category_id", "category", "categories", "class
 Form = Literal["xyxy", "xywh", "cxcywh"]
 
 
+# Label Studio puts digits before the name of an image that is uploaded.
+_UPLOADED = re.compile(r"(^|/)[0-9a-f]{8}-(?=[^/]+$)")
+
+
 class BoxColumn(NamedTuple):
     """What is known of each box beside its place: its name in the pack, and how many numbers each box has of it."""
 
@@ -202,7 +206,10 @@ def join_records(
         # A file about one image has the image's name, which may well be test_01.
         own = ("" if per_image else words.split_name(words.stem_of(file)).split) or words.split_of_path(file)
         for record in records:
-            number = lookup.find(record.image, folder, split=record.split or own)
+            said = record.split or own
+            names = (record.image, _UPLOADED.sub(r"\1", record.image))
+            found_by = (lookup.find(name, folder, split=said) for name in names)
+            number = next((one for one in found_by if one is not None), None)
             if number is None:
                 missing.append((file, record.image))
                 continue

@@ -232,7 +232,8 @@ class PackJob:
     @property
     def notes(self) -> tuple[str, ...]:
         """Return what the user should know about the source and its samples."""
-        return (*(() if self.tree is None else self.tree.notes), *self.table.notes)
+        of_masks = self.table.targets.notes if isinstance(self.table.targets, Masks) else ()
+        return (*(() if self.tree is None else self.tree.notes), *self.table.notes, *of_masks)
 
 
 def prepare_pack(tree: Tree, options: PackOptions, *, free_bytes: int | None) -> PackJob:

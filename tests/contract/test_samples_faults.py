@@ -237,6 +237,25 @@ TURNED = [
     row("classes, turned", {f"{name}/{i}.jpg": image(i + 9 * (name == "a"), form="JPEG", turn=6) for name in "ab" for i in range(3)}, right=[SAID]),
 ]
 
+
+def label_studio(*results: dict[str, Any]) -> list[dict[str, Any]]:
+    """Label Studio's export of four images that were uploaded."""
+    size = {"original_width": 64, "original_height": 48}
+    result = [{"type": kind, "value": value, **size} for one in results for kind, value in one.items()]
+    return [{"id": i, "data": {"image": f"/data/upload/1/ab12cd3{i}-{i}.jpg"}, "annotations": [{"result": result}]} for i in range(4)]
+
+
+RECTANGLE = {"rectanglelabels": {"x": 10, "y": 10, "width": 20, "height": 20, "rectanglelabels": ["cat"]}}
+CVAT = "<annotations>" + "".join(f'<image id="{i}" name="{i}.jpg" width="64" height="48"><tag label="day"/><box label="cat" xtl="1" ytl="1" xbr="9" ybr="9"/></image>' for i in range(4)) + "</annotations>"
+TOOLS = [
+    row("Label Studio's names of uploads", files("images/{0..3}.jpg", {"project.json": label_studio(RECTANGLE)}), right=[found("train: boxes cat 4")]),
+    row("Label Studio's names of images that came with them", files("images/ab12cd3{0..3}-{0..3}.jpg", {"project.json": label_studio(RECTANGLE)}), right=[found("train: boxes cat 4")]),
+    row("one upload under two names", files("images/0.jpg", {"project.json": [{**one, "data": {"image": f"ab12cd3{i}-0.jpg"}} for i, one in enumerate(label_studio(RECTANGLE))]}), right=[refused("images/0.jpg")]),
+    row("Label Studio's choices beside boxes", files("images/{0..3}.jpg", {"project.json": label_studio(RECTANGLE, {"choices": {"choices": ["day"]}})}), right=[noted("4 annotations without a box")]),
+    row("two labels of one region", files("images/{0..3}.jpg", {"project.json": label_studio({"rectanglelabels": {**RECTANGLE["rectanglelabels"], "rectanglelabels": ["cat", "dog"]}})}), right=[refused("2 labels")]),
+    row("CVAT's tags beside boxes", files("images/{0..3}.jpg", {"annotations.xml": CVAT}), right=[noted("4 annotations without a box")]),
+]
+
 # Lines of four numbers, as parts of an image: two corners, and the first corner with the sides.
 CORNERS = ["0 0.1 0.2 0.8 0.9\n", "0 0.2 0.3 0.9 0.95\n", "1 0.5 0.6 0.95 0.97\n"]
 FIRST_CORNER = ["0 0.1 0.02 0.8 0.9\n", "0 0.6 0.1 0.3 0.3\n", "1 0.05 0.06 0.15 0.17\n"]
@@ -319,6 +338,48 @@ MASKS = [
       for images, labels, name in [
           ("original_images/00{}.jpg", "label_images_semantic/00{}.png", "label_images_semantic"), ("images/{}.png", "vessels/{}.png", "vessels"),
           ("images/{}.png", "1st_manual/{}.png", "1st_manual"), ("scan{}.png", "scan{}_mask_1.png", "_mask_1"), ("scan{}.png", "scan{}_lesion.png", "_lesion")]),
+]
+
+
+
+def in_palettes(*palettes: str) -> dict[str, bytes]:
+    """Images, and masks of 0 and 1 in palettes by turns, such as "kw": each letter a colour."""
+    made: dict[str, bytes] = {}
+    for i in range(4):
+        picture, buffer = Image.fromarray(np.eye(16, dtype=np.uint8)), io.BytesIO()
+        colours = {"k": [0, 0, 0], "w": [255, 255, 255], "r": [255, 0, 0], "g": [0, 255, 0]}
+        picture.putpalette([part for letter in palettes[i % len(palettes)] for part in colours[letter]])
+        picture.save(buffer, "PNG")
+        made |= {f"images/{i}.png": image(i, size=(16, 16)), f"masks/{i}.png": buffer.getvalue()}
+    return made
+
+
+def tiff(pixels: Any) -> bytes:
+    """A TIFF of these pixels."""
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "TIFF")
+    return buffer.getvalue()
+
+
+def as_masks(*pixels: Any, write: Callable[[Any], bytes] = grey) -> dict[str, bytes]:
+    """Four images, and masks of these pixels by turns."""
+    return {f"images/{i}.png": image(i, size=(16, 16)) for i in range(4)} | {f"masks/{i}.{'tif' if write is tiff else 'png'}": write(pixels[i % len(pixels)]) for i in range(4)}
+
+
+EYE = np.eye(16, dtype=np.uint8)
+OF_64 = "train: 4 masks with 64 pixels"
+VALUES = [
+    row("palettes: one number, two colours", in_palettes("kr", "kg"), right=[noted(r"masks/0\.png.*class_dict")]),
+    row("palettes: 0 is white, 1 black", in_palettes("wk"), right=[noted(r"masks/0\.png.*class_dict")]),
+    row("palettes: one for all", in_palettes("kr"), right=[lambda packed: packed.found == OF_64 and not packed.notes]),
+    row("palettes: of some masks alone", in_palettes("kr") | {"masks/0.png": grey(EYE)}, right=[lambda packed: packed.found == OF_64 and not packed.notes]),
+    row("a class, and a foreground of 255", as_masks(EYE * 2, EYE * 255), right=[noted(r"255.*masks/1\.png")]),
+    row("classes, and no class of 255", as_masks(EYE * 2 + np.diag([np.uint8(255)] * 8, 8), np.pad(EYE[:2, :2] * 255, (0, 14))), right=[lambda packed: not packed.refusal and not packed.notes]),
+    row("masks of whole floats", as_masks(EYE.astype(np.float32), write=tiff), right=[found(OF_64)]),
+    row("masks of probabilities", as_masks(EYE * np.float32(0.7), write=tiff), right=[refused(r"masks/.\.tif.*float32")]),
+    row("masks of floats above 255", as_masks(EYE * np.float32(300), write=tiff), right=[refused(r"masks/.\.tif.*300")]),
+    *(row(f"images of 32 bits up to {most}", {f"{name}/{i}.tif": tiff(np.full((8, 8), most - i, np.int32)) for name in "ab" for i in range(2)}, color_mode="keep", right=[right])
+      for most, right in [(2**24, found(".*float32.*")), (2**30 + 9, refused(r"\.tif.*float32"))]),
 ]
 
 # Images, their masks, and bands of one sample, in folders.
@@ -409,7 +470,21 @@ TEXTS = [
 
 @pytest.mark.parametrize(
     ("made", "right", "options"),
-    [*BOXES, *TURNED, *FORMS, *TABLES, *FOLDERS, *BESIDE_FOLDERS, *MASKS, *PARTS, *PIXELS, *ARRAYS, *TEXTS],
+    [
+        *BOXES,
+        *TURNED,
+        *TOOLS,
+        *FORMS,
+        *TABLES,
+        *FOLDERS,
+        *BESIDE_FOLDERS,
+        *MASKS,
+        *VALUES,
+        *PARTS,
+        *PIXELS,
+        *ARRAYS,
+        *TEXTS,
+    ],
 )
 def test_files_are_read_rightly_or_refused(
     tmp_path: Path, made: dict[str, bytes], right: list[Callable[[Packed], bool]], options: dict[str, Any]

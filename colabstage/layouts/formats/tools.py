@@ -100,7 +100,7 @@ def tools_state(source: Source, images: FileEntries, lookup: Lookup) -> Evidence
     notes = [
         f"Boxes are those of {form.name}'s annotations.",
         *notes,
-        *left_out_notes((lost, "shapes", "without a box, such as points,")),
+        *left_out_notes((lost, "annotations", "without a box, such as points and classes of whole images,")),
         *(["Outlines became the boxes around them."] if form.polygons else []),
     ]
     placed.sort(key=lambda one: one.file.name)
@@ -292,12 +292,14 @@ def _label_studio(_: str, content: bytes) -> list[Record]:
         if len(kept) > 1:
             msg = f"task {show(one.get('id'))} has {len(kept)} annotations, by several people; export one for each"
             raise ValueError(msg)
-        regions = [region for each in kept for region in each["result"] if str(region.get("type")).endswith("labels")]
+        results = [region for each in kept for region in each["result"]]
+        regions = [region for region in results if str(region.get("type")).endswith("labels")]
         sizes = [_size(region, "original_height", "original_width") for region in regions]
         path = next((str(word) for word in one["data"].values() if is_image(str(word))), "")
         # Local files are given by a query: /data/local-files/?d=photos/a.jpg.
         image = unquote(path.rpartition("?d=")[2])
-        every.append(Record(image, list(map(_label_studio_shape, regions, sizes)), sizes[-1] if sizes else (0, 0)))
+        size, lost = sizes[-1] if sizes else (0, 0), len(results) - len(regions)
+        every.append(Record(image, list(map(_label_studio_shape, regions, sizes)), size, left_out=lost))
     return every if any(one.shapes for one in every) else []
 
 
@@ -314,9 +316,10 @@ def _label_studio_shape(region: dict[str, Any], size: tuple[int, int]) -> Shape:
     else:
         msg = f"a region is of the type {show(kind)!r}; expected rectanglelabels and polygonlabels"
         raise ValueError(msg)
-    # A region with several labels raises here, which becomes an error that names the file.
-    (label,) = value[kind]
-    return _shape(label, points)
+    if len(value[kind]) != 1:
+        msg = f"a region has {len(value[kind])} labels; expected one"
+        raise ValueError(msg)
+    return _shape(value[kind][0], points)
 
 
 def _keras_yolo(_: str, content: bytes) -> list[Record]:
@@ -347,9 +350,8 @@ def _cvat(name: str, content: bytes) -> list[Record]:
             given = image.attrib
             found = [one for one in image if one.tag in _CVAT_SHAPES]
             shapes = [_shape(one.attrib["label"], _CVAT_SHAPES[one.tag](one.attrib)) for one in found]
-            lost = sum(one.tag in ("skeleton", "cuboid", "points") for one in image)
             split = SPLITS.get(given.get("subset", "").lower(), "")
-            every.append(Record(given["name"], shapes, _size(given), split, lost))
+            every.append(Record(given["name"], shapes, _size(given), split, len(image) - len(found)))
 
     parse_xml(name, content, "annotations", take)
     return every
