@@ -130,7 +130,8 @@ def repeated_notes(digests: NDArray[np.uint64], table: SampleTable, splits: Sequ
 
 def _label_of(table: SampleTable, targets: Values, sample: int) -> str:
     value = targets.values[sample]
-    return table.classes[int(value)] if table.classes and value.ndim == 0 else str(value.tolist())
+    is_class = value.ndim == 0 and 0 <= value < len(table.classes)
+    return table.classes[int(value)] if is_class else str(value.tolist())
 
 
 # Longer than a read from a local disk takes; and longer than one from memory, the limit where nothing is decoded.

@@ -8,6 +8,7 @@ holds, take its `wrong` away, and it stays as an ordinary test. To add one: `fil
 from __future__ import annotations
 
 import io
+import json
 import pickle
 import re
 import tarfile
@@ -588,6 +589,30 @@ def test_samples_of_matlab_lie_along_the_axis_of_its_vectors(
     (tmp_path / "set").mkdir()
     matlab.savemat(tmp_path / "set/x.mat", {"X": np.zeros(shape, np.uint8), "y": y})
     packed = pack(tmp_path / "set", tmp_path / "out.h5")
+    assert right(packed), str(packed)
+
+
+@pytest.mark.parametrize(
+    ("labels", "right"),
+    [
+        ([0, 1, 2], refused(r"parquet\[2\].*2 classes")),
+        ([0, 1, -1], noted(r"1 of 3 .*below 0.*parquet\[2\]")),
+        ([0, 1, 1], found("train: cat 1, dog 2")),
+    ],
+)
+def test_numbers_of_parquet_that_are_no_named_class(
+    tmp_path: Path, labels: list[int], right: Callable[[Packed], bool]
+) -> None:
+    """As `datasets` writes the names of classes: a number beyond them is no class, -1 stands for a secret one."""
+    pyarrow = pytest.importorskip("pyarrow", reason="needs pyarrow: pip install -c constraints.txt --group arrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    features = {"image": {"_type": "Image"}, "label": {"_type": "ClassLabel", "names": ["cat", "dog"]}}
+    table = pyarrow.table({"image": [{"bytes": image(i), "path": ""} for i in range(3)], "label": labels})
+    buffer = io.BytesIO()
+    parquet.write_table(
+        table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})}), buffer
+    )
+    packed = pack(write_files(tmp_path / "set", {"train.parquet": buffer.getvalue()}), tmp_path / "out.h5")
     assert right(packed), str(packed)
 
 
