@@ -282,15 +282,16 @@ def _choice(table: SampleTable, *, outer: str = "", parts: Sequence[str] = ()) -
     each sample."""
     source = table.inputs.source
     assert isinstance(source, TreeFiles)
+    # Masks in 'gt' belong to images in 'img'.
+    x, *_, y = sorted(parts, key=lambda name: words.is_role(name) - words.holds_images(name)) if parts else ("", "")
+    outer = x if outer and parts else outer
     # A class's folder alone, wherever that is in the source.
     paths = (folder.split("/") for folder in source.entries.folders[0])
     found = ["/".join(path[: path.index(outer) + 1]) for path in paths if outer in path]
     alone = only_line(source.tree, min(found, key=len, default=outer))
     ways = [
         f"one of the outer folders alone: {alone}" if outer else "",
-        f"images and masks: layout=parts(x='{parts[0]}', y='{parts[-1]}')"
-        if parts
-        else "the inner folders: layout=folders(level=-1)",
+        f"images and masks: layout=parts(x='{x}', y='{y}')" if parts else "the inner folders: layout=folders(level=-1)",
         r"the class in the paths: layout=file_names(r'([^/]+)/[^/]+$')",
     ]
     return f"Say which is meant, from colabstage.options: {'; '.join(filter(None, ways))}."

@@ -330,7 +330,7 @@ def _notes_on_labels(table: SampleTable) -> Iterator[str]:
         number = int(table.targets.values[below[0]])
         yield (
             f"{counted(len(below), table.unit, 'have', of=len(table))} a label below 0, which is no class (first "
-            f"'{table.keys[below[0]]}', {number}). Leave them out of the loss, as by ignore_index={number} of PyTorch's, "
+            f"'{table.keys[below[0]]}', {number}). Leave them out of the loss, in PyTorch's by ignore_index={number}, "
             "or out of the source"
         )
 

@@ -383,6 +383,11 @@ VALUES = [
       for most, right in [(2**24, found(".*float32.*")), (2**30 + 9, refused(r"\.tif.*float32"))]),
 ]
 
+OF_PARTS = [
+    row(f"{masks} beside {images}", files(f"{images}/p{{0..5}}.png {masks}/{{0..5}}.png"), right=[refused(rf"only='{images}'.*parts\(x='{images}', y='{masks}'\)")])
+    for images, masks in [("img", "gt"), ("val2017", "panoptic_val2017"), ("photos", "masks"), ("images", "masks")]
+]
+
 # Images, their masks, and bands of one sample, in folders.
 PARTS = [
     row(f"parts of a sample: {name}", files(names), right=[refused(folder), found("[^:]*: [0-9]+ (without targets|masks).*")])
@@ -481,6 +486,7 @@ TEXTS = [
         *BESIDE_FOLDERS,
         *MASKS,
         *VALUES,
+        *OF_PARTS,
         *PARTS,
         *PIXELS,
         *ARRAYS,
