@@ -106,8 +106,8 @@ def color_table_advice(colors: Iterable[tuple[int, int, int]]) -> str:
         "Painted masks need a table of the classes' colours. This line writes one with the "
         f"{format_count(len(found), 'colours')} found into a folder of its own: from pathlib import Path; "
         'Path("colours").mkdir(exist_ok=True); '
-        f'Path("colours/class_dict.csv").write_text("name,r,g,b\\n{rows}"). Give the classes names there, and give '
-        'that folder with the source: [source, "colours"].'
+        f'Path("colours/class_dict.csv").write_text("name,r,g,b\\n{rows}"). Give the classes names there, and stage '
+        'that folder with the source: stage_dataset([source, "colours"]).'
     )
 
 

@@ -372,6 +372,8 @@ OF_64 = "train: 4 masks with 64 pixels"
 VALUES = [
     row("palettes: one number, two colours", in_palettes("kr", "kg"), right=[noted(r"masks/0\.png.*class_dict")]),
     row("palettes: 0 is white, 1 black", in_palettes("wk"), right=[noted(r"masks/0\.png.*class_dict")]),
+    *(row(f"palettes: {name} beside images called as its numbers", in_palettes("kr", "kg") | {name: text.encode()}, right=[found("train: 4 masks with 32 pixels" if "rgb" in name else OF_64)])
+      for name, text in [("rgb/class_dict.csv", "name,r,g,b\nnone,0,0,0\nred,255,0,0\ngreen,0,255,0\n"), ("_classes.csv", "Pixel Value, Class\n0, none\n1, some\n")]),
     row("palettes: one for all", in_palettes("kr"), right=[lambda packed: packed.found == OF_64 and not packed.notes]),
     row("palettes: of some masks alone", in_palettes("kr") | {"masks/0.png": grey(EYE)}, right=[lambda packed: packed.found == OF_64 and not packed.notes]),
     row("a class, and a foreground of 255", as_masks(EYE * 2, EYE * 255), right=[noted(r"255.*masks/1\.png")]),
