@@ -162,8 +162,8 @@ def records_beside(
     *,
     labels: Iterable[str],
 ) -> tuple[list[Placed], list[str]]:
-    """Return each image with what its file states; and notes on images that have none, called `what`, and no boxes, and
-    on those of all `labels` that are of no image."""
+    """Return each image with what its file states; and notes on images that have none, called `what`, and no boxes, on
+    those that share one, and on those of all `labels` that are of no image."""
     there = [file for file in files if file is not None]
     found = source.parse(there, lambda file, content: parse(file.name, content))
     nothing = Record("", ())
@@ -173,6 +173,9 @@ def records_beside(
     ]
     bare = len(images) - len(there)
     kept = f"{counted(bare, 'images', 'have')} no {what}, and {'is' if bare == 1 else 'are'} kept without boxes."
+    first_of: dict[str, str] = {}
+    pairs = zip(images.names, files, strict=True)
+    shared = [image for image, file in pairs if file is not None and first_of.setdefault(file.name, image) != image]
     # Others in folders without a label are of other things.
     folders = {posixpath.dirname(name) for name in found}
     stems = {words.normal(words.stem_of(name)) for name in source.ending_in(words.IMAGES).names}
@@ -180,6 +183,7 @@ def records_beside(
     alone = sorted(name for name in others if words.normal(words.stem_of(name)) not in stems)
     return placed, [
         *([kept] if bare else []),
+        *([f"{counted(len(shared), 'images', 'have')} the {what} of another (first '{shared[0]}')."] if shared else []),
         *left_out_notes((len(alone), "label files", f"of no image (first '{alone[0] if alone else ''}')")),
     ]
 

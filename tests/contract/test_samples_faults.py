@@ -268,6 +268,7 @@ FORMS = [
     row("one of COCO's boxes reaches outside", turned(1, {"annotations.json": {**drawn_on(48, 64)["annotations.json"], "annotations": [{"id": i, "image_id": i, "category_id": 1, "bbox": [20, 20, 60 - 30 * (i > 0), 4]} for i in range(3)]}}),
         right=[noted("outside")]),
     row("boxes written twice", turned(1, {**OF_YOLO, "labels/{0..2}.txt": first_of(0, 0)}), right=[noted("3 boxes written twice")]),
+    row("one label file for two images", turned(1, OF_YOLO) | {"images/0.png": image(9)}, right=[noted("1 image has the label file of another")]),
     row("a box in two classes", turned(1, {**OF_YOLO, "labels/{0..2}.txt": first_of(0, 1), "data.yaml": "names: [cat, dog]\n"}), right=[lambda packed: packed.found == "train: boxes cat 3, dog 3" and not packed.notes]),
     *(row(f"YOLO's boxes in {labels}", files(f"{images}/{{0..2}}.jpg", {labels.format("{0..2}"): first_of(0)}), right=[found("train: boxes .* 3")])
       for images, labels in [("images", "labels/{}.TXT"), ("Images", "Labels/{}.txt"), ("images", "annotations/{}.txt"), ("imgs", "label/{}.txt"), (".", "labels/{}.txt"), ("data/images/all", "data/labels/all/{}.txt")]),
@@ -374,6 +375,7 @@ VALUES = [
     row("palettes: 0 is white, 1 black", in_palettes("wk"), right=[noted(r"masks/0\.png.*class_dict")]),
     *(row(f"palettes: {name} beside images called as its numbers", in_palettes("kr", "kg") | {name: text.encode()}, right=[found("train: 4 masks with 32 pixels" if "rgb" in name else OF_64)])
       for name, text in [("rgb/class_dict.csv", "name,r,g,b\nnone,0,0,0\nred,255,0,0\ngreen,0,255,0\n"), ("_classes.csv", "Pixel Value, Class\n0, none\n1, some\n")]),
+    row("two classes of one colour", in_palettes("kr") | {"class_dict.csv": b"name,r,g,b\nnone,0,0,0\nroad,255,0,0\nlane,255,0,0\n"}, right=[noted("'lane'.*'road'")]),
     row("palettes: one for all", in_palettes("kr"), right=[lambda packed: packed.found == OF_64 and not packed.notes]),
     row("palettes: of some masks alone", in_palettes("kr") | {"masks/0.png": grey(EYE)}, right=[lambda packed: packed.found == OF_64 and not packed.notes]),
     row("a class, and a foreground of 255", as_masks(EYE * 2, EYE * 255), right=[noted(r"255.*masks/1\.png")]),

@@ -331,12 +331,13 @@ def masks_state(
         # Some images are in no split's folder, so the folders are something else.
         splits=known_splits([words.split_of_path(image.name) for image, _ in pairs]),
         classes=targets.classes or classes.names,
-        notes=tuple(
-            left_out_notes(
+        notes=(
+            *_notes_on_colors(classes),
+            *left_out_notes(
                 (len(sides.images) - len(pairs), "images", "without a mask"),
                 (objects, "masks", "that number single objects"),
                 (len(sides.masks) - len(pairs) - objects, "masks", "without an image"),
-            )
+            ),
         ),
     )
     found = Evidence(table, "the masks", frozenset({*(mask.name for _, mask in pairs), *used}))
@@ -535,6 +536,14 @@ def _of_table(name: str, columns: Sequence[Column]) -> MaskClasses | None:
         msg = f"'{name}' has a colour that is not a whole number: {show(error)}."
         raise LayoutError(msg) from error
     return None
+
+
+def _notes_on_colors(classes: MaskClasses) -> list[str]:
+    """Return a note on each class that has the colour of another before it."""
+    named = list(zip(classes.names, classes.colors or (), strict=False))
+    first_of = {color: name for name, color in reversed(named)}
+    pairs = [(name, first_of[color], color) for name, color in named if first_of[color] != name]
+    return [f"'{name}' has the colour {color} of '{first}', which all such pixels are." for name, first, color in pairs]
 
 
 def class_tables(source: Source) -> FileEntries:
