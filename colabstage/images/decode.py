@@ -194,8 +194,9 @@ def _scale_by_pillow(pixels: NDArray[Any], placement: Placement, gap: float | No
     return values.astype(pixels.dtype, copy=False)
 
 
-Loss = Literal["frames", "bits"]
-"""The frames or pages after the first, or the lower 8 of 16 bits."""
+Loss = Literal["frames", "bits", "turned"]
+"""The frames or pages after the first; the lower 8 of 16 bits; how pixels lie in a file that EXIF turns, where boxes or
+a mask may have been drawn on them so."""
 LOSSES: tuple[Loss, ...] = get_args(Loss)
 
 # Photographs of 24 million pixels are decoded by two threads at once, as ever; smaller ones are not even counted.
@@ -626,6 +627,15 @@ def _is_animated(image: Image.Image) -> bool:
     return False
 
 
+def orientation_of(data: bytes) -> int:
+    """Return the orientation, 1 to 8, of an image file by EXIF or XMP."""
+    if is_jpeg(data):
+        return read_jpeg_header(data).orientation
+    with _open_pillow(data) as image:
+        own = getattr(image, "tag_v2", {}).get(_ORIENTATION)
+        return own if own in _TURNS else _orientation_left(image, data)
+
+
 def _orientation_left(image: Image.Image, data: bytes) -> int:
     """Return the orientation, 1 to 8, that the size of an opened image does not take into account yet."""
     if is_jpeg(data):
@@ -735,7 +745,13 @@ def _to_array(image: Image.Image, color_mode: ColorMode) -> NDArray[Any]:
         # Pillow would clip what has more than 8 bits to 255, which makes most of it white.
         values = np.array(image)
         if color_mode == "keep":
-            return values.astype(dtype)[..., None]
+            kept = values.astype(dtype)
+            if dtype == np.float32 and (kept != values).any() and values.dtype.kind in "iu":
+                msg = (
+                    f"Pixels of 32 bits up to {values.max()} do not fit into {dtype}. Scale them, and write them again."
+                )
+                raise DecodeError(msg)
+            return kept[..., None]
         if dtype != np.uint16:
             msg = f'{image.mode}-mode pixels have no agreed range for a conversion to 8 bits. Pass color_mode="keep".'
             raise DecodeError(msg)

@@ -106,8 +106,8 @@ def color_table_advice(colors: Iterable[tuple[int, int, int]]) -> str:
         "Painted masks need a table of the classes' colours. This line writes one with the "
         f"{format_count(len(found), 'colours')} found into a folder of its own: from pathlib import Path; "
         'Path("colours").mkdir(exist_ok=True); '
-        f'Path("colours/class_dict.csv").write_text("name,r,g,b\\n{rows}"). Give the classes names there, and give '
-        'that folder with the source: [source, "colours"].'
+        f'Path("colours/class_dict.csv").write_text("name,r,g,b\\n{rows}"). Give the classes names there, and stage '
+        'that folder with the source: stage_dataset([source, "colours"]).'
     )
 
 
@@ -153,6 +153,10 @@ def _indices_of_file(data: bytes, *, painted: bool) -> NDArray[Any]:
         # Of a palette the indices, which are the classes; its colours are for people.
         if image.mode in _INDEX_MODES:
             return np.asarray(image)
+        if image.mode == "F":
+            values = np.asarray(image)
+            whole = values.astype(np.int32)
+            return values if (whole != values).any() else whole
         colours = np.asarray(image.convert("RGB"))
         if "A" in image.mode and np.ptp(colours) == 0 and np.ptp(np.asarray(image.getchannel("A"))) > 0:
             msg = (

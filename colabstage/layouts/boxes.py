@@ -38,6 +38,10 @@ BOX_LABELS = ("labels", "label", "category_id", "category", "categories", "class
 Form = Literal["xyxy", "xywh", "cxcywh"]
 
 
+# Label Studio puts digits before the name of an image that is uploaded.
+_UPLOADED = re.compile(r"(^|/)[0-9a-f]{8}-(?=[^/]+$)")
+
+
 class BoxColumn(NamedTuple):
     """What is known of each box beside its place: its name in the pack, and how many numbers each box has of it."""
 
@@ -158,8 +162,8 @@ def records_beside(
     *,
     labels: Iterable[str],
 ) -> tuple[list[Placed], list[str]]:
-    """Return each image with what its file states; and notes on images that have none, called `what`, and no boxes, and
-    on those of all `labels` that are of no image."""
+    """Return each image with what its file states; and notes on images that have none, called `what`, and no boxes, on
+    those that share one, and on those of all `labels` that are of no image."""
     there = [file for file in files if file is not None]
     found = source.parse(there, lambda file, content: parse(file.name, content))
     nothing = Record("", ())
@@ -169,6 +173,9 @@ def records_beside(
     ]
     bare = len(images) - len(there)
     kept = f"{counted(bare, 'images', 'have')} no {what}, and {'is' if bare == 1 else 'are'} kept without boxes."
+    first_of: dict[str, str] = {}
+    pairs = zip(images.names, files, strict=True)
+    shared = [image for image, file in pairs if file is not None and first_of.setdefault(file.name, image) != image]
     # Others in folders without a label are of other things.
     folders = {posixpath.dirname(name) for name in found}
     stems = {words.normal(words.stem_of(name)) for name in source.ending_in(words.IMAGES).names}
@@ -176,6 +183,7 @@ def records_beside(
     alone = sorted(name for name in others if words.normal(words.stem_of(name)) not in stems)
     return placed, [
         *([kept] if bare else []),
+        *([f"{counted(len(shared), 'images', 'have')} the {what} of another (first '{shared[0]}')."] if shared else []),
         *left_out_notes((len(alone), "label files", f"of no image (first '{alone[0] if alone else ''}')")),
     ]
 
@@ -202,7 +210,10 @@ def join_records(
         # A file about one image has the image's name, which may well be test_01.
         own = ("" if per_image else words.split_name(words.stem_of(file)).split) or words.split_of_path(file)
         for record in records:
-            number = lookup.find(record.image, folder, split=record.split or own)
+            said = record.split or own
+            names = (record.image, _UPLOADED.sub(r"\1", record.image))
+            found_by = (lookup.find(name, folder, split=said) for name in names)
+            number = next((one for one in found_by if one is not None), None)
             if number is None:
                 missing.append((file, record.image))
                 continue
@@ -270,6 +281,34 @@ def find_form(
     if not len(boxes) or may[0] != may[1]:
         return "xyxy" if may[0] else "xywh", ""
     return "xyxy", "may be xyxy as well as xywh" if may[0] else "are not inside their images"
+
+
+# Of all boxes; those that tools let reach outside are fewer.
+_MANY_OUTSIDE = 1 / 8
+
+
+def other_form(boxes: Boxes) -> tuple[str, int]:
+    """Return in which other form all boxes of a table would be inside of their images, of which many are not, and the
+    sample of the first that is not; "" where there is none.
+
+    Fractions were read as centre, width and height; pixels, of images whose size is stated, as first corner, width and
+    height.
+    """
+    own = np.repeat(np.arange(len(boxes)), np.diff(boxes.offsets))
+    sides = np.ones((len(own), 2)) if boxes.sizes is None else boxes.sizes[own][:, ::-1].astype(float)
+    edge = 0.01 if boxes.relative else 1.0
+    first, last = boxes.boxes[:, :2], boxes.boxes[:, 2:]
+    outside = ((first < -edge) | (last > sides + edge)).any(axis=1) & (sides > 0).all(axis=1)
+    if not outside.any() or outside.mean() < _MANY_OUTSIDE:
+        return "", 0
+    begin = (first + last) / 2 if boxes.relative else first
+    forms = {"two corners": last - first, "first corner, width and height": begin + last - first}
+    fitting = [
+        form
+        for form, end in forms.items()
+        if ((begin >= -edge) & (end >= begin) & (end <= sides + edge)).all() and not np.array_equal(end, last)
+    ]
+    return " or ".join(fitting), int(own[np.argmax(outside)])
 
 
 # --- columns of tables ------------------------------------------------------------------------------------------------

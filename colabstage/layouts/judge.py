@@ -21,6 +21,7 @@ import numpy as np
 from colabstage.io.units import format_count, listed
 from colabstage.layouts import words
 from colabstage.layouts.boxes import NAME as DETECTION
+from colabstage.layouts.boxes import other_form
 from colabstage.layouts.columns import show
 from colabstage.layouts.evidence import Evidence, class_of_samples, near, refuse, size_in_file
 from colabstage.layouts.lists import lists_state
@@ -222,7 +223,12 @@ def _boxes_lost(table: SampleTable) -> str:
             "Export them with their boxes."
         )
     if boxes.relative or boxes.sizes is not None:
-        return ""
+        form, first_one = other_form(boxes)
+        read = "centre, width and height" if boxes.relative else "first corner, width and height"
+        return form and (
+            f"Many boxes, read as {read}, reach outside of their images (first in '{table.keys[first_one]}'), and as "
+            f"{form} none would. Write them as {read}."
+        )
     chosen = np.flatnonzero(np.diff(boxes.offsets))[:_SIZES_COMPARED].tolist()
     sizes = {number: size for number in chosen if (size := size_in_file(source, number)) is not None}
     for number, size in sizes.items():
@@ -291,15 +297,16 @@ def _choice(table: SampleTable, *, outer: str = "", parts: Sequence[str] = ()) -
     each sample."""
     source = table.inputs.source
     assert isinstance(source, TreeFiles)
+    # Masks in 'gt' belong to images in 'img'.
+    x, *_, y = sorted(parts, key=lambda name: words.is_role(name) - words.holds_images(name)) if parts else ("", "")
+    outer = x if outer and parts else outer
     # A class's folder alone, wherever that is in the source.
     paths = (folder.split("/") for folder in source.entries.folders[0])
     found = ["/".join(path[: path.index(outer) + 1]) for path in paths if outer in path]
     alone = only_line(source.tree, min(found, key=len, default=outer))
     ways = [
         f"one of the outer folders alone: {alone}" if outer else "",
-        f"images and masks: layout=parts(x='{parts[0]}', y='{parts[-1]}')"
-        if parts
-        else "the inner folders: layout=folders(level=-1)",
+        f"images and masks: layout=parts(x='{x}', y='{y}')" if parts else "the inner folders: layout=folders(level=-1)",
         r"the class in the paths: layout=file_names(r'([^/]+)/[^/]+$')",
     ]
     return f"Say which is meant, from colabstage.options: {'; '.join(filter(None, ways))}."

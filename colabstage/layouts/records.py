@@ -216,7 +216,13 @@ def labels_of_fields(
     label, *others = called
     _refuse_no_labels({label: fields[label]}, samples)
     found = {other: compare_fields(columns[label], columns[other], samples, (label, other)) for other in others}
-    names = dict(enumerate(classes.get(label, ()))) or next(filter(None, map(_words_of, found.values())), {})
+    stated, values = classes.get(label, ()), columns[label]
+    values = values.tolist() if isinstance(values, np.ndarray) else values
+    top = max((value for value in values if isinstance(value, int)), default=-1) if stated else -1
+    if top >= len(stated) > 0:
+        what = f"its {label} is {top}, and {len(stated)} classes are named, from 0 ({listed(list(stated), 3)})"
+        raise broken(samples[values.index(top)], what, "a name for each number")
+    names = dict(enumerate(stated)) or next(filter(None, map(_words_of, found.values())), {})
     same = [other for other in others if found[other]]
     return make_labels(columns[label], samples, names=names)._replace(used=(label, *same))
 

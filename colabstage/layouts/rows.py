@@ -162,9 +162,6 @@ class TableSearch:
         # A submission names the test images with one made-up label.
         entries = self.source.ending_in(words.TABLES)
         asked = entries.where(lambda name: not words.is_submission(name))
-        if not entries:
-            msg = f"'{self.source.label}' holds no tables (.csv, .tsv, .parquet)."
-            raise LayoutError(msg)
         if self.table is not None:
             # A full path takes precedence over the same base name in another folder.
             asked = entries.where(self.table.__eq__) or entries.where(
@@ -176,7 +173,18 @@ class TableSearch:
                     f"'{self.source.label}': {listed(list((asked or entries).names))}. Name one."
                 )
                 raise BrokenDatasetError(msg)
-        return self.source.parse(asked, lambda entry, content: parse_table(entry.name, content))
+        found = self.source.parse(asked, lambda entry, content: parse_table(entry.name, content))
+        if self.table is None:
+            # Colours and numbers of classes lead to 0.png and 255.png by chance.
+            found = {
+                name: table
+                for name, table in found.items()
+                if not words.names_classes(name, (column.name for column in table.columns))
+            }
+        if not entries or (asked and not found):
+            msg = f"'{self.source.label}' holds no tables of samples (.csv, .tsv, .parquet)."
+            raise LayoutError(msg)
+        return found
 
     @cached_property
     def leading(self) -> list[LeadingTable]:

@@ -269,6 +269,8 @@ class Masks(_OfSource):
     """Whether pixels are 0 for class 0 and 255 for class 1."""
     guessed: bool = False
     """Whether a look at a few said so, or that pixels are indices; then all are compared with it when they are read."""
+    notes: tuple[str, ...] = ()
+    """What a look at a few showed that may mean something else."""
 
     @property
     def classes(self) -> tuple[str, ...]:

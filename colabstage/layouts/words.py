@@ -200,6 +200,14 @@ def same_split(one: str, other: str) -> bool:
     return one == other or {one, other} <= _HELD_OUT
 
 
+def names_classes(name: str, header: Iterable[str]) -> bool:
+    """Tell whether a table names the classes of masks, by their colours or numbers: class_dict.csv, Roboflow's
+    _classes.csv."""
+    columns = {column.strip().lower() for column in header}
+    is_about_classes = {"name", "r", "g", "b"} <= columns or {"pixel value", "class"} <= columns
+    return is_about_classes and "class" in posixpath.basename(name).lower()
+
+
 @functools.lru_cache(maxsize=4096)
 def is_role(name: str) -> bool:
     """Tell whether a folder's name is a part of every sample: images, masks, labels, train_annotations."""

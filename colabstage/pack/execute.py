@@ -41,6 +41,7 @@ from colabstage.pack.set_stores import STAMPS
 from colabstage.pack.writer import (
     CONTENT,
     LEVELS,
+    WITHOUT_EXIF,
     WriteJob,
     array_bytes,
     compares_masks,
@@ -129,7 +130,8 @@ def repeated_notes(digests: NDArray[np.uint64], table: SampleTable, splits: Sequ
 
 def _label_of(table: SampleTable, targets: Values, sample: int) -> str:
     value = targets.values[sample]
-    return table.classes[int(value)] if table.classes and value.ndim == 0 else str(value.tolist())
+    is_class = value.ndim == 0 and 0 <= value < len(table.classes)
+    return table.classes[int(value)] if is_class else str(value.tolist())
 
 
 # Longer than a read from a local disk takes; and longer than one from memory, the limit where nothing is decoded.
@@ -142,6 +144,10 @@ _TINY_DECODED_BYTES = 1024
 # The file whose manifest is that of the file which was moved to its place last.
 _PUBLISHED = "published"
 _ROWS = "rows.npz"
+_TURNED = (
+    "boxes and masks count as drawn on the upright image, as Ultralytics takes them. If they were drawn on the pixels "
+    f"as they lie in the file, write these images without EXIF: {WITHOUT_EXIF}"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +187,8 @@ class PackReport:
     """Names of images that have further frames or pages; only the first is stored."""
     reduced: tuple[str, ...] = ()
     """Names of images that have 16 bits for each value; only the upper 8 are stored."""
+    turned: tuple[str, ...] = ()
+    """Names of images that EXIF turns, where nothing shows whether boxes or a mask were drawn before or after that."""
     resizer: Resizer | None = None
     """What resized the images, `"torch"` or `"pillow"`; `None` where they were not resized."""
     odd_boxes: OddBoxes = field(default_factory=OddBoxes)
@@ -215,6 +223,7 @@ def notes_on_losses(found: PackReport) -> tuple[str, ...]:
     table = (
         (found.animated, "several frames or pages", "the first of each counts"),
         (found.reduced, "16 bits for each value", "the upper 8 are used, so what is below 256 becomes 0"),
+        (found.turned, "an EXIF orientation", _TURNED),
     )
     return tuple(
         f"{counted(len(names), 'images', 'have')} {what} (first '{names[0]}'): {kept}"
@@ -347,6 +356,7 @@ class PackRun:
             notes=(),
             animated=names_of("frames"),
             reduced=names_of("bits"),
+            turned=names_of("turned"),
             resizer=plan.resizer,
             odd_boxes=odd,
             takeover=takeover,

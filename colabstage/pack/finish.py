@@ -41,6 +41,7 @@ from colabstage.layouts.table import Boxes, UnreadBoxes
 from colabstage.machine.resources import check_space
 from colabstage.pack.plan import SplitPlan, pack_content
 from colabstage.pack.writer import array_bytes
+from colabstage.trees.listing import hash_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -196,30 +197,32 @@ def _split_boxes(
 
 
 class OddBoxes(NamedTuple):
-    """Boxes that are kept as they are written, although a model may refuse or misread them."""
+    """Boxes that are kept as they are written, although a model may refuse or misread them: how many of each kind, and
+    the image of the first."""
 
-    outside: int = 0
-    """How many are partly or wholly outside of their image, by more than what rounding makes of an edge."""
-    flat: int = 0
-    """How many have no width or no height."""
-    first_outside: str = ""
-    """The image of the first that is outside."""
-    first_flat: str = ""
-    """The image of the first that is flat."""
+    outside: tuple[int, str] = (0, "")
+    """Partly or wholly outside of their image, by more than what rounding makes of an edge."""
+    flat: tuple[int, str] = (0, "")
+    """Without width or height."""
+    repeated: tuple[int, str] = (0, "")
+    """As another of the same image, in each number."""
 
     def with_those_of(self, other: OddBoxes) -> OddBoxes:
         """Return these and those of another shard."""
-        firsts = self.first_outside or other.first_outside, self.first_flat or other.first_flat
-        return OddBoxes(self.outside + other.outside, self.flat + other.flat, *firsts)
+        pairs = zip(self, other, strict=True)
+        return OddBoxes(*((count + further, first or second) for (count, first), (further, second) in pairs))
 
     def notes(self) -> tuple[str, ...]:
         """Return a note for each kind that there is."""
         kinds = (
-            (self.outside, f"partly or wholly outside of the image (first in '{self.first_outside}')"),
-            (self.flat, f"without any width or height (first in '{self.first_flat}')"),
+            f"partly or wholly outside of the image (first in '{self.outside[1]}')",
+            f"without any width or height (first in '{self.flat[1]}')",
+            f"written twice, in each number the same (first in '{self.repeated[1]}')",
         )
         return tuple(
-            f"{counted(count, 'boxes', 'are', which=which)} kept as written." for count, which in kinds if count
+            f"{counted(count, 'boxes', 'are', which=which)} kept as written."
+            for (count, _), which in zip(self, kinds, strict=True)
+            if count
         )
 
 
@@ -232,10 +235,18 @@ def odd_boxes(
     first, last = boxes.boxes[:, :2], boxes.boxes[:, 2:]
     own = sizes[of_image][:, ::-1]
     sides, slack = (np.ones_like(own), _EDGE_SLACK_OF_PARTS) if boxes.relative else (own, _EDGE_SLACK)
-    outside = ((first < -slack) | (last > sides + slack)).any(axis=1) & (own > 0).all(axis=1) & counts[of_image]
-    flat = (last == first).any(axis=1) & counts[of_image]
-    firsts = (name(int(of_image[np.argmax(which)])) if which.any() else "" for which in (outside, flat))
-    return OddBoxes(int(np.count_nonzero(outside)), int(np.count_nonzero(flat)), *firsts)
+    outside = ((first < -slack) | (last > sides + slack)).any(axis=1) & (own > 0).all(axis=1)
+    flat = (last == first).any(axis=1)
+    numbers = [
+        values.reshape(len(of_image), -1).astype(np.float64) for values in (boxes.boxes, *boxes.columns.values())
+    ]
+    rows = hash_rows(*np.concatenate(numbers, axis=1).T.copy().view(np.uint64), of_image + 1)
+    repeated = np.ones(len(rows), np.bool_)
+    repeated[np.unique(rows, return_index=True)[1]] = False
+    kinds = (which & counts[of_image] for which in (outside, flat, repeated))
+    return OddBoxes(
+        *((int(which.sum()), name(int(of_image[np.argmax(which)])) if which.any() else "") for which in kinds)
+    )
 
 
 # Shards are joined into the rows and the bytes that a single process would have written.

@@ -40,7 +40,7 @@ from colabstage.io.workspace import open_spool
 from colabstage.layouts.detect import TableFile, detect_layout, is_table_file
 from colabstage.layouts.formats.items import read_dataset
 from colabstage.layouts.reading import read_each
-from colabstage.layouts.table import Arrays, Boxes, Images, Masks, TreeFiles, UnreadBoxes
+from colabstage.layouts.table import Arrays, Boxes, Images, Masks, TreeFiles, UnreadBoxes, Values
 from colabstage.machine.resources import release_freed_memory
 from colabstage.pack.plan import (
     PackPlan,
@@ -232,7 +232,8 @@ class PackJob:
     @property
     def notes(self) -> tuple[str, ...]:
         """Return what the user should know about the source and its samples."""
-        return (*(() if self.tree is None else self.tree.notes), *self.table.notes)
+        of_masks = self.table.targets.notes if isinstance(self.table.targets, Masks) else ()
+        return (*(() if self.tree is None else self.tree.notes), *self.table.notes, *of_masks)
 
 
 def prepare_pack(tree: Tree, options: PackOptions, *, free_bytes: int | None) -> PackJob:
@@ -245,7 +246,7 @@ def plan_job(tree: Tree | None, table: SampleTable, options: PackOptions, *, fre
 
     Whether torch resizes goes by whether it is installed, which has to be settled before packing (`settled`).
     """
-    table = replace(table, notes=(*table.notes, *_notes_on_arrays(table, options)))
+    table = replace(table, notes=(*table.notes, *_notes_on_labels(table), *_notes_on_arrays(table, options)))
     facts: Sequence[ImageFacts] = ()
     if options.prepare is not None:
         table = prepared_table(completed(table), options.prepare, options.image)
@@ -318,6 +319,20 @@ def _image_facts(content: Content) -> ImageFacts:
 
 def _peak(pixels: NDArray[Any]) -> int | None:
     return int(pixels.max()) if pixels.dtype == np.uint16 and pixels.size else None
+
+
+def _notes_on_labels(table: SampleTable) -> Iterator[str]:
+    """Yield which labels are none of the named classes: secret ones of test sets are -1."""
+    if not (isinstance(table.targets, Values) and table.classes and table.targets.values.ndim == 1):
+        return
+    below = np.flatnonzero(table.targets.values < 0)
+    if len(below):
+        number = int(table.targets.values[below[0]])
+        yield (
+            f"{counted(len(below), table.unit, 'have', of=len(table))} a label below 0, which is no class (first "
+            f"'{table.keys[below[0]]}', {number}). Leave them out of the loss, in PyTorch's by ignore_index={number}, "
+            "or out of the source"
+        )
 
 
 def _notes_on_arrays(table: SampleTable, options: PackOptions) -> Iterator[str]:

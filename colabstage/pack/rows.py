@@ -115,12 +115,16 @@ def parse_rows(content: bytes, manifest: Manifest) -> PackRows | None:
     """Return the record of a pack; `None` for anything that is not a whole one, or of other rows."""
     try:
         with np.load(io.BytesIO(content), allow_pickle=False) as stored:
-            head, rows, levels = json.loads(stored["head"].tobytes()), stored["rows"], stored.get("levels")
+            head, found_rows, levels = json.loads(stored["head"].tobytes()), stored["rows"], stored.get("levels")
+        # Earlier versions noted less of the files.
+        rows = np.zeros(found_rows.shape, ROW)
+        for name in found_rows.dtype.names:
+            rows[name] = found_rows[name]
         splits = {str(name): int(count) for name, count in head["splits"]}
         found = PackRows(str(head["form"]), splits, rows, levels)
     except _UNREADABLE:
         return None
-    fits = rows.dtype == ROW and rows.shape == (sum(splits.values()),) and splits == manifest.samples
+    fits = rows.shape == (sum(splits.values()),) and splits == manifest.samples
     fits = fits and (levels is None or (levels.dtype == np.uint8 and levels.shape == (len(rows), 32)))
     return found if fits and head.get("format") == _FORMAT else None
 

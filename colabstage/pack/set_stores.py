@@ -80,7 +80,7 @@ class ShardName(NamedTuple):
 
 
 class ShardResult(NamedTuple):
-    """What one task has written; the last three as far as this run has seen them."""
+    """What one task has written; the last four as far as this run has seen them."""
 
     samples: Mapping[str, int]
     """Rows of each split."""
@@ -92,6 +92,7 @@ class ShardResult(NamedTuple):
     """The largest number of reads in flight."""
     animated: tuple[str, ...] = ()
     reduced: tuple[str, ...] = ()
+    turned: tuple[str, ...] = ()
     odd_boxes: OddBoxes = OddBoxes()
 
     @classmethod

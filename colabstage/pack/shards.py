@@ -483,6 +483,7 @@ def set_report(job: PackJob, results: Sequence[ShardResult], began: float) -> Pa
         notes=(),
         animated=tuple(name for result in results for name in result.animated),
         reduced=tuple(name for result in results for name in result.reduced),
+        turned=tuple(name for result in results for name in result.turned),
         odd_boxes=odd,
         resizer=job.plan.resizer,
         unit=job.table.unit,

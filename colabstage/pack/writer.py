@@ -19,6 +19,8 @@ from colabstage.images.decode import (
     decode_sized,
     encode_jpeg,
     fit_pixels,
+    orientation_of,
+    upright_size,
 )
 from colabstage.images.masks import fit_mask, level_counts, read_mask
 from colabstage.io.files import RetryPolicy, TargetFile, read_with_retry
@@ -47,6 +49,8 @@ if TYPE_CHECKING:
 
 # Which values of a byte a mask has, a bit for each.
 LEVELS = np.dtype(("u1", (32,)))
+# Of a photograph that the eye cannot tell from it.
+WITHOUT_EXIF = "from PIL import Image; Image.open(path).save(path, quality=95)"
 # Of an image file; 0 stands for none, because its sample was left out.
 CONTENT = np.dtype("<u8")
 
@@ -130,12 +134,14 @@ class SampleEncoder:
         try:
             x, size, lost = self._encode_x(index, raw.x, scratch)
             check_kept(lost, self._options.image.color_mode)
-            self._check_drawn_size(index, size)
             parts: tuple[memoryview, ...] = (x,)
+            drawn = self._stated_size(index)
             if self._target is not None and raw.y is not None:
                 part = self._target.name(index)
-                y, levels = self._encode_y(index, raw.y, size)
+                y, drawn, levels = self._encode_y(index, raw.y)
                 parts = (x, y)
+            if drawn is not None and is_turned(raw.x, size, drawn, mask=raw.y):
+                lost = (*lost, "turned")
         except DecodeError as error:
             raise BrokenSampleError(part, error) from error
         return StoredSample(parts, size, lost, levels)
@@ -163,20 +169,13 @@ class SampleEncoder:
             raise ReplanError(msg, keeps_files)
         return pixels.data.cast("B"), size, lost
 
-    def _check_drawn_size(self, index: int, size: Size) -> None:
-        """Refuse an image whose size differs from the one that its boxes were drawn on."""
+    def _stated_size(self, index: int) -> Size | None:
+        """Return the size of the image that boxes were drawn on, zeros where nothing says it; `None` without boxes."""
         targets = self._table.targets
-        if not isinstance(targets, Boxes) or targets.sizes is None:
-            return
-        height, width = (int(side) for side in targets.sizes[index])
-        # Zeros mean that the label file does not say.
-        if (height, width) not in ((0, 0), size):
-            msg = (
-                f"Its label file says {height} x {width} pixels and the image has {size[0]} x {size[1]} (height x "
-                "width, turned as its EXIF orientation asks), so its boxes lie elsewhere. Take the images that the "
-                "boxes were drawn on, or scale the boxes."
-            )
-            raise DecodeError(msg)
+        if not isinstance(targets, Boxes):
+            return None
+        height, width = (0, 0) if targets.sizes is None else map(int, targets.sizes[index])
+        return height, width
 
     def _decode(self, content: Content, scratch: Scratch) -> DecodedImage:
         resizer = self._plan.resizer or "pillow"
@@ -185,14 +184,15 @@ class SampleEncoder:
         image = image_options(self._table, self._options)
         return DecodedImage(fit_pixels(content, image, resizer=resizer), (content.shape[0], content.shape[1]), lost=())
 
-    def _encode_y(self, index: int, content: Content, size: Size) -> tuple[memoryview, NDArray[np.bool_] | None]:
-        """Return the bytes of a target, and of a mask which values it has, where they are compared."""
+    def _encode_y(self, index: int, content: Content) -> tuple[memoryview, Size | None, NDArray[np.bool_] | None]:
+        """Return the bytes of a target; of boxes and masks, the size of what they were drawn on, zeros where it is not
+        said; and of a mask which values it has, where they are compared."""
         targets, field = self._table.targets, self._plan.y
         assert field is not None
         if isinstance(targets, UnreadBoxes):
-            return array_bytes(np.asarray(content)), None
+            return array_bytes(np.asarray(content)), (0, 0), None
         if isinstance(targets, Arrays):
-            return _row(targets.to_array(content), field, targets.source.name(index)), None
+            return _row(targets.to_array(content), field, targets.source.name(index)), None, None
         assert isinstance(targets, Masks)
         data = None if field.lengths is None else _checked_file(content, field.lengths, index, targets.source)[0]
         if targets.guessed:
@@ -200,14 +200,33 @@ class SampleEncoder:
         # Decoded although the file may be what is stored: a broken one is found now, and not in the third epoch.
         options = mask_options(targets, self._options)
         indices = read_mask(content, options)
-        if indices.shape[:2] != size:
-            msg = (
-                f"The mask has {indices.shape[0]} x {indices.shape[1]} pixels and its image {size[0]} x {size[1]} "
-                "(height x width, turned as their EXIF orientation asks); expected the same."
-            )
-            raise DecodeError(msg)
         levels = level_counts(indices) > 0 if self._compares_masks else None
-        return fit_mask(indices, options).data.cast("B") if data is None else data, levels
+        y = fit_mask(indices, options).data.cast("B") if data is None else data
+        return y, (indices.shape[0], indices.shape[1]), levels
+
+
+def is_turned(image: Content, size: Size, drawn: Size, *, mask: Content | None) -> bool:
+    """Tell whether EXIF turns an image, and nothing shows if its boxes or its mask were drawn before or after that;
+    refuse those that were drawn on another size.
+
+    `drawn`: height and width by the label file, zeros if it does not say, or those of the `mask`.
+    """
+    turns = [orientation_of(one) if isinstance(one, bytes) else 1 for one in (image, mask)]
+    is_across = len({upright_size(size, turn) for turn in turns}) > 1
+    if drawn in ((0, 0), size):
+        # Only upright does one that EXIF lays across have these sides.
+        return turns[0] != turns[1] and not (is_across and drawn == size)
+    remedy = "Take the images that they were drawn on, or scale them."
+    if drawn == size[::-1]:
+        change = "exchange these numbers in the file" if mask is None else "turn the mask"
+        remedy = f"If they were drawn on the image as it is shown, {change}."
+    if drawn == size[::-1] and is_across:
+        remedy += f" If on the pixels as they lie in the file, write the image without EXIF: {WITHOUT_EXIF}."
+    msg = (
+        f"Its {'label file' if mask is None else 'mask'} has {drawn[0]} x {drawn[1]} pixels and the image {size[0]} x "
+        f"{size[1]} (height x width, upright). {remedy}"
+    )
+    raise DecodeError(msg)
 
 
 def _checked_file(

@@ -8,6 +8,7 @@ holds, take its `wrong` away, and it stays as an ordinary test. To add one: `fil
 from __future__ import annotations
 
 import io
+import json
 import pickle
 import re
 import tarfile
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import h5py
 import numpy as np
 import pytest
+from PIL import Image
 
 from colabstage.options import Boxes, Images, SampleTable, TreeFiles, file_names, image_masks, table_rows
 from tests.contract.packed import Packed, found, noted, pack, refused, row
@@ -189,6 +191,94 @@ BOXES = [
         right=[found("train: bad 3, good 3"), noted("flags"), refused("flags")]),
 ]
 
+
+
+def turned(turn: int, labels: dict[str, Any], size: tuple[int, int] = (48, 64), form: str = "JPEG") -> dict[str, bytes]:
+    """Images of which EXIF turns the second."""
+    images = {f"images/{i}.{form.lower()}": image(i, form=form, size=size, turn=turn if i == 1 else 1) for i in range(3)}
+    return {**images, **files("", labels)}
+
+
+def drawn_on(height: int, width: int) -> dict[str, Any]:
+    """COCO's boxes, and what they say of the size of the second image."""
+    sizes = [(48, 64), (height, width), (48, 64)]
+    images = [{"id": i, "file_name": f"{i}.jpeg", "height": h, "width": w} for i, (h, w) in enumerate(sizes)]
+    boxes = [{"id": i, "image_id": i, "category_id": 1, "bbox": [1, 2, 10, 5]} for i in range(3)]
+    return {"annotations.json": {"images": images, "annotations": boxes, "categories": [{"id": 1, "name": "cat"}]}}
+
+
+def mask_of(height: int, width: int, turn: int = 1) -> dict[str, bytes]:
+    """Masks with a class in a corner, the second of this size."""
+    made = {}
+    for i, size in enumerate([(48, 64), (height, width), (48, 64)]):
+        buffer, exif = io.BytesIO(), Image.Exif()
+        exif[0x0112] = turn
+        pixels = np.zeros(size, np.uint8)
+        pixels[:3, :2] = 1
+        Image.fromarray(pixels).save(buffer, "PNG", **({"exif": exif} if i == 1 and turn != 1 else {}))
+        made[f"masks/{i}.png"] = buffer.getvalue()
+    return made
+
+
+OF_YOLO = {"labels/{0..2}.txt": first_of(0), "data.yaml": "names: [cat]\n"}
+UNSAID = noted(r"EXIF.*images/1\.")
+SAID = lambda packed: not packed.refusal and not UNSAID(packed)  # noqa: E731
+TURNED = [
+    *(row(f"YOLO's boxes, turned by {turn}, {form}", turned(turn, OF_YOLO, form=form), right=[UNSAID]) for turn, form in [(3, "JPEG"), (6, "JPEG"), (8, "PNG"), (6, "TIFF")]),
+    row("YOLO's boxes, as files", turned(6, OF_YOLO), encoding="encoded", right=[UNSAID]),
+    row("COCO's boxes on the upright image", turned(6, drawn_on(64, 48)), right=[SAID]),
+    row("COCO's boxes on the image as it lies", turned(6, drawn_on(48, 64)), right=[refused(r"images/1\.jpeg.*48 x 64.*without EXIF")]),
+    row("COCO's boxes, upside down", turned(3, drawn_on(48, 64)), right=[UNSAID]),
+    row("COCO's boxes, no size", turned(6, drawn_on(0, 0)), right=[UNSAID]),
+    row("COCO's boxes on another image", turned(6, drawn_on(480, 640)), right=[refused(r"images/1\.jpeg.*480 x 640", but_not="without EXIF")]),
+    row("a mask of the upright image", turned(6, mask_of(64, 48)), right=[SAID], image_size=32),
+    row("a mask of the image as it lies", turned(6, mask_of(48, 64)), right=[refused(r"masks/1\.png.*48 x 64.*without EXIF")]),
+    row("a mask that is turned alike", turned(6, mask_of(48, 64, 6)), right=[SAID], image_size=32),
+    row("a mask that is turned otherwise", turned(6, mask_of(48, 64, 8)), right=[UNSAID], image_size=32),
+    row("a mask, upside down", turned(3, mask_of(48, 64)), right=[UNSAID]),
+    row("a mask that alone is upside down", turned(1, mask_of(48, 64, 3)), right=[UNSAID]),
+    row("classes, turned", {f"{name}/{i}.jpg": image(i + 9 * (name == "a"), form="JPEG", turn=6) for name in "ab" for i in range(3)}, right=[SAID]),
+]
+
+
+def label_studio(*results: dict[str, Any]) -> list[dict[str, Any]]:
+    """Label Studio's export of four images that were uploaded."""
+    size = {"original_width": 64, "original_height": 48}
+    result = [{"type": kind, "value": value, **size} for one in results for kind, value in one.items()]
+    return [{"id": i, "data": {"image": f"/data/upload/1/ab12cd3{i}-{i}.jpg"}, "annotations": [{"result": result}]} for i in range(4)]
+
+
+RECTANGLE = {"rectanglelabels": {"x": 10, "y": 10, "width": 20, "height": 20, "rectanglelabels": ["cat"]}}
+CVAT = "<annotations>" + "".join(f'<image id="{i}" name="{i}.jpg" width="64" height="48"><tag label="day"/><box label="cat" xtl="1" ytl="1" xbr="9" ybr="9"/></image>' for i in range(4)) + "</annotations>"
+TOOLS = [
+    row("Label Studio's names of uploads", files("images/{0..3}.jpg", {"project.json": label_studio(RECTANGLE)}), right=[found("train: boxes cat 4")]),
+    row("Label Studio's names of images that came with them", files("images/ab12cd3{0..3}-{0..3}.jpg", {"project.json": label_studio(RECTANGLE)}), right=[found("train: boxes cat 4")]),
+    row("one upload under two names", files("images/0.jpg", {"project.json": [{**one, "data": {"image": f"ab12cd3{i}-0.jpg"}} for i, one in enumerate(label_studio(RECTANGLE))]}), right=[refused("images/0.jpg")]),
+    row("Label Studio's choices beside boxes", files("images/{0..3}.jpg", {"project.json": label_studio(RECTANGLE, {"choices": {"choices": ["day"]}})}), right=[noted("4 annotations without a box")]),
+    row("two labels of one region", files("images/{0..3}.jpg", {"project.json": label_studio({"rectanglelabels": {**RECTANGLE["rectanglelabels"], "rectanglelabels": ["cat", "dog"]}})}), right=[refused("2 labels")]),
+    row("CVAT's tags beside boxes", files("images/{0..3}.jpg", {"annotations.xml": CVAT}), right=[noted("4 annotations without a box")]),
+]
+
+# Lines of four numbers, as parts of an image: two corners, and the first corner with the sides.
+CORNERS = ["0 0.1 0.2 0.8 0.9\n", "0 0.2 0.3 0.9 0.95\n", "1 0.5 0.6 0.95 0.97\n"]
+FIRST_CORNER = ["0 0.1 0.02 0.8 0.9\n", "0 0.6 0.1 0.3 0.3\n", "1 0.05 0.06 0.15 0.17\n"]
+FORMS = [
+    row("YOLO's boxes by their corners", turned(1, {**{f"labels/{i}.txt": line for i, line in enumerate(CORNERS)}, "data.yaml": "names: [cat, dog]\n"}), right=[refused("two corners")]),
+    row("YOLO's boxes by their first corner", turned(1, {**{f"labels/{i}.txt": line for i, line in enumerate(FIRST_CORNER)}, "data.yaml": "names: [cat, dog]\n"}), right=[refused("first corner")]),
+    row("COCO's boxes by their corners", turned(1, {"annotations.json": {**drawn_on(48, 64)["annotations.json"], "annotations": [{"id": i, "image_id": i, "category_id": 1, "bbox": [20, 20, 60, 40]} for i in range(3)]}}),
+        right=[refused("two corners")]),
+    row("one of COCO's boxes reaches outside", turned(1, {"annotations.json": {**drawn_on(48, 64)["annotations.json"], "annotations": [{"id": i, "image_id": i, "category_id": 1, "bbox": [20, 20, 60 - 30 * (i > 0), 4]} for i in range(3)]}}),
+        right=[noted("outside")]),
+    row("boxes written twice", turned(1, {**OF_YOLO, "labels/{0..2}.txt": first_of(0, 0)}), right=[noted("3 boxes written twice")]),
+    row("one label file for two images", turned(1, OF_YOLO) | {"images/0.png": image(9)}, right=[noted("1 image has the label file of another")]),
+    row("a box in two classes", turned(1, {**OF_YOLO, "labels/{0..2}.txt": first_of(0, 1), "data.yaml": "names: [cat, dog]\n"}), right=[lambda packed: packed.found == "train: boxes cat 3, dog 3" and not packed.notes]),
+    *(row(f"YOLO's boxes in {labels}", files(f"{images}/{{0..2}}.jpg", {labels.format("{0..2}"): first_of(0)}), right=[found("train: boxes .* 3")])
+      for images, labels in [("images", "labels/{}.TXT"), ("Images", "Labels/{}.txt"), ("images", "annotations/{}.txt"), ("imgs", "label/{}.txt"), (".", "labels/{}.txt"), ("data/images/all", "data/labels/all/{}.txt")]),
+    row("boxes of COCO with outlines", turned(1, {"annotations.json": {**drawn_on(48, 64)["annotations.json"], "annotations": [
+        {"id": i, "image_id": i, "category_id": 1, "bbox": [2, 2, 6, 4], "segmentation": [[2, 2, 8, 2, 8, 6]][i:], "keypoints": [3, 3, 2]} for i in range(3)]}}),
+        right=[lambda packed: noted("1 outline.*segmentation")(packed) and noted("3 .*keypoints")(packed)]),
+]
+
 # A quote that is not closed makes one cell of the rows up to the next one.
 OPEN = [refused(r"labels\.csv.*after row 2"), found("train: cat 2, dog 2")]
 TABLES = [
@@ -307,6 +397,56 @@ MASKS = [
           ("images/{}.png", "1st_manual/{}.png", "1st_manual"), ("scan{}.png", "scan{}_mask_1.png", "_mask_1"), ("scan{}.png", "scan{}_lesion.png", "_lesion")]),
 ]
 
+
+
+def in_palettes(*palettes: str) -> dict[str, bytes]:
+    """Images, and masks of 0 and 1 in palettes by turns, such as "kw": each letter a colour."""
+    made: dict[str, bytes] = {}
+    for i in range(4):
+        picture, buffer = Image.fromarray(np.eye(16, dtype=np.uint8)), io.BytesIO()
+        colours = {"k": [0, 0, 0], "w": [255, 255, 255], "r": [255, 0, 0], "g": [0, 255, 0]}
+        picture.putpalette([part for letter in palettes[i % len(palettes)] for part in colours[letter]])
+        picture.save(buffer, "PNG")
+        made |= {f"images/{i}.png": image(i, size=(16, 16)), f"masks/{i}.png": buffer.getvalue()}
+    return made
+
+
+def tiff(pixels: Any) -> bytes:
+    """A TIFF of these pixels."""
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "TIFF")
+    return buffer.getvalue()
+
+
+def as_masks(*pixels: Any, write: Callable[[Any], bytes] = grey) -> dict[str, bytes]:
+    """Four images, and masks of these pixels by turns."""
+    return {f"images/{i}.png": image(i, size=(16, 16)) for i in range(4)} | {f"masks/{i}.{'tif' if write is tiff else 'png'}": write(pixels[i % len(pixels)]) for i in range(4)}
+
+
+EYE = np.eye(16, dtype=np.uint8)
+OF_64 = "train: 4 masks with 64 pixels"
+VALUES = [
+    row("palettes: one number, two colours", in_palettes("kr", "kg"), right=[noted(r"masks/0\.png.*class_dict")]),
+    row("palettes: 0 is white, 1 black", in_palettes("wk"), right=[noted(r"masks/0\.png.*class_dict")]),
+    *(row(f"palettes: {name} beside images called as its numbers", in_palettes("kr", "kg") | {name: text.encode()}, right=[found("train: 4 masks with 32 pixels" if "rgb" in name else OF_64)])
+      for name, text in [("rgb/class_dict.csv", "name,r,g,b\nnone,0,0,0\nred,255,0,0\ngreen,0,255,0\n"), ("_classes.csv", "Pixel Value, Class\n0, none\n1, some\n")]),
+    row("two classes of one colour", in_palettes("kr") | {"class_dict.csv": b"name,r,g,b\nnone,0,0,0\nroad,255,0,0\nlane,255,0,0\n"}, right=[noted("'lane'.*'road'")]),
+    row("palettes: one for all", in_palettes("kr"), right=[lambda packed: packed.found == OF_64 and not packed.notes]),
+    row("palettes: of some masks alone", in_palettes("kr") | {"masks/0.png": grey(EYE)}, right=[lambda packed: packed.found == OF_64 and not packed.notes]),
+    row("a class, and a foreground of 255", as_masks(EYE * 2, EYE * 255), right=[noted(r"255.*masks/1\.png")]),
+    row("classes, and no class of 255", as_masks(EYE * 2 + np.diag([np.uint8(255)] * 8, 8), np.pad(EYE[:2, :2] * 255, (0, 14))), right=[lambda packed: not packed.refusal and not packed.notes]),
+    row("masks of whole floats", as_masks(EYE.astype(np.float32), write=tiff), right=[found(OF_64)]),
+    row("masks of probabilities", as_masks(EYE * np.float32(0.7), write=tiff), right=[refused(r"masks/.\.tif.*float32")]),
+    row("masks of floats above 255", as_masks(EYE * np.float32(300), write=tiff), right=[refused(r"masks/.\.tif.*300")]),
+    *(row(f"images of 32 bits up to {most}", {f"{name}/{i}.tif": tiff(np.full((8, 8), most - i, np.int32)) for name in "ab" for i in range(2)}, color_mode="keep", right=[right])
+      for most, right in [(2**24, found(".*float32.*")), (2**30 + 9, refused(r"\.tif.*float32"))]),
+]
+
+OF_PARTS = [
+    row(f"{masks} beside {images}", files(f"{images}/p{{0..5}}.png {masks}/{{0..5}}.png"), right=[refused(rf"only='{images}'.*parts\(x='{images}', y='{masks}'\)")])
+    for images, masks in [("img", "gt"), ("val2017", "panoptic_val2017"), ("photos", "masks"), ("images", "masks")]
+]
+
 # Images, their masks, and bands of one sample, in folders.
 PARTS = [
     row(f"parts of a sample: {name}", files(names), right=[refused(folder), found("[^:]*: [0-9]+ (without targets|masks).*")])
@@ -402,7 +542,23 @@ TEXTS = [
 
 
 @pytest.mark.parametrize(
-    ("made", "right", "options"), [*BOXES, *TABLES, *FOLDERS, *BESIDE_FOLDERS, *MASKS, *PARTS, *PIXELS, *ARRAYS, *TEXTS]
+    ("made", "right", "options"),
+    [
+        *BOXES,
+        *TURNED,
+        *TOOLS,
+        *FORMS,
+        *TABLES,
+        *FOLDERS,
+        *BESIDE_FOLDERS,
+        *MASKS,
+        *VALUES,
+        *OF_PARTS,
+        *PARTS,
+        *PIXELS,
+        *ARRAYS,
+        *TEXTS,
+    ],
 )
 def test_files_are_read_rightly_or_refused(
     tmp_path: Path, made: dict[str, bytes], right: list[Callable[[Packed], bool]], options: dict[str, Any]
@@ -506,6 +662,30 @@ def test_samples_of_matlab_lie_along_the_axis_of_its_vectors(
     (tmp_path / "set").mkdir()
     matlab.savemat(tmp_path / "set/x.mat", {"X": np.zeros(shape, np.uint8), "y": y})
     packed = pack(tmp_path / "set", tmp_path / "out.h5")
+    assert right(packed), str(packed)
+
+
+@pytest.mark.parametrize(
+    ("labels", "right"),
+    [
+        ([0, 1, 2], refused(r"parquet\[2\].*2 classes")),
+        ([0, 1, -1], noted(r"1 of 3 .*below 0.*parquet\[2\]")),
+        ([0, 1, 1], found("train: cat 1, dog 2")),
+    ],
+)
+def test_numbers_of_parquet_that_are_no_named_class(
+    tmp_path: Path, labels: list[int], right: Callable[[Packed], bool]
+) -> None:
+    """As `datasets` writes the names of classes: a number beyond them is no class, -1 stands for a secret one."""
+    pyarrow = pytest.importorskip("pyarrow", reason="needs pyarrow: pip install -c constraints.txt --group arrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    features = {"image": {"_type": "Image"}, "label": {"_type": "ClassLabel", "names": ["cat", "dog"]}}
+    table = pyarrow.table({"image": [{"bytes": image(i), "path": ""} for i in range(3)], "label": labels})
+    buffer = io.BytesIO()
+    parquet.write_table(
+        table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})}), buffer
+    )
+    packed = pack(write_files(tmp_path / "set", {"train.parquet": buffer.getvalue()}), tmp_path / "out.h5")
     assert right(packed), str(packed)
 
 

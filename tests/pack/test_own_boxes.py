@@ -206,8 +206,8 @@ def test_any_boxes_are_those_of_the_items_or_refused(drawn: list[list[tuple[int,
     except LayoutError as error:
         refused = str(error)
     if refused:
-        # Of COCO's own annotations the form is known.
-        assert not any(drawn) or (form != "coco" and "xyxy" in refused)
+        # Of COCO's own annotations the form is known; boxes of one pixel may be parts of the image.
+        assert not any(drawn) or (form != "coco" and "xyxy" in refused) or "normalized" in refused
         return
     assert isinstance(table.targets, UnreadBoxes)
     for number, shapes in enumerate(drawn):

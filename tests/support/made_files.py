@@ -28,11 +28,12 @@ _FORMS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".tif": "TIFF", ".bmp"
 
 
 @cache
-def image(seed: int, *, size: tuple[int, int] = (48, 64), form: str = "PNG") -> bytes:
-    """Return an image in RGB that no other seed gives."""
-    buffer = io.BytesIO()
+def image(seed: int, *, size: tuple[int, int] = (48, 64), form: str = "PNG", turn: int = 1) -> bytes:
+    """Return an image in RGB that no other seed gives; `turn`: its EXIF orientation."""
+    buffer, exif = io.BytesIO(), Image.Exif()
+    exif[0x0112] = turn
     pixels = np.random.default_rng(seed).integers(0, 256, (*size, 3), np.uint8)
-    Image.fromarray(pixels).save(buffer, form)
+    Image.fromarray(pixels).save(buffer, form, **({"exif": exif} if turn != 1 else {}))
     return buffer.getvalue()
 
 

@@ -123,15 +123,14 @@ def voc_state(source: Source) -> Evidence:
     images = source.ending_in(IMAGES if annotations else ())
     # Masks are in SegmentationClass and SegmentationObject by the same stems.
     images = images.where(lambda name: not folder_of(name).startswith("Segmentation"))
-    labels, twice = _xml_of(images, annotations)
+    labels, twice = _nearest_of(images, annotations)
     some = list(labels.values())[:_SNIFFED]
     if not any(map(_IS_VOC.search, source.texts(some).values())):
         msg = (
             f"'{source.label}' has no XML file of Pascal VOC's form with the name of an image, beside it or elsewhere."
         )
         raise LayoutError(msg)
-    if twice:
-        raise broken(twice[0], f"it may be of the image '{twice[1]}', as '{twice[2]}' may", "one file for each image")
+    _refuse_two_files(twice)
     # Images without a file count only in folders where others have one.
     folders = set(map(posixpath.dirname, labels))
     chosen = images.where(lambda name: posixpath.dirname(name) in folders)
@@ -163,7 +162,7 @@ def _place(name: str) -> tuple[str, ...]:
     return (*(folder for folder in folders if folder.lower() not in _ROLES), stem)
 
 
-def _xml_of(images: FileEntries, annotations: FileEntries) -> tuple[dict[str, FileEntry], tuple[str, ...]]:
+def _nearest_of(images: FileEntries, annotations: FileEntries) -> tuple[dict[str, FileEntry], tuple[str, ...]]:
     """Return the file of each image: in the same folders, apart from those that only describe their content; otherwise
     the nearest above that is of one image alone (crazing/1.jpg, annotations/1.xml). And two that may be of one image,
     as the one, the image and the other."""
@@ -189,6 +188,12 @@ def _xml_of(images: FileEntries, annotations: FileEntries) -> tuple[dict[str, Fi
     # Two images of one name in two folders: nothing says whose file it is.
     alone = dict(pairs[0] for name, pairs in above.items() if len(pairs) == 1 and name not in taken)
     return found | alone, twice
+
+
+def _refuse_two_files(twice: tuple[str, ...]) -> None:
+    """Refuse two files that may be of one image, as `_nearest_of` returns them."""
+    if twice:
+        raise broken(twice[0], f"it may be of the image '{twice[1]}', as '{twice[2]}' may", "one file for each image")
 
 
 def parse_voc(name: str, content: bytes) -> Record:
@@ -270,10 +275,18 @@ def yolo_state(source: Source) -> Evidence:
     no boxes, and so does a missing one, with a note. Names of classes come from data.yaml, classes.txt or obj.names;
     splits from data.yaml, lists or folders.
     """
+    entries = source.ending_in((".txt",))
     # By exact names, because thousands of labels are looked up, with the case of the images' names.
-    texts = {normal(entry.name): entry for entry in source.ending_in((".txt",)) if entry.name.endswith(".txt")}
+    texts = {_stem(entry.name): entry for entry in entries}
     images = source.ending_in(IMAGES if texts else ())
     files = [_label_file_of(name, texts) for name in images.names]
+    if not any(files):
+        nearest, twice = _nearest_of(images, entries)
+        read = source.texts(list(nearest.values())[:_SNIFFED])
+        # VisDrone's lie so as well, and are of another form.
+        if all(_is_box(_numbers(line)) for text in read.values() for _, line in _lines(text)):
+            _refuse_two_files(twice)
+            files = [nearest.get(name) for name in images.names]
     there = [file for file in files if file is not None]
     lists, classes = read_class_list(source) if there else ([], ClassList(()))
     folders_of = zip(map(posixpath.dirname, images.names), files, strict=True)
@@ -333,8 +346,8 @@ def _label_file_of(image: str, texts: dict[str, FileEntry]) -> FileEntry | None:
     or the one beside the image."""
     stem = _stem(image)
     head, found, tail = f"/{stem}".rpartition("/images/")
-    moved = f"{head}/labels/{tail}.txt".lstrip("/") if found else ""
-    return texts.get(moved) or texts.get(f"{stem}.txt")
+    moved = f"{head}/labels/{tail}".lstrip("/") if found else ""
+    return texts.get(moved) or texts.get(stem)
 
 
 def _names(classes: ClassList, rows: dict[str, list[list[float]]]) -> Sequence[str]:

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 
 Color = tuple[int, int, int]
+_BLACK, _WHITE = (0, 0, 0), (255, 255, 255)
 # Enough to meet each common class, and few enough to cost no noticeable time on a mounted Drive.
 _LOOKED_AT = 16
 # Even a few masks contain this share of the class indices up to the highest; painted greys are far apart.
@@ -97,11 +98,11 @@ def find_masks(source: SampleSource, *, decoded: bool = False, spread: bool = Tr
         if mask.lossy:
             raise broken(mask.name, _LOSSY)
     _refuse_painted(found)
-    _refuse_two_palettes(found)
+    notes = _compare_palettes(found)
     plain = [mask for mask in found if not mask.colors]
     counts = np.array([mask.counts for mask in plain], np.int64).reshape(-1, VOID + 1)
     is_foreground = _is_foreground(counts.sum(axis=0), _kinds_of(counts > 0), lambda number: plain[number].name)
-    return Masks(source, decoded=decoded, foreground=is_foreground, guessed=True)
+    return Masks(source, decoded=decoded, foreground=is_foreground, guessed=True, notes=notes)
 
 
 def _refuse_painted(masks: Sequence[_Mask]) -> None:
@@ -119,9 +120,12 @@ def _refuse_painted(masks: Sequence[_Mask]) -> None:
         raise broken(painted[0].name, what)
 
 
-def _refuse_two_palettes(masks: Sequence[_Mask]) -> None:
-    """Refuse masks of which two have one colour under different numbers."""
+def _compare_palettes(masks: Sequence[_Mask]) -> tuple[str, ...]:
+    """Refuse masks of which two have one colour under different numbers; return a note on palettes that contradict the
+    numbers: one number in two colours, or 0 as white and another as black."""
     first: dict[Color, tuple[_Mask, int]] = {}
+    named: dict[int, tuple[_Mask, Color]] = {}
+    shown = ""
     for mask in masks:
         for value, color in mask.palette.items():
             other, at = first.setdefault(color, (mask, value))
@@ -129,6 +133,18 @@ def _refuse_two_palettes(masks: Sequence[_Mask]) -> None:
             if at != value and other.palette.get(value, color) != color:
                 what = f"it has the colour {color} under another number of its palette than '{other.name}'"
                 raise broken(mask.name, what, "one palette for all, or true colours with a class_dict.csv")
+            before, painted = named.setdefault(value, (mask, color))
+            if painted != color:
+                shown = shown or f"{value} is {painted} in '{before.name}' and {color} in '{mask.name}'"
+        if mask.palette.get(0) == _WHITE and _BLACK in mask.palette.values():
+            shown = shown or f"0 is {_WHITE} in '{mask.name}', and another {_BLACK}"
+    if not shown:
+        return ()
+    note = (
+        f"Masks are taken by the numbers in their files, whose palettes differ from these: {shown}. If the colours are "
+        f"the classes, the masks are painted. {color_table_advice(first)}"
+    )
+    return (note,)
 
 
 def compare_with_all(masks: Masks, levels: NDArray[np.uint8]) -> tuple[bool, tuple[str, ...]]:
@@ -143,13 +159,22 @@ def compare_with_all(masks: Masks, levels: NDArray[np.uint8]) -> tuple[bool, tup
         page = np.unpackbits(levels[first : first + _PAGE], axis=1).astype(np.bool_)
         present |= page.any(axis=0)
         kinds.append(_kinds_of(page))
-    is_foreground = _is_foreground(present.astype(np.int64), np.concatenate(kinds), masks.source.name)
-    values = np.flatnonzero(present)
-    notes = (f"All pixels of all masks have the value {values[0]}: there is one class.",) if len(values) == 1 else ()
+    of_masks = np.concatenate(kinds)
+    is_foreground = _is_foreground(present.astype(np.int64), of_masks, masks.source.name)
+    values, notes = np.flatnonzero(present), list[str]()
     classes = values[values != VOID]
-    if len(values) > 1 and len(classes) and classes[0] > 0:
-        notes = (f"The masks have the values {classes[0]} to {classes[-1]}, and no 0, where classes begin.",)
-    return is_foreground, notes
+    if len(values) == 1:
+        notes.append(f"All pixels of all masks have the value {values[0]}: there is one class.")
+    elif len(classes) and classes[0] > 0:
+        notes.append(f"The masks have the values {classes[0]} to {classes[-1]}, and no 0, where classes begin.")
+    has_classes, voids = of_masks[:, 1] | of_masks[:, 2], of_masks[:, 0] & of_masks[:, 3]
+    # Pixels without a class border on those with one, so some mask would have both.
+    if has_classes.any() and voids.any() and not (has_classes & voids).any():
+        notes.append(
+            f"{VOID} counts as no class, and no mask that has classes has it; others have 0 and {VOID} alone (first "
+            f"'{masks.source.name(int(np.argmax(voids)))}'). If it is a class there, write the number of the class."
+        )
+    return is_foreground, tuple(notes)
 
 
 def _is_foreground(counts: NDArray[np.int64], kinds: NDArray[np.bool_], name: Callable[[int], str]) -> bool:
@@ -306,12 +331,13 @@ def masks_state(
         # Some images are in no split's folder, so the folders are something else.
         splits=known_splits([words.split_of_path(image.name) for image, _ in pairs]),
         classes=targets.classes or classes.names,
-        notes=tuple(
-            left_out_notes(
+        notes=(
+            *_notes_on_colors(classes),
+            *left_out_notes(
                 (len(sides.images) - len(pairs), "images", "without a mask"),
                 (objects, "masks", "that number single objects"),
                 (len(sides.masks) - len(pairs) - objects, "masks", "without an image"),
-            )
+            ),
         ),
     )
     found = Evidence(table, "the masks", frozenset({*(mask.name for _, mask in pairs), *used}))
@@ -510,6 +536,14 @@ def _of_table(name: str, columns: Sequence[Column]) -> MaskClasses | None:
         msg = f"'{name}' has a colour that is not a whole number: {show(error)}."
         raise LayoutError(msg) from error
     return None
+
+
+def _notes_on_colors(classes: MaskClasses) -> list[str]:
+    """Return a note on each class that has the colour of another before it."""
+    named = list(zip(classes.names, classes.colors or (), strict=False))
+    first_of = {color: name for name, color in reversed(named)}
+    pairs = [(name, first_of[color], color) for name, color in named if first_of[color] != name]
+    return [f"'{name}' has the colour {color} of '{first}', which all such pixels are." for name, first, color in pairs]
 
 
 def class_tables(source: Source) -> FileEntries:

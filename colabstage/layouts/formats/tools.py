@@ -100,7 +100,7 @@ def tools_state(source: Source, images: FileEntries, lookup: Lookup) -> Evidence
     notes = [
         f"Boxes are those of {form.name}'s annotations.",
         *notes,
-        *left_out_notes((lost, "shapes", "without a box, such as points,")),
+        *left_out_notes((lost, "annotations", "without a box, such as points and classes of whole images,")),
         *(["Outlines became the boxes around them."] if form.polygons else []),
     ]
     placed.sort(key=lambda one: one.file.name)
@@ -292,12 +292,14 @@ def _label_studio(_: str, content: bytes) -> list[Record]:
         if len(kept) > 1:
             msg = f"task {show(one.get('id'))} has {len(kept)} annotations, by several people; export one for each"
             raise ValueError(msg)
-        regions = [region for each in kept for region in each["result"] if str(region.get("type")).endswith("labels")]
+        results = [region for each in kept for region in each["result"]]
+        regions = [region for region in results if str(region.get("type")).endswith("labels")]
         sizes = [_size(region, "original_height", "original_width") for region in regions]
         path = next((str(word) for word in one["data"].values() if is_image(str(word))), "")
         # Local files are given by a query: /data/local-files/?d=photos/a.jpg.
         image = unquote(path.rpartition("?d=")[2])
-        every.append(Record(image, list(map(_label_studio_shape, regions, sizes)), sizes[-1] if sizes else (0, 0)))
+        size, lost = sizes[-1] if sizes else (0, 0), len(results) - len(regions)
+        every.append(Record(image, list(map(_label_studio_shape, regions, sizes)), size, left_out=lost))
     return every if any(one.shapes for one in every) else []
 
 
@@ -314,9 +316,10 @@ def _label_studio_shape(region: dict[str, Any], size: tuple[int, int]) -> Shape:
     else:
         msg = f"a region is of the type {show(kind)!r}; expected rectanglelabels and polygonlabels"
         raise ValueError(msg)
-    # A region with several labels raises here, which becomes an error that names the file.
-    (label,) = value[kind]
-    return _shape(label, points)
+    if len(value[kind]) != 1:
+        msg = f"a region has {len(value[kind])} labels; expected one"
+        raise ValueError(msg)
+    return _shape(value[kind][0], points)
 
 
 def _keras_yolo(_: str, content: bytes) -> list[Record]:
@@ -347,9 +350,8 @@ def _cvat(name: str, content: bytes) -> list[Record]:
             given = image.attrib
             found = [one for one in image if one.tag in _CVAT_SHAPES]
             shapes = [_shape(one.attrib["label"], _CVAT_SHAPES[one.tag](one.attrib)) for one in found]
-            lost = sum(one.tag in ("skeleton", "cuboid", "points") for one in image)
             split = SPLITS.get(given.get("subset", "").lower(), "")
-            every.append(Record(given["name"], shapes, _size(given), split, lost))
+            every.append(Record(given["name"], shapes, _size(given), split, len(image) - len(found)))
 
     parse_xml(name, content, "annotations", take)
     return every
@@ -439,7 +441,7 @@ _MARKS = (b'"images"', b'"annotations"', b'"categories"')
 
 
 class _Annotation(NamedTuple):
-    """The fields of an annotation that are kept while reading; polygons, most of the file, are dropped."""
+    """The fields of an annotation that are kept while reading; outlines, most of the file, are only counted."""
 
     image_id: Any
     category_id: Any
@@ -447,6 +449,9 @@ class _Annotation(NamedTuple):
     iscrowd: Any
     area: Any
     id: Any
+    segmentation: Any
+    """Whether there is one, as of keypoints."""
+    keypoints: Any
 
 
 class CocoFile(NamedTuple):
@@ -491,6 +496,11 @@ def coco_state(source: Source, images: FileEntries, lookup: Lookup, *, classes: 
     placed, notes = join_records(source, images, lookup, {file.name: _records(file, numbers) for file in found})
     who, used = "COCO's annotations", frozenset(file.name for file in found).union(beside.names)
     if not classes:
+        boxes = [one for file in found for one in file.annotations]
+        parts = [("outlines", "segmentation"), ("sets", "keypoints")]
+        notes += left_out_notes(
+            *((sum(getattr(one, field) for one in boxes), what, f"of {field}") for what, field in parts)
+        )
         return boxes_state(source, who, placed, list(numbers), names=called, columns=_COLUMNS, notes=notes, used=used)
     kept = [one for one in placed if one.record.shapes]
     table = SampleTable(
@@ -526,8 +536,10 @@ def parse_coco(name: str, content: bytes) -> CocoFile | None:
 def _slim(pairs: list[tuple[str, Any]]) -> Any:
     """Return a JSON object; of an annotation only the necessary fields, which saves the memory of polygons."""
     found = dict(pairs)
-    is_box = "image_id" in found and "bbox" in found
-    return _Annotation(*map(found.get, _Annotation._fields)) if is_box else found
+    if "image_id" not in found or "bbox" not in found:
+        return found
+    found |= {name: bool(found.get(name)) for name in ("segmentation", "keypoints")}
+    return _Annotation(*map(found.get, _Annotation._fields))
 
 
 def _is_class(annotation: Any) -> bool:

@@ -268,7 +268,7 @@ def test_turned_boxes_ellipses_and_masks_are_the_boxes_around_them(degrees: floa
         edge = expected.pop(label)
         np.testing.assert_allclose(box, [edge.real.min(), edge.imag.min(), edge.real.max(), edge.imag.max()], atol=2e-3)
     assert not expected
-    assert any("2 shapes" in note for note in by_cvat.notes)
+    assert any("2 annotations" in note for note in by_cvat.notes)
 
 
 # --- notes ------------------------------------------------------------------------------------------------------------
@@ -292,7 +292,7 @@ NOTED = {
         {"0.jpg": "", "0.json": json.dumps({"imagePath": "0.jpg", "shapes": [
             {"label": "a", "points": [[1, 2]] * count, "shape_type": "x"} for count in (1, 2, 1)
         ]})},
-        "2 shapes",
+        "2 annotations",
     ),
     "no label file": (yolo("0 .5 .5 .1 .1", data__yaml="names: [a]") | {"images/1.jpg": ""}, "1 image"),
     "a split that was not downloaded": (
