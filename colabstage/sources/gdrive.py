@@ -25,8 +25,9 @@ from colabstage.errors import (
 from colabstage.io.files import RetryPolicy, hash_block
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.units import show_address
-from colabstage.sources.http_file import HttpFile, WebAnswer, ask_service, open_http, page_title, shorten_name
+from colabstage.sources.http_file import HttpFile, WebAnswer, ask_service, open_http, shorten_name
 from colabstage.sources.remote import TransientError, with_retries
+from colabstage.sources.web_pages import page_title
 from colabstage.trees.names import distinct_names, parent_folders
 
 if TYPE_CHECKING:

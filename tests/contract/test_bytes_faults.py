@@ -20,17 +20,20 @@ import zlib
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
 
 from colabstage import ColabstageError, fetch_files, stage_dataset
+from colabstage.errors import WebPageError
 from colabstage.options import token_blocks
 from simulated_drive.drive import SimulatedDrive
 from simulated_drive.knobs import DriveKnobs
 from tests.contract.packed import Packed, found, noted, pack, refused, row
 from tests.support.http_knobs import WebKnobs
 from tests.support.http_server import WebServer
+from tests.support.https_hosts import HttpsHosts, answer_page
 from tests.support.kaggle_service import HostedDataset, KaggleService, zip_archive
 from tests.support.made_files import files, grey, image, write_files
 from tests.support.share_links import DriveShares, SharedItem
@@ -441,3 +444,49 @@ def test_a_large_file_of_a_list_meets_its_checksum(tmp_path: Path) -> None:
         web.put("large.bin", right)
         fetch_files(files, tmp_path / "got", progress=False)
     assert (tmp_path / "got/large.bin").read_bytes() == right
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "value"),
+    [
+        ("x.jpg", b'{"error": "quota exceeded"}', "quota exceeded"),
+        ("x.npy", b"try again tomorrow", "try again tomorrow"),
+        ("x.parquet", b"", "empty"),
+        ("x.zip", b"", "empty"),
+        ("train.csv", pointer(7), "Git LFS"),
+        ("photos", b'<?xml version="1.0"?><ListBucketResult><Name>b</Name></ListBucketResult>', "bucket"),
+    ],
+)
+def test_what_stands_in_for_a_file_on_the_web_is_not_fetched(
+    tmp_path: Path, name: str, body: bytes, value: str
+) -> None:
+    """A message with status 200, nothing at all, a pointer: under the name of data it would be found out much later."""
+    with answering(200, {}, body) as address, pytest.raises(WebPageError, match=value):
+        fetch_files(f"{address}/{name}", tmp_path / "got/", progress=False)
+    assert not (tmp_path / "got").exists() or not list((tmp_path / "got").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("page", "given"),
+    [
+        ("https://www.dropbox.com/s/abc/pets.zip?dl=0", "dl=1"),
+        ("https://uni-my.sharepoint.com/:u:/g/personal/ann?e=abc", "&download=1"),
+        ("https://github.com/ann/pets", "https://github.com/ann/pets/archive/HEAD.zip"),
+        ("https://github.com/ann/pets/blob/main/pets.zip", "https://github.com/ann/pets/raw/main/pets.zip"),
+        ("https://huggingface.co/datasets/ann/pets", "'hf://datasets/ann/pets'"),
+        ("https://huggingface.co/datasets/ann/pets/tree/main/data", "'hf://datasets/ann/pets@main/data'"),
+        ("https://huggingface.co/datasets/ann/pets/blob/main/a.zip", "/datasets/ann/pets/resolve/main/a.zip"),
+        ("https://console.cloud.google.com/storage/browser/pets/my%20set;tab=objects", "'gs://pets/my set'"),
+        ("https://zenodo.org/records/123", "https://zenodo.org/api/records/123/files-archive"),
+    ],
+)
+def test_the_page_of_a_service_leads_to_its_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: str, given: str
+) -> None:
+    """The error has the address, or the parameter, that gives what the page shows."""
+    host = urlsplit(page).netloc
+    with HttpsHosts({host: lambda _: answer_page("<html><title>Pets</title></html>")}, tmp_path) as hosts:
+        for name, value in hosts.environment().items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(WebPageError, match=re.escape(given)):
+            fetch_files(page, tmp_path / "got", progress=False)
