@@ -22,6 +22,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+import fsspec
 import numpy as np
 import pytest
 
@@ -426,6 +427,32 @@ def test_a_bucket_whose_readers_pay_is_named(
             monkeypatch.setenv(name, value)
         refusal = stage("s3://satellite/photos").refusal
     assert re.search("requester.?pays", refusal, re.IGNORECASE), refusal
+
+
+def test_a_pattern_in_an_address_is_answered_with_what_takes_one(stage: Callable[..., Packed]) -> None:
+    """`only=`; and a percent-encoded name with the name itself."""
+    files = fsspec.filesystem("memory")
+    files.pipe({f"/pets/{name}": content for name, content in PETS.items()})
+    refusal = stage("memory://pets/photos/*/?.png").refusal
+    advised = re.search(r"folder '([^']+)' with only='([^']+)'", refusal)
+    assert advised, refusal
+    assert stage(advised[1], only=advised[2]).found == "train 8: cat dog"
+    assert "'memory://pets/my photos'" in stage("memory://pets/my%20photos").refusal
+
+
+@pytest.mark.parametrize(
+    ("address", "value"),
+    [
+        ("https://www.kaggle.com/c/digit-recognizer/data", "kagglehub.competition_download('digit-recognizer')"),
+        ("https://www.kaggle.com/competitions/digit-recognizer", "kagglehub.competition_download('digit-recognizer')"),
+        ("kaggle://competitions/digit-recognizer", "kagglehub.competition_download('digit-recognizer')"),
+    ],
+)
+def test_a_competition_of_kaggles_is_answered_with_its_download(
+    stage: Callable[..., Packed], address: str, value: str
+) -> None:
+    """Its files come after its rules are accepted, which kagglehub sees to."""
+    assert value in stage(address).refusal
 
 
 def test_a_large_file_of_a_list_meets_its_checksum(tmp_path: Path) -> None:
