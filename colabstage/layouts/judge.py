@@ -27,7 +27,6 @@ from colabstage.layouts.reading import decode_text
 from colabstage.layouts.records import IMAGE_HEADS
 from colabstage.layouts.table import Boxes, SampleTable, TreeFiles, Values
 from colabstage.trees.bytes import HEAD_BYTES
-from colabstage.trees.folder import FolderTree
 from colabstage.trees.listing import only_line
 from colabstage.trees.names import extension_of
 
@@ -498,8 +497,9 @@ def _left_over(source: Source, found: Evidence) -> str:
     )
     if not archives:
         return ""
-    folder = source.tree.label if isinstance(source.tree, FolderTree) else "FOLDER"
-    how = f"Give it in a list of sources, ['{folder}', '{folder}/{archives.names[0]}']."
+    folder, paths = source.addresses(archives[:1])
+    first = "" if source.tree.address_of(archives[0]) else "Extract all of it, extract_archive(source, 'FOLDER'). "
+    how = f"{first}Give it in a list of sources, {[folder, *paths]}."
     return _beside(source, table.unit, archives.names, "more of them, or their labels", how)
 
 

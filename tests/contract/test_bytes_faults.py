@@ -151,8 +151,28 @@ def test_advice_about_archives_in_a_downloaded_folder_can_be_followed(
             imitated.add(HostedDataset("ann", "pets", zip_archive(parts)))
             source = "kaggle://ann/pets"
         packed = stage(source)
-        for path in re.findall(r"'(/[^']+\.zip)'", packed.refusal.replace("HERE", str(tmp_path))):
-            assert stage(path).refusal == "", path
+        advice = packed.refusal.partition("Give as the source")[2]
+        given = re.findall(r"'([^']+)'", advice.replace("HERE", str(tmp_path)))
+        assert len(given) == (len(parts) if service == "Drive" else 0), packed.refusal
+        for source in given:
+            assert stage(source).refusal == "", source
+
+
+@pytest.mark.parametrize("where", ["bucket", "only"])
+def test_advice_about_archives_in_a_folder_can_be_followed(
+    tmp_path: Path, stage: Callable[..., Packed], where: str
+) -> None:
+    """What to give is written with the address of each."""
+    parts = {f"part{number}.zip": zip_of(files(f"{{cat,dog}}/{{{number}0..{number}3}}.png")) for number in (1, 2)}
+    if where == "bucket":
+        fsspec.filesystem("memory").pipe({f"/pets/zips/{name}": content for name, content in parts.items()})
+        refusal = stage("memory://pets/zips").refusal
+    else:
+        write_files(tmp_path / "set/zips", parts)
+        refusal = stage(tmp_path / "set", only="zips").refusal.replace("HERE", str(tmp_path))
+    advised = re.findall(r"'([^']+\.zip)'", refusal)
+    assert len(advised) == len(parts), refusal
+    assert stage(advised).found == "train 16: cat dog"
 
 
 # --- parts of archives ------------------------------------------------------------------------------------------------
