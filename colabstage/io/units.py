@@ -253,9 +253,9 @@ _LONGEST_REASON = 300
 def show_address(address: str) -> str:
     """Return an address as it may be shown in messages, reports and records.
 
-    Users, passwords, fragments and the values of parameters are left out, except for parameters that only say which
-    object is meant. Text without a scheme is a path and is returned without its control characters. Of an address that
-    cannot be parsed only the scheme is left, because it is unknown where its password ends.
+    Users, passwords, fragments on the web and the values of parameters are left out, except for parameters that only
+    say which object is meant. Text without a scheme is a path and is returned without its control characters. Of an
+    address that cannot be parsed only the scheme is left, because it is unknown where its password ends.
 
     >>> show_address("https://ann:pw@example.org/a.zip?id=7&X-Amz-Signature=0f3b")
     'https://example.org/a.zip?id=7&X-Amz-Signature=…'
@@ -271,10 +271,12 @@ def _show_one(address: str) -> str:
         # "::" or "@" is left of an address that lost its scheme; a path has no user.
         return f"{HIDDEN}{address[address.rindex('@') :]}" if re.match(r"[^/]*:[^/]*@", address) else address
     scheme, rest = found[1], address[found.end() :]
-    whole = rest.partition("#")[0]
+    is_web = scheme.lower() in _WEB
+    # Elsewhere a fragment is a part of the name.
+    whole = rest.partition("#")[0] if is_web else rest
     place, mark, query = whole.partition("?")
     # Keys in buckets may hold a question mark, so there a query must have a value.
-    if scheme.lower() not in _WEB and not (mark and "=" in query):
+    if not is_web and not (mark and "=" in query):
         place, query = whole, ""
     shown = _show_place(scheme.lower(), place)
     if shown is None:

@@ -77,7 +77,6 @@ from colabstage.layouts.reading import Source
 from colabstage.layouts.rows import TABLE, TableSearch, tables_agree
 from colabstage.layouts.stored import AS_THEY_ARE, ClipOptions, clip_rows
 from colabstage.layouts.table import BrokenDatasetError, Masks, SampleTable, Values, known_splits
-from colabstage.trees.folder import FolderTree
 from colabstage.trees.listing import only_line
 
 if TYPE_CHECKING:
@@ -776,15 +775,15 @@ def _nothing_fits(source: Source, declined: list[Miss]) -> ColabstageError:
 
 def _how_to_give(source: Source) -> str:
     """Return what to give as the source where a tree holds only archives, or tables and nothing that they name."""
-    folder = source.label if isinstance(source.tree, FolderTree) else "FOLDER"
     archives, named = (files_called(source, ends) for ends in (words.ARCHIVES, words.TABLES))
-    if archives and source.tree.kind != "folder":
+    folder, shown = source.addresses(archives[:NAMES_SHOWN] or named[:1]) if archives or named else ("FOLDER", [])
+    if archives and folder == "FOLDER":
         return "Archives inside an archive are not opened: extract_archive(source, 'FOLDER'), and give 'FOLDER'."
     if archives:
         # An archive alone would be read without its labels; several are usually the parts or splits of one dataset.
         labels = named.where(lambda name: not words.is_submission(name)).names
         beside = f", and '{labels[0]}' beside them may hold their labels" if labels else ""
-        paths = [*([folder] if labels else []), *(f"{folder}/{name}" for name in archives.names[:NAMES_SHOWN])]
+        paths = [*([folder] if labels else []), *shown]
         more = f" with {len(archives) - NAMES_SHOWN:,} more" if len(archives) > NAMES_SHOWN else ""
         given = repr(paths[0]) if len(paths) == 1 else str(paths)
         return f"Archives inside a folder are not opened{beside}. Give as the source{more}: {given}."

@@ -30,7 +30,6 @@ from colabstage.layouts.reading import decode_text
 from colabstage.layouts.records import IMAGE_HEADS
 from colabstage.layouts.table import Boxes, SampleTable, TreeFiles, Values
 from colabstage.trees.bytes import HEAD_BYTES
-from colabstage.trees.folder import FolderTree
 from colabstage.trees.listing import only_line
 from colabstage.trees.names import extension_of
 
@@ -511,8 +510,11 @@ def _left_over(source: Source, found: Evidence) -> Iterator[_Left]:
             (of_files or not name.lower().endswith(_TARS)) and opened.isdisjoint({name, posixpath.basename(name)})
         )
     )
-    folder = source.tree.label if isinstance(source.tree, FolderTree) else "FOLDER"
-    how = f"Give it in a list of sources, ['{folder}', '{folder}/{next(iter(archives.names), '')}']."
+    if not archives:
+        return
+    folder, paths = source.addresses(archives[:1])
+    first = "" if source.tree.address_of(archives[0]) else "Extract all of it, extract_archive(source, 'FOLDER'). "
+    how = f"{first}Give it in a list of sources, {[folder, *paths]}."
     yield _Left(archives.names, beside, "may hold more of them, or their labels, and would be left out", how)
 
 

@@ -203,6 +203,15 @@ class Source:
         """Return the files with one of these extensions."""
         return self.files.ending_in(extensions)
 
+    def addresses(self, entries: FileEntries) -> tuple[str, list[str]]:
+        """Return what to give as sources for the folder and for some of its files; 'FOLDER' and names in it for what
+        has to be extracted first."""
+        found = [self.tree.address_of(entry) for entry in entries]
+        if not all(found):
+            return "FOLDER", [f"FOLDER/{name}" for name in entries.names]
+        end = f"/{entries.names[0]}"
+        return found[0].removesuffix(end) if found[0].endswith(end) else self.label, found
+
     def read(self, entry: FileEntry) -> bytes:
         """Return one whole file; a read that fails in a way that passes is tried again."""
         held = self._held.get(entry.name)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import base64
 import errno
 import ftplib
+import glob
 import re
 import socket
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import unquote
 
 from colabstage.errors import SourceAccessError, SourceError, SourceNotFoundError, SourceReadError, said_by
 from colabstage.io.units import hide_secrets
@@ -128,7 +130,7 @@ def translate_error(error: BaseException, protocol: str, label: str, secrets: Se
     reason = hide_secrets(said_by(error), secrets)
     judgement = judge_error(error)
     if judgement == "missing":
-        return SourceNotFoundError(f"There is nothing at '{label}' ({reason}).")
+        return SourceNotFoundError(f"There is nothing at '{label}' ({reason}).{_as_written(label)}")
     if judgement == "access":
         unknown = f"{_OUTSIDE_CODE} the package for {protocol}:// says by which variables."
         login = next((text for protocols, text in _LOGINS.items() if protocol in protocols), unknown)
@@ -137,6 +139,18 @@ def translate_error(error: BaseException, protocol: str, label: str, secrets: Se
     if judgement == "transient":
         return TransientError(f"Reading '{label}' failed for now: {reason}.", wait_asked(error))
     return SourceReadError(f"Reading '{label}' failed: {reason}.")
+
+
+def _as_written(label: str) -> str:
+    """Return what to write in place of an address that is a pattern or percent-encoded; "" for any other."""
+    folder, _, name = label.rstrip("/").rpartition("/")
+    while glob.has_magic(folder):
+        folder, _, outer = folder.rpartition("/")
+        name = f"{outer}/{name}"
+    if glob.has_magic(name) and not folder.endswith("/"):
+        return f" An address is no pattern: give the folder '{folder}' with only={name!r}."
+    plain = unquote(label)
+    return "" if plain == label else f" Names are written as they are: '{plain}'."
 
 
 def judge_error(error: BaseException) -> Judgement:
@@ -173,7 +187,11 @@ def _judge_one(error: BaseException) -> Judgement:
     # A name server that does not answer now may answer later; an unknown name is a typing error.
     if isinstance(error, socket.gaierror):
         return "transient" if error.errno == socket.EAI_AGAIN else "missing"
-    named = next((_NAMES[kind.__name__] for kind in type(error).__mro__ if kind.__name__ in _NAMES), None)
+    kinds = [kind.__name__ for kind in type(error).__mro__]
+    # paramiko's for a broken connection, and for one without a password or a key.
+    if "SSHException" in kinds and "No authentication methods" in str(error):
+        kinds = ["AuthenticationException"]
+    named = next((_NAMES[kind] for kind in kinds if kind in _NAMES), None)
     if named is not None:
         return named
     if isinstance(error, OSError) and error.errno in _TRANSIENT_ERRNOS:

@@ -25,8 +25,9 @@ from colabstage.errors import (
 from colabstage.io.files import RetryPolicy, hash_block
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.units import show_address
-from colabstage.sources.http_file import HttpFile, WebAnswer, ask_service, open_http, page_title, shorten_name
+from colabstage.sources.http_file import HttpFile, WebAnswer, ask_service, open_http, shorten_name
 from colabstage.sources.remote import TransientError, with_retries
+from colabstage.sources.web_pages import page_title
 from colabstage.trees.names import distinct_names, parent_folders
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ _QUERY_KINDS: dict[str, Kind] = {
     **dict.fromkeys(("/uc", "/download"), "file"),
 }
 _NATIVE = re.compile(r"/(document|spreadsheets|presentation|forms|drawings|drawing|script)(?:/u/\d+)?/d/")
+_EXPORT = re.compile(r"/export\?.*\b(?:format|exportFormat)=|/export/\w+|/pub\?.*\boutput=|/gviz/tq\?.*\bout:")
 _NATIVE_NAMES = {
     "document": "Google Docs document",
     "spreadsheets": "Google Sheets spreadsheet",
@@ -127,6 +129,9 @@ def parse_share_link(text: str) -> ShareLink | None:
     query = {name: values[0] for name, values in parse_qs(parts.query).items()}
     path = re.sub(r"\A/a/[^/]+", "", parts.path)
     if native := _NATIVE.match(path):
+        # The address of a document as a file of another kind is one on the web.
+        if _EXPORT.search(f"{path}?{parts.query}"):
+            return None
         name = _NATIVE_NAMES.get(native[1], "Google document")
         msg = (
             f"'{show_address(cleaned).partition('?')[0]}' is a {name}, not a file that can be downloaded. Open it, "

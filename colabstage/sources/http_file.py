@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import gzip
-import html
 import http.client
 import itertools
 import re
@@ -27,12 +26,11 @@ from colabstage.errors import (
     SourceError,
     SourceNotFoundError,
     SourceReadError,
-    WebPageError,
 )
-from colabstage.io.files import RetryPolicy, is_html
+from colabstage.io.files import RetryPolicy
 from colabstage.io.pipeline import in_thread
 from colabstage.io.progress import SYSTEM_CLOCK
-from colabstage.io.units import hide_secrets, is_signed_address, show_address
+from colabstage.io.units import is_signed_address, show_address
 from colabstage.sources.remote import (
     Checksum,
     RemoteFacts,
@@ -41,7 +39,8 @@ from colabstage.sources.remote import (
     parse_checksum,
     with_retries,
 )
-from colabstage.trees.bytes import describe_contents, is_text, is_text_for_an_archive
+from colabstage.sources.web_pages import check_is_data, names_a_page, page_error
+from colabstage.trees.bytes import ARCHIVE_SUFFIXES, DATA_SUFFIXES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -82,7 +81,6 @@ _TRANSIENT = frozenset({202, 408, 425, 429})
 # Some servers answer like this to a range that they do not like, but send the whole file.
 _NO_RANGES = frozenset({206, 400, 405, 412, 416, 501})
 _PAGE_TYPES = frozenset({"text/html", "application/xhtml+xml"})
-_PAGE_SUFFIXES = (".html", ".htm", ".xhtml", ".shtml")
 # Compressed files that careless servers call plain ones, compressed for the transfer.
 _GZIPPED = (".gz", ".tgz", ".svgz")
 _GZIP_TYPES = frozenset(
@@ -164,7 +162,7 @@ class HttpFile(RemoteFile):
         self._head = head
         self._tail = tail
         # Whether the server declares the data as a web page.
-        self._is_page = first.is_page_type or _names_a_page(session.url, facts.name)
+        self._is_page = first.is_page_type or names_a_page(session.url, facts.name)
 
     def open_again(self) -> HttpFile:
         """Return the same file with connections of its own, without a request."""
@@ -236,7 +234,7 @@ class HttpFile(RemoteFile):
         label, first = self.facts.label, self._first
         if answer.is_page and not self._is_page:
             # An expired login or a limit: a page with status 200, in the middle of the data.
-            raise _page_error(label, answer.beginning())
+            raise page_error(self._session.url, label, answer.beginning())
         if answer.status not in (200, 206, 416):
             raise answer.error()
         if answer.is_of_another_file(first):
@@ -309,18 +307,9 @@ def _describe(
     beginning = head
     if beginning is None:
         beginning = answer.beginning() if answer.status == 200 else b""
-    # Services answer a login, a quota or a missing file with a page and status 200. But bytes that no text contains are
-    # data, whatever the server declares.
-    is_page = is_html(beginning) or (answer.is_page_type and is_text(beginning))
-    if is_page and not _names_a_page(session.url, name):
-        raise _page_error(label, beginning)
-    if is_text_for_an_archive(name, beginning):
-        excerpt = hide_secrets(" ".join(beginning[:400].decode("utf-8", "replace").split()))[:120]
-        msg = (
-            f"'{label}' returns, instead of the archive '{name}', {describe_contents(beginning)}: “{excerpt}”. Where "
-            "that is an error or a login, open the address in a browser, and copy the link of the download itself."
-        )
-        raise WebPageError(msg)
+    # What is in a shared folder is what its owner put there.
+    suffixes = ARCHIVE_SUFFIXES if session.is_of_service else DATA_SUFFIXES
+    check_is_data(session.url, label, name, beginning, is_page_type=answer.is_page_type, suffixes=suffixes)
     facts = RemoteFacts(
         label=label,
         name=name,
@@ -576,27 +565,6 @@ def _from_base64(algorithm: str, text: str) -> Checksum | None:
         return None
 
 
-def _names_a_page(url: str, name: str) -> bool:
-    return urlsplit(url).path.lower().endswith(_PAGE_SUFFIXES) or name.lower().endswith(_PAGE_SUFFIXES)
-
-
-def page_title(head: bytes) -> str:
-    """Return the title of a web page from its beginning; "" if there is none."""
-    match = re.search(rb"(?is)<title[^>]*>(.*?)(?:</title|\Z)", head)
-    text = html.unescape(match[1].decode("utf-8", "replace")) if match else ""
-    return "".join(filter(str.isprintable, " ".join(text.split())))[:120]
-
-
-def _page_error(label: str, head: bytes) -> WebPageError:
-    title = page_title(head)
-    named = f" with the title “{title}”" if title else ""
-    msg = (
-        f"'{label}' returns a web page{named} instead of data: perhaps a login, a confirmation, a preview or an error. "
-        "Open it in a browser, and copy the link of the download itself."
-    )
-    return WebPageError(msg)
-
-
 def _status_error(status: int, headers: Mapping[str, str], url: str, label: str, text: str) -> SourceError:
     """Return the typed error for an answer with this status. `text`: the beginning of its body."""
     phrase = next((one.phrase for one in HTTPStatus if one == status), "")
@@ -675,6 +643,11 @@ class HttpSession:
         # The answers being read, which another thread may close.
         self._open: set[_Answer] = set()
         self._closed = False
+
+    @property
+    def is_of_service(self) -> bool:
+        """Return whether a service finds the address of its file, which nobody has written."""
+        return self._resolve is not None
 
     def open_again(self) -> HttpSession:
         """Return a session for the same address with connections of its own."""

@@ -45,10 +45,12 @@ _SERVICE = "https://api.kaggle.com/v1/datasets.DatasetApiService"
 _SLUG = r"[A-Za-z0-9][-_A-Za-z0-9]*"
 _HANDLE = re.compile(rf"({_SLUG})/({_SLUG})(?:/versions/([1-9]\d*))?/?")
 _HOSTS = frozenset({"kaggle.com", "www.kaggle.com"})
-# A dataset's page, with the tabs that are part of the address people copy.
+# A dataset's page, with the tabs that are part of the address people copy; or the download that it shows for curl.
 _PAGE = re.compile(
-    rf"/datasets/({_SLUG}/{_SLUG})(?:/versions/([1-9]\d*)|/(?:data|code|discussion|metadata|settings|suggestions|versions))?/?"
+    rf"(?:/api/v1)?/datasets/(?:download/)?({_SLUG}/{_SLUG})(?:/versions/([1-9]\d*))?"
+    r"(?:/(?:data|code|discussion|download|metadata|settings|suggestions|versions))?/?"
 )
+_COMPETITION = re.compile(rf"(?:kaggle:/|.*kaggle\.com)/(?:c|competitions)/({_SLUG})(?:/.*)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +102,18 @@ def parse_kaggle(text: str) -> KaggleDataset | None:
         asked = urllib.parse.parse_qs(parts.query).get("datasetVersionNumber", [""])[0]
         version = asked or (page and page[2])
         handle = "" if page is None else f"{page[1]}/versions/{version}" if version else page[1]
+    if competition := _COMPETITION.fullmatch(cleaned.partition("?")[0]):
+        msg = (
+            f"'{show_address(cleaned)}' is a competition on Kaggle, not a dataset. Accept its rules on its page, and "
+            f"stage the folder that kagglehub.competition_download({competition[1]!r}) returns."
+        )
+        raise OptionError(msg)
     match = _HANDLE.fullmatch(handle)
     if match is None:
         msg = (
             f"'{show_address(cleaned)}' is not a dataset on Kaggle. Expected kaggle://owner/dataset, "
-            "kaggle://owner/dataset/versions/N or https://www.kaggle.com/datasets/owner/dataset. Download a "
-            "competition's or a model's files with kagglehub itself and stage their folder."
+            "kaggle://owner/dataset/versions/N or https://www.kaggle.com/datasets/owner/dataset. Download a model's "
+            "files with kagglehub itself and stage their folder."
         )
         raise OptionError(msg)
     return KaggleDataset(match[1], match[2], int(match[3]) if match[3] else None)

@@ -11,6 +11,7 @@ from colabstage.errors import OptionError, SourceReadError
 from colabstage.io.environment import require_online
 from colabstage.io.files import PATIENT, RetryPolicy, read_with_retry
 from colabstage.io.pipeline import DaemonPool
+from colabstage.io.units import HIDDEN
 from colabstage.machine.drive_attributes import ask_md5s
 from colabstage.sources.gdrive import IN_FLIGHT, SharedFolder, open_share
 from colabstage.sources.http_file import open_http
@@ -131,6 +132,11 @@ class RemoteFileTree(Tree):
             hash_texts(str(one.checksum or "") for one in facts),
             hash_texts(one.version or time for one, time in zip(facts, times, strict=True)),
         )
+
+    def address_of(self, entry: FileEntry) -> str:
+        label = self._facts_of(entry).label
+        # What is hidden of an address is missing in it.
+        return "" if HIDDEN in label else label
 
     def identities(self, sources: Sequence[SingleSource]) -> list[SourceIdentity]:
         """Return the state of each file when it was listed; `sources` are theirs, in the order of `files`."""

@@ -232,6 +232,13 @@ COMPRESSED_SUFFIXES: dict[Compression, tuple[str, ...]] = {
     "zst": (".zst", ".zstd", ".tzst"),
 }
 ARCHIVE_SUFFIXES = (".zip", ".tar", ".7z", ".rar", *(end for ends in COMPRESSED_SUFFIXES.values() for end in ends))
+# With these, what names end in whose files are never text.
+DATA_SUFFIXES = (
+    *ARCHIVE_SUFFIXES,
+    *(".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".avif", ".jp2"),
+    *(".wav", ".flac", ".ogg", ".opus", ".mp3", ".mp4"),
+    *(".npy", ".npz", ".h5", ".hdf5", ".parquet", ".arrow", ".tfrecord", ".pt", ".pth", ".safetensors"),
+)
 
 _WEB = re.compile(r"(?i)https?://")
 # As much of a file as `describe_contents` wants to see.
@@ -306,10 +313,12 @@ def is_text(head: bytes) -> bool:
     return head != b"" and not _BINARY.search(head)
 
 
-def is_text_for_an_archive(name: str, head: bytes) -> bool:
-    """Return whether a file that is called an archive is text, as messages of services are."""
+def lacks_data(name: str, head: bytes, suffixes: tuple[str, ...] = DATA_SUFFIXES) -> bool:
+    """Return whether a file whose name promises bytes that no text contains is empty, or text, as messages of services
+    are."""
     # The first bytes of a bzip2 stream are letters.
-    return name.lower().endswith(ARCHIVE_SUFFIXES) and is_text(head) and compression_of(head) is None
+    is_other = not head or (is_text(head) and compression_of(head) is None)
+    return is_other and name.lower().endswith(suffixes)
 
 
 def describe_contents(head: bytes) -> str:

@@ -312,6 +312,11 @@ class Tree(Closing):
         """Return where a file lies by itself among the dataset's others; `None` where it is part of something."""
         return None
 
+    def address_of(self, entry: FileEntry) -> str:
+        """Return what to give as the source for a file alone; "" where it is part of something."""
+        tree, own = self.origin(entry)
+        return str(self.path_of(entry) or "") if tree is self else tree.address_of(own)
+
     def packing(self, entry: FileEntry) -> ZipMember | None:
         """Return how a file is packed in `source`; `None` where it is stored unchanged."""
         return None

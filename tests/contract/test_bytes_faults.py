@@ -20,17 +20,21 @@ import zlib
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
+import fsspec
 import numpy as np
 import pytest
 
 from colabstage import ColabstageError, fetch_files, stage_dataset
+from colabstage.errors import WebPageError
 from colabstage.options import token_blocks
 from simulated_drive.drive import SimulatedDrive
 from simulated_drive.knobs import DriveKnobs
 from tests.contract.packed import Packed, found, noted, pack, refused, row
 from tests.support.http_knobs import WebKnobs
 from tests.support.http_server import WebServer
+from tests.support.https_hosts import HttpsHosts, answer_page
 from tests.support.kaggle_service import HostedDataset, KaggleService, zip_archive
 from tests.support.made_files import files, grey, image, write_files
 from tests.support.share_links import DriveShares, SharedItem
@@ -147,8 +151,28 @@ def test_advice_about_archives_in_a_downloaded_folder_can_be_followed(
             imitated.add(HostedDataset("ann", "pets", zip_archive(parts)))
             source = "kaggle://ann/pets"
         packed = stage(source)
-        for path in re.findall(r"'(/[^']+\.zip)'", packed.refusal.replace("HERE", str(tmp_path))):
-            assert stage(path).refusal == "", path
+        advice = packed.refusal.partition("Give as the source")[2]
+        given = re.findall(r"'([^']+)'", advice.replace("HERE", str(tmp_path)))
+        assert len(given) == (len(parts) if service == "Drive" else 0), packed.refusal
+        for source in given:
+            assert stage(source).refusal == "", source
+
+
+@pytest.mark.parametrize("where", ["bucket", "only"])
+def test_advice_about_archives_in_a_folder_can_be_followed(
+    tmp_path: Path, stage: Callable[..., Packed], where: str
+) -> None:
+    """What to give is written with the address of each."""
+    parts = {f"part{number}.zip": zip_of(files(f"{{cat,dog}}/{{{number}0..{number}3}}.png")) for number in (1, 2)}
+    if where == "bucket":
+        fsspec.filesystem("memory").pipe({f"/pets/zips/{name}": content for name, content in parts.items()})
+        refusal = stage("memory://pets/zips").refusal
+    else:
+        write_files(tmp_path / "set/zips", parts)
+        refusal = stage(tmp_path / "set", only="zips").refusal.replace("HERE", str(tmp_path))
+    advised = re.findall(r"'([^']+\.zip)'", refusal)
+    assert len(advised) == len(parts), refusal
+    assert stage(advised).found == "train 16: cat dog"
 
 
 # --- parts of archives ------------------------------------------------------------------------------------------------
@@ -425,6 +449,32 @@ def test_a_bucket_whose_readers_pay_is_named(
     assert re.search("requester.?pays", refusal, re.IGNORECASE), refusal
 
 
+def test_a_pattern_in_an_address_is_answered_with_what_takes_one(stage: Callable[..., Packed]) -> None:
+    """`only=`; and a percent-encoded name with the name itself."""
+    files = fsspec.filesystem("memory")
+    files.pipe({f"/pets/{name}": content for name, content in PETS.items()})
+    refusal = stage("memory://pets/photos/*/?.png").refusal
+    advised = re.search(r"folder '([^']+)' with only='([^']+)'", refusal)
+    assert advised, refusal
+    assert stage(advised[1], only=advised[2]).found == "train 8: cat dog"
+    assert "'memory://pets/my photos'" in stage("memory://pets/my%20photos").refusal
+
+
+@pytest.mark.parametrize(
+    ("address", "value"),
+    [
+        ("https://www.kaggle.com/c/digit-recognizer/data", "kagglehub.competition_download('digit-recognizer')"),
+        ("https://www.kaggle.com/competitions/digit-recognizer", "kagglehub.competition_download('digit-recognizer')"),
+        ("kaggle://competitions/digit-recognizer", "kagglehub.competition_download('digit-recognizer')"),
+    ],
+)
+def test_a_competition_of_kaggles_is_answered_with_its_download(
+    stage: Callable[..., Packed], address: str, value: str
+) -> None:
+    """Its files come after its rules are accepted, which kagglehub sees to."""
+    assert value in stage(address).refusal
+
+
 def test_a_large_file_of_a_list_meets_its_checksum(tmp_path: Path) -> None:
     """It comes by parts, which only together have one; and once it is right, nothing of the wrong one is kept."""
     right = bytes(range(256)) * (260 * 1024)
@@ -441,3 +491,49 @@ def test_a_large_file_of_a_list_meets_its_checksum(tmp_path: Path) -> None:
         web.put("large.bin", right)
         fetch_files(files, tmp_path / "got", progress=False)
     assert (tmp_path / "got/large.bin").read_bytes() == right
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "value"),
+    [
+        ("x.jpg", b'{"error": "quota exceeded"}', "quota exceeded"),
+        ("x.npy", b"try again tomorrow", "try again tomorrow"),
+        ("x.parquet", b"", "empty"),
+        ("x.zip", b"", "empty"),
+        ("train.csv", pointer(7), "Git LFS"),
+        ("photos", b'<?xml version="1.0"?><ListBucketResult><Name>b</Name></ListBucketResult>', "bucket"),
+    ],
+)
+def test_what_stands_in_for_a_file_on_the_web_is_not_fetched(
+    tmp_path: Path, name: str, body: bytes, value: str
+) -> None:
+    """A message with status 200, nothing at all, a pointer: under the name of data it would be found out much later."""
+    with answering(200, {}, body) as address, pytest.raises(WebPageError, match=value):
+        fetch_files(f"{address}/{name}", tmp_path / "got/", progress=False)
+    assert not (tmp_path / "got").exists() or not list((tmp_path / "got").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("page", "given"),
+    [
+        ("https://www.dropbox.com/s/abc/pets.zip?dl=0", "dl=1"),
+        ("https://uni-my.sharepoint.com/:u:/g/personal/ann?e=abc", "&download=1"),
+        ("https://github.com/ann/pets", "https://github.com/ann/pets/archive/HEAD.zip"),
+        ("https://github.com/ann/pets/blob/main/pets.zip", "https://github.com/ann/pets/raw/main/pets.zip"),
+        ("https://huggingface.co/datasets/ann/pets", "'hf://datasets/ann/pets'"),
+        ("https://huggingface.co/datasets/ann/pets/tree/main/data", "'hf://datasets/ann/pets@main/data'"),
+        ("https://huggingface.co/datasets/ann/pets/blob/main/a.zip", "/datasets/ann/pets/resolve/main/a.zip"),
+        ("https://console.cloud.google.com/storage/browser/pets/my%20set;tab=objects", "'gs://pets/my set'"),
+        ("https://zenodo.org/records/123", "https://zenodo.org/api/records/123/files-archive"),
+    ],
+)
+def test_the_page_of_a_service_leads_to_its_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: str, given: str
+) -> None:
+    """The error has the address, or the parameter, that gives what the page shows."""
+    host = urlsplit(page).netloc
+    with HttpsHosts({host: lambda _: answer_page("<html><title>Pets</title></html>")}, tmp_path) as hosts:
+        for name, value in hosts.environment().items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(WebPageError, match=re.escape(given)):
+            fetch_files(page, tmp_path / "got", progress=False)

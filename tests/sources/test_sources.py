@@ -51,6 +51,7 @@ SECRETS = ("pw", "s3cret", "SIG", "t0p")
         ("S3://Bucket", ObjectSource, "s3://Bucket", "Bucket"),
         ("ftp://ann:s3cret@host/d/a.tar", ObjectSource, "ftp://host/d/a.tar?3de2445360cd", "a"),
         ("github://org:repo@main/data", ObjectSource, "github://org:repo@main/data", "data"),
+        ("s3://bucket/p#1/a.zip", ObjectSource, "s3://bucket/p#1/a.zip", "a"),
         ("s3://bucket/what?.zip", ObjectSource, "s3://bucket/what?.zip", "what"),
         ("hf://datasets/ann/cats", ObjectSource, "hf://datasets/ann/cats", "cats"),
         ("memory://a/b.zip", ObjectSource, "memory://a/b.zip", "b"),

@@ -75,6 +75,8 @@ class Where:
     def trouble(self, how: str) -> None:
         if self.server is not None:
             self.server.set_faults(WebFault(kind=how, min_bytes=4000))  # type: ignore[arg-type]
+            # What is being sent would go on for as long as the test may take.
+            self.server.hang_up()
             return
         assert self.drive is not None
         if how == "dies":

@@ -51,14 +51,19 @@ class LoopbackServer:
         with contextlib.suppress(OSError), socket.create_connection(self._listener.getsockname(), timeout=5.0):
             self._acceptor.join(_CLOSE_TIMEOUT_S)
         self._listener.close()
+        open_now = self.hang_up()
+        deadline = time.monotonic() + _CLOSE_TIMEOUT_S
+        for thread in open_now.values():
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+    def hang_up(self) -> dict[socket.socket, threading.Thread]:
+        """Shut down every open connection; return these with their threads."""
         with self._lock:
             open_now = dict(self._connections)
         for connection in open_now:
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
-        deadline = time.monotonic() + _CLOSE_TIMEOUT_S
-        for thread in open_now.values():
-            thread.join(max(0.0, deadline - time.monotonic()))
+        return open_now
 
     def __enter__(self) -> Self:
         return self

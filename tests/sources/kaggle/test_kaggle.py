@@ -64,6 +64,9 @@ def fetch(out: Path, address: str = "kaggle://ann/cats") -> dict[str, bytes]:
         ("https://www.kaggle.com/datasets/ann/cats/versions/7", 7),
         ("https://www.kaggle.com/datasets/ann/cats/data?datasetVersionNumber=7", 7),
         (" <https://www.kaggle.com/datasets/ann/cats> ", None),
+        ("https://www.kaggle.com/api/v1/datasets/download/ann/cats", None),
+        ("https://www.kaggle.com/datasets/ann/cats/download?datasetVersionNumber=7", 7),
+        ("https://www.kaggle.com/datasets/ann/cats/versions/7/data", 7),
     ],
 )
 def test_every_pasted_form_is_understood(service: KaggleService, out: Path, text: str, version: int | None) -> None:
@@ -86,7 +89,7 @@ def test_every_pasted_form_is_understood(service: KaggleService, out: Path, text
 )
 def test_other_things_of_kaggles_are_refused(tmp_path: Path, text: str) -> None:
     """A competition, or half a name, is an error that shows the forms."""
-    with pytest.raises(OptionError, match="kaggle://owner/dataset"):
+    with pytest.raises(OptionError, match=r"kaggle://owner/dataset|competition_download"):
         fetch_files(text, tmp_path / "out")
 
 

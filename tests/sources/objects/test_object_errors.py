@@ -28,6 +28,10 @@ class ClientError(Exception):
         self.response: Any = {"ResponseMetadata": {"HTTPStatusCode": status, "HTTPHeaders": headers or {}}}
 
 
+class SSHException(Exception):  # noqa: N818 - paramiko's name
+    """As paramiko's."""
+
+
 class HttpError(Exception):
     """As requests': with a response object."""
 
@@ -53,6 +57,8 @@ def caused(error: Exception, cause: Exception) -> Exception:
         (HttpError(401), "access"),
         (ftplib.error_perm("530 Login incorrect"), "access"),
         (ftplib.error_perm("550 Permission denied"), "access"),
+        (SSHException("No authentication methods available"), "access"),
+        (SSHException("Server connection dropped"), "transient"),
         (TimeoutError(), "transient"),
         (ConnectionResetError(errno.ECONNRESET, "reset"), "transient"),
         (OSError(errno.EBUSY, "Please reduce your request rate."), "transient"),

@@ -141,10 +141,19 @@ def test_what_is_no_file_of_drive_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["https://drive.google.com.evil.org/file/d/{}", "https://e.org/file/d/{}/view", "{}", "http://[x{}"]
+    "text",
+    [
+        "https://drive.google.com.evil.org/file/d/{}",
+        "https://e.org/file/d/{}/view",
+        "{}",
+        "http://[x{}",
+        "https://docs.google.com/spreadsheets/d/{}/export?gid=0&format=csv",
+        "https://docs.google.com/spreadsheets/d/e/{}/pub?gid=0&single=true&output=csv",
+        "https://docs.google.com/spreadsheets/d/{}/gviz/tq?tqx=out:csv&sheet=labels",
+    ],
 )
 def test_what_is_no_drive_link_is_left_to_others(text: str) -> None:
-    """Other addresses, and lone ids."""
+    """Other addresses, lone ids, and documents as files of another kind."""
     assert parse_share_link(text.format(FILE)) is None
 
 
