@@ -12,9 +12,10 @@ torchvision's draw once for the whole batch.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sized
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,9 +25,10 @@ from torch.nn import functional
 from colabstage.errors import OptionError
 from colabstage.h5.schema import BOXES
 from colabstage.images.geometry import VOID
+from colabstage.io.arguments import refuse_argument, show_value, whole_number
 from colabstage.io.boundary import public_class
 from colabstage.load.batch import LENGTHS
-from colabstage.load.batches import white_of
+from colabstage.load.batches import torch_dtype, white_of
 from colabstage.load.calling import apply_transform, check_batch_transform
 from colabstage.load.epoch import BatchPlace
 from colabstage.load.reading.fields import resize_into
@@ -34,7 +36,7 @@ from colabstage.load.reading.fields import resize_into
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from numpy.typing import NDArray
+    from numpy.typing import DTypeLike, NDArray
 
     from colabstage.io.pipeline import ThreadPool
     from colabstage.load.calling import SeededTransform
@@ -403,9 +405,8 @@ class RandomFlip(_Seeded):
 
     def __post_init__(self) -> None:
         for name, value in (("horizontal", self.horizontal), ("vertical", self.vertical)):
-            if not 0 <= value <= 1:
-                msg = f"{name}={value!r} is not a probability; expected 0 to 1."
-                raise OptionError(msg)
+            if not 0 <= _number(value) <= 1:
+                refuse_argument(name, value, "a probability, 0 to 1")
 
     def apply_at(self, x: Any, y: Any, place: BatchPlace) -> tuple[Any, Any]:
         size = _image_size(x)
@@ -434,14 +435,12 @@ class RandomCrop(_Seeded):
     """Pixels on each side."""
     fill: float = 0
     """Their value, in the units of x."""
-    mask_fill: int = VOID
-    """Their class in masks."""
+    mask_fill: float | None = None
+    """Their class in masks; by default 255, which is none, but 0 in masks of bools or fractions."""
 
     def __post_init__(self) -> None:
         _height_and_width(self.size)
-        if self.padding < 0:
-            msg = f"padding={self.padding!r} cannot work; expected pixels, 0 or more."
-            raise OptionError(msg)
+        whole_number("padding", self.padding)
 
     def apply_at(self, x: Any, y: Any, place: BatchPlace) -> tuple[Any, Any]:
         size, image = _height_and_width(self.size), _image_size(x)
@@ -456,8 +455,13 @@ class RandomCrop(_Seeded):
         # Draws are below 1, so the last place is as likely as the others.
         corners = np.floor(place.draws(2) * (room + 1)).astype(np.int64) - self.padding
         boxes = BoxMovement(np.ones((len(x), 2)), -corners[:, ::-1].astype(np.float64), size)
-        moved = move_targets(y, image, lambda masks: cut(masks, corners, size, self.mask_fill), boxes)
-        return cut(x, corners, size, self.fill), moved
+
+        def cut_masks(masks: torch.Tensor) -> torch.Tensor:
+            holds_classes = not masks.is_floating_point() and masks.dtype != torch.bool
+            unknown = VOID if holds_classes else 0
+            return cut(masks, corners, size, unknown if self.mask_fill is None else self.mask_fill)
+
+        return cut(x, corners, size, self.fill), move_targets(y, image, cut_masks, boxes)
 
 
 @public_class
@@ -482,15 +486,12 @@ class RandomResizedCrop(_Seeded):
 
     def __post_init__(self) -> None:
         _height_and_width(self.size)
-        if not 0 < self.scale[0] <= self.scale[1] <= 1:
-            msg = (
-                f"scale={self.scale!r} cannot work; expected (least, most) part of the image's area, above 0 and up "
-                "to 1."
-            )
-            raise OptionError(msg)
-        if not 0 < self.ratio[0] <= self.ratio[1] < math.inf:
-            msg = f"ratio={self.ratio!r} cannot work; expected (least, most) width by height, above 0."
-            raise OptionError(msg)
+        least, most = _limits(self.scale)
+        if not 0 < least <= most <= 1:
+            refuse_argument("scale", self.scale, "(least, most) part of the image's area, above 0 and up to 1")
+        least, most = _limits(self.ratio)
+        if not 0 < least <= most < math.inf:
+            refuse_argument("ratio", self.ratio, "(least, most) width by height, above 0")
 
     def apply_at(self, x: Any, y: Any, place: BatchPlace) -> tuple[Any, Any]:
         if isinstance(x, list) and all(isinstance(image, torch.Tensor) and image.dim() == 3 for image in x):
@@ -539,20 +540,19 @@ class Normalize(_Seeded):
     `dtype`: of the result. x may be a list of images `(C, H, W)`.
     """
 
-    def __init__(self, mean: tuple[float, ...], std: tuple[float, ...], *, dtype: torch.dtype = torch.float32) -> None:
-        given: tuple[object, ...] = (mean, std)
-        are_listed = all(isinstance(values, Sized) for values in given)
+    def __init__(
+        self, mean: Iterable[float], std: Iterable[float], *, dtype: torch.dtype | DTypeLike = torch.float32
+    ) -> None:
+        self.mean, self.std = _numbers(mean), _numbers(std)
         # A std of 0 would make infinities that only show in the loss.
-        if not are_listed or len(mean) != len(std) or not len(mean) or not all(value > 0 for value in std):
+        fits = all(map(math.isfinite, self.mean)) and all(0 < value < math.inf for value in self.std)
+        if not fits or not self.mean or len(self.mean) != len(self.std):
             msg = (
-                f"mean={mean!r} and std={std!r} cannot work; expected one of each for every channel, std above 0, such "
-                "as Normalize((0.5,), (0.25,))."
+                f"mean={show_value(mean)} and std={show_value(std)} cannot work; expected one of each for every "
+                "channel, std above 0, such as Normalize((0.5,), (0.25,))."
             )
             raise OptionError(msg)
-        if not dtype.is_floating_point:
-            msg = f"dtype={dtype} is not a floating-point dtype; normalised values need one."
-            raise OptionError(msg)
-        self.mean, self.std, self.dtype = tuple(map(float, mean)), tuple(map(float, std)), dtype
+        self.dtype = torch_dtype(dtype) or torch.float32
 
     def apply_at(self, x: Any, y: Any, place: BatchPlace) -> tuple[Any, Any]:
         # Images of their own sizes come as a list, and each is a batch of one.
@@ -600,9 +600,7 @@ class OneHot(_Seeded):
 
     def __post_init__(self) -> None:
         # Before the first batch, where the line that is wrong is still in sight.
-        if self.classes < 1:
-            msg = f"classes={self.classes!r} cannot work; expected how many there are, 1 or more."
-            raise OptionError(msg)
+        whole_number("classes", self.classes, least=1)
 
     def apply_at(self, x: Any, y: Any, place: BatchPlace) -> tuple[Any, Any]:
         if not isinstance(y, torch.Tensor) or y.is_floating_point():
@@ -619,11 +617,28 @@ class OneHot(_Seeded):
 
 
 def _height_and_width(size: int | Size) -> Size:
-    pair = (size, size) if isinstance(size, int) else tuple(size)
-    if len(pair) != 2 or min(pair) < 1:
-        msg = f"size={size!r} cannot work; expected pixels, or (height, width), at least 1."
-        raise OptionError(msg)
-    return pair[0], pair[1]
+    given: object = size
+    pair = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (given, given)
+    if len(pair) != 2:
+        refuse_argument("size", size, "a number of pixels, or (height, width)")
+    height, width = (whole_number("size", one, least=1, otherwise=", or (height, width)") for one in pair)
+    return height, width
+
+
+def _number(value: Any) -> float:
+    """Return a number as Python's own; NaN, which is within no limits, for anything else."""
+    if isinstance(value, torch.Tensor) and not value.dim():
+        value = value.item()
+    return float(value) if isinstance(value, Real) else math.nan
+
+
+def _numbers(values: object) -> tuple[float, ...]:
+    return tuple(map(_number, values)) if isinstance(values, Iterable) else ()
+
+
+def _limits(values: object) -> tuple[float, float]:
+    found = _numbers(values)
+    return (found[0], found[1]) if len(found) == 2 else (math.nan, math.nan)
 
 
 def _image_size(x: Any) -> Size:

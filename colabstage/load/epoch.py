@@ -17,6 +17,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice, pairwise
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -194,11 +195,11 @@ def choose_shard(rank: int | None, world_size: int | None) -> Shard:
             "neither: then those of torch.distributed are taken, where it is initialised."
         )
         raise OptionError(msg)
-    return Shard(rank, world_size)  # type: ignore[arg-type]
+    return Shard(int(rank), int(world_size))  # type: ignore[arg-type]
 
 
-def _is_count(value: Any, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+def _is_count(value: object, least: int) -> bool:
+    return not isinstance(value, bool) and isinstance(value, Integral) and int(value) >= least
 
 
 def count_batches(count: int, batch_size: int, shard: Shard, *, drop_last: bool) -> int:

@@ -160,6 +160,7 @@ def make_loader(
         free = free_device_memory(device)
         facts = replace(facts, device=DeviceFacts(device.type, facts.free_memory_bytes if free is None else free))
     plan = choose_loader(facts, batch_size, replace(asked, shuffle=shuffle))
+    batch_size = plan.batch_size
     order: Order = some or RowOrder(len(dataset), plan.order.name == "permutation")
     if plan.order.name == "arrival" and layout is not None:
         order = order_of(layout, dataset.split, None if some is None else some.chosen)

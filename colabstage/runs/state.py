@@ -15,6 +15,7 @@ import numpy as np
 
 from colabstage.errors import OptionError, said_by
 from colabstage.h5.manifest import read_manifest
+from colabstage.io.arguments import refuse_argument
 from colabstage.io.units import listed
 from colabstage.io.whole_imports import refuse_import
 from colabstage.io.workspace import short_digest
@@ -148,12 +149,15 @@ def check_parts(parts: Mapping[str, object]) -> None:
     """Refuse what has no state to save.
 
     Raises:
-        OptionError: a part has no `state_dict` or no `load_state_dict`.
+        OptionError: a part is a class, or has no `state_dict` or no `load_state_dict`.
     """
     if not parts:
         msg = "There is nothing to save; expected the parts of the training: resumable(folder, model=model, …)."
         raise OptionError(msg)
     for name, part in parts.items():
+        # It has the methods of its objects.
+        if isinstance(part, type):
+            refuse_argument(name, part, f"an object of it: {part.__name__}(…)")
         for method in ("state_dict", "load_state_dict"):
             if not callable(getattr(part, method, None)):
                 msg = (

@@ -476,6 +476,53 @@ def test_a_run_that_is_done_does_nothing(data: Path, tmp_path: Path, capsys: pyt
     assert "3 epochs" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize(
+    "use",
+    [lambda run: list(run.epochs(2)), lambda run: run.step(loss=1.0), lambda run: run.log(loss=1.0)],
+    ids=["epochs", "step", "log"],
+)
+def test_a_loop_outside_the_block_is_refused(data: Path, tmp_path: Path, use: Any, when: str) -> None:
+    """Nothing would be restored or saved, and nobody would notice before the machine is gone."""
+    run = resumable(tmp_path / "run", progress=False, **make_parts(data))
+    if when == "after":
+        with run:
+            run.step(loss=1.0)
+    with pytest.raises(OptionError, match="with resumable"):
+        use(run)
+
+
+def test_a_value_of_some_steps_has_the_mean_of_these(data: Path, tmp_path: Path) -> None:
+    """As a generator's loss that is computed in every fifth step."""
+    with resumable(tmp_path / "run", progress=False, **make_parts(data)) as run:
+        for number in range(20):
+            run.step(loss=1.0, **({} if number % 5 else {"generator": 3.0}))
+        run.end_epoch()
+    assert (run.history[0]["loss"], run.history[0]["generator"]) == (1.0, 3.0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"model": nn.Linear}, "Linear"),
+        ({"keep": 1.5}, "keep"),
+        ({"take_over": "yes"}, "take_over"),
+    ],
+)
+def test_arguments_that_cannot_work(tmp_path: Path, arguments: dict[str, Any], named: str) -> None:
+    """Before anything is made."""
+    with pytest.raises(OptionError, match=named):
+        resumable(tmp_path / "run", **{"model": nn.Linear(2, 2), **arguments})
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("number", ["3", 2.5, -1])
+def test_a_number_of_epochs_that_is_none(data: Path, tmp_path: Path, number: Any) -> None:
+    """Rather than none, or an error about text."""
+    with resumable(tmp_path / "run", progress=False, **make_parts(data)) as run, pytest.raises(OptionError):
+        list(run.epochs(number))
+
+
 def test_the_history_spans_all_sessions(data: Path, tmp_path: Path) -> None:
     """A table of plain numbers, in order, and a figure of it with a mark for each session."""
     session(tmp_path, data, until=20)
@@ -499,7 +546,6 @@ def test_the_history_spans_all_sessions(data: Path, tmp_path: Path) -> None:
         ({"every": "often"}, "often"),
         ({"every": -1}, "-1"),
         ({"every": True}, "True"),
-        ({"keep": 0}, "keep"),
         ({"model": 5}, "model"),
         ({"loader": [1, 2]}, "loader"),
     ],
