@@ -23,7 +23,7 @@ try:
 except ImportError as error:
     refuse_import("torch", "dataset_h5 and make_loader need", error)
 
-from colabstage.load.calling import call_theirs, image_for
+from colabstage.load.calling import call_theirs, check_moves, image_for
 
 if TYPE_CHECKING:
     import os
@@ -147,6 +147,14 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
         self.transform = transform
         self.target_transform = target_transform
         self.return_index = return_index
+        check_moves("transform", transform, self.reader, alone=target_transform is None)
+        if self.reader.reversed_axes:
+            warnings.warn(
+                f"MATLAB wrote the inputs of '{self.reader.path}', and their axes are reversed here: each is "
+                f"{self._row()}. pack_dataset('{self.reader.path}', 'packed.h5') reads them as MATLAB shows them.",
+                UserWarning,
+                stacklevel=4,
+            )
         # Told once, here, where the path is chosen: later it would only be slow.
         if self.reader.slow_mount is not None and not in_memory:
             warnings.warn(
@@ -317,6 +325,7 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
                 "each",
                 f"{self._row()}, {'encoded, ' if self.reader.encoded else ''}{format_bytes(self.reader.row_bytes)}",
             ),
+            ("targets", self._target()),
             ("classes", f"{len(self.classes)}" if self.classes else "not named"),
             ("engine", str(self.engine)),
         ]
@@ -325,7 +334,20 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
         """Describe one input in words."""
         shape, dtype = self.reader.row_shape, self.reader.row_dtype
         if shape is not None:
-            return f"{' x '.join(map(str, shape))} {dtype}"
+            return _describe_array(shape, dtype)
         if self.reader.encoded:
             return "images of their own sizes"
         return "a text" if dtype.hasobject else f"any number of {dtype}"
+
+    def _target(self) -> str:
+        """Describe one target in words."""
+        reader = self.reader
+        if reader.target_shape is not None and reader.target_dtype is not None:
+            return _describe_array(reader.target_shape, reader.target_dtype)
+        if not reader.has_targets:
+            return "none, -1 stands for each"
+        return "boxes" if reader.has_boxes else "texts or arrays of their own shapes"
+
+
+def _describe_array(shape: tuple[int, ...], dtype: np.dtype[Any]) -> str:
+    return f"{' x '.join(map(str, shape))} {dtype}" if shape else f"one {dtype}"

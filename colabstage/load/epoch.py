@@ -248,9 +248,27 @@ def sampler_order(sampler: Iterable[int], samples: int, *, shuffle: bool | None)
                 "Give it one; or pass rows, as sampler=list(sampler)."
             )
             raise OptionError(msg)
+        _check_source(given, samples)
         return SampledOrder(sampler, samples)
     # An iterator has one pass, and every epoch needs one.
     return chosen_order("sampler=", sampler if is_listed else list(sampler), samples, shuffle=shuffle)
+
+
+def _check_source(sampler: object, samples: int) -> None:
+    """Refuse a sampler of torch's that was made for another number of rows, of which some would never be visited."""
+    from torch.utils.data import DistributedSampler, RandomSampler, SequentialSampler, WeightedRandomSampler
+
+    count, remedy = samples, "Make it for this dataset; or visit some rows alone by a Subset of them."
+    if isinstance(sampler, WeightedRandomSampler):
+        count = len(sampler.weights)
+        remedy = "Give a weight for each row; of weights for classes, weights[dataset.targets]."
+    elif isinstance(sampler, RandomSampler | SequentialSampler):
+        count = len(sampler.data_source)
+    elif isinstance(sampler, DistributedSampler):
+        count = len(sampler.dataset)  # type: ignore[arg-type]  # as it counted it when it was made
+    if count != samples:
+        msg = f"sampler= is a {type(sampler).__name__} of {count:,} rows, and there are {samples:,}. {remedy}"
+        raise OptionError(msg)
 
 
 def chosen_order(name: str, values: Any, samples: int, *, shuffle: bool | None) -> RowOrder:

@@ -418,7 +418,7 @@ class Loader(Iterated, _Base):
                 ranks.
         """
         given: object = state
-        if not isinstance(given, Mapping):
+        if not isinstance(given, Mapping) or not given.keys() >= {*_PLACE}:
             msg = f"The state is {show_content(given)}; expected what state_dict() of a loader returned."
             raise OptionError(msg)
         pipeline, seed = self._made_by, state.get("seed")

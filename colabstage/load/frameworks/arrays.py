@@ -111,6 +111,8 @@ class ArrayBatches:
         self._chosen = chosen
         self._visits: Order = chosen or RowOrder(len(reader), self.shuffled)
         if not self._visits.count:
+            if len(reader):
+                refuse_argument("rows", options.rows, "the numbers of some samples")
             msg = f"The split '{reader.split}' of '{reader.path}' has no samples, so there is nothing to train on."
             raise OptionError(msg)
         loading = LoaderOptions(
@@ -282,6 +284,8 @@ def _resolved(source: Source, split: str | None) -> tuple[Any, SplitReader]:
     reader = getattr(dataset, "reader", None)
     if not isinstance(reader, SplitReader):
         remedy = "Of what stage_dataset returns pass one split, data['train']."
+        if hasattr(dataset, "dataset") and hasattr(dataset, "indices"):
+            remedy = "Of a Subset pass subset.dataset, and rows=subset.indices."
         refuse_argument("source", source, "a dataset_h5 or the path of an HDF5 file", remedy=remedy)
     if dataset.return_index:
         msg = "The dataset has return_index=True, and training takes (x, y). Make it without."
@@ -370,7 +374,17 @@ def one_hot(y: Any, classes: int) -> NDArray[np.float32]:
     return np.take(table, np.where((wide >= 0) & (wide < classes), wide, classes), axis=0)
 
 
-@public(ArrayOptions, remedies={"batch_size": 'Write to_keras(data["train"], 64); training depends on it.'})
+# Arguments of Keras's own PyDataset, and of `make_loader`.
+_KERAS_REMEDIES = {
+    "batch_size": 'Write to_keras(data["train"], 64); training depends on it.',
+    "use_multiprocessing": "Leave it out: threads of this process make batches ahead, num_workers= of them.",
+    "max_queue_size": "Write prefetch_factor= for the number of batches that are made ahead.",
+    "batch_transform": "Give the dataset_h5 a transform, or the model augmentation layers, which work on its device.",
+    "device": "Leave it out: Keras copies batches to its device.",
+}
+
+
+@public(ArrayOptions, remedies=_KERAS_REMEDIES)
 def to_keras(
     dataset: dataset_h5 | SplitReader | Files,
     batch_size: int,
