@@ -354,10 +354,12 @@ def _advised_fields(file: Any, path: Path) -> str:
     found = [one for one in found if one.dtype.names is None]
     x = max(found, key=lambda one: one.nbytes, default=None)
     others = [one.name for one in found if x is not None and one is not x and one.rows == x.rows]
-    named = "dataset_h5(path, x='NAME', y='NAME')"
-    if x is not None and not x.reversed_axes and (len(others) == 1 or len(found) == 1):
-        return f"Say which are what: dataset_h5(path, x={x.name!r}, y={others[0] if others else None!r})."
-    return f"{_PACKING}; or say which are what: {named}."
+    if x is not None and not x.reversed_axes:
+        y = others[0] if len(others) == 1 else None if len(found) == 1 else "NAME"
+        # Of several groups each has inputs of its own.
+        if y != "NAME" or (others and not any("/" in one.name for one in found)):
+            return f"Say which are what: dataset_h5(path, x={x.name!r}, y={y!r})."
+    return f"{_PACKING}; or say which are what: dataset_h5(path, x='NAME', y='NAME')."
 
 
 # Of arrays that are one sample each, or as MATLAB writes them, packing knows what they are or says what to do.
