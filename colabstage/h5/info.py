@@ -65,7 +65,9 @@ if TYPE_CHECKING:
     import numpy as np
 
 # What people call targets that are not called after their inputs: labels_train, train_label, target.
-_LABEL_WORDS = frozenset({"label", "labels", "target", "targets", "y"})
+_LABEL_WORDS = frozenset({"label", "labels", "mask", "masks", "target", "targets", "y"})
+# These are labels as numbers; as texts they are the names of the classes.
+_CLASS_WORDS = frozenset({"class", "classes"})
 _WORD = re.compile(r"[a-z]+")
 # PatchCamelyon, for example, keeps targets in another file than the inputs.
 _IN_FILE = re.compile(r"(.+\.(?:h5|hdf5|hdf|he5|mat))/(.+)", re.IGNORECASE)
@@ -230,7 +232,8 @@ def info_of(file: Any, path: Path, fields: NamedFields | None = None) -> PackInf
 
 
 def _texts(file: Any, name: str) -> tuple[str, ...]:
-    if name not in file:
+    """Return what is listed by a name; nothing where another tool uses that for something else than a list."""
+    if name not in file or len(getattr(file[name], "shape", None) or ()) != 1:
         return ()
     check_extent(file[name], name, Path(file.filename))
     return tuple(raw.decode() if isinstance(raw, bytes) else str(raw) for raw in file[name][()].tolist())
@@ -431,9 +434,13 @@ def _check_no_labels(file: Any, x: FieldInfo, path: Path) -> None:
     for name in file:
         # Those of another split have inputs of their own.
         is_other = f"x_{name.casefold().removeprefix('y_')}" in inputs or name.casefold() in inputs
-        if is_other or _LABEL_WORDS.isdisjoint(_WORD.findall(name.lower())):
+        words = _WORD.findall(name.lower())
+        if is_other or (_LABEL_WORDS | _CLASS_WORDS).isdisjoint(words):
             continue
-        shape = getattr(file.get(name), "shape", None)
+        node = file.get(name)
+        shape = getattr(node, "shape", None)
+        if shape and _LABEL_WORDS.isdisjoint(words) and node.dtype.kind not in "iu":
+            continue
         if shape and shape[0] == x.rows:
             msg = (
                 f"'{path}' has no targets named like {x.name}, and '{name}' with as many rows. Say that these are "

@@ -29,7 +29,7 @@ from colabstage.io.arguments import refuse_argument, show_value, whole_number
 from colabstage.io.boundary import public_class
 from colabstage.load.batch import LENGTHS
 from colabstage.load.batches import torch_dtype, white_of
-from colabstage.load.calling import apply_transform, check_batch_transform
+from colabstage.load.calling import apply_transform, check_batch_transform, describe
 from colabstage.load.epoch import BatchPlace
 from colabstage.load.reading.fields import resize_into
 
@@ -643,8 +643,14 @@ def _limits(values: object) -> tuple[float, float]:
 
 def _image_size(x: Any) -> Size:
     if not isinstance(x, torch.Tensor) or x.dim() != 4:
-        kind = f"a tensor of shape {tuple(x.shape)}" if isinstance(x, torch.Tensor) else type(x).__name__
-        msg = f"x is {kind}; expected images of one size, (B, C, H, W). Pack with image_size=… where sizes differ."
+        remedy = "Where sizes differ, begin with RandomResizedCrop, or pack with image_size=…."
+        if isinstance(x, torch.Tensor) and x.dim() == 3:
+            remedy = (
+                "Images without an axis of channels get one by lambda x, y: (x[:, None], y), first in Compose([…])."
+            )
+        elif isinstance(x, torch.Tensor):
+            remedy = "Inputs with more or fewer axes need a function of (x, y) of your own."
+        msg = f"x is {describe(x)}; expected images of one size, (B, C, H, W). {remedy}"
         raise OptionError(msg)
     return x.shape[2], x.shape[3]
 

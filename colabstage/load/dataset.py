@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from colabstage.errors import OptionError
+from colabstage.errors import OptionError, PackFormatError
 from colabstage.h5.info import NamedFields
 from colabstage.io.arguments import check_argument
 from colabstage.io.boundary import public
@@ -38,6 +38,10 @@ if TYPE_CHECKING:
     _Base = Dataset[Any]
 else:
     _Base = Dataset
+
+
+class _NoNamesError(PackFormatError, AttributeError):
+    """A file without names of samples: to `hasattr`, by which libraries look for `samples`, there are none."""
 
 
 class dataset_h5(_Base):  # noqa: N801 - the name that people know from the recipe
@@ -197,8 +201,12 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
         Raises:
             PackFormatError: the file, which another program wrote, keeps no names.
         """
+        try:
+            names = self.reader.keys()
+        except PackFormatError as error:
+            raise _NoNamesError(str(error)) from error
         found = self.targets
-        return list(zip(self.reader.keys(), found.tolist() if isinstance(found, np.ndarray) else found, strict=True))
+        return list(zip(names, found.tolist() if isinstance(found, np.ndarray) else found, strict=True))
 
     @property
     def figures(self) -> dict[str, int]:

@@ -587,6 +587,43 @@ def test_datasets_in_groups_are_named(tmp_path: Path, arrays: dict[str, Any], sa
     assert next(iter(arrays)) in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "classes", [np.str_("a"), np.array([["a", "b"]], "S1"), {"a": np.arange(2)}], ids=["a text", "two axes", "a group"]
+)
+def test_what_another_program_calls_classes(path: Path, classes: Any) -> None:
+    """Is no list of names; the samples are read all the same."""
+    with h5py.File(path, "r+") as file:
+        if isinstance(classes, dict):
+            for name, values in classes.items():
+                file[f"classes/{name}"] = values
+        else:
+            file["classes"] = classes if not isinstance(classes, str) else str(classes)
+    dataset = dataset_h5(path)
+    assert (dataset.classes, dataset[3][1]) == ((), 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "refused"),
+    [
+        ("classes", np.arange(40) % 2, True),
+        ("masks", np.zeros((40, 8, 8), np.uint8), True),
+        ("classes", np.array([b"a"] * 40), False),
+        ("ids", np.arange(40), False),
+    ],
+    ids=["classes", "masks", "names of classes", "others"],
+)
+def test_targets_by_another_name_are_not_passed_over(path: Path, name: str, values: Any, refused: bool) -> None:
+    """All targets would be -1."""
+    with h5py.File(path, "r+") as file:
+        del file["Y_train"]
+        file[name] = values
+    error = error_of(lambda: dataset_h5(path))
+    assert isinstance(error, ColabstageError) == refused, repr(error)
+    if refused:
+        assert f"y='{name}'" in str(error)
+        assert dataset_h5(path, x="X_train", y=name).targets.shape == values.shape
+
+
 # --- other loops ------------------------------------------------------------------------------------------------------
 
 
