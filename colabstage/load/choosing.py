@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from colabstage.errors import NotEnoughSpaceError, OptionError
 from colabstage.images.decode import most_decoding_threads
-from colabstage.io.arguments import whole_number
+from colabstage.io.arguments import check_argument, whole_number
 from colabstage.io.units import format_bytes, parse_bytes
 from colabstage.load.epoch import Shard, count_batches
 from colabstage.load.plan import (
@@ -187,6 +187,7 @@ def _check(batch_size: int, options: LoaderOptions) -> int:
             known = ", ".join(str(value) for value in values if value is not None)
             msg = f"{name}={given!r} is unknown; {_GONE.get((name, str(given)), f'expected one of {known}.')}"
             raise OptionError(msg)
+    check_argument("drop_last", options.drop_last, "switch")
     for name, least in (("num_workers", 0), ("prefetch_factor", 1)):
         if (count := getattr(options, name)) not in ("auto", None):
             whole_number(name, count, least=least, otherwise=', or "auto"')

@@ -19,7 +19,7 @@ try:
 except ImportError as error:
     refuse_import("torch", "make_loader needs", error)
 
-from colabstage.io.arguments import ONE_SPLIT, check_argument, read_options, refuse_argument, show_content, whole_number
+from colabstage.io.arguments import ONE_SPLIT, read_options, refuse_argument, show_content, whole_number
 from colabstage.io.boundary import public
 from colabstage.io.pipeline import SOLO
 from colabstage.io.report import Report, facts
@@ -119,7 +119,6 @@ def make_loader(
     """
     dataset, rows = _below_subsets(dataset)
     asked = read_options(LoaderOptions, options, arguments)
-    check_argument("drop_last", asked.drop_last, "switch")
     if asked.batch_transform is not None:
         check_batch_transform("batch_transform", asked.batch_transform)
     finish, form = (

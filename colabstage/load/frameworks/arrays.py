@@ -27,7 +27,7 @@ from colabstage.load.batch import WHITE, Batcher, pad_boxes, target_array
 from colabstage.load.choosing import choose_loader, gather_facts
 from colabstage.load.epoch import RowOrder, choose_seed, chosen_order
 from colabstage.load.partial import order_of
-from colabstage.load.plan import ArrayOptions, LoaderOptions
+from colabstage.load.plan import ARRAY_REMEDIES, ArrayOptions, LoaderOptions
 from colabstage.load.reading.reader import SplitReader
 
 if TYPE_CHECKING:
@@ -374,17 +374,10 @@ def one_hot(y: Any, classes: int) -> NDArray[np.float32]:
     return np.take(table, np.where((wide >= 0) & (wide < classes), wide, classes), axis=0)
 
 
-# Arguments of Keras's own PyDataset, and of `make_loader`.
-_KERAS_REMEDIES = {
-    "batch_size": 'Write to_keras(data["train"], 64); training depends on it.',
-    "use_multiprocessing": "Leave it out: threads of this process make batches ahead, num_workers= of them.",
-    "max_queue_size": "Write prefetch_factor= for the number of batches that are made ahead.",
-    "batch_transform": "Give the dataset_h5 a transform, or the model augmentation layers, which work on its device.",
-    "device": "Leave it out: Keras copies batches to its device.",
-}
-
-
-@public(ArrayOptions, remedies=_KERAS_REMEDIES)
+@public(
+    ArrayOptions,
+    remedies={**ARRAY_REMEDIES, "batch_size": 'Write to_keras(data["train"], 64); training depends on it.'},
+)
 def to_keras(
     dataset: dataset_h5 | SplitReader | Files,
     batch_size: int,
@@ -466,7 +459,10 @@ class NumpyLoader(Iterated):
         self._epoch = whole_number("epoch", epoch)
 
 
-@public(ArrayOptions, remedies={"batch_size": 'Write to_numpy(data["train"], 64); training depends on it.'})
+@public(
+    ArrayOptions,
+    remedies={**ARRAY_REMEDIES, "batch_size": 'Write to_numpy(data["train"], 64); training depends on it.'},
+)
 def to_numpy(
     dataset: dataset_h5 | SplitReader | Files,
     batch_size: int,
