@@ -432,7 +432,7 @@ class Run:
                 "others. Stage the one from before, or begin a new run in another folder."
             )
             raise OptionError(msg)
-        load_parts(parts, content["kinds"], content["parts"])
+        self.notes += load_parts(parts, content["kinds"], content["parts"])
         counters = content["counters"]
         self.epoch, self.steps = counters["epoch"], counters["steps"]
         self.history = [dict(row) for row in content["history"]]

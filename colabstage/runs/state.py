@@ -19,6 +19,7 @@ from colabstage.io.arguments import refuse_argument
 from colabstage.io.units import listed
 from colabstage.io.whole_imports import refuse_import
 from colabstage.io.workspace import short_digest
+from colabstage.load.loader import OtherOrderError
 
 try:
     import torch
@@ -173,8 +174,14 @@ def kind_of_part(part: object) -> str:
     return "" if isinstance(part, torch.nn.Module) else type(part).__name__
 
 
-def load_parts(parts: Mapping[str, Any], kinds: Mapping[str, str], states: Mapping[str, Any]) -> None:
+def load_parts(parts: Mapping[str, Any], kinds: Mapping[str, str], states: Mapping[str, Any]) -> list[str]:
     """Load the state of each part; where one does not fit, all are as they were before.
+
+    A loader whose rows come in another order than in the epoch that was saved begins that epoch again: its pack was
+    still being made or copied, and may be whole now.
+
+    Returns:
+        sentences about what begins again.
 
     Raises:
         OptionError: the parts are others, or a state does not fit its part.
@@ -195,15 +202,24 @@ def load_parts(parts: Mapping[str, Any], kinds: Mapping[str, str], states: Mappi
             raise OptionError(msg)
     before = Copier().copy({name: part.state_dict() for name, part in parts.items()})
     begun: list[str] = []
+    notes: list[str] = []
     try:
         for name, part in parts.items():
             begun.append(name)
-            part.load_state_dict(states[name])
+            try:
+                part.load_state_dict(states[name])
+            except OtherOrderError as error:
+                part.set_epoch(error.epoch)
+                notes.append(
+                    f"Epoch {error.epoch} begins again: its rows came in another order then, while their pack was "
+                    "being made or copied, and which of them are left is not known."
+                )
     except Exception as error:
         for changed in reversed(begun):
             parts[changed].load_state_dict(before[changed])
         msg = f"The saved state of {name} cannot be loaded into this {type(parts[name]).__name__}: {said_by(error)}"
         raise OptionError(msg) from error
+    return notes
 
 
 def dataset_digest(loader: object) -> str:

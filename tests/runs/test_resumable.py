@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch import nn
 
-from colabstage import dataset_h5, list_runs, make_loader, pack_dataset, resumable
+from colabstage import dataset_h5, list_runs, make_loader, pack_dataset, resumable, stage_dataset
 from colabstage.errors import (
     DamagedPackError,
     DriveDisconnectedError,
@@ -28,7 +28,7 @@ from colabstage.errors import (
     TargetExistsError,
 )
 from tests.runs.training import ROWS, make_parts, train, train_step, write_data
-from tests.support.images import make_tree
+from tests.support.images import in_classes, make_tree
 
 if TYPE_CHECKING:
     import threading
@@ -521,6 +521,41 @@ def test_a_number_of_epochs_that_is_none(data: Path, tmp_path: Path, number: Any
     """Rather than none, or an error about text."""
     with resumable(tmp_path / "run", progress=False, **make_parts(data)) as run, pytest.raises(OptionError):
         list(run.epochs(number))
+
+
+def test_a_run_that_streamed_goes_on_with_the_whole_pack(tmp_path: Path) -> None:
+    """The first session trains while the source is packed, and dies; the next one finds the pack in the cache. Which
+    rows of the epoch are left is not known there, so it begins again, and says so."""
+    source = make_tree(tmp_path / "set", in_classes(40))
+    seen: list[int] = []
+
+    def session(steps: int, number: int, *, streaming: bool) -> list[str]:
+        data = stage_dataset(
+            source,
+            local_dir=tmp_path / f"local {number}",
+            cache_dir=tmp_path / "cache",
+            streaming=streaming,
+            progress=False,
+        )
+        loader = data.loader("train", 8)
+        seen.clear()
+        with resumable(tmp_path / "run", model=nn.Linear(2, 2), loader=loader, progress=False) as run:
+            for _ in run.epochs(2):
+                for _, y in loader:
+                    seen.append(len(y))
+                    run.step()
+                    if len(seen) == steps:
+                        run.save()
+                        data.wait()
+                        data.wait_published()
+                        return run.notes
+        return run.notes
+
+    assert session(3, 1, streaming=True) == []
+    assert any("Epoch 0 begins again" in note for note in session(5, 2, streaming=False))
+    # From the end of an epoch it goes on in any order.
+    notes = session(100, 3, streaming=True)
+    assert (notes, sum(seen)) == ([], 40)
 
 
 def test_the_history_spans_all_sessions(data: Path, tmp_path: Path) -> None:
