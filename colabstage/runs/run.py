@@ -44,6 +44,7 @@ from colabstage.runs.state import (
     load_parts,
     random_state,
     set_random_state,
+    unwrapped,
 )
 from colabstage.runs.versions import Version, is_complete, list_versions, sweep_leftovers
 from colabstage.stage.publish import restore_file
@@ -146,7 +147,7 @@ def resumable(
     check_argument("folder", folder, "path")
     keep = whole_number("keep", keep, least=1)
     check_argument("take_over", take_over, "switch")
-    parts = {name: as_part(part) for name, part in parts.items()}
+    parts = {name: as_part(unwrapped(part)) for name, part in parts.items()}
     check_parts(parts)
     if loader is not None:
         check_parts({"loader": loader})

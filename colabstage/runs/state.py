@@ -169,8 +169,35 @@ def check_parts(parts: Mapping[str, object]) -> None:
                 raise OptionError(msg)
 
 
+# What a wrapper puts in front of the names of a model's weights.
+_PREFIXES = ("module.", "_orig_mod.")
+
+
+def unwrapped(part: Any) -> Any:
+    """Return the model inside DataParallel, DistributedDataParallel and `torch.compile`: there its weights have the same
+    names with and without them, and a run goes on either way."""
+    while True:
+        if isinstance(part, torch.nn.DataParallel | torch.nn.parallel.DistributedDataParallel):
+            part = part.module
+        elif isinstance(part, torch.nn.Module) and "_orig_mod" in vars(part).get("_modules", ()):
+            part = part._orig_mod
+        else:
+            return part
+
+
+def _without_prefixes(state: Any, part: object) -> Any:
+    """Return the state of a model by the names inside its wrappers; earlier versions saved it with theirs."""
+    if not isinstance(part, torch.nn.Module) or not isinstance(state, Mapping):
+        return state
+    own = part.state_dict()
+    for prefix in _PREFIXES * 2:
+        if state and not own.keys() & state.keys() and all(str(name).startswith(prefix) for name in state):
+            state = {name.removeprefix(prefix): value for name, value in state.items()}
+    return state
+
+
 def kind_of_part(part: object) -> str:
-    """Return what a part's state belongs to: its class, and for models nothing, whose wrappers share one state."""
+    """Return what a part's state belongs to: its class, and for models nothing, of which another may fit as well."""
     return "" if isinstance(part, torch.nn.Module) else type(part).__name__
 
 
@@ -207,7 +234,7 @@ def load_parts(parts: Mapping[str, Any], kinds: Mapping[str, str], states: Mappi
         for name, part in parts.items():
             begun.append(name)
             try:
-                part.load_state_dict(states[name])
+                part.load_state_dict(_without_prefixes(states[name], part))
             except OtherOrderError as error:
                 part.set_epoch(error.epoch)
                 notes.append(
