@@ -174,8 +174,8 @@ _PREFIXES = ("module.", "_orig_mod.")
 
 
 def unwrapped(part: Any) -> Any:
-    """Return the model inside DataParallel, DistributedDataParallel and `torch.compile`: there its weights have the same
-    names with and without them, and a run goes on either way."""
+    """Return the model inside DataParallel, DistributedDataParallel and `torch.compile`: there its weights have the
+    same names with and without them, and a run goes on either way."""
     while True:
         if isinstance(part, torch.nn.DataParallel | torch.nn.parallel.DistributedDataParallel):
             part = part.module
