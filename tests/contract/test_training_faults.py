@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import re
 import signal
 import subprocess
@@ -693,6 +694,23 @@ def test_profiling_leaves_nothing_in_the_history(path: Path, tool: str) -> None:
     else:
         autotune_loader(dataset_h5(path), 8, step=step, budget_s=0.5)
     assert (losses, kinds, counts.tolist(), confusion.tolist()) == ([], set(), [0, 0], [0, 0])
+
+
+# --- packs that are read under a limit ---------------------------------------------------------------------------------
+
+
+def test_a_part_that_is_all_here_is_opened_by_several(path: Path, tmp_path: Path) -> None:
+    """Two splits, or copies in other processes: to open one is no change of the file for the others."""
+    with h5py.File(path, "r+") as file:
+        file["X_val"], file["Y_val"] = file["X_train"][:5], np.arange(40, 45)
+    pack_dataset(path, tmp_path / "pack.h5", progress=False)
+    train, val = (
+        dataset_h5(tmp_path / "pack.h5", split=split, disk_limit="50MB", local_dir=tmp_path / "part")
+        for split in ("train", "val")
+    )
+    again = pickle.loads(pickle.dumps(train))
+    assert sorted(seen(make_loader(train, 8)) + seen(make_loader(val, 8))) == list(range(45))
+    assert again[3][1] == train[3][1]
 
 
 # --- processes, files and memory --------------------------------------------------------------------------------------
