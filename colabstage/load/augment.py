@@ -27,9 +27,9 @@ from colabstage.h5.schema import BOXES
 from colabstage.images.geometry import VOID
 from colabstage.io.arguments import refuse_argument, show_value, whole_number
 from colabstage.io.boundary import public_class
-from colabstage.load.batch import LENGTHS
+from colabstage.load.batch import LENGTHS, is_image_shape
 from colabstage.load.batches import torch_dtype, white_of
-from colabstage.load.calling import apply_transform, check_batch_transform, describe
+from colabstage.load.calling import apply_transform, check_batch_transform, describe, is_foreign, moves_pixels
 from colabstage.load.epoch import BatchPlace
 from colabstage.load.reading.fields import resize_into
 
@@ -213,7 +213,7 @@ def mirror(images: torch.Tensor, chosen: NDArray[np.bool_], axis: int) -> torch.
     if images.device.type != "cpu":
         return mirror_by_mask(images, chosen, axis)
     # All are mirrored at once, and the few that should not be are put back.
-    result = images.flip(axis)
+    result = _flipped(images, axis)
     source, target = _as_array(images), _as_array(result)
     for row in np.flatnonzero(~chosen).tolist():
         target[row] = source[row]
@@ -222,7 +222,15 @@ def mirror(images: torch.Tensor, chosen: NDArray[np.bool_], axis: int) -> torch.
 
 def mirror_by_mask(images: torch.Tensor, chosen: NDArray[np.bool_], axis: int) -> torch.Tensor:
     """`mirror` for GPUs: one step for all images."""
-    return torch.where(_on(chosen, images.device)[:, None, None, None], images.flip(axis), images)
+    return torch.where(_on(chosen, images.device)[:, None, None, None], _flipped(images, axis), images)
+
+
+# torch has no `flip` of the first ones, whose values it moves as well by the others' names.
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+
+
+def _flipped(images: torch.Tensor, axis: int) -> torch.Tensor:
+    return images.view(_SIGNED.get(images.dtype, images.dtype)).flip(axis).view(images.dtype)
 
 
 def cut(images: torch.Tensor, corners: NDArray[np.int64], size: Size, fill: float) -> torch.Tensor:
@@ -679,6 +687,32 @@ def first_crop(transform: Transform | None) -> FirstCrop | None:
     # Parts draw by their number, so the crop leaves something in its place.
     rest = Compose([inner.rest or _unchanged, *others])
     return FirstCrop(inner.crop, (0, *inner.stream), rest if others or inner.rest else None)
+
+
+def check_axes(transform: object, row_shape: tuple[int, ...] | None) -> None:
+    """Refuse to move inputs `(H, W, C)` that are no images to a loader, because their channels would be taken for their
+    width. Those whose first axis is the shortest are `(C, H, W)`, and any function before may have turned them."""
+    if row_shape is None or len(row_shape) != 3 or is_image_shape(row_shape) or row_shape[2] >= row_shape[0]:
+        return
+    if (mover := _first_mover(transform)) is not None:
+        msg = (
+            f"{type(mover).__name__} moves images (C, H, W), and inputs of {' x '.join(map(str, row_shape))} come as "
+            "they are stored: (H, W, C) is turned where C is 1, 3 or 4. Write batch_transform=Compose([lambda x, y: "
+            "(x.permute(0, 3, 1, 2), y), …]) for (H, W, C), or Compose([lambda x, y: (x, y), …]) for (C, H, W)."
+        )
+        raise OptionError(msg)
+
+
+def _first_mover(transform: object) -> object | None:
+    """Return the first part of a transform that moves pixels; `None` if another function comes before it."""
+    for part in transform.transforms if isinstance(transform, Compose) else [transform]:
+        if isinstance(part, Compose) and (mover := _first_mover(part)) is not None:
+            return mover
+        if isinstance(part, RandomFlip | RandomCrop | RandomResizedCrop) or moves_pixels(part):
+            return part
+        if not isinstance(part, Normalize | OneHot) and not is_foreign(part):
+            return None
+    return None
 
 
 def _unchanged(x: Any, y: Any) -> tuple[Any, Any]:

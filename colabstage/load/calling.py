@@ -216,6 +216,12 @@ def apply_foreign(transform: Any, x: Any, y: Any) -> tuple[Any, Any]:
     return _joined(xs), _joined(ys)
 
 
+def moves_pixels(transform: object) -> bool:
+    """Return whether a transform, or a part of it, is torchvision's or kornia's and moves pixels."""
+    is_one = is_foreign(transform) and _MOVES.search(type(transform).__name__) is not None
+    return is_one or (is_foreign(transform) and any(map(moves_pixels, _parts_of(transform))))
+
+
 def _parts_of(transform: Any) -> list[Any]:
     """Return the transforms that one is made of, if it is made of any."""
     return list(getattr(transform, "transforms", ()))

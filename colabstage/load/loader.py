@@ -25,7 +25,7 @@ from colabstage.io.pipeline import SOLO
 from colabstage.io.report import Report, facts
 from colabstage.io.units import format_count
 from colabstage.load.ahead import Iterated
-from colabstage.load.augment import first_crop
+from colabstage.load.augment import check_axes, first_crop
 from colabstage.load.batches import Finish, Form, torch_dtype
 from colabstage.load.calling import check_batch_transform
 from colabstage.load.choosing import DeviceFacts, choose_loader, gather_facts
@@ -121,6 +121,8 @@ def make_loader(
     asked = read_options(LoaderOptions, options, arguments)
     if asked.batch_transform is not None:
         check_batch_transform("batch_transform", asked.batch_transform)
+        # What a dataset's own transform returns is not known before it is called.
+        check_axes(asked.batch_transform, None if dataset.transform else dataset.reader.row_shape)
     finish, form = (
         Finish(torch_dtype(asked.dtype), asked.batch_transform),
         Form(dataset, asked.ragged, asked.label_offset),

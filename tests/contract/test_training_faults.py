@@ -539,6 +539,37 @@ def test_targets_beyond_int64_are_not_turned_negative(tmp_path: Path) -> None:
     assert sorted(seen(make_loader(smaller, 4))) == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("shape", [(12, 10, 5), (12, 10, 2)], ids=["five bands", "two"])
+def test_bands_are_not_taken_for_the_width(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    """Inputs (H, W, C) keep their axes where C is none of an image; each line of the message can be followed."""
+    bright = np.zeros((4, *shape), np.uint16)
+    bright[:, :, :5] = 1
+    place = rows(tmp_path / "rows.h5", 4, shape)
+    with h5py.File(place, "r+") as file:
+        del file["X_train"]
+        file["X_train"] = bright
+    dataset, flip = dataset_h5(place), RandomFlip(1.0)
+    for transform in (flip, Compose([flip]), Compose([Normalize((0.5,), (0.5,)), Compose([flip])])):
+        with pytest.raises(ColabstageError, match=re.escape("x.permute(0, 3, 1, 2)")):
+            make_loader(dataset, 4, batch_transform=transform)
+    turned = Compose([lambda x, y: (x.permute(0, 3, 1, 2), y), flip])
+    ((x, _),) = make_loader(dataset, 4, batch_transform=turned)
+    assert np.array_equal(x.permute(0, 2, 3, 1).numpy(), bright[:, :, ::-1])
+    ((x, _),) = make_loader(dataset, 4, batch_transform=Compose([lambda x, y: (x, y), flip]))
+    assert np.array_equal(x.numpy(), bright[..., ::-1])
+
+
+def test_arrays_with_their_channels_first_are_images_to_transforms(tmp_path: Path) -> None:
+    """As other programs store them, of 16 bits too."""
+    place = rows(tmp_path / "rows.h5", 4, (5, 12, 10))
+    with h5py.File(place, "r+") as file:
+        del file["X_train"]
+        file["X_train"] = values = np.arange(4 * 5 * 12 * 10).astype(np.uint16).reshape(4, 5, 12, 10)
+    loader = make_loader(dataset_h5(place), 4, shuffle=False, batch_transform=RandomFlip(1.0))
+    ((x, _),) = loader
+    assert np.array_equal(x.numpy(), values[..., ::-1])
+
+
 # --- files of other programs ------------------------------------------------------------------------------------------
 
 
