@@ -218,8 +218,9 @@ def apply_foreign(transform: Any, x: Any, y: Any) -> tuple[Any, Any]:
 
 def moves_pixels(transform: object) -> bool:
     """Return whether a transform, or a part of it, is torchvision's or kornia's and moves pixels."""
-    is_one = is_foreign(transform) and _MOVES.search(type(transform).__name__) is not None
-    return is_one or (is_foreign(transform) and any(map(moves_pixels, _parts_of(transform))))
+    if not is_foreign(transform):
+        return False
+    return _MOVES.search(type(transform).__name__) is not None or any(map(moves_pixels, _parts_of(transform)))
 
 
 def _parts_of(transform: Any) -> list[Any]:
