@@ -100,8 +100,8 @@ def autotune_loader(
     Random numbers, the dataset's attributes and what `restore` names are restored afterwards, as in `profile_loader`.
 
     Args:
-        dataset: a `dataset_h5`, for which `make_loader`'s strategies are tried, or any other map-style torch dataset,
-            for which torch's `DataLoader` is.
+        dataset: a `dataset_h5` or a `Subset` of one, for which `make_loader`'s strategies are tried, or any other
+            map-style torch dataset, for which torch's `DataLoader` is.
         batch_size: samples in a batch.
         step: called with each batch, as in the training loop; without it loaders are compared alone, which favours more
             processes than are good for a training loop that needs the cores itself.
@@ -122,23 +122,26 @@ def autotune_loader(
     if not has_samples or isinstance(dataset, (str, bytes)):
         refuse_argument("dataset", dataset, "a dataset with a length and samples by number", remedy=ONE_SPLIT)
     saved, resources, began = Restored(restore), read_resources(), time.monotonic()
-    from torch.utils.data import DataLoader
+    from torch.utils.data import DataLoader, Subset
 
     from colabstage.load.dataset import dataset_h5
 
     stock = partial(DataLoader, dataset, batch_size, shuffle=shuffle, collate_fn=collate_fn)
     makers: dict[str, Callable[..., Any]] = {"DataLoader": stock}
     tried = makers
-    if isinstance(dataset, dataset_h5):
+    below = dataset
+    while isinstance(below, Subset):
+        below = below.dataset
+    if isinstance(below, dataset_h5):
         from colabstage.load.loader import make_loader
 
         makers["make_loader"] = partial(make_loader, dataset, batch_size, device=device, shuffle=shuffle)
         tried = dict(makers)
-        roots: tuple[object, ...] = (dataset.transform, dataset.target_transform)
-        reader = dataset.reader
+        roots: tuple[object, ...] = (below.transform, below.target_transform)
+        reader = below.reader
         # Half, because the training needs memory too.
         fits = bool(reader.stored_bytes < resources.free_memory_bytes / 2)
-        per_sample = dataset.per_sample or bool(reader.encoded)
+        per_sample = below.per_sample or bool(reader.encoded)
         candidates = our_candidates(resources.cores, fits=fits, per_sample=per_sample)
         # Nothing is kept decoded meanwhile, or a later candidate would find what an earlier one decoded.
         if reader.encoded or reader.decodes_targets:

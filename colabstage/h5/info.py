@@ -65,7 +65,9 @@ if TYPE_CHECKING:
     import numpy as np
 
 # What people call targets that are not called after their inputs: labels_train, train_label, target.
-_LABEL_WORDS = frozenset({"label", "labels", "target", "targets", "y"})
+_LABEL_WORDS = frozenset({"label", "labels", "mask", "masks", "target", "targets", "y"})
+# These are labels as numbers; as texts they are the names of the classes.
+_CLASS_WORDS = frozenset({"class", "classes"})
 _WORD = re.compile(r"[a-z]+")
 # PatchCamelyon, for example, keeps targets in another file than the inputs.
 _IN_FILE = re.compile(r"(.+\.(?:h5|hdf5|hdf|he5|mat))/(.+)", re.IGNORECASE)
@@ -96,6 +98,8 @@ class FieldInfo:
     """How encoded masks are decoded; `None` for everything else."""
     columns: tuple[str, ...] = ()
     """What is known about each box, `"boxes"` first."""
+    reversed_axes: bool = False
+    """Whether MATLAB wrote it, which shows the last axis as the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +232,8 @@ def info_of(file: Any, path: Path, fields: NamedFields | None = None) -> PackInf
 
 
 def _texts(file: Any, name: str) -> tuple[str, ...]:
-    if name not in file:
+    """Return what is listed by a name; nothing where another tool uses that for something else than a list."""
+    if name not in file or len(getattr(file[name], "shape", None) or ()) != 1:
         return ()
     check_extent(file[name], name, Path(file.filename))
     return tuple(raw.decode() if isinstance(raw, bytes) else str(raw) for raw in file[name][()].tolist())
@@ -331,10 +336,9 @@ def _no_signature(path: Path, size: int) -> Exception:
 def _read_splits(file: Any, path: Path) -> dict[str, SplitInfo]:
     names = {split for name in file if (split := split_of(name)) is not None}
     if not names:
-        x, y = _likely_fields(file, path)
         msg = (
-            f"'{path}' has no dataset called X_<split> (X_train, for example). It holds: {_names_in(file)}. Say which "
-            f"are what: dataset_h5(path, x={x!r}, y={y!r})."
+            f"'{path}' has no dataset called X_<split> (X_train, for example). It holds: {_show_names(file)}. "
+            f"{_advised_fields(file, path)}"
         )
         raise PackFormatError(msg)
     # The usual splits in the usual order, then the others by name.
@@ -342,29 +346,60 @@ def _read_splits(file: Any, path: Path) -> dict[str, SplitInfo]:
     return {name: _read_split(file, name, path) for name in sorted(names, key=lambda n: (order.get(n, len(order)), n))}
 
 
-def _likely_fields(file: Any, path: Path) -> tuple[str, str | None]:
-    """Return the names that stand for inputs and targets in an advice: the largest dataset, and the only other one with
-    as many rows; `"NAME"` where several have, `None` where none has."""
+def _advised_fields(file: Any, path: Path) -> str:
+    """Say how inputs and targets are named: the largest dataset, and the only other one with as many rows. Where these
+    are not found, it is packing that looks at all of the file."""
     found: list[FieldInfo] = []
-    for name in sorted(file)[:_NAMES_SHOWN]:
+    for name in _names_in(file):
         with suppress(ColabstageError):
             found.append(_read_field(file, name, path))
-    if not found:
-        return "NAME", "NAME"
-    x = max(found, key=lambda one: one.nbytes)
-    others = [one.name for one in found if one is not x and one.rows == x.rows]
-    return x.name, others[0] if len(others) == 1 else "NAME" if others else None
+    # Tables of several columns are no numbers.
+    found = [one for one in found if one.dtype.names is None]
+    x = max(found, key=lambda one: one.nbytes, default=None)
+    others = [one.name for one in found if x is not None and one is not x and one.rows == x.rows]
+    if x is not None and not x.reversed_axes:
+        y = others[0] if len(others) == 1 else None if len(found) == 1 else "NAME"
+        # Of several groups each has inputs of its own.
+        if y != "NAME" or (others and not any("/" in one.name for one in found)):
+            return f"Say which are what: dataset_h5(path, x={x.name!r}, y={y!r})."
+    return f"{_PACKING}; or say which are what: dataset_h5(path, x='NAME', y='NAME')."
 
 
-def _names_in(file: Any) -> str:
-    return ", ".join(sorted(file)[:_NAMES_SHOWN]) or "nothing"
+# Of arrays that are one sample each, or as MATLAB writes them, packing knows what they are or says what to do.
+_PACKING = "Pack it, which looks for inputs and targets: pack_dataset(path, 'packed.h5')"
+
+
+def _names_in(file: Any) -> list[str]:
+    """Return the names of the first datasets, those in groups by their paths."""
+    import h5py
+
+    names: list[str] = []
+    for name in sorted(file)[:_NAMES_SHOWN]:
+        node = file[name] if isinstance(file.get(name, getlink=True), h5py.HardLink) else None
+        # Rows of any length are a group that is read by its own name.
+        if not isinstance(node, h5py.Group) or OFFSETS in node:
+            names.append(name)
+            continue
+
+        def note(inner: str, one: Any, outer: str = name) -> bool | None:
+            if isinstance(one, h5py.Dataset):
+                names.append(f"{outer}/{inner}")
+            return True if len(names) >= _NAMES_SHOWN else None
+
+        node.visititems(note)
+    return names[:_NAMES_SHOWN]
+
+
+def _show_names(file: Any) -> str:
+    """Say which datasets there are, for an error."""
+    return ", ".join(_names_in(file)) or "nothing"
 
 
 def _read_named(file: Any, fields: NamedFields, path: Path) -> dict[str, SplitInfo]:
     for name in (fields.x, fields.y):
         # By the link and not by what it leads to, because a link that leads nowhere gets an error of its own.
         if name is not None and file.get(name, getlink=True) is None:
-            msg = f"'{path}' has no dataset called {name!r}. It holds: {_names_in(file)}."
+            msg = f"'{path}' has no dataset called {name!r}. It holds: {_show_names(file)}."
             raise PackFormatError(msg)
     x = _read_field(file, fields.x, path)
     y = None if fields.y is None else _read_field(file, fields.y, path)
@@ -399,9 +434,13 @@ def _check_no_labels(file: Any, x: FieldInfo, path: Path) -> None:
     for name in file:
         # Those of another split have inputs of their own.
         is_other = f"x_{name.casefold().removeprefix('y_')}" in inputs or name.casefold() in inputs
-        if is_other or _LABEL_WORDS.isdisjoint(_WORD.findall(name.lower())):
+        words = _WORD.findall(name.lower())
+        if is_other or (_LABEL_WORDS | _CLASS_WORDS).isdisjoint(words):
             continue
-        shape = getattr(file.get(name), "shape", None)
+        node = file.get(name)
+        shape = getattr(node, "shape", None)
+        if shape and _LABEL_WORDS.isdisjoint(words) and node.dtype.kind not in "iu":
+            continue
         if shape and shape[0] == x.rows:
             msg = (
                 f"'{path}' has no targets named like {x.name}, and '{name}' with as many rows. Say that these are "
@@ -420,6 +459,8 @@ def _check_targets(found: SplitInfo, path: Path) -> SplitInfo:
     # Before anything is read: with one row missing all labels behind it belong to other inputs.
     if y is not None and y.rows != x.rows:
         msg = f"'{path}' has {x.rows} rows in {x.name} but {y.rows} in {y.name}; expected one target for each input."
+        if x.reversed_axes or y.reversed_axes:
+            msg += f" MATLAB wrote them, whose axes are reversed here. {_PACKING}."
         raise PackFormatError(msg)
     return found
 
@@ -440,7 +481,9 @@ def _read_field(file: Any, name: str, path: Path) -> FieldInfo:
     if (kind := ragged_kind(node)) is not None:
         dtype = node.dtype if kind == "texts" else element_dtype(node)
         return FieldInfo(name, kind, node.shape[0], None, dtype, estimate_bytes(node))
-    return FieldInfo(name, "fixed", node.shape[0], tuple(node.shape[1:]), node.dtype, int(node.nbytes))
+    is_matlabs = "MATLAB_class" in node.attrs and node.ndim > 1
+    shape = tuple(node.shape[1:])
+    return FieldInfo(name, "fixed", node.shape[0], shape, node.dtype, int(node.nbytes), reversed_axes=is_matlabs)
 
 
 def _read_encoded(group: Any, name: str) -> FieldInfo:

@@ -12,9 +12,10 @@ torchvision's draw once for the whole batch.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sized
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,17 +25,18 @@ from torch.nn import functional
 from colabstage.errors import OptionError
 from colabstage.h5.schema import BOXES
 from colabstage.images.geometry import VOID
+from colabstage.io.arguments import refuse_argument, show_value, whole_number
 from colabstage.io.boundary import public_class
-from colabstage.load.batch import LENGTHS
-from colabstage.load.batches import white_of
-from colabstage.load.calling import apply_transform, check_batch_transform
+from colabstage.load.batch import LENGTHS, is_image_shape
+from colabstage.load.batches import torch_dtype, white_of
+from colabstage.load.calling import apply_transform, check_batch_transform, describe, is_foreign, moves_pixels
 from colabstage.load.epoch import BatchPlace
 from colabstage.load.reading.fields import resize_into
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from numpy.typing import NDArray
+    from numpy.typing import DTypeLike, NDArray
 
     from colabstage.io.pipeline import ThreadPool
     from colabstage.load.calling import SeededTransform
@@ -211,7 +213,7 @@ def mirror(images: torch.Tensor, chosen: NDArray[np.bool_], axis: int) -> torch.
     if images.device.type != "cpu":
         return mirror_by_mask(images, chosen, axis)
     # All are mirrored at once, and the few that should not be are put back.
-    result = images.flip(axis)
+    result = _flipped(images, axis)
     source, target = _as_array(images), _as_array(result)
     for row in np.flatnonzero(~chosen).tolist():
         target[row] = source[row]
@@ -220,7 +222,15 @@ def mirror(images: torch.Tensor, chosen: NDArray[np.bool_], axis: int) -> torch.
 
 def mirror_by_mask(images: torch.Tensor, chosen: NDArray[np.bool_], axis: int) -> torch.Tensor:
     """`mirror` for GPUs: one step for all images."""
-    return torch.where(_on(chosen, images.device)[:, None, None, None], images.flip(axis), images)
+    return torch.where(_on(chosen, images.device)[:, None, None, None], _flipped(images, axis), images)
+
+
+# torch has no `flip` of the first ones, whose values it moves as well by the others' names.
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+
+
+def _flipped(images: torch.Tensor, axis: int) -> torch.Tensor:
+    return images.view(_SIGNED.get(images.dtype, images.dtype)).flip(axis).view(images.dtype)
 
 
 def cut(images: torch.Tensor, corners: NDArray[np.int64], size: Size, fill: float) -> torch.Tensor:
@@ -403,9 +413,8 @@ class RandomFlip(_Seeded):
 
     def __post_init__(self) -> None:
         for name, value in (("horizontal", self.horizontal), ("vertical", self.vertical)):
-            if not 0 <= value <= 1:
-                msg = f"{name}={value!r} is not a probability; expected 0 to 1."
-                raise OptionError(msg)
+            if not 0 <= _number(value) <= 1:
+                refuse_argument(name, value, "a probability, 0 to 1")
 
     def apply_at(self, x: Any, y: Any, place: BatchPlace) -> tuple[Any, Any]:
         size = _image_size(x)
@@ -434,14 +443,12 @@ class RandomCrop(_Seeded):
     """Pixels on each side."""
     fill: float = 0
     """Their value, in the units of x."""
-    mask_fill: int = VOID
-    """Their class in masks."""
+    mask_fill: float | None = None
+    """Their class in masks; by default 255, which is none, but 0 in masks of bools or fractions."""
 
     def __post_init__(self) -> None:
         _height_and_width(self.size)
-        if self.padding < 0:
-            msg = f"padding={self.padding!r} cannot work; expected pixels, 0 or more."
-            raise OptionError(msg)
+        whole_number("padding", self.padding)
 
     def apply_at(self, x: Any, y: Any, place: BatchPlace) -> tuple[Any, Any]:
         size, image = _height_and_width(self.size), _image_size(x)
@@ -456,8 +463,13 @@ class RandomCrop(_Seeded):
         # Draws are below 1, so the last place is as likely as the others.
         corners = np.floor(place.draws(2) * (room + 1)).astype(np.int64) - self.padding
         boxes = BoxMovement(np.ones((len(x), 2)), -corners[:, ::-1].astype(np.float64), size)
-        moved = move_targets(y, image, lambda masks: cut(masks, corners, size, self.mask_fill), boxes)
-        return cut(x, corners, size, self.fill), moved
+
+        def cut_masks(masks: torch.Tensor) -> torch.Tensor:
+            holds_classes = not masks.is_floating_point() and masks.dtype != torch.bool
+            unknown = VOID if holds_classes else 0
+            return cut(masks, corners, size, unknown if self.mask_fill is None else self.mask_fill)
+
+        return cut(x, corners, size, self.fill), move_targets(y, image, cut_masks, boxes)
 
 
 @public_class
@@ -482,15 +494,12 @@ class RandomResizedCrop(_Seeded):
 
     def __post_init__(self) -> None:
         _height_and_width(self.size)
-        if not 0 < self.scale[0] <= self.scale[1] <= 1:
-            msg = (
-                f"scale={self.scale!r} cannot work; expected (least, most) part of the image's area, above 0 and up "
-                "to 1."
-            )
-            raise OptionError(msg)
-        if not 0 < self.ratio[0] <= self.ratio[1] < math.inf:
-            msg = f"ratio={self.ratio!r} cannot work; expected (least, most) width by height, above 0."
-            raise OptionError(msg)
+        least, most = _limits(self.scale)
+        if not 0 < least <= most <= 1:
+            refuse_argument("scale", self.scale, "(least, most) part of the image's area, above 0 and up to 1")
+        least, most = _limits(self.ratio)
+        if not 0 < least <= most < math.inf:
+            refuse_argument("ratio", self.ratio, "(least, most) width by height, above 0")
 
     def apply_at(self, x: Any, y: Any, place: BatchPlace) -> tuple[Any, Any]:
         if isinstance(x, list) and all(isinstance(image, torch.Tensor) and image.dim() == 3 for image in x):
@@ -539,20 +548,19 @@ class Normalize(_Seeded):
     `dtype`: of the result. x may be a list of images `(C, H, W)`.
     """
 
-    def __init__(self, mean: tuple[float, ...], std: tuple[float, ...], *, dtype: torch.dtype = torch.float32) -> None:
-        given: tuple[object, ...] = (mean, std)
-        are_listed = all(isinstance(values, Sized) for values in given)
+    def __init__(
+        self, mean: Iterable[float], std: Iterable[float], *, dtype: torch.dtype | DTypeLike = torch.float32
+    ) -> None:
+        self.mean, self.std = _numbers(mean), _numbers(std)
         # A std of 0 would make infinities that only show in the loss.
-        if not are_listed or len(mean) != len(std) or not len(mean) or not all(value > 0 for value in std):
+        fits = all(map(math.isfinite, self.mean)) and all(0 < value < math.inf for value in self.std)
+        if not fits or not self.mean or len(self.mean) != len(self.std):
             msg = (
-                f"mean={mean!r} and std={std!r} cannot work; expected one of each for every channel, std above 0, such "
-                "as Normalize((0.5,), (0.25,))."
+                f"mean={show_value(mean)} and std={show_value(std)} cannot work; expected one of each for every "
+                "channel, std above 0, such as Normalize((0.5,), (0.25,))."
             )
             raise OptionError(msg)
-        if not dtype.is_floating_point:
-            msg = f"dtype={dtype} is not a floating-point dtype; normalised values need one."
-            raise OptionError(msg)
-        self.mean, self.std, self.dtype = tuple(map(float, mean)), tuple(map(float, std)), dtype
+        self.dtype = torch_dtype(dtype) or torch.float32
 
     def apply_at(self, x: Any, y: Any, place: BatchPlace) -> tuple[Any, Any]:
         # Images of their own sizes come as a list, and each is a batch of one.
@@ -600,9 +608,7 @@ class OneHot(_Seeded):
 
     def __post_init__(self) -> None:
         # Before the first batch, where the line that is wrong is still in sight.
-        if self.classes < 1:
-            msg = f"classes={self.classes!r} cannot work; expected how many there are, 1 or more."
-            raise OptionError(msg)
+        whole_number("classes", self.classes, least=1)
 
     def apply_at(self, x: Any, y: Any, place: BatchPlace) -> tuple[Any, Any]:
         if not isinstance(y, torch.Tensor) or y.is_floating_point():
@@ -619,17 +625,40 @@ class OneHot(_Seeded):
 
 
 def _height_and_width(size: int | Size) -> Size:
-    pair = (size, size) if isinstance(size, int) else tuple(size)
-    if len(pair) != 2 or min(pair) < 1:
-        msg = f"size={size!r} cannot work; expected pixels, or (height, width), at least 1."
-        raise OptionError(msg)
-    return pair[0], pair[1]
+    given: object = size
+    pair = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (given, given)
+    if len(pair) != 2:
+        refuse_argument("size", size, "a number of pixels, or (height, width)")
+    height, width = (whole_number("size", one, least=1, otherwise=", or (height, width)") for one in pair)
+    return height, width
+
+
+def _number(value: Any) -> float:
+    """Return a number as Python's own; NaN, which is within no limits, for anything else."""
+    if isinstance(value, torch.Tensor) and not value.dim():
+        value = value.item()
+    return float(value) if isinstance(value, Real) else math.nan
+
+
+def _numbers(values: object) -> tuple[float, ...]:
+    return tuple(map(_number, values)) if isinstance(values, Iterable) else ()
+
+
+def _limits(values: object) -> tuple[float, float]:
+    found = _numbers(values)
+    return (found[0], found[1]) if len(found) == 2 else (math.nan, math.nan)
 
 
 def _image_size(x: Any) -> Size:
     if not isinstance(x, torch.Tensor) or x.dim() != 4:
-        kind = f"a tensor of shape {tuple(x.shape)}" if isinstance(x, torch.Tensor) else type(x).__name__
-        msg = f"x is {kind}; expected images of one size, (B, C, H, W). Pack with image_size=… where sizes differ."
+        remedy = "Where sizes differ, begin with RandomResizedCrop, or pack with image_size=…."
+        if isinstance(x, torch.Tensor) and x.dim() == 3:
+            remedy = (
+                "Images without an axis of channels get one by lambda x, y: (x[:, None], y), first in Compose([…])."
+            )
+        elif isinstance(x, torch.Tensor):
+            remedy = "Inputs with more or fewer axes need a function of (x, y) of your own."
+        msg = f"x is {describe(x)}; expected images of one size, (B, C, H, W). {remedy}"
         raise OptionError(msg)
     return x.shape[2], x.shape[3]
 
@@ -658,6 +687,32 @@ def first_crop(transform: Transform | None) -> FirstCrop | None:
     # Parts draw by their number, so the crop leaves something in its place.
     rest = Compose([inner.rest or _unchanged, *others])
     return FirstCrop(inner.crop, (0, *inner.stream), rest if others or inner.rest else None)
+
+
+def check_axes(transform: object, row_shape: tuple[int, ...] | None) -> None:
+    """Refuse to move inputs `(H, W, C)` that are no images to a loader, because their channels would be taken for their
+    width. Those whose first axis is the shortest are `(C, H, W)`, and any function before may have turned them."""
+    if row_shape is None or len(row_shape) != 3 or is_image_shape(row_shape) or row_shape[2] >= row_shape[0]:
+        return
+    if (mover := _first_mover(transform)) is not None:
+        msg = (
+            f"{type(mover).__name__} moves images (C, H, W), and inputs of {' x '.join(map(str, row_shape))} come as "
+            "they are stored: (H, W, C) is turned where C is 1, 3 or 4. Write batch_transform=Compose([lambda x, y: "
+            "(x.permute(0, 3, 1, 2), y), …]) for (H, W, C), or Compose([lambda x, y: (x, y), …]) for (C, H, W)."
+        )
+        raise OptionError(msg)
+
+
+def _first_mover(transform: object) -> object | None:
+    """Return the first part of a transform that moves pixels; `None` if another function comes before it."""
+    for part in transform.transforms if isinstance(transform, Compose) else [transform]:
+        if isinstance(part, Compose) and (mover := _first_mover(part)) is not None:
+            return mover
+        if isinstance(part, RandomFlip | RandomCrop | RandomResizedCrop) or moves_pixels(part):
+            return part
+        if not isinstance(part, Normalize | OneHot) and not is_foreign(part):
+            return None
+    return None
 
 
 def _unchanged(x: Any, y: Any) -> tuple[Any, Any]:

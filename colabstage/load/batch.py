@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
+from colabstage.errors import OptionError
 from colabstage.h5.schema import BOXES, LABELS
 from colabstage.io.pipeline import ThreadPool
 from colabstage.load.reading.memory import BufferPool
@@ -148,7 +149,14 @@ def is_image_shape(shape: tuple[int, ...] | None) -> bool:
 
 
 def target_array(y: NDArray[Any]) -> NDArray[Any]:
-    """Return targets as losses expect them: int64 where each is one integer, as stored otherwise."""
+    """Return targets as losses expect them: int64 where each is one integer, as stored otherwise. An OptionError where
+    a number is beyond int64."""
+    if y.ndim == 1 and y.dtype.kind == "u" and len(y) and int(y.max()) > np.iinfo(np.int64).max:
+        msg = (
+            f"The targets have {int(y.max())}, and batches have int64, which ends before. Give the dataset a "
+            "target_transform that makes smaller numbers of them: target_transform=lambda y: y - 2**63."
+        )
+        raise OptionError(msg)
     return y.astype(np.int64, copy=False) if y.ndim == 1 and y.dtype.kind in "iu" else y
 
 

@@ -13,6 +13,7 @@ import torch
 
 from colabstage.errors import OptionError
 from colabstage.h5.schema import LABELS
+from colabstage.io.arguments import whole_number
 from colabstage.load.batch import WHITE, Ragged, is_image_shape, pad_boxes, target_array
 from colabstage.load.calling import apply_transform, collate_results
 
@@ -68,6 +69,13 @@ class Form:
     def __post_init__(self) -> None:
         if self.ragged not in get_args(Ragged):
             msg = f"ragged={self.ragged!r} is unknown; expected one of {', '.join(get_args(Ragged))}."
+            raise OptionError(msg)
+        whole_number("label_offset", self.label_offset)
+        if self.label_offset and not self.dataset.reader.has_boxes:
+            msg = (
+                f"label_offset={self.label_offset} is for labels of boxes, and the targets here are none. Leave it "
+                f"out, and write batch_transform=lambda x, y: (x, y + {self.label_offset})."
+            )
             raise OptionError(msg)
         if self.ragged == "pad" and self.dataset.reader.has_free_rows and not self.dataset.reader.has_boxes:
             msg = (

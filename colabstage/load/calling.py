@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -14,9 +15,10 @@ from colabstage.h5.schema import BOXES
 from colabstage.io.arguments import check_argument
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from colabstage.load.epoch import BatchPlace
+    from colabstage.load.reading.reader import SplitReader
 
 
 @runtime_checkable
@@ -68,6 +70,38 @@ def _takes_images(transform: object) -> bool:
     if parts is not None:
         return any(_takes_images(one) for one in [*parts][:1])
     return kind.__name__ not in _TAKE_ARRAYS
+
+
+# Parts of the names of torchvision's transforms that move pixels, and of those that do so by chance.
+_MOVES = re.compile("Flip|Crop|Affine|Rotation|Perspective|Elastic|Resize|Pad|Zoom|ScaleJitter|Augment|AugMix")
+_BY_CHANCE = re.compile("Random|Elastic|ScaleJitter|Augment|AugMix")
+
+
+def check_moves(name: str, transform: object, reader: SplitReader, *, alone: bool) -> None:
+    """Refuse one of torchvision's transforms that moves the pixels of x by chance, where y is a mask or boxes, which
+    would stay. `alone`: whether nothing changes y, so that one that always moves them alike is refused as well where
+    y is boxes."""
+    parts = [*_walk(transform)]
+    shape, image = reader.target_shape, reader.row_shape
+    is_mask = reader.decodes_targets or (shape is not None and image is not None and shape[:2] == image[:2] != ())
+    for part in parts if is_mask or reader.has_boxes else ():
+        kind = type(part).__name__
+        if _MOVES.search(kind) and (_BY_CHANCE.search(kind) or (alone and reader.has_boxes)):
+            msg = (
+                f"torchvision's {kind} in {name}= would move x and not the mask or boxes that belong to it. Leave it "
+                "out there, and give make_loader(dataset, batch_size, batch_transform=…) one that moves both: of "
+                "colabstage.transforms, or of torchvision.transforms.v2."
+            )
+            raise OptionError(msg)
+
+
+def _walk(transform: object) -> Iterator[object]:
+    """Yield a transform of torchvision's, and the parts of one that is made of several."""
+    if type(transform).__module__.partition(".")[0] != "torchvision":
+        return
+    yield transform
+    for part in _parts_of(transform):
+        yield from _walk(part)
 
 
 def image_for(transform: object, x: Any) -> Any:
@@ -180,6 +214,13 @@ def apply_foreign(transform: Any, x: Any, y: Any) -> tuple[Any, Any]:
     ]
     xs, ys = zip(*made, strict=True)
     return _joined(xs), _joined(ys)
+
+
+def moves_pixels(transform: object) -> bool:
+    """Return whether a transform, or a part of it, is torchvision's or kornia's and moves pixels."""
+    if not is_foreign(transform):
+        return False
+    return _MOVES.search(type(transform).__name__) is not None or any(map(moves_pixels, _parts_of(transform)))
 
 
 def _parts_of(transform: Any) -> list[Any]:

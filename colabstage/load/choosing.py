@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from colabstage.errors import NotEnoughSpaceError, OptionError
 from colabstage.images.decode import most_decoding_threads
-from colabstage.io.arguments import whole_number
+from colabstage.io.arguments import check_argument, whole_number
 from colabstage.io.units import format_bytes, parse_bytes
 from colabstage.load.epoch import Shard, count_batches
 from colabstage.load.plan import (
@@ -140,7 +140,7 @@ def choose_loader(facts: LoaderFacts, batch_size: int, options: LoaderOptions | 
     """
     options = options or LoaderOptions()
     # Before anything is measured or read.
-    _check(batch_size, options)
+    batch_size = _check(batch_size, options)
     # A sampler may visit fewer rows than there are, or some more than once.
     rows = facts.rows if facts.epoch_rows is None else facts.epoch_rows
     batches = count_batches(rows, batch_size, facts.shard, drop_last=options.drop_last)
@@ -178,7 +178,8 @@ def choose_loader(facts: LoaderFacts, batch_size: int, options: LoaderOptions | 
     )
 
 
-def _check(batch_size: int, options: LoaderOptions) -> None:
+def _check(batch_size: int, options: LoaderOptions) -> int:
+    """Refuse values that cannot work; return the batch size as Python's own number."""
     expected = {"strategy": get_args(Strategy), "shuffle": (True, False, "auto", None)}
     for name, values in expected.items():
         given: object = getattr(options, name)
@@ -186,8 +187,7 @@ def _check(batch_size: int, options: LoaderOptions) -> None:
             known = ", ".join(str(value) for value in values if value is not None)
             msg = f"{name}={given!r} is unknown; {_GONE.get((name, str(given)), f'expected one of {known}.')}"
             raise OptionError(msg)
-    # Only the caller knows what a batch is.
-    whole_number("batch_size", batch_size, least=1)
+    check_argument("drop_last", options.drop_last, "switch")
     for name, least in (("num_workers", 0), ("prefetch_factor", 1)):
         if (count := getattr(options, name)) not in ("auto", None):
             whole_number(name, count, least=least, otherwise=', or "auto"')
@@ -197,6 +197,8 @@ def _check(batch_size: int, options: LoaderOptions) -> None:
             "ahead. Leave out one of them."
         )
         raise OptionError(msg)
+    # No more than that: only the caller knows what a batch is.
+    return whole_number("batch_size", batch_size, least=1)
 
 
 def _choose_strategy(facts: LoaderFacts, asked: Strategy) -> tuple[Literal["device", "memory", "direct"], EngineChoice]:

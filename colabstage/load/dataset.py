@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from colabstage.errors import OptionError
+from colabstage.errors import OptionError, PackFormatError
 from colabstage.h5.info import NamedFields
 from colabstage.io.arguments import check_argument
 from colabstage.io.boundary import public
@@ -23,7 +23,7 @@ try:
 except ImportError as error:
     refuse_import("torch", "dataset_h5 and make_loader need", error)
 
-from colabstage.load.calling import call_theirs, image_for
+from colabstage.load.calling import call_theirs, check_moves, image_for
 
 if TYPE_CHECKING:
     import os
@@ -38,6 +38,10 @@ if TYPE_CHECKING:
     _Base = Dataset[Any]
 else:
     _Base = Dataset
+
+
+class _NoNamesError(PackFormatError, AttributeError):
+    """A file without names of samples: to `hasattr`, by which libraries look for `samples`, there are none."""
 
 
 class dataset_h5(_Base):  # noqa: N801 - the name that people know from the recipe
@@ -147,6 +151,14 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
         self.transform = transform
         self.target_transform = target_transform
         self.return_index = return_index
+        check_moves("transform", transform, self.reader, alone=target_transform is None)
+        if self.reader.reversed_axes:
+            warnings.warn(
+                f"MATLAB wrote the inputs of '{self.reader.path}', and their axes are reversed here: each is "
+                f"{self._row()}. pack_dataset('{self.reader.path}', 'packed.h5') reads them as MATLAB shows them.",
+                UserWarning,
+                stacklevel=4,
+            )
         # Told once, here, where the path is chosen: later it would only be slow.
         if self.reader.slow_mount is not None and not in_memory:
             warnings.warn(
@@ -189,8 +201,12 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
         Raises:
             PackFormatError: the file, which another program wrote, keeps no names.
         """
+        try:
+            names = self.reader.keys()
+        except PackFormatError as error:
+            raise _NoNamesError(str(error)) from error
         found = self.targets
-        return list(zip(self.reader.keys(), found.tolist() if isinstance(found, np.ndarray) else found, strict=True))
+        return list(zip(names, found.tolist() if isinstance(found, np.ndarray) else found, strict=True))
 
     @property
     def figures(self) -> dict[str, int]:
@@ -317,6 +333,7 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
                 "each",
                 f"{self._row()}, {'encoded, ' if self.reader.encoded else ''}{format_bytes(self.reader.row_bytes)}",
             ),
+            ("targets", self._target()),
             ("classes", f"{len(self.classes)}" if self.classes else "not named"),
             ("engine", str(self.engine)),
         ]
@@ -325,7 +342,20 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
         """Describe one input in words."""
         shape, dtype = self.reader.row_shape, self.reader.row_dtype
         if shape is not None:
-            return f"{' x '.join(map(str, shape))} {dtype}"
+            return _describe_array(shape, dtype)
         if self.reader.encoded:
             return "images of their own sizes"
         return "a text" if dtype.hasobject else f"any number of {dtype}"
+
+    def _target(self) -> str:
+        """Describe one target in words."""
+        reader = self.reader
+        if reader.target_shape is not None and reader.target_dtype is not None:
+            return _describe_array(reader.target_shape, reader.target_dtype)
+        if not reader.has_targets:
+            return "none, -1 stands for each"
+        return "boxes" if reader.has_boxes else "texts or arrays of their own shapes"
+
+
+def _describe_array(shape: tuple[int, ...], dtype: np.dtype[Any]) -> str:
+    return f"{' x '.join(map(str, shape))} {dtype}" if shape else f"one {dtype}"

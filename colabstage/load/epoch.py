@@ -17,6 +17,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice, pairwise
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -194,11 +195,11 @@ def choose_shard(rank: int | None, world_size: int | None) -> Shard:
             "neither: then those of torch.distributed are taken, where it is initialised."
         )
         raise OptionError(msg)
-    return Shard(rank, world_size)  # type: ignore[arg-type]
+    return Shard(int(rank), int(world_size))  # type: ignore[arg-type]
 
 
-def _is_count(value: Any, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+def _is_count(value: object, least: int) -> bool:
+    return not isinstance(value, bool) and isinstance(value, Integral) and int(value) >= least
 
 
 def count_batches(count: int, batch_size: int, shard: Shard, *, drop_last: bool) -> int:
@@ -247,9 +248,27 @@ def sampler_order(sampler: Iterable[int], samples: int, *, shuffle: bool | None)
                 "Give it one; or pass rows, as sampler=list(sampler)."
             )
             raise OptionError(msg)
+        _check_source(given, samples)
         return SampledOrder(sampler, samples)
     # An iterator has one pass, and every epoch needs one.
     return chosen_order("sampler=", sampler if is_listed else list(sampler), samples, shuffle=shuffle)
+
+
+def _check_source(sampler: object, samples: int) -> None:
+    """Refuse a sampler of torch's that was made for another number of rows, of which some would never be visited."""
+    from torch.utils.data import DistributedSampler, RandomSampler, SequentialSampler, WeightedRandomSampler
+
+    count, remedy = samples, "Make it for this dataset; or visit some rows alone by a Subset of them."
+    if isinstance(sampler, WeightedRandomSampler):
+        count = len(sampler.weights)
+        remedy = "Give a weight for each row; of weights for classes, weights[dataset.targets]."
+    elif isinstance(sampler, RandomSampler | SequentialSampler):
+        count = len(sampler.data_source)
+    elif isinstance(sampler, DistributedSampler):
+        count = len(sampler.dataset)  # type: ignore[arg-type]  # as it counted it when it was made
+    if count != samples:
+        msg = f"sampler= is a {type(sampler).__name__} of {count:,} rows, and there are {samples:,}. {remedy}"
+        raise OptionError(msg)
 
 
 def chosen_order(name: str, values: Any, samples: int, *, shuffle: bool | None) -> RowOrder:

@@ -19,13 +19,13 @@ try:
 except ImportError as error:
     refuse_import("torch", "make_loader needs", error)
 
-from colabstage.io.arguments import ONE_SPLIT, check_argument, read_options, refuse_argument, show_content, whole_number
+from colabstage.io.arguments import ONE_SPLIT, read_options, refuse_argument, show_content, whole_number
 from colabstage.io.boundary import public
 from colabstage.io.pipeline import SOLO
 from colabstage.io.report import Report, facts
 from colabstage.io.units import format_count
 from colabstage.load.ahead import Iterated
-from colabstage.load.augment import first_crop
+from colabstage.load.augment import check_axes, first_crop
 from colabstage.load.batches import Finish, Form, torch_dtype
 from colabstage.load.calling import check_batch_transform
 from colabstage.load.choosing import DeviceFacts, choose_loader, gather_facts
@@ -119,9 +119,10 @@ def make_loader(
     """
     dataset, rows = _below_subsets(dataset)
     asked = read_options(LoaderOptions, options, arguments)
-    check_argument("drop_last", asked.drop_last, "switch")
     if asked.batch_transform is not None:
         check_batch_transform("batch_transform", asked.batch_transform)
+        # What a dataset's own transform returns is not known before it is called.
+        check_axes(asked.batch_transform, None if dataset.transform else dataset.reader.row_shape)
     finish, form = (
         Finish(torch_dtype(asked.dtype), asked.batch_transform),
         Form(dataset, asked.ragged, asked.label_offset),
@@ -160,6 +161,7 @@ def make_loader(
         free = free_device_memory(device)
         facts = replace(facts, device=DeviceFacts(device.type, facts.free_memory_bytes if free is None else free))
     plan = choose_loader(facts, batch_size, replace(asked, shuffle=shuffle))
+    batch_size = plan.batch_size
     order: Order = some or RowOrder(len(dataset), plan.order.name == "permutation")
     if plan.order.name == "arrival" and layout is not None:
         order = order_of(layout, dataset.split, None if some is None else some.chosen)
@@ -417,7 +419,7 @@ class Loader(Iterated, _Base):
                 ranks.
         """
         given: object = state
-        if not isinstance(given, Mapping):
+        if not isinstance(given, Mapping) or not given.keys() >= {*_PLACE}:
             msg = f"The state is {show_content(given)}; expected what state_dict() of a loader returned."
             raise OptionError(msg)
         pipeline, seed = self._made_by, state.get("seed")
@@ -427,15 +429,25 @@ class Loader(Iterated, _Base):
         epoch = whole_number("epoch", state.get("epoch"))
         ours = {**pipeline.identity(epoch), **(pipeline.drawn(epoch) if "order" in state else {})}
         theirs = {name: state[name] for name in state if name not in _PLACE}
+        done = whole_number("batches_done", state.get("batches_done"))
+        # Of a whole epoch the same rows are done, or left, in any order.
+        is_whole = done in (0, len(self))
         # Refused rather than resumed a little off: the samples left would be others. Also where the state has what this
         # loader has not: its rows came in an order of which this one knows nothing.
         for name in sorted({**ours, **theirs}, key=lambda name: name not in _ARRIVING):
             # A state may have anything, an array too.
             saved: Any = theirs.get(name)
             wanted: Any = ours.get(name)
-            if not np.array_equal(saved, wanted) and not (shared_alike and name in ("batch_size", "world_size")):
-                raise OptionError(_why_refused(name, saved, wanted, epoch))
-        done = whole_number("batches_done", state.get("batches_done"))
+            if (
+                np.array_equal(saved, wanted)
+                or (shared_alike and name in ("batch_size", "world_size"))
+                or (is_whole and name in _ARRIVING)
+            ):
+                continue
+            if name in _ARRIVING:
+                raise OtherOrderError(_why_other_order(name, saved, wanted, epoch), epoch)
+            msg = f"This state has {name}={show_content(saved)}, the loader has {wanted!r}; both must be the same."
+            raise OptionError(msg)
         if done > len(self):
             msg = f"This state has batches_done={done}, but an epoch has {format_count(len(self), 'batches')}."
             raise OptionError(msg)
@@ -503,13 +515,19 @@ _PLACE = ("epoch", "batches_done")
 _ARRIVING = ("unit_order", "units", "window_units", "together")
 
 
-def _why_refused(name: str, theirs: int | None, ours: int | None, epoch: int) -> str:
-    """Say how a state and a loader differ, and what to do."""
-    if name in _ARRIVING:
-        found = f"{name} is {theirs} there and {ours} here" if theirs and ours else f"only one of them has {name}"
-        return (
-            f"This state is from an epoch in another order than the loader's ({found}): of a pack that was still being "
-            "packed or copied, or of one that is read under a disk_limit=. Which samples are left is not known here. "
-            f"Begin that epoch again, loader.set_epoch({epoch}), or the next, loader.set_epoch({epoch + 1})."
-        )
-    return f"This state has {name}={show_content(theirs)}, the loader has {ours!r}; both must be the same."
+class OtherOrderError(OptionError):
+    """A state is from the middle of an epoch whose rows come in another order here; all else fits."""
+
+    def __init__(self, message: str, epoch: int = 0) -> None:
+        super().__init__(message)
+        self.epoch = epoch
+
+
+def _why_other_order(name: str, theirs: int | None, ours: int | None, epoch: int) -> str:
+    """Say how the orders of a state and a loader differ, and what to do."""
+    found = f"{name} is {theirs} there and {ours} here" if theirs and ours else f"only one of them has {name}"
+    return (
+        f"This state is from an epoch in another order than the loader's ({found}): of a pack that was still being "
+        "packed or copied, or of one that is read under a disk_limit=. Which samples are left is not known here. "
+        f"Begin that epoch again, loader.set_epoch({epoch}), or the next, loader.set_epoch({epoch + 1})."
+    )

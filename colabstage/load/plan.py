@@ -165,6 +165,16 @@ TORCH_REMEDIES = {
         f"A stock loader has it and reads whole batches too: {STOCK_LOADER}.",
     ),
 }
+# Arguments that `make_loader`, Keras's PyDataset or tf.data have for the same.
+ARRAY_REMEDIES = {
+    "batch_transform": "Give the dataset_h5 a transform; or augment in layers of the model, or by the map of tf.data.",
+    "sampler": "Write rows= for some of the samples, and sample_weight= for their weights.",
+    "device": "Leave it out: the framework copies batches to its device.",
+    "drop_remainder": "Write drop_last=True.",
+    "buffer_size": "Leave it out: all rows are shuffled, not those in a buffer.",
+    "max_queue_size": "Write prefetch_factor= for the number of batches that are made ahead.",
+    "use_multiprocessing": "Leave it out: threads of this process make batches ahead, num_workers= of them.",
+}
 
 
 @dataclass(frozen=True, slots=True)

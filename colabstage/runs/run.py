@@ -21,7 +21,7 @@ from colabstage.errors import (
     kind_of,
     said_by,
 )
-from colabstage.io.arguments import check_argument
+from colabstage.io.arguments import check_argument, whole_number
 from colabstage.io.boundary import public, typed_errors
 from colabstage.io.display import resolve_progress
 from colabstage.io.files import make_folder
@@ -44,6 +44,7 @@ from colabstage.runs.state import (
     load_parts,
     random_state,
     set_random_state,
+    unwrapped,
 )
 from colabstage.runs.versions import Version, is_complete, list_versions, sweep_leftovers
 from colabstage.stage.publish import restore_file
@@ -143,8 +144,10 @@ def resumable(
         TargetExistsError: `folder` has a file `run.json` of something else.
         WorkersLostError: another rank of a distributed training failed or ended. What one rank refuses, all refuse.
     """
-    check_argument("keep", keep, "above zero")
-    parts = {name: as_part(part) for name, part in parts.items()}
+    check_argument("folder", folder, "path")
+    keep = whole_number("keep", keep, least=1)
+    check_argument("take_over", take_over, "switch")
+    parts = {name: as_part(unwrapped(part)) for name, part in parts.items()}
     check_parts(parts)
     if loader is not None:
         check_parts({"loader": loader})
@@ -196,7 +199,8 @@ class Run:
         self._newest: Saved | None = None
         self._digest = ""
         self._session = self._saves = 0
-        self._sums: dict[str, Any] = {}
+        # The sum of each value, and the steps that had it.
+        self._sums: dict[str, tuple[Any, int]] = {}
         self._summed = 0
         self._saved: tuple[int, int, int] = self._place()
         self._due_s = self._again_s = 0.0
@@ -204,9 +208,10 @@ class Run:
         self._stop: int | None = None
         self._at_once = False
         self._stack = contextlib.ExitStack()
+        self._is_open = False
 
     def __enter__(self) -> Self:
-        if self._saver is not None:
+        if self._is_open:
             msg = "This run is already open. Call resumable(…) again for another one."
             raise OptionError(msg)
         with typed_errors(reads=[], writes=[self.folder]), contextlib.ExitStack() as stack:
@@ -224,7 +229,7 @@ class Run:
             for loop in self._loops():
                 loop.join(self)
                 self.checkpoint, self.callback = loop.checkpoint, loop.callback
-            self._stack = stack.pop_all()
+            self._stack, self._is_open = stack.pop_all(), True
         self._begin_interval()
         self._shown.line(self._began())
         return self
@@ -245,6 +250,8 @@ class Run:
 
         A run that has done all of them yields nothing, and says so.
         """
+        number = whole_number("number", number)
+        self._check_open()
         if self.epoch >= number:
             self._shown.line(f"All {number} epochs are done; nothing is left to train. {self}")
         while self.epoch < number:
@@ -254,6 +261,7 @@ class Run:
 
     def end_epoch(self) -> None:
         """Count an epoch that is done, and save a version if one is due, in a loop that is not one over `epochs`."""
+        self._check_open()
         self._end_row()
         self.epoch += 1
         self._between()
@@ -274,13 +282,15 @@ class Run:
         Raises:
             RunInUseError: another session has taken the run over.
         """
+        _check_numbers(values)
+        self._check_open()
         self.steps += 1
         self._summed += 1
         for name, value in values.items():
-            _check_number(name, value)
             # Added up where it is: to read a number of a GPU waits for all that was queued.
             number = value.detach() if isinstance(value, torch.Tensor) else value
-            self._sums[name] = self._sums[name] + number if name in self._sums else number
+            so_far, count = self._sums.get(name, (0.0, 0))
+            self._sums[name] = so_far + number, count + 1
         if self._summed >= _ROW_STEPS:
             self._end_row()
         self._shown.changing(self)
@@ -289,6 +299,8 @@ class Run:
 
     def log(self, **values: Any) -> None:
         """Add a row of numbers to the history, such as what was measured after an epoch."""
+        _check_numbers(values)
+        self._check_open()
         self._end_row()
         self.history.append(self._row(values))
         if self._stop is not None:
@@ -421,7 +433,7 @@ class Run:
                 "others. Stage the one from before, or begin a new run in another folder."
             )
             raise OptionError(msg)
-        load_parts(parts, content["kinds"], content["parts"])
+        self.notes += load_parts(parts, content["kinds"], content["parts"])
         counters = content["counters"]
         self.epoch, self.steps = counters["epoch"], counters["steps"]
         self.history = [dict(row) for row in content["history"]]
@@ -513,20 +525,15 @@ class Run:
         )
 
     def _row(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        for name, value in values.items():
-            _check_number(name, value)
         numbers = {
             name: float(value.detach() if isinstance(value, torch.Tensor) else value) for name, value in values.items()
         }
-        if taken := [name for name in PLACES if name in numbers]:
-            msg = f"{taken[0]}= is a column that each row of the history has already. Use another name."
-            raise OptionError(msg)
         return {"session": self._session, "epoch": self.epoch, "step": self.steps, "time": time.time(), **numbers}
 
     def _end_row(self) -> None:
         """Turn what was added up into a row of means."""
         if self._sums:
-            self.history.append(self._row({name: value / self._summed for name, value in self._sums.items()}))
+            self.history.append(self._row({name: total / count for name, (total, count) in self._sums.items()}))
         self._sums, self._summed = {}, 0
 
     def _tell_saved(self) -> None:
@@ -552,8 +559,16 @@ class Run:
             begun = f"Goes on in epoch {self.epoch} after step {self.steps:,}, from {self.resumed_from.name}."
         return " ".join([begun, *self.notes])
 
+    def _check_open(self) -> None:
+        if not self._is_open:
+            msg = (
+                f"The run in '{self.folder}' is not open: nothing is restored, and nothing would be saved. Write the "
+                "loop inside the block that begins with: with resumable(…) as run:"
+            )
+            raise OptionError(msg)
+
     def _leave(self) -> None:
-        saver, self._saver = self._saver, None
+        saver, self._saver, self._is_open = self._saver, None, False
         if saver is not None:
             self._newest = saver.newest
             saver.close(patience_s=0.0 if self._at_once else END_S)
@@ -620,13 +635,17 @@ class _Shown:
             self._display.update(run)
 
 
-def _check_number(name: str, value: Any) -> None:
+def _check_numbers(values: Mapping[str, Any]) -> None:
     """Refuse what cannot become part of a row of means, before it is added up and a whole epoch is trained."""
-    count = value.numel() if isinstance(value, torch.Tensor) else getattr(value, "size", 1)
-    if not hasattr(value, "__float__") or count != 1:
-        what = kind_of(value) if count == 1 else f"{kind_of(value)} of {count:,} numbers"
-        msg = f"{name}= is {what}; expected a number, or a tensor of one number, such as loss.mean()."
-        raise OptionError(msg)
+    for name, value in values.items():
+        if name in PLACES:
+            msg = f"{name}= is a column that each row of the history has already. Use another name."
+            raise OptionError(msg)
+        count = value.numel() if isinstance(value, torch.Tensor) else getattr(value, "size", 1)
+        if not hasattr(value, "__float__") or count != 1:
+            what = kind_of(value) if count == 1 else f"{kind_of(value)} of {count:,} numbers"
+            msg = f"{name}= is {what}; expected a number, or a tensor of one number, such as loss.mean()."
+            raise OptionError(msg)
 
 
 def _show_saved(saved: Saved) -> str:

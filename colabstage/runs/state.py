@@ -15,9 +15,11 @@ import numpy as np
 
 from colabstage.errors import OptionError, said_by
 from colabstage.h5.manifest import read_manifest
+from colabstage.io.arguments import refuse_argument
 from colabstage.io.units import listed
 from colabstage.io.whole_imports import refuse_import
 from colabstage.io.workspace import short_digest
+from colabstage.load.loader import OtherOrderError
 
 try:
     import torch
@@ -148,12 +150,15 @@ def check_parts(parts: Mapping[str, object]) -> None:
     """Refuse what has no state to save.
 
     Raises:
-        OptionError: a part has no `state_dict` or no `load_state_dict`.
+        OptionError: a part is a class, or has no `state_dict` or no `load_state_dict`.
     """
     if not parts:
         msg = "There is nothing to save; expected the parts of the training: resumable(folder, model=model, …)."
         raise OptionError(msg)
     for name, part in parts.items():
+        # It has the methods of its objects.
+        if isinstance(part, type):
+            refuse_argument(name, part, f"an object of it: {part.__name__}(…)")
         for method in ("state_dict", "load_state_dict"):
             if not callable(getattr(part, method, None)):
                 msg = (
@@ -164,13 +169,46 @@ def check_parts(parts: Mapping[str, object]) -> None:
                 raise OptionError(msg)
 
 
+# What a wrapper puts in front of the names of a model's weights.
+_PREFIXES = ("module.", "_orig_mod.")
+
+
+def unwrapped(part: Any) -> Any:
+    """Return the model inside DataParallel, DistributedDataParallel and `torch.compile`: there its weights have the
+    same names with and without them, and a run goes on either way."""
+    while True:
+        if isinstance(part, torch.nn.DataParallel | torch.nn.parallel.DistributedDataParallel):
+            part = part.module
+        elif isinstance(part, torch.nn.Module) and "_orig_mod" in vars(part).get("_modules", ()):
+            part = part._orig_mod
+        else:
+            return part
+
+
+def _without_prefixes(state: Any, part: object) -> Any:
+    """Return the state of a model by the names inside its wrappers; earlier versions saved it with theirs."""
+    if not isinstance(part, torch.nn.Module) or not isinstance(state, Mapping):
+        return state
+    own = part.state_dict()
+    for prefix in _PREFIXES * 2:
+        if state and not own.keys() & state.keys() and all(str(name).startswith(prefix) for name in state):
+            state = {name.removeprefix(prefix): value for name, value in state.items()}
+    return state
+
+
 def kind_of_part(part: object) -> str:
-    """Return what a part's state belongs to: its class, and for models nothing, whose wrappers share one state."""
+    """Return what a part's state belongs to: its class, and for models nothing, of which another may fit as well."""
     return "" if isinstance(part, torch.nn.Module) else type(part).__name__
 
 
-def load_parts(parts: Mapping[str, Any], kinds: Mapping[str, str], states: Mapping[str, Any]) -> None:
+def load_parts(parts: Mapping[str, Any], kinds: Mapping[str, str], states: Mapping[str, Any]) -> list[str]:
     """Load the state of each part; where one does not fit, all are as they were before.
+
+    A loader whose rows come in another order than in the epoch that was saved begins that epoch again: its pack was
+    still being made or copied, and may be whole now.
+
+    Returns:
+        sentences about what begins again.
 
     Raises:
         OptionError: the parts are others, or a state does not fit its part.
@@ -191,15 +229,24 @@ def load_parts(parts: Mapping[str, Any], kinds: Mapping[str, str], states: Mappi
             raise OptionError(msg)
     before = Copier().copy({name: part.state_dict() for name, part in parts.items()})
     begun: list[str] = []
+    notes: list[str] = []
     try:
         for name, part in parts.items():
             begun.append(name)
-            part.load_state_dict(states[name])
+            try:
+                part.load_state_dict(_without_prefixes(states[name], part))
+            except OtherOrderError as error:
+                part.set_epoch(error.epoch)
+                notes.append(
+                    f"Epoch {error.epoch} begins again: its rows came in another order then, while their pack was "
+                    "being made or copied, and which of them are left is not known."
+                )
     except Exception as error:
         for changed in reversed(begun):
             parts[changed].load_state_dict(before[changed])
         msg = f"The saved state of {name} cannot be loaded into this {type(parts[name]).__name__}: {said_by(error)}"
         raise OptionError(msg) from error
+    return notes
 
 
 def dataset_digest(loader: object) -> str:

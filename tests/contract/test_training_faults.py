@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import re
 import signal
 import subprocess
@@ -20,7 +21,16 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Sampler, Subset, TensorDataset, WeightedRandomSampler
+from torch.utils.data import (
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    Subset,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 from colabstage import (
     ColabstageError,
@@ -31,7 +41,7 @@ from colabstage import (
     profile_loader,
     stage_dataset,
 )
-from colabstage.transforms import Compose, RandomFlip
+from colabstage.transforms import Compose, Normalize, OneHot, RandomCrop, RandomFlip, RandomResizedCrop
 from tests.support.made_files import files, grey, write_files
 
 if TYPE_CHECKING:
@@ -426,6 +436,226 @@ def test_kornias_modules_are_taken_as_batch_transform(path: Path, how: str) -> N
     assert advised or sorted(found) == list(range(40)), repr(error)
 
 
+def of_torchvision(name: str, *parts: object) -> Any:
+    """A stand-in for one of torchvision's transforms, which are known by their module."""
+    kind = type(name, (), {"__module__": "torchvision.transforms.v2", "__call__": lambda _, x: x})
+    one = kind()
+    if parts:
+        one.transforms = list(parts)
+    return one
+
+
+@pytest.mark.parametrize(
+    ("transform", "refused"),
+    [
+        (of_torchvision("Compose", of_torchvision("ToTensor"), of_torchvision("RandomHorizontalFlip")), True),
+        (of_torchvision("RandomResizedCrop"), True),
+        (of_torchvision("RandAugment"), True),
+        (of_torchvision("RandomApply", of_torchvision("ColorJitter")), False),
+        (of_torchvision("Resize"), False),
+        (of_torchvision("Normalize"), False),
+    ],
+    ids=lambda value: type(value).__name__ if not isinstance(value, bool) else "",
+)
+def test_a_transform_of_x_alone_does_not_move_it_by_chance(
+    masked: Path, path: Path, transform: Any, refused: bool
+) -> None:
+    """Where y is a mask, which would stay; labels go with any."""
+    dataset_h5(path, transform)
+    error = error_of(lambda: dataset_h5(masked, transform))
+    assert isinstance(error, ColabstageError) == refused, repr(error)
+    if refused:
+        assert "batch_transform=" in str(error)
+
+
+@pytest.mark.parametrize(("dtype", "outside"), [(np.bool_, 0), (np.float32, 0), (np.uint8, 255), (np.int64, 255)])
+def test_a_cropped_mask_has_no_object_outside_the_image(tmp_path: Path, dtype: Any, outside: int) -> None:
+    """255 is no class, and as a bool or a fraction it would be the object."""
+    with h5py.File(tmp_path / "masks.h5", "w") as file:
+        file["X_train"], file["Y_train"] = np.zeros((16, 8, 8, 3), np.uint8), np.zeros((16, 8, 8), dtype)
+    loader = make_loader(dataset_h5(tmp_path / "masks.h5"), 16, batch_transform=RandomCrop(8, padding=4))
+    ((_, mask),) = loader
+    assert set(mask.unique().tolist()) == {0, outside}
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: RandomCrop("8"),  # type: ignore[arg-type]
+        lambda: RandomCrop(None),  # type: ignore[arg-type]
+        lambda: RandomCrop(8, padding=1.5),  # type: ignore[arg-type]
+        lambda: RandomFlip("0.5"),  # type: ignore[arg-type]
+        lambda: RandomResizedCrop(8, scale=0.5),  # type: ignore[arg-type]
+        lambda: Normalize([[0.5]] * 3, [[0.5]] * 3),  # type: ignore[list-item]
+        lambda: Normalize((0.5,), (0.5,), dtype="uint8"),
+        lambda: OneHot("3"),  # type: ignore[arg-type]
+    ],
+    ids=["size", "no size", "padding", "probability", "scale", "columns", "dtype", "classes"],
+)
+def test_a_transform_refuses_an_argument_of_the_wrong_kind(make: Callable[[], object]) -> None:
+    """Where it is written, and not at the first batch."""
+    with pytest.raises(ColabstageError):
+        make()
+
+
+def test_numbers_of_numpy_are_numbers(path: Path) -> None:
+    """As they come out of a grid or a data frame."""
+    eight, one, two = np.int64(8), np.int64(1), np.int64(2)
+    loader = make_loader(dataset_h5(path), eight, batch_transform=RandomCrop(eight), rank=one, world_size=two)  # type: ignore[arg-type]
+    assert len(seen(loader)) == 20
+    assert Normalize((0.5,), (0.5,), dtype=np.float16).dtype == torch.float16
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        lambda: WeightedRandomSampler([0.2, 0.8], 40),
+        lambda: RandomSampler(range(10)),
+        lambda: SequentialSampler(range(50)),
+        lambda: DistributedSampler(range(10), num_replicas=1, rank=0),  # type: ignore[arg-type]
+    ],
+    ids=["weights of classes", "fewer rows", "more rows", "of ranks"],
+)
+def test_a_sampler_made_for_other_rows(path: Path, sampler: Callable[[], Any]) -> None:
+    """Two weights for two classes draw from the first two rows alone."""
+    with pytest.raises(ColabstageError, match="40"):
+        make_loader(dataset_h5(path), 8, sampler=sampler())
+
+
+@pytest.mark.parametrize("offset", [1, "1"], ids=["a number", "text"])
+def test_an_offset_of_labels_that_are_no_boxes(path: Path, offset: Any) -> None:
+    """It would change nothing."""
+    with pytest.raises(ColabstageError, match="label_offset"):
+        make_loader(dataset_h5(path), 8, label_offset=offset)
+
+
+def test_targets_beyond_int64_are_not_turned_negative(tmp_path: Path) -> None:
+    """Such as hashes; the line of the message makes numbers of them that fit."""
+    with h5py.File(tmp_path / "rows.h5", "w") as file:
+        file["X_train"], file["Y_train"] = np.zeros((4, 2)), np.arange(4, dtype=np.uint64) + 2**63
+    with pytest.raises(ColabstageError, match=str(2**63 + 3)):
+        list(make_loader(dataset_h5(tmp_path / "rows.h5"), 4))
+    smaller = dataset_h5(tmp_path / "rows.h5", target_transform=lambda y: y - 2**63)
+    assert sorted(seen(make_loader(smaller, 4))) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("shape", [(12, 10, 5), (12, 10, 2)], ids=["five bands", "two"])
+def test_bands_are_not_taken_for_the_width(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    """Inputs (H, W, C) keep their axes where C is none of an image; each line of the message can be followed."""
+    bright = np.zeros((4, *shape), np.uint16)
+    bright[:, :, :5] = 1
+    place = rows(tmp_path / "rows.h5", 4, shape)
+    with h5py.File(place, "r+") as file:
+        del file["X_train"]
+        file["X_train"] = bright
+    dataset, flip = dataset_h5(place), RandomFlip(1.0)
+    for transform in (flip, Compose([flip]), Compose([Normalize((0.5,), (0.5,)), Compose([flip])])):
+        with pytest.raises(ColabstageError, match=re.escape("x.permute(0, 3, 1, 2)")):
+            make_loader(dataset, 4, batch_transform=transform)
+    turned = Compose([lambda x, y: (x.permute(0, 3, 1, 2), y), flip])
+    ((x, _),) = make_loader(dataset, 4, batch_transform=turned)
+    assert np.array_equal(x.permute(0, 2, 3, 1).numpy(), bright[:, :, ::-1])
+    ((x, _),) = make_loader(dataset, 4, batch_transform=Compose([lambda x, y: (x, y), flip]))
+    assert np.array_equal(x.numpy(), bright[..., ::-1])
+
+
+def test_arrays_with_their_channels_first_are_images_to_transforms(tmp_path: Path) -> None:
+    """As other programs store them, of 16 bits too."""
+    place = rows(tmp_path / "rows.h5", 4, (5, 12, 10))
+    with h5py.File(place, "r+") as file:
+        del file["X_train"]
+        file["X_train"] = values = np.arange(4 * 5 * 12 * 10).astype(np.uint16).reshape(4, 5, 12, 10)
+    loader = make_loader(dataset_h5(place), 4, shuffle=False, batch_transform=RandomFlip(1.0))
+    ((x, _),) = loader
+    assert np.array_equal(x.numpy(), values[..., ::-1])
+
+
+# --- files of other programs ------------------------------------------------------------------------------------------
+
+
+def matlab_file(path: Path) -> Path:
+    """Images (32, 30, 3, 20) and labels (20, 1), as MATLAB saves them with -v7.3."""
+    with h5py.File(path, "w", userblock_size=512) as file:
+        file["X"], file["y"] = np.zeros((20, 3, 30, 32), np.uint8), np.arange(20.0)[None] % 2
+        for name, kind in (("X", b"uint8"), ("y", b"double")):
+            file[name].attrs["MATLAB_class"] = np.bytes_(kind)
+    with path.open("r+b") as handle:
+        handle.write(b"MATLAB 7.3 MAT-file, Platform: GLNXA64".ljust(124) + b"\0\2IM")
+    return path
+
+
+@pytest.mark.parametrize("names", [{}, {"x": "X", "y": "y"}])
+def test_arrays_of_matlab_are_packed(tmp_path: Path, names: dict[str, str]) -> None:
+    """Their axes are reversed in the file: the message says what reads them rightly."""
+    path = matlab_file(tmp_path / "set.mat")
+    with pytest.raises(ColabstageError, match="pack_dataset"):
+        dataset_h5(path, **names)  # type: ignore[arg-type]
+    pack_dataset(path, tmp_path / "packed.h5", progress=False)
+    assert dataset_h5(tmp_path / "packed.h5")[0][0].shape == (32, 30, 3)
+
+
+def test_images_of_matlab_that_are_read_as_they_lie_are_noted(tmp_path: Path) -> None:
+    """They may have been turned before they were saved."""
+    with pytest.warns(UserWarning, match="3 x 30 x 32"):
+        dataset_h5(matlab_file(tmp_path / "set.mat"), x="X")
+
+
+@pytest.mark.parametrize(
+    ("arrays", "said"),
+    [
+        ({"train/images": np.zeros((4, 8, 8, 3)), "train/labels": np.zeros(4)}, "x='train/images', y='train/labels'"),
+        ({f"s{n}/image": np.zeros((8, 8, 3)) for n in range(3)}, "pack_dataset"),
+        ({"df/table": np.zeros(4, [("a", "i4"), ("b", "f4")])}, "pack_dataset"),
+    ],
+    ids=["groups of a split", "a group a sample", "a table"],
+)
+def test_datasets_in_groups_are_named(tmp_path: Path, arrays: dict[str, Any], said: str) -> None:
+    """By their paths; and what no names can say is left to packing."""
+    with h5py.File(tmp_path / "other.h5", "w") as file:
+        for name, values in arrays.items():
+            file[name] = values
+    with pytest.raises(ColabstageError, match=re.escape(said)) as caught:
+        dataset_h5(tmp_path / "other.h5")
+    assert next(iter(arrays)) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "classes", [np.str_("a"), np.array([["a", "b"]], "S1"), {"a": np.arange(2)}], ids=["a text", "two axes", "a group"]
+)
+def test_what_another_program_calls_classes(path: Path, classes: Any) -> None:
+    """Is no list of names; the samples are read all the same."""
+    with h5py.File(path, "r+") as file:
+        if isinstance(classes, dict):
+            for name, values in classes.items():
+                file[f"classes/{name}"] = values
+        else:
+            file["classes"] = classes if not isinstance(classes, str) else str(classes)
+    dataset = dataset_h5(path)
+    assert (dataset.classes, dataset[3][1]) == ((), 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "refused"),
+    [
+        ("classes", np.arange(40) % 2, True),
+        ("masks", np.zeros((40, 8, 8), np.uint8), True),
+        ("classes", np.array([b"a"] * 40), False),
+        ("ids", np.arange(40), False),
+    ],
+    ids=["classes", "masks", "names of classes", "others"],
+)
+def test_targets_by_another_name_are_not_passed_over(path: Path, name: str, values: Any, refused: bool) -> None:
+    """All targets would be -1."""
+    with h5py.File(path, "r+") as file:
+        del file["Y_train"]
+        file[name] = values
+    error = error_of(lambda: dataset_h5(path))
+    assert isinstance(error, ColabstageError) == refused, repr(error)
+    if refused:
+        assert f"y='{name}'" in str(error)
+        assert dataset_h5(path, x="X_train", y=name).targets.shape == values.shape
+
+
 # --- other loops ------------------------------------------------------------------------------------------------------
 
 
@@ -495,6 +725,23 @@ def test_profiling_leaves_nothing_in_the_history(path: Path, tool: str) -> None:
     else:
         autotune_loader(dataset_h5(path), 8, step=step, budget_s=0.5)
     assert (losses, kinds, counts.tolist(), confusion.tolist()) == ([], set(), [0, 0], [0, 0])
+
+
+# --- packs that are read under a limit ---------------------------------------------------------------------------------
+
+
+def test_a_part_that_is_all_here_is_opened_by_several(path: Path, tmp_path: Path) -> None:
+    """Two splits, or copies in other processes: to open one is no change of the file for the others."""
+    with h5py.File(path, "r+") as file:
+        file["X_val"], file["Y_val"] = file["X_train"][:5], np.arange(40, 45)
+    pack_dataset(path, tmp_path / "pack.h5", progress=False)
+    train, val = (
+        dataset_h5(tmp_path / "pack.h5", split=split, disk_limit="50MB", local_dir=tmp_path / "part")
+        for split in ("train", "val")
+    )
+    again = pickle.loads(pickle.dumps(train))
+    assert sorted(seen(make_loader(train, 8)) + seen(make_loader(val, 8))) == list(range(45))
+    assert again[3][1] == train[3][1]
 
 
 # --- processes, files and memory --------------------------------------------------------------------------------------

@@ -137,6 +137,7 @@ def test_each_sample_has_the_name_of_its_source(make_file: Callable[..., Any]) -
     assert (dataset.samples[22][0], len(dataset.samples), dataset.class_to_idx["e"]) == ("folder/ü0022.jpg", 23, 4)
     with pytest.raises(PackFormatError):
         _ = dataset_h5(make_file("contiguous", 3).path).samples
+    assert not hasattr(dataset_h5(make_file("contiguous", 3).path), "samples")
 
 
 def test_a_split_that_is_not_there_is_answered_with_those_that_are(tmp_path: Path) -> None:

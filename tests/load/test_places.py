@@ -191,7 +191,7 @@ def test_ranks_visit_what_the_model_says(
 
 def other_weights() -> Any:
     # Of no row in common, as the same numbers may otherwise draw the same rows.
-    return WeightedRandomSampler([0.0, 1.0] * 10, 10)
+    return WeightedRandomSampler([row % 2 for row in range(ROWS)], 10)
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def other_weights() -> Any:
         (range(10), range(10, 20)),
         (range(10), list(reversed(range(10)))),
         (SubsetRandomSampler([1, 2, 3]), SubsetRandomSampler([1, 2, 4])),
-        (WeightedRandomSampler([1.0, 0.0] * 10, 10), other_weights()),
+        (WeightedRandomSampler([1 - row % 2 for row in range(ROWS)], 10), other_weights()),
     ],
     ids=["rows", "their order", "a sampler's rows", "a sampler's weights"],
 )

@@ -27,7 +27,7 @@ from colabstage.load.batch import WHITE, Batcher, pad_boxes, target_array
 from colabstage.load.choosing import choose_loader, gather_facts
 from colabstage.load.epoch import RowOrder, choose_seed, chosen_order
 from colabstage.load.partial import order_of
-from colabstage.load.plan import ArrayOptions, LoaderOptions
+from colabstage.load.plan import ARRAY_REMEDIES, ArrayOptions, LoaderOptions
 from colabstage.load.reading.reader import SplitReader
 
 if TYPE_CHECKING:
@@ -111,6 +111,8 @@ class ArrayBatches:
         self._chosen = chosen
         self._visits: Order = chosen or RowOrder(len(reader), self.shuffled)
         if not self._visits.count:
+            if len(reader):
+                refuse_argument("rows", options.rows, "the numbers of some samples")
             msg = f"The split '{reader.split}' of '{reader.path}' has no samples, so there is nothing to train on."
             raise OptionError(msg)
         loading = LoaderOptions(
@@ -282,6 +284,8 @@ def _resolved(source: Source, split: str | None) -> tuple[Any, SplitReader]:
     reader = getattr(dataset, "reader", None)
     if not isinstance(reader, SplitReader):
         remedy = "Of what stage_dataset returns pass one split, data['train']."
+        if hasattr(dataset, "dataset") and hasattr(dataset, "indices"):
+            remedy = "Of a Subset pass subset.dataset, and rows=subset.indices."
         refuse_argument("source", source, "a dataset_h5 or the path of an HDF5 file", remedy=remedy)
     if dataset.return_index:
         msg = "The dataset has return_index=True, and training takes (x, y). Make it without."
@@ -370,7 +374,10 @@ def one_hot(y: Any, classes: int) -> NDArray[np.float32]:
     return np.take(table, np.where((wide >= 0) & (wide < classes), wide, classes), axis=0)
 
 
-@public(ArrayOptions, remedies={"batch_size": 'Write to_keras(data["train"], 64); training depends on it.'})
+@public(
+    ArrayOptions,
+    remedies={**ARRAY_REMEDIES, "batch_size": 'Write to_keras(data["train"], 64); training depends on it.'},
+)
 def to_keras(
     dataset: dataset_h5 | SplitReader | Files,
     batch_size: int,
@@ -452,7 +459,10 @@ class NumpyLoader(Iterated):
         self._epoch = whole_number("epoch", epoch)
 
 
-@public(ArrayOptions, remedies={"batch_size": 'Write to_numpy(data["train"], 64); training depends on it.'})
+@public(
+    ArrayOptions,
+    remedies={**ARRAY_REMEDIES, "batch_size": 'Write to_numpy(data["train"], 64); training depends on it.'},
+)
 def to_numpy(
     dataset: dataset_h5 | SplitReader | Files,
     batch_size: int,

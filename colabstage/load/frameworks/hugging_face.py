@@ -47,7 +47,9 @@ def to_hf(dataset: dataset_h5, *, x: str = "image", y: str = "label") -> Dataset
     """
     reader = getattr(dataset, "reader", None)
     if reader is None or not hasattr(reader, "read_x"):
-        refuse_argument("dataset", dataset, "a dataset_h5", remedy=ONE_SPLIT)
+        is_subset = hasattr(dataset, "dataset") and hasattr(dataset, "indices")
+        remedy = "Of a Subset write to_hf(subset.dataset).select(subset.indices)." if is_subset else ONE_SPLIT
+        refuse_argument("dataset", dataset, "a dataset_h5", remedy=remedy)
     if x == y:
         msg = f"x={x!r} and y={y!r} are one name; give two."
         raise OptionError(msg)
@@ -68,7 +70,8 @@ def to_hf(dataset: dataset_h5, *, x: str = "image", y: str = "label") -> Dataset
     features = datasets.Dataset.from_dict({name: column[:1] for name, column in columns.items()}).features
     if inputs and isinstance(inputs[0], dict):
         features[x] = datasets.Image()
-    if reader.classes and targets and isinstance(targets[0], int):
+    # Names are of classes from 0: labels beyond them have none, and stay numbers.
+    if reader.classes and targets and isinstance(targets[0], int) and max(targets) < len(reader.classes):
         features[y] = datasets.ClassLabel(names=list(reader.classes))
     return datasets.Dataset.from_dict(columns, features=features)
 

@@ -20,7 +20,7 @@ from colabstage.io.boundary import public
 from colabstage.io.pipeline import ThreadPool
 from colabstage.io.whole_imports import refuse_import, whole_imports
 from colabstage.load.frameworks.arrays import ArrayBatches
-from colabstage.load.plan import ArrayOptions
+from colabstage.load.plan import ARRAY_REMEDIES, ArrayOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -45,7 +45,10 @@ _ALIGNMENT_BYTES = 64
 _WIDEST_BYTES = 8
 
 
-@public(ArrayOptions, remedies={"batch_size": 'Write to_tf_data(data["train"], 64); training depends on it.'})
+@public(
+    ArrayOptions,
+    remedies={**ARRAY_REMEDIES, "batch_size": 'Write to_tf_data(data["train"], 64); training depends on it.'},
+)
 def to_tf_data(
     dataset: dataset_h5 | SplitReader | Files,
     batch_size: int,

@@ -461,9 +461,11 @@ class Ragged:
         try:
             return value.decode()
         except UnicodeDecodeError as error:
-            msg = f"Row {row} of {self._name} in '{self._path}' is not UTF-8 text ({error})."
-            msg_0 = f"{msg} Write it again with h5py.string_dtype()."
-            raise DecodeError(msg_0) from error
+            msg = (
+                f"Row {row} of {self._name} in '{self._path}' is not UTF-8 text ({error}). Write texts again with "
+                "h5py.string_dtype(), and the bytes of files with h5py.vlen_dtype('uint8')."
+            )
+            raise DecodeError(msg) from error
 
 
 def check_offsets(offsets: NDArray[np.int64], count: int, label: str, what: str) -> None:

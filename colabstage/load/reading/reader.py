@@ -131,6 +131,8 @@ class RowFacts:
     """Why images cannot be cropped while they are decoded; `None` if they can, as 8-bit ones of their own sizes."""
     crop_channels: int
     """Number of channels of such crops."""
+    reversed_axes: bool
+    """Whether MATLAB wrote the inputs, which shows the last axis as the first."""
 
     @property
     def target_bytes(self) -> int | None:
@@ -168,6 +170,7 @@ class RowFacts:
             decodes_targets=y is not None and y.info.kind == "encoded",
             whole_reason=whole,
             crop_channels=channels,
+            reversed_axes=x.info.reversed_axes,
         )
 
 
