@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
-from colabstage.cli.options import AsJson, Debug, read_cache_dir, spell_options
+from colabstage.cli.options import AsJson, Debug, spell_options
 from colabstage.errors import ColabstageError, OptionError, printable, said_by
 from colabstage.io.arguments import defaults
 from colabstage.io.boundary import NOTHING_DONE
@@ -170,8 +170,6 @@ def command(
         def run(*, as_json: bool, debug: bool, **given: Any) -> None:
             if "only" in given:
                 given["only"] = given["only"] or None
-            if "cache_dir" in given:
-                given["cache_dir"] = read_cache_dir(given["cache_dir"])
             if flags is not None:
                 given["flags"] = {name: given.pop(name) for name in flags}
             with exit_codes(debug=debug, interrupted=interrupted):

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 
 from colabstage.errors import ArgumentError, OptionError
-from colabstage.io.units import hide_secrets, listed
+from colabstage.io.units import hide_secrets, listed, show_address
 from colabstage.io.workspace import is_our_name
 
 if TYPE_CHECKING:
@@ -304,7 +304,12 @@ def whereabouts(path: Path) -> str:
     if there.is_file():
         below = path.relative_to(there).as_posix()
         return f"'{there}' is a file, not a folder; a part of an archive is named by only={below!r}."
-    found = _names_in(there, path.relative_to(there).parts[0] if path.is_relative_to(there) else path.name)
+    missing = path.relative_to(there) if path.is_relative_to(there) else Path(path.name)
+    first = missing.parts[0]
+    if first.startswith("www.") or re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]+:", first):
+        address = f"https://{missing}" if first.startswith("www.") else str(missing).replace("/", "//", 1)
+        return f"An address is given as text, with its scheme and both slashes: '{show_address(address)}'."
+    found = _names_in(there, first)
     if _DRIVE_FOLDERS.isdisjoint(path.parts) and not path.is_relative_to("/content/drive"):
         return found
     if _DRIVE_FOLDERS.isdisjoint(there.parts):
