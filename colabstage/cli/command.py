@@ -137,7 +137,11 @@ def say_usage_error(error: Exception) -> None:
     message = " ".join(str(error.format_message()).split())
     command = "colabstage" if context is None else context.command_path
     end = "" if message.endswith((".", "?", "!")) else "."
-    _say(f"{message}{end} See: {command} --help")
+    takes = ""
+    if context is not None and type(error).__name__ == "MissingParameter":
+        # Of several arguments that are missing, the parser may name the wrong one.
+        takes = f" Usage: {command} {' '.join(context.command.collect_usage_pieces(context))}."
+    _say(f"{message}{end}{takes} See: {command} --help")
 
 
 def say_interrupted() -> int:

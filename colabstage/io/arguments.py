@@ -214,6 +214,7 @@ def check_zip_encoding(encoding: str | None) -> None:
 
 
 _LONGEST = 80
+_LONGEST_PATH = 400
 
 
 class _Short(reprlib.Repr):
@@ -238,8 +239,9 @@ _SHORT = _Short()
 
 def show_value(value: object) -> str:
     """Write a value as Python does where that is one short line, and else what it is: `DataFrame(…)`."""
-    text = show_content(value)
-    if isinstance(value, str | bytes | int) or not ("…" in text or "..." in text):
+    # A path is named whole: its end says which file it is.
+    text = show_content(value, _LONGEST_PATH if isinstance(value, os.PathLike) else _LONGEST)
+    if isinstance(value, str | bytes | int | os.PathLike) or not ("…" in text or "..." in text):
         return text
     return f"the class {value.__name__}" if isinstance(value, type) else f"{type(value).__name__}(…)"
 
