@@ -310,7 +310,10 @@ def whereabouts(path: Path) -> str:
     first = missing.parts[0]
     if first.startswith("www.") or re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]+:", first):
         address = f"https://{missing}" if first.startswith("www.") else str(missing).replace("/", "//", 1)
-        return f"An address is given as text, with its scheme and both slashes: '{show_address(address)}'."
+        return (
+            f"'{show_address(address)}' is an address: give it as text, with both slashes, to stage_dataset or "
+            "fetch_files, or to dataset_h5 with disk_limit=."
+        )
     found = _names_in(there, first)
     if _DRIVE_FOLDERS.isdisjoint(path.parts) and not path.is_relative_to("/content/drive"):
         return found

@@ -268,9 +268,9 @@ def absolute_path(path: str | os.PathLike[str], name: str = "") -> Path:
     if name:
         check_argument(name, path, "path")
     text: object = os.fspath(path)
-    if name and isinstance(text, str) and (not text or is_address(text)):
+    if isinstance(text, str) and (not text or (name and is_address(text))):
         what = f"{show_address(text)!r} is an address" if text else "'' names nothing"
-        msg = f"{name}={what}; expected a path on this machine or on a mounted Drive."
+        msg = f"{name or 'path'}={what}; expected a path on this machine or on a mounted Drive."
         raise OptionError(msg)
     if not isinstance(text, str) or "\0" in text:
         msg = f"{path!r} is not a path: expected text without NUL characters."

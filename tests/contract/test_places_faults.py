@@ -98,7 +98,7 @@ def test_a_word_for_no_cache_is_no_folder(
             lambda: stage("https:/example.org/a.zip"), SourceNotFoundError, "https://example.org/a.zip", id="slash"
         ),
         pytest.param(lambda: stage("www.example.org/a.zip"), SourceNotFoundError, "https://www.", id="no scheme"),
-        pytest.param(lambda: cs.pack_dataset("photos", ""), OptionError, "pack.h5", id="a pack without a name"),
+        pytest.param(lambda: cs.pack_dataset("photos", ""), OptionError, "names nothing", id="a pack without a name"),
         pytest.param(lambda: cs.pack_dataset("photos", "."), OptionError, "pack.h5", id="a pack that is this folder"),
         pytest.param(
             lambda: cs.restore_file("out", "back"), SourceNotFoundError, "out/file'", id="a folder of versions"
@@ -117,6 +117,22 @@ def test_what_was_meant_is_named(
     assert (here / "file").read_text() == "text"
 
 
+@pytest.mark.parametrize("verb", ["dataset_h5", "browse_dataset", "verify_file", "plot_class_balance", "list_runs"])
+@pytest.mark.parametrize("address", ["https://example.org/photos.h5", "s3://bucket/photos.h5"])
+def test_an_address_where_a_path_is_wanted_says_what_takes_it(here: Path, verb: str, address: str) -> None:
+    """And is never looked for as a folder called `https:`."""
+    with pytest.raises(ColabstageError, match=re.escape(f"'{address}' is an address")):
+        getattr(cs, verb)(address)
+
+
+@pytest.mark.parametrize("verb", ["stage_dataset", "extract_archive", "publish_file", "restore_file", "list_runs"])
+def test_no_name_is_not_this_folder(here: Path, verb: str) -> None:
+    """As an empty field of a form gives it."""
+    more = [] if verb in ("stage_dataset", "list_runs") else ["new"]
+    with pytest.raises(OptionError, match="'' names nothing"):
+        getattr(cs, verb)("", *more)
+
+
 @pytest.fixture
 def on_colab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """`/content` of a machine with a mounted Drive, which is the current folder."""
@@ -129,6 +145,15 @@ def on_colab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         monkeypatch.chdir(content)
         cs.mount_drive(content / "drive")
         yield content
+
+
+@pytest.mark.fuse
+def test_a_dataset_kept_on_drive_is_said(on_colab: Path) -> None:
+    """Which works, and gives away what staging is for."""
+    plan = stage(function=cs.plan_stage, local_dir="drive/MyDrive/here")
+    staged = stage(local_dir="drive/MyDrive/here")
+    for notes in (plan.reasons, staged.report.notes):
+        assert any("give local_dir= on a local disk" in note for note in notes)
 
 
 @pytest.mark.fuse
