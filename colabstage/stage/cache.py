@@ -357,10 +357,16 @@ def restore(call: StageCall, source: SourceOnce, cached: CachedPack, known: Fres
         except (DamagedPackError, SourceError, DriveError) as error:
             if is_lent:
                 raise
-            report.note(f"The cached pack cannot be used: {error}")
+            report.note(unusable(error))
             return None
     # Where the source was opened and is the same, with its present times.
     return source.opened.identify() if source.opened is not None and freshness.proved else recorded
+
+
+def unusable(error: BaseException) -> str:
+    """Say that a cached pack is not used, without the remedy of the copy that failed: the source is read instead."""
+    why = error.__cause__ if isinstance(error.__cause__, ColabstageError) else error
+    return f"The pack in the cache cannot be used: {why}"
 
 
 def copy_pack(

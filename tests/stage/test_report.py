@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -79,6 +80,24 @@ def test_a_damaged_pack_is_told_once_and_with_what_works(tmp_path: Path) -> None
     staged.path.unlink()
     assert plan_stage(source, **places).refused == ""
     assert stage_dataset(source, progress=False, **places).report.origin == "source"
+
+
+def test_a_damaged_pack_in_the_cache_is_told_once_and_without_advice(tmp_path: Path) -> None:
+    """What the advice would be is what the call does."""
+    source, cache = make_tree(tmp_path / "photos", in_classes(4)), tmp_path / "cache"
+    stage_dataset(source, local_dir=tmp_path / "here", cache_dir=cache, progress=False)
+    pack = next(cache.glob("*.h5"))
+    found = pack.stat()
+    with pack.open("r+b") as file:
+        file.seek(4096)
+        file.write(b"mine")
+    os.utime(pack, ns=(found.st_atime_ns, found.st_mtime_ns))
+    report = stage_dataset(source, local_dir=tmp_path / "there", cache_dir=cache, progress=False).report
+    assert report.origin == "source"
+    assert [note for note in report.notes if "damaged" in note and "refresh" not in note] == [
+        note for note in report.notes if "cache" in note
+    ]
+    assert sum("damaged" in note for note in report.notes) == 1
 
 
 def test_looking_again_is_one_line_of_the_report(tmp_path: Path) -> None:
