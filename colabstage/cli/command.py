@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
-from colabstage.cli.options import AsJson, Debug, read_cache_dir, spell_options
+from colabstage.cli.options import AsJson, Debug, spell_options
 from colabstage.errors import ColabstageError, OptionError, printable, said_by
 from colabstage.io.arguments import defaults
 from colabstage.io.boundary import NOTHING_DONE
@@ -141,7 +141,11 @@ def say_usage_error(error: Exception) -> None:
         message = f"Missing argument: give {' and '.join(needed)}" if len(needed) > 1 else message
     command = "colabstage" if context is None else context.command_path
     end = "" if message.endswith((".", "?", "!")) else "."
-    _say(f"{message}{end} See: {command} --help")
+    takes = ""
+    if context is not None and type(error).__name__ == "MissingParameter":
+        # Of several arguments that are missing, the parser may name the wrong one.
+        takes = f" Usage: {command} {' '.join(context.command.collect_usage_pieces(context))}."
+    _say(f"{message}{end}{takes} See: {command} --help")
 
 
 def say_interrupted() -> int:
@@ -174,8 +178,6 @@ def command(
         def run(*, as_json: bool, debug: bool, **given: Any) -> None:
             if "only" in given:
                 given["only"] = given["only"] or None
-            if "cache_dir" in given:
-                given["cache_dir"] = read_cache_dir(given["cache_dir"])
             if flags is not None:
                 given["flags"] = {name: given.pop(name) for name in flags}
             with exit_codes(debug=debug, interrupted=interrupted):

@@ -7,7 +7,7 @@ would be a folder `s3:`. A completion function that returns nothing leaves compl
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
@@ -99,12 +99,6 @@ def _refused_as_typed(read: Callable[[str], Any]) -> Callable[[str], Any]:
             raise typer.BadParameter(str(error)) from error
 
     return parse
-
-
-def read_cache_dir(text: str) -> str | Literal["auto"] | None:
-    """Turn `--cache-dir` into the Python argument; a folder called none is written `./none`."""
-    # The shell cannot express None.
-    return None if text == "none" else text
 
 
 def read_sources(texts: list[str]) -> str | list[str]:

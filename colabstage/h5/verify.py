@@ -109,8 +109,7 @@ def verify_file(path: str | os.PathLike[str], *, progress: bool | Progress = Tru
         msg = f"'{path}' is a folder; expected a packed file, for example the .path of a staged dataset."
         raise PackFormatError(msg)
     if not file.is_file():
-        hint = "Copy it here with fetch_files first." if "://" in str(path) else whereabouts(file)
-        msg = f"There is no file '{path}'. {hint}"
+        msg = f"There is no file '{path}'. {whereabouts(file)}"
         raise SourceNotFoundError(msg)
     # Refused before hashing: without a manifest, hours of reading would prove nothing.
     manifest = read_manifest(file)

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 
 from colabstage.errors import ArgumentError, OptionError
-from colabstage.io.units import hide_secrets, listed
+from colabstage.io.units import hide_secrets, listed, show_address
 from colabstage.io.workspace import is_our_name
 
 if TYPE_CHECKING:
@@ -214,6 +214,7 @@ def check_zip_encoding(encoding: str | None) -> None:
 
 
 _LONGEST = 80
+_LONGEST_PATH = 400
 
 
 class _Short(reprlib.Repr):
@@ -238,8 +239,9 @@ _SHORT = _Short()
 
 def show_value(value: object) -> str:
     """Write a value as Python does where that is one short line, and else what it is: `DataFrame(…)`."""
-    text = show_content(value)
-    if isinstance(value, str | bytes | int) or not ("…" in text or "..." in text):
+    # A path is named whole: its end says which file it is.
+    text = show_content(value, _LONGEST_PATH if isinstance(value, os.PathLike) else _LONGEST)
+    if isinstance(value, str | bytes | int | os.PathLike) or not ("…" in text or "..." in text):
         return text
     return f"the class {value.__name__}" if isinstance(value, type) else f"{type(value).__name__}(…)"
 
@@ -304,7 +306,15 @@ def whereabouts(path: Path) -> str:
     if there.is_file():
         below = path.relative_to(there).as_posix()
         return f"'{there}' is a file, not a folder; a part of an archive is named by only={below!r}."
-    found = _names_in(there, path.relative_to(there).parts[0] if path.is_relative_to(there) else path.name)
+    missing = path.relative_to(there) if path.is_relative_to(there) else Path(path.name)
+    first = missing.parts[0]
+    if first.startswith("www.") or re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]+:", first):
+        address = f"https://{missing}" if first.startswith("www.") else str(missing).replace("/", "//", 1)
+        return (
+            f"'{show_address(address)}' is an address: give it as text, with both slashes, to stage_dataset or "
+            "fetch_files, or to dataset_h5 with disk_limit=."
+        )
+    found = _names_in(there, first)
     if _DRIVE_FOLDERS.isdisjoint(path.parts) and not path.is_relative_to("/content/drive"):
         return found
     if _DRIVE_FOLDERS.isdisjoint(there.parts):

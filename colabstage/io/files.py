@@ -190,6 +190,8 @@ def translate_write_error(error: OSError, target: Path) -> OSError:
     remedy = "Choose a place that this user can write to."
     if error.errno in _GONE:
         remedy = "Another program, or another machine, has removed or replaced it meanwhile: try again in a minute."
+    elif error.errno in (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK):
+        remedy = "The file system there cannot do what this takes: choose a folder on a local disk."
     elif error.errno in _TRANSIENT:
         remedy = "The disk or mount fails: try again, and if it is a mount, mount it again first."
     msg = f"Cannot write '{target}' ({error.strerror or error}). {remedy}"
@@ -207,7 +209,7 @@ def make_folder(path: Path) -> None:
         # Whichever folder on the way it is: the system names none.
         file = next((place for place in (path, *path.parents) if place.is_file()), None)
         if file is not None:
-            msg = f"Cannot create the folder '{path}': '{file}' is a file. Choose another name for the folder."
+            msg = f"Cannot create the folder '{path}': '{file}' is a file. Move it, or choose another place."
             raise TargetNotWritableError(msg) from error
         why = said_by(error)
         msg = f"Cannot create the folder '{path}' ({why}). Choose another place, one that this user can write to."

@@ -102,6 +102,10 @@ class FlushReport:
     remounted: bool
     """Whether Drive is mounted there again."""
 
+    def __str__(self) -> str:
+        now = "it is mounted there again" if self.remounted else "no Drive is mounted there now"
+        return f"All of '{self.mountpoint}' was uploaded in {format_duration(self.seconds)}; {now}."
+
 
 class DriveAnswer(NamedTuple):
     """Which Drive answers."""

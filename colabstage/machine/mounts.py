@@ -298,8 +298,9 @@ def _unmounted_drive(place: Path, mounts: MountTable) -> Path | None:
     if place.is_relative_to(usual):
         return usual
     folder = Path(*place.parts[:named])
-    is_free = folder.parent.is_dir() and not any(Path(mountpoint).is_relative_to(folder) for mountpoint in mounts)
-    return folder if is_free and next(files_below(folder), None) is None else None
+    if folder == usual.parent or any(Path(mountpoint).is_relative_to(folder) for mountpoint in mounts):
+        return None
+    return folder if folder.parent.is_dir() and next(files_below(folder), None) is None else None
 
 
 def files_below(folder: Path) -> Iterator[Path]:
@@ -422,7 +423,28 @@ def _absent_drive(paths: Sequence[str | os.PathLike[str]]) -> DriveNotMountedErr
                 f"{remount_words(mountpoint)} in a notebook cell, then try again."
             )
             return DriveNotMountedError(msg)
+        meant = _meant_on_drive(path) if mountpoint is None else None
+        if meant is not None:
+            usual = system_root() / DEFAULT_MOUNTPOINT.lstrip("/")
+            drives = [mount.mountpoint for mount in list_mounts().values() if mount.is_drive]
+            root = next((place for place in drives if place.is_relative_to(system_root())), None)
+            first = "Write" if root is not None else "Call mount_drive() in a notebook cell, then write"
+            msg = (
+                f"'{os.fspath(path)}' is not on Google Drive: there is no '{meant.parts[0]}' in that folder. {first} "
+                f"'{(root or usual) / meant}'; or, for a folder of this machine, make it first."
+            )
+            return DriveNotMountedError(msg)
     return None
+
+
+def _meant_on_drive(path: str | os.PathLike[str]) -> Path | None:
+    """Return what a path is from the root of a Drive, where on Colab it names a folder of Drive that is not there."""
+    place = follow_links(path)
+    named = next((index for index, part in enumerate(place.parts) if part in DRIVE_FOLDERS), None)
+    if named is None or slow_reason(mount_of(path)) is not None or os.path.lexists(Path(*place.parts[: named + 1])):
+        return None
+    # Last, as it takes longer than looking at a path.
+    return Path(*place.parts[named:]) if detect_platform().name == "colab" else None
 
 
 def require_answer(*paths: str | os.PathLike[str]) -> None:

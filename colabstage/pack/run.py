@@ -249,9 +249,9 @@ def pack_dataset(
                 raise OptionError(msg)
             return pack_set(source, remote, packing, shown, shards=shards, executor=executor, overwrite=overwrite)
         path = Path(target)
-        if isinstance(source, str | os.PathLike):
+        if path.name and isinstance(source, str | os.PathLike):
             _check_apart(Path(source), path, in_shards=in_shards)
-        if os.fspath(target).endswith(("/", os.sep)):
+        if os.path.basename(target) in ("", ".", ".."):  # noqa: PTH119 - a Path would lose the slash
             example = path / "pack.h5"
             msg = f"target='{os.fspath(target)}' is a folder; expected the name of a file, for example '{example}'."
             raise OptionError(msg)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import tempfile
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -34,6 +33,7 @@ from colabstage.machine.resources import check_space
 from colabstage.pack.finish import OddBoxes
 from colabstage.pack.job import ReplanError
 from colabstage.sources.buckets import ObjectStore
+from colabstage.sources.parse import is_address
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from colabstage.pack.execute import PackReport
     from colabstage.pack.job import PackJob
 
-_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 # A file beside unfinished shards: workers continue as long as it exists. A shared folder is the one thing that all
 # executors' workers have in common, so cancelling works for each of them.
 _WANTED = "wanted"
@@ -385,9 +384,8 @@ class RemoteStore:
 def remote_address(target: object) -> str | None:
     """Return a target that is an address; `None` for a path."""
     text = str(target)
-    if not _ADDRESS.match(text):
+    if not is_address(text):
         return None
-    # One slash is a typing error, which as a path would become folders called "s3:".
     protocol, mark, rest = text.partition("://")
     if not mark or protocol.lower() in {"http", "https"} or not rest.rpartition("/")[2]:
         msg = f"target='{show_address(text)}' cannot be written to; expected a path, or text as 's3://bucket/set.h5'."

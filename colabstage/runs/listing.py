@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import time
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from colabstage.errors import OptionError, SourceNotFoundError
@@ -17,10 +16,12 @@ from colabstage.io.workspace import owner_is_alive
 from colabstage.machine.mounts import require_drive
 from colabstage.runs.lease import NAME, SILENT_S, Lease, read_lease
 from colabstage.runs.versions import Version, list_versions
+from colabstage.sources.parse import absolute_path
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from matplotlib.figure import Figure
 
@@ -76,7 +77,7 @@ def list_runs(folder: str | os.PathLike[str]) -> tuple[RunFacts, ...]:
         SourceNotFoundError: there is no such folder.
         DriveNotMountedError: it is on Drive, and none is mounted there.
     """
-    place = Path(folder).expanduser().absolute()
+    place = absolute_path(folder, "folder")
     require_drive(place)
     if not place.is_dir():
         msg = f"There is no folder '{place}'; expected one that resumable() saves to, or one that holds several."

@@ -26,6 +26,7 @@ from colabstage.machine.mounts import (
     DEFAULT_MOUNTPOINT,
     DRIVE_SPELLINGS,
     drive_mountpoint,
+    drive_root,
     follow_links,
     normalise_drive_path,
     place_in,
@@ -54,9 +55,8 @@ _EXPECTED = (
 )
 # The second form is fsspec's for a file system behind another one.
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)(?:://|::)")
-# `Path("s3://bucket/key")` drops one of the slashes.
-_COLLAPSED = re.compile(r"(https?|s3|gs|gcs|az|abfs|hf|ftp|sftp|kaggle|file):/[^/]")
-_NO_PATH = re.compile(rf"[A-Za-z][A-Za-z0-9+.-]*://|{_COLLAPSED.pattern}")
+# One slash too: `Path("s3://bucket/key")` drops the other, and as a path it would make a folder called "s3:".
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 # The limit of Linux's file systems and system calls.
 _MOST_NAME_BYTES = 255
 _MOST_PATH_BYTES = 4095
@@ -230,7 +230,20 @@ def read_local_dir(local_dir: str | os.PathLike[str] | None) -> Path:
     """Return the parent folder of this machine's datasets, given the public argument `local_dir`."""
     base = absolute_path(detect_platform().fast_dir / "colabstage" if local_dir is None else local_dir, "local_dir")
     require_drive(base)
+    refuse_file("local_dir", base)
     return base
+
+
+def is_address(text: str) -> bool:
+    """Return whether text is an address, or was meant as one, rather than a path."""
+    return _ADDRESS.match(text) is not None
+
+
+def refuse_file(argument: str, folder: Path) -> None:
+    """Refuse a file where a folder is expected. Nothing on a mount is looked at: it could hang the check."""
+    if drive_root(folder) is None and folder.is_file():
+        msg = f"{argument}='{folder}' is a file; expected a folder, which is made if there is none."
+        raise OptionError(msg)
 
 
 def refuse_address(argument: str, path: str | os.PathLike[str], remedy: str) -> None:
@@ -255,10 +268,9 @@ def absolute_path(path: str | os.PathLike[str], name: str = "") -> Path:
     if name:
         check_argument(name, path, "path")
     text: object = os.fspath(path)
-    # Writing to it would make a folder called "s3:" in the current one, where nobody looks for the data.
-    if name and isinstance(text, str) and (not text or _NO_PATH.match(text)):
+    if isinstance(text, str) and (not text or (name and is_address(text))):
         what = f"{show_address(text)!r} is an address" if text else "'' names nothing"
-        msg = f"{name}={what}; expected a path on this machine or on a mounted Drive."
+        msg = f"{name or 'path'}={what}; expected a path on this machine or on a mounted Drive."
         raise OptionError(msg)
     if not isinstance(text, str) or "\0" in text:
         msg = f"{path!r} is not a path: expected text without NUL characters."

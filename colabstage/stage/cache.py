@@ -41,6 +41,7 @@ from colabstage.io.units import format_bytes
 from colabstage.io.workspace import cut_own, disk_use, is_made_here, open_workspace
 from colabstage.load.partial import open_partial, open_restored
 from colabstage.machine.drive import ask_drives
+from colabstage.machine.mounts import mount_of, slow_reason
 from colabstage.machine.platforms import detect_platform
 from colabstage.machine.resources import check_space, free_space
 from colabstage.pack.finish import place_joined, splits_in_order
@@ -121,6 +122,13 @@ def less_room(request: StageRequest, free_bytes: int) -> str:
     limit = format_bytes(int(0.8 * free_bytes)).replace(" ", "")
     cache = "" if request.cache_dir is not None else " and a cache_dir= with room for it"
     return f"{larger}, or disk_limit='{limit}'{cache}: then a part of the pack is here, and all of it in the cache"
+
+
+def on_slow_disk(request: StageRequest) -> list[str]:
+    """Return a sentence where the dataset's folder is on a mount, from which every epoch would read."""
+    slow = slow_reason(mount_of(request.folder))
+    what = f"Datasets are staged to '{request.folder.parent}', on {slow}, from which every epoch reads"
+    return [] if slow is None else [f"{what}: give local_dir= on a local disk. What is to last goes to cache_dir=."]
 
 
 def beyond_limit(request: StageRequest) -> list[str]:
@@ -349,10 +357,16 @@ def restore(call: StageCall, source: SourceOnce, cached: CachedPack, known: Fres
         except (DamagedPackError, SourceError, DriveError) as error:
             if is_lent:
                 raise
-            report.note(f"The cached pack cannot be used: {error}")
+            report.note(unusable(error))
             return None
     # Where the source was opened and is the same, with its present times.
     return source.opened.identify() if source.opened is not None and freshness.proved else recorded
+
+
+def unusable(error: BaseException) -> str:
+    """Say that a cached pack is not used, without the remedy of the copy that failed: the source is read instead."""
+    why = error.__cause__ if isinstance(error.__cause__, ColabstageError) else error
+    return f"The pack in the cache cannot be used: {why}"
 
 
 def copy_pack(

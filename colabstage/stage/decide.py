@@ -24,6 +24,7 @@ from colabstage.stage.cache import (
     exceeds,
     keep_rows,
     read_cached_rows,
+    unusable,
 )
 from colabstage.stage.record import (
     LocalRecord,
@@ -191,7 +192,7 @@ def bring_base(call: StageCall, base: Base) -> BasePack | None:
             size, kept = cached.place.ask(lambda: copy_pack(call, cached, cancellation=call.cancellation))
             step.amount = size - kept
     except (DamagedPackError, NotEnoughSpaceError, SourceError, DriveError) as error:
-        call.report.note(f"The earlier pack in the cache cannot be used: {error}")
+        call.report.note(unusable(error))
         return None
     keep_rows(request.pack_path, cached.manifest, base.record)
     # It is a complete pack of an earlier state, and recorded as one until the new one takes its place.

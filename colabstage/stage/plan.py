@@ -18,7 +18,7 @@ from colabstage.io.units import format_bytes
 from colabstage.machine.mounts import run_watched
 from colabstage.machine.resources import UNKNOWN_SPACE, free_space
 from colabstage.pack.arrival import PackStream
-from colabstage.stage.cache import Cache, StageFigures, is_published, less_room
+from colabstage.stage.cache import Cache, StageFigures, is_published, less_room, on_slow_disk
 from colabstage.stage.dataset import found_in
 from colabstage.stage.decide import decide, find_base, has_to_come, plan_reading, staging_figures
 from colabstage.stage.record import is_spoilt
@@ -273,7 +273,7 @@ def _plan(
     return StagePlan(
         source=request.source.label,
         action=decision.action,
-        reasons=(*reasons, *room),
+        reasons=(*reasons, *room, *on_slow_disk(request)),
         figures=figures,
         free_bytes=free,
         target=request.pack_path if request.wants_pack else request.files_path,

@@ -322,6 +322,10 @@ def restore_file(
 
 def _restore_newest(newest: Path, to: Target, *, overwrite: bool, shown: Progress) -> RestoreReport:
     versions, reasons = [one for one in (newest, previous_path(newest)) if one.is_file()], list[str]()
+    if newest.is_dir():
+        inside = min((note.with_suffix("") for note in newest.glob("*.json")), default=newest / "model.pt")
+        msg = f"'{newest}' is a folder; expected the file in it that publish_file wrote, such as '{inside}'."
+        raise SourceNotFoundError(msg)
     if not versions:
         msg = f"There is neither '{newest}' nor '{previous_path(newest).name}' beside it. {whereabouts(newest)}"
         raise SourceNotFoundError(msg)

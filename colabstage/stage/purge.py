@@ -21,7 +21,7 @@ from colabstage.io.boundary import public
 from colabstage.io.files import clear_lock, local_lock, read_json
 from colabstage.io.ownership import remove_vouched, sweep_orphans
 from colabstage.io.receipts import look_at
-from colabstage.io.units import format_bytes, format_duration
+from colabstage.io.units import format_bytes, format_count, format_duration
 from colabstage.io.workspace import disk_use, is_made_here, is_our_name, last_touched
 from colabstage.load.partial import PART_RECORD, PARTS
 from colabstage.machine.mounts import require_answer, run_watched
@@ -98,6 +98,11 @@ class PurgeReport:
     def nbytes(self) -> int:
         """Return how many bytes were freed."""
         return sum(one.nbytes for one in self.removed)
+
+    def __str__(self) -> str:
+        done = f"Removed {format_count(len(self.removed), 'datasets')}, {format_bytes(self.nbytes)}."
+        kept = (f"kept   {one.name}: {why}" for one, why in zip(self.kept, self.reasons, strict=True))
+        return "\n  ".join([done, *map(str, self.removed), *kept])
 
 
 @public(reads=("local_dir", "cache_dir"))
@@ -278,8 +283,8 @@ def purge_datasets(datasets: Sequence[StoredDataset]) -> PurgeReport:
     Raises:
         OptionError: `datasets` are not what `list_datasets` returns.
     """
-    given: Sequence[object] = datasets
-    if not all(isinstance(one, StoredDataset) for one in given):
+    given: object = datasets  # names and paths are what people try first
+    if not (isinstance(given, list | tuple) and all(isinstance(one, StoredDataset) for one in given)):
         refuse_argument("datasets", datasets, "a list of what list_datasets() returns, all of it or a part")
     removed: list[StoredDataset] = []
     kept: dict[int, tuple[StoredDataset, str]] = {}

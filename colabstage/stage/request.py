@@ -24,17 +24,17 @@ from colabstage.sources.parse import (
     ObjectSource,
     absolute_path,
     drive_path_of,
+    is_address,
     parse_source,
     paths_of,
     read_local_dir,
+    refuse_file,
 )
 from colabstage.sources.remote import parse_checksum
 
 if TYPE_CHECKING:
     from colabstage.sources.parse import SingleSource, Source, SourceArgument
     from colabstage.sources.remote import Checksum
-
-_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 Keep = Literal["pack", "files", "both"]
 Verify = Literal["fast", "full"]
@@ -221,11 +221,7 @@ def _without_ours(source: Source, base: Path, name: str, cache: CacheDir) -> Sou
 def _without_ours_in(source: SingleSource, base: Path, name: str, cache: CacheDir) -> SingleSource:
     if isinstance(source, ObjectSource) and isinstance(cache, ObjectSource):
         if f"{cache.address}/".startswith(f"{source.address}/"):
-            msg = (
-                f"cache_dir='{cache.label}' is inside the source '{source.label}', so packs would be taken for a part "
-                "of the dataset. Give the cache another prefix, or another bucket."
-            )
-            raise OptionError(msg)
+            raise OptionError(_cache_in_source(cache.label, source, "another prefix, or another bucket"))
         return source
     if not isinstance(source, LocalSource) or glob.has_magic(str(source.path)):
         return source
@@ -242,8 +238,16 @@ def _without_ours_in(source: SingleSource, base: Path, name: str, cache: CacheDi
         places += [] if drive is None else [drive / "MyDrive" / "colabstage"]
         places += [] if lasting is None else [lasting / "colabstage"]
     # Staging a folder that contains the cache would otherwise pack yesterday's packs.
-    inside += [place_in(place, source.path) for place in places]
+    for place in places:
+        if (found := place_in(place, source.path)) == PurePath():
+            raise OptionError(_cache_in_source(str(place), source, f"a folder of its own, '{place / 'cache'}'"))
+        inside.append(found)
     return replace(source, leave_out=frozenset(str(place) for place in inside if place is not None and place.parts))
+
+
+def _cache_in_source(cache: str, source: SingleSource, instead: str) -> str:
+    what = f"is inside the source '{source.label}'" if cache != source.label else "is the source itself"
+    return f"cache_dir='{cache}' {what}, so packs would be taken for a part of the dataset. Give the cache {instead}."
 
 
 def check_for_workers(request: StageRequest) -> None:
@@ -285,17 +289,15 @@ def read_cache_dir(cache_dir: str | os.PathLike[str] | None) -> CacheDir:
     check_argument("cache_dir", cache_dir, "path")
     text = os.fspath(cache_dir)
     if text == "auto":
-        named = cache_dir_variable()
-        if named is None:
-            return "auto"
-        return None if named == "none" else read_cache_dir(named)
-    cache = _read_address(text) if _ADDRESS.match(text) else absolute_path(cache_dir)
-    if isinstance(cache, Path):
-        require_drive(cache)
-        # Nothing on a mount is looked at: it must not be able to hang the check of arguments.
-        if drive_root(cache) is None and cache.is_file():
-            msg = f"cache_dir='{cache}' is a file; expected a folder, which is made if there is none."
-            raise OptionError(msg)
+        text = cache_dir_variable() or "auto"
+    # Neither a shell nor a variable has Python's None; a folder of that name is written `./none`.
+    if text.lower() in ("auto", "none"):
+        return "auto" if text.lower() == "auto" else None
+    if is_address(text):
+        return _read_address(text)
+    cache = absolute_path(text, "cache_dir")
+    require_drive(cache)
+    refuse_file("cache_dir", cache)
     return cache
 
 

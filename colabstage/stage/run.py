@@ -46,6 +46,7 @@ from colabstage.stage.cache import (
     is_published,
     keep_rows,
     less_room,
+    on_slow_disk,
     open_in_part,
     publish_pack,
     read_cached_rows,
@@ -220,6 +221,7 @@ def run_call(call: StageCall, *, wait: bool) -> StagedDataset:
     # A process that died between two renames has left the previous files under another name.
     put_back(request.files_path)
     lock = lock_path(request.folder)
+    call.report.note(*on_slow_disk(request))
     with SourceOnce(call) as source:
         decision = decide_here(call, source)
         if decision.record is not None:

@@ -304,7 +304,7 @@ def test_a_terminal_that_cannot_show_a_name_fails_for_none(tmp_path: Path) -> No
         ("info https://example.org/a.h5", 2, "copy it here with fetch_files first"),
         ("stage photos --local-dir s3://bucket", 2, "local_dir='s3://bucket' is an address"),
         ("fetch photos photos/cat/", 2, "is inside the source"),
-        ("fetch photos other/file/", 1, "'{here}/other/file' is a file. Choose another name for the folder."),
+        ("fetch photos other/file/", 1, "'{here}/other/file' is a file. Move it, or choose another place."),
         ("extract other/file out", 1, "Expected a zip, a tar"),
     ],
 )

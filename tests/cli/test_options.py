@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from colabstage.cli.options import read_cache_dir, spell_options
+from colabstage.cli.options import spell_options
 from colabstage.errors import OptionError
 from colabstage.io.units import parse_fractions, parse_sides
 
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
         (parse_fractions, "train=0.8, dev=.1,test=0.1", {"train": 0.8, "dev": 0.1, "test": 0.1}),
         (parse_fractions, "0.8", 0.8),
         (parse_fractions, "0.7,0.2,0.1", [0.7, 0.2, 0.1]),
-        (read_cache_dir, "none", None),
-        (read_cache_dir, "./none", "./none"),
     ],
 )
 def test_a_text_becomes_the_argument(read: Callable[[str], object], text: str, value: object) -> None:

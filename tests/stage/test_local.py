@@ -26,7 +26,6 @@ from colabstage.errors import (
     OptionError,
     SourceNotFoundError,
     TargetExistsError,
-    TargetNotWritableError,
     UnsafeArchiveError,
 )
 from tests.contract.served import numbers_in
@@ -141,7 +140,7 @@ REFUSED: dict[str, tuple[dict[str, Any] | tuple[str, bytes], dict[str, Any], typ
         f"{name}={value!r}": (FILES, {name: value}, OptionError, repr(value))
         for name, value in {"keep": "zip", "encoding": "gif", "image_size": (0, 5), "layout": "cubist"}.items()
     },
-    "no folder": (FILES, {"local_dir": "source/cat/000.png"}, TargetNotWritableError, "cat/000.png"),
+    "no folder": (FILES, {"local_dir": "source/cat/000.png"}, OptionError, "cat/000.png"),
     "a small disk": (FILES, {"image_size": (1024, 1024), "encoding": "pixels"}, NotEnoughSpaceError, "25.2 MB"),
 }
 

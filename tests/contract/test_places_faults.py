@@ -1,0 +1,175 @@
+"""Places as people write them: what is meant by a path that is none, and what stands in the way.
+
+Each refusal comes before anything is written, and names what to write instead.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import colabstage as cs
+from colabstage.errors import (
+    ColabstageError,
+    DriveNotMountedError,
+    OptionError,
+    SourceNotFoundError,
+    TargetNotWritableError,
+)
+from simulated_drive.drive import SimulatedDrive
+from simulated_drive.knobs import DriveKnobs
+from tests.support.colab import simulated_colab
+from tests.support.images import in_classes, make_tree
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with two classes of pictures, a file and a published file in a folder."""
+    make_tree(tmp_path, {f"photos/{name}": n for name, n in in_classes(3).items()} | {"file": "text"})
+    (tmp_path / "out").mkdir()
+    cs.publish_file(tmp_path / "file", f"{tmp_path}/out/", progress=False)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def written(folder: Path) -> set[str]:
+    """Names of all that is in a folder."""
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+
+
+def stage(source: object = "photos", function: Callable[..., Any] = cs.stage_dataset, **options: Any) -> Any:
+    """Stage the pictures into the current folder."""
+    quiet = {"progress": False} if function is cs.stage_dataset else {}
+    return function(source, **{"local_dir": "here", "cache_dir": None, "image_size": 8, **quiet, **options})
+
+
+@pytest.mark.parametrize("function", [cs.stage_dataset, cs.plan_stage], ids=["stage", "plan"])
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        pytest.param({"cache_dir": ""}, "cache_dir=''", id="a cache without a name"),
+        pytest.param({"cache_dir": "file"}, "/file' is a file", id="a cache that is a file"),
+        pytest.param({"local_dir": "file"}, "/file' is a file", id="a local_dir that is a file"),
+        pytest.param({"cache_dir": "s3:/bucket/cache"}, "s3:/", id="a cache with one slash"),
+        pytest.param({"local_dir": "gs:/bucket/here"}, "gs:/", id="a local_dir with one slash"),
+        pytest.param({"cache_dir": "photos"}, "photos/cache'", id="the source as the cache"),
+        pytest.param({"source": ".", "cache_dir": "."}, "/cache'", id="one folder for all"),
+    ],
+)
+def test_a_place_that_cannot_be_one_is_refused(
+    here: Path, function: Callable[..., Any], options: dict[str, Any], named: str
+) -> None:
+    """By both alike."""
+    before = written(here)
+    with pytest.raises(OptionError, match=re.escape(named)):
+        stage(function=function, **options)
+    assert written(here) == before
+
+
+def test_the_cache_that_a_refusal_names_works(here: Path) -> None:
+    """In the source, which it is then no part of."""
+    cache = here / "photos" / "cache"
+    assert stage(cache_dir=cache).splits == stage(cache_dir=cache, local_dir="there").splits == {"train": 3}
+    assert stage(cache_dir=cache, local_dir="there").report.origin == "local"
+
+
+@pytest.mark.parametrize("where", ["argument", "variable"])
+@pytest.mark.parametrize(("word", "is_cached"), [("none", False), ("None", False), ("auto", None), ("./none", True)])
+def test_a_word_for_no_cache_is_no_folder(
+    here: Path, monkeypatch: pytest.MonkeyPatch, where: str, word: str, *, is_cached: bool | None
+) -> None:
+    """A shell and a form have no None."""
+    if where == "variable":
+        monkeypatch.setenv("COLABSTAGE_CACHE_DIR", word)
+    plan = stage(function=cs.plan_stage, cache_dir=word if where == "argument" else "auto")
+    assert is_cached is None or (plan.cache is not None) == is_cached
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "named"),
+    [
+        pytest.param(
+            lambda: stage("https:/example.org/a.zip"), SourceNotFoundError, "https://example.org/a.zip", id="slash"
+        ),
+        pytest.param(lambda: stage("www.example.org/a.zip"), SourceNotFoundError, "https://www.", id="no scheme"),
+        pytest.param(lambda: cs.pack_dataset("photos", ""), OptionError, "names nothing", id="a pack without a name"),
+        pytest.param(lambda: cs.pack_dataset("photos", "."), OptionError, "pack.h5", id="a pack that is this folder"),
+        pytest.param(
+            lambda: cs.restore_file("out", "back"), SourceNotFoundError, "out/file'", id="a folder of versions"
+        ),
+        pytest.param(lambda: cs.fetch_files("photos", "file/x"), TargetNotWritableError, "/file'", id="below a file"),
+        pytest.param(lambda: cs.purge_datasets(None), OptionError, "list_datasets", id="nothing to purge"),  # type: ignore[arg-type]
+        pytest.param(lambda: cs.purge_datasets(stage()), OptionError, "list_datasets", id="a dataset to purge"),
+    ],
+)
+def test_what_was_meant_is_named(
+    here: Path, call: Callable[[], object], error: type[ColabstageError], named: str
+) -> None:
+    """In each of these a person meant something that the message says how to write."""
+    with pytest.raises(error, match=re.escape(named)):
+        call()
+    assert (here / "file").read_text() == "text"
+
+
+@pytest.mark.parametrize("verb", ["dataset_h5", "browse_dataset", "verify_file", "plot_class_balance", "list_runs"])
+@pytest.mark.parametrize("address", ["https://example.org/photos.h5", "s3://bucket/photos.h5"])
+def test_an_address_where_a_path_is_wanted_says_what_takes_it(here: Path, verb: str, address: str) -> None:
+    """And is never looked for as a folder called `https:`."""
+    with pytest.raises(ColabstageError, match=re.escape(f"'{address}' is an address")):
+        getattr(cs, verb)(address)
+
+
+@pytest.mark.parametrize("verb", ["stage_dataset", "extract_archive", "publish_file", "restore_file", "list_runs"])
+def test_no_name_is_not_this_folder(here: Path, verb: str) -> None:
+    """As an empty field of a form gives it."""
+    more = [] if verb in ("stage_dataset", "list_runs") else ["new"]
+    with pytest.raises(OptionError, match="'' names nothing"):
+        getattr(cs, verb)("", *more)
+
+
+@pytest.fixture
+def on_colab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """`/content` of a machine with a mounted Drive, which is the current folder."""
+    with (
+        SimulatedDrive(tmp_path / "home", knobs=DriveKnobs.quick()) as drive,
+        simulated_colab(tmp_path / "machine", drive=drive) as machine,
+    ):
+        content = machine.root / "content"
+        make_tree(content, {f"photos/{name}": n for name, n in in_classes(3).items()} | {"m.pt": "weights"})
+        monkeypatch.chdir(content)
+        cs.mount_drive(content / "drive")
+        yield content
+
+
+@pytest.mark.fuse
+def test_a_dataset_kept_on_drive_is_said(on_colab: Path) -> None:
+    """Which works, and gives away what staging is for."""
+    plan = stage(function=cs.plan_stage, local_dir="drive/MyDrive/here")
+    staged = stage(local_dir="drive/MyDrive/here")
+    for notes in (plan.reasons, staged.report.notes):
+        assert any("give local_dir= on a local disk" in note for note in notes)
+
+
+@pytest.mark.fuse
+@pytest.mark.parametrize(
+    "call",
+    [
+        pytest.param(lambda: stage(cache_dir="MyDrive/kept"), id="cache"),
+        pytest.param(lambda: stage("MyDrive/photos.zip"), id="source"),
+        pytest.param(lambda: cs.publish_file("m.pt", "MyDrive/kept/"), id="checkpoint"),
+        pytest.param(lambda: cs.pack_dataset("photos", "My Drive/kept.h5", image_size=8), id="pack"),
+    ],
+)
+def test_a_folder_of_drive_beside_drive_is_named(on_colab: Path, call: Callable[[], object]) -> None:
+    """What is written to `/content/MyDrive` is lost with the machine, and nobody means that."""
+    with pytest.raises(DriveNotMountedError, match=re.escape(f"'{on_colab}/drive/My")):
+        call()
+    assert {path.name for path in on_colab.iterdir()} == {".config", "drive", "m.pt", "photos"}
+    (on_colab / "MyDrive").mkdir()  # then it is a folder of this machine
+    cs.publish_file(on_colab / "m.pt", "MyDrive/kept/", progress=False)
