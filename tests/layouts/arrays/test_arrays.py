@@ -60,21 +60,17 @@ WIDE = np.repeat(np.arange(9, dtype=np.uint8)[:, None], 2**20, 1)
 KERAS = {"x_train": X[:8, ..., 0], "y_train": Y[:8], "x_test": X[8:, ..., 0], "y_test": Y[8:]}
 # Files, the layout, the rows of each split, classes.
 READ: dict[str, tuple[dict[str, bytes], Any, Rows, tuple[str, ...]]] = {
-    "images and a column": ({"X.npy": npy(X), "y.npy": npy(Y[:, None].astype(np.uint8))}, "auto", {"": (X, Y)}, NUMBERED),
     "Keras' MNIST": ({"mnist.npz": npz(**KERAS)}, "auto", {"train": (X[:8, ..., 0], Y[:8]), "test": (X[8:, ..., 0], Y[8:])}, NUMBERED),
     "a file for each split": ({"train.npz": npz_deflated(images=FLOATS, labels=Y), "val.npz": npz(images=FLOATS[:3], labels=Y[:3])}, "auto",
                               {"train": (FLOATS, Y), "val": (FLOATS[:3], Y[:3])}, NUMBERED),
     "words": ({"images.npy": npy(X), "labels.npy": npy(WORDS)}, "auto", {"": (X, OF_WORDS)}, ("bird", "cat", "dog")),
-    "words as bytes": ({"images.npy": npy(X), "labels.npy": npy(WORDS.astype("S"))}, "auto", {"": (X, OF_WORDS)}, ("bird", "cat", "dog")),
     "several numbers": ({"images.npy": npy(X), "labels.npy": npy(FLOATS)}, "auto", {"": (X, FLOATS)}, ()),
     "Fortran's order": ({"X.npy": npy(np.asfortranarray(FLOATS)), "y.npy": npy(Y)}, "auto", {"": (FLOATS, Y)}, NUMBERED),
     "numbered by savez": ({"a.npz": npz(arr_0=X, arr_1=Y)}, "auto", {"": (X, Y)}, NUMBERED),
     "numbered .npy": ({"x_0.npy": npy(X[:8]), "x_1.npy": npy(X[8:]), "y_0.npy": npy(Y[:8]), "y_1.npy": npy(Y[8:])}, "auto", {"": (X, Y)}, NUMBERED),
-    "one of numbered .npy": ({"x_0.npy": npy(X[:8]), "x_1.npy": npy(X[8:]), "y_0.npy": npy(Y[:8]), "y_1.npy": npy(Y[8:])}, array_rows(x="x_1.npy", y="y_1.npy"), {"": (X[8:], Y[8:])}, ()),
     "names that are given": ({"a.npz": npz(faces=X, ages=Y, noise=Y)}, array_rows(x="faces", y="ages"), {"": (X, Y)}, NUMBERED),
     "HDF5, names of classes beside": ({"train.h5": h5({"train_set_x": X, "train_set_y": Y, "list_classes": np.array([b"a", b"b", b"c"])})}, "auto",
                                       {"train": (X, Y)}, ("a", "b", "c")),
-    "HDF5, chunks": ({"a.h5": h5({"x": X, "y": Y}, chunks=True)}, "auto", {"": (X, Y)}, NUMBERED),
     "HDF5, small chunks": ({"a.h5": h5({"x": X}, chunks=(7, 3, 2, 1), compression="lzf", shuffle=True), "b.npy": npy(Y)}, array_rows(x="x", y="b.npy"), {"": (X, Y)}, NUMBERED),
     "HDF5, many blocks": ({"a.h5": h5({"x": WIDE}, chunks=(1, 2**20), compression="gzip"), "y.npy": npy(np.arange(9))},
                           array_rows(x="x", y="y.npy"), {"": (WIDE, np.arange(9))}, ()),
@@ -85,7 +81,6 @@ READ: dict[str, tuple[dict[str, bytes], Any, Rows, tuple[str, ...]]] = {
     "the recipe's": ({"data.h5": h5({"X_train": X, "Y_train": Y[:, None, None].astype(np.uint8), "X_dev": X[:3], "Y_dev": Y[:3, None, None].astype(np.uint8)})}, "auto",
                      {"train": (X, Y), "dev": (X[:3], Y[:3])}, NUMBERED),
     "MATLAB 7.3, images": ({"a.mat": h5({"X": np.moveaxis(X, 0, -1).T, "y": Y[None] + 1.0}, userblock=512, matlab=True)}, "auto", {"": (X, Y + 1.0)}, ()),
-    "MATLAB 7.3, a table": ({"a.mat": h5({"X": FLOATS.T, "y": Y[None] + 1.0}, userblock=512, matlab=True)}, "auto", {"": (FLOATS, Y + 1.0)}, ()),
     "a split without targets": ({"a.npz": npz(x_train=X, y_train=Y, x_test=X)}, "auto", {"train": (X, Y)}, NUMBERED),
 }  # fmt: skip
 
@@ -250,10 +245,7 @@ REFUSED: dict[str, tuple[dict[str, bytes], Any, str]] = {
     "cut": ({"X.npy": NPY[:-1]}, "arrays", r"X\.npy"),
     "another magic": ({"X.npy": b"PK" + NPY[2:]}, "arrays", r"X\.npy"),
     "other keys": ({"X.npy": NPY.replace(b"'descr'", b"'dascr'")}, "arrays", r"X\.npy"),
-    "a negative shape": ({"X.npy": NPY.replace(b"(12,", b"(-3,")}, "arrays", r"X\.npy"),
     "a long header": ({"X.npy": NPY[:8] + b"\xff\xff" + NPY[10:]}, "arrays", r"X\.npy.*65,535"),
-    "nothing": ({"X.npy": b""}, "arrays", r"X\.npy"),
-    "an empty .mat": ({"X.mat": b""}, "arrays", r"X\.mat.*-v7\.3"),
     "a damaged .mat of version 5": ({"X.mat": b"MATLAB 5.0 MAT-file" + bytes(600)}, "arrays", r"X\.mat.*-v7\.3"),
     "damaged HDF5": ({"X.mat": b"\x89HDF\r\n\x1a\n" + bytes(64)}, "arrays", r"X\.mat.*-v7\.3"),
     "fewer labels": ({"a.npz": npz(x=X, y=Y[1:])}, "arrays", r"\(12, 8, 6, 3\).*\(11,\)"),
@@ -261,9 +253,7 @@ REFUSED: dict[str, tuple[dict[str, bytes], Any, str]] = {
     "no rows": ({"a.npz": npz(x=np.zeros((0, 4)))}, "arrays", r"\(0, 4\)"),
     "words as inputs": ({"x.npy": npy(WORDS), "y.npy": npy(Y)}, "arrays", r"'x\.npy'"),
     "names that say nothing": ({"a.npy": npy(X), "b.npy": npy(Y)}, "auto", ASKED),
-    "two inputs": ({"X.npy": npy(X), "images.npy": npy(X)}, "auto", ASKED),
     "numbered inputs without targets": ({"x_0.npy": npy(X), "x_1.npy": npy(X), "y_0.npy": npy(Y)}, "auto", ASKED),
-    "targets alone": ({"y.npy": npy(Y), "z.npy": npy(Y)}, "auto", ASKED),
     "a name that is not there": ({"a.npz": npz(faces=X)}, array_rows(x="face"), "'face'"),
     **{
         f"targets of no inputs: {names}": (
