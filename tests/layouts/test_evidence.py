@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from colabstage.errors import CorruptArchiveError, EmptySourceError, LayoutError, MissingDependencyError
@@ -188,6 +188,7 @@ SPELLINGS: dict[str, Callable[[str, str], str]] = {
 
 @pytest.mark.parametrize("spelling", SPELLINGS)
 @given(first=WORDS, second=WORDS)
+@settings(max_examples=10)
 def test_one_word_in_two_spellings_is_no_two_classes(spelling: str, first: str, second: str) -> None:
     """Case, blanks, underscores and forms of Unicode tell no classes apart; another letter does."""
     name = f"ä{first} {second}" if spelling == "Unicode" else f"{first} {second}"
@@ -205,9 +206,11 @@ def read_spellings(one: str, other: str) -> SampleTable:
     return detect_layout(MemoryTree(dict.fromkeys(names, b"")))
 
 
-@pytest.mark.parametrize("missing", ["NaN", "nan", "<NA>", "N/A", "null"])
-@pytest.mark.parametrize("word", ["cat", "cat|dog", "1"])
-def test_what_programs_write_for_nothing_is_no_class(missing: str, word: str) -> None:
+@pytest.mark.parametrize(
+    ("word", "missing"),
+    [*(("cat", missing) for missing in ("NaN", "nan", "<NA>", "N/A", "null")), ("cat|dog", "NaN"), ("1", "N/A")],
+)
+def test_what_programs_write_for_nothing_is_no_class(word: str, missing: str) -> None:
     """Whatever the other labels are; the message quotes it."""
     text = rows("file,label", f"{{0..5}}.jpg,{{{word},{missing},dog,{word},dog,dog}}")
     with pytest.raises(LayoutError, match=rf"\b1 of 6\b.*{missing}'"):
@@ -219,7 +222,7 @@ def column(name: str, *cells: str) -> Texts:
     return {"l.csv": "\n".join([f"path,{name}", *(f"{number}.jpg,{cell}" for number, cell in enumerate(cells))])}
 
 
-@pytest.mark.parametrize("base", [2**24, 2**53, 2**62])
+@pytest.mark.parametrize("base", [2**24, 2**62])
 def test_whole_labels_stay_exact(base: int) -> None:
     """Two labels next to each other stay two, however large, and negative too."""
     numbers = [base, base + 1, -base - 1, base + 2, base + 3, -(2**63)]

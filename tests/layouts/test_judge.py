@@ -17,9 +17,9 @@ from PIL import Image
 
 from colabstage.errors import ColabstageError, LayoutError
 from colabstage.layouts.detect import detect_layout
-from colabstage.options import Boxes, Masks, SampleTable, Values, file_names, folders, image_masks, parts, table_rows
+from colabstage.options import Boxes, Masks, SampleTable, Values, folders, parts
 from tests.layouts.described import described
-from tests.layouts.known import LABELME, WAV, MemoryTree, coco, cvat, each, rows, tar, voc
+from tests.layouts.known import LABELME, MemoryTree, coco, cvat, each, rows, tar, voc
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -212,7 +212,7 @@ def _stated(found: SampleTable, key: str, row: int) -> str:
     return str(found.classes[targets.values[row]])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(truth=truths(), kind=st.sampled_from(_KINDS))
 def test_one_file_too_many_is_the_truth_or_a_refusal_that_names_it(truth: Truth, kind: str) -> None:
     """Never other labels, never fewer samples in silence."""
@@ -245,7 +245,7 @@ _HARMLESS = {
 }
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(truth=truths(), names=st.sets(st.sampled_from(sorted(_HARMLESS)), min_size=1, max_size=4))
 def test_harmless_files_change_nothing(truth: Truth, names: set[str]) -> None:
     """No refusal, and the same labels."""
@@ -501,16 +501,10 @@ _MASKS_4 = "pairs; 4 masks of background, foreground"
 @pytest.mark.parametrize(
     ("made", "line", "expected"),
     [
-        (files("{A,B,label}/tr_{0..3}.png"), parts(x="A", y="label"), _MASKS_4),
-        (files("2_RGB/t_{0..3}_RGB.tif 5_Labels/t_{0..3}_label.tif"), parts(x="2_RGB", y="5_Labels"), _MASKS_4),
         (files("p{1,2}/{benign,malignant}/{0..3}.png"), folders(level=-1), "image_folder; benign 8, malignant 8"),
         (files("p{1,2}/{benign,malignant}/{0..3}.png"), folders(level=1), "image_folder; p1 8, p2 8"),
-        (files("images/{0..3}.png vessels_mask/{0..3}.png"), image_masks("vessels_mask"), _MASKS_4),
-        (files("s{0..3}.png s{0..3}_mask_1.png"), image_masks("_mask_1"), _MASKS_4),
         (files("{cat,dog}/{0..3}.png cat~(1)/{4..6}.png"), "image_folder", "image_folder; cat 4, cat (1) 3, dog 4"),
         (files("{cat,dog}/{0..3}.png", {"test.zip": archive()}), "image_folder", "image_folder; cat 4, dog 4"),
-        (files("{0..3}.jpg", {"a.csv": rows("f,x", "{0..3}.jpg,{a,b}")}), table_rows(labels=["x"]), "table; a 2, b 2"),
-        (files("{pug,owl}_{1..3}.jpg"), file_names(r"(\w+?)_\d"), "file_names; owl 3, pug 3"),
     ],
 )  # fmt: skip
 def test_the_line_that_a_refusal_names_works(made: dict[str, bytes], line: Any, expected: str) -> None:
@@ -526,12 +520,3 @@ def test_options_that_cannot_work_are_refused_before_anything_is_read() -> None:
             wrong()
     with pytest.raises(LayoutError, match="level=3"):
         detect_layout(MemoryTree(files("a/x/1.png b/y/2.png")), folders(level=3))
-
-
-def test_pointers_of_git_lfs_are_named() -> None:
-    """Whatever the file is called."""
-    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 12345\n"
-    for name in ("x.npy", "x.h5", "x.mat", "t-0.tar", "t.tfrecord", "t.parquet", "book.txt", "yes/1.wav"):
-        made = {name: pointer, "no/1.wav": WAV} if name.endswith(".wav") else {name: pointer}
-        with pytest.raises(ColabstageError, match="Git LFS"):
-            detect_layout(MemoryTree(made))

@@ -229,13 +229,11 @@ def boxed(tree: Tree) -> SampleTable:
 @pytest.mark.parametrize(
     "options",
     [
-        {"image_size": (32, 24), "resize": "crop"},
-        {"image_size": (32, 24), "resize": "pad", "splits": {"train": 0.5, "test": 0.5}},
-        {"encoding": "jpeg:90"},
+        {"image_size": (32, 24), "resize": "crop", "splits": {"train": 0.5, "test": 0.5}},
         {"image_size": (16, 16), "encoding": "jpeg:90"},
         {"image_size": (16, 16), "shards": 3},
     ],
-    ids=["crop", "pad", "jpeg", "small jpeg", "shards"],
+    ids=["crop", "jpeg", "shards"],
 )
 def test_the_pack_is_that_of_files_with_the_same_boxes(tmp_path: Path, options: dict[str, Any]) -> None:
     """Every dataset of the file, in every encoding, of every shard."""
@@ -336,7 +334,6 @@ VOC_TARGET = {"annotation": {"object": [{"name": "dog", "bndbox": {"xmin": "1"}}
         (lambda i: (picture(i), [{"type": "Car", "bbox": [30, 9, 39, 20]}]), r"words under 'type'.*wrap_dataset_for"),
         (some(boxes=lambda i: np.full((1, 4), 0.5), labels=lambda i: [0]), r"\[0.5, 0.5, 0.5, 0.5\].*in pixels"),
         (some(boxes=lambda i: [[9, 9, 2, 2]], labels=lambda i: [0]), r"Items\[0\].*no xyxy; expected x0 <= x1"),
-        (some(boxes=lambda i: [[1, 2, 3]], labels=lambda i: [0]), r"shape \(1, 3\); expected four"),
         (some(boxes=lambda i: [[1, 2, np.nan, 4]], labels=lambda i: [0]), r"finite"),
         (some(boxes=lambda i: [[1, 2, 3, 4]], labels=lambda i: [0, 1]), r"1 boxes and 'labels' of shape \(2,\)"),
         (some(boxes=lambda i: [[1, 2, 3, 4]], labels=lambda i: ["dog"]), r"'dog' under 'labels'.*Number the classes"),
@@ -346,7 +343,7 @@ VOC_TARGET = {"annotation": {"object": [{"name": "dog", "bndbox": {"xmin": "1"}}
                 some(boxes=lambda i: [[1, 2, 3, 4]], labels=lambda i: [0], iscrowd=lambda i, odd=odd: [odd]),
                 rf"{odd} under 'iscrowd'; expected whole numbers, from 0 to 255",
             )
-            for odd in (-1, 300, 0.5)
+            for odd in (300, 0.5)
         ),
         (
             lambda i: (picture(i), {"boxes": bounding_boxes(np.ones((1, 5)), Format.XYWHR), "labels": [0]}),
@@ -357,7 +354,6 @@ VOC_TARGET = {"annotation": {"object": [{"name": "dog", "bndbox": {"xmin": "1"}}
             r"xyxy .*xywh",
         ),
         (lambda i: (picture(i), []), r"first 16 items are dicts without boxes"),
-        (some(masks=lambda i: np.zeros((1, 8, 8))), r"dict of 'masks'"),
         (
             lambda i: (picture(i), {"boxes": [[1, 2, 3, 4]], **({} if i == 20 else {"labels": [0]})}),
             r"Items\[20\] has boxes without 'labels', which the first items have",

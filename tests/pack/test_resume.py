@@ -256,10 +256,7 @@ MANGLED: dict[str, tuple[Callable[[bytes], bytes], bool]] = {
     "of another boot": (of_another_boot, False),
     "empty": (lambda _: b"", False),
     "words": (lambda _: b"no journal\n", False),
-    "zeros": (lambda _: b"\0" * 400, False),
-    "a list": (lambda _: b"[1]\n", False),
     "whole": (lambda journal: journal, True),
-    "without the end of a line": (lambda journal: journal[:-1], True),
     "cut in a line": (lambda journal: journal[:-30], True),
     "cut in a line before": (lambda journal: journal[:-150], True),
 }
@@ -286,8 +283,8 @@ def test_a_journal_counts_as_far_as_it_is_whole_and_of_this_boot(
 
 @pytest.mark.parametrize(
     "damage",
-    [lambda data: data[:700], lambda data: bytes(len(data)), lambda _: b"hello"],
-    ids=["cut", "zeroed", "text"],
+    [lambda data: data[:700], lambda data: bytes(len(data))],
+    ids=["cut", "zeroed"],
 )
 def test_an_unfinished_file_that_was_damaged_is_begun_again(
     interrupted: tuple[Path, Path, bytes], tmp_path: Path, damage: Callable[[bytes], bytes]

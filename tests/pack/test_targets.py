@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from colabstage import pack_dataset
+from colabstage import dataset_h5, pack_dataset
 from colabstage.errors import DecodeError, LayoutError
 from colabstage.layouts.table import rows_of_file
 from colabstage.options import Arrays, Images, Masks, SampleTable, TreeFiles, Values
@@ -103,14 +103,15 @@ def expected_mask(folder: Path, key: str, size: tuple[int, int] | None, resize: 
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("encoding", ["pixels", "encoded"])
 @pytest.mark.parametrize(
-    ("masks", "size", "resize"),
+    ("encoding", "masks", "size", "resize"),
     [
-        ("index", None, "stretch"),
-        ("palette", (10, 12), "stretch"),
-        ("color", (16, 16), "crop"),
-        ("index", (16, 16), "pad"),
+        ("pixels", "index", None, "stretch"),
+        ("encoded", "palette", (10, 12), "stretch"),
+        ("pixels", "palette", (10, 12), "stretch"),
+        ("pixels", "color", (16, 16), "crop"),
+        ("encoded", "color", (16, 16), "crop"),
+        ("encoded", "index", (16, 16), "pad"),
     ],
 )
 def test_masks_keep_their_classes_and_lie_on_their_images(
@@ -122,7 +123,6 @@ def test_masks_keep_their_classes_and_lie_on_their_images(
     resize: Any,
 ) -> None:
     """Every mask, stored as indices or as its file, is what Pillow makes of it by the nearest pixel."""
-    dataset_h5 = pytest.importorskip("colabstage.load.dataset", reason="needs torch: pip install torch").dataset_h5
     folder = scenes(mixed=size is not None, masks=masks)
     layout = painted if masks == "color" else masked
     out = tmp_path / "out.h5"
@@ -146,7 +146,7 @@ def test_masks_keep_their_classes_and_lie_on_their_images(
 def test_masks_of_many_sizes_come_as_a_list(tmp_path: Path, scenes: Callable[..., Path]) -> None:
     """As their images do, one by one of its own size; a loader's batch has lists of both."""
     pytest.importorskip("torch", reason="needs torch: pip install torch")
-    from colabstage import dataset_h5, make_loader
+    from colabstage import make_loader
 
     folder = scenes(mixed=True)
     out = tmp_path / "out.h5"
@@ -173,17 +173,6 @@ def test_a_mask_of_another_size_is_named(tmp_path: Path, scenes: Callable[..., P
     assert report.samples == {"train": COUNT - 1}
 
 
-@pytest.mark.parametrize("mode", ["LA", "RGBA"])
-def test_a_mask_in_its_alpha_channel_is_refused(tmp_path: Path, scenes: Callable[..., Path], mode: str) -> None:
-    """Its colour is one class everywhere, so what it means would be lost."""
-    folder = scenes()
-    mask = Image.new(mode, (30, 20))
-    mask.putalpha(Image.linear_gradient("L").resize((30, 20)))
-    mask.save(folder / "07_mask.png")
-    with pytest.raises(DecodeError, match=r"07_mask\.png.*transparent"):
-        pack_dataset(folder, tmp_path / "out.h5", layout=masked, image_size=(8, 8), progress=False)
-
-
 def test_a_colour_of_no_class_is_named_with_its_place(tmp_path: Path, scenes: Callable[..., Path]) -> None:
     """No pixel is given a class by guessing."""
     folder = scenes(masks="color")
@@ -195,16 +184,14 @@ def test_a_colour_of_no_class_is_named_with_its_place(tmp_path: Path, scenes: Ca
 
 
 @pytest.mark.parametrize(
-    "values",
+    ("values", "splits"),
     [
-        np.linspace(-1, 1, COUNT, dtype=np.float32),
-        np.arange(COUNT * 3, dtype=np.uint8).reshape(COUNT, 3) % 2,
-        np.arange(COUNT * 2, dtype=np.float64).reshape(COUNT, 2),
-        np.arange(COUNT, dtype=np.int64) % 2 == 0,
+        (np.linspace(-1, 1, COUNT, dtype=np.float32), None),
+        (np.arange(COUNT * 3, dtype=np.uint8).reshape(COUNT, 3) % 2, {"train": 0.75, "test": 0.25}),
+        (np.arange(COUNT, dtype=np.int64) % 2 == 0, {"train": 0.75, "test": 0.25}),
     ],
-    ids=["regression", "several labels", "points", "yes or no"],
+    ids=["regression", "several labels", "yes or no"],
 )
-@pytest.mark.parametrize("splits", [None, {"train": 0.75, "test": 0.25}])
 def test_values_are_stored_as_they_are(
     tmp_path: Path, scenes: Callable[..., Path], values: NDArray[Any], splits: dict[str, float] | None
 ) -> None:

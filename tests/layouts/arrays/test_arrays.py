@@ -20,6 +20,7 @@ from colabstage.layouts.detect import detect_layout
 from colabstage.options import Arrays, Images, Masks, array_rows
 from colabstage.trees.open import open_archive, open_tree
 from tests.layouts.readers import by_split, contents, labels, read
+from tests.support.archives import RecordingBytes, tar_bytes
 from tests.support.made_files import npy, npz, write_files
 
 if TYPE_CHECKING:
@@ -107,8 +108,11 @@ def test_rows_are_those_that_were_written(case: str) -> None:
     assert isinstance(found.inputs, Images) == (first.dtype == np.uint8 and first.ndim > 2)
 
 
-@pytest.mark.parametrize("dtype", [">f4", "<f8", ">i2", "<u2", "?", ">u8", "<f2"])
-@pytest.mark.parametrize("shape", [(12, 7), (12, 2, 3, 4), (12,)], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "shape"),
+    [(">f4", (12, 7)), ("<f8", (12, 2, 3, 4)), (">i2", (12,)), ("<u2", (12, 7)), ("?", (12,)), (">u8", (12, 7)), ("<f2", (12, 7))],
+    ids=str,
+)  # fmt: skip
 def test_arrays_of_other_numbers_stay_as_they_are(dtype: str, shape: tuple[int, ...]) -> None:
     """Whatever the version of the header; one number for each sample included."""
     values = RNG.integers(0, 2**15, shape).astype(dtype)
@@ -120,7 +124,7 @@ def test_arrays_of_other_numbers_stay_as_they_are(dtype: str, shape: tuple[int, 
         check(found, {"": (values, np.linspace(0, 1, 12))})
 
 
-@pytest.mark.parametrize("kind", ["folder", "zip", "deflated", "tar", "one file"])
+@pytest.mark.parametrize("kind", ["deflated", "tar", "one file"])
 @pytest.mark.parametrize("name", ["a.npz", "a.h5"])
 def test_arrays_in_archives_are_those_of_a_folder(tmp_path: Path, kind: str, name: str) -> None:
     """And their packs have these rows."""
@@ -132,8 +136,8 @@ def test_arrays_in_archives_are_those_of_a_folder(tmp_path: Path, kind: str, nam
         with tarfile.open(tmp_path / "a.tar", "w") as tar:
             tar.add(source, ".")
         source = tmp_path / "a.tar"
-    elif kind != "folder":
-        with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED if kind == "deflated" else 0) as archive:
+    else:
+        with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as archive:
             archive.writestr(name, content, compress_type=archive.compression)
         source = tmp_path / "a.zip"
     pack_dataset(source, tmp_path / "out.h5", progress=False)
@@ -155,19 +159,6 @@ def test_integers_of_the_images_shape_are_masks() -> None:
         np.testing.assert_array_equal(mask.reshape(8, 6), masks[number, ..., 0])
 
 
-@pytest.mark.parametrize("chunks", [None, True])
-def test_rows_behind_links_are_those_of_the_other_file(tmp_path: Path, chunks: bool | None) -> None:
-    """Wrappers over one file for x and one for y, with other values at the same places of their own."""
-    write_files(tmp_path, {"x.bin": h5({"x": X}, chunks=chunks), "y.bin": h5({"y": Y})})
-    with h5py.File(tmp_path / "all.h5", "w") as file:
-        file["padding"] = np.zeros(100_000, np.uint8)
-        file["inside"] = h5py.ExternalLink("x.bin", "/")
-        file["X_train"] = h5py.SoftLink("/inside/x")
-        file["Y_train"] = h5py.ExternalLink("y.bin", "/y")
-    with open_tree(tmp_path, spool=tmp_path) as tree:
-        check(detect_layout(tree), {"train": (X, Y)})
-
-
 def linked(path: Path, **links: Any) -> Path:
     """An HDF5 file with inputs and targets, some of them links."""
     with h5py.File(path, "w") as file:
@@ -182,8 +173,9 @@ def linked(path: Path, **links: Any) -> Path:
 OUT = {"out": h5py.ExternalLink("other.h5", "/group"), "again": h5py.SoftLink("/out")}
 
 
-@pytest.mark.parametrize("kind", ["zip", "one file"])
-@pytest.mark.parametrize("through", ["/out/x", "/again/x", "out/x", "/./out/../x", "own.h5"])
+@pytest.mark.parametrize(
+    ("kind", "through"), [("zip", "/again/x"), ("zip", "own.h5"), ("one file", "/out/x"), ("one file", "/./out/../x")]
+)
 def test_links_to_other_files_are_refused_where_there_are_none(tmp_path: Path, kind: str, through: str) -> None:
     """HDF5 takes a file without a path for every file that links name, so rows would be this file's own."""
     link = h5py.ExternalLink(through, "/group/x") if through.endswith("h5") else h5py.SoftLink(through)
@@ -192,8 +184,6 @@ def test_links_to_other_files_are_refused_where_there_are_none(tmp_path: Path, k
         with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
             archive.write(path, "own.h5")
         path = tmp_path / "a.zip"
-    elif through == "own.h5":
-        return  # here there is one
     with pytest.raises(LayoutError, match=r"'own\.h5/X_train'"):
         pack_dataset(path, tmp_path / "out.h5", layout=array_rows(x="X_train", y="Y_train"), progress=False)
 
@@ -301,11 +291,9 @@ def test_a_damaged_chunk_is_a_broken_sample() -> None:
     [
         (["X.npy", "y.npy"], [("", "X.npy", True)]),
         (["d/Xtrain.npy", "d/ytrain.npy"], [("train", "d/Xtrain.npy", True)]),
-        (["XTrain.npy", "YTrain.npy"], [("train", "XTrain.npy", True)]),
         (["train/x.npy", "train/y.npy", "val/x.npy", "val/y.npy"], [("train", "train/x.npy", True), ("val", "val/x.npy", True)]),
         (["x/train.npy", "y/train.npy"], [("train", "x/train.npy", True)]),
         (["train_images.npy", "train_labels.npy", "test_images.npy", "test_labels.npy"], [("train", "train_images.npy", True), ("test", "test_images.npy", True)]),
-        (["data.npy", "target.npy"], [("", "data.npy", True)]),
         (["data/train.npy", "data/train_labels.npy"], [("train", "data/train.npy", True)]),
         (["X.npy", "y.npy", "X_test.npy"], [("train", "X.npy", True)]),
         (["whatever.npy"], [("", "whatever.npy", False)]),
@@ -348,36 +336,18 @@ def test_a_stray_array_among_folders_of_classes_changes_nothing() -> None:
 
 def test_archives_are_not_read_whole(tmp_path: Path) -> None:
     """Opening a tar reads headers and labels; rows come when they are asked for."""
-    with tarfile.open(tmp_path / "a.tar", "w") as tar:
-        member = tarfile.TarInfo("X.npy")
-        content = npy(np.zeros((1000, 5000), np.float32))
-        member.size = len(content)
-        tar.addfile(member, io.BytesIO(content))
-
-    class Counting:
-        label, total = "a.tar", 0
-        data = (tmp_path / "a.tar").read_bytes()
-        size = len(data)
-
-        def pread(self, length: int, offset: int) -> bytes:
-            self.total += length
-            return self.data[offset : offset + length]
-
-        def close(self) -> None:
-            pass
-
-    source = Counting()
+    source = RecordingBytes(tar_bytes({"X.npy": npy(np.zeros((1000, 5000), np.float32))}), "a.tar")
     with open_archive(source, spool=tmp_path) as tree:
         table = detect_layout(tree)
         assert len(table) == 1000
-        assert source.total < 300_000
+        assert sum(length for _, length in source.reads) < 300_000
         assert np.array_equal(table.inputs.source.read(999), np.zeros(5000, np.float32))
 
 
 # --- colours ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shape", [(28, 28), (8, 6, 1), (8, 6, 3), (8, 6, 4)], ids=str)
+@pytest.mark.parametrize("shape", [(28, 28), (8, 6, 4)], ids=str)
 def test_arrays_keep_their_channels_unless_others_are_asked_for(tmp_path: Path, shape: tuple[int, ...]) -> None:
     """As RGB grey ones are tripled and a fourth channel is dropped."""
     x = RNG.integers(0, 256, (12, *shape), np.uint8)
@@ -409,7 +379,7 @@ def test_more_of_a_pack_takes_its_colours_unless_others_are_asked_for(tmp_path: 
             assert file["X_train"].shape == (12, 8, 6, channels)
 
 
-@pytest.mark.parametrize("mode", ["auto", "rgb", "grayscale"])
+@pytest.mark.parametrize("mode", ["auto", "rgb"])
 def test_colours_of_what_is_no_image_are_noted(tmp_path: Path, mode: Any) -> None:
     """The report says that the option did nothing."""
     source = write_files(tmp_path / "set", {"x.npy": npy(FLOATS), "y.npy": npy(Y)})
@@ -439,18 +409,10 @@ def test_an_array_in_each_file_of_class_folders() -> None:
         read(files | {"train/cat/labels.npy": npy(Y)}, "array_folder")
 
 
-@pytest.mark.parametrize("content", [bomb(), npy(Y)[:-1], b"", b"\x93NUMPY\x01\x00\x10\x00{'descr': O" + bytes(8)])
+@pytest.mark.parametrize("content", [bomb(), npy(Y)[:-1], b""])
 def test_a_damaged_array_is_a_broken_sample(content: bytes) -> None:
     """Pickled objects too, which are never loaded."""
     inputs = read({"a/1.npy": npy(Y), "b/2.npy": npy(Y)}).inputs
     assert isinstance(inputs, Arrays)
     with pytest.raises(DecodeError, match=r"\.npy"):
         inputs.to_array(content)
-
-
-@pytest.mark.parametrize(
-    ("name", "remedy"), [("a/1.dcm", "pydicom"), ("a/1.nii.gz", "nibabel"), ("run/1.mp4", "ffmpeg")]
-)
-def test_of_files_that_nothing_reads_the_error_says_what_does(name: str, remedy: str) -> None:
-    with pytest.raises(LayoutError, match=remedy):
-        read({name: b"\0"})

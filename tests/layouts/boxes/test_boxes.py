@@ -63,7 +63,7 @@ BOX = Shape("cat", [(5, 6), (40, 30)])
 
 @pytest.mark.parametrize("tool", TOOLS)
 @given(drawn=drawings())
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=5, deadline=None)
 def test_boxes_are_found_as_they_were_drawn(tool: str, drawn: Drawn) -> None:
     """Those of each image, in their order, with their labels; of outlines the boxes around them."""
     if TOOLS[tool].whole:
@@ -82,7 +82,7 @@ ODD_BOXES = [[Shape("cat", corners)] for corners in ([(0, 0), (64, 48)], [(40, 5
 @pytest.mark.parametrize(
     ("tool", "options"),
     [
-        *((tool, {}) for tool in (*TOOLS, "items") if tool != "Open Images"),  # which has no places outside
+        *((tool, {}) for tool in ("COCO", "Pascal VOC", "YOLO", "a table", "items")),
         ("COCO", {"image_size": (32, 32)}),
         ("COCO", {"shards": 2}),
     ],
@@ -116,8 +116,9 @@ def in_files(tool: str, drawn: Drawn, **sizes: tuple[int, int]) -> dict[str, byt
     return images | {name: text.encode() for name, text in texts.items()}
 
 
-@pytest.mark.parametrize("encoding", ["pixels", "encoded"])
-@pytest.mark.parametrize("tool", [name for name, tool in TOOLS.items() if tool.sized])
+@pytest.mark.parametrize(
+    ("tool", "encoding"), [*((name, "pixels") for name, tool in TOOLS.items() if tool.sized), ("COCO", "encoded")]
+)
 def test_an_image_of_another_size_than_its_boxes_were_drawn_on_is_broken(
     tmp_path: Path, tool: str, encoding: str
 ) -> None:
@@ -153,9 +154,7 @@ def test_kittis_columns_are_those_of_its_readme() -> None:
 POSES = ("Unspecified", "Frontal", "Rear", "Left", "Right")
 
 
-@pytest.mark.parametrize(
-    ("said", "flag"), [("0", 0), ("1", 1), ("true", 1), ("Unspecified", 0), ("", 0), (None, 0)], ids=repr
-)
+@pytest.mark.parametrize(("said", "flag"), [("1", 1), ("true", 1), ("Unspecified", 0), (None, 0)], ids=repr)
 def test_vocs_flags_and_poses(said: str | None, flag: int) -> None:
     """Whatever tools write where nothing is to be said."""
     place = "<bndbox><xmin>1</xmin><ymin>2</ymin><xmax>9</xmax><ymax>9</ymax></bndbox>"
@@ -174,9 +173,7 @@ def one_coco(categories: dict[int, str] | None = None, **said: Any) -> Texts:
     return {"a.json": json.dumps({"images": images, "annotations": [annotation], "categories": kinds}), "a.png": ""}
 
 
-@pytest.mark.parametrize(
-    ("said", "crowd"), [(0, 0), (1, 1), (True, 1), (False, 0), (None, 0), ("0", 0), ("1", 1), ("", 0)], ids=repr
-)
+@pytest.mark.parametrize(("said", "crowd"), [(0, 0), (True, 1), (None, 0), ("1", 1), ("", 0)], ids=repr)
 def test_cocos_iscrowd_is_what_is_written(said: Any, crowd: int) -> None:
     """Some tools write numbers as texts."""
     columns = columns_of(read(one_coco(iscrowd=said, area=7.5)), "a.png")
@@ -219,17 +216,15 @@ def test_names_are_read_from_yaml(text: str, names: tuple[str, ...]) -> None:
     assert read(yolo("0 .5 .5 .1 .1", data__yaml=text)).classes == names
 
 
-@pytest.mark.parametrize("width", [2, 3])
-def test_poses_are_boxes_whose_keypoints_are_left_out_and_noted(width: int) -> None:
+def test_poses_are_boxes_whose_keypoints_are_left_out_and_noted() -> None:
     """Where kpt_shape says so."""
-    point = " .5 .4" + " 2" * (width - 2)
-    lines = [f"0 .5 .5 .3 .{n}{point * 17}" for n in range(1, 6)]
-    found = read(yolo(*lines, data__yaml=f"names: [person]\nkpt_shape: [17, {width}]\n"))
+    lines = [f"0 .5 .5 .3 .{n}{' .5 .4' * 17}" for n in range(1, 6)]
+    found = read(yolo(*lines, data__yaml="names: [person]\nkpt_shape: [17, 2]\n"))
     np.testing.assert_allclose(rows_of(found)["images/1.jpg"][0][1:], [22.4, 19.2, 41.6, 28.8], atol=2e-3)
     assert any("17" in note for note in found.notes)
 
 
-@pytest.mark.parametrize("counts", [[2, 0, 1], [0, 3], [1, 1]], ids=str)
+@pytest.mark.parametrize("counts", [[2, 0, 1], [1, 1]], ids=str)
 def test_images_without_boxes_are_kept_and_counted(counts: list[int]) -> None:
     """An empty label file, or none."""
     texts = yolo(*("0 .5 .5 .1 .1\n" * count for count in counts))
@@ -242,7 +237,7 @@ def test_images_without_boxes_are_kept_and_counted(counts: list[int]) -> None:
     assert said == [boxes, len(counts) - empty, len(counts), empty]
 
 
-@pytest.mark.parametrize("degrees", [0, 30, 90, 200.5])
+@pytest.mark.parametrize("degrees", [0, 200.5])
 def test_turned_boxes_ellipses_and_masks_are_the_boxes_around_them(degrees: float) -> None:
     """CVAT turns about the middle and Label Studio about the first corner, both clockwise."""
     shapes = (
@@ -436,15 +431,10 @@ def test_what_is_broken_or_cannot_be_told_is_named(case: str) -> None:
         read(texts, layout)
 
 
-def test_darknets_labels_beside_the_images_are_read_with_their_names() -> None:
-    texts = {"d/0.jpg": "", "d/0.txt": "0 .5 .5 .25 .5\n", "d/1.jpg": "", "d/1.txt": "1 .5 .5 .25 .5\n"}
-    assert read({**texts, "obj.names": "car\nbus\n"}).classes == ("car", "bus")
-
-
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["labels/0.txt", "labels/1.txt"])
+@pytest.mark.parametrize("name", ["labels/1.txt"])
 def test_label_files_that_vanish_are_named(tmp_path: Path, name: str) -> None:
     """A tree is listed once; what is gone since then is an error of the source, not of the layout."""
     texts = yolo("0 .5 .5 1 1", "0 .5 .5 1 1")
