@@ -80,9 +80,17 @@ def test_every_item_is_one_row(tmp_path: Path, item: Any, x: Any, y: Any, dtypes
 
 
 def test_items_that_do_not_fit_are_named(tmp_path: Path) -> None:
-    """Another shape than the first, words, nothing at all."""
-    with pytest.raises(LayoutError, match=r"Items\[7\].*\(8,\).*\(7,\)|Items\[\d\]"):
-        pack_dataset(Items(9, lambda i: np.zeros(i + 1)), tmp_path / "out.h5", progress=False)
+    """Another shape than the first, behind which no item is asked for; words, nothing at all."""
+    asked: list[int] = []
+
+    def item(index: int) -> Any:
+        asked.append(index)
+        return (np.zeros(3 + (index == 20)), index)
+
+    with pytest.raises(LayoutError, match=r"Items\[20\]"):
+        pack_dataset(Items(5000, item), tmp_path / "out.h5", progress=False)
+    assert len(asked) < 5000
+    assert not (tmp_path / "out.h5").exists()
     with pytest.raises(LayoutError, match=r"Items\[0\].*<U4"):
         pack_dataset(Items(9, lambda i: "word"), tmp_path / "out.h5", progress=False)
     with pytest.raises(EmptySourceError, match="no items"):
@@ -148,20 +156,6 @@ def test_a_dataset_is_read_as_by_a_stock_loader(tmp_path: Path, size: Any) -> No
     with h5py.File(tmp_path / "out.h5") as file:
         assert (file["X_train"][:, 0, 0, 0] == file["Y_train"][()] % 251).all()
         assert sorted(file["Y_train"]) == list(range(count))
-
-
-def test_a_failing_dataset_ends_the_work_at_once(tmp_path: Path) -> None:
-    """No item is asked for behind the one that does not fit."""
-    asked: list[int] = []
-
-    def item(index: int) -> Any:
-        asked.append(index)
-        return (np.zeros(3 + (index == 20)), index)
-
-    with pytest.raises(LayoutError, match=r"Items\[20\]"):
-        pack_dataset(Items(5000, item), tmp_path / "out.h5", progress=False)
-    assert len(asked) < 5000
-    assert not (tmp_path / "out.h5").exists()
 
 
 def raising(index: int) -> Any:
@@ -252,14 +246,6 @@ def test_a_size_for_what_is_no_image_is_noted(tmp_path: Path, x: Any, noted: boo
     assert any("image_size=(4, 4)" in note for note in report.notes) is noted
     with h5py.File(tmp_path / "out.h5") as file:
         assert file["X_train"].shape[1:] == (x.shape[1:] if noted else (4, 4, 3))
-
-
-@pytest.mark.parametrize("dtype", [np.longdouble, "M8[s]"])
-def test_arrays_that_cannot_be_stored_are_named(tmp_path: Path, dtype: Any) -> None:
-    """Dates, and floats whose layout is each machine's own."""
-    np.savez(tmp_path / "data.npz", x_train=np.zeros((12, 3), dtype), y_train=np.arange(12) % 3)
-    with pytest.raises(LayoutError, match="x_train"):
-        pack_dataset(tmp_path / "data.npz", tmp_path / "out.h5", progress=False)
 
 
 @pytest.mark.parametrize(("shape", "noted"), [((), ""), ((1, 1), "(N, 1, 1)"), ((2,), "")])

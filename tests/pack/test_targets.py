@@ -11,9 +11,7 @@ from PIL import Image
 
 from colabstage import dataset_h5, pack_dataset
 from colabstage.errors import DecodeError, LayoutError
-from colabstage.layouts.table import rows_of_file
-from colabstage.options import Arrays, Images, Masks, SampleTable, TreeFiles, Values
-from colabstage.trees.bytes import LocalBytes
+from colabstage.options import Images, Masks, SampleTable, TreeFiles, Values
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -212,36 +210,6 @@ def test_values_are_stored_as_they_are(
             assert stored.dtype == values.dtype
             numbers = [int(key[:2]) for key in file[f"key_{split}"].asstr()[()]]
             np.testing.assert_array_equal(stored, values[numbers])
-
-
-def rows_of_arrays(folder: Path) -> Callable[[Tree], SampleTable]:
-    """A layout of the rows of x.bin and y.bin."""
-
-    def layout(tree: Tree) -> SampleTable:
-        x, y = LocalBytes(folder / "x.bin"), LocalBytes(folder / "y.bin")
-        source = rows_of_file(x, 0, COUNT, (5, 2), np.dtype(np.float32), stamp="1")
-        keys = tuple(f"x[{i}]" for i in range(COUNT))
-        targets = rows_of_file(y, 0, COUNT, (1,), np.dtype(np.uint16), stamp="1")
-        kind = Arrays(targets, (2,), np.dtype(np.uint8), decode=lambda row: row.view(np.uint8))
-        return SampleTable("rows", keys, Arrays(source, (5, 2), np.dtype(np.float32)), kind)
-
-    return layout
-
-
-def test_rows_of_arrays_become_rows(tmp_path: Path) -> None:
-    """Slices of one file, as inputs and as targets, with and without a decoder."""
-    folder = tmp_path / "arrays"
-    folder.mkdir()
-    x = np.random.default_rng(0).random((COUNT, 5, 2), np.float32)
-    y = np.arange(COUNT * 2, dtype=np.uint8).reshape(COUNT, 2)
-    (folder / "x.bin").write_bytes(x.tobytes())
-    (folder / "y.bin").write_bytes(y.tobytes())
-    report = pack_dataset(folder, tmp_path / "out.h5", layout=rows_of_arrays(folder), progress=False)
-    assert report.encoding == "arrays"
-    with h5py.File(tmp_path / "out.h5") as file:
-        numbers = [int(key[2:-1]) for key in file["key_train"].asstr()[()]]
-        np.testing.assert_array_equal(file["X_train"][()], x[numbers])
-        np.testing.assert_array_equal(file["Y_train"][()], y[numbers])
 
 
 def test_keys_that_are_no_names_are_refused(tmp_path: Path, scenes: Callable[..., Path]) -> None:
