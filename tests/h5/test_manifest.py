@@ -78,8 +78,8 @@ FOUR = ["0" * 16] * 4
 CONTRADICTIONS: list[dict[str, object]] = [
     {"hashes": None}, {"hashes": FOUR[:1]}, {"hashes": ["x" * 16] * 4}, {"size": "many"}, {"size": 5},
     {"size": -5, "hashes": []}, {"size": 1 << 63}, {"block_bytes": 0}, {"block_bytes": -1, "size": 0, "hashes": []},
-    {"block_bytes": 10**12, "hashes": FOUR[:1]}, {"skipped": "text"}, {"samples": {"train": -8}}, {"samples": ["train"]},
-    {"identity": 3}, {"version": "1"},
+    {"block_bytes": 10**12, "hashes": FOUR[:1]}, {"skipped": "text"}, {"samples": {"train": -8}},
+    {"samples": ["train"]}, {"identity": 3}, {"version": "1"},
 ]  # fmt: skip
 
 
