@@ -111,8 +111,8 @@ def test_prepare_changes_what_is_stored(tmp_path: Path, photos: Path) -> None:
 
 def test_prepare_does_not_hide_broken_images(tmp_path: Path, photos: Path) -> None:
     """They are named, and masks that could not follow are refused."""
-    (photos / "class1" / "0004.png").write_bytes(b"no image")
-    with pytest.raises(DecodeError, match=r"0004\.png"):
+    (photos / "cat/004.png").write_bytes(b"no image")
+    with pytest.raises(DecodeError, match=r"004\.png"):
         pack_dataset(photos, tmp_path / "out.h5", prepare=lambda x: x, image_size=(4, 4), progress=False)
     with pytest.raises(OptionError, match="masks"):
         pack_dataset(

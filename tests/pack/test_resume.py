@@ -17,6 +17,7 @@ import pytest
 from colabstage import pack_dataset
 from colabstage.errors import DecodeError
 from colabstage.h5.manifest import is_whole, read_manifest
+from tests.support.archives import tar_bytes
 from tests.support.images import in_classes, make_tree
 from tests.support.moments import Processes
 from tests.support.steps import OneStep
@@ -218,16 +219,13 @@ def test_what_is_not_the_same_is_packed_again(
 
 
 def test_an_archive_of_other_contents_starts_afresh(
-    tmp_path: Path, out: Path, kill: Any, make_tar: Any, leftovers: Callable[[Path], list[str]]
+    tmp_path: Path, out: Path, kill: Any, leftovers: Callable[[Path], list[str]]
 ) -> None:
     """A tar with the same names, sizes and times must not be mixed with what is in place."""
     tar = tmp_path / "photos.tar"
     for value in (10, 20):
         files = {f"{'ab'[number % 2]}/{number:03}.ppm": b"P6 8 8 255\n" + bytes([value]) * 192 for number in range(64)}
-        make_tree(tmp_path / "photos", files)
-        for name in files:
-            os.utime(tmp_path / "photos" / name, ns=(0, 0))
-        make_tar(tmp_path / "photos", tar)
+        tar.write_bytes(tar_bytes(files))
         if value == 10:
             kill(tar, out, 40)
     assert pack_dataset(tar, out, progress=False).resumed == 0

@@ -10,6 +10,7 @@ import shutil
 import threading
 import zipfile
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import h5py
@@ -41,7 +42,6 @@ from tests.support.steps import Meanwhile, OneStep
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from colabstage.trees.listing import FileEntry
 
@@ -52,12 +52,6 @@ BAD = {"cat/000.png": b"", "dog/011.png": image(11)[:40], "cat/028.jpg": b"<html
 
 def pack(source: Path, out: Path, **options: Any) -> Any:
     return pack_dataset(source, out, progress=False, **options)
-
-
-@pytest.fixture
-def photos(tmp_path: Path) -> Path:
-    """Twenty PNGs and ten JPEGs of two classes."""
-    return make_tree(tmp_path / "photos", FILES)
 
 
 def rows_of(found: dict[str, Any], split: str) -> list[bytes]:
@@ -292,11 +286,9 @@ def damage_member(archive: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "encoding"), [("cat/000.png", "encoded"), ("cat/028.jpg", "pixels")])
-def test_a_corrupt_member_of_a_zip_is_one_bad_sample(
-    tmp_path: Path, photos: Path, make_zip: Any, name: str, encoding: str
-) -> None:
+def test_a_corrupt_member_of_a_zip_is_one_bad_sample(tmp_path: Path, photos: Path, name: str, encoding: str) -> None:
     """Also when it is among those that the plan is made from: named when raising, left out when skipping."""
-    archive = make_zip(photos, tmp_path / "photos.zip")
+    archive = Path(shutil.make_archive(str(photos), "zip", photos))
     damage_member(archive, name)
     with pytest.raises(CorruptArchiveError, match=name):
         pack(archive, tmp_path / "out.h5", encoding=encoding)
@@ -305,10 +297,10 @@ def test_a_corrupt_member_of_a_zip_is_one_bad_sample(
     assert report.samples == {"train": COUNT - 1}
 
 
-def test_an_empty_member_with_a_wrong_checksum_is_left_out_once(tmp_path: Path, photos: Path, make_zip: Any) -> None:
+def test_an_empty_member_with_a_wrong_checksum_is_left_out_once(tmp_path: Path, photos: Path) -> None:
     """It is damaged as a member and empty as an image; the rest of its block is still packed whole."""
     make_tree(photos, {"cat/000.png": b""})
-    archive = make_zip(photos, tmp_path / "photos.zip")
+    archive = Path(shutil.make_archive(str(photos), "zip", photos))
     raw = bytearray(archive.read_bytes())
     directory = raw.rfind(b"PK\1\2", 0, raw.rfind(b"cat/000.png"))
     raw[directory + 16 : directory + 20] = b"\1\2\3\4"

@@ -32,12 +32,6 @@ if TYPE_CHECKING:
 COUNT = 30
 
 
-@pytest.fixture
-def photos(tmp_path: Path) -> Path:
-    """JPEGs and PNGs."""
-    return make_tree(tmp_path / "photos", {**in_classes(20), **in_classes(10, first=20, suffix=".jpg")})
-
-
 def shards_in(folder: Path) -> dict[str, bytes]:
     """All shards in a folder, each whole, by name."""
     shards = sorted(folder.glob("set-*.h5"))
