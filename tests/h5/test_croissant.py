@@ -51,7 +51,7 @@ def write_arrays(folder: Path) -> None:
 def staged(tmp_path: Path) -> Any:
     def stage(write: Any, **options: Any) -> Any:
         write(tmp_path / write.__name__)
-        places = {"local_dir": tmp_path / "here", "cache_dir": None}
+        places: dict[str, Any] = {"local_dir": tmp_path / "here", "cache_dir": None}
         return stage_dataset(tmp_path / write.__name__, progress=False, **places, **options)
 
     return stage
