@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from PIL import Image
 
-from colabstage.images.decode import PixelRoom
+from colabstage.images.decode import PixelRoom, Scratch
 
 
 def encoded(kind: str, width: int, height: int, **options: object) -> bytes:
@@ -68,3 +68,13 @@ def test_huge_images_take_turns() -> None:
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(decode, range(len(sizes))))
     assert most == 90_000_000
+
+
+def test_memory_of_a_huge_image_is_not_kept() -> None:
+    """That of ordinary ones is."""
+    scratch = Scratch(bytearray(1_000))
+    scratch.forget_huge()
+    assert len(scratch.decoded) == 1_000
+    scratch.decoded = bytearray(257 * 1024 * 1024)
+    scratch.forget_huge()
+    assert len(scratch.decoded) == 0

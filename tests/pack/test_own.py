@@ -248,6 +248,14 @@ def test_a_size_for_what_is_no_image_is_noted(tmp_path: Path, x: Any, noted: boo
         assert file["X_train"].shape[1:] == (x.shape[1:] if noted else (4, 4, 3))
 
 
+@pytest.mark.parametrize("dtype", [np.longdouble, "M8[s]"])
+def test_arrays_that_cannot_be_stored_are_named(tmp_path: Path, dtype: Any) -> None:
+    """Dates, and floats whose layout is each machine's own."""
+    np.savez(tmp_path / "data.npz", x_train=np.zeros((12, 3), dtype), y_train=np.arange(12) % 3)
+    with pytest.raises(LayoutError, match="x_train"):
+        pack_dataset(tmp_path / "data.npz", tmp_path / "out.h5", progress=False)
+
+
 @pytest.mark.parametrize(("shape", "noted"), [((), ""), ((1, 1), "(N, 1, 1)"), ((2,), "")])
 def test_targets_of_one_number_in_an_array_are_noted(tmp_path: Path, shape: tuple[int, ...], noted: str) -> None:
     """They stay as the dataset gives them; the mean of (N, 1) and (N,) is one over N times N differences."""

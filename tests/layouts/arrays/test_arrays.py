@@ -409,7 +409,7 @@ def test_an_array_in_each_file_of_class_folders() -> None:
         read(files | {"train/cat/labels.npy": npy(Y)}, "array_folder")
 
 
-@pytest.mark.parametrize("content", [bomb(), npy(Y)[:-1], b""])
+@pytest.mark.parametrize("content", [bomb(), npy(Y)[:-1], b"\x93NUMPY\x01\x00\x10\x00{'descr': O" + bytes(8)])
 def test_a_damaged_array_is_a_broken_sample(content: bytes) -> None:
     """Pickled objects too, which are never loaded."""
     inputs = read({"a/1.npy": npy(Y), "b/2.npy": npy(Y)}).inputs

@@ -242,6 +242,7 @@ LABELS: dict[str, tuple[Any, list[Any], tuple[str, ...]]] = {
     "Parquet: words": (lambda: table(label=DOGS), [1, 0, 1], ("cat", "dog")),
     **{f"{name}: y": (lambda make=make: make(y=[2, 0, 1]), [2, 0, 1], ()) for name, make in (("Parquet", table), ("json", tars_of), ("TFRecord", features_of))},
     "Parquet: a class before a diagnosis": (lambda: table(diagnosis=[3, 1, 2], **{"class": [0, 1, 0]}), [0, 1, 0], ()),
+    "Parquet: parts": (lambda: table(label=[0.5, 1.0, 2.0]), [0.5, 1.0, 2.0], ()),
     "Parquet: lists beside": (lambda: table(tags=[["a"], ["b"], []], breed=DOGS), [1, 0, 1], ("cat", "dog")),
     "LMDB: parts": (lambda: database("1", "0.5"), [1.0, 0.5], ()),
     "LMDB: folders in keys": (lambda: {"test.lmdb": lmdb_of({f"{name}.png".encode(): picture(n) for n, name in enumerate(("cat/1", "cat/2", "dog/1"))})}, [0, 0, 1], ("cat", "dog")),
