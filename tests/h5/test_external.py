@@ -11,7 +11,7 @@ import h5py
 import numpy as np
 import pytest
 
-from colabstage import dataset_h5, fetch_files, pack_dataset, stage_dataset
+from colabstage import dataset_h5, fetch_files, pack_dataset
 from colabstage.errors import ColabstageError, ExternalFileError, LayoutError, PackFormatError
 from colabstage.h5.info import read_info
 
@@ -189,17 +189,12 @@ def test_parts_of_a_pack_are_checked_too(tmp_path: Path) -> None:
         dataset_h5(pack, split="other")
 
 
-@pytest.mark.parametrize("verb", ["pack", "stage"])
-def test_packing_reads_no_other_file(tmp_path: Path, way: Any, verb: str) -> None:
+def test_packing_reads_no_other_file(tmp_path: Path, way: Any) -> None:
     """Rows come out of files of the folder or there is an error; what `dataset_h5` may read can be packed."""
     target = write_target(tmp_path / "home" / "key0.h5", raw=way is storage)
     path = write_file(tmp_path / "downloads" / "data.h5", way, str(target))
-    made: Callable[[], object] = {
-        "pack": lambda: pack_dataset(path, tmp_path / "out.h5", progress=False),
-        "stage": lambda: stage_dataset(path, local_dir=tmp_path / "local", cache_dir=None, progress=False),
-    }[verb]
     with pytest.raises(LayoutError) as caught:
-        made()
+        pack_dataset(path, tmp_path / "out.h5", progress=False)
     # Of several arrays that cannot be read, the first question is which is meant.
     assert str(target) in str(caught.value) or way in (through_a_group, virtual_behind_a_link)
     assert not (tmp_path / "out.h5").exists()

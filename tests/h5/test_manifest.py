@@ -74,72 +74,31 @@ def test_what_is_written_is_read(pack: Path) -> None:
     assert damaged_blocks(pack, manifest) == []
 
 
-def test_the_same_manifest_is_the_same_bytes(pack: Path) -> None:
-    """Writing it again changes nothing."""
-    write_manifest(pack, manifest_of(pack))
-    first = manifest_path(pack).read_bytes()
-    write_manifest(pack, manifest_of(pack))
-    assert manifest_path(pack).read_bytes() == first
+FOUR = ["0" * 16] * 4
+CONTRADICTIONS: list[dict[str, object]] = [
+    {"hashes": None}, {"hashes": FOUR[:1]}, {"hashes": ["x" * 16] * 4}, {"size": "many"}, {"size": 5},
+    {"size": -5, "hashes": []}, {"size": 1 << 63}, {"block_bytes": 0}, {"block_bytes": -1, "size": 0, "hashes": []},
+    {"block_bytes": 10**12, "hashes": FOUR[:1]}, {"skipped": "text"}, {"samples": {"train": -8}},
+    {"samples": ["train"]}, {"identity": 3}, {"version": "1"},
+]  # fmt: skip
 
 
-def test_without_a_file_there_is_no_manifest(pack: Path) -> None:
-    """No sidecar is no error: the file merely does not count as whole."""
-    assert read_manifest(pack) is None
-
-
-@pytest.mark.parametrize("kept", [0, 1, 100, -2])
-def test_a_cut_manifest_does_not_count(pack: Path, kept: int) -> None:
-    """Wherever its copy stopped, half a manifest is none."""
+def test_what_is_no_manifest_or_contradicts_itself_does_not_count(pack: Path) -> None:
+    """Cut anywhere, other JSON, zeros, an entry missing, wrong kinds of value, hashes that cannot be those of so many
+    bytes."""
     write_manifest(pack, manifest_of(pack))
     place = manifest_path(pack)
-    place.write_bytes(place.read_bytes()[:kept])
-    assert read_manifest(pack) is None
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"hashes": None},
-        {"hashes": ["0" * 16]},
-        {"size": "many"},
-        {"size": 5},
-        {"block_bytes": 0},
-        {"block_bytes": -1, "size": 0, "hashes": []},
-        {"size": -5, "hashes": []},
-        {"size": 1 << 63},
-        {"hashes": ["x" * 16] * 4},
-        {"skipped": "text"},
-        {"samples": {"train": -8}},
-        {"block_bytes": 10**12, "hashes": ["0" * 16]},
-        {"samples": ["train"]},
-        {"identity": 3},
-        {"version": "1"},
-    ],
-    ids=str,
-)
-def test_a_manifest_that_contradicts_itself_does_not_count(pack: Path, change: dict[str, object]) -> None:
-    """Wrong kinds of value, and hashes that cannot be those of so many bytes, are no manifest."""
-    write_manifest(pack, manifest_of(pack))
-    place = manifest_path(pack)
-    place.write_text(json.dumps({**json.loads(place.read_text(encoding="utf-8")), **change}), encoding="utf-8")
-    assert read_manifest(pack) is None
-
-
-@pytest.mark.parametrize("text", ["", "[]", "null", "12", '"text"', "\0\0\0\0", "<html>"])
-def test_what_is_no_manifest_does_not_count(pack: Path, text: str) -> None:
-    """Other JSON, zeros and web pages under its name are no manifest."""
-    manifest_path(pack).write_text(text, encoding="utf-8")
-    assert read_manifest(pack) is None
-
-
-def test_a_missing_entry_makes_it_none(pack: Path) -> None:
-    """Each field that was written from the first version on is needed."""
-    write_manifest(pack, manifest_of(pack))
-    place = manifest_path(pack)
-    whole = json.loads(place.read_text(encoding="utf-8"))
-    for name in whole.keys() - {"shard", "mtime_ns"}:
-        place.write_text(json.dumps({key: value for key, value in whole.items() if key != name}), encoding="utf-8")
-        assert read_manifest(pack) is None, name
+    text = place.read_text(encoding="utf-8")
+    whole = json.loads(text)
+    missing = [
+        {key: value for key, value in whole.items() if key != name} for name in whole.keys() - {"shard", "mtime_ns"}
+    ]
+    changed = [json.dumps(one) for one in (*missing, *({**whole, **change} for change in CONTRADICTIONS))]
+    for none in ("", text[:1], text[:100], text[:-2], "[]", "null", '"text"', "\0\0\0\0", "<html>", *changed):
+        place.write_text(none, encoding="utf-8")
+        assert read_manifest(pack) is None, none
+    place.write_text(text, encoding="utf-8")
+    assert read_manifest(pack) is not None
 
 
 def test_a_pack_is_as_written_until_somebody_writes_to_it(pack: Path) -> None:
@@ -169,7 +128,7 @@ def test_a_newer_manifest_asks_for_an_update(pack: Path) -> None:
         read_manifest(pack)
 
 
-@pytest.mark.parametrize("zeroed", [1, 4096, 9_000_000])
+@pytest.mark.parametrize("zeroed", [1, 9_000_000])
 def test_a_zeroed_tail_opens_but_is_found(pack: Path, zeroed: int) -> None:
     """h5py opens such a file without complaint; only the hashes tell, with the place of the first bad block."""
     manifest = manifest_of(pack)

@@ -18,7 +18,6 @@ from colabstage.errors import DamagedPackError, OptionError, SourceNotFoundError
 from colabstage.h5.info import FieldInfo, read_info
 from colabstage.h5.manifest import manifest_path
 from colabstage.h5.parts import (
-    PackSchema,
     appended_beside,
     appended_path,
     check_files,
@@ -26,7 +25,6 @@ from colabstage.h5.parts import (
     find_parts,
     joined_info,
     next_appended,
-    schema_difference,
     shard_path,
     shards_beside,
 )
@@ -112,25 +110,6 @@ def test_what_is_no_file_is_told_by_what_it_is(tmp_path: Path) -> None:
             check_files(wrong)
     with pytest.raises(OptionError, match="empty"):
         find_parts([])
-
-
-FACTS = st.dictionaries(st.sampled_from(["shape", "dtype", "columns"]), st.sampled_from([1, 2, (3,)]), max_size=3)
-KINDS = st.sampled_from(["boxes", "texts", "encoded images"])
-FIELDS = st.tuples(KINDS, FACTS).map(lambda drawn: {"kind": drawn[0], **drawn[1]})
-CLASSES = st.lists(st.sampled_from("abcdefgh"), max_size=7, unique=True).map(tuple)
-SCHEMAS = st.builds(PackSchema, CLASSES, FIELDS, st.none() | FIELDS)
-
-
-@given(one=SCHEMAS, other=SCHEMAS, take=st.sets(st.sampled_from(["classes", "x", "y"])))
-def test_only_what_is_alike_in_everything_is_read_as_one(one: PackSchema, other: PackSchema, take: set[str]) -> None:
-    """Whichever comes first; the first difference is named, by the side that it is of."""
-    other = other._replace(**{name: getattr(one, name) for name in take})
-    said, back = schema_difference(one, other), schema_difference(other, one)
-    assert (said is None) == (back is None) == (one == other)
-    sides = {"classes": "its classes", "x": "its inputs", "y": "its targets"}
-    expected = next((begin for name, begin in sides.items() if getattr(one, name) != getattr(other, name)), "")
-    assert (said or "").startswith(expected)
-    assert (back or "").startswith(expected)
 
 
 def test_fields_of_each_kind_are_told_apart_by_all_that_matters_to_a_reader() -> None:

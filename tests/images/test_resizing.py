@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from tests.images.files import encode, exif, noise, packed, photograph
+from tests.images.files import encode, exif, noise, packed
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,8 +47,9 @@ def box_of(image: Image.Image, size: tuple[int, int]) -> tuple[int, int, int, in
     return (round(left), round(top), round(left + width), round(top + height))
 
 
-@pytest.mark.parametrize("size", [(32, 32), (40, 100), (1, 1)], ids=str)
-@pytest.mark.parametrize("resize", ["stretch", "crop", "pad"])
+@pytest.mark.parametrize(
+    ("size", "resize"), [((32, 32), "stretch"), ((40, 100), "crop"), ((40, 100), "pad"), ((1, 1), "pad")], ids=str
+)
 def test_images_are_scaled_as_pillow_scales_them(tmp_path: Path, size: tuple[int, int], resize: str) -> None:
     """Into a pack of pixels, byte for byte, whether they shrink or grow; by torch within one grey level as they are
     read out of a pack of files."""
@@ -65,9 +66,10 @@ def test_images_are_scaled_as_pillow_scales_them(tmp_path: Path, size: tuple[int
             assert min(np.abs(pixels - one).max() for one in wanted) <= tolerance, name
 
 
-@pytest.mark.parametrize("encoding", ["pixels", "encoded"])
-@pytest.mark.parametrize("channels", [1, 4])
-@pytest.mark.parametrize("resize", ["stretch", "crop", "pad"])
+@pytest.mark.parametrize(
+    ("encoding", "channels", "resize"),
+    [("pixels", 1, "crop"), ("encoded", 1, "pad"), ("pixels", 4, "pad"), ("encoded", 4, "crop")],
+)
 def test_other_channels_are_scaled_alike(tmp_path: Path, encoding: str, channels: int, resize: str) -> None:
     """Grey images and alpha, bit for bit."""
     images = {f"{n}.png": noise(50 + n, 100, seed=n, channels=channels) for n in range(4)}
@@ -96,12 +98,9 @@ def jpeg(image: Image.Image, orientation: int = 1) -> bytes:
 @pytest.mark.parametrize(
     ("source", "size"),
     [
-        ((480, 640), (224, 224)),
         ((448, 448), (224, 224)),
         ((447, 440), (224, 224)),
-        ((375, 500), (224, 224)),
         ((900, 1207), (200, 160)),
-        ((100, 100), (224, 224)),
     ],
     ids=str,
 )
@@ -130,10 +129,9 @@ TURNS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("shape", [(640, 480), (651, 483)], ids=str)
-def test_turned_photographs_shrink_upright(tmp_path: Path, shape: tuple[int, int]) -> None:
+def test_turned_photographs_shrink_upright(tmp_path: Path) -> None:
     """The reduction follows the upright image, whichever way the camera lay."""
-    upright, files = camera(*shape), {}
+    upright, files = camera(651, 483), {}
     for orientation, turns in TURNS.items():
         stored = upright
         for turn in turns:
@@ -153,19 +151,10 @@ def test_grayscale_is_reduced_too(tmp_path: Path) -> None:
     assert np.abs(found - fitted(image, (100, 100), "stretch")).mean() < 3
 
 
-@pytest.mark.parametrize(("side", "most"), [(2, 8), (5, 11), (8, 10)])
-def test_patterns_differ_by_up_to_ten_grey_levels(tmp_path: Path, side: int, most: float) -> None:
+def test_patterns_differ_by_up_to_ten_grey_levels(tmp_path: Path) -> None:
     """The hardest images for a reduction by blocks: checks of a few pixels. Photographs differ by one to two."""
-    rows, columns = np.indices((480, 640)) // side
+    rows, columns = np.indices((480, 640)) // 5
     checks = Image.fromarray(((rows + columns) % 2 * 255).astype(np.uint8)).convert("RGB")
     data = jpeg(checks)
     (found,) = packed(tmp_path / "it", {"a.jpg": data}, image_size=224).values()
-    assert 1 < np.abs(found - fitted(Image.open(io.BytesIO(data)), (224, 224), "stretch")).mean() < most
-
-
-def test_one_image_after_the_other_shares_no_memory(tmp_path: Path) -> None:
-    """The same rows in any order, whatever was read before."""
-    files = {f"{n}.jpg": jpeg(photograph(300 + n, 400, seed=n)) for n in range(4)}
-    alone = {name: packed(tmp_path / name, {name: one}, image_size=40)[name] for name, one in files.items()}
-    for name, pixels in packed(tmp_path / "all", files, image_size=40).items():
-        np.testing.assert_array_equal(pixels, alone[name])
+    assert 1 < np.abs(found - fitted(Image.open(io.BytesIO(data)), (224, 224), "stretch")).mean() < 11

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from colabstage.errors import CorruptArchiveError, EmptySourceError, LayoutError, MissingDependencyError
@@ -56,22 +56,16 @@ TRAIN, TEST = "pie/{10000,10001} ribs/{20000,20001}", "pie/10002 ribs/20002"
 
 # fmt: off
 READ: dict[str, tuple[Any, ...]] = {
-    "splits in any case": ("Training/{cat,dog}/1.jpg TEST/cat/3.jpg Validation/{cat,dog}/4.jpg", {}, "train: cat 1, dog 1; validation: cat 1, dog 1; test: cat 1"),
     "a wrapper, with a logo beside it": ("kitti/images/train/cat/1.jpg kitti/images/test/cat/2.jpg logo.png", {"kitti/readme.txt": "x"}, "train: cat 1; test: cat 1", "'image_folder'"),
     "one class with a folder in it": ("pets/cat/1.jpg pets/cat/more/2.jpg", {}, "cat 2", "'image_folder'"),
     "a class called train": ("car/1.jpg ship/1.jpg train/1.jpg train/steam/2.jpg", {}, "car 1, ship 1, train 2", "'image_folder'"),
-    "a folder of notes": ("cat/1.jpg dog/1.jpg", {"annotations/1.xml": ""}, "cat 1, dog 1", "'image_folder'"),
     "test images in no class": ("train/{cat,dog}/1.jpg test/{3,4}.jpg", {}, "train: cat 1, dog 1"),
     "numbered images are not in twos": ("{a,b}.jpg {a,b}_2.jpg", {}, "4 without labels"),
     "one image called after another": ("{a,a_b,c,d}.jpg", {}, "4 without labels"),
     "a class called as a part": ("depth/{0,1}.jpg height/{0,1}.jpg", {}, "depth 2, height 2"),
     "single letters in two cases": ("A/1.jpg a/2.jpg", {}, "A 1, a 1"),
-    "splits that say images above classes": ("train_images/{cat,dog}/1.jpg val_images/{cat,dog}/2.jpg", {}, "train: cat 1, dog 1; val: cat 1, dog 1"),
     "a column of scenes": (SIX, {"l.csv": rows("path,scene", "images/{0..5}.jpg,{beach,city}")}, "beach 3, city 3"),
-    "the label first": (SIX, {"l.csv": rows("label,image", "{0,1,2},{0..5}")}, "0 2, 1 2, 2 2"),
-    "a label without a known name": (SIX, {"l.csv": rows("kind,number", "{0,1,2},{0..5}")}, "0 2, 1 2, 2 2"),
     "None and NA are words": (SIX, {"l.csv": rows("file,label", "{0..5}.jpg,{None,crack,NA}")}, "NA 2, None 2, crack 2"),
-    "numbers of patients as folders": ("0/{10,11}.jpg 1/{12,13}.jpg", {"l.csv": rows("file,label", "{10..13}.jpg,{0,1}")}, "0 2, 1 2"),
     "a split of yes and no": (SIX, {"l.csv": rows("file,label,is_valid", "{0..5}.jpg,{cat,dog},{False,False,True}")}, "train: cat 2, dog 2; valid: cat 1, dog 1"),
     "a split that is not training": (SIX, {"l.csv": rows("file,label,is_training_image", "{0..5}.jpg,{cat,dog},{yes,yes,no}")}, "train: cat 2, dog 2; test: cat 1, dog 1"),
     "a measurement taken twice": (SIX, {"l.csv": rows("file,size", "{0,0,1,2}.jpg,{1.5,1.7,2.5,3.5}")}, "4 numbers"),
@@ -80,35 +74,26 @@ READ: dict[str, tuple[Any, ...]] = {
     "folds": (FOOD, listed(train1=TRAIN, train2=TEST, test1=TEST), "pie 3, ribs 3"),
 }
 REFUSED: dict[str, tuple[Any, ...]] = {
-    "no folders": ("{1..2}.jpg", {}, r"2 images.*one folder for each class", "'image_folder'"),
     "splits among other folders": ("{train,test,extra}/cat/1.jpg", {}, r"mixes folders of splits \('test', 'train'\).*'extra'", "'image_folder'"),
-    "two folders for one split": ("{train,training}/cat/1.jpg", {}, r"'train', 'training'", "'image_folder'"),
     "masks without images": ("{SegmentationClass,SegmentationObject}/a.png", {}, "names of parts of a dataset"),
     "masks called _manual1": ("x{0..2}.jpg x{0..2}_manual1.gif", {}, r"come in twos.*called masks"),
     "a spelling": ("train/Dog/1.jpg test/dog/2.jpg {train,test}/eel/3.jpg", {}, r"'Dog'.*layout=\"image_folder\""),
-    "two columns beside folders": ("x/{0..3}.jpg y/{10..13}.jpg", {"t.csv": rows("path,colour,size", "{0..3}.jpg,{red,blue},{a,b}", "{10..13}.jpg,red,a")},
-                                   r"Which of the columns 'colour', 'size'.*layout=\"image_folder\""),
     "patients and two findings": ("p1/{0..3}.jpg p2/{10..13}.jpg", {"t.csv": rows("path,patient_id,finding,grade", "{0..3}.jpg,p1,{cyst,none},{a,b}", "{10..13}.jpg,p2,{cyst,none},{a,b}")},
                                   r"Which of the columns 'finding', 'grade'"),
-    "a submission of two columns": ("{0..3}.jpg", {"train.csv": rows("image,colour,size", "{0..3}.jpg,{red,blue},{a,a,b,b}"), "sample_submission.csv": "image,colour,size\n9.jpg,red,a\n"},
-                                    r"Which of the columns 'colour', 'size'"),
     "tables of many and of few": ("{00..11}.jpg", {"all.csv": rows("image,colour", "{00..11}.jpg,{red,blue}"), "few.csv": "image,label\n03.jpg,cat\n"}, r"Several tables.*table_rows\(table="),
     "JSON beside each image": ("{cat,dog}/{0..3}.jpg", {"{cat,dog}/{0..3}.json": "{}"}, r"'dog/0\.json' and 7 more files"),
     "captions beside classes": ("red/a{0..3}.jpg blue/b{0..3}.jpg", {"captions.jsonl": "".join(f'{{"file_name": "a{n}.jpg", "text": "a dog"}}\n' for n in range(4))}, r"'captions.jsonl' leads to.*'text' holds texts"),
     "a cell too many": (SIX, {"l.csv": rows("path,label", "{0..5}.jpg,{a,b,a,x;,b}").replace(";", ",y")}, r"3 cells in row 5 and 2 in the first.*quotes"),
     "an empty label in words": (SIX, {"l.csv": rows("path,label", "{0..5}.jpg,{a,b,,b,a,b}")}, r"^'l.csv' leads.*1 of 6 rows has no label in 'label' \(the first is that of 'images/2\.jpg'\).*Fill"),
-    "two columns that may be the label": (SIX, {"l.csv": rows("path,color,shape", "{0..5}.jpg,{red,blue},{x,x,y}")}, r"'color', 'shape' is the label.*table_rows\(labels="),
     "01 and 1": (SIX, {"l.csv": rows("path,label", "{0..5}.jpg,{01,1}")}, r"'01' and '1', which are the same number"),
     "a split that is none": (SIX, {"l.csv": rows("path,label,split", "{0..5}.jpg,{a,b},{train,holdout}")}, r"'split' names splits and other values: 'holdout'"),
     "a split that is none in test.csv": (SIX, {"train.csv": rows("file,label,part", "{0..3}.jpg,{a,b},train"), "test.csv": rows("file,label,part", "{4,5}.jpg,{a,b},holdout")}, r"'part' says which split.*'holdout'"),
     "most rows held out": (SIX, {"l.csv": rows("file,label,is_valid", "{0..5}.jpg,{cat,dog},{True,True,False}")}, r"would put 4 of 6 rows into the split 'valid'"),
     "two flags of splits": (SIX, {"l.csv": rows("file,label,is_valid,is_test", "{0..5}.jpg,{cat,dog},{1,0,0},{0,0,1}")}, r"each name a split"),
     "a split of two names": (SIX, {"l.csv": rows("file,label,split", "{0..5}.jpg,{a,b},{train,train,train,train,valid,Validation}")}, r"in the splits 'valid', 'validation'"),
-    "folders of one split": ("{train,val,valid}/{a,b}/{1,2}.jpg", {}, r"in the splits 'val', 'valid'"),
     "copies of the images": ("a/{0..3}.png b/{0..3}.png", {"l.csv": rows("path,label", "{0..3}.png,{a,b}")}, r"'0.png' in 'l.csv' may be 'a/0.png', 'b/0.png'"),
     "two labels of one image": (SIX, {"l.csv": rows("file,label", "{0,1,2,0}.jpg,{cat,dog}")}, r"'images/0\.jpg', one with the label 'cat' and one with 'dog'"),
     "a table against folders": ("cat/{1,2}.jpg dog/{3,4}.jpg", {"l.csv": rows("file,label", "{1,2,3,4}.jpg,{cat,dog,dog,dog}")}, r"'l\.csv'.*'cat/2\.jpg': 'dog', 'cat'.*\"table\" or layout=\"image_folder\""),
-    "a split that is misspelt": ("{train,vaild}/{images,masks}/{0..3}.png", {}, r"Did you mean 'valid' by 'vaild'"),
     "a split that is misspelt beside others": ("images/{train,test,vaild}/{0..3}.png", {"labels/{train,test,vaild}/{0..3}.txt": YOLO_BOX}, r"Did you mean 'valid' by 'images/vaild'"),
     "queries and a gallery": ("{query,gallery,train}/{0,1}.png", {}, r"'gallery', 'query', 'train' are names of parts of a dataset"),
     "clips in folders of roles": ("", {"{labels,train}/1.wav": WAV}, r"'labels', 'train' are names of parts.*layout=\"audio\" takes"),
@@ -127,12 +112,10 @@ NOTED: dict[str, tuple[Any, ...]] = {
     "columns that are not used": (SIX, {"l.csv": rows(",file,label,fold,age", "{0..5},{0..5}.jpg,{a,b},{0,1,2},{20..25}")}, r"Not used: the columns 'fold', 'age'"),
     "a label stated twice": (SIX, {"l.csv": rows("file,label", "{0,1,2,0}.jpg,{cat,dog,cat,cat}")}, r"1 row names a file that another row names as well"),
     "numbers from 1": (SIX, {"l.csv": rows("file,label", "{0..5}.jpg,{1,2,3}")}, r"stay the numbers 1 to 3;"),
-    "numbers with a gap": (SIX, {"l.csv": rows("file,label", "{0..5}.jpg,{0,1,3}")}, r"stay the numbers 0 to 3;"),
     "test images without labels": (SIX, {"train.csv": rows("id,label", "{0..3},{a,b}"), "test.csv": rows("id", "{4,5}")}, r"2 images of 'test.csv', which has no 'label', were left out"),
     "folds that are not read": (FOOD, listed(train1=TRAIN, train2=TEST, test1=TEST), r"may say what is held out"),
     "labels of no image": ("images/{0..3}.png", {"labels/{0..4}.txt": YOLO_BOX}, r"1 label file of no image \(first 'labels/4\.txt'\)"),
     "images that only a list has": ("JPEGImages/{0..3}.png", {"Annotations/{0..3}.xml": voc("cat"), "ImageSets/Main/train.txt": rows("{0..5}")}, r"2 names in 'ImageSets/Main/train.txt' match no file"),
-    "what no list names": (FOOD, listed(train="pie/10000 ribs/20000", test=TEST), r"2 images that no list names were left out"),
     "what is trained on": (FOOD, listed(test=TEST), r"The split 'train' has 4 images that no list names"),
 }
 # fmt: on
@@ -205,6 +188,7 @@ SPELLINGS: dict[str, Callable[[str, str], str]] = {
 
 @pytest.mark.parametrize("spelling", SPELLINGS)
 @given(first=WORDS, second=WORDS)
+@settings(max_examples=10)
 def test_one_word_in_two_spellings_is_no_two_classes(spelling: str, first: str, second: str) -> None:
     """Case, blanks, underscores and forms of Unicode tell no classes apart; another letter does."""
     name = f"ä{first} {second}" if spelling == "Unicode" else f"{first} {second}"
@@ -222,9 +206,11 @@ def read_spellings(one: str, other: str) -> SampleTable:
     return detect_layout(MemoryTree(dict.fromkeys(names, b"")))
 
 
-@pytest.mark.parametrize("missing", ["NaN", "nan", "<NA>", "N/A", "null"])
-@pytest.mark.parametrize("word", ["cat", "cat|dog", "1"])
-def test_what_programs_write_for_nothing_is_no_class(missing: str, word: str) -> None:
+@pytest.mark.parametrize(
+    ("word", "missing"),
+    [*(("cat", missing) for missing in ("NaN", "nan", "<NA>", "N/A", "null")), ("cat|dog", "NaN"), ("1", "N/A")],
+)
+def test_what_programs_write_for_nothing_is_no_class(word: str, missing: str) -> None:
     """Whatever the other labels are; the message quotes it."""
     text = rows("file,label", f"{{0..5}}.jpg,{{{word},{missing},dog,{word},dog,dog}}")
     with pytest.raises(LayoutError, match=rf"\b1 of 6\b.*{missing}'"):
@@ -236,7 +222,7 @@ def column(name: str, *cells: str) -> Texts:
     return {"l.csv": "\n".join([f"path,{name}", *(f"{number}.jpg,{cell}" for number, cell in enumerate(cells))])}
 
 
-@pytest.mark.parametrize("base", [2**24, 2**53, 2**62])
+@pytest.mark.parametrize("base", [2**24, 2**62])
 def test_whole_labels_stay_exact(base: int) -> None:
     """Two labels next to each other stay two, however large, and negative too."""
     numbers = [base, base + 1, -base - 1, base + 2, base + 3, -(2**63)]

@@ -17,9 +17,9 @@ from PIL import Image
 
 from colabstage.errors import ColabstageError, LayoutError
 from colabstage.layouts.detect import detect_layout
-from colabstage.options import Boxes, Masks, SampleTable, Values, file_names, folders, image_masks, parts, table_rows
+from colabstage.options import Boxes, Masks, SampleTable, Values, folders, parts
 from tests.layouts.described import described
-from tests.layouts.known import LABELME, WAV, YOLO_BOX, MemoryTree, coco, cvat, each, rows, tar, voc
+from tests.layouts.known import LABELME, MemoryTree, coco, cvat, each, rows, tar, voc
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -212,7 +212,7 @@ def _stated(found: SampleTable, key: str, row: int) -> str:
     return str(found.classes[targets.values[row]])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(truth=truths(), kind=st.sampled_from(_KINDS))
 def test_one_file_too_many_is_the_truth_or_a_refusal_that_names_it(truth: Truth, kind: str) -> None:
     """Never other labels, never fewer samples in silence."""
@@ -245,7 +245,7 @@ _HARMLESS = {
 }
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(truth=truths(), names=st.sets(st.sampled_from(sorted(_HARMLESS)), min_size=1, max_size=4))
 def test_harmless_files_change_nothing(truth: Truth, names: set[str]) -> None:
     """No refusal, and the same labels."""
@@ -286,10 +286,7 @@ REFUSED: dict[str, tuple[dict[str, bytes], str]] = {
     **{f"folders of {one}s": (files(f"{one}_{{1,2}}/{{0..3}}.png"), f"'{one}_1'") for one in ("speaker", "patient")},
     # Folders of several depths.
     "one class deeper than two others": (files("{a/x,a/y,b,c}/{0..3}.png"), "'x', 'y'"),
-    "two classes deeper than one": (files("{a/x,a/y,b/x,b/z,c}/{0..3}.png"), "layout=folders(level=-1)"),
-    "a repository with assets": (files("data/{cat,dog}/{0..3}.png assets/logo.png"), "only='data'"),
     "a repository with figures": (files("data/raw/{cat,dog}/{0..3}.png figures/plot.png"), "'figures'"),
-    "a repository with docs": (files("set/{train,test}/{cat,dog}/{0..3}.png docs/a.png"), "'docs'"),
     # Masks beside a table that are called otherwise than masks are.
     **{
         f"{name} in numbers": (
@@ -299,7 +296,6 @@ REFUSED: dict[str, tuple[dict[str, bytes], str]] = {
         for name in ("split", "partition", "subset")
     },
     # Two things that label the same images, or a split that is none.
-    "boxes and a table": (files(_FLAT, {"a.json": coco("{a,b,c,d,e,f}.jpg"), "l.csv": _OF_TWO}), 'layout="table"'),
     "one image in two splits": (files(_FLAT, {"{train,test}.csv": _OF_TWO}), "'test'"),
     "a split of mostly other classes": (
         files("train/{cat,dog,eel}/{0..3}.png test/{cat,hund,aal}/{4,5}.png"),
@@ -312,11 +308,8 @@ REFUSED: dict[str, tuple[dict[str, bytes], str]] = {
     # Copies of a class.
     "Windows' copy": (files("{cat,dog}/{0..3}.png cat~-~Copy/{4..6}.png"), "'cat - Copy'"),
     # Archives beside.
-    "an archive beside classes": (files("{cat,dog}/{0..3}.png", {"test.zip": archive()}), "test.zip"),
-    "an archive beside a table": (files(_FLAT, {"l.csv": _OF_TWO, "b.7z": "7z"}), "b.7z"),
     "an archive beside boxes": (files(_FLAT, {"{a,b,c,d,e,f}.xml": voc("cat"), "more.tar.gz": "x"}), "more.tar.gz"),
     # Annotations of nothing.
-    "COCO without a box": (files("{0..3}.jpg", {"a.json": {**coco("{0..3}.jpg"), "annotations": []}}), "no box"),
     "empty label files": (files("images/{0..3}.jpg", {"labels/{0..3}.txt": "", "data.yaml": "names: [a]"}), "no box"),
     # Boxes in two formats.
     **{
@@ -373,10 +366,6 @@ REFUSED: dict[str, tuple[dict[str, bytes], str]] = {
         files(_FLAT, {"l.csv": rows("file,emotion,Usage", "{a,b,c,d,e,f}.jpg,{0,1,2},{Training,Training,PublicTest}")}),
         "'PublicTest'",
     ),
-    "grades beside a word": (
-        files(_FLAT, {"l.csv": rows("file,grade,site", "{a,b,c,d,e,f}.jpg,{0,1,2},{north,south}")}),
-        "'grade', 'site' is the label",
-    ),
     "bands with the same odd numbers": (
         files("B02/{03,07,11,18}.tif B03/{03,07,11,18}.tif"),
         "parts(x='B02', y='B03')",
@@ -418,10 +407,6 @@ def split_lists(form: str) -> dict[str, Any]:
 
 READ: dict[str, tuple[dict[str, bytes], str]] = {
     # Splits that lists state, beside whatever labels the images.
-    "lists beside COCO": (
-        files("{0..5}.jpg", {"a.json": coco("{0..5}.jpg", categories="cat"), **split_lists("{}.jpg")}),
-        "detection; train: 4 images, 4 boxes: cat 4; val: 2 images, 2 boxes: cat 2",
-    ),
     "lists beside masks": (
         files("images/{0..5}.png masks/{0..5}.png", split_lists("images/{0}.png masks/{0}.png")),
         "pairs; train: 4 masks of background, foreground; val: 2 masks of background, foreground",
@@ -439,17 +424,8 @@ READ: dict[str, tuple[dict[str, bytes], str]] = {
         "table; train: a 2, b 2; valid: a 1, b 1",
     ),
     # Names in two forms of Unicode.
-    "decomposed names beside YOLO": (
-        files("images/pin\u0303a{0..3}.jpg", {"labels/pi\u00f1a{0..3}.txt": YOLO_BOX, "data.yaml": "names: [x]"}),
-        "detection; 4 images, 4 boxes: x 4",
-    ),
-    "decomposed names in a table": (
-        files("pin\u0303a{0..3}.jpg", {"l.csv": rows("file,label", "pi\u00f1a{0..3}.jpg,{a,b}")}),
-        "table; a 2, b 2",
-    ),
     # Classes that only look like parts, or like other classes than those of a table.
     "with and without": (files("{with_mask,without_mask}/{0..3}.png"), "image_folder; with_mask 4, without_mask 4"),
-    "photographs by number": (files("{cat~photos,dog~photos}/{1..3}.png"), "image_folder; cat photos 3, dog photos 3"),
     "shapes by number": (files("{label,cat,dog}/{1..3}.png"), "image_folder; cat 3, dog 3, label 3"),
     "letters": (files("{A,B,C}/{1..3}.png"), "image_folder; A 3, B 3, C 3"),
     "inputs of a test table": (
@@ -497,10 +473,6 @@ NOTED: dict[str, tuple[dict[str, bytes], str]] = {
         ),
         "first 'Annotations_new/0.xml'",
     ),
-    "images without annotations": (
-        files("JPEGImages/{0..3}.png more/{a,b}.png", {"Annotations/{0..3}.xml": voc("cat")}),
-        "2 images in folders without annotations",
-    ),
     "parts that count": (files("t1/{0..5}.png t2/{0..5}.png"), "parts(x='t1', y='t2')"),
     "a folder that is taken for train": (
         files("rps/{a,b}/{0..3}.png rps-test-set/{a,b}/{4,5}.png"),
@@ -529,16 +501,10 @@ _MASKS_4 = "pairs; 4 masks of background, foreground"
 @pytest.mark.parametrize(
     ("made", "line", "expected"),
     [
-        (files("{A,B,label}/tr_{0..3}.png"), parts(x="A", y="label"), _MASKS_4),
-        (files("2_RGB/t_{0..3}_RGB.tif 5_Labels/t_{0..3}_label.tif"), parts(x="2_RGB", y="5_Labels"), _MASKS_4),
         (files("p{1,2}/{benign,malignant}/{0..3}.png"), folders(level=-1), "image_folder; benign 8, malignant 8"),
         (files("p{1,2}/{benign,malignant}/{0..3}.png"), folders(level=1), "image_folder; p1 8, p2 8"),
-        (files("images/{0..3}.png vessels_mask/{0..3}.png"), image_masks("vessels_mask"), _MASKS_4),
-        (files("s{0..3}.png s{0..3}_mask_1.png"), image_masks("_mask_1"), _MASKS_4),
         (files("{cat,dog}/{0..3}.png cat~(1)/{4..6}.png"), "image_folder", "image_folder; cat 4, cat (1) 3, dog 4"),
         (files("{cat,dog}/{0..3}.png", {"test.zip": archive()}), "image_folder", "image_folder; cat 4, dog 4"),
-        (files("{0..3}.jpg", {"a.csv": rows("f,x", "{0..3}.jpg,{a,b}")}), table_rows(labels=["x"]), "table; a 2, b 2"),
-        (files("{pug,owl}_{1..3}.jpg"), file_names(r"(\w+?)_\d"), "file_names; owl 3, pug 3"),
     ],
 )  # fmt: skip
 def test_the_line_that_a_refusal_names_works(made: dict[str, bytes], line: Any, expected: str) -> None:
@@ -554,12 +520,3 @@ def test_options_that_cannot_work_are_refused_before_anything_is_read() -> None:
             wrong()
     with pytest.raises(LayoutError, match="level=3"):
         detect_layout(MemoryTree(files("a/x/1.png b/y/2.png")), folders(level=3))
-
-
-def test_pointers_of_git_lfs_are_named() -> None:
-    """Whatever the file is called."""
-    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 12345\n"
-    for name in ("x.npy", "x.h5", "x.mat", "t-0.tar", "t.tfrecord", "t.parquet", "book.txt", "yes/1.wav"):
-        made = {name: pointer, "no/1.wav": WAV} if name.endswith(".wav") else {name: pointer}
-        with pytest.raises(ColabstageError, match="Git LFS"):
-            detect_layout(MemoryTree(made))

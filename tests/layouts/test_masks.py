@@ -112,16 +112,13 @@ def test_masks_mean_what_pillow_reads_or_are_refused(form: str, classes: int, *,
     ("counts", "meaning"),
     [
         ({0: 900, 15: 80, 255: 20}, "indices"),
-        (dict.fromkeys((*range(4, 34), 255), 10), "indices"),
         (dict.fromkeys(range(0, 151, 3), 10), "indices"),
         ({1: 5, 2: 50, 3: 9}, "indices"),
-        ({0: 5}, "indices"),
         ({0: 90, 255: 10}, "foreground"),
-        ({0: 90, 128: 10, 255: 50}, "greys"),
         ({0: 90, 128: 10}, "greys"),
         ({0: 900, 255: 90, **dict.fromkeys(range(9, 250, 9), 1)}, "greys"),
     ],
-    ids=["VOC", "Cityscapes", "ADE20K", "a trimap", "nothing", "white", "a grey", "half", "smoothed"],
+    ids=["VOC", "ADE20K", "a trimap", "white", "half", "smoothed"],
 )
 def test_levels_of_known_datasets(counts: dict[int, int], meaning: str) -> None:
     """Class indices, one foreground, or shades of grey, which are refused."""
@@ -238,18 +235,15 @@ def painted(folder: Path, plain: int = 0) -> NDArray[np.intp]:
     return classes
 
 
-@pytest.mark.parametrize("plain", [0, 1])
 def test_painted_masks_are_refused_by_the_plan_with_a_table_to_paste(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plain: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Planning and staging refuse the same; the line in the error makes the table that both accept, of an archive too.
+    """Planning and staging refuse the same of an archive; the line in the error makes the table that both accept.
 
     Followed to the letter: the line, then the list.
     """
-    classes = painted(tmp_path / "data", plain)
-    source = (
-        tmp_path / "data" if not plain else Path(shutil.make_archive(str(tmp_path / "data"), "zip", tmp_path / "data"))
-    )
+    classes = painted(tmp_path / "data", plain=1)
+    source = Path(shutil.make_archive(str(tmp_path / "data"), "zip", tmp_path / "data"))
     places: dict[str, Any] = {"local_dir": tmp_path / "local", "cache_dir": None}
     for verb in (plan_stage, stage_dataset):
         with pytest.raises(LayoutError, match=r"class_2,128,0,0") as caught:

@@ -1,24 +1,17 @@
-"""Small real datasets in every container, a disk that is really small, and what h5py reads from a pack."""
+"""A small dataset, what h5py reads from a pack, and what must hold after every test."""
 
 from __future__ import annotations
 
-import io
-import tarfile
-import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import h5py
-import numpy as np
 import pytest
-from PIL import Image
 
+from tests.support.images import in_classes, make_tree
 from tests.support.invariants import check_afterwards
 
-ImageBytes = Callable[..., bytes]
-MakeImages = Callable[..., Path]
-PackFolder = Callable[[Path, Path], Path]
 ReadPack = Callable[[Path], dict[str, Any]]
 
 
@@ -36,68 +29,9 @@ def own_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def image_bytes() -> ImageBytes:
-    """Make an image file that no other number gives."""
-
-    def make(number: int, *, kind: str = "PNG", size: tuple[int, int] = (16, 20), mode: str = "RGB") -> bytes:
-        pixels = np.random.default_rng(number).integers(0, 256, (*size, 3), dtype=np.uint8)
-        buffer = io.BytesIO()
-        Image.fromarray(pixels).convert(mode).save(buffer, kind)
-        return buffer.getvalue()
-
-    return make
-
-
-@pytest.fixture
-def make_images(image_bytes: ImageBytes) -> MakeImages:
-    """Write `count` images into folders of classes, JPEG and PNG in turn."""
-
-    def make(folder: Path, count: int, *, classes: int = 3, **how: Any) -> Path:
-        for number in range(count):
-            kind = ("JPEG", "PNG")[number // classes % 2]
-            suffix = {"JPEG": "jpg", "PNG": "png"}[kind]
-            place = folder / f"class{number % classes}" / f"{number:04d}.{suffix}"
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_bytes(image_bytes(number, kind=kind, **how))
-        return folder
-
-    return make
-
-
-@pytest.fixture
-def photos(tmp_path: Path, make_images: MakeImages) -> Path:
-    """Thirty images of three classes."""
-    return make_images(tmp_path / "photos", 30)
-
-
-def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file())
-
-
-@pytest.fixture
-def make_zip() -> PackFolder:
-    """Put a folder's files into a zip."""
-
-    def make(folder: Path, target: Path) -> Path:
-        with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
-            for path in _files(folder):
-                archive.write(path, path.relative_to(folder))
-        return target
-
-    return make
-
-
-@pytest.fixture
-def make_tar() -> PackFolder:
-    """Put a folder's files into a tar, compressed as its name says."""
-
-    def make(folder: Path, target: Path) -> Path:
-        with tarfile.open(target, "w:gz" if target.suffix == ".gz" else "w") as archive:
-            for path in _files(folder):
-                archive.add(path, path.relative_to(folder))
-        return target
-
-    return make
+def photos(tmp_path: Path) -> Path:
+    """Twenty PNGs and ten JPEGs of two classes."""
+    return make_tree(tmp_path / "photos", {**in_classes(20), **in_classes(10, first=20, suffix=".jpg")})
 
 
 @pytest.fixture
@@ -119,14 +53,9 @@ def read_pack() -> ReadPack:
     return read
 
 
-def leftovers(folder: Path) -> list[str]:
-    """Names of temporary files and folders in a folder."""
-    return sorted(
+@pytest.fixture
+def leftovers() -> Callable[[Path], list[str]]:
+    """List the temporary files and folders in a folder."""
+    return lambda folder: sorted(
         path.name for path in folder.iterdir() if path.name.startswith(".colabstage") and path.suffix != ".receipt"
     )
-
-
-@pytest.fixture(name="leftovers")
-def leftovers_fixture() -> Callable[[Path], list[str]]:
-    """List the temporary files and folders in a folder."""
-    return leftovers

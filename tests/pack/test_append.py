@@ -82,9 +82,7 @@ def _numbers(folder: Path) -> None:
     ("change", "options", "named"),
     [
         (None, {"image_size": (9, 8)}, r"\(9, 8, 3\).*\(8, 8, 3\)"),
-        (None, {"color_mode": "grayscale"}, r"\(8, 8, 1\).*\(8, 8, 3\)"),
         (None, {"encoding": "encoded"}, "encoded"),
-        (None, {"encoding": "jpeg:90"}, "encoded"),
         (None, {"prepare": np.float32}, "float32.*uint8"),
         (None, {"prepare": np.negative}, r"\w+:\w+.*None"),
         (_other_class, {}, r"\(zebra\).*\(cat, dog\)"),

@@ -11,6 +11,7 @@ from colabstage import pack_dataset
 from colabstage.io.pipeline import PipelineLimits
 from colabstage.options import Arrays, Boxes, Images, Masks, SampleTable, TreeFiles, Values
 from colabstage.pack import execute
+from tests.support.made_files import grey, image, write_files
 from tests.support.staged import timeless
 
 if TYPE_CHECKING:
@@ -22,6 +23,21 @@ if TYPE_CHECKING:
     from colabstage.trees.listing import Tree
 
 N = 60
+
+
+def images() -> dict[str, bytes]:
+    """JPEG and PNG in turn, of three classes."""
+    forms = [("JPEG", "jpg"), ("PNG", "png")]
+    return {
+        f"class{n % 3}/{n:04}.{forms[n // 3 % 2][1]}": image(n, size=(16, 20), form=forms[n // 3 % 2][0])
+        for n in range(N)
+    }
+
+
+def masks() -> dict[str, bytes]:
+    """Grey images of every level."""
+    rng = np.random.default_rng(0)
+    return {f"class{n % 3}/{n:04}.png": grey(rng.integers(0, 256, (16, 20), np.uint8)) for n in range(N // 2)}
 
 
 def _rows(content: Any) -> NDArray[np.float32]:
@@ -36,9 +52,7 @@ def _table(tree: Tree, kind: str) -> SampleTable:
     if kind == "arrays":
         return SampleTable(kind, keys, Arrays(files, (4, 6), np.dtype(np.float32), _rows), Values(numbers / 7))
     if kind == "masks":
-        masks = tuple(entry for entry in tree.entries if entry.name.endswith("png"))
-        found = TreeFiles(tree, masks)
-        return SampleTable(kind, tuple(entry.name for entry in masks), Images(found), Masks(found))
+        return SampleTable(kind, keys, Images(files), Masks(files))
     offsets = np.concatenate([[0], np.cumsum(numbers % 4)])
     rng = np.random.default_rng(0)
     corners = np.sort(rng.random((offsets[-1], 2, 2)), axis=1).reshape(-1, 4)
@@ -64,10 +78,10 @@ def _layout(kind: str) -> LayoutFunction:
     ],
 )
 def test_threads_do_not_show(
-    tmp_path: Path, make_images: Any, monkeypatch: pytest.MonkeyPatch, kind: str, options: dict[str, Any]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, options: dict[str, Any]
 ) -> None:
     """One reader and one worker, or eight of each."""
-    folder = make_images(tmp_path / "photos", N, mode="L" if kind == "masks" else "RGB")
+    folder = write_files(tmp_path / "photos", masks() if kind == "masks" else images())
     if options.get("on_error") == "skip":
         for number in (3, 17, 40):
             next(folder.rglob(f"{number:04}.*")).write_bytes(b"no image")

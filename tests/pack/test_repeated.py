@@ -14,7 +14,7 @@ from PIL import Image
 
 from colabstage import pack_dataset, stage_dataset
 from colabstage.errors import DecodeError
-from colabstage.trees.folder import FolderTree
+from colabstage.trees.open import open_tree
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -80,13 +80,18 @@ def test_the_reports_of_both_verbs_name_both_files(photos: Path, tmp_path: Path)
     assert SAID in str(data.report)
 
 
+def in_order(folder: Path) -> list[str]:
+    """Names in the order in which the folder gives them, which is that of packing."""
+    with open_tree(folder, spool=folder) as tree:
+        return [entry.name for entry in sorted(tree.entries, key=lambda entry: entry.position)]
+
+
 def test_a_pack_that_continues_compares_with_what_an_earlier_run_read(photos: Path, tmp_path: Path) -> None:
     """The one is packed before the interruption, and the other after it."""
     (photos / "dog/same.png").unlink()
     for number in range(12, 40):
         write(photos, f"{('cat', 'dog')[number % 2]}/{number:02}.png", picture=number)
-    # In the order in which the folder gives them, which is that of packing.
-    names = [entry.name for entry in sorted(FolderTree(photos).entries, key=lambda entry: entry.position)]
+    names = in_order(photos)
     first, last = photos / names[0], photos / names[-1]
     last.write_bytes(first.read_bytes()[:60])
     with pytest.raises(DecodeError):
@@ -99,7 +104,7 @@ def test_a_pack_that_continues_compares_with_what_an_earlier_run_read(photos: Pa
 
 def test_a_file_that_was_replaced_since_repeats_nothing(photos: Path, tmp_path: Path) -> None:
     """An interrupted run noted the copy; the person puts the right image there, whose length is no other's."""
-    names = [entry.name for entry in sorted(FolderTree(photos).entries, key=lambda entry: entry.position)]
+    names = in_order(photos)
     last = photos / names[-1]
     right, broken = last.read_bytes(), last.read_bytes()[:60]
     for name in names:  # all of one block, which is packed again

@@ -80,10 +80,9 @@ def test_no_pixel_is_more_than_one_level_off_pillows(by_torch: Path, by_pillow: 
     [
         (COUNT - 1, {}, "pillow"),
         (COUNT, {"color_mode": "grayscale"}, "pillow"),
-        (20, {"image_size": None, "encoding": "encoded"}, None),
         (20, {"encoding": "encoded"}, None),
     ],
-    ids=["few", "grey", "unchanged", "later"],
+    ids=["few", "grey", "later"],
 )
 def test_where_torch_gains_nothing_it_is_not_used(
     by_torch: Path, many: Path, tmp_path: Path, count: int, options: dict[str, Any], resizer: str | None

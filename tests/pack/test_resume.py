@@ -17,6 +17,7 @@ import pytest
 from colabstage import pack_dataset
 from colabstage.errors import DecodeError
 from colabstage.h5.manifest import is_whole, read_manifest
+from tests.support.archives import tar_bytes
 from tests.support.images import in_classes, make_tree
 from tests.support.moments import Processes
 from tests.support.steps import OneStep
@@ -218,16 +219,13 @@ def test_what_is_not_the_same_is_packed_again(
 
 
 def test_an_archive_of_other_contents_starts_afresh(
-    tmp_path: Path, out: Path, kill: Any, make_tar: Any, leftovers: Callable[[Path], list[str]]
+    tmp_path: Path, out: Path, kill: Any, leftovers: Callable[[Path], list[str]]
 ) -> None:
     """A tar with the same names, sizes and times must not be mixed with what is in place."""
     tar = tmp_path / "photos.tar"
     for value in (10, 20):
         files = {f"{'ab'[number % 2]}/{number:03}.ppm": b"P6 8 8 255\n" + bytes([value]) * 192 for number in range(64)}
-        make_tree(tmp_path / "photos", files)
-        for name in files:
-            os.utime(tmp_path / "photos" / name, ns=(0, 0))
-        make_tar(tmp_path / "photos", tar)
+        tar.write_bytes(tar_bytes(files))
         if value == 10:
             kill(tar, out, 40)
     assert pack_dataset(tar, out, progress=False).resumed == 0
@@ -256,10 +254,7 @@ MANGLED: dict[str, tuple[Callable[[bytes], bytes], bool]] = {
     "of another boot": (of_another_boot, False),
     "empty": (lambda _: b"", False),
     "words": (lambda _: b"no journal\n", False),
-    "zeros": (lambda _: b"\0" * 400, False),
-    "a list": (lambda _: b"[1]\n", False),
     "whole": (lambda journal: journal, True),
-    "without the end of a line": (lambda journal: journal[:-1], True),
     "cut in a line": (lambda journal: journal[:-30], True),
     "cut in a line before": (lambda journal: journal[:-150], True),
 }
@@ -286,8 +281,8 @@ def test_a_journal_counts_as_far_as_it_is_whole_and_of_this_boot(
 
 @pytest.mark.parametrize(
     "damage",
-    [lambda data: data[:700], lambda data: bytes(len(data)), lambda _: b"hello"],
-    ids=["cut", "zeroed", "text"],
+    [lambda data: data[:700], lambda data: bytes(len(data))],
+    ids=["cut", "zeroed"],
 )
 def test_an_unfinished_file_that_was_damaged_is_begun_again(
     interrupted: tuple[Path, Path, bytes], tmp_path: Path, damage: Callable[[bytes], bytes]

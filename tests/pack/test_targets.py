@@ -9,11 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from colabstage import pack_dataset
+from colabstage import dataset_h5, pack_dataset
 from colabstage.errors import DecodeError, LayoutError
-from colabstage.layouts.table import rows_of_file
-from colabstage.options import Arrays, Images, Masks, SampleTable, TreeFiles, Values
-from colabstage.trees.bytes import LocalBytes
+from colabstage.options import Images, Masks, SampleTable, TreeFiles, Values
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -103,14 +101,15 @@ def expected_mask(folder: Path, key: str, size: tuple[int, int] | None, resize: 
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("encoding", ["pixels", "encoded"])
 @pytest.mark.parametrize(
-    ("masks", "size", "resize"),
+    ("encoding", "masks", "size", "resize"),
     [
-        ("index", None, "stretch"),
-        ("palette", (10, 12), "stretch"),
-        ("color", (16, 16), "crop"),
-        ("index", (16, 16), "pad"),
+        ("pixels", "index", None, "stretch"),
+        ("encoded", "palette", (10, 12), "stretch"),
+        ("pixels", "palette", (10, 12), "stretch"),
+        ("pixels", "color", (16, 16), "crop"),
+        ("encoded", "color", (16, 16), "crop"),
+        ("encoded", "index", (16, 16), "pad"),
     ],
 )
 def test_masks_keep_their_classes_and_lie_on_their_images(
@@ -122,7 +121,6 @@ def test_masks_keep_their_classes_and_lie_on_their_images(
     resize: Any,
 ) -> None:
     """Every mask, stored as indices or as its file, is what Pillow makes of it by the nearest pixel."""
-    dataset_h5 = pytest.importorskip("colabstage.load.dataset", reason="needs torch: pip install torch").dataset_h5
     folder = scenes(mixed=size is not None, masks=masks)
     layout = painted if masks == "color" else masked
     out = tmp_path / "out.h5"
@@ -146,7 +144,7 @@ def test_masks_keep_their_classes_and_lie_on_their_images(
 def test_masks_of_many_sizes_come_as_a_list(tmp_path: Path, scenes: Callable[..., Path]) -> None:
     """As their images do, one by one of its own size; a loader's batch has lists of both."""
     pytest.importorskip("torch", reason="needs torch: pip install torch")
-    from colabstage import dataset_h5, make_loader
+    from colabstage import make_loader
 
     folder = scenes(mixed=True)
     out = tmp_path / "out.h5"
@@ -173,17 +171,6 @@ def test_a_mask_of_another_size_is_named(tmp_path: Path, scenes: Callable[..., P
     assert report.samples == {"train": COUNT - 1}
 
 
-@pytest.mark.parametrize("mode", ["LA", "RGBA"])
-def test_a_mask_in_its_alpha_channel_is_refused(tmp_path: Path, scenes: Callable[..., Path], mode: str) -> None:
-    """Its colour is one class everywhere, so what it means would be lost."""
-    folder = scenes()
-    mask = Image.new(mode, (30, 20))
-    mask.putalpha(Image.linear_gradient("L").resize((30, 20)))
-    mask.save(folder / "07_mask.png")
-    with pytest.raises(DecodeError, match=r"07_mask\.png.*transparent"):
-        pack_dataset(folder, tmp_path / "out.h5", layout=masked, image_size=(8, 8), progress=False)
-
-
 def test_a_colour_of_no_class_is_named_with_its_place(tmp_path: Path, scenes: Callable[..., Path]) -> None:
     """No pixel is given a class by guessing."""
     folder = scenes(masks="color")
@@ -195,16 +182,14 @@ def test_a_colour_of_no_class_is_named_with_its_place(tmp_path: Path, scenes: Ca
 
 
 @pytest.mark.parametrize(
-    "values",
+    ("values", "splits"),
     [
-        np.linspace(-1, 1, COUNT, dtype=np.float32),
-        np.arange(COUNT * 3, dtype=np.uint8).reshape(COUNT, 3) % 2,
-        np.arange(COUNT * 2, dtype=np.float64).reshape(COUNT, 2),
-        np.arange(COUNT, dtype=np.int64) % 2 == 0,
+        (np.linspace(-1, 1, COUNT, dtype=np.float32), None),
+        (np.arange(COUNT * 3, dtype=np.uint8).reshape(COUNT, 3) % 2, {"train": 0.75, "test": 0.25}),
+        (np.arange(COUNT, dtype=np.int64) % 2 == 0, {"train": 0.75, "test": 0.25}),
     ],
-    ids=["regression", "several labels", "points", "yes or no"],
+    ids=["regression", "several labels", "yes or no"],
 )
-@pytest.mark.parametrize("splits", [None, {"train": 0.75, "test": 0.25}])
 def test_values_are_stored_as_they_are(
     tmp_path: Path, scenes: Callable[..., Path], values: NDArray[Any], splits: dict[str, float] | None
 ) -> None:
@@ -225,36 +210,6 @@ def test_values_are_stored_as_they_are(
             assert stored.dtype == values.dtype
             numbers = [int(key[:2]) for key in file[f"key_{split}"].asstr()[()]]
             np.testing.assert_array_equal(stored, values[numbers])
-
-
-def rows_of_arrays(folder: Path) -> Callable[[Tree], SampleTable]:
-    """A layout of the rows of x.bin and y.bin."""
-
-    def layout(tree: Tree) -> SampleTable:
-        x, y = LocalBytes(folder / "x.bin"), LocalBytes(folder / "y.bin")
-        source = rows_of_file(x, 0, COUNT, (5, 2), np.dtype(np.float32), stamp="1")
-        keys = tuple(f"x[{i}]" for i in range(COUNT))
-        targets = rows_of_file(y, 0, COUNT, (1,), np.dtype(np.uint16), stamp="1")
-        kind = Arrays(targets, (2,), np.dtype(np.uint8), decode=lambda row: row.view(np.uint8))
-        return SampleTable("rows", keys, Arrays(source, (5, 2), np.dtype(np.float32)), kind)
-
-    return layout
-
-
-def test_rows_of_arrays_become_rows(tmp_path: Path) -> None:
-    """Slices of one file, as inputs and as targets, with and without a decoder."""
-    folder = tmp_path / "arrays"
-    folder.mkdir()
-    x = np.random.default_rng(0).random((COUNT, 5, 2), np.float32)
-    y = np.arange(COUNT * 2, dtype=np.uint8).reshape(COUNT, 2)
-    (folder / "x.bin").write_bytes(x.tobytes())
-    (folder / "y.bin").write_bytes(y.tobytes())
-    report = pack_dataset(folder, tmp_path / "out.h5", layout=rows_of_arrays(folder), progress=False)
-    assert report.encoding == "arrays"
-    with h5py.File(tmp_path / "out.h5") as file:
-        numbers = [int(key[2:-1]) for key in file["key_train"].asstr()[()]]
-        np.testing.assert_array_equal(file["X_train"][()], x[numbers])
-        np.testing.assert_array_equal(file["Y_train"][()], y[numbers])
 
 
 def test_keys_that_are_no_names_are_refused(tmp_path: Path, scenes: Callable[..., Path]) -> None:

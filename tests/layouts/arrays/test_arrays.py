@@ -20,6 +20,7 @@ from colabstage.layouts.detect import detect_layout
 from colabstage.options import Arrays, Images, Masks, array_rows
 from colabstage.trees.open import open_archive, open_tree
 from tests.layouts.readers import by_split, contents, labels, read
+from tests.support.archives import RecordingBytes, tar_bytes
 from tests.support.made_files import npy, npz, write_files
 
 if TYPE_CHECKING:
@@ -60,21 +61,17 @@ WIDE = np.repeat(np.arange(9, dtype=np.uint8)[:, None], 2**20, 1)
 KERAS = {"x_train": X[:8, ..., 0], "y_train": Y[:8], "x_test": X[8:, ..., 0], "y_test": Y[8:]}
 # Files, the layout, the rows of each split, classes.
 READ: dict[str, tuple[dict[str, bytes], Any, Rows, tuple[str, ...]]] = {
-    "images and a column": ({"X.npy": npy(X), "y.npy": npy(Y[:, None].astype(np.uint8))}, "auto", {"": (X, Y)}, NUMBERED),
     "Keras' MNIST": ({"mnist.npz": npz(**KERAS)}, "auto", {"train": (X[:8, ..., 0], Y[:8]), "test": (X[8:, ..., 0], Y[8:])}, NUMBERED),
     "a file for each split": ({"train.npz": npz_deflated(images=FLOATS, labels=Y), "val.npz": npz(images=FLOATS[:3], labels=Y[:3])}, "auto",
                               {"train": (FLOATS, Y), "val": (FLOATS[:3], Y[:3])}, NUMBERED),
     "words": ({"images.npy": npy(X), "labels.npy": npy(WORDS)}, "auto", {"": (X, OF_WORDS)}, ("bird", "cat", "dog")),
-    "words as bytes": ({"images.npy": npy(X), "labels.npy": npy(WORDS.astype("S"))}, "auto", {"": (X, OF_WORDS)}, ("bird", "cat", "dog")),
     "several numbers": ({"images.npy": npy(X), "labels.npy": npy(FLOATS)}, "auto", {"": (X, FLOATS)}, ()),
     "Fortran's order": ({"X.npy": npy(np.asfortranarray(FLOATS)), "y.npy": npy(Y)}, "auto", {"": (FLOATS, Y)}, NUMBERED),
     "numbered by savez": ({"a.npz": npz(arr_0=X, arr_1=Y)}, "auto", {"": (X, Y)}, NUMBERED),
     "numbered .npy": ({"x_0.npy": npy(X[:8]), "x_1.npy": npy(X[8:]), "y_0.npy": npy(Y[:8]), "y_1.npy": npy(Y[8:])}, "auto", {"": (X, Y)}, NUMBERED),
-    "one of numbered .npy": ({"x_0.npy": npy(X[:8]), "x_1.npy": npy(X[8:]), "y_0.npy": npy(Y[:8]), "y_1.npy": npy(Y[8:])}, array_rows(x="x_1.npy", y="y_1.npy"), {"": (X[8:], Y[8:])}, ()),
     "names that are given": ({"a.npz": npz(faces=X, ages=Y, noise=Y)}, array_rows(x="faces", y="ages"), {"": (X, Y)}, NUMBERED),
     "HDF5, names of classes beside": ({"train.h5": h5({"train_set_x": X, "train_set_y": Y, "list_classes": np.array([b"a", b"b", b"c"])})}, "auto",
                                       {"train": (X, Y)}, ("a", "b", "c")),
-    "HDF5, chunks": ({"a.h5": h5({"x": X, "y": Y}, chunks=True)}, "auto", {"": (X, Y)}, NUMBERED),
     "HDF5, small chunks": ({"a.h5": h5({"x": X}, chunks=(7, 3, 2, 1), compression="lzf", shuffle=True), "b.npy": npy(Y)}, array_rows(x="x", y="b.npy"), {"": (X, Y)}, NUMBERED),
     "HDF5, many blocks": ({"a.h5": h5({"x": WIDE}, chunks=(1, 2**20), compression="gzip"), "y.npy": npy(np.arange(9))},
                           array_rows(x="x", y="y.npy"), {"": (WIDE, np.arange(9))}, ()),
@@ -85,7 +82,6 @@ READ: dict[str, tuple[dict[str, bytes], Any, Rows, tuple[str, ...]]] = {
     "the recipe's": ({"data.h5": h5({"X_train": X, "Y_train": Y[:, None, None].astype(np.uint8), "X_dev": X[:3], "Y_dev": Y[:3, None, None].astype(np.uint8)})}, "auto",
                      {"train": (X, Y), "dev": (X[:3], Y[:3])}, NUMBERED),
     "MATLAB 7.3, images": ({"a.mat": h5({"X": np.moveaxis(X, 0, -1).T, "y": Y[None] + 1.0}, userblock=512, matlab=True)}, "auto", {"": (X, Y + 1.0)}, ()),
-    "MATLAB 7.3, a table": ({"a.mat": h5({"X": FLOATS.T, "y": Y[None] + 1.0}, userblock=512, matlab=True)}, "auto", {"": (FLOATS, Y + 1.0)}, ()),
     "a split without targets": ({"a.npz": npz(x_train=X, y_train=Y, x_test=X)}, "auto", {"train": (X, Y)}, NUMBERED),
 }  # fmt: skip
 
@@ -112,8 +108,11 @@ def test_rows_are_those_that_were_written(case: str) -> None:
     assert isinstance(found.inputs, Images) == (first.dtype == np.uint8 and first.ndim > 2)
 
 
-@pytest.mark.parametrize("dtype", [">f4", "<f8", ">i2", "<u2", "?", ">u8", "<f2"])
-@pytest.mark.parametrize("shape", [(12, 7), (12, 2, 3, 4), (12,)], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "shape"),
+    [(">f4", (12, 7)), ("<f8", (12, 2, 3, 4)), (">i2", (12,)), ("<u2", (12, 7)), ("?", (12,)), (">u8", (12, 7)), ("<f2", (12, 7))],
+    ids=str,
+)  # fmt: skip
 def test_arrays_of_other_numbers_stay_as_they_are(dtype: str, shape: tuple[int, ...]) -> None:
     """Whatever the version of the header; one number for each sample included."""
     values = RNG.integers(0, 2**15, shape).astype(dtype)
@@ -125,7 +124,7 @@ def test_arrays_of_other_numbers_stay_as_they_are(dtype: str, shape: tuple[int, 
         check(found, {"": (values, np.linspace(0, 1, 12))})
 
 
-@pytest.mark.parametrize("kind", ["folder", "zip", "deflated", "tar", "one file"])
+@pytest.mark.parametrize("kind", ["deflated", "tar", "one file"])
 @pytest.mark.parametrize("name", ["a.npz", "a.h5"])
 def test_arrays_in_archives_are_those_of_a_folder(tmp_path: Path, kind: str, name: str) -> None:
     """And their packs have these rows."""
@@ -137,8 +136,8 @@ def test_arrays_in_archives_are_those_of_a_folder(tmp_path: Path, kind: str, nam
         with tarfile.open(tmp_path / "a.tar", "w") as tar:
             tar.add(source, ".")
         source = tmp_path / "a.tar"
-    elif kind != "folder":
-        with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED if kind == "deflated" else 0) as archive:
+    else:
+        with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as archive:
             archive.writestr(name, content, compress_type=archive.compression)
         source = tmp_path / "a.zip"
     pack_dataset(source, tmp_path / "out.h5", progress=False)
@@ -160,19 +159,6 @@ def test_integers_of_the_images_shape_are_masks() -> None:
         np.testing.assert_array_equal(mask.reshape(8, 6), masks[number, ..., 0])
 
 
-@pytest.mark.parametrize("chunks", [None, True])
-def test_rows_behind_links_are_those_of_the_other_file(tmp_path: Path, chunks: bool | None) -> None:
-    """Wrappers over one file for x and one for y, with other values at the same places of their own."""
-    write_files(tmp_path, {"x.bin": h5({"x": X}, chunks=chunks), "y.bin": h5({"y": Y})})
-    with h5py.File(tmp_path / "all.h5", "w") as file:
-        file["padding"] = np.zeros(100_000, np.uint8)
-        file["inside"] = h5py.ExternalLink("x.bin", "/")
-        file["X_train"] = h5py.SoftLink("/inside/x")
-        file["Y_train"] = h5py.ExternalLink("y.bin", "/y")
-    with open_tree(tmp_path, spool=tmp_path) as tree:
-        check(detect_layout(tree), {"train": (X, Y)})
-
-
 def linked(path: Path, **links: Any) -> Path:
     """An HDF5 file with inputs and targets, some of them links."""
     with h5py.File(path, "w") as file:
@@ -187,8 +173,9 @@ def linked(path: Path, **links: Any) -> Path:
 OUT = {"out": h5py.ExternalLink("other.h5", "/group"), "again": h5py.SoftLink("/out")}
 
 
-@pytest.mark.parametrize("kind", ["zip", "one file"])
-@pytest.mark.parametrize("through", ["/out/x", "/again/x", "out/x", "/./out/../x", "own.h5"])
+@pytest.mark.parametrize(
+    ("kind", "through"), [("zip", "/again/x"), ("zip", "own.h5"), ("one file", "/out/x"), ("one file", "/./out/../x")]
+)
 def test_links_to_other_files_are_refused_where_there_are_none(tmp_path: Path, kind: str, through: str) -> None:
     """HDF5 takes a file without a path for every file that links name, so rows would be this file's own."""
     link = h5py.ExternalLink(through, "/group/x") if through.endswith("h5") else h5py.SoftLink(through)
@@ -197,8 +184,6 @@ def test_links_to_other_files_are_refused_where_there_are_none(tmp_path: Path, k
         with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
             archive.write(path, "own.h5")
         path = tmp_path / "a.zip"
-    elif through == "own.h5":
-        return  # here there is one
     with pytest.raises(LayoutError, match=r"'own\.h5/X_train'"):
         pack_dataset(path, tmp_path / "out.h5", layout=array_rows(x="X_train", y="Y_train"), progress=False)
 
@@ -250,10 +235,7 @@ REFUSED: dict[str, tuple[dict[str, bytes], Any, str]] = {
     "cut": ({"X.npy": NPY[:-1]}, "arrays", r"X\.npy"),
     "another magic": ({"X.npy": b"PK" + NPY[2:]}, "arrays", r"X\.npy"),
     "other keys": ({"X.npy": NPY.replace(b"'descr'", b"'dascr'")}, "arrays", r"X\.npy"),
-    "a negative shape": ({"X.npy": NPY.replace(b"(12,", b"(-3,")}, "arrays", r"X\.npy"),
     "a long header": ({"X.npy": NPY[:8] + b"\xff\xff" + NPY[10:]}, "arrays", r"X\.npy.*65,535"),
-    "nothing": ({"X.npy": b""}, "arrays", r"X\.npy"),
-    "an empty .mat": ({"X.mat": b""}, "arrays", r"X\.mat.*-v7\.3"),
     "a damaged .mat of version 5": ({"X.mat": b"MATLAB 5.0 MAT-file" + bytes(600)}, "arrays", r"X\.mat.*-v7\.3"),
     "damaged HDF5": ({"X.mat": b"\x89HDF\r\n\x1a\n" + bytes(64)}, "arrays", r"X\.mat.*-v7\.3"),
     "fewer labels": ({"a.npz": npz(x=X, y=Y[1:])}, "arrays", r"\(12, 8, 6, 3\).*\(11,\)"),
@@ -261,9 +243,7 @@ REFUSED: dict[str, tuple[dict[str, bytes], Any, str]] = {
     "no rows": ({"a.npz": npz(x=np.zeros((0, 4)))}, "arrays", r"\(0, 4\)"),
     "words as inputs": ({"x.npy": npy(WORDS), "y.npy": npy(Y)}, "arrays", r"'x\.npy'"),
     "names that say nothing": ({"a.npy": npy(X), "b.npy": npy(Y)}, "auto", ASKED),
-    "two inputs": ({"X.npy": npy(X), "images.npy": npy(X)}, "auto", ASKED),
     "numbered inputs without targets": ({"x_0.npy": npy(X), "x_1.npy": npy(X), "y_0.npy": npy(Y)}, "auto", ASKED),
-    "targets alone": ({"y.npy": npy(Y), "z.npy": npy(Y)}, "auto", ASKED),
     "a name that is not there": ({"a.npz": npz(faces=X)}, array_rows(x="face"), "'face'"),
     **{
         f"targets of no inputs: {names}": (
@@ -311,11 +291,9 @@ def test_a_damaged_chunk_is_a_broken_sample() -> None:
     [
         (["X.npy", "y.npy"], [("", "X.npy", True)]),
         (["d/Xtrain.npy", "d/ytrain.npy"], [("train", "d/Xtrain.npy", True)]),
-        (["XTrain.npy", "YTrain.npy"], [("train", "XTrain.npy", True)]),
         (["train/x.npy", "train/y.npy", "val/x.npy", "val/y.npy"], [("train", "train/x.npy", True), ("val", "val/x.npy", True)]),
         (["x/train.npy", "y/train.npy"], [("train", "x/train.npy", True)]),
         (["train_images.npy", "train_labels.npy", "test_images.npy", "test_labels.npy"], [("train", "train_images.npy", True), ("test", "test_images.npy", True)]),
-        (["data.npy", "target.npy"], [("", "data.npy", True)]),
         (["data/train.npy", "data/train_labels.npy"], [("train", "data/train.npy", True)]),
         (["X.npy", "y.npy", "X_test.npy"], [("train", "X.npy", True)]),
         (["whatever.npy"], [("", "whatever.npy", False)]),
@@ -358,36 +336,18 @@ def test_a_stray_array_among_folders_of_classes_changes_nothing() -> None:
 
 def test_archives_are_not_read_whole(tmp_path: Path) -> None:
     """Opening a tar reads headers and labels; rows come when they are asked for."""
-    with tarfile.open(tmp_path / "a.tar", "w") as tar:
-        member = tarfile.TarInfo("X.npy")
-        content = npy(np.zeros((1000, 5000), np.float32))
-        member.size = len(content)
-        tar.addfile(member, io.BytesIO(content))
-
-    class Counting:
-        label, total = "a.tar", 0
-        data = (tmp_path / "a.tar").read_bytes()
-        size = len(data)
-
-        def pread(self, length: int, offset: int) -> bytes:
-            self.total += length
-            return self.data[offset : offset + length]
-
-        def close(self) -> None:
-            pass
-
-    source = Counting()
+    source = RecordingBytes(tar_bytes({"X.npy": npy(np.zeros((1000, 5000), np.float32))}), "a.tar")
     with open_archive(source, spool=tmp_path) as tree:
         table = detect_layout(tree)
         assert len(table) == 1000
-        assert source.total < 300_000
+        assert sum(length for _, length in source.reads) < 300_000
         assert np.array_equal(table.inputs.source.read(999), np.zeros(5000, np.float32))
 
 
 # --- colours ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shape", [(28, 28), (8, 6, 1), (8, 6, 3), (8, 6, 4)], ids=str)
+@pytest.mark.parametrize("shape", [(28, 28), (8, 6, 4)], ids=str)
 def test_arrays_keep_their_channels_unless_others_are_asked_for(tmp_path: Path, shape: tuple[int, ...]) -> None:
     """As RGB grey ones are tripled and a fourth channel is dropped."""
     x = RNG.integers(0, 256, (12, *shape), np.uint8)
@@ -419,7 +379,7 @@ def test_more_of_a_pack_takes_its_colours_unless_others_are_asked_for(tmp_path: 
             assert file["X_train"].shape == (12, 8, 6, channels)
 
 
-@pytest.mark.parametrize("mode", ["auto", "rgb", "grayscale"])
+@pytest.mark.parametrize("mode", ["auto", "rgb"])
 def test_colours_of_what_is_no_image_are_noted(tmp_path: Path, mode: Any) -> None:
     """The report says that the option did nothing."""
     source = write_files(tmp_path / "set", {"x.npy": npy(FLOATS), "y.npy": npy(Y)})
@@ -449,18 +409,10 @@ def test_an_array_in_each_file_of_class_folders() -> None:
         read(files | {"train/cat/labels.npy": npy(Y)}, "array_folder")
 
 
-@pytest.mark.parametrize("content", [bomb(), npy(Y)[:-1], b"", b"\x93NUMPY\x01\x00\x10\x00{'descr': O" + bytes(8)])
+@pytest.mark.parametrize("content", [bomb(), npy(Y)[:-1], b"\x93NUMPY\x01\x00\x10\x00{'descr': O" + bytes(8)])
 def test_a_damaged_array_is_a_broken_sample(content: bytes) -> None:
     """Pickled objects too, which are never loaded."""
     inputs = read({"a/1.npy": npy(Y), "b/2.npy": npy(Y)}).inputs
     assert isinstance(inputs, Arrays)
     with pytest.raises(DecodeError, match=r"\.npy"):
         inputs.to_array(content)
-
-
-@pytest.mark.parametrize(
-    ("name", "remedy"), [("a/1.dcm", "pydicom"), ("a/1.nii.gz", "nibabel"), ("run/1.mp4", "ffmpeg")]
-)
-def test_of_files_that_nothing_reads_the_error_says_what_does(name: str, remedy: str) -> None:
-    with pytest.raises(LayoutError, match=remedy):
-        read({name: b"\0"})

@@ -55,9 +55,15 @@ def decoded(content: bytes, dtype: Any = "float32") -> NDArray[Any]:
     return row if row.ndim == 2 else row[:, None]  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("subtype", ["PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE", "ULAW", "IMA_ADPCM"])
-@pytest.mark.parametrize("form", ["WAV", "WAVEX"])
-def test_wav_is_read_as_soundfile_reads_it(soundfile: Any, subtype: str, form: str) -> None:
+@pytest.mark.parametrize(
+    ("form", "subtype"),
+    [
+        *(("WAV", kind) for kind in ("PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE", "ULAW", "IMA_ADPCM")),
+        ("WAVEX", "PCM_24"),
+        ("WAVEX", "FLOAT"),
+    ],
+)
+def test_wav_is_read_as_soundfile_reads_it(soundfile: Any, form: str, subtype: str) -> None:
     """Every kind of number, exactly; kinds that need soundfile go through it."""
     if not soundfile.check_format(form, subtype):
         pytest.skip(f"needs a libsndfile that writes {subtype} in {form}: pip install -U soundfile")

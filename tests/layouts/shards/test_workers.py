@@ -56,8 +56,10 @@ MAKERS: dict[str, Callable[[Path], Path]] = {
 }
 
 
-@pytest.mark.parametrize("encoding", ["pixels", "encoded"])
-@pytest.mark.parametrize("kind", MAKERS)
+@pytest.mark.parametrize(
+    ("kind", "encoding"),
+    [("one tar", "pixels"), ("tars in a zip", "encoded"), ("tfrecord", "pixels"), ("parquet", "encoded")],
+)
 def test_workers_write_what_one_process_does(tmp_path: Path, kind: str, encoding: str) -> None:
     """Byte for byte; and these are the images and labels that were written."""
     source = MAKERS[kind](tmp_path / "source")

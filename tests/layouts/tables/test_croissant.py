@@ -117,22 +117,6 @@ READ: dict[str, tuple[dict[str, bytes], dict[str, Any], str]] = {
         describe(IMAGES, splits("train", "test"), record_set("images", BY_NAME, SPLIT)),
         "croissant; train: cat 3, dog 3; test: cat 3, dog 3",
     ),
-    "splits by their roles": (
-        files("{one,two}/{cat,dog}-{1..3}.jpg"),
-        describe(
-            IMAGES,
-            splits("one", "two", roles=True),
-            record_set(
-                "images", BY_NAME, {**SPLIT, "source": {**SPLIT["source"], "transform": {"regex": "(one|two)/"}}}
-            ),
-        ),
-        "croissant; train: cat 3, dog 3; test: cat 3, dog 3",
-    ),
-    "the label among columns": (
-        files(_FOUR, {"l.csv": TABLE}),
-        describe([file_object("l.csv")], record_set("rows", BY_COLUMN)),
-        "croissant; owl 2, pug 2",
-    ),
     "names of numbers, in their order": (
         files(_FOUR, {"l.csv": rows("image,kind", "{a,b,c,d}.jpg,{0,1,1,0}")}),
         describe(
@@ -172,7 +156,6 @@ READ: dict[str, tuple[dict[str, bytes], dict[str, Any], str]] = {
         describe(IMAGES),
         "image_folder; cat 3, dog 3",
     ),
-    "one of images without labels": (files("{1..3}.jpg"), describe(IMAGES), "images; 3 without labels"),
     "one of other files": (
         files("{cat,dog}/{1..3}.jpg"),
         describe(
@@ -211,11 +194,6 @@ def test_classes_are_numbered_as_described(tmp_path: Path) -> None:
 
 _NAMED = describe(IMAGES, record_set("images", BY_NAME))
 REFUSED: dict[str, tuple[dict[str, bytes], dict[str, Any], tuple[str, ...]]] = {
-    "a label that a folder contradicts": (
-        files("{cat,dog}/cat-{1..2}.jpg {cat,dog}/dog-{1..2}.jpg"),
-        _NAMED,
-        ("croissant.json", "cat/dog-1.jpg", 'layout="croissant"'),
-    ),
     "a split that a folder contradicts": (
         files("train/{cat,dog}/{train,test}_{1..2}.jpg test/{cat,dog}/test_{1..2}.jpg"),
         READ["splits beside folders"][1],

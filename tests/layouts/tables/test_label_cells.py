@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from colabstage.errors import LayoutError
@@ -39,19 +39,14 @@ def values(found: SampleTable) -> Any:
 # What each would silently be otherwise, and the line that the error has.
 ASKED = {
     "numbers with a comma, each another": ("image;age", ["{i}.png;{i},5"], r"'0,5'.*decimal=','.*separator=''"),
-    "numbers with a comma as labels": ("image;label", ["{i}.png;1,5", "{i}.png;2"], r"'1,5'.*write 1\.5"),
     "thousands": ("image;price", ["{i}.png;1,200", "{i}.png;2,300"], r"no comma between thousands"),
     "one of two columns with a comma": ("image;a;b", ["{i}.png;1,5;{i}"], r"'a' has '1,5'"),
     "a vector as JSON": ("image,label", ['{i}.png,"[1, 0, 1]"', '{i}.png,"[0, 0, 1]"'], r"label_0, label_1.*0\|0\|1"),
-    "a vector as numpy shows it": ("image,label", ["{i}.png,[1 0 1]", "{i}.png,[0 0 1]"], r"label_0, label_1"),
     "a vector without brackets": ("image,label", ["{i}.png,1 0 1", "{i}.png,0 0 1"], r"label_0, label_1"),
     "words as numpy shows them": ("image,label", ["{i}.png,['a' 'b']", "{i}.png,['b' 'a']"], r"a list written as text"),
     "words with a comma": ("image,label", ['{i}.png,"a,b"', '{i}.png,"b,c"'], r"separator=','"),
-    "words with a comma, some alone": ("image,label", ['{i}.png,"a,b"', "{i}.png,a"], r"separator=','"),
-    "a date": ("image,taken", ["{i}.png,2024-01-02", "{i}.png,2024-01-03"], r"labels=\['taken'\]"),
     "a date as people write it": ("image,taken", ["{i}.png,2.1.2024", "{i}.png,3.1.2024"], r"labels=\['taken'\]"),
     "captions": ("image,caption", ["{i}.png,a dog {i}"], r"'caption' holds texts.*layout=\"images\""),
-    "captions by number": ("image,number,caption", ["{i}.png,{i},a dog"], r"labels=\['number'\]"),
     "sizes of the images": ("image,width,height", ["{i}.png,{i},9"], r"'width', 'height'.*labels=\['width'\]"),
     "yes and no beside a number": ("image,age,male", ["{i}.png,{i},True", "{i}.png,{i},False"], r"labels=\['age'\]"),
     "landmarks beside a class": ("image,label,x1,y1,x2,y2,x3,y3", ["{i}.png,a,1,2,3,4,5,6"], r"labels=\['label'\]"),
@@ -78,13 +73,9 @@ def test_what_may_be_a_mistake_is_asked_about(case: str) -> None:
 
 READ = {
     "excel's own line": ("sep=;\nimage;label", ["{i}.png;a", "{i}.png;b"], ("a", "b"), [0, 1]),
-    "excel's own line, quoted": ('"sep=,"\r\nimage,label', ["{i}.png,a", "{i}.png,b"], ("a", "b"), [0, 1]),
     "a date beside the class": ("image,taken,kind", ["{i}.png,1.2.2024,a", "{i}.png,1.3.2024,b"], ("a", "b"), [0, 1]),
     "a fold beside the number": ("image,score,fold", ["{i}.png,7,0", "{i}.png,9,1"], (), [7, 9]),
-    "a height of people": ("image,height", ["{i}.png,170", "{i}.png,180"], (), [170, 180]),
-    "one column of yes and no": ("image,ok", ["{i}.png,True", "{i}.png,False"], ("False", "True"), [1, 0]),
     "an empty column": ("image,kind,remark", ["{i}.png,a,", "{i}.png,b,"], ("a", "b"), [0, 1]),
-    "a column of one word": ("image,kind,source", ["{i}.png,a,web", "{i}.png,b,web"], ("a", "b"), [0, 1]),
     "measurements": ("image,kind,x1,x2,x3,x4,x5", ["{i}.png,a,1,2,3,4,5", "{i}.png,b,1,2,3,4,5"], ("a", "b"), [0, 1]),
     "several of yes and no": ("image,a,b", ["{i}.png,True,no", "{i}.png,False,no"], ("a", "b"), [[1, 0], [0, 0]]),
     "lists of words as JSON": ("image,y", ['{i}.png,"[""a"", ""b""]"', "{i}.png,[]"], ("a", "b"), [[1, 1], [0, 0]]),
@@ -102,15 +93,6 @@ def test_what_can_only_be_meant_in_one_way_is_read(case: str) -> None:
     found = rows(header, *forms)
     assert found.classes == classes
     assert values(found)[:2].tolist() == expected
-
-
-@pytest.mark.parametrize(
-    ("separator", "classes"), [("", ("a b", "b c")), (" ", ("a", "b", "c"))], ids=["one class", "several labels"]
-)
-def test_the_line_of_the_error_works(separator: str, classes: tuple[str, ...]) -> None:
-    """Whichever of the two is meant."""
-    found = rows("image,tags", "{i}.png,a b", "{i}.png,b c", layout=table_rows(separator=separator))
-    assert found.classes == classes
 
 
 @pytest.mark.parametrize("corners", ["left,top,right,bottom", "x0,y0,x1,y1"])
@@ -187,6 +169,7 @@ WORDS = st.sampled_from(["a", "b", "dog", "a b", "it's", "Saint Bernard, Alpine"
 
 
 @given(sets=st.lists(st.lists(WORDS, max_size=3), min_size=1, max_size=6))
+@settings(max_examples=30)
 def test_a_list_of_words_holds_those_words(sets: list[list[str]]) -> None:
     """As Python and JSON write it, whatever is in the words, a column of each word says which samples have it."""
     for write in (str, json.dumps):
@@ -202,6 +185,7 @@ def test_a_list_of_words_holds_those_words(sets: list[list[str]]) -> None:
     cells=st.lists(st.lists(st.integers(0, 3), min_size=2, max_size=4), min_size=2, max_size=8),
     mark=st.sampled_from([" ", ", ", ","]),
 )
+@settings(max_examples=20)
 def test_cells_of_several_numbers_are_never_classes(cells: list[list[int]], mark: str) -> None:
     """Whatever is between them, and with brackets or without."""
     for form in ("{}", "[{}]", "({})"):
