@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
+import html
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
 import pytest
 
 from colabstage.errors import CancelledError, SourceReadError
 from colabstage.io.display import Board, Row, panel_html, panel_text
 from colabstage.io.progress import Cancellation
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from tests.support.steps import wait_until
 
 
 def silent() -> Board:
     """A board that nobody looks at."""
     return Board(lambda rows: None)
-
-
-def wait_until(true: Callable[[], bool]) -> None:
-    """Wait for a condition, ten seconds at most."""
-    deadline = time.monotonic() + 10
-    while not true():
-        assert time.monotonic() < deadline, "it did not come about within 10 s"
-        time.sleep(0.01)
 
 
 def row(**changes: object) -> Row:
@@ -62,7 +52,6 @@ def test_what_was_done_before_makes_no_rate() -> None:
         (SourceReadError("'x.zip' ended early."), "failed", "'x.zip' ended early."),
         (ValueError(), "failed", "no reason was given"),
         (CancelledError("Cancelled on request."), "cancelled", ""),
-        (KeyboardInterrupt(), "cancelled", ""),
     ],
 )
 def test_a_step_says_how_it_ended(error: BaseException, state: str, problem: str) -> None:
@@ -79,14 +68,14 @@ def test_a_step_says_how_it_ended(error: BaseException, state: str, problem: str
     assert (ended.state, ended.problem, ended.done) == (state, problem, 4)
 
 
-@pytest.mark.parametrize(("cancelled", "state"), [(False, "ended"), (True, "cancelled")])
-def test_a_step_that_closes_early_is_not_done(cancelled: bool, state: str) -> None:
+def test_a_step_that_closes_early_is_not_done() -> None:
     board = Board(lambda rows: None, cancellation=Cancellation())
-    with board.step("copy", total=10, unit="B") as step:
-        step.advance(4)
-        if cancelled and board.cancellation is not None:
-            board.cancellation.cancel()
-    assert [row.state for row in board.rows()] == [state]
+    for is_cancelled in (False, True):
+        with board.step("copy", total=10, unit="B") as step:
+            step.advance(4)
+            if is_cancelled and board.cancellation is not None:
+                board.cancellation.cancel()
+    assert [row.state for row in board.rows()] == ["ended", "cancelled"]
 
 
 def test_drawing_goes_on_without_reports_and_ends_with_the_last_step() -> None:
@@ -99,19 +88,12 @@ def test_drawing_goes_on_without_reports_and_ends_with_the_last_step() -> None:
     wait_until(lambda: not any(thread.name == "colabstage-progress" for thread in threading.enumerate()))
 
 
-def test_a_row_tells_amount_rate_and_time_left() -> None:
-    line = panel_text([row()])
-    assert line == "▸ pack  500 of 1,000 images  50 images/s  10 s left"
-    drawn = panel_html([row()])
-    assert all(part in drawn for part in ("500 of 1,000 images", "50 images/s", "10 s left", "aria-valuenow='50'"))
-
-
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
+        ({}, "▸ pack  500 of 1,000 images  50 images/s  10 s left"),
         ({"state": "done", "done": 1000}, "✓ pack  1,000 images  50 images/s  took 10.0 s"),
         ({"state": "failed"}, "✗ pack  500 of 1,000 images  50 images/s  failed after 10.0 s"),
-        ({"state": "ended"}, "■ pack  500 of 1,000 images  50 images/s  ended after 10.0 s"),
         ({"rate": 0.0, "idle_s": 31.0}, "▸ pack  500 of 1,000 images  nothing for 31.0 s"),
         ({"total": None}, "▸ pack  500 images  50 images/s"),
         ({"unit": "B", "done": 5_000_000, "total": 10_000_000}, "▸ pack  5 MB of 10 MB  50 B/s  27 h 46 min left"),
@@ -121,6 +103,8 @@ def test_a_row_tells_amount_rate_and_time_left() -> None:
 )
 def test_a_row_reads_truly(changes: dict[str, object], line: str) -> None:
     assert panel_text([row(**changes)]) == line
+    drawn = html.unescape(panel_html([row(**changes)]))
+    assert [part for part in line.split("  ")[1:] if part not in drawn] == []
 
 
 def test_what_is_drawn_is_escaped() -> None:

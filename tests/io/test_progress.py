@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import io
 import re
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stderr, suppress
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -19,17 +19,14 @@ from colabstage.io.progress import Cancellation, Progress
 
 
 def test_the_argument_chooses_what_is_shown() -> None:
-    own = Progress()
+    """Anything else is an error before any work, with the value."""
+    own: Any = Progress()
     assert isinstance(resolve_progress(True), TqdmProgress)
     assert resolve_progress(False).is_silent
     assert resolve_progress(own) is own
-
-
-@pytest.mark.parametrize("value", ["yes", 1, None, object()])
-def test_what_cannot_show_progress_is_named(value: object) -> None:
-    """Anything else is an error before any work, with the value."""
-    with pytest.raises(OptionError, match="progress="):
-        resolve_progress(value)  # type: ignore[arg-type]
+    for own in ("yes", 1, None):
+        with pytest.raises(OptionError, match="progress="):
+            resolve_progress(own)
 
 
 def test_a_bar_counts_every_unit_of_every_thread() -> None:
@@ -80,21 +77,8 @@ def test_what_goes_on_in_the_background_is_told_in_whole_lines() -> None:
     assert Progress().background().is_silent
 
 
-def test_cancelling_is_seen_by_every_thread_that_looks() -> None:
-    """`check` passes before and raises after, whoever cancelled."""
-    cancellation = Cancellation()
-    cancellation.check()
-    other = threading.Thread(target=cancellation.cancel)
-    other.start()
-    other.join()
-    cancellation.cancel()
-    assert cancellation.cancelled
-    with pytest.raises(CancelledError, match="Cancelled"):
-        cancellation.check()
-
-
 def test_each_follower_is_told_once_whoever_cancels() -> None:
-    for _ in range(200):
+    for _ in range(50):
         cancellation, told = Cancellation(), list[int]()
         for number in range(20):
             cancellation.follow(partial(told.append, number))
@@ -104,3 +88,5 @@ def test_each_follower_is_told_once_whoever_cancels() -> None:
         assert sorted(told) == list(range(20))
         cancellation.follow(partial(told.append, 20))
         assert told[-1] == 20
+        with pytest.raises(CancelledError, match="Cancelled"):
+            cancellation.check()

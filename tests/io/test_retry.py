@@ -8,7 +8,6 @@ import os
 import pytest
 
 from colabstage.errors import (
-    DamagedPackError,
     DriveDisconnectedError,
     DriveQuotaError,
     SourceNotFoundError,
@@ -19,16 +18,13 @@ from tests.clocks import ManualClock
 
 
 class Reader:
-    """A source that answers with `errors`, one a call, and then with its bytes; keeps the waits between."""
+    """A source that answers with `errors`, one a call, and then with its bytes."""
 
     def __init__(self, *errors: Exception) -> None:
         self.errors = list(errors)
-        self.calls = 0
         self.clock = ManualClock()
 
     def read(self) -> bytes:
-        """The next error, or the bytes."""
-        self.calls += 1
         if self.errors:
             raise self.errors.pop(0)
         return b"bytes"
@@ -37,22 +33,17 @@ class Reader:
         """Read under a policy, without really waiting."""
         return read_with_retry(self.read, "a/1.jpg", policy=policy, clock=self.clock)
 
-    @property
-    def waits(self) -> list[float]:
-        """Seconds between the tries."""
-        return self.clock.slept
-
 
 def os_error(number: int) -> OSError:
     """The error that the system raises for an errno."""
     return OSError(number, os.strerror(number))
 
 
-@pytest.mark.parametrize("number", [errno.EIO, errno.EAGAIN, errno.ETIMEDOUT, errno.ENOENT])
+@pytest.mark.parametrize("number", [errno.EIO, errno.ETIMEDOUT, errno.ENOENT])
 def test_a_passing_failure_is_tried_again(number: int) -> None:
     reader = Reader(os_error(number), os_error(number), os_error(number))
     assert reader.run(RetryPolicy(attempts=4, first_wait_s=0.25)) == b"bytes"
-    assert reader.waits == [0.25, 0.5, 1.0]
+    assert reader.clock.slept == [0.25, 0.5, 1.0]
 
 
 # What fails for good: the policy, the type of the error, and the tries.
@@ -60,7 +51,6 @@ FINAL = {
     errno.EIO: (RetryPolicy(attempts=3), SourceReadError, 3),
     errno.EACCES: (RetryPolicy(), SourceReadError, 1),
     errno.ENOTCONN: (RetryPolicy(), DriveDisconnectedError, 1),
-    errno.ESHUTDOWN: (RetryPolicy(), DriveDisconnectedError, 1),
     errno.ECONNABORTED: (RetryPolicy(), DriveDisconnectedError, 1),
     errno.ENOENT: (RetryPolicy(missing_is_transient=False), SourceNotFoundError, 1),
     # The system's error number of a file that stays away, with the usual policy.
@@ -74,12 +64,12 @@ def test_the_tries_are_bounded_and_what_does_not_pass_is_raised_at_once(number: 
     reader = Reader(*(os_error(abs(number)) for _ in range(9)))
     with pytest.raises(kind, match=r"'a/1\.jpg'") as caught:
         reader.run(policy)
-    assert (reader.calls, len(reader.waits), caught.type) == (tries, tries - 1, kind)
+    assert (9 - len(reader.errors), len(reader.clock.slept), caught.type) == (tries, tries - 1, kind)
     assert isinstance(caught.value.__cause__, OSError)
     assert caught.value.__cause__.errno == abs(number)
 
 
-@pytest.mark.parametrize("kind", [SourceReadError, DamagedPackError, DriveQuotaError])
+@pytest.mark.parametrize("kind", [SourceReadError, DriveQuotaError])
 def test_a_judged_error_passes_through(kind: type[OSError]) -> None:
     """An error of ours, although an OSError, keeps its type and its message."""
     error = kind("judged already")

@@ -79,14 +79,6 @@ class TestWorkspace:
             assert [path.name for path in workspace.path.iterdir()] == ["large"]
             assert list(tmp_path.iterdir()) == [workspace.path]
 
-    def test_a_file_in_its_place_is_no_workspace(self, tmp_path: Path) -> None:
-        left = temp_beside(tmp_path / "target")
-        left.write_text("half", encoding="utf-8")
-        leave_for_next(left)
-        with open_workspace(tmp_path / "target") as workspace:
-            assert workspace.path.is_dir()
-            assert not workspace.resumed
-
     @pytest.mark.parametrize(
         ("rule", "error", "kept"),
         [
@@ -94,7 +86,6 @@ class TestWorkspace:
             ({"keeps": (KeyboardInterrupt, OSError)}, KeyboardInterrupt(), True),
             ({"keeps": (KeyboardInterrupt, OSError)}, ValueError(), False),
             ({"keeps": ()}, KeyboardInterrupt(), False),
-            ({"drops": (ValueError,)}, KeyboardInterrupt(), True),
             ({"drops": (ValueError,)}, ValueError(), False),
         ],
     )
@@ -112,8 +103,6 @@ class TestWorkspace:
         with open_workspace(tmp_path / "target") as workspace:
             assert workspace.resumed == kept
 
-
-class TestInOwnFolder:
     def test_it_may_go_while_others_begin_in_it(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """It is made again, and stays as long as somebody works in it."""
         place = tmp_path / "photos"
