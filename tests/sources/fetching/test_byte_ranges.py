@@ -210,17 +210,3 @@ def test_what_a_silent_connection_had_is_taken_over_whole() -> None:
     assert (rest.begin, rest.end) == (0, half.begin)
     assert silent.left == 0
     assert plan.take(4.1) is None
-
-
-def test_what_is_given_back_is_handed_out_first() -> None:
-    """A range whose connection was refused goes to the next one that is free, front first."""
-    plan = RangeOrder([(0, 10 * BLOCK)], connections=4, block_bytes=BLOCK)
-    first, second = plan.take(0.0), plan.take(0.0)
-    assert first is not None
-    assert second is not None
-    plan.advance(first, 3 * MIB, 0.1)
-    plan.release(first, 0.2)
-    plan.release(first, 0.2)
-    again = plan.take(0.3)
-    assert again is not None
-    assert (again.begin, again.end) == (3 * MIB, BLOCK)
