@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -12,9 +13,6 @@ from colabstage import pack_dataset
 from colabstage.errors import ArchiveError, DecodeError
 from colabstage.io.files import stand_in
 from colabstage.layouts.table import BrokenDatasetError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935c943f9e0ff69d22e\nsize 12345\n"
 PAGE = b"<!DOCTYPE html><html><head><title>Google Drive - Virus scan warning</title></head></html>"
@@ -37,7 +35,7 @@ def photos(tmp_path: Path) -> Path:
 def test_what_a_stand_in_is_is_named(photos: Path, tmp_path: Path, content: bytes, says: str) -> None:
     """In place of an image, wherever that is; of a table or annotations, as which it said nothing; of an archive."""
 
-    def pack(source: Path | str, **options: Any) -> Any:
+    def pack(source: Path, **options: Any) -> Any:
         return pack_dataset(source, tmp_path / "a.h5", image_size=(8, 8), progress=False, **options)
 
     for name in ("labels.csv", "boxes.json", "a/0.xml"):
@@ -50,7 +48,8 @@ def test_what_a_stand_in_is_is_named(photos: Path, tmp_path: Path, content: byte
         with pytest.raises(ArchiveError, match=says):
             pack(tmp_path / name)
     (photos / "a/0.png").write_bytes(content)
-    for source in (photos, *(shutil.make_archive(f"{tmp_path}/it", kind, photos) for kind in ("zip", "tar"))):
+    archives = [Path(shutil.make_archive(f"{tmp_path}/it", kind, photos)) for kind in ("zip", "tar")]
+    for source in (photos, *archives):
         with pytest.raises(DecodeError, match=rf"'a/0\.png'.*no image but .*{says}"):
             pack(source)
     assert [says in why for why in pack(photos, on_error="skip").skipped] == [True]

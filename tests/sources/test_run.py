@@ -153,26 +153,6 @@ def test_an_unreachable_source_leaves_what_is_here(photos: Path, tmp_path: Path)
     assert "cannot be reached" in str(report)
 
 
-def test_what_it_did_not_make_is_not_replaced(server: WebServer, photos: Path, tmp_path: Path) -> None:
-    """Somebody's file or folder, and its own work that somebody changed, stay; `overwrite` replaces them."""
-    (tmp_path / "a.zip").write_text("mine", encoding="utf-8")
-    (tmp_path / "b").mkdir()
-    (tmp_path / "b" / "mine.txt").write_text("mine", encoding="utf-8")
-    for source, place in ((server.url("data.zip"), "a.zip"), (photos, "b")):
-        with pytest.raises(TargetExistsError, match=r"overwrite=True"):
-            fetch(source, tmp_path / place)
-    assert (tmp_path / "a.zip").read_text(encoding="utf-8") == "mine"
-    assert visible(tmp_path / "b") == ["mine.txt"]
-    fetch(server.url("data.zip"), tmp_path / "a.zip", overwrite=True)
-    fetch(photos, tmp_path / "b", overwrite=True)
-    assert read_tree(tmp_path / "b") == read_tree(photos)
-    (tmp_path / "b" / "class0" / "00.bin").write_bytes(b"edited")
-    with pytest.raises(TargetExistsError, match="was changed"):
-        fetch(photos, tmp_path / "b")
-    with pytest.raises(TargetExistsError, match="from another source"):
-        fetch(photos / "top.txt", tmp_path / "a.zip")
-
-
 def test_a_checksum_decides(server: WebServer, tmp_path: Path) -> None:
     """The right one passes; of a wrong one both hashes are named, and what was there stays."""
     right = hashlib.sha256(DATA).hexdigest()
@@ -187,14 +167,6 @@ def test_a_checksum_decides(server: WebServer, tmp_path: Path) -> None:
     with pytest.raises(ChecksumMismatchError):
         fetch(tmp_path / "local.bin", tmp_path / "d.bin", hash="0" * 64)
     assert not (tmp_path / "d.bin").exists()
-
-
-def test_a_checksum_of_many_files_is_refused(photos: Path, tmp_path: Path) -> None:
-    """A folder and a list have no one hash."""
-    for source in (photos, [photos, photos / "top.txt"]):
-        with pytest.raises(OptionError, match="hash="):
-            fetch(source, tmp_path / "a", hash="0" * 64)
-    assert visible(tmp_path) == ["photos"]
 
 
 def test_a_list_keeps_names(server: WebServer, photos: Path, tmp_path: Path) -> None:

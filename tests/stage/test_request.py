@@ -72,7 +72,7 @@ def test_each_option_has_a_key_of_its_own(tmp_path: Path) -> None:
     assert len({key({}), *keys.values()}) == len(OPTIONS) + 1
 
 
-@pytest.mark.parametrize("form", ["folder", "zip", "both"])
+@pytest.mark.parametrize("form", ["zip", "both"])
 def test_workers_make_the_pack_that_one_process_makes(tmp_path: Path, photos: Path, make_zip: Any, form: str) -> None:
     source = make_zip(photos, tmp_path / "photos.zip") if form == "zip" else photos
     options: dict[str, Any] = {"progress": False, "keep": "both" if form == "both" else "pack", "cache_dir": None}
@@ -85,7 +85,7 @@ def test_workers_make_the_pack_that_one_process_makes(tmp_path: Path, photos: Pa
     assert list(together.path.parent.glob(".colabstage-*.tmp")) == []
 
 
-@pytest.mark.parametrize("source", ["https://example.org/a.zip", "part-*.zip", ["a.zip", "b.zip"]])
+@pytest.mark.parametrize("source", ["https://example.org/a.zip", ["a.zip", "b.zip"]])
 def test_what_workers_cannot_open_is_refused(source: Any, tmp_path: Path) -> None:
     """Before anything is opened or written."""
     with ThreadPoolExecutor(1) as pool, pytest.raises(OptionError, match="keep='both'"):

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from colabstage.errors import (
-    DriveDisconnectedError,
     SourceChangedError,
     SourceReadError,
 )
@@ -29,8 +28,6 @@ from tests.support.steps import wait_until
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
-
-    from simulated_drive.drive import SimulatedDrive
 
     Open = Callable[..., StreamingCopy]
 
@@ -255,24 +252,6 @@ def test_closing_midway_ends_the_copy_and_its_readers(open_arriving: Open, targe
             call()
     assert copy_threads() == []
     assert leftovers(target) == []
-
-
-@pytest.mark.fuse
-def test_drive_that_dies_midway_is_said_to_be_dead(
-    make_drive: Callable[..., SimulatedDrive], open_arriving: Open, content: bytes, step: Any
-) -> None:
-    """Readers learn that the Drive client died and how to mount again."""
-    drive = make_drive()
-    assert drive.mountpoint is not None
-    (drive.cloud / "MyDrive/data.zip").write_bytes(content)
-    path = drive.mountpoint / "MyDrive/data.zip"
-    with open_arriving(path) as arriving, held_after(step, 2 * MIB) as release:
-        arriving.start()
-        wait_until(lambda: step.total >= 2 * MIB)
-        drive.kill()
-        release.set()
-        with pytest.raises(DriveDisconnectedError, match=r"mount_drive\(\)"):
-            arriving.pread(10, 8 * MIB)
 
 
 @pytest.mark.parametrize(("connections", "cut"), [(1, 190_000), (3, None), (4, 0), (8, 100_000)])
