@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
+import tarfile
 import zipfile
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from colabstage import fetch_files, plan_stage, stage_dataset
+from colabstage.io.progress import Cancellation, LateStep, Progress
+from colabstage.sources.arriving import STRETCH_BYTES, ArchiveWalk, StreamingCopy
+from colabstage.sources.http_file import open_http
+from colabstage.trees.bytes import LocalBytes
+from colabstage.trees.tar import scan_members
 from simulated_drive.drive import SimulatedDrive
 from simulated_drive.knobs import DriveKnobs
+from tests.support.far import POLICY
 from tests.support.http_knobs import WebFault, WebKnobs
 from tests.support.http_server import WebServer
 from tests.support.images import in_classes, make_tree, noise
@@ -20,6 +28,7 @@ from tests.support.share_links import DriveShares, SharedItem
 
 if TYPE_CHECKING:
     from pathlib import Path
+
 
 # Stages, and prints how often each file below the folder of all is opened; then again without the local copy. An audit
 # hook cannot be removed: hence a process.
@@ -162,3 +171,42 @@ def test_the_contents_of_a_long_zip_come_once(tmp_path: Path) -> None:
     with WebServer({"photos.zip": archive.read_bytes()}, knobs=knobs) as server:
         plan_stage(server.url("photos.zip"), local_dir=tmp_path / "local", cache_dir=None, image_size=8)
         assert nbytes < server.bytes_sent < 1.5 * nbytes
+
+
+MB = 1_000_000
+SIZES = {
+    "small": [5_000] * 1000,
+    "mixed": [5_000] * 300 + [20 * MB, 3, 0] * 2 + [5_000] * 300,
+}
+
+
+@pytest.mark.parametrize("kind", list(SIZES))
+def test_headers_are_found_with_few_requests(tmp_path: Path, kind: str) -> None:
+    """Small members are read through in stretches, large ones are passed over."""
+    path, sizes = tmp_path / "photos.tar", SIZES[kind]
+    with tarfile.open(path, "w") as archive:
+        for number, size in enumerate(sizes):
+            member = tarfile.TarInfo(f"folder/{number:05}.bin")
+            member.size = size
+            archive.addfile(member, io.BytesIO(bytes(size)))
+    size = path.stat().st_size
+    with WebServer({"photos.tar": path}) as server:
+        file = open_http(server.url("photos.tar"))
+        copy = StreamingCopy(
+            file,
+            tmp_path / "copy",
+            step=Progress().step("copy", total=size, unit="B"),
+            policy=POLICY,
+            cancellation=Cancellation(),
+        )
+        with ArchiveWalk(copy, LateStep(Progress(), "look", size)) as walk:
+            found = list(scan_members(walk))
+            walk.end()
+            assert walk.pread(512, 0) == path.read_bytes()[:512]
+        file.close()
+        sent = sum(1 for one in server.requests if one.method == "GET")
+    with LocalBytes(path) as here:
+        assert found == list(scan_members(here))
+    # One for each stretch of small members, two or three for a large one, and what was on its way when one came.
+    large = sum(one > STRETCH_BYTES for one in sizes)
+    assert sent < size / STRETCH_BYTES + 20 if not large else sent < 60

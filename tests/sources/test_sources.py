@@ -1,14 +1,15 @@
-"""What a `source` argument is, by its words alone."""
+"""What a `source` argument is, by its words alone, and what takes paths alone."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from colabstage import compare_sources, doctor, extract_archive, pack_dataset
 from colabstage.errors import OptionError, SourceNotFoundError
 from colabstage.sources.parse import (
     KaggleSource,
@@ -23,6 +24,10 @@ from colabstage.sources.parse import (
     parse_source,
 )
 from colabstage.trees.folder import FolderTree
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 
 ID = "1A2b3C4d5E6f7G8h9I0jKlMnOpQrStUvW"
 SECRETS = ("pw", "s3cret", "SIG", "t0p")
@@ -200,3 +205,24 @@ def test_a_pattern_stands_for_what_fits_it_now(tmp_path: Path) -> None:
     assert names("nothing.zip") == ["nothing.zip"]
     with pytest.raises(SourceNotFoundError, match=r"x\*"):
         names("x*")
+
+
+ADDRESS_CALLS: dict[str, Callable[[str], Any]] = {
+    "compare_sources": compare_sources,
+    "doctor": doctor,
+    "extract_archive": lambda path: extract_archive(path, "out"),
+    "pack_dataset": lambda path: pack_dataset(path, "out.h5"),
+}
+
+
+@pytest.mark.parametrize("name", ADDRESS_CALLS)
+def test_an_address_is_not_looked_for_as_a_file(name: str) -> None:
+    """`pack_dataset` and `compare_sources` found no folder 'https:'; the error says what takes an address."""
+    with pytest.raises(OptionError, match=r"='https://example\.org/a\.zip' .*(fetch_files|plan_stage)"):
+        ADDRESS_CALLS[name]("https://example.org/a.zip")
+
+
+def test_pack_dataset_says_what_takes_several_sources(tmp_path: Path) -> None:
+    """Errors about archives beside a table recommend a list, which was taken for a dataset of texts."""
+    with pytest.raises(OptionError, match=r"list of paths .*stage_dataset"):
+        pack_dataset([tmp_path / "table", tmp_path / "table/train.zip"], tmp_path / "a.h5")
