@@ -14,7 +14,6 @@ import pytest
 
 from colabstage.errors import (
     DriveDisconnectedError,
-    DriveQuotaError,
     SourceNotFoundError,
     SourceReadError,
 )
@@ -74,15 +73,6 @@ def test_the_tries_are_bounded_and_what_does_not_pass_is_raised_at_once(number: 
     assert (9 - len(reader.errors), len(reader.clock.slept), caught.type) == (tries, tries - 1, kind)
     assert isinstance(caught.value.__cause__, OSError)
     assert caught.value.__cause__.errno == abs(number)
-
-
-@pytest.mark.parametrize("kind", [SourceReadError, DriveQuotaError])
-def test_a_judged_error_passes_through(kind: type[OSError]) -> None:
-    """An error of ours, although an OSError, keeps its type and its message."""
-    error = kind("judged already")
-    with pytest.raises(kind) as caught:
-        Reader(error).run(RetryPolicy())
-    assert caught.value is error
 
 
 @pytest.fixture

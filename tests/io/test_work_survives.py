@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from colabstage.io.ownership import remove_empty
@@ -29,6 +29,7 @@ json_values = st.recursive(
 
 
 class TestJournal:
+    @settings(max_examples=settings().max_examples // 2)
     @given(kept=st.lists(json_values, max_size=5), noted=st.lists(json_values, max_size=5), cut=st.integers(0, 400))
     def test_any_cut_leaves_a_beginning(
         self, tmp_path_factory: pytest.TempPathFactory, kept: list[object], noted: list[object], cut: int

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +10,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from colabstage.errors import (
-    CancelledError,
     DamagedPackError,
 )
 from colabstage.h5.manifest import Manifest
@@ -68,11 +65,6 @@ def hashes_of(path: Path) -> list[str]:
     return hash_ranges(path, block_ranges(path.stat().st_size, BLOCK), threads=2)
 
 
-def threads_named(name: str) -> list[threading.Thread]:
-    """Threads of this name that are alive."""
-    return [thread for thread in threading.enumerate() if thread.name == name]
-
-
 @settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     states=st.lists(st.sampled_from(["right", "wrong", "zeros"]), min_size=8, max_size=8),
@@ -118,22 +110,3 @@ def test_a_block_that_stays_wrong_is_named(
         file.write(b"!")
     with pytest.raises(DamagedPackError, match=rf"source\.bin.*{named}.*3 readings"):
         copy(source, target, expected=expected)
-
-
-def test_cancelling_between_blocks_stops_the_copy(
-    source: Path, target: Path, copy: Callable[..., int], step: Any
-) -> None:
-    """A request to stop, made while blocks pass, is followed before the end of a long file."""
-    source.write_bytes(random_bytes(256 * BLOCK))
-    cancellation = Cancellation()
-
-    def cancel_then_dawdle(total: int) -> None:
-        if total >= 2 * BLOCK:
-            cancellation.cancel()
-            time.sleep(0.1)
-
-    step.notice = cancel_then_dawdle
-    with pytest.raises(CancelledError):
-        copy(source, target, cancellation=cancellation)
-    assert 2 * BLOCK <= step.total < 160 * BLOCK
-    assert threads_named("colabstage-fetch") == []

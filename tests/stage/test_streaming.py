@@ -186,18 +186,6 @@ def _second_epoch(path: Path) -> Any:
     return loader
 
 
-def test_the_report_has_the_figures_of_the_arrival(folder: Path, tmp_path: Path) -> None:
-    data = stage(folder, tmp_path / "a", streaming=True)
-    assert sum(len(x) for x, _ in data.loader("train", BATCH, num_workers=0)) == 80
-    assert data.wait(progress=False) is data
-    figures = data.report.to_dict()["arrival"]
-    assert (figures["kept"], figures["evicted"]) == (0, 0)
-    assert figures["fetched"] == sum(path.stat().st_size for path in folder.rglob("*.png"))
-    assert 0 < figures["first_batch_s"] < 60
-    assert 0 <= figures["overlap_s"] < 60
-    assert "of training while data arrived; " in str(data.report)
-
-
 @pytest.mark.parametrize("options", [{"encoding": "jpeg:90"}, {"on_error": "skip"}])
 def test_a_pack_that_cannot_be_read_beforehand_is_waited_for(
     folder: Path, tmp_path: Path, options: dict[str, Any]

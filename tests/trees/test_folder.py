@@ -6,7 +6,6 @@ import contextlib
 import errno
 import os
 import shutil
-import threading
 import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -105,34 +104,6 @@ def test_each_folder_is_listed_once_and_each_file_asked_once(
     assert len(listed) == 8
     del asked["pipe.jpg"]
     assert asked == {entry.name.rpartition("/")[2]: 1 for entry in tree.entries}
-
-
-@pytest.mark.parametrize("look_s", [0.0, 0.005])
-def test_who_lists_a_folder_looks_at_its_files_too_unless_each_look_is_a_round_trip(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, look_s: float
-) -> None:
-    """A mount that tells sizes with the names keeps them for a second; one that does not answers several at once."""
-    root = make_tree(tmp_path, {f"{number}.jpg": b"x" for number in range(100)})
-    lookers: Counter[int] = Counter()
-    stat_of = _CountedEntry.stat
-
-    def stat(entry: _CountedEntry) -> os.stat_result:
-        lookers[threading.get_ident()] += 1
-        # Not for nothing: even that gives the processor to other work, which a busy machine has much of.
-        if look_s:
-            time.sleep(look_s)
-        return stat_of(entry)
-
-    scandir = os.scandir
-    monkeypatch.setattr(_CountedEntry, "stat", stat)
-    monkeypatch.setattr(os, "scandir", lambda place: _Counted(scandir(place), Counter()))
-    # A quick look can be slow on a busy machine, so of a few listings the best one tells.
-    shared = []
-    for _ in range(3):
-        lookers.clear()
-        assert len(FolderTree(root, workers=8).entries) == 100
-        shared.append(len(lookers))
-    assert max(shared) > 4 if look_s else min(shared) == 1
 
 
 def test_links_to_files_and_folders_are_followed(tmp_path: Path) -> None:

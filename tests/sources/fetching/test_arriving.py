@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -170,35 +169,6 @@ def test_the_contents_of_a_far_zip_come_beside_its_first_bytes(
         assert arriving.pread(1_000, SIZE - 1_000) == content[-1_000:]
         assert arriving.pread(200_000, SIZE - 250_000) == content[SIZE - 250_000 : SIZE - 50_000]
     assert len(source.requests) == 2 + (2 if refused else 0)
-
-
-def failures(arriving: StreamingCopy, offsets: range) -> list[BaseException | None]:
-    """What readers that all wait at once get in the end."""
-    with ThreadPoolExecutor(len(offsets)) as pool:
-        futures = [pool.submit(arriving.pread, 10, offset) for offset in offsets]
-        wait(futures, timeout=30)
-        return [future.exception(timeout=0) for future in futures]
-
-
-def test_source_that_shrinks_is_an_error_for_all_readers(
-    open_arriving: Open, source: Path, content: bytes, step: Any
-) -> None:
-    """Every reader gets an error of its own that names the file; what had arrived can still be read."""
-    with open_arriving() as arriving, held_after(step, 2 * MIB) as release, ThreadPoolExecutor(1) as pool:
-        arriving.start()
-        wait_until(lambda: step.total == 2 * MIB)
-        got = pool.submit(failures, arriving, range(4 * MIB, 9 * MIB, MIB))
-        os.truncate(source, 3 * MIB + 5)
-        release.set()
-        errors = got.result(30)
-        assert [type(error) for error in errors] == [SourceChangedError] * 5
-        assert len({id(error) for error in errors}) == 5
-        assert "source.bin'" in str(errors[0])
-        assert "has 3,145,733 now" in str(errors[0])
-        assert arriving.pread(100, MIB) == content[MIB : MIB + 100]
-        with pytest.raises(SourceChangedError, match="became another file"):
-            arriving.wait()
-    assert copy_threads() == []
 
 
 def test_copy_that_stands_still_is_an_error_for_readers(open_arriving: Open, step: Any) -> None:

@@ -82,64 +82,41 @@ class Line:
     st.lists(st.tuples(st.integers(1, 40_000_000), st.integers(1, 90_000_000)), min_size=1, max_size=4),
     st.lists(st.floats(2e5, 5e7), min_size=1, max_size=17),
     st.floats(0.0, 0.5),
+    st.lists(st.integers(0, 30), unique=True, max_size=6),
 )
 def test_every_missing_byte_comes_and_no_other(
-    parts: list[tuple[int, int]], speeds: list[float], latency_s: float
+    parts: list[tuple[int, int]], speeds: list[float], latency_s: float, preferred: list[int]
 ) -> None:
-    """Whatever is missing, however fast the connections are: all of it arrives, hardly anything twice."""
+    """Whatever is missing or preferred, however fast the connections are: all of it arrives, hardly anything twice."""
     gaps, at = [], 0
     for hole, length in parts:
         gaps.append((at + hole, at + hole + length))
         at += hole + length
     line = Line(RangeOrder(gaps, connections=len(speeds), block_bytes=BLOCK), speeds, latency_s)
+    line.plan.prefer([(number * BLOCK, (number + 1) * BLOCK) for number in preferred])
     total = sum(end - begin for begin, end in gaps)
     line.run(total)
     assert all(any(low <= begin and end <= high for low, high in gaps) for begin, end in line.got)
     assert_disjoint(line.got, total)
 
 
-def test_what_is_preferred_comes_first_in_its_order_and_every_byte_once() -> None:
-    """Stretches of a file in an order of somebody's, also when it changes; and the rest once they have come, since it
-    would share the line with them."""
-    size, stretch = 80 * MIB, 8 * MIB
-    plan = RangeOrder([(0, 30 * MIB), (32 * MIB, size)], connections=3, block_bytes=BLOCK)
-    wanted = [(number * stretch, (number + 1) * stretch) for number in (7, 3, 9)]
-    plan.prefer([*wanted, (30 * MIB, 32 * MIB)])
-    found: list[tuple[int, int]] = []
-    under_way: list[Run] = []
-
-    def take_all() -> None:
-        while (one := plan.take(0.0)) is not None:
-            found.append((one.begin, one.end))
-            under_way.append(one)
-
-    while sum(end - begin for begin, end in found) < 20 * MIB:
-        one = plan.take(0.0)
-        assert one is not None
-        found.append((one.begin, one.end))
-        under_way.append(one)
-    # What is here already of the second one, from 30 to 32 MiB, is not asked for.
-    assert [begin // stretch for begin, _ in found] == sorted(
-        (begin // stretch for begin, _ in found), key=[7, 3, 9].index
-    )
-    # Small at first, so that all connections bring what somebody waits for.
-    lengths = [end - begin for begin, end in found[:6]]
-    assert lengths[:3] == sorted({*lengths[:3]})
-    assert lengths[3:] == [2 * length for length in lengths[:3]]
-    assert max(lengths) < 2 * MIB
-    plan.prefer([(6 * stretch, 7 * stretch)])
-    count = len(found)
-    take_all()
-    assert found[count:] == [(6 * stretch, 7 * stretch)]
-    while under_way:
-        one = under_way.pop()
-        plan.advance(one, one.end, 0.0)
-        # All but the last of what somebody waits for has come.
-        if len(under_way) == 1:
-            take_all()
-            assert len(found) == count + 1
-    take_all()
-    assert_disjoint(found, 78 * MIB)
+def test_what_is_preferred_comes_first_in_its_order() -> None:
+    """What is here already of it, from 30 to 32 MiB, is not asked for; and the rest comes once it has, since that would
+    share the line with it."""
+    plan = RangeOrder([(0, 30 * MIB), (32 * MIB, 80 * MIB)], connections=3, block_bytes=BLOCK)
+    plan.prefer([(number * BLOCK, (number + 1) * BLOCK) for number in (7, 3, 9)])
+    runs = list[Run]()
+    while (run := plan.take(0.0)) is not None:
+        runs.append(run)
+    blocks = [run.begin // BLOCK for run in runs]
+    assert blocks == sorted(blocks, key=[7, 3, 9].index)
+    assert_disjoint([(run.begin, run.end) for run in runs], 22 * MIB)
+    assert max(run.left for run in runs[:6]) < 2 * MIB  # small at first, so that all connections bring them
+    for run in runs:
+        plan.advance(run, run.end, 0.0)
+    rest = plan.take(0.0)
+    assert rest is not None
+    assert rest.begin == 0
 
 
 def lateness(*, line: float, connection: float = math.inf) -> tuple[list[float], float]:
