@@ -131,6 +131,15 @@ def test_shortcuts_lead_to_what_others_share(drive: SimulatedDrive, my_drive: Pa
     assert report.path.read_bytes() == model.read_bytes()
 
 
+def test_of_two_drives_the_one_of_the_source_has_the_cache(images: Path, my_drive: Path, tmp_path: Path) -> None:
+    with SimulatedDrive(tmp_path / "others", knobs=DriveKnobs.quick()) as other:
+        make_tree(other.cloud / "MyDrive/photos", in_classes(4))
+        other.mount(tmp_path / "content/other")
+        for drive in (my_drive, tmp_path / "content/other/MyDrive"):
+            pack = stage(drive / "photos", local_dir=tmp_path / drive.parent.name).path
+            assert (drive / "colabstage" / pack.name).read_bytes() == pack.read_bytes()
+
+
 # --- bad days ---
 
 

@@ -259,6 +259,7 @@ def test_a_plan_of_a_web_archive_reads_little(server: WebServer, archive: Path, 
     assert plan.figures.archive_bytes == archive.stat().st_size
     plan = plan_stage(server.url("d/photos.tar.gz"), cache_dir=None)
     assert (plan.action, plan.samples) == ("stage", {})
+    assert "at least" in str(plan)
     assert plan.figures.peak_bytes == (tmp_path / "photos.tar.gz").stat().st_size
     server.set_knobs(WebKnobs(ranges="none"))
     assert "known only after it has arrived" in str(plan_stage(server.url("d/photos.zip"), cache_dir=None))

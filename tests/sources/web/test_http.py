@@ -397,7 +397,7 @@ def test_nobody_listens(look: Look) -> None:
     """A refused connection may pass, and says so without the address's secrets."""
     with WebServer({}) as gone:
         url = gone.url("a.bin", login="ann:hunter2", query="token=s3cret")
-    with pytest.raises(TransientError) as raised:
+    with pytest.raises(TransientError, match="refused") as raised:
         look(url=url)
     shown = "".join(traceback.format_exception(raised.value))
     assert not [secret for secret in ("hunter2", "s3cret") if secret in shown]
