@@ -75,7 +75,10 @@ def test_an_object_comes_whole_and_in_parts(place: Place) -> None:
     file.close()
     with contextlib.closing(open_object(place.url("a/empty"))) as empty:
         assert (empty.facts.size, whole(empty)) == (0, b"")
-    assert kind_of(place.url("a/empty")) == "file"
+    # A folder is one with and without the slash.
+    assert [kind_of(place.url(key)) for key in ("a/empty", "a", "a/")] == ["file", "folder", "folder"]
+    with pytest.raises(SourceNotFoundError, match="a/valid"):
+        open_address(place.url("a/valid.zip"))
 
 
 def test_content_that_changes_midway_is_noticed(place: Place) -> None:
@@ -98,13 +101,6 @@ def test_content_that_changes_midway_is_noticed(place: Place) -> None:
             list(file.read_range(0, MB))
 
 
-def test_files_and_folders_are_told_apart(place: Place) -> None:
-    """A folder is one with and without the slash."""
-    place.put("a/b/c.txt", b"x")
-    assert kind_of(place.url("a/b/c.txt")) == "file"
-    assert kind_of(place.url("a")) == kind_of(place.url("a/b/")) == "folder"
-    with pytest.raises(SourceNotFoundError, match="a/valid"):
-        open_address(place.url("a/valid.zip"))
 
 
 def test_a_marker_of_a_folder_is_no_file(s3: BucketService) -> None:
