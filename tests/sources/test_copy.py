@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from colabstage.errors import (
     DamagedPackError,
+    SourceReadError,
 )
 from colabstage.h5.manifest import Manifest
 from colabstage.io.files import block_ranges, hash_block, hash_ranges
@@ -110,3 +111,12 @@ def test_a_block_that_stays_wrong_is_named(
         file.write(b"!")
     with pytest.raises(DamagedPackError, match=rf"source\.bin.*{named}.*3 readings"):
         copy(source, target, expected=expected)
+
+
+@pytest.mark.parametrize("change", [-1, 1])
+def test_other_length_is_refused_before_anything_is_copied(
+    source: Path, target: Path, copy: Callable[..., int], step: Any, change: int
+) -> None:
+    with pytest.raises(SourceReadError, match="677,360"):
+        copy(source, target, size=source.stat().st_size + change)
+    assert step.total == 0

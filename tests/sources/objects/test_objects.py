@@ -101,8 +101,6 @@ def test_content_that_changes_midway_is_noticed(place: Place) -> None:
             list(file.read_range(0, MB))
 
 
-
-
 def test_a_marker_of_a_folder_is_no_file(s3: BucketService) -> None:
     """An empty object that others lie below stands for their folder."""
     for key, content in {"a": b"", "a/x": b"1", "b": b"content", "b/x": b"1"}.items():
