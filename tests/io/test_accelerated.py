@@ -125,7 +125,7 @@ def test_without_a_package_for_zstandard_the_error_has_the_line(
         stage_dataset(source, local_dir=tmp_path / "here", cache_dir=None, progress=False)
 
 
-@pytest.mark.parametrize("missing", [[], ["isal"], ["isal", "simplejpeg"]])
+@pytest.mark.parametrize("missing", [[], ["isal", "simplejpeg"]], ids=["none", "both"])
 def test_doctor_names_those_that_are_missing(missing: list[str]) -> None:
     """With the line that installs them; nothing is said where all are there."""
     code = """

@@ -1,119 +1,162 @@
-"""Arguments that are spelt once: what a person sees of them, and what becomes of names that there are not."""
+"""Arguments: options and names together, wrong names, and what is given where a path is expected."""
 
 from __future__ import annotations
 
-import inspect
-from dataclasses import dataclass
-from typing import Any, TypedDict, Unpack
+import io
+import pathlib
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+import colabstage
+from colabstage import fetch_files, plan_stage
 from colabstage.errors import OptionError
-from colabstage.io.arguments import defaults, read_options
-from colabstage.io.boundary import public
+from colabstage.io.arguments import instead_of, show_value
+from colabstage.options import PackOptions
+from tests.support.images import in_classes, make_tree
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """Say something.
-
-    Args:
-        size: how large,
-            in two lines.
-        rank, world: which of how many.
-        colour: which one.
-    """
-
-    size: int = 3
-    rank: int = 0
-    world: int = 1
-    colour: str = "red"
+LOOSE: Any = fetch_files
 
 
-class Arguments(TypedDict, total=False):
-    """Name them."""
+def test_what_is_given_by_name_replaces_what_the_options_say(tmp_path: Path) -> None:
+    source = make_tree(tmp_path / "photos", in_classes(4))
 
-    size: int
-    rank: int
-    world: int
-    colour: str
+    def target(**options: Any) -> str:
+        return plan_stage(source, local_dir=tmp_path / "here", cache_dir=None, **options).target.name
 
-
-class Fewer(TypedDict, total=False):
-    """Name some."""
-
-    size: int
+    usual = PackOptions(image_size=8, encoding="pixels")
+    assert target(options=usual) == target(image_size=8, encoding="pixels")
+    assert target(options=usual, image_size=4) == target(image_size=4, encoding="pixels")
+    with pytest.raises(OptionError, match=r"\{'image_size': 8\}.*PackOptions\(…\)"):
+        target(options={"image_size": 8})
 
 
-@public(Options, remedies={"shade": "Write colour='grey'.", "name": "Write draw('a')."})
-def draw(name: str, *, loud: bool = False, options: Options | None = None, **arguments: Unpack[Arguments]) -> Options:
-    """Draw.
-
-    Args:
-        name: of it.
-        **arguments: those of `Options`,
-            and no other.
-
-    Raises:
-        OptionError: no.
-    """
-    return read_options(Options, options, arguments)
-
-
-@public(draw, arguments=Fewer)
-def draw_small(**arguments: Unpack[Fewer]) -> Options:
-    """Draw less.
-
-    Args:
-        **arguments: those of `draw`.
-    """
-    return draw("small", **arguments)
+@pytest.mark.parametrize(
+    ("arguments", "named", "says"),
+    [
+        (("a", "b"), {"overwrit": True}, "'overwrit'.*'overwrite'"),
+        (("a", "b"), {"qqq": 1}, r"'qqq'\.$"),
+        (("a",), {}, "'target'"),
+        (("a", "b", "c"), {}, "positional"),
+    ],
+    ids=["misspelt", "nobody's", "missing", "without a name"],
+)
+def test_a_wrong_call_is_a_type_error_that_names_function_and_argument(
+    arguments: tuple[str, ...], named: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(TypeError, match=rf"^fetch_files\(\) .*{says}"):
+        LOOSE(*arguments, **named)
 
 
-def test_a_person_sees_each_argument() -> None:
-    assert str(inspect.signature(draw)) == (
-        "(name: 'str', *, size: 'int' = 3, rank: 'int' = 0, world: 'int' = 1, colour: 'str' = 'red', "
-        "loud: 'bool' = False, options: 'Options | None' = None) -> 'Options'"
-    )
-    assert inspect.getdoc(draw) == (
-        "Draw.\n\nArgs:\n    name: of it.\n    size: how large,\n        in two lines.\n"
-        "    rank, world: which of how many.\n    colour: which one.\n\nRaises:\n    OptionError: no."
-    )
-    assert list(inspect.signature(draw_small).parameters) == ["size"]
-    assert inspect.getdoc(draw_small) == "Draw less.\n\nArgs:\n    size: how large,\n        in two lines."
-    assert defaults(draw, Fewer) == {"size": 3}
+class Items:
+    """A dataset, as torch has them; with a name that tables have as well."""
+
+    columns = ("x", "y")
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        if index >= 3:
+            raise IndexError
+        return np.full((4, 4), index, np.uint8), index
 
 
-def test_what_is_given_by_name_replaces_what_the_options_say() -> None:
-    usual = Options(size=5, colour="blue")
-    assert draw("a") == Options()
-    assert draw("a", options=usual) is usual
-    assert draw("a", options=usual, size=7) == Options(size=7, colour="blue")
-    wrong: Any = {"size": 7}
-    with pytest.raises(OptionError, match=r"\{'size': 7\}.*Options\(…\)"):
-        draw("a", options=wrong)
+class Frame:
+    """A table as polars has them."""
+
+    columns = ("image", "label")
+
+    def write_csv(self, path: str) -> None: ...
 
 
-def test_names_that_there_are_not_are_refused() -> None:
-    loose: Any = draw
-    with pytest.raises(TypeError, match=r"draw\(\).*'color'.*'colour'"):
-        loose("a", color="red")
-    with pytest.raises(TypeError, match=r"'qqq'\.$"):
-        loose("a", qqq=1)
-    with pytest.raises(OptionError, match="Write colour='grey'"):
-        loose("a", shade=1)
-    with pytest.raises(TypeError, match="colour"):
-        _call(draw_small, colour="red")
+class Opened(io.BytesIO):
+    """An open file, which nobody has to close."""
+
+    name = "/data/photos.zip"
 
 
-def test_what_is_missing_or_has_no_name_is_told_with_the_line() -> None:
-    loose: Any = draw
-    with pytest.raises(TypeError, match=r"^draw\(\) .*'name'\. Write draw\('a'\)\.$"):
-        loose(size=3)
-    with pytest.raises(TypeError, match=r"^draw\(\) .*positional"):
-        loose("a", 3)
-    assert loose(name="a") == Options()
+def _frame() -> Any:
+    pandas = pytest.importorskip("pandas", reason="needs pandas: pip install pandas")
+    return pandas.DataFrame({"image": [f"{number}.png" for number in range(5000)], "label": "cat"})
 
 
-def _call(function: Any, **arguments: Any) -> Any:
-    return function(**arguments)
+# What it is, and what the line to write has, or what is expected.
+GIVEN: dict[str, tuple[Callable[[], Any], str]] = {
+    "table": (_frame, r"frame\.to_csv\("),
+    "polars": (Frame, r"frame\.write_csv\("),
+    "array": (lambda: np.zeros((100, 28, 28)), r"np\.savez\("),
+    "column": (lambda: _frame()["image"], "of paths give a list"),
+    "dataset": (Items, r"pack_dataset\(dataset"),
+    "splits": (lambda: {"train": Items(), "test": Items()}, "expected|one of them"),
+    "class": (lambda: Items, "expected"),
+    "file": (Opened, "list of paths|one path|expected"),
+    "bytes": (lambda: b"/data/photos.zip", "expected"),
+    "generator": (lambda: (name for name in ("a", "b")), "list of paths|one path"),
+    "nothing": (lambda: None, "expected|needs"),
+    "number": (lambda: 5, "=5 .*expected"),
+}
+CALLS: dict[str, Callable[[Any, Path], Any]] = {
+    "stage_dataset": lambda value, at: colabstage.stage_dataset(value, local_dir=at, cache_dir=None, progress=False),
+    "restore_file": lambda value, at: colabstage.restore_file(value, at, progress=False),
+    "pack_dataset": lambda value, at: colabstage.pack_dataset(value, at, progress=False),
+    "dataset_h5": lambda value, _: colabstage.dataset_h5(value),
+}
+# Packing takes these.
+HAVE_SAMPLES = ("column", "array", "dataset")
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("kind", GIVEN)
+def test_what_is_no_path_is_answered_in_a_line(tmp_path: Path, kind: str) -> None:
+    """By every call that reads one, before anything is made."""
+    make, says = GIVEN[kind]
+    meant = {"pack_dataset": f"{says}|For an iterator", "dataset_h5": "path="}
+    for name, call in CALLS.items():
+        if (name, kind) == ("dataset_h5", "column") or (name == "pack_dataset" and kind in HAVE_SAMPLES):
+            continue
+        with pytest.raises(OptionError, match=meant.get(name, says)) as caught:
+            call(make(), tmp_path / "out.h5")
+        assert len(str(caught.value)) < 300
+        assert "\n" not in str(caught.value)
+        assert not any(tmp_path.iterdir())
+
+
+_PARTS = st.text(max_size=9) | st.integers() | st.none() | st.binary(max_size=9) | st.builds(pathlib.PurePosixPath)
+
+
+@given(
+    value=st.recursive(_PARTS, lambda part: st.lists(part, max_size=40) | st.dictionaries(st.text(max_size=3), part))
+)
+def test_whatever_is_given_is_shown_on_one_short_line(value: Any) -> None:
+    shown = show_value(value)
+    assert len(shown) <= 80
+    assert "\n" not in shown
+    assert "\n" not in instead_of(value)
+
+
+def test_what_cannot_be_written_is_named_by_its_type() -> None:
+
+    class Odd:
+        def __repr__(self) -> str:
+            raise RuntimeError
+
+        @property
+        def path(self) -> str:
+            raise RuntimeError
+
+    assert show_value(Odd()) == "Odd(…)"
+    assert show_value([Odd()]) == "list(…)"
+    assert instead_of(Odd()) == ""
+
+
+def test_no_secret_is_shown() -> None:
+    assert "hunter2" not in show_value({"url": "https://me:hunter2@example.org/a.zip"})

@@ -82,22 +82,20 @@ step.advance()
 
 
 def test_what_goes_on_in_the_background_is_shown_where_it_was_begun(tmp_path: Path, nurseries: Nurseries) -> None:
+    """With how to stop it, as no cell does."""
     outputs = run_cells(
         _BACKGROUND,
         "print('loop')\nstep.note('training: 9 samples/s')\nstep.advance(2)",
         "step.__exit__(None, None, None)",
+        _BACKGROUND,
         folder=tmp_path,
         nurseries=nurseries,
     )
-    assert [text_in(one).strip() for one in outputs[1:]] == ["loop", ""]
+    assert [text_in(one).strip() for one in outputs[1:3]] == ["loop", ""]
     (panel,) = [one["data"] for one in outputs[0]]
     assert panel["text/plain"].startswith("✓ pack  3 images")
     assert panel["text/plain"].endswith("training: 9 samples/s")
-
-
-def test_the_panel_of_what_no_cell_runs_says_how_to_stop_that(tmp_path: Path, nurseries: Nurseries) -> None:
-    outputs = run_cells("import os", _BACKGROUND, folder=tmp_path, nurseries=nurseries)
-    (panel,) = [one["data"] for one in outputs[1]]
+    (panel,) = [one["data"] for one in outputs[3]]
     assert "call the dataset's cancel()" in html.unescape(panel["text/html"])
 
 

@@ -7,11 +7,12 @@ import sys
 import threading
 import time
 import traceback
+import weakref
 from collections import Counter
-from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,7 +23,7 @@ from colabstage.io.progress import SYSTEM_CLOCK, Cancellation
 from tests.clocks import ManualClock
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from colabstage.io.progress import Clock
 
@@ -94,8 +95,8 @@ class Recorder:
 
 
 def run_with(
-    read: Callable[[int], bytes],
-    use: Callable[[int, bytes], None],
+    read: Callable[[int], Any],
+    use: Callable[[int, Any], None],
     limits: PipelineLimits = LIMITS,
     count: int = 1000,
     *,
@@ -143,29 +144,6 @@ def test_little_is_read_ahead_where_reading_is_faster() -> None:
     assert 4 <= recorder.most_bytes <= 64
 
 
-def test_what_is_read_ahead_may_be_bounded_by_the_budget_alone() -> None:
-    some = threading.Semaphore(0)
-    taken: list[int] = []
-    used: list[int] = []
-    taken_meanwhile = 0
-
-    def read(item: int) -> bytes:
-        taken.append(item)
-        some.release()
-        return b""
-
-    def use(item: int, data: bytes) -> None:
-        nonlocal taken_meanwhile
-        if item == 0:
-            # One of several readers may have been quicker with a later item, whose part of the budget is free again.
-            assert all(some.acquire(timeout=20) for _ in range(100 + len(used)))
-            taken_meanwhile = len(taken) - len(used)
-        used.append(item)
-
-    run_with(read, use, replace(LIMITS, workers=1, budget_bytes=100, ahead=None))
-    assert (taken_meanwhile, len(taken)) == (100, 1000)
-
-
 @pytest.mark.parametrize("readers", [0, 1])
 def test_items_are_read_in_the_order_given(readers: int) -> None:
     """One reader, or one worker that reads for itself, reads exactly in the caller's order, which is what makes an
@@ -174,20 +152,6 @@ def test_items_are_read_in_the_order_given(readers: int) -> None:
     order = list(reversed(range(50)))
     recorder.run(replace(LIMITS, readers=readers, max_readers=readers, workers=2 if readers else 1), order=order)
     assert recorder.taken == order
-
-
-def test_no_more_reads_and_uses_at_once_than_allowed() -> None:
-    recorder = Recorder([1] * 80, read_s=0.004, use_s=0.004)
-    readers = recorder.run(PipelineLimits(readers=5, max_readers=5, workers=3))
-    assert (recorder.most_reads, recorder.most_uses, readers) == (5, 3, 5)
-
-
-def test_workers_without_readers_keep_to_the_budget_and_are_soon_told_of_room() -> None:
-    recorder = Recorder([100, 25, 25, 25, 25], use_s=0.1)
-    recorder.run(PipelineLimits(readers=0, max_readers=8, workers=4, budget_bytes=100, slow_read_s=0.2))
-    assert recorder.used == Counter(range(5))
-    assert recorder.most_bytes == 100
-    assert recorder.most_uses == 4
 
 
 # How long reads and uses take, the readers at the start and at most, the workers, which reads are slow; and how many
@@ -210,10 +174,11 @@ def test_readers_are_as_many_as_help(name: str) -> None:
     assert recorder.used == Counter(range(150))
     assert readers in expected
     assert recorder.most_reads <= readers
+    assert recorder.most_uses <= workers
 
 
 @pytest.mark.parametrize("part", ["read", "use"])
-@pytest.mark.parametrize("error", [SourceReadError("gone"), ValueError("odd"), SystemExit(3), KeyboardInterrupt()])
+@pytest.mark.parametrize("error", [SourceReadError("gone"), KeyboardInterrupt()])
 def test_a_failure_stops_everything_with_its_traceback(error: BaseException, part: str) -> None:
     """Reading ends too, although most items are still to come."""
     read: list[int] = []
@@ -238,36 +203,21 @@ def test_a_failure_stops_everything_with_its_traceback(error: BaseException, par
 
 
 def test_failed_run_lets_go_of_what_was_read() -> None:
+    read: list[weakref.ref[Any]] = []
 
-    class Read:
-        """Stands for a large image."""
+    def make(item: int) -> Any:
+        made = np.zeros(1)
+        read.append(weakref.ref(made))
+        return made
 
-    alive = 0
-
-    class Counted(Read):
-        def __init__(self) -> None:
-            nonlocal alive
-            alive += 1
-
-        def __del__(self) -> None:
-            nonlocal alive
-            alive -= 1
-
-    def use(item: int, data: Read) -> None:
+    def fail(item: int, data: Any) -> None:
         time.sleep(0.05)
         raise DecodeError("bad")
 
     with pytest.raises(DecodeError) as caught:
-        run_pipeline(
-            range(50),
-            read=lambda _: Counted(),
-            use=use,
-            cost=lambda _: 1,
-            limits=replace(LIMITS, workers=1),
-            cancellation=Cancellation(),
-        )
+        run_with(make, fail, replace(LIMITS, workers=1), 50)
     # The frame of the failing use has the one item that it failed on.
-    assert alive <= 1
+    assert sum(one() is not None for one in read) <= 1
     del caught
 
 
@@ -282,30 +232,22 @@ def test_cancelling_stops_the_run_soon() -> None:
     assert pipeline_threads() == []
 
 
-@contextmanager
-def released_at_the_end() -> Iterator[threading.Event]:
-    """An event to block on, set in the end so that no thread stays."""
-    event = threading.Event()
-    try:
-        yield event
-    finally:
-        event.set()
-
-
 @pytest.mark.parametrize(("readers", "budget"), [(2, LIMITS.budget_bytes), (0, 1)])
 def test_a_read_that_hangs_is_an_error_within_the_deadline(readers: int, budget: int) -> None:
     """It says how far the run came, although a thread still hangs: a reader, or a worker that reads for itself."""
-    with released_at_the_end() as release:
+    release = threading.Event()
 
-        def read(item: int) -> bytes:
-            if item >= 7:
-                release.wait(60)
-            return b""
+    def read(item: int) -> bytes:
+        if item >= 7:
+            release.wait(60)
+        return b""
 
-        limits = replace(LIMITS, readers=readers, max_readers=readers, budget_bytes=budget, stall_timeout_s=180.0)
-        limits = replace(limits, readers_end_s=0.1)
+    limits = replace(LIMITS, readers=readers, max_readers=readers, budget_bytes=budget, stall_timeout_s=180.0)
+    try:
         with pytest.raises(SourceReadError, match=r" 1[89]\d seconds .*7 of 1000.*mount_drive\(\)"):
-            run_with(read, use_nothing, limits, clock=SilentClock())
+            run_with(read, use_nothing, replace(limits, readers_end_s=0.1), clock=SilentClock())
+    finally:
+        release.set()
 
 
 def test_slow_but_moving_source_is_not_taken_for_a_dead_one() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -12,9 +13,6 @@ from colabstage import pack_dataset
 from colabstage.errors import ArchiveError, DecodeError
 from colabstage.io.files import stand_in
 from colabstage.layouts.table import BrokenDatasetError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935c943f9e0ff69d22e\nsize 12345\n"
 PAGE = b"<!DOCTYPE html><html><head><title>Google Drive - Virus scan warning</title></head></html>"
@@ -34,32 +32,27 @@ def photos(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(("content", "says"), STAND_INS)
-@pytest.mark.parametrize("kind", ["folder", "zip", "tar"])
-def test_an_image_that_is_none_is_named(photos: Path, tmp_path: Path, content: bytes, says: str, kind: str) -> None:
-    """Before, the eight bytes that it begins with were."""
+def test_what_a_stand_in_is_is_named(photos: Path, tmp_path: Path, content: bytes, says: str) -> None:
+    """In place of an image, wherever that is; of a table or annotations, as which it said nothing; of an archive."""
+
+    def pack(source: Path, **options: Any) -> Any:
+        return pack_dataset(source, tmp_path / "a.h5", image_size=(8, 8), progress=False, **options)
+
+    for name in ("labels.csv", "boxes.json", "a/0.xml"):
+        (photos / name).write_bytes(content)
+        with pytest.raises(BrokenDatasetError, match=rf"'{name}' is .*{says}"):
+            pack(photos)
+        (photos / name).unlink()
+    for name in ("photos.zip", "photos.tar"):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(ArchiveError, match=says):
+            pack(tmp_path / name)
     (photos / "a/0.png").write_bytes(content)
-    source = photos if kind == "folder" else shutil.make_archive(str(tmp_path / "packed"), kind, photos)
-    with pytest.raises(DecodeError, match=rf"'a/0\.png'.*no image but .*{says}"):
-        pack_dataset(source, tmp_path / "a.h5", image_size=(8, 8), progress=False)
-    report = pack_dataset(source, tmp_path / "b.h5", image_size=(8, 8), on_error="skip", progress=False)
-    assert [says in why for why in report.skipped] == [True]
-
-
-@pytest.mark.parametrize(("content", "says"), STAND_INS)
-@pytest.mark.parametrize("name", ["labels.csv", "boxes.json", "a/0.xml"])
-def test_a_table_that_is_none_is_named(photos: Path, tmp_path: Path, content: bytes, says: str, name: str) -> None:
-    """And annotations: as text they said nothing, and folders would have been the classes."""
-    (photos / name).write_bytes(content)
-    with pytest.raises(BrokenDatasetError, match=rf"'{name}' is .*{says}"):
-        pack_dataset(photos, tmp_path / "a.h5", progress=False)
-
-
-@pytest.mark.parametrize(("content", "says"), STAND_INS)
-@pytest.mark.parametrize("name", ["photos.zip", "photos.tar"])
-def test_an_archive_that_is_none_is_named(tmp_path: Path, content: bytes, says: str, name: str) -> None:
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(ArchiveError, match=says):
-        pack_dataset(tmp_path / name, tmp_path / "a.h5", progress=False)
+    archives = [Path(shutil.make_archive(f"{tmp_path}/it", kind, photos)) for kind in ("zip", "tar")]
+    for source in (photos, *archives):
+        with pytest.raises(DecodeError, match=rf"'a/0\.png'.*no image but .*{says}"):
+            pack(source)
+    assert [says in why for why in pack(photos, on_error="skip").skipped] == [True]
 
 
 @pytest.mark.parametrize("head", [b"", b"version 1.0\n", b"<?xml version='1.0'?>", b"\x89PNG", b"\xff\xd8\xff\xe0"])

@@ -12,7 +12,7 @@ import os
 import pickle
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -127,11 +127,7 @@ def test_mounting_returns_my_drive_and_asks_once(
 @pytest.mark.parametrize(
     ("knobs", "kind"),
     [
-        (ColabKnobs(auth="refused"), DriveAuthError),
-        (ColabKnobs(auth="silent"), DriveError),
-        (ColabKnobs(mount="root_too_large"), DriveError),
         (ColabKnobs(mount="policy_disabled"), DriveAuthError),
-        (ColabKnobs(mount="client_exits"), DriveError),
         (ColabKnobs(mount="hangs"), DriveError),
         pytest.param(ColabKnobs(mount="dies"), DriveDisconnectedError, marks=pytest.mark.fuse),
     ],
@@ -183,18 +179,15 @@ def test_only_what_the_log_gained_says_why(colab: SimulatedColab, place: Path) -
     assert said[0] == said[1] != said[2]
 
 
-PRECIOUS = {"drive/My Drive/model.pt": "precious"}
-
-
 @pytest.mark.parametrize(
     ("files", "name", "kind", "named"),
     [
-        (PRECIOUS, "drive", TargetExistsError, "My Drive/model.pt"),
+        ({"drive/My Drive/model.pt": "precious"}, "drive", TargetExistsError, "My Drive/model.pt"),
         ({"drive/photos/.keep": ""}, "drive", TargetExistsError, "photos"),
         ({"drive": "precious"}, "drive", TargetExistsError, "content/drive"),
         ({"real/a": ""}, "link", OptionError, "content/link"),
         ({}, "no/drive", OptionError, "no/drive"),
-        *(({}, name, OptionError, name) for name in ("my drive", "a;b", "$(id)", "a'b", "a*", "a`b", "ä")),
+        *(({}, name, OptionError, name) for name in ("my drive", "a;b", "$(id)", "ä")),
         ({}, "a\nb", OptionError, r"a\nb"),
     ],
 )
@@ -215,11 +208,6 @@ def test_empty_folders_in_drives_place_do_not_keep_it_away(place: Path) -> None:
     assert (mount_drive(place) / "data").exists()
 
 
-def test_a_file_in_the_place_of_the_settings_is_named(colab: SimulatedColab, place: Path) -> None:
-    make_tree(colab.root / "root/.config", {"Google": ""})
-    refused(lambda: mount_drive(place), TargetExistsError, ".config/Google")
-
-
 @pytest.mark.fuse
 def test_times_are_whole_seconds_and_at_least_one(colab: SimulatedColab, place: Path) -> None:
     """Less would be no limit at all; what is no time is refused before anybody is asked."""
@@ -233,7 +221,7 @@ def test_times_are_whole_seconds_and_at_least_one(colab: SimulatedColab, place: 
 # --- where nobody can be asked ---
 
 
-@pytest.mark.parametrize("preset", ["local", "kaggle", "colab_enterprise", "colab_subprocess", "colab_cpu"])
+@pytest.mark.parametrize("preset", ["local", "colab_subprocess", "colab_cpu"])
 def test_where_drive_cannot_be_mounted_the_error_says_so(
     tmp_path: Path, preset: Preset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -247,11 +235,10 @@ def test_where_drive_cannot_be_mounted_the_error_says_so(
         assert not set(machine.calls) & {"drive.flush_and_unmount"}
 
 
-@pytest.mark.parametrize("verb", [mount_drive, refresh_drive, flush_drive])
-def test_only_the_main_thread_may_ask(colab: SimulatedColab, verb: Callable[[], object]) -> None:
-    thread = threading.Thread(target=lambda: refused(verb, NotSupportedHereError, "reader-3"), name="reader-3")
-    thread.start()
-    thread.join()
+def test_only_the_main_thread_may_ask(colab: SimulatedColab) -> None:
+    for verb in (mount_drive, refresh_drive, flush_drive):
+        with ThreadPoolExecutor(1, "reader") as threads:
+            threads.submit(refused, verb, NotSupportedHereError, "reader_0").result()
     assert colab.calls == []
 
 
@@ -321,14 +308,13 @@ def test_a_script_may_flush_for_good_and_leaves_a_dead_mount_alone(tmp_path: Pat
 # --- other clients, and clients that hang ---
 
 
-@pytest.mark.parametrize("fstype", ["fuse.drive", "fuse.drivefs"])
 def test_a_client_that_hangs_is_reported_and_not_forced(
-    colab: SimulatedColab, silent_mount: MakeSilentMount, monkeypatch: pytest.MonkeyPatch, fstype: str
+    colab: SimulatedColab, silent_mount: MakeSilentMount, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may be busy with uploads that a forced remount would lose, so the person decides."""
     monkeypatch.setattr(drive_module, "_PROBE_TIMEOUT_S", 0.2)
     monkeypatch.setattr(drive_module.ask_drives, "__kwdefaults__", {"near": None, "timeout_s": 0.2})
-    place = silent_mount(colab.root / "content/drive", fstype).place
+    place = silent_mount(colab.root / "content/drive", "fuse.drivefs").place
     refused(lambda: mount_drive(place), DriveDisconnectedError, str(place))
     # Nor does anything hang that only looks for a Drive.
     assert list_datasets(local_dir=colab.root / "local") == []
@@ -472,9 +458,8 @@ def test_a_drive_that_does_not_come_back_is_an_error(
     ("held_by", "verb"),
     [
         ("an open file", mount_drive),
-        ("a program", mount_drive),
+        ("a program", refresh_drive),
         ("the current folder", mount_drive),
-        ("the current folder", refresh_drive),
         ("a try by hand", mount_drive),
     ],
 )

@@ -63,11 +63,18 @@ def fetch(colab: SimulatedColab, happens: Callable[[], object]) -> Any:
 
 
 @pytest.mark.parametrize("drive_knobs", [{}, {"time_scale": 0.01, "death_enoent_s": 30.0}], indirect=True)
-def test_work_goes_on_after_the_client_has_died(colab: SimulatedColab, drive: SimulatedDrive) -> None:
-    """One mount, asked for once, and whoever reads the report is told; also where nothing exists for a moment."""
+def test_work_goes_on_after_the_client_has_died(
+    colab: SimulatedColab, drive: SimulatedDrive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One mount, asked for once, and whoever reads the report is told; also where nothing exists for a moment. From
+    inside, Drive is left and entered again: the client's shell would keep the mount busy for good."""
+    inside = colab.root / "content/drive/MyDrive/data"
+    monkeypatch.chdir(inside)
     report = fetch(colab, drive.kill)
     assert colab.calls.count("drive.mount") == 1
     assert [note for note in report.notes if "mounted again" in note]
+    assert (Path.cwd(), colab.shells) == (inside, [])
+    assert Path("07.bin").read_bytes() == FILES["07.bin"]
 
 
 @pytest.mark.parametrize("drive_knobs", [{"death_after_opens": 6}], indirect=True)
@@ -104,18 +111,6 @@ def test_a_living_drive_that_fails_is_not_touched(colab: SimulatedColab, drive: 
     with pytest.raises(SourceReadError, match=r"07\.bin"):
         fetch(colab, lambda: None)
     assert colab.calls == []
-
-
-def test_from_inside_drive_it_is_left_and_entered_again(
-    colab: SimulatedColab, drive: SimulatedDrive, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The client is never called from inside, where it would leave a shell that keeps the mount busy for good."""
-    inside = colab.root / "content/drive/MyDrive/data"
-    monkeypatch.chdir(inside)
-    fetch(colab, drive.kill)
-    assert colab.calls.count("drive.mount") == 1
-    assert (Path.cwd(), colab.shells) == (inside, [])
-    assert Path("07.bin").read_bytes() == FILES["07.bin"]
 
 
 def test_staging_goes_on_after_the_client_has_died_midway(

@@ -63,14 +63,14 @@ MACHINES: dict[str, tuple[dict[str, str], tuple[int, int, int]]] = {
         },
         (64 * GIB, 60 * GIB, CORES),
     ),
-    # By swap, or because a limit was lowered.
-    "over its limit": (
-        {"proc/self/cgroup": "0::/", "sys/fs/cgroup/memory.max": "100", "sys/fs/cgroup/memory.current": "200"},
-        (100, 0, CORES),
-    ),
-    "half a core": (
-        {"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "50000 100000"},
-        (64 * GIB, 60 * GIB, 1),
+    "half a core, over its limit": (
+        {
+            "proc/self/cgroup": "0::/",
+            "sys/fs/cgroup/cpu.max": "50000 100000",
+            "sys/fs/cgroup/memory.max": "100",
+            "sys/fs/cgroup/memory.current": "200",
+        },
+        (100, 0, 1),
     ),
     "more cores than there are": (
         {"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "99900000 100000"},

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
+import tarfile
 import zipfile
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from colabstage import fetch_files, plan_stage, stage_dataset
+from colabstage.io.progress import Cancellation, LateStep, Progress
+from colabstage.sources.arriving import STRETCH_BYTES, ArchiveWalk, StreamingCopy
+from colabstage.sources.http_file import open_http
+from colabstage.trees.bytes import LocalBytes
+from colabstage.trees.tar import scan_members
 from simulated_drive.drive import SimulatedDrive
 from simulated_drive.knobs import DriveKnobs
+from tests.support.far import POLICY
 from tests.support.http_knobs import WebFault, WebKnobs
 from tests.support.http_server import WebServer
 from tests.support.images import in_classes, make_tree, noise
@@ -20,6 +28,7 @@ from tests.support.share_links import DriveShares, SharedItem
 
 if TYPE_CHECKING:
     from pathlib import Path
+
 
 # Stages, and prints how often each file below the folder of all is opened; then again without the local copy. An audit
 # hook cannot be removed: hence a process.
@@ -76,45 +85,28 @@ def zipped(tmp_path: Path) -> bytes:
 
 @pytest.mark.parametrize("way", ["fetch", "stage"])
 def test_a_file_on_the_web_comes_once(tmp_path: Path, zipped: bytes, way: str) -> None:
-    """Beside it come only both ends of a zip, which are looked at first; a second call asks one question."""
+    """Beside it come only both ends of a zip, which are looked at first; a second call asks one question. Where each
+    connection is cut early, also that of the first question, it comes all the same."""
+    quiet: dict[str, Any] = {"progress": False}
+
+    def call(server: WebServer, place: Path) -> None:
+        if way == "fetch":
+            fetch_files(server.url("photos.zip"), place / "copy.zip", **quiet)
+            assert (place / "copy.zip").read_bytes() == zipped
+        else:
+            staged = stage_dataset(server.url("photos.zip"), local_dir=place, cache_dir=None, image_size=8, **quiet)
+            assert staged.splits == {"train": 40}
+
     with WebServer({"photos.zip": zipped}) as server:
-
-        def call() -> None:
-            if way == "fetch":
-                fetch_files(server.url("photos.zip"), tmp_path / "copy.zip", progress=False)
-            else:
-                stage_dataset(
-                    server.url("photos.zip"),
-                    local_dir=tmp_path / "local",
-                    cache_dir=None,
-                    image_size=8,
-                    progress=False,
-                )
-
-        call()
+        call(server, tmp_path / "one")
         # A connection whose end another one takes over has a little more of it in flight.
         assert server.bytes_sent <= 1.25 * len(zipped)
         assert len(server.requests) < 24
         server.forget_requests()
-        call()
+        call(server, tmp_path / "one")
         assert len(server.requests) == 1
-
-
-@pytest.mark.parametrize("way", ["fetch", "stage"])
-def test_a_server_that_cuts_every_connection_early_is_read_all_the_same(
-    tmp_path: Path, zipped: bytes, way: str
-) -> None:
-    """Also what is asked for first, which is longer than a connection lives."""
-    with WebServer({"photos.zip": zipped}) as server:
         server.set_faults(WebFault(kind="truncate", at_byte=200_000))
-        if way == "fetch":
-            fetch_files(server.url("photos.zip"), tmp_path / "copy.zip", progress=False)
-            assert (tmp_path / "copy.zip").read_bytes() == zipped
-        else:
-            staged = stage_dataset(
-                server.url("photos.zip"), local_dir=tmp_path, cache_dir=None, image_size=8, progress=False
-            )
-            assert staged.splits == {"train": 40}
+        call(server, tmp_path / "two")
 
 
 @pytest.mark.fuse
@@ -170,8 +162,9 @@ def test_the_contents_of_a_long_zip_come_once(tmp_path: Path) -> None:
     """They are its state, where its server reports no version, and say what is in it."""
     content, archive = noise(0, size=(2, 2)), tmp_path / "photos.zip"
     with zipfile.ZipFile(archive, "w") as made:
-        for number in range(18_000):
-            made.writestr(zipfile.ZipInfo(f"{('cat', 'dog')[number % 2]}/{number:0200}.png"), content)
+        for number in range(4_600):
+            name = f"{('cat', 'dog')[number % 2]}/{'deep' * 60}/{'deep' * 60}/{'deep' * 60}/{number:0200}.png"
+            made.writestr(zipfile.ZipInfo(name), content)
         contents_at = made.start_dir
     nbytes = archive.stat().st_size - contents_at
     assert nbytes > 4 << 20
@@ -179,3 +172,42 @@ def test_the_contents_of_a_long_zip_come_once(tmp_path: Path) -> None:
     with WebServer({"photos.zip": archive.read_bytes()}, knobs=knobs) as server:
         plan_stage(server.url("photos.zip"), local_dir=tmp_path / "local", cache_dir=None, image_size=8)
         assert nbytes < server.bytes_sent < 1.5 * nbytes
+
+
+MB = 1_000_000
+SIZES = {
+    "small": [5_000] * 1000,
+    "mixed": [5_000] * 300 + [20 * MB, 3, 0] * 2 + [5_000] * 300,
+}
+
+
+@pytest.mark.parametrize("kind", list(SIZES))
+def test_headers_are_found_with_few_requests(tmp_path: Path, kind: str) -> None:
+    """Small members are read through in stretches, large ones are passed over."""
+    path, sizes = tmp_path / "photos.tar", SIZES[kind]
+    with tarfile.open(path, "w") as archive:
+        for number, size in enumerate(sizes):
+            member = tarfile.TarInfo(f"folder/{number:05}.bin")
+            member.size = size
+            archive.addfile(member, io.BytesIO(bytes(size)))
+    size = path.stat().st_size
+    with WebServer({"photos.tar": path}) as server:
+        file = open_http(server.url("photos.tar"))
+        copy = StreamingCopy(
+            file,
+            tmp_path / "copy",
+            step=Progress().step("copy", total=size, unit="B"),
+            policy=POLICY,
+            cancellation=Cancellation(),
+        )
+        with ArchiveWalk(copy, LateStep(Progress(), "look", size)) as walk:
+            found = list(scan_members(walk))
+            walk.end()
+            assert walk.pread(512, 0) == path.read_bytes()[:512]
+        file.close()
+        sent = sum(1 for one in server.requests if one.method == "GET")
+    with LocalBytes(path) as here:
+        assert found == list(scan_members(here))
+    # One for each stretch of small members, two or three for a large one, and what was on its way when one came.
+    large = sum(one > STRETCH_BYTES for one in sizes)
+    assert sent < size / STRETCH_BYTES + 20 if not large else sent < 60

@@ -1,6 +1,6 @@
 """Stages a dataset as a process of its own, and prints where from and where to.
 
-Run as python stager.py SOURCE LOCAL_DIR LOCKS, with the folder of the cache behind it where that is not found.
+Run as python stager.py SOURCE LOCAL_DIR LOCKS.
 
 LOCKS is `real`, or `none` for a machine whose locks always succeed and hold nobody off.
 """
@@ -31,13 +31,13 @@ class IdleLock:
 
 def main() -> None:
     """Wait for the word, so that all begin at once; then stage."""
-    source, local_dir, locks, *cache = sys.argv[1:]
+    source, local_dir, locks = sys.argv[1:]
     if locks == "none":
         filelock.FileLock = IdleLock  # type: ignore[assignment]
     sys.stdout.write("ready\n")
     sys.stdout.flush()
     sys.stdin.readline()
-    staged = stage_dataset(source, local_dir=local_dir, cache_dir=cache[0] if cache else "auto", progress=False)
+    staged = stage_dataset(source, local_dir=local_dir, progress=False)
     notes = staged.report.notes
     sys.stdout.write(json.dumps({"origin": staged.report.origin, "path": str(staged.path), "notes": notes}) + "\n")
 

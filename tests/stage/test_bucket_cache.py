@@ -130,13 +130,12 @@ def test_only_blocks_that_the_earlier_version_has_not_are_sent(
     size, key = first.path.stat().st_size, f"cache/{first.path.name}"
     first.wait_published()
     assert sum(sent) > size
-    for number in (99, 100):
-        change(photos, number)
-        sent.clear()
-        again = staged(photos, tmp_path / "one")
-        again.wait_published()
-        assert timeless(objects(s3)) == as_objects(key, again.path)
-        assert sum(sent) < 0.4 * size
+    change(photos, 99)
+    sent.clear()
+    again = staged(photos, tmp_path / "one")
+    again.wait_published()
+    assert timeless(objects(s3)) == as_objects(key, again.path)
+    assert sum(sent) < 0.4 * size
     assert staged(photos, tmp_path / "two").report.origin == "cache"
 
 

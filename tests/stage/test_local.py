@@ -16,7 +16,6 @@ import pytest
 
 from colabstage import dataset_h5, extract_archive, fetch_files, publish_file, restore_file, stage_dataset
 from colabstage.errors import (
-    ArchiveError,
     ColabstageError,
     CorruptArchiveError,
     DecodeError,
@@ -24,7 +23,6 @@ from colabstage.errors import (
     LayoutError,
     NotEnoughSpaceError,
     OptionError,
-    SourceNotFoundError,
     TargetExistsError,
     UnsafeArchiveError,
 )
@@ -82,8 +80,10 @@ def test_touched_folders_and_a_pack_that_moved_are_still_those(photos: Path) -> 
     assert [stage(photos).report.origin for _ in range(2)] == ["local", "local"]
 
 
-@pytest.mark.parametrize("lost", ["a byte", "its end", "all of it"])
-@pytest.mark.parametrize("by", ["the disk", "somebody"])
+@pytest.mark.parametrize(
+    ("lost", "by"),
+    [("a byte", "the disk"), ("all of it", "the disk"), ("its end", "somebody"), ("all of it", "somebody")],
+)
 def test_what_a_crash_of_the_machine_took_is_staged_again(photos: Path, lost: str, by: str) -> None:
     """The user has nothing to decide where nothing has written to the pack since; otherwise it may be somebody's."""
     pack = stage(photos).path
@@ -118,27 +118,17 @@ def test_both_forms_are_kept_and_what_is_lost_of_them_is_fetched_again(tmp_path:
     assert contents(staged.files) == FILES
 
 
-def test_plain_files_of_one_file_are_that_file(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("a,b\n1,2\n", encoding="utf-8")
-    assert everything_below(stage(tmp_path / "a.csv", keep="files").files) == {"a.csv": b"a,b\n1,2\n"}
-
-
 WHOLE = zip_bytes(FILES, method=0)
 BROKEN = {**FILES, "cat/broken.png": image(1)[:40]}
 # What the source holds, or its file; options; and how it is refused.
 REFUSED: dict[str, tuple[dict[str, Any] | tuple[str, bytes], dict[str, Any], type[ColabstageError], str]] = {
-    "nothing there": (("", b""), {}, SourceNotFoundError, "nowhere"),
-    "empty": ({}, {}, EmptySourceError, "source"),
     "no samples": ({"a.csv": "a,b\n"}, {}, EmptySourceError, "csv"),
     "a broken image": (BROKEN, {}, DecodeError, "broken.png"),
-    "a cut zip": (("cut.zip", WHOLE[: len(WHOLE) // 2]), {}, CorruptArchiveError, "cut.zip"),
     "a damaged zip": (("a.zip", WHOLE[:80] + bytes(9) + WHOLE[89:]), {}, CorruptArchiveError, "cat/000.png"),
-    "a page": (("page.zip", b"<!DOCTYPE html><html>Sign in</html>"), {}, CorruptArchiveError, "page.zip"),
-    "an image": (("photo.png", image(1)), {}, ArchiveError, "photo.png"),
     "an unsafe name": (("evil.tar", tar_bytes({"../evil.png": image(1)})), {}, UnsafeArchiveError, "evil.png"),
     **{
         f"{name}={value!r}": (FILES, {name: value}, OptionError, repr(value))
-        for name, value in {"keep": "zip", "encoding": "gif", "image_size": (0, 5), "layout": "cubist"}.items()
+        for name, value in {"keep": "zip", "layout": "cubist"}.items()
     },
     "no folder": (FILES, {"local_dir": "source/cat/000.png"}, OptionError, "cat/000.png"),
     "a small disk": (FILES, {"image_size": (1024, 1024), "encoding": "pixels"}, NotEnoughSpaceError, "25.2 MB"),
@@ -152,7 +142,7 @@ def test_what_cannot_be_staged_is_refused_without_a_trace(name: str, tmp_path: P
         (tmp_path / "source").mkdir()
         source = make_tree(tmp_path / "source", made)
     else:
-        source = make_tree(tmp_path, {made[0]: made[1]}) / made[0] if made[0] else tmp_path / "nowhere"
+        source = make_tree(tmp_path, {made[0]: made[1]}) / made[0]
     local = tmp_path / options["local_dir"] if "local_dir" in options else small_disk / "fast"
     with pytest.raises(ColabstageError) as refused:
         stage(source, **{**options, "local_dir": local, "cache_dir": tmp_path / "cache"})
@@ -163,7 +153,7 @@ def test_what_cannot_be_staged_is_refused_without_a_trace(name: str, tmp_path: P
     assert not (tmp_path / "cache").exists()
 
 
-@pytest.mark.parametrize("place", ["s3://bucket/model.pt", Path("s3://bucket/model.pt"), "file:///model.pt", ""])
+@pytest.mark.parametrize("place", ["s3://bucket/model.pt", Path("s3://bucket/model.pt"), ""])
 def test_no_address_becomes_a_folder_of_the_current_one(
     place: str | Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,8 +176,7 @@ def test_no_address_becomes_a_folder_of_the_current_one(
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("encoding", ["pixels", "encoded"])
-@pytest.mark.parametrize("in_folder", [False, True])
+@pytest.mark.parametrize(("encoding", "in_folder"), [("pixels", False), ("encoded", True)])
 def test_a_pack_is_opened_and_not_packed_again(photos: Path, tmp_path: Path, encoding: str, in_folder: bool) -> None:
     """Its samples would lose their names; the error has the line that opens it, as it is for a second notebook."""
     first = stage(photos, encoding=encoding, cache_dir=tmp_path / "cache")

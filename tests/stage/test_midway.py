@@ -23,7 +23,7 @@ from colabstage.machine import watched
 from colabstage.sources import http_file, in_part, opening
 from colabstage.sources.remote import MountedFile
 from simulated_drive.knobs import DriveFaults, DriveKnobs, OpFault
-from tests.support.archives import tar_bytes, zip_bytes
+from tests.support.archives import zip_bytes
 from tests.support.http_knobs import WebFault, WebKnobs
 from tests.support.http_server import WebServer
 from tests.support.images import make_tree, noise
@@ -287,7 +287,6 @@ def test_a_cached_pack_that_is_damaged_meanwhile(tmp_path: Path, monkeypatch: py
 FORMS: dict[str, Callable[[bytes], bytes]] = {
     "x.npy": lambda array: array,
     "x.zip": lambda array: zip_bytes({"x.npy": array}, method=0),
-    "x.tar": lambda array: tar_bytes({"x.npy": array}),
 }
 
 

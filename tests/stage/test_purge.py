@@ -129,24 +129,6 @@ def test_strangers_stay(world: World) -> None:
         assert world.purge(stranger, "--yes") == (2, [])
 
 
-@pytest.mark.parametrize("now", ["a checkpoint", "a manifest that is none"])
-def test_what_takes_the_place_of_a_listed_dataset_stays(world: World, now: str) -> None:
-    """A checkpoint that was published under its name since then has a manifest of colabstage's, too."""
-    pack = world.cache / f"{world.stage()}.h5"
-    listed = world.listed("cache")
-    if now == "a checkpoint":
-        for path in (pack, pack.with_suffix(".h5.json")):
-            path.unlink()
-        make_tree(world.root, {"model.h5": "weights"})
-        publish_file(world.root / "model.h5", pack, progress=False)
-    else:
-        pack.with_suffix(".h5.json").write_bytes(b"{")
-    before = pack.read_bytes()
-    report = purge_datasets(listed)
-    assert pack.read_bytes() == before
-    assert (report.removed, list(report.kept)) == ((), listed)
-
-
 def test_what_is_being_staged_stays(world: World) -> None:
     name = world.stage()
     listed, works, go_on = world.listed("here"), threading.Event(), threading.Event()

@@ -65,37 +65,6 @@ def test_a_plan_that_does_not_fit_says_so(tmp_path: Path) -> None:
     ]
 
 
-def test_a_damaged_pack_is_told_once_and_with_what_works(tmp_path: Path) -> None:
-    source = make_tree(tmp_path / "photos", in_classes(4))
-    places: dict[str, Any] = {"local_dir": tmp_path / "here", "cache_dir": None}
-    staged = stage_dataset(source, progress=False, **places)
-    with staged.path.open("r+b") as file:
-        file.seek(4096)
-        file.write(b"mine")
-    plan = plan_stage(source, **places)
-    assert "1 of its 1 block differ" in plan.reasons[0]
-    assert "refresh=True" not in str(plan)
-    assert "delete it" in plan.refused
-    staged.path.unlink()
-    assert plan_stage(source, **places).refused == ""
-    assert stage_dataset(source, progress=False, **places).report.origin == "source"
-
-
-def test_a_damaged_pack_in_the_cache_is_told_once_and_without_advice(tmp_path: Path) -> None:
-    """What the advice would be is what the call does."""
-    source, cache = make_tree(tmp_path / "photos", in_classes(4)), tmp_path / "cache"
-    stage_dataset(source, local_dir=tmp_path / "here", cache_dir=cache, progress=False)
-    pack = next(cache.glob("*.h5"))
-    with pack.open("r+b") as file:
-        file.seek(4096)
-        file.write(b"mine")
-    report = stage_dataset(source, local_dir=tmp_path / "there", cache_dir=cache, progress=False).report
-    assert report.origin == "source"
-    (said,) = [note for note in report.notes if note.startswith("The pack in the cache cannot be used")]
-    assert "is damaged" in said
-    assert "refresh" not in said
-
-
 def test_looking_again_is_one_line_of_the_report(tmp_path: Path) -> None:
     """Before the lock and behind it the folder is found changed; what was done is told once, with the time of both."""
     source = make_tree(tmp_path / "photos", in_classes(4))

@@ -1,4 +1,4 @@
-"""What shapes a pack reaches it from `stage_dataset`, and whatever makes another pack has another key."""
+"""What shapes a pack, and its loaders, reaches them from `stage_dataset`; what makes another pack has another key."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_each_option_has_a_key_of_its_own(tmp_path: Path) -> None:
     assert len({key({}), *keys.values()}) == len(OPTIONS) + 1
 
 
-@pytest.mark.parametrize("form", ["folder", "zip", "both"])
+@pytest.mark.parametrize("form", ["zip", "both"])
 def test_workers_make_the_pack_that_one_process_makes(tmp_path: Path, photos: Path, make_zip: Any, form: str) -> None:
     source = make_zip(photos, tmp_path / "photos.zip") if form == "zip" else photos
     options: dict[str, Any] = {"progress": False, "keep": "both" if form == "both" else "pack", "cache_dir": None}
@@ -85,9 +85,28 @@ def test_workers_make_the_pack_that_one_process_makes(tmp_path: Path, photos: Pa
     assert list(together.path.parent.glob(".colabstage-*.tmp")) == []
 
 
-@pytest.mark.parametrize("source", ["https://example.org/a.zip", "part-*.zip", ["a.zip", "b.zip"]])
+@pytest.mark.parametrize("source", ["https://example.org/a.zip", ["a.zip", "b.zip"]])
 def test_what_workers_cannot_open_is_refused(source: Any, tmp_path: Path) -> None:
     """Before anything is opened or written."""
     with ThreadPoolExecutor(1) as pool, pytest.raises(OptionError, match="keep='both'"):
         stage_dataset(source, executor=pool, local_dir=tmp_path / "here", progress=False)
     assert not (tmp_path / "here").exists()
+
+
+@pytest.mark.torch
+def test_a_loader_does_as_it_is_told(photos: Path) -> None:
+    import torch
+    from torch.utils.data import WeightedRandomSampler
+
+    data = stage_dataset(photos, splits={"train": 0.8, "test": 0.2}, cache_dir=None, progress=False)
+    held = data.loader(
+        "train", 4, strategy="memory", num_workers=1, prefetch_factor=1, memory_budget="1MB", ragged="pad"
+    )
+    assert held.plan.strategy == "memory"
+    assert sum(len(x) for x, _ in held) == 16
+    ranked = [data.loader("train", 4, rank=rank, world_size=2, sampler=range(6), shuffle=True) for rank in (0, 1)]
+    assert [sum(len(y) for _, y in loader) for loader in ranked] == [3, 3]
+    drawn = data.loader("test", 4, sampler=WeightedRandomSampler([0.0, 1.0, 0.0, 0.0], 6))
+    assert torch.equal(torch.cat([y for _, y in drawn]), torch.as_tensor(data["test"][1][1]).repeat(6))
+    with pytest.raises(OptionError, match="strategy"):
+        data.loader("train", 4, strategy="best")  # type: ignore[arg-type]

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import h5py
 import pytest
 
 from colabstage import stage_dataset
 from colabstage.errors import NotEnoughSpaceError
 from colabstage.sources import look as looking
-from colabstage.sources.identity import SourceIdentity
-from colabstage.sources.parse import WebSource
-from colabstage.sources.remote_files import RemoteFileTree
 from simulated_drive.knobs import DriveKnobs
 from tests.contract.served import numbers_in
 from tests.support.images import image, make_tree, noise, number_of
@@ -30,7 +25,6 @@ if TYPE_CHECKING:
 
 # Files of one length.
 NUMBERS = {f"{kind}/{number}.bmp": 10 * number for kind in ("cat", "dog") for number in range(4)}
-MORE = {**NUMBERS, "cat/new.bmp": 99}
 
 
 @pytest.fixture
@@ -46,61 +40,6 @@ def stage(source: Any, **options: Any) -> StagedDataset:
 def numbers_of_files(folder: Path | None) -> dict[str, int]:
     assert folder is not None
     return {str(path.relative_to(folder)): number_of(path.read_bytes()) for path in folder.rglob("*.bmp")}
-
-
-def spoil(pack: Path) -> None:
-    """Write into the pixels, as a disk does: nobody wrote to the file, so its time stays."""
-    found = pack.stat()
-    with h5py.File(pack) as file:
-        offset = file["X_train"].id.get_offset()
-    with pack.open("r+b") as raw:
-        raw.seek(offset)
-        raw.write(b"\xee" * 20)
-    os.utime(pack, ns=(found.st_atime_ns, found.st_mtime_ns))
-
-
-@pytest.mark.parametrize("keep", ["pack", "both"])
-def test_bringing_files_does_not_vouch_for_an_older_pack(source: Path, keep: str) -> None:
-    stage(source)
-    make_tree(source, MORE)
-    assert numbers_of_files(stage(source, keep="files").files) == MORE
-    again = stage(source, keep=keep)
-    assert (numbers_in(again.path), again.report.origin) == (MORE, "source")
-
-
-@pytest.mark.parametrize("how", ["files are brought", "its record is of then"])
-def test_who_asks_for_all_bytes_has_all_of_them_compared(source: Path, how: str) -> None:
-    first = stage(source, keep="both")
-    spoil(first.path)
-    if how == "files are brought":
-        stage(source, keep="files", verify="full")
-    else:
-        # Only the kernel sets this time.
-        record = first.path.with_name("stage.json")
-        noted = json.loads(record.read_text(encoding="utf-8"))
-        noted["seal"]["ctime_ns"] = first.path.stat().st_ctime_ns
-        record.write_text(json.dumps(noted), encoding="utf-8")
-        assert stage(source).report.origin == "local"
-    again = stage(source, verify="full")
-    assert (numbers_in(again.path), again.report.origin) == (NUMBERS, "source")
-
-
-def test_plain_files_are_brought_once_for_each_state_and_each_refresh(source: Path) -> None:
-    """Those that are here are used by a call that packs too; those of a state before the pack's are not."""
-
-    def fetched(**options: Any) -> bool:
-        staged = stage(source, **options)
-        assert numbers_of_files(staged.files) == now
-        return "fetch files" in [step.name for step in staged.report.steps]
-
-    now = NUMBERS
-    assert fetched(keep="files")
-    assert fetched(keep="files", refresh=True)
-    assert not fetched(keep="both")
-    now = MORE
-    make_tree(source, now)
-    assert numbers_in(stage(source, keep="pack").path) == now
-    assert fetched(keep="files")
 
 
 def test_a_pack_stays_vouched_for_when_files_are_brought_beside_it(source: Path, tmp_path: Path) -> None:
@@ -122,20 +61,6 @@ def test_what_nobody_can_compare_is_never_the_same(source: Path) -> None:
     assert {one.report.origin for one in staged} == {"source"}
     assert all(any("_thread.lock" in note for note in one.report.notes) for one in staged)
     assert staged[0].path == staged[1].path
-
-
-def test_a_folder_that_stands_where_a_file_was_is_closed_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A look opens it, finds that it is another thing, and keeps no connection to it."""
-    closed: list[str] = []
-
-    class Folder(RemoteFileTree):
-        def close(self) -> None:
-            closed.append(self.label)
-
-    monkeypatch.setattr(looking, "open_remote", lambda *_, **__: Folder("photos", []))
-    source = WebSource("u", "photos", "u", "http://x/photos")
-    assert looking.check_freshness(source, SourceIdentity("archive", 1, 10), workers=1).state == "changed"
-    assert closed == ["photos"]
 
 
 def slow_stat(monkeypatch: pytest.MonkeyPatch, folder: Path, wait: Callable[[], object]) -> None:
@@ -185,8 +110,8 @@ def test_a_cached_pack_that_does_not_fit_is_refused_with_what_works(
 
 @pytest.mark.parametrize(
     "text",
-    ["[" * 100_000, '{"version": 1, "files": [1e400, 2]}', '{"version": 1, "seal": 7}', '{"version": 1e0}', "NaN"],
-    ids=["deep", "infinite", "of another type", "a float", "no number"],
+    ["[" * 100_000, '{"version": 1, "files": [1e400, 2]}', '{"version": 1, "seal": 7}'],
+    ids=["deep", "infinite", "of another type"],
 )
 def test_a_record_that_is_none_is_none(source: Path, text: str) -> None:
     stage(source).path.with_name("stage.json").write_text(text, encoding="utf-8")
@@ -207,9 +132,10 @@ def rewrite(path: Path, data: bytes) -> None:
 
 
 @pytest.mark.fuse
-@pytest.mark.parametrize("verify", ["fast", "full"])
 @pytest.mark.parametrize(
-    "drive_knobs", [DriveKnobs.quick(), replace(DriveKnobs.quick(), attributes=False)], ids=["MD5s", "no MD5s"]
+    ("drive_knobs", "verify"),
+    [(DriveKnobs.quick(), "fast"), (replace(DriveKnobs.quick(), attributes=False), "full")],
+    ids=["MD5s", "no MD5s"],
 )
 def test_a_file_on_drive_that_was_rewritten_in_place(
     drive: SimulatedDrive, my_drive: Path, drive_knobs: DriveKnobs, verify: str

@@ -266,7 +266,6 @@ def test_what_cannot_be_packed_in_shards_says_so_before_anything_is_written(
 @pytest.mark.parametrize(
     ("count", "remote", "limit", "splits"),
     [
-        (6, False, 1000, None),
         (6, True, 1000, None),
         (COUNT, False, 150_000, None),
         (COUNT, False, 1_100_000, {"train": 0.8, "dev": 0.1, "test": 0.1}),

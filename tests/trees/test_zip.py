@@ -18,19 +18,13 @@ import pytest
 from colabstage.errors import ArchiveError, CorruptArchiveError
 from colabstage.trees.names import ArchiveLimits
 from colabstage.trees.open import open_archive, open_tree
-from tests.support.archives import RecordingBytes, read_all, set_field, stored_zip, zip_bytes
+from tests.support.archives import RecordingBytes, read_all, set_field, zip_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
 GIB_4 = 1 << 32
-METHODS = [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA]
-FILES = {
-    "train/cat/1.jpg": b"first " * 500,
-    "train/dog/2.jpg": random.Random(1).randbytes(3000),
-    "readme.txt": b"r",
-}
 
 
 @dataclass
@@ -188,19 +182,6 @@ def test_members_are_found_wherever_the_directory_is_cut(
             open_archive(RecordingBytes(whole[:at] + b"XX" + whole[at + 2 :]), spool=tmp_path)
 
 
-def test_a_directory_of_which_a_piece_comes_short_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As from a mount whose client is about to die."""
-    monkeypatch.setattr("colabstage.trees.zip._READ_BYTES", 20_000)
-    content = stored_zip({f"c/{number:05}.bin": b"" for number in range(1500)})
-
-    class Cut(RecordingBytes):
-        def pread(self, length: int, offset: int) -> bytes:
-            return super().pread(length, offset)[: length - (length == 20_000)]
-
-    with pytest.raises(CorruptArchiveError):
-        open_archive(Cut(content), spool=tmp_path)
-
-
 def test_a_member_of_many_takes_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At most 300 bytes for each while a zip is opened, besides a piece of the directory, and less than 150 then."""
     monkeypatch.setattr("colabstage.trees.zip._READ_BYTES", 100_000)
@@ -228,17 +209,7 @@ def test_the_times_of_members_are_kept(tmp_path: Path) -> None:
         assert tree.entries[0].mtime_ns == 0
 
 
-def test_damaged_members_are_named_and_others_still_read(tmp_path: Path) -> None:
-    """One bad member does not take the rest with it."""
-    content = stored_zip(FILES).replace(b"first ", b"FIRST ", 1)
-    with open_archive(RecordingBytes(content), spool=tmp_path) as tree:
-        _, bad, good = tree.entries
-        with pytest.raises(CorruptArchiveError, match=r"train/cat/1\.jpg"):
-            tree.read(bad)
-        assert tree.read(good) == FILES["train/dog/2.jpg"]
-
-
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA])
 def test_the_head_of_a_large_member_is_read_alone(tmp_path: Path, method: int) -> None:
     """For the shape of an array nobody waits for 16 MiB of it; whoever reads on gets all of it."""
     content = random.Random(2).randbytes(1_200_000)
@@ -250,8 +221,7 @@ def test_the_head_of_a_large_member_is_read_alone(tmp_path: Path, method: int) -
         first = next(chunks)
         assert content.startswith(first)
         assert len(first) >= 64 * 1024
-        if method != zipfile.ZIP_BZIP2:  # which unpacks 900 kB at once
-            assert sum(length for _, length in source.reads) < 300_000
+        assert sum(length for _, length in source.reads) < 300_000
         assert first + b"".join(chunks) == content
 
 
@@ -261,15 +231,13 @@ def unicode_field(stored: bytes, name: str) -> bytes:
     return struct.pack("<HH", 0x7075, len(field)) + field
 
 
-CHINESE = ["照片/猫.jpg", "照片/表.jpg"]  # 表 ends in a byte of a backslash in Shift-JIS
+CHINESE = ["照片/猫.jpg", "照片/表.jpg"]
 # The members, the encoding that a caller gives, what they are called, and whether that is a guess.
 NAMES: dict[str, tuple[list[Member], str | None, list[str], bool]] = {
     "flagged": ([Member("é.jpg".encode(), flags=0x800)], "gbk", ["é.jpg"], False),
     "all in UTF-8": ([Member("é.jpg".encode()), Member(b"x.jpg")], None, ["x.jpg", "é.jpg"], False),
     "not all in UTF-8": ([Member("é.jpg".encode()), Member(b"\x82")], None, ["é", "├⌐.jpg"], True),
-    "cp437": ([Member(b"caf\x82.jpg")], None, ["café.jpg"], True),
     "gbk": ([Member(name.encode("gbk")) for name in CHINESE], "gbk", sorted(CHINESE), False),
-    "cp932": ([Member(CHINESE[1].encode("cp932", "replace"))], "cp932", CHINESE[1:], False),
     "flag on damaged UTF-8": ([Member(b"\x82", flags=0x800)], None, ["é"], True),
     "Info-ZIP's field": ([Member(b"x.jpg", extra=unicode_field(b"x.jpg", "ж.jpg"))], None, ["ж.jpg"], False),
     "its field of another": ([Member(b"x.jpg", extra=unicode_field(b"y.jpg", "ж.jpg"))], None, ["x.jpg"], False),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bz2
 import gzip
 import lzma
 import os
@@ -159,20 +158,14 @@ CORRUPT = {
     "zip: wrong checksum": (both(PACKED, 16, "<L", zlib.crc32(b"something else")), "a.npy"),
     "zip: other size in its own header": (set_field(PACKED, LOCAL, 22, "<L", 5), "a.npy"),
     "zip: other method in its own header": (set_field(PACKED, LOCAL, 8, "<H", 0), "a.npy"),
-    "zip: truncated": (TWO[:-40], f"{len(TWO) - 40} bytes"),
-    "zip: truncated in a member": (TWO[:80], "80 bytes"),
     "zip: truncated behind a zip in it": (inside_another(), "bytes are here"),
     "zip: its end filled with zeros": (TWO[:-60] + bytes(5000), "zeros"),
     "zip: counts another number": (set_field(TWO, END, 10, "<H", 3), "counts 3"),
-    "zip: damaged deflate": (PACKED[:60] + b"\xff" * 20 + PACKED[80:], "a.npy"),
-    "tar: truncated": (TAR[:2000], "train/a.jpg"),
     "tar: end missing": (TAR[: 512 + 3072 + 1024], "4,608 bytes"),
     "tar: its end filled with zeros": (TAR + bytes(2_000_000), "zeros"),
     "tar: damaged header": (set_field(TAR, b"train/b", 3, "<L", 0), "byte 3,584"),
     "tar: two joined": (TAR + TAR, "byte 4,608"),
     "tar: junk behind": (TAR + b"junk" * 200, "byte 4,608"),
-    "tar.gz: truncated": (TAR_GZ[:-20], "truncated"),
-    "tar.gz: wrong checksum": (TAR_GZ[:-8] + bytes(4) + TAR_GZ[-4:], "CRC"),
     "zst: truncated": (zstandard.compress(os.urandom(5000))[:-9], "truncated"),
     "7z: damaged": (b"7z\xbc\xaf\x27\x1c" + bytes(500), "archive'"),
     "rar: damaged": (b"Rar!\x1a\x07\x01\0" + bytes(500), "archive'"),
@@ -183,8 +176,6 @@ UNREADABLE = {
     "zip: PPMd": (both(PACKED, 10, "<H", 98), "PPMd"),
     "zip: one part of several": (set_field(TWO, END, 4, "<H", 2), "zip -s 0"),
     "zip: junk in front": (b"#!/bin/sh\nexit\n" + TWO, "archive'"),
-    "zip: in a picture": (b"\x89PNG\r\n\x1a\n" + bytes(99) + TWO, "PNG"),
-    "zip: web page": (b"<!DOCTYPE html><title>Quota exceeded</title>", "HTML"),
     "tar: sparse": (sparse(), "hole.bin"),
     "tar: sparse by PAX": (sparse_by_pax(), "hole.bin"),
     "tar.zst: truncated": (zstandard.compress(TAR)[:-3], "Zstandard"),
@@ -205,7 +196,6 @@ EXTRACTED = {
     **{f"tar: {name}": one(name, "tar") for name in (*ODD_NAMES, "a\\b", "..\\evil", "good.jpg", "./good.jpg")},
     "zip: twice the same": zip_of(*[("good.jpg", FILE, b"good")] * 2),
     **{f"zip: method {method}": zip_bytes(GOOD, method=method) for method in (0, DEFLATED, BZIP2, LZMA)},
-    "zip: empty": zip_of(),
     "zip: comment with other signatures": zip_of(("a", FILE, b"a"), comment=b"see " + CENTRAL + LOCAL),
     "zip: a newline behind it": TWO + b"\n",
     "zip: zeros behind it": TWO + bytes(1000),
@@ -228,8 +218,6 @@ AS_UNZIP = {
 # Of one compressed file: what it is, its content, and its name.
 SINGLE = {
     "gz": (gzip.compress(b"content" * 999, mtime=0), b"content" * 999, "archive"),
-    "gz of several streams": (gzip.compress(b"one") + gzip.compress(b"two"), b"onetwo", "archive"),
-    "bz2": (bz2.compress(b"content" * 999), b"content" * 999, "archive"),
     "xz": (lzma.compress(b"content" * 999), b"content" * 999, "archive"),
     "zst": (zstandard.compress(b"content" * 999), b"content" * 999, "archive"),
     "gz that notes a name that climbs": (gzip_named(b"../evil"), b"content", "archive"),

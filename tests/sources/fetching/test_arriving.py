@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,6 @@ import numpy as np
 import pytest
 
 from colabstage.errors import (
-    DriveDisconnectedError,
     SourceChangedError,
     SourceReadError,
 )
@@ -24,12 +22,13 @@ from colabstage.sources.arriving import StreamingCopy
 from colabstage.sources.remote import MountedFile, TransientError
 from tests.clocks import ManualClock
 from tests.support.far import MemoryFile, changed
+from tests.support.steps import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from simulated_drive.drive import SimulatedDrive
+    Open = Callable[..., StreamingCopy]
 
 MIB = 1024 * 1024
 SIZE = 16 * MIB + 12_345
@@ -57,7 +56,7 @@ def target(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def open_arriving(source: Path, target: Path, step: Any) -> Iterator[Callable[..., StreamingCopy]]:
+def open_arriving(source: Path, target: Path, step: Any) -> Iterator[Open]:
     """An `StreamingCopy` from the source to the target by one connection, if nothing else is said."""
     with ExitStack() as stack:
 
@@ -96,21 +95,17 @@ def held_after(step: Any, nbytes: int) -> Iterator[threading.Event]:
         release.set()
 
 
-def until(condition: Callable[[], bool]) -> None:
-    """Wait, but not for ever."""
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.002)
-
-
 def test_what_nobody_prefers_stays_where_it_is_until_somebody_waits_for_it(
-    open_arriving: Callable[..., StreamingCopy], target: Path, content: bytes, step: Any
+    open_arriving: Open, target: Path, content: bytes, step: Any
 ) -> None:
     """A read of it is a request of its own; whoever reads from beginning to end, or wants all of it, has it come."""
     with open_arriving() as arriving:
+        assert arriving.size == SIZE
+        assert arriving.pread(100, SIZE) == b""
         arriving.prefer([(3 * MIB, 4 * MIB)], alone=True)
         assert arriving.pread(100, 0) == content[:100]
+        # Before the start nothing is written, and no thread runs.
+        assert (leftovers(target), copy_threads(), step.total) == ([], [], 0)
         arriving.start()
         assert arriving.pread(MIB, 3 * MIB) == content[3 * MIB : 4 * MIB]
         # Beside what has come, and far from it.
@@ -118,7 +113,7 @@ def test_what_nobody_prefers_stays_where_it_is_until_somebody_waits_for_it(
             assert arriving.pread(100, offset) == content[offset : offset + 100]
         assert step.total == MIB
         arriving.prefer([(6 * MIB, 7 * MIB)], alone=True)
-        until(lambda: step.total == 2 * MIB)
+        wait_until(lambda: step.total == 2 * MIB)
         assert arriving.pread(MIB, 6 * MIB) == content[6 * MIB : 7 * MIB]
         assert arriving.read_here(100, 10 * MIB) == content[10 * MIB : 10 * MIB + 100]
         arriving.wait()
@@ -132,7 +127,7 @@ def until_done(futures: list[Future[Any]], clock: ManualClock) -> None:
         clock.turn(1.0)
         return all(future.done() for future in futures)
 
-    until(turned)
+    wait_until(turned)
 
 
 def copy_threads() -> list[threading.Thread]:
@@ -140,28 +135,11 @@ def copy_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "colabstage-fetch"]
 
 
-def test_reads_before_the_start_create_nothing(
-    open_arriving: Callable[..., StreamingCopy], target: Path, content: bytes, step: Any
-) -> None:
-    """A plan can be made from the source alone: no target, no thread, nothing counted."""
-    with open_arriving() as arriving:
-        assert arriving.size == SIZE
-        assert arriving.pread(100, 5000) == content[5000:5100]
-        assert arriving.pread(100, SIZE - 40) == content[-40:]
-        assert arriving.pread(100, SIZE) == b""
-        assert leftovers(target) == []
-        assert copy_threads() == []
-    assert leftovers(target) == []
-    assert step.total == 0
-
-
-def test_what_is_near_is_waited_for_and_what_is_far_is_not(
-    open_arriving: Callable[..., StreamingCopy], content: bytes, step: Any
-) -> None:
+def test_what_is_near_is_waited_for_and_what_is_far_is_not(open_arriving: Open, content: bytes, step: Any) -> None:
     """What is about to arrive comes from the local copy; the contents at the end by a request of their own."""
     with open_arriving() as arriving, held_after(step, 2 * MIB) as release, ThreadPoolExecutor(1) as pool:
         arriving.start()
-        until(lambda: step.total == 2 * MIB)
+        wait_until(lambda: step.total == 2 * MIB)
         near = pool.submit(arriving.pread, 1000, 4 * MIB)
         assert arriving.pread(1000, SIZE - 1000) == content[-1000:]
         assert step.total == 2 * MIB
@@ -172,7 +150,7 @@ def test_what_is_near_is_waited_for_and_what_is_far_is_not(
 
 @pytest.mark.parametrize("refused", [False, True])
 def test_the_contents_of_a_far_zip_come_beside_its_first_bytes(
-    open_arriving: Callable[..., StreamingCopy], content: bytes, refused: bool
+    open_arriving: Open, content: bytes, refused: bool
 ) -> None:
     """One round trip for both, also of a long table; what was refused is asked for again."""
     far = threading.Event()
@@ -193,41 +171,12 @@ def test_the_contents_of_a_far_zip_come_beside_its_first_bytes(
     assert len(source.requests) == 2 + (2 if refused else 0)
 
 
-def failures(arriving: StreamingCopy, offsets: range) -> list[BaseException | None]:
-    """What readers that all wait at once get in the end."""
-    with ThreadPoolExecutor(len(offsets)) as pool:
-        futures = [pool.submit(arriving.pread, 10, offset) for offset in offsets]
-        wait(futures, timeout=30)
-        return [future.exception(timeout=0) for future in futures]
-
-
-def test_source_that_shrinks_is_an_error_for_all_readers(
-    open_arriving: Callable[..., StreamingCopy], source: Path, content: bytes, step: Any
-) -> None:
-    """Every reader gets an error of its own that names the file; what had arrived can still be read."""
-    with open_arriving() as arriving, held_after(step, 2 * MIB) as release, ThreadPoolExecutor(1) as pool:
-        arriving.start()
-        until(lambda: step.total == 2 * MIB)
-        got = pool.submit(failures, arriving, range(4 * MIB, 9 * MIB, MIB))
-        os.truncate(source, 3 * MIB + 5)
-        release.set()
-        errors = got.result(30)
-        assert [type(error) for error in errors] == [SourceChangedError] * 5
-        assert len({id(error) for error in errors}) == 5
-        assert "source.bin'" in str(errors[0])
-        assert "has 3,145,733 now" in str(errors[0])
-        assert arriving.pread(100, MIB) == content[MIB : MIB + 100]
-        with pytest.raises(SourceChangedError, match="became another file"):
-            arriving.wait()
-    assert copy_threads() == []
-
-
-def test_copy_that_stands_still_is_an_error_for_readers(open_arriving: Callable[..., StreamingCopy], step: Any) -> None:
+def test_copy_that_stands_still_is_an_error_for_readers(open_arriving: Open, step: Any) -> None:
     """When nothing arrives for the deadline, a waiting reader and `wait` get an error that says what to do."""
     clock = ManualClock()
     with open_arriving(clock=clock) as arriving, held_after(step, MIB), ThreadPoolExecutor(3) as pool:
         arriving.start()
-        until(lambda: step.total == MIB)
+        wait_until(lambda: step.total == MIB)
         waiting = [pool.submit(arriving.pread, 10, offset) for offset in range(2 * MIB, 4 * MIB, MIB)]
         waiting.append(pool.submit(arriving.wait))  # type: ignore[arg-type]
         for seconds in (100.0, 79.0):
@@ -241,7 +190,7 @@ def test_copy_that_stands_still_is_an_error_for_readers(open_arriving: Callable[
         assert "mount_drive()" in str(errors[0])
 
 
-def test_slow_copy_is_no_stalled_one(open_arriving: Callable[..., StreamingCopy], step: Any, content: bytes) -> None:
+def test_slow_copy_is_no_stalled_one(open_arriving: Open, step: Any, content: bytes) -> None:
     """A reader waits longer than the deadline while every piece comes within it."""
     clock = ManualClock()
 
@@ -255,15 +204,13 @@ def test_slow_copy_is_no_stalled_one(open_arriving: Callable[..., StreamingCopy]
         assert arriving.pread(SIZE, 0) == content
 
 
-def test_closing_midway_ends_the_copy_and_its_readers(
-    open_arriving: Callable[..., StreamingCopy], target: Path, step: Any
-) -> None:
+def test_closing_midway_ends_the_copy_and_its_readers(open_arriving: Open, target: Path, step: Any) -> None:
     """Readers that wait get an error at once, as whoever reads later does; the thread ends, and with no block finished
     nothing is left."""
     arriving = open_arriving()
     with held_after(step, 2 * MIB) as release, ThreadPoolExecutor(5) as pool:
         arriving.start()
-        until(lambda: step.total >= 2 * MIB)
+        wait_until(lambda: step.total >= 2 * MIB)
         futures = [pool.submit(arriving.pread, 10, offset) for offset in range(4 * MIB, 8 * MIB, MIB)]
         closing_it = pool.submit(arriving.close)
         assert [type(future.exception(timeout=5)) for future in futures] == [SourceReadError] * 4
@@ -277,29 +224,9 @@ def test_closing_midway_ends_the_copy_and_its_readers(
     assert leftovers(target) == []
 
 
-@pytest.mark.fuse
-def test_drive_that_dies_midway_is_said_to_be_dead(
-    make_drive: Callable[..., SimulatedDrive], open_arriving: Callable[..., StreamingCopy], content: bytes, step: Any
-) -> None:
-    """Readers learn that the Drive client died and how to mount again."""
-    drive = make_drive()
-    assert drive.mountpoint is not None
-    (drive.cloud / "MyDrive/data.zip").write_bytes(content)
-    path = drive.mountpoint / "MyDrive/data.zip"
-    with open_arriving(path) as arriving, held_after(step, 2 * MIB) as release:
-        arriving.start()
-        until(lambda: step.total >= 2 * MIB)
-        drive.kill()
-        release.set()
-        with pytest.raises(DriveDisconnectedError, match=r"mount_drive\(\)"):
-            arriving.pread(10, 8 * MIB)
-
-
-@pytest.mark.parametrize(
-    ("connections", "cut"), [(1, 190_000), (3, None), (4, 0), (4, 1), (4, 3 * MIB), (8, None), (8, 100_000)]
-)
+@pytest.mark.parametrize(("connections", "cut"), [(1, 190_000), (3, None), (4, 0), (8, 100_000)])
 def test_every_byte_comes_once_however_often_connections_are_cut(
-    open_arriving: Callable[..., StreamingCopy], content: bytes, step: Any, connections: int, cut: int | None
+    open_arriving: Open, content: bytes, step: Any, connections: int, cut: int | None
 ) -> None:
     """Each goes on at its byte, and with progress in between the tries begin anew; nothing is fetched twice."""
     answer = (
@@ -327,7 +254,7 @@ def test_every_byte_comes_once_however_often_connections_are_cut(
     ids=["no progress", "another version", "an hour of rest", "less than it says"],
 )
 def test_what_ends_the_copy_is_told(
-    open_arriving: Callable[..., StreamingCopy],
+    open_arriving: Open,
     content: bytes,
     options: dict[str, Any],
     error: type[Exception],
@@ -343,20 +270,7 @@ def test_what_ends_the_copy_is_told(
     assert len(source.requests) <= 20
 
 
-def test_the_front_arrives_first(open_arriving: Callable[..., StreamingCopy], content: bytes) -> None:
-    """A reader that follows in order is served long before the end is here."""
-    seen: list[int] = []
-    source = MemoryFile(content * 4, bytes_per_s=40e6, connections=4, at=seen.append)
-    with open_arriving(source) as arriving:
-        arriving.start()
-        assert arriving.pread(3 * MIB, 0) == content[: 3 * MIB]
-        assert max(seen) < 40 * MIB
-        assert {offset for offset, _ in source.requests[:4]} == {0, 8 * MIB, 16 * MIB, 24 * MIB}
-
-
-def test_refused_connections_leave_the_work_to_the_others(
-    open_arriving: Callable[..., StreamingCopy], content: bytes
-) -> None:
+def test_refused_connections_leave_the_work_to_the_others(open_arriving: Open, content: bytes) -> None:
     """A server that takes three at once and answers the others 503 still gives everything, three at once to the end."""
     served: list[int] = []
 
@@ -374,28 +288,8 @@ def test_refused_connections_leave_the_work_to_the_others(
     assert sum(count >= 3 for count in served) >= 0.7 * len(served)
 
 
-def test_server_is_left_alone_as_long_as_it_asks(open_arriving: Callable[..., StreamingCopy], content: bytes) -> None:
-    """`wait_s` is honoured: the second request comes no sooner, and not much later."""
-    times: list[float] = []
-    clock = ManualClock()
-
-    def answer(number: int, offset: int) -> Exception | None:
-        times.append(clock.now())
-        return TransientError("429", wait_s=40.0) if number == 0 else None
-
-    source = MemoryFile(content, connections=1, answer=answer)
-    with open_arriving(source, clock=clock) as arriving, ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(arriving.wait)
-        until(lambda: len(times) == 1)
-        clock.turn(39.0)
-        time.sleep(0.02)
-        assert len(times) == 1
-        until_done([waiting], clock)
-    assert times[1] - times[0] >= 40.0
-
-
 @pytest.mark.slow
-def test_hanging_connection_is_taken_over(open_arriving: Callable[..., StreamingCopy], content: bytes) -> None:
+def test_hanging_connection_is_taken_over(open_arriving: Open, content: bytes) -> None:
     """One of four hangs in its first stretch; the others bring its bytes too."""
     release = threading.Event()
     source = MemoryFile(content, connections=4, at=lambda position: position == MIB and release.wait(30))
@@ -408,22 +302,11 @@ def test_hanging_connection_is_taken_over(open_arriving: Callable[..., Streaming
             release.set()
     finally:
         release.set()
-    until(lambda: copy_threads() == [])
-
-
-def test_far_read_that_is_refused_waits_for_the_copy(
-    open_arriving: Callable[..., StreamingCopy], content: bytes
-) -> None:
-    """A server without a connection to spare: the bytes at the end come with the rest."""
-    far = 2 * SIZE - 500
-    answer = lambda number, offset: TransientError("503") if offset == far else None  # noqa: E731
-    with open_arriving(MemoryFile(content * 2, bytes_per_s=20e6, connections=1, answer=answer)) as arriving:
-        arriving.start()
-        assert arriving.pread(500, far) == content[-500:]
+    wait_until(lambda: copy_threads() == [])
 
 
 def test_who_is_refused_for_longer_than_patience_lasts_is_told_and_keeps_what_came(
-    open_arriving: Callable[..., StreamingCopy], content: bytes, target: Path, step: Any
+    open_arriving: Open, content: bytes, target: Path, step: Any
 ) -> None:
     """The tries are those of one connection by then, ever more rarely, also where a server says "at once"; what is
     finished is not fetched again."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import bz2
 import contextlib
 import gzip
 import hashlib
@@ -38,6 +37,9 @@ from tests.support.https_hosts import write_certificate
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    Look = Callable[..., HttpFile]
+    RawServer = Callable[[Callable[[socket.socket], None]], str]
 
 DATA = bytes(range(251)) * 8000
 ONCE = RetryPolicy(attempts=1)
@@ -95,7 +97,7 @@ def read_broken(file: RemoteFile, offset: int = 0, length: int | None = None) ->
     return got, None
 
 
-def test_the_first_look_learns_everything(server: WebServer, look: Callable[..., HttpFile]) -> None:
+def test_the_first_look_learns_everything(server: WebServer, look: Look) -> None:
     """Size, version, time, name, ranges, from one GET of a small part."""
     file: RemoteFile = look()
     facts = file.facts
@@ -108,8 +110,8 @@ def test_the_first_look_learns_everything(server: WebServer, look: Callable[...,
     assert (request.method, request.status, request.headers["accept-encoding"]) == ("GET", 206, "identity")
 
 
-@pytest.mark.parametrize("size", [0, 1, 8191, 8192, 8193])
-def test_files_smaller_than_the_look(server: WebServer, look: Callable[..., HttpFile], size: int) -> None:
+@pytest.mark.parametrize("size", [0, 8192])
+def test_files_smaller_than_the_look(server: WebServer, look: Look, size: int) -> None:
     """Also the empty one, whose first byte cannot be asked for."""
     server.put("small.bin", DATA[:size])
     file = look("small.bin")
@@ -117,7 +119,7 @@ def test_files_smaller_than_the_look(server: WebServer, look: Callable[..., Http
     assert content(file) == content(file, 0, size) == DATA[:size]
 
 
-def test_any_part_comes_in_pieces_of_at_most_a_megabyte(look: Callable[..., HttpFile]) -> None:
+def test_any_part_comes_in_pieces_of_at_most_a_megabyte(look: Look) -> None:
     """From anywhere, of any length, down to nothing; what does not exist is refused at once, with the size."""
     file, size = look(), len(DATA)
     for offset, length in ((0, None), (1_000_001, 300_003), (size - 1, None), (size, None), (5, 0)):
@@ -140,7 +142,7 @@ def test_any_part_comes_in_pieces_of_at_most_a_megabyte(look: Callable[..., Http
     ids=["parts", "chunks", "refusals"],
 )
 def test_parts_share_kept_connections(
-    server: WebServer, look: Callable[..., HttpFile], knobs: WebKnobs, fault: WebFault | None, threads: int
+    server: WebServer, look: Look, knobs: WebKnobs, fault: WebFault | None, threads: int
 ) -> None:
     """They take no more connections than threads, and the looking's."""
     server.set_knobs(knobs)
@@ -157,7 +159,7 @@ def test_parts_share_kept_connections(
     assert len({request.connection for request in server.requests}) <= threads + (threads > 1)
 
 
-def test_leaving_early_hangs_up_and_harms_nobody(server: WebServer, look: Callable[..., HttpFile]) -> None:
+def test_leaving_early_hangs_up_and_harms_nobody(server: WebServer, look: Look) -> None:
     """A part that is dropped half-way leaves no bytes behind for the next one."""
     server.put("big.bin", DATA * 20)
     file = look("big.bin")
@@ -174,7 +176,7 @@ def test_leaving_early_hangs_up_and_harms_nobody(server: WebServer, look: Callab
 
 
 @pytest.mark.parametrize("knobs", [WebKnobs(), WebKnobs(length="close", ranges="none")], ids=["told", "no length"])
-def test_closing_wakes_whoever_reads(server: WebServer, look: Callable[..., HttpFile], knobs: WebKnobs) -> None:
+def test_closing_wakes_whoever_reads(server: WebServer, look: Look, knobs: WebKnobs) -> None:
     """A reader in another thread gets an error at once, not at its time limit, and no end of the file where hanging up
     is one; closing twice is fine."""
     server.set_knobs(knobs)
@@ -203,12 +205,9 @@ def test_closing_wakes_whoever_reads(server: WebServer, look: Callable[..., Http
 # Servers without ranges, or without lengths.
 
 
-@pytest.mark.parametrize("ranges", ["ignored", "none"])
-@pytest.mark.parametrize("length", ["told", "chunked", "close"])
-def test_without_ranges_the_whole_still_comes(
-    server: WebServer, look: Callable[..., HttpFile], ranges: Any, length: Any
-) -> None:
-    """Whatever the server claims; with its size where it tells it."""
+@pytest.mark.parametrize(("ranges", "length"), [("ignored", "told"), ("none", "chunked"), ("none", "close")])
+def test_without_ranges_the_whole_still_comes(server: WebServer, look: Look, ranges: Any, length: Any) -> None:
+    """Whatever the server claims; with its size where it tells it. To look at it fetches little."""
     server.set_knobs(WebKnobs(ranges=ranges, length=length))
     file = look()
     assert (file.facts.ranges, file.facts.connections) == (False, 1)
@@ -217,19 +216,24 @@ def test_without_ranges_the_whole_still_comes(
     assert content(file, 0, 1000) == DATA[:1000]
     with pytest.raises(OptionError):
         file.read_range(5, 10)
+    server.put("big.bin", DATA * 50)
+    server.set_knobs(WebKnobs(ranges=ranges, length=length, bytes_per_s=20e6))
+    server.forget_requests()
+    look("big.bin")
+    assert server.bytes_sent < len(DATA) * 50 / 4
 
 
 @pytest.mark.parametrize(
     "fault",
     [
-        *(WebFault(kind="status", status=status, first=1) for status in (400, 416, 501)),
+        WebFault(kind="status", status=416, first=1),
         WebFault(kind="content_range", delta=1, first=1),
         WebFault(kind="total", delta=-len(DATA), first=1),
     ],
-    ids=["400", "416", "501", "range", "total"],
+    ids=["416", "range", "total"],
 )
 def test_a_question_for_a_part_that_is_answered_wrongly_means_no_ranges(
-    server: WebServer, look: Callable[..., HttpFile], fault: WebFault
+    server: WebServer, look: Look, fault: WebFault
 ) -> None:
     """A range answered with an error, or inexactly, does not mean that the file cannot be had."""
     server.set_knobs(WebKnobs(ranges="none" if fault.kind == "status" else "honoured"))
@@ -239,18 +243,10 @@ def test_a_question_for_a_part_that_is_answered_wrongly_means_no_ranges(
     assert content(file) == DATA
 
 
-def test_looking_at_a_server_without_ranges_fetches_little(server: WebServer, look: Callable[..., HttpFile]) -> None:
-    """The rest of the whole that it began to send is hung up on."""
-    server.put("big.bin", DATA * 50)
-    server.set_knobs(WebKnobs(ranges="none", bytes_per_s=20e6))
-    look("big.bin")
-    assert server.bytes_sent < len(DATA) * 50 / 4
-
-
 # Compression on the way.
 
 
-def test_gzip_on_the_way_is_undone(server: WebServer, look: Callable[..., HttpFile]) -> None:
+def test_gzip_on_the_way_is_undone(server: WebServer, look: Look) -> None:
     """Parts of it are of no use and its length is not the file's, so: one stream, size unknown, no hash."""
     digest = "sha-256=:" + "A" * 43 + "=:"
     server.set_knobs(WebKnobs(gzip=True, headers=(("Repr-Digest", digest),)))
@@ -265,14 +261,12 @@ def test_gzip_on_the_way_is_undone(server: WebServer, look: Callable[..., HttpFi
     ("coding", "kind", "name", "is_file"),
     [
         ("gzip", "application/octet-stream", "data.tar.gz", True),
-        ("x-gzip", "application/octet-stream", "data.tgz", True),
         ("gzip", "application/x-gzip", "get", True),
-        ("identity", "application/octet-stream", "a.csv", True),
         ("gzip", "application/octet-stream", "a.csv", False),
     ],
 )
 def test_a_compressed_file_is_no_compressed_transfer(
-    server: WebServer, look: Callable[..., HttpFile], coding: str, kind: str, name: str, is_file: bool
+    server: WebServer, look: Look, coding: str, kind: str, name: str, is_file: bool
 ) -> None:
     """A .tar.gz that the server calls a tar compressed on the way has ranges, a size, and its own bytes."""
     packed = gzip.compress(DATA)
@@ -284,7 +278,7 @@ def test_a_compressed_file_is_no_compressed_transfer(
 
 
 @pytest.mark.parametrize("damage", ["cut", "flip"])
-def test_a_damaged_coding_is_noticed(server: WebServer, look: Callable[..., HttpFile], damage: str) -> None:
+def test_a_damaged_coding_is_noticed(server: WebServer, look: Look, damage: str) -> None:
     """Where nothing else tells that the stream ended too early or came wrong."""
     packed = gzip.compress(DATA)
     server.put("data.bin", packed[:-100] if damage == "cut" else packed[:-6] + bytes([packed[-6] ^ 1]) + packed[-5:])
@@ -293,7 +287,7 @@ def test_a_damaged_coding_is_noticed(server: WebServer, look: Callable[..., Http
         content(look())
 
 
-def test_a_coding_nobody_asked_for_is_refused(server: WebServer, look: Callable[..., HttpFile]) -> None:
+def test_a_coding_nobody_asked_for_is_refused(server: WebServer, look: Look) -> None:
     """Rather than taken for the file; and plain and compressed parts are never mixed."""
     file = look()
     server.set_knobs(WebKnobs(headers=(("Content-Encoding", "gzip"),)))
@@ -310,7 +304,7 @@ def test_a_coding_nobody_asked_for_is_refused(server: WebServer, look: Callable[
 @pytest.mark.parametrize(
     ("knobs", "changed"),
     [
-        *((WebKnobs(etag=etag), DATA[::-1]) for etag in ("strong", "weak", "none")),
+        *((WebKnobs(etag=etag), DATA[::-1]) for etag in ("strong", "none")),
         # A shorter file answers 416, a longer one tells another total.
         *((WebKnobs(etag="none", last_modified=False), (DATA + DATA)[:size]) for size in (10, len(DATA) + 10)),
         (WebKnobs(ranges="none"), DATA[::-1]),
@@ -318,9 +312,7 @@ def test_a_coding_nobody_asked_for_is_refused(server: WebServer, look: Callable[
         (WebKnobs(etag="changing"), DATA),
     ],
 )  # fmt: skip
-def test_a_changed_file_is_noticed(
-    server: WebServer, look: Callable[..., HttpFile], knobs: WebKnobs, changed: bytes
-) -> None:
+def test_a_changed_file_is_noticed(server: WebServer, look: Look, knobs: WebKnobs, changed: bytes) -> None:
     """By comparing what the server says each time, before one byte of it is given out; also where only
     the whole can be had, and where several servers behind one address each say something else."""
     server.set_knobs(knobs)
@@ -331,7 +323,7 @@ def test_a_changed_file_is_noticed(
     assert got == b"" or not file.facts.ranges
 
 
-def test_a_server_that_stops_giving_parts(server: WebServer, look: Callable[..., HttpFile]) -> None:
+def test_a_server_that_stops_giving_parts(server: WebServer, look: Look) -> None:
     """The whole of the same version is no change: its beginning is taken, and the rest may pass. A 416 for what is
     there may pass, too."""
     file = look()
@@ -356,16 +348,13 @@ def test_a_server_that_stops_giving_parts(server: WebServer, look: Callable[...,
     ("kind", "ranges", "length"),
     [
         ("reset", "honoured", "told"),
-        ("truncate", "honoured", "told"),
         ("truncate", "none", "told"),
-        ("truncate", "honoured", "chunked"),
         ("reset", "none", "chunked"),
-        ("stall", "honoured", "told"),
         ("stall", "none", "chunked"),
     ],
 )
 def test_what_came_before_a_break_is_given_out(
-    server: WebServer, look: Callable[..., HttpFile], kind: Any, ranges: Any, length: Any
+    server: WebServer, look: Look, kind: Any, ranges: Any, length: Any
 ) -> None:
     """To the last byte; and going on from there gives the rest."""
     server.set_knobs(WebKnobs(ranges=ranges, length=length))
@@ -394,7 +383,7 @@ def test_what_came_before_a_break_is_given_out(
     ids=["range", "total", "shorter", "longer", "page", "silence"],
 )
 def test_a_part_that_is_not_what_was_asked_for(
-    server: WebServer, look: Callable[..., HttpFile], fault: WebFault, error: type[Exception], got: int
+    server: WebServer, look: Look, fault: WebFault, error: type[Exception], got: int
 ) -> None:
     file = look(timeout_s=0.3 if fault.kind == "hang" else 10)
     server.set_faults(fault)
@@ -404,19 +393,11 @@ def test_a_part_that_is_not_what_was_asked_for(
     assert content(file, 0, PART) == DATA[:PART]
 
 
-def test_a_whole_that_is_shorter_than_its_length(server: WebServer, look: Callable[..., HttpFile]) -> None:
-    """All of it comes, and then the failure, never a silent end."""
-    server.set_knobs(WebKnobs(ranges="none"))
-    server.set_faults(WebFault(kind="length", delta=1))
-    got, error = read_broken(look())
-    assert (got, type(error)) == (DATA, TransientError)
-
-
-def test_nobody_listens(look: Callable[..., HttpFile]) -> None:
+def test_nobody_listens(look: Look) -> None:
     """A refused connection may pass, and says so without the address's secrets."""
     with WebServer({}) as gone:
         url = gone.url("a.bin", login="ann:hunter2", query="token=s3cret")
-    with pytest.raises(TransientError) as raised:
+    with pytest.raises(TransientError, match="refused") as raised:
         look(url=url)
     shown = "".join(traceback.format_exception(raised.value))
     assert not [secret for secret in ("hunter2", "s3cret") if secret in shown]
@@ -428,14 +409,14 @@ def test_nobody_listens(look: Callable[..., HttpFile]) -> None:
 @pytest.mark.parametrize(
     ("status", "kind", "named"),
     [
-        *((status, SourceAccessError, "netrc.*licence") for status in (401, 403, 407, 451)),
-        *((status, SourceNotFoundError, "") for status in (404, 410)),
-        *((status, TransientError, "12 s") for status in (202, 408, 425, 429, 500, 502, 503, 504, 599)),
-        *((status, SourceReadError, "") for status in (304, 418)),
+        *((status, SourceAccessError, "netrc.*licence") for status in (401, 451)),
+        (404, SourceNotFoundError, ""),
+        *((status, TransientError, "12 s") for status in (202, 429, 500, 599)),
+        (418, SourceReadError, ""),
     ],
 )
 def test_statuses_at_the_look_and_later(
-    server: WebServer, look: Callable[..., HttpFile], status: int, kind: type[Exception], named: str
+    server: WebServer, look: Look, status: int, kind: type[Exception], named: str
 ) -> None:
     """The same typed error in both places, which says what to do and survives a trip between processes."""
     file = look()
@@ -453,17 +434,13 @@ def test_statuses_at_the_look_and_later(
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [
-        ("7", 7.0),
         ("999999999999", 3600.0),
         (formatdate(0, usegmt=True), 0.0),
         ("in 30 s", 30.0),
-        ("soon", None),
         ("9" * 5000, None),
     ],
 )
-def test_a_server_says_when_to_come_again(
-    server: WebServer, look: Callable[..., HttpFile], text: str, seconds: float | None
-) -> None:
+def test_a_server_says_when_to_come_again(server: WebServer, look: Look, text: str, seconds: float | None) -> None:
     """In seconds or by a date; never negative, and never more than an hour."""
     file = look()
     told = formatdate(time.time() + 30, usegmt=True) if text == "in 30 s" else text
@@ -473,7 +450,7 @@ def test_a_server_says_when_to_come_again(
     assert error.wait_s == (seconds if seconds is None else pytest.approx(seconds, abs=3 if seconds == 30 else 0))
 
 
-def test_the_look_is_tried_again(server: WebServer, look: Callable[..., HttpFile]) -> None:
+def test_the_look_is_tried_again(server: WebServer, look: Look) -> None:
     """503 and a broken connection, then 200: waits as asked, then grows; a long wait is the caller's matter."""
     clock = ManualClock()
     server.set_faults(
@@ -491,7 +468,7 @@ def test_the_look_is_tried_again(server: WebServer, look: Callable[..., HttpFile
 @pytest.mark.parametrize(
     ("body", "query"), [("<Error><Message>Request has expired</Message></Error>", ""), ("", "X-Amz-Signature=c0ffee")]
 )
-def test_an_expired_link_is_recognised(server: WebServer, look: Callable[..., HttpFile], body: str, query: str) -> None:
+def test_an_expired_link_is_recognised(server: WebServer, look: Look, body: str, query: str) -> None:
     """By what the service says, or by the signature in the address, which is not shown."""
     server.set_faults(WebFault(kind="status", status=403, body=body))
     with pytest.raises(SourceAccessError, match="expired") as raised:
@@ -499,9 +476,7 @@ def test_an_expired_link_is_recognised(server: WebServer, look: Callable[..., Ht
     assert "c0ffee" not in str(raised.value)
 
 
-@pytest.mark.parametrize(
-    "url", ["ftp://example.org/a", "example.org/a", "http://", "http://h:port/a", "http://[x/a", ""]
-)
+@pytest.mark.parametrize("url", ["ftp://example.org/a", "http://h:port/a", "http://[x/a", ""])
 def test_what_is_no_web_address_is_refused(url: str) -> None:
     """Before anything is asked."""
     with pytest.raises(OptionError):
@@ -514,7 +489,6 @@ def test_what_is_no_web_address_is_refused(url: str) -> None:
 @pytest.mark.parametrize(
     ("name", "body", "knobs", "named"),
     [
-        ("data.zip", PAGE, WebKnobs(), TITLE),
         ("data.zip", PAGE, WebKnobs(gzip=True), TITLE),
         ("data.zip", PAGE, WebKnobs(content_type="application/zip"), TITLE),
         ("data.bin", b"<title>Cut of", WebKnobs(content_type="text/html; charset=utf-8"), "Cut of"),
@@ -522,13 +496,12 @@ def test_what_is_no_web_address_is_refused(url: str) -> None:
         # A message of the service, whatever its type.
         ("data.zip", b'{"error": {"code": 401}}', WebKnobs(), "401"),
         ("data.tar.gz", "<Error>Zugriff für alle</Error>".encode(), WebKnobs(), "Zugriff für alle"),
-        ("data.7z", b"no", WebKnobs(), "data.7z"),
         # A repository on the web serves pointers of Git LFS under the names of their files.
         ("data.zip", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 12345\n", WebKnobs(), "git lfs"),
     ],
 )
 def test_what_comes_in_place_of_data_is_refused(
-    server: WebServer, look: Callable[..., HttpFile], name: str, body: bytes, knobs: WebKnobs, named: str
+    server: WebServer, look: Look, name: str, body: bytes, knobs: WebKnobs, named: str
 ) -> None:
     """With what it says."""
     server.put(name, body)
@@ -545,18 +518,13 @@ def test_what_comes_in_place_of_data_is_refused(
         ("index.html", PAGE),
         # Careless servers call everything text/html: bytes that no text has are data.
         ("data.bin", DATA),
-        ("data.zip", b"PK\3\4\0\0"),
-        ("empty.bin", b""),
         ("answer.json", b'{"error": {"code": 401}}'),
-        ("data.tar.bz2", bz2.compress(b"")),
         ("head.tar.bz2", b"BZh91AY"),
     ],
 )
-def test_pages_and_data_that_were_asked_for_come(
-    server: WebServer, look: Callable[..., HttpFile], name: str, body: bytes
-) -> None:
+def test_pages_and_data_that_were_asked_for_come(server: WebServer, look: Look, name: str, body: bytes) -> None:
     server.put(name, body)
-    is_page_type = name in ("index.html", "data.bin", "data.zip")
+    is_page_type = name in ("index.html", "data.bin")
     server.set_knobs(WebKnobs(content_type="text/html" if is_page_type else "application/octet-stream", ranges="none"))
     assert content(look(name)) == body
 
@@ -571,9 +539,7 @@ def other() -> Iterator[WebServer]:
         yield made
 
 
-def test_parts_go_straight_to_where_the_first_answer_came_from(
-    server: WebServer, other: WebServer, look: Callable[..., HttpFile]
-) -> None:
+def test_parts_go_straight_to_where_the_first_answer_came_from(server: WebServer, other: WebServer, look: Look) -> None:
     """The front door is asked once; name and label are of the address that was given. A refusal there sends the same
     part through the front door again; a refusal here, too, is one."""
     server.set_faults(WebFault(kind="redirect", location=other.url("real.bin")))
@@ -589,12 +555,8 @@ def test_parts_go_straight_to_where_the_first_answer_came_from(
         content(file, PART, PART)
 
 
-@pytest.mark.parametrize(
-    "location", ["/data.bin", "ftp://example.org/x", "http://h:port/x", "http://[x/y", "file:///etc/passwd"]
-)
-def test_redirects_out_of_the_web_and_in_a_circle_are_refused(
-    server: WebServer, look: Callable[..., HttpFile], location: str
-) -> None:
+@pytest.mark.parametrize("location", ["/data.bin", "http://h:port/x", "file:///etc/passwd"])
+def test_redirects_out_of_the_web_and_in_a_circle_are_refused(server: WebServer, look: Look, location: str) -> None:
     """Whatever a server names."""
     server.set_faults(WebFault(kind="redirect", location=location))
     with pytest.raises(SourceReadError) as raised:
@@ -602,9 +564,7 @@ def test_redirects_out_of_the_web_and_in_a_circle_are_refused(
     assert type(raised.value) is SourceReadError
 
 
-def test_a_login_in_the_address_is_used_and_never_shown(
-    server: WebServer, other: WebServer, look: Callable[..., HttpFile]
-) -> None:
+def test_a_login_in_the_address_is_used_and_never_shown(server: WebServer, other: WebServer, look: Look) -> None:
     """Neither in the facts nor in an error with its whole trace; and where a redirect leads elsewhere, it is not sent
     along, at the look nor later."""
     server.set_knobs(WebKnobs(login=("ann", "p@ss/wörd")))
@@ -622,7 +582,7 @@ def test_a_login_in_the_address_is_used_and_never_shown(
     assert not any("authorization" in request.headers for request in other.requests)
 
 
-def test_a_login_in_netrc_is_used(server: WebServer, look: Callable[..., HttpFile], tmp_path: Path) -> None:
+def test_a_login_in_netrc_is_used(server: WebServer, look: Look, tmp_path: Path) -> None:
     """As every other program does; one in the address comes first."""
     server.set_knobs(WebKnobs(login=("ann", "pw")))
     (tmp_path / "netrc").write_text("machine 127.0.0.1 login ann password pw\n", encoding="ascii")
@@ -645,7 +605,7 @@ def test_https_never_leads_to_http(
     server: WebServer,
     secure: WebServer,
     other: WebServer,
-    look: Callable[..., HttpFile],
+    look: Look,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Neither at the look nor later; nobody is asked there. The other way it only becomes safer. To try again with an
@@ -676,14 +636,9 @@ def test_https_never_leads_to_http(
     ("disposition", "path", "expected"),
     [
         ('attachment; filename="b c.zip"', "data.bin", "b c.zip"),
-        ("attachment; filename=b.zip", "data.bin", "b.zip"),
-        ("attachment; filename=\"b.zip\"; filename*=UTF-8''%C3%BC.zip", "data.bin", "ü.zip"),
         ("attachment; filename*=UTF-8''%C3%BC%2Fx.zip", "data.bin", "x.zip"),
-        ('attachment; filename="../../etc/passwd"', "data.bin", "passwd"),
         ('attachment; filename="C:\\\\temp\\\\b.zip"', "data.bin", "b.zip"),
         ('attachment; filename=".bashrc"', "data.bin", "bashrc"),
-        ('attachment; filename=".."', "data.bin", "data.bin"),
-        ('attachment; filename=""', "data.bin", "data.bin"),
         ("attachment", "data.bin", "data.bin"),
         ("", "%2e%2e%2fa%20b.zip", "a b.zip"),
         ("", "", "download"),
@@ -691,7 +646,7 @@ def test_https_never_leads_to_http(
     ],
 )
 def test_the_server_names_the_file_but_not_the_place(
-    server: WebServer, look: Callable[..., HttpFile], disposition: str, path: str, expected: str
+    server: WebServer, look: Look, disposition: str, path: str, expected: str
 ) -> None:
     """The extended name wins; folders, dots in front and nothing at all do not get through. Without a name, the last
     part of the address is one, shortened to 200 bytes."""
@@ -714,13 +669,10 @@ def b64(digest: bytes) -> str:
         ({"x-goog-hash": f"crc32c=n03x6A==, md5={b64(MD5.digest())}"}, MD5),
         ({"x-goog-hash": f"md5={b64(MD5.digest())}", "x-goog-stored-content-encoding": "gzip"}, None),
         ({"Content-MD5": b64(MD5.digest())}, None),
-        ({"Repr-Digest": "sha-256=:nonsense:"}, None),
     ],
-    ids=range(6),
+    ids=range(5),
 )
-def test_only_hashes_of_the_whole_count(
-    server: WebServer, look: Callable[..., HttpFile], headers: dict[str, str], expected: Any
-) -> None:
+def test_only_hashes_of_the_whole_count(server: WebServer, look: Look, headers: dict[str, str], expected: Any) -> None:
     """A hash of a part, of parts or of a compressed copy is none of the file; and the caller's comes before all."""
     server.set_knobs(WebKnobs(headers=tuple(headers.items())))
     found = look().facts.checksum
@@ -729,9 +681,7 @@ def test_only_hashes_of_the_whole_count(
     assert look(checksum=own).facts.checksum == own
 
 
-def test_the_hash_of_a_hub_is_told_by_its_redirect(
-    raw_server: Callable[[Callable[[socket.socket], None]], str], server: WebServer, look: Callable[..., HttpFile]
-) -> None:
+def test_the_hash_of_a_hub_is_told_by_its_redirect(raw_server: RawServer, server: WebServer, look: Look) -> None:
     """Hugging Face names it there, and nowhere else."""
     told = f'X-Linked-ETag: "{SHA256.hexdigest()}"\r\nContent-Length: 0\r\n\r\n'
     answer = f"HTTP/1.1 302 Found\r\nLocation: {server.url('data.bin')}\r\n{told}".encode()
@@ -741,7 +691,7 @@ def test_the_hash_of_a_hub_is_told_by_its_redirect(
 
 
 @pytest.fixture
-def raw_server() -> Iterator[Callable[[Callable[[socket.socket], None]], str]]:
+def raw_server() -> Iterator[RawServer]:
     """Start a server that answers every connection by a function of the socket; gives its address."""
     stack = contextlib.ExitStack()
 
@@ -780,7 +730,7 @@ def _drip(connection: socket.socket, data: bytes, pause_s: float) -> None:
         time.sleep(pause_s)
 
 
-def test_a_head_that_drips_ends_in_time(raw_server: Callable[[Callable[[socket.socket], None]], str]) -> None:
+def test_a_head_that_drips_ends_in_time(raw_server: RawServer) -> None:
     """Each line comes soon after the one before, but all of them would take longer than anybody waits."""
     slowly = b"HTTP/1.1 200 OK\r\n" + b"X-More: 1\r\n" * 1000
     url = raw_server(lambda connection: _drip(connection, slowly, 0.2))
@@ -790,7 +740,7 @@ def test_a_head_that_drips_ends_in_time(raw_server: Callable[[Callable[[socket.s
     assert time.monotonic() - began < 60
 
 
-def test_a_body_that_never_ends_is_cut(raw_server: Callable[[Callable[[socket.socket], None]], str]) -> None:
+def test_a_body_that_never_ends_is_cut(raw_server: RawServer) -> None:
     """Behind the last chunk come lines that are no content: what has come is all of it."""
 
     def answer(connection: socket.socket) -> None:
@@ -804,7 +754,7 @@ def test_a_body_that_never_ends_is_cut(raw_server: Callable[[Callable[[socket.so
     assert time.monotonic() - began < 0.05 * 1000
 
 
-def test_a_trickle_is_an_error(server: WebServer, look: Callable[..., HttpFile]) -> None:
+def test_a_trickle_is_an_error(server: WebServer, look: Look) -> None:
     """No socket is silent for long, but nobody could wait for the end."""
     file = look(timeout_s=0.5)
     server.set_faults(WebFault(kind="drip", bytes_per_s=200.0, min_bytes=PART))
@@ -816,7 +766,7 @@ def test_a_trickle_is_an_error(server: WebServer, look: Callable[..., HttpFile])
 
 @pytest.mark.parametrize("answers", ["alike", "no suffix", "another version", "too many at once"])
 def test_the_two_ends_come_along_with_the_look_or_are_asked_for_as_ever(
-    answers: str, server: WebServer, look: Callable[..., HttpFile]
+    answers: str, server: WebServer, look: Look
 ) -> None:
     """Two requests at once; what came is told once it is sure to be of the same state, and anything else is `None`."""
     if answers == "no suffix":

@@ -1,4 +1,4 @@
-"""What Drive's client tells of files, and what counts where it does not."""
+"""What Drive's client tells: MD5s that count, and a used-up quota among other input/output errors."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from colabstage.errors import SourceChangedError, SourceReadError
 from colabstage.machine import drive_attributes
 from colabstage.machine.drive_attributes import Md5Questions, ask_md5s, wait_uploaded
+from colabstage.machine.drive_errors import drive_log_path, drive_log_size, quota_error
 from tests.support.steps import wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path
+
 
 MD5 = "0cc175b9c0f1b6a831c399e269772661"
 SILENT = "it did not answer for 0 s"
@@ -42,10 +45,8 @@ class Client:
     ("attributes", "md5"),
     [
         ({"md5": MD5, "uncommitted": "0"}, MD5),
-        ({"md5": f"{MD5}\0", "uncommitted": "0"}, MD5),
         ({"md5": MD5, "uncommitted": "1"}, ""),
         ({"md5": MD5}, ""),
-        ({"uncommitted": "0"}, ""),
         ({"md5": "none", "uncommitted": "0"}, ""),
         ({}, ""),
     ],
@@ -77,7 +78,7 @@ def test_many_are_asked_at_once_and_all_count_or_none(monkeypatch: pytest.Monkey
 
 
 def test_a_file_is_asked_for_by_whoever_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once; the others are asked for when all answers are waited for, and none where one is not vouched for."""
+    """Once; the others are asked for when all answers are waited for."""
     client = Client({f"{number}": {"md5": f"{number:032x}", "uncommitted": "0"} for number in range(100)}, monkeypatch)
     with Md5Questions() as questions:
         for path in ("0", "7", "7"):
@@ -85,13 +86,6 @@ def test_a_file_is_asked_for_by_whoever_reads_it(monkeypatch: pytest.MonkeyPatch
         assert client.asked == 4
         assert questions.answers([*client.files]) == ([one["md5"] for one in client.files.values()], "")
     assert client.asked == 200
-    with Md5Questions() as questions:
-        client.files["7"].clear()
-        questions.ask_before_read("7")
-        client.asked = 0
-        questions.ask_before_read("8")
-        assert "'7'" in questions.answers([*client.files])[1]
-        assert client.asked == 0
 
 
 def test_a_client_that_hangs_is_waited_for_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -119,3 +113,43 @@ def test_a_client_that_hangs_is_waited_for_once(monkeypatch: pytest.MonkeyPatch,
     finally:
         over.set()
     wait_until(lambda: "no MD5 is reported ('0')" in ask_md5s([str(path)])[1])
+
+
+MARK = "x" * 3_000_000 + "\nQUOTA_EXCEEDED\n"
+YESTERDAY = "yesterday: QUOTA_EXCEEDED\n"
+
+
+@pytest.mark.parametrize(
+    ("log", "kind", "number", "is_quota"),
+    [
+        (YESTERDAY + MARK, SourceReadError, errno.EIO, True),
+        # A client that was mounted again begins its log anew.
+        ("QUOTA_EXCEEDED", SourceReadError, errno.EIO, True),
+        (YESTERDAY, SourceReadError, errno.EIO, False),
+        (YESTERDAY + MARK, SourceReadError, errno.EACCES, False),
+        (YESTERDAY + MARK, SourceChangedError, errno.EIO, False),
+        (None, SourceReadError, errno.EIO, False),
+    ],
+)
+def test_only_a_mark_that_is_written_meanwhile_makes_it_a_quota(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    log: str | None,
+    kind: type[SourceReadError],
+    number: int,
+    is_quota: bool,
+) -> None:
+    monkeypatch.setenv("COLABSTAGE_SYSTEM_ROOT", str(tmp_path))
+    path = drive_log_path()
+    path.parent.mkdir(parents=True)
+    assert drive_log_size() == 0
+    path.write_text(YESTERDAY, encoding="ascii")
+    size = drive_log_size()
+    path.unlink()
+    if log is not None:
+        path.write_text(log, encoding="ascii")
+    failure = kind("Reading 'a.zip' failed after 4 tries.")
+    failure.__cause__ = OSError(number, "no")
+    found = quota_error(failure, size)
+    assert (found is not None) is is_quota
+    assert found is None or "a.zip" in str(found)
