@@ -203,11 +203,9 @@ def test_dropping_it_ends_the_thread(kept: str) -> None:
     ("changes", "message"),
     [
         ({"device": "abacus"}, "device='abacus'"),
-        ({"device": "cuda:99"}, "device='cuda:99'"),
         ({"device": None}, "device='None'"),
         ({"queue_size": 0}, "queue_size=0"),
         ({"queue_size": True}, "queue_size=True"),
-        ({"queue_size": 1.5}, "queue_size=1.5"),
         ({"loader": 7}, "loader=7"),
     ],
 )
