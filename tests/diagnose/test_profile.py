@@ -372,7 +372,7 @@ class Photos(Blob):
     """Photographs in a folder that it names."""
 
     def __init__(self, root: Path) -> None:
-        self.paths = write_photos(root)
+        self.root, self.paths = root, write_photos(root)
 
     def __getitem__(self, index: int) -> Any:
         return np.array(Image.open(self.paths[index])), index % 4
