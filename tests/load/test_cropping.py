@@ -165,24 +165,6 @@ def test_without_a_filter_of_torchs_pillow_resizes(
     assert (by_torch.int() - by_pillow.int()).abs().max() <= 1
 
 
-def test_an_epoch_is_resumed_with_the_same_crops(make_pack: Callable[..., Path]) -> None:
-    """Also by a loader that decodes whole images."""
-    dataset = dataset_h5(make_pack())
-    first, second, whole = (
-        make_loader(dataset, 2, batch_transform=way, seed=5) for way in (STEPS, STEPS, Whole(STEPS))
-    )
-    list(first)
-    batches = iter(first)
-    next(batches)
-    next(batches)
-    state = first.state_dict()
-    left = list(batches)
-    assert len(left) == 4
-    for again in (second, whole):
-        again.load_state_dict(state)
-        assert_same(list(again), left)
-
-
 def test_a_broken_file_is_named(make_pack: Callable[..., Path]) -> None:
     file = encoded(pixels(0), "JPEG")
     dataset = dataset_h5(make_pack(files=[file, file[: len(file) // 2]]))

@@ -495,13 +495,6 @@ def test_image_files_are_brought_to_their_size(
     np.testing.assert_array_equal(whole[5][0], picture(5, 13, 20))
 
 
-@pytest.mark.parametrize("size", [None, (6, 7)])
-def test_an_image_that_is_broken_is_named(make_encoded: Callable[..., Path], size: tuple[int, int] | None) -> None:
-    path = make_encoded(5, size=size, broken=2)
-    with pytest.raises(DecodeError, match=re.escape(f"Row 2 of X_train in '{path}'")):
-        dataset_h5(path).read_batch([1, 2])
-
-
 def test_offsets_that_make_no_sense_are_damage(make_encoded: Callable[..., Path]) -> None:
     path = make_encoded(5)
     with h5py.File(path, "r+") as file:

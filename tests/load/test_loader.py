@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 import pickle
 import threading
 from typing import TYPE_CHECKING, Any
@@ -98,21 +97,6 @@ def test_state_of_another_loader_is_refused(make_file: Callable[..., Any], chang
     with pytest.raises(OptionError, match=next(iter(changes))):
         loader.load_state_dict({**before, **changes})
     assert loader.state_dict() == before
-
-
-def test_an_exception_in_the_loop_leaves_no_thread(large: Path) -> None:
-    """The training step may fail; the threads go when its traceback does."""
-    loader = make_loader(dataset_h5(large), 4)
-
-    def train() -> None:
-        for _ in loader:
-            msg = "out of memory"
-            raise RuntimeError(msg)
-
-    with pytest.raises(RuntimeError, match="out of memory"):
-        train()
-    gc.collect()
-    assert not loader_threads()
 
 
 def test_iterations_beside_each_other_end_with_their_names(large: Path) -> None:
