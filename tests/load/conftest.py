@@ -103,6 +103,21 @@ def make_file(tmp_path: Path, made: Callable[[str, int], Path]) -> Callable[[str
     return make
 
 
+@pytest.fixture(scope="session")
+def make_numbered(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
+    """Write a file of so many rows, each of three floats of its number, which is its target too; once."""
+
+    @cache
+    def make(count: int) -> Path:
+        path = tmp_path_factory.mktemp("numbered") / "rows.h5"
+        with h5py.File(path, "w") as file:
+            file["X_train"] = np.repeat(np.arange(count, dtype=np.float32)[:, None], 3, axis=1)
+            file["Y_train"] = np.arange(count)
+        return path
+
+    return make
+
+
 def picture(row: int, height: int, width: int) -> NDArray[np.uint8]:
     """A picture that differs for each row."""
     return np.random.default_rng(row).integers(0, 256, (height, width, 3), dtype=np.uint8)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
-import h5py
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
@@ -16,19 +15,15 @@ from colabstage import dataset_h5, make_loader
 from colabstage.errors import OptionError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 ROWS = 29
 
 
 @pytest.fixture(scope="module")
-def numbered(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file whose target i is i."""
-    path = tmp_path_factory.mktemp("numbered") / "rows.h5"
-    with h5py.File(path, "w") as file:
-        file["X_train"] = np.arange(ROWS, dtype=np.float32)[:, None]
-        file["Y_train"] = np.arange(ROWS)
-    return path
+def numbered(make_numbered: Callable[[int], Path]) -> Path:
+    return make_numbered(ROWS)
 
 
 @dataclass(frozen=True)

@@ -18,20 +18,15 @@ from colabstage import dataset_h5, make_loader
 from colabstage.errors import OptionError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 ROWS = 41
 
 
 @pytest.fixture(scope="module")
-def numbered(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file whose row i is filled with i."""
-    path = tmp_path_factory.mktemp("numbered") / "rows.h5"
-    with h5py.File(path, "w") as file:
-        file["X_train"] = np.repeat(np.arange(ROWS, dtype=np.float32)[:, None], 3, axis=1)
-        file["Y_train"] = np.arange(ROWS)
-    return path
+def numbered(make_numbered: Callable[[int], Path]) -> Path:
+    return make_numbered(ROWS)
 
 
 class Watched:
