@@ -42,18 +42,29 @@ settings.register_profile("long", max_examples=400, deadline=None)
 settings.load_profile("quick")
 
 
+_numbers = itertools.count()
+
+
 @pytest.fixture(autouse=True)
-def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """The test sees no variable that a notebook platform, or colabstage itself, is steered by.
 
-    Nor does it see a Drive that is mounted for another test meanwhile.
+    Nor does it see a Drive that is mounted for another test meanwhile, or the home of whoever runs the tests, where
+    datasets are cached unless somebody says otherwise.
     """
-    monkeypatch.setenv("COLABSTAGE_SYSTEM_ROOT", str(tmp_path_factory.getbasetemp() / "no-drive"))
+    below = tmp_path_factory.getbasetemp()
+    home = below / f"home{next(_numbers)}"
+    home.mkdir()
+    # Matplotlib would make its list of fonts anew in an empty home, which takes seconds.
+    monkeypatch.setenv("MPLCONFIGDIR", os.environ.get("MPLCONFIGDIR", str(Path.home() / ".cache/matplotlib")))
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("COLABSTAGE_SYSTEM_ROOT", str(below / "no-drive"))
     for name in [name for name in os.environ if _PLATFORM_VARIABLES.match(name)]:
         monkeypatch.delenv(name)
+    yield
+    shutil.rmtree(home, ignore_errors=True)
 
 
-_numbers = itertools.count()
 _folder = pytest.StashKey[Path]()
 
 

@@ -15,8 +15,6 @@ CLASSES = sorted(
     (kind for _, kind in inspect.getmembers(errors, inspect.isclass) if kind.__module__ == errors.__name__),
     key=lambda kind: kind.__name__,
 )
-every_class = pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: str(kind.__name__))
-
 
 # Where an error is of the caller's own code, a mistake in colabstage, or something of Colab's that nobody has seen yet,
 # its type is what it is looked up by; and the form and the browser write the type of ours above its text.
@@ -65,36 +63,19 @@ def test_what_stands_in_a_file_is_said_in_words(value: object, words: str) -> No
     assert errors.kind_of(value) == words
 
 
-@every_class
-def test_an_error_survives_pickling(kind: type[errors.ColabstageError]) -> None:
-    """Errors come back whole from a worker process, notes included."""
-    error = kind("'x.zip' cannot be read.")
-    error.add_note("in sample 7")
-    back = pickle.loads(pickle.dumps(error))
-    assert type(back) is kind
-    assert back.args == error.args
-    assert back.__notes__ == ["in sample 7"]
-
-
-@every_class
-def test_an_error_reads_as_its_sentence(kind: type[errors.ColabstageError]) -> None:
-    """`str` is the message as written: a KeyError would quote it, an OSError of two arguments number it."""
-    assert str(kind("No split 'dev'. There are: train, test.")) == "No split 'dev'. There are: train, test."
-    assert str(kind()) == ""
-
-
-@every_class
-def test_an_error_is_a_builtin_too(kind: type[errors.ColabstageError]) -> None:
-    """Code that knows nothing of colabstage catches what it would expect."""
+@pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: str(kind.__name__))
+def test_an_error_is_a_builtin_too_and_travels(kind: type[errors.ColabstageError]) -> None:
+    """Code that knows nothing of colabstage catches what it would expect; whole from a worker process, notes included;
+    read as written: a KeyError would quote it, an OSError of two arguments number it."""
     builtins = [parent for parent in kind.__mro__ if parent.__module__ == "builtins"]
     assert kind is errors.ColabstageError or builtins[0] not in {Exception, BaseException, object}
     assert issubclass(kind, errors.ColabstageError)
-
-
-@every_class
-def test_an_error_says_when_it_is_raised(kind: type[errors.ColabstageError]) -> None:
-    """Each class has a sentence of its own."""
-    assert (kind.__doc__ or "").strip().endswith(".")
+    error = kind("No split 'dev'. There are: train, test.")
+    error.add_note("in sample 7")
+    back = pickle.loads(pickle.dumps(error))
+    assert (type(back), back.args, back.__notes__) == (kind, error.args, ["in sample 7"])
+    assert (str(back), str(kind())) == ("No split 'dev'. There are: train, test.", "")
+    assert (kind.__doc__ or "").strip().endswith("."), "it says when it is raised"
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,17 @@ def run_python(code: str) -> str:
     return done.stdout.strip()
 
 
-def heavy_after(code: str) -> set[str]:
-    """Which heavy packages a new interpreter has loaded after `code`."""
-    return set(run_python(f"import sys\n{code}\nprint(*({{*{HEAVY}}} & {{*sys.modules}}))").split())
+# Each part in a fork of one new interpreter, which has imported nothing itself.
+_LOADED = """
+import os, sys
+for line in sys.argv[2:]:
+    sys.stdout.flush()
+    if not os.fork():
+        exec(line)
+        print(line, *({*sys.argv[1].split()} & {*sys.modules}), sep=",", flush=True)
+        os._exit(0)
+    os.wait()
+"""
 
 
 def seconds_of(code: str) -> float:
@@ -33,44 +41,37 @@ def seconds_of(code: str) -> float:
     return statistics.median(times)
 
 
-def test_nothing_heavy_is_loaded() -> None:
-    """The import, and asking for the names that there are, load none of the heavy packages."""
-    assert (
-        heavy_after("import colabstage; dir(colabstage); colabstage.ColabstageError; colabstage.__version__") == set()
-    )
-
-
-def test_what_staging_returns_is_light() -> None:
-    """The class of a staged dataset, and with it the options of loaders, load none of them either."""
-    assert heavy_after("import colabstage; colabstage.StagedDataset") == set()
-
-
 # What a first call, and a process that is started many times, may load: the least that it works with. Staging and
-# packing read files of arrays, but open HDF5 only where there is one.
-@pytest.mark.parametrize(
-    ("module", "heavy"),
-    [
-        ("stage.run", {"numpy"}),
-        ("stage.plan", {"numpy"}),
-        ("pack.run", {"numpy"}),
-        ("sources.fetching", {"numpy"}),
-        ("h5.verify", set()),
-        ("runs.listing", set()),
-        ("machine.drive", set()),
-        ("notebook.form", set()),
-        ("diagnose.machine_facts", set()),
-        ("sources.members", set()),
-    ],
-)
-def test_a_part_loads_only_what_it_works_with(module: str, heavy: set[str]) -> None:
+# packing read files of arrays, but open HDF5 only where there is one. What unpacks loads no descriptions of packages,
+# which take as long as all else that it loads: one such process is started for every core.
+LOADED = {
+    "import colabstage; dir(colabstage); colabstage.ColabstageError; colabstage.__version__": set[str](),
+    "import colabstage; colabstage.StagedDataset": set[str](),
+    **{
+        f"import colabstage.{module}": heavy
+        for module, heavy in {
+            "stage.run": {"numpy"},
+            "stage.plan": {"numpy"},
+            "pack.run": {"numpy"},
+            "sources.fetching": {"numpy"},
+            "h5.verify": set[str](),
+            "runs.listing": set[str](),
+            "machine.drive": set[str](),
+            "notebook.form": set[str](),
+            "diagnose.machine_facts": set[str](),
+        }.items()
+    },
+}
+UNPACKS = ".".join(("import colabstage", "sources", "members"))
+
+
+def test_a_part_loads_only_what_it_works_with() -> None:
     """Half of the time of a first call, and of a process that unpacks, would be imports otherwise."""
-    assert heavy_after(f"import colabstage.{module}") == heavy
-
-
-def test_a_process_that_unpacks_loads_no_descriptions_of_packages() -> None:
-    """They take as long as all else that it loads; one of them is started for every core."""
-    code = "import sys, colabstage.sources.members; print('importlib.metadata' in sys.modules)"
-    assert run_python(code) == "False"
+    command = [sys.executable, "-c", _LOADED, " ".join([*HEAVY, "importlib.metadata"]), *LOADED, UNPACKS]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    found = {line: set(heavy) for line, *heavy in (one.split(",") for one in done.stdout.splitlines())}
+    assert found.pop(UNPACKS) == set()
+    assert {line: heavy - {"importlib.metadata"} for line, heavy in found.items()} == LOADED
 
 
 @pytest.mark.alone

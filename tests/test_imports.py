@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -57,6 +58,7 @@ def listed() -> dict[str, set[str]]:
     return {file: set(modules.split()) for file, modules in lines}
 
 
+@cache
 def found() -> dict[str, set[str]]:
     """Return the same of the files that are here now."""
     files = {

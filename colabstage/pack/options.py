@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast, get_args
 from colabstage.errors import OptionError, SourceChangedError
 from colabstage.h5.schema import FORMAT_VERSION, check_split_name
 from colabstage.images.geometry import ImageOptions
-from colabstage.io.arguments import check_argument, check_zip_encoding, read_only
+from colabstage.io.arguments import check_argument, check_zip_encoding, read_only, show_value
 from colabstage.io.workspace import short_digest
 from colabstage.pack.code import Description, code_digest, describe_callable
 
@@ -305,7 +305,7 @@ def square(size: object) -> tuple[int, int] | None:
         return None
     sides = (size, size) if isinstance(size, int) else tuple(size) if isinstance(size, list | tuple) else ()
     if len(sides) != 2 or not all(isinstance(side, int) and not isinstance(side, bool) and side > 0 for side in sides):
-        msg = f"image_size={size!r} is not a size; expected (height, width) in pixels, or one number: 224."
+        msg = f"image_size={show_value(size)} is not a size; expected (height, width) in pixels, or one number: 224."
         raise OptionError(msg)
     return sides
 

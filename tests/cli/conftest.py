@@ -52,7 +52,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Run:
-    """Does what `run` does in a process of its own, as a shell would: each command has one test that does."""
+    """Does what `run` does in a process of its own, as a shell would."""
 
     def start_it(*arguments: str | Path) -> Done:
         return subprocess.run(

@@ -59,23 +59,6 @@ def test_compare_prints_every_way(run: Run, photos: Path) -> None:
     assert json.loads(as_json.stdout)["dataset_samples"] == 10
 
 
-def test_compare_names_what_is_wrong(start: Run, run: Run) -> None:
-    """A missing path and a wrong option end as they do everywhere."""
-    assert start("compare", "missing").returncode == 1
-    done = run("compare", "missing", "--encoding", "gif")
-    assert done.returncode == 2
-    assert "--encoding" in done.stderr
-
-
-@without_the_package
-def test_gpu_without_one(run: Run, no_gpu: None) -> None:
-    """It says so once, does nothing, and that is no failure."""
-    done = run("gpu", "--seconds", "20")
-    assert done.returncode == 0
-    assert done.stdout.startswith("There is no NVIDIA GPU here")
-    assert done.stderr == ""
-
-
 @without_the_package
 def test_gpu_with_one(run: Run, smi: FakeSmi) -> None:
     """After the given time it prints the figures; JSON has every sample."""
@@ -106,9 +89,9 @@ def rows(tmp_path: Path) -> str:
 
 
 @pytest.mark.torch
-def test_a_file_is_profiled_with_a_step_of_known_length(start: Run, rows: str) -> None:
+def test_a_file_is_profiled_with_a_step_of_known_length(run: Run, rows: str) -> None:
     """As JSON: a step of 200 ms is what such a small file is bound by, on a busy machine too."""
-    found = result(start("profile", rows, "--step-ms", "200", "--seconds", "2", "--batch-size", "32", "--json"))
+    found = result(run("profile", rows, "--step-ms", "200", "--seconds", "2", "--batch-size", "32", "--json"))
     assert found["verdict"]["bound"] == "compute-bound"
     assert found["facts"]["batch_samples"] == 32
     assert 0 < found["headroom_samples_per_s"] < 32 / 0.2

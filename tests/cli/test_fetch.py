@@ -54,9 +54,9 @@ def test_fetch_brings_a_file_and_knows_it_again(run: Run, server: WebServer, arc
     assert "not a checksum" in reason(run("fetch", server.url("photos.zip"), "c.zip", "--hash", "sha256:12"), 2)
 
 
-def test_fetch_takes_several(start: Run, server: WebServer, photos: Path, tmp_path: Path) -> None:
+def test_fetch_takes_several(run: Run, server: WebServer, photos: Path, tmp_path: Path) -> None:
     """The last argument is the target."""
-    done = result(start("fetch", server.url("photos.zip"), photos / "cat", "all", "--json"))
+    done = result(run("fetch", server.url("photos.zip"), photos / "cat", "all", "--json"))
     assert done["files"] == 6
     assert sorted(path.name for path in (tmp_path / "all").iterdir()) == ["cat", "photos.zip"]
 

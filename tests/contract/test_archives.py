@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from colabstage import extract_archive, pack_dataset, stage_dataset
+from colabstage import extract_archive, stage_dataset
 from tests.contract.served import labels_in, numbers_in
 from tests.support.archives import MAKERS, write_archive
 from tests.support.http_knobs import WebKnobs
@@ -33,15 +33,10 @@ def archive(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
 
 
 def test_staged(archive: Path, tmp_path: Path) -> None:
+    """As a pack and as plain files."""
     home = Home(tmp_path, theirs=["mine"])
-    data = stage_dataset(archive, local_dir=tmp_path / "local", cache_dir=None, progress=False)
+    data = stage_dataset(archive, keep="both", local_dir=tmp_path / "local", cache_dir=None, progress=False)
     assert (numbers_in(data.path), labels_in(data.path)) == (NUMBERS, LABELS)
-    home.check(finished=True)
-
-
-def test_staged_as_plain_files(archive: Path, tmp_path: Path) -> None:
-    home = Home(tmp_path, theirs=["mine"])
-    data = stage_dataset(archive, keep="files", local_dir=tmp_path / "local", cache_dir=None, progress=False)
     assert data.files is not None
     home.check(finished=True, found={"files": contents(data.files)}, expected=[{"files": FILES}])
 
@@ -50,14 +45,6 @@ def test_extracted(archive: Path, tmp_path: Path) -> None:
     home = Home(tmp_path, theirs=["mine"])
     extract_archive(archive, tmp_path / "it", progress=False)
     home.check(finished=True, found={"it": contents(tmp_path / "it")}, expected=[{"it": FILES}])
-
-
-def test_packed_as_the_folder_is(archive: Path, tmp_path: Path) -> None:
-    """The same bytes, but for the name of the source."""
-    extract_archive(archive, tmp_path / "it", progress=False)
-    for source, name in ((archive, "a.h5"), (tmp_path / "it", "b.h5")):
-        pack_dataset(source, tmp_path / name, progress=False)
-    assert numbers_in(tmp_path / "a.h5") == numbers_in(tmp_path / "b.h5") == NUMBERS
 
 
 @pytest.mark.parametrize("ranges", ["honoured", "none"])

@@ -112,25 +112,19 @@ def on_each(folder: Any, drive: Any, bucket: Any) -> pytest.MarkDecorator:
 
 
 @on_each({"wait": False}, {}, {"streaming": True})
-def test_a_new_machine_copies_what_was_packed(machines: Machines, options: dict[str, Any]) -> None:
+def test_a_new_machine_copies_what_was_packed(machines: Machines, options: dict[str, Any], tmp_path: Path) -> None:
+    """As the plan says."""
     first = machines.stage()
     assert first.report.origin == "source"
     pack, cached = first.path, machines.cache.read()
     (rows,) = (name for name in cached if name.endswith(".rows"))
     assert set(cached) == {pack.name, f"{pack.name}.json", rows, f"{rows}.json"}
     assert cached[pack.name] == pack.read_bytes()
+    plan = plan_stage(machines.source, local_dir=tmp_path / "new", cache_dir=machines.cache.argument)
+    assert plan.action == "restore"
     again = machines.stage(**options)
     assert again.report.origin == "cache"
     assert again.path.read_bytes() == pack.read_bytes()
-
-
-def test_the_plan_says_what_is_done(machines: Machines, tmp_path: Path) -> None:
-    places: Any = {"cache_dir": machines.cache.argument}
-    before = str(plan_stage(machines.source, local_dir=tmp_path / "a", **places))
-    machines.stage()
-    after = str(plan_stage(machines.source, local_dir=tmp_path / "b", **places))
-    assert before != after
-    assert machines.stage().report.origin == "cache"
 
 
 def test_a_source_that_changed_is_read_again(machines: Machines) -> None:
@@ -163,7 +157,15 @@ def spoil(cache: FolderCache | BucketCache, damage: str) -> None:
         cache.remove(f"{name}.json")
 
 
-@pytest.mark.parametrize("damage", ["flipped", "cut", "gone", "without its manifest"])
+@pytest.mark.parametrize(
+    ("cache", "damage"),
+    [
+        *(("folder", damage) for damage in ("flipped", "cut", "gone", "without its manifest")),
+        *(pytest.param("Drive", damage, marks=pytest.mark.fuse) for damage in ("cut", "gone")),
+        *(("bucket", damage) for damage in ("flipped", "gone")),
+    ],
+    indirect=["cache"],
+)
 def test_a_damaged_pack_is_not_served(machines: Machines, damage: str) -> None:
     """The source is read again; what is not as it was written is not ours to replace, and that is said."""
     machines.stage()

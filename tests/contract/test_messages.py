@@ -528,8 +528,9 @@ def world_in(folder: Path) -> Iterator[World]:
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    with world_in(tmp_path_factory.mktemp("messages")) as made:
+def world() -> Iterator[World]:
+    # As short a path as in `main`: of a long one, a message may show the class alone.
+    with tempfile.TemporaryDirectory() as folder, world_in(Path(folder)) as made:
         yield made
 
 

@@ -84,7 +84,6 @@ CASES: list[tuple[Check, dict[str, Any], Status, str]] = [
     (judge_disk, {"dataset": replace(ON_DRIVE, nbytes=29 * GB)}, "ok", "60 GB free"),
     (judge_disk, {"dataset": replace(ON_DRIVE, nbytes=31 * GB)}, "fail", "takes 62 GB (twice its size"),
     (judge_disk, {"dataset": replace(ON_DRIVE, nbytes=31 * GB, slow_mount="a network file system (nfs4)")}, "ok", "60"),
-    (judge_disk, {"dataset": replace(FOLDER, nbytes=70 * GB)}, "ok", "60 GB free"),
     (judge_mount, {}, "ok", "1 mount answered"),
     (judge_mount, {"mounts": (ANSWERS, replace(ANSWERS, seconds=5.0))}, "warn", "after 5.00 s"),
     (
@@ -93,7 +92,6 @@ CASES: list[tuple[Check, dict[str, Any], Status, str]] = [
         "fail",
         "not connected, after",
     ),
-    (judge_mount, {"mounts": (ANSWERS, replace(ANSWERS, state="silent", reason="no answer"))}, "fail", "no answer"),
     (judge_mount, {"mounts": ()}, "skip", "Nothing is mounted"),
     (judge_current_folder, {}, "ok", "on a local disk"),
     (judge_current_folder, {"folder_mount": "Google Drive"}, "warn", "'/content' is on Google Drive"),
@@ -105,7 +103,6 @@ CASES: list[tuple[Check, dict[str, Any], Status, str]] = [
     (judge_shared_memory, {}, "ok", "batches of 64 from 1 worker take up to 38.5 MB"),
     (judge_shared_memory, {"shared_memory_bytes": 64 << 20}, "warn", "67.1 MB free in /dev/shm"),
     (judge_shared_memory, {"shared_memory_bytes": 64 << 20, "workers": 4}, "fail", "from 4 workers take up to 125 MB"),
-    (judge_shared_memory, {"shared_memory_bytes": 64 << 20, "workers": 0}, "ok", "no worker process needs it"),
     (judge_shared_memory, {"shared_memory_bytes": None}, "skip", "no /dev/shm"),
     (judge_cores, {}, "ok", "2 cores, 1 worker"),
     (judge_cores, {"workers": None}, "ok", "at most 1 worker beside"),
@@ -113,12 +110,6 @@ CASES: list[tuple[Check, dict[str, Any], Status, str]] = [
     (judge_network_mount, {}, "ok", "is on a local disk"),
     (judge_network_mount, {"dataset": ON_DRIVE}, "warn", "(9,000 files) is on Google Drive"),
     (judge_network_mount, {"dataset": replace(FILE, slow_mount="Google Drive")}, "warn", "is on Google Drive"),
-    (
-        judge_network_mount,
-        {"dataset": replace(FILE, slow_mount="Google Drive", pack=None)},
-        "warn",
-        "is on Google Drive",
-    ),
     (judge_network_mount, {"dataset": DatasetFacts("/x", "missing")}, "fail", "nothing at '/x'"),
     (judge_network_mount, {"dataset": UNREACHABLE}, "fail", "no answer"),
     (judge_network_mount, {"dataset": None}, "skip", "No path"),
@@ -126,13 +117,11 @@ CASES: list[tuple[Check, dict[str, Any], Status, str]] = [
     (judge_crowded_folder, {"dataset": replace(ON_DRIVE, largest_folder=77_000)}, "warn", "77,000 entries"),
     (judge_crowded_folder, {"dataset": replace(FOLDER, largest_folder=77_000)}, "ok", "of any size"),
     (judge_crowded_folder, {}, "skip", "is not a folder"),
-    (judge_crowded_folder, {"dataset": None}, "skip", "No path"),
     (judge_crowded_folder, {"dataset": UNREACHABLE}, "skip", "Not known"),
     (judge_pack, {}, "ok", "its manifest: agrees"),
     (judge_pack, {"dataset": replace(FILE, pack=replace(PACK, manifest="missing"))}, "warn", "5,000 samples"),
     (judge_pack, {"dataset": replace(FILE, pack=replace(PACK, manifest="missing", ours=False))}, "ok", "5,000 samples"),
     (judge_pack, {"dataset": replace(FILE, pack=replace(PACK, manifest="differs"))}, "fail", "5,000 samples"),
-    (judge_pack, {"dataset": replace(FILE, pack=replace(PACK, manifest="unreadable"))}, "fail", "5,000 samples"),
     (judge_pack, {"dataset": replace(FILE, pack=None, problem="it is cut off")}, "fail", "it is cut off"),
     (judge_pack, {"dataset": FOLDER}, "skip", "is not an HDF5 file"),
     (judge_pack, {"dataset": UNREACHABLE}, "skip", "Not known, because '/x'"),
@@ -140,12 +129,10 @@ CASES: list[tuple[Check, dict[str, Any], Status, str]] = [
     (judge_libraries, versions(torch=None), "ok", "torch missing"),
     (judge_libraries, versions(torch="2.3.1"), "fail", "needed: torch 2.4 or newer"),
     (judge_libraries, versions(h5py=None), "fail", "needed: h5py 3.12 or newer"),
-    (judge_libraries, versions(numpy="1.25.2"), "fail", "needed: numpy 1.26 or newer"),
     (judge_gpu, {}, "ok", "Tesla T4 (16.1 GB), idle"),
     (judge_gpu, {"gpus": (replace(T4, utilisation=0.9),)}, "warn", "GPU 0 90% busy"),
     (judge_gpu, {"gpus": (replace(T4, memory_used_bytes=9 << 30),)}, "warn", "9.66 GB held"),
     (judge_gpu, {"gpus": (replace(T4, memory_used_bytes=9 << 30, processes=(GpuProcess(1),)),)}, "ok", "idle"),
-    (judge_gpu, {"gpus": (GpuReading(0, "NVIDIA A100"),)}, "ok", "NVIDIA A100"),
     (judge_gpu, versions(torch="2.11.0+cpu"), "fail", "torch 2.11.0+cpu was built for CPUs only"),
     (judge_gpu, {"gpus": (), "gpu_problem": "there is none"}, "warn", "there is none"),
     (judge_gpu, {"gpus": (), "gpu_problem": "there is none", "platform": "python"}, "skip", "there is none"),
@@ -173,15 +160,6 @@ def test_every_check_has_cases_for_both_sides() -> None:
     passing = {check for check, _, status, _ in CASES if status == "ok"}
     complaining = {check for check, _, status, _ in CASES if status in {"warn", "fail"}}
     assert set(CHECKS.values()) == passing == complaining
-
-
-@pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS)
-def test_a_remedy_is_a_paragraph_for_people(check: Check) -> None:
-    """Every check's docstring is whole sentences in one paragraph."""
-    remedy = " ".join((check.__doc__ or "").split())
-    assert 40 < len(remedy) < 600
-    assert remedy.endswith(".")
-    assert "  " not in remedy
 
 
 def test_only_what_is_broken_fails() -> None:

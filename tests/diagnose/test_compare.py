@@ -177,7 +177,7 @@ def test_what_is_no_image(machine: Path) -> None:
     assert not (machine / "fast").exists()
 
 
-@pytest.mark.parametrize("name", ["samples", "num_workers", "batch_size", "budget_s"])
+@pytest.mark.parametrize("name", ["samples", "budget_s"])
 def test_a_wrong_number_is_refused(machine: Path, name: str) -> None:
     """Numbers must be above 0."""
     with pytest.raises(OptionError, match=f"{name}=0 cannot work"):

@@ -58,6 +58,7 @@ def test_a_drive_that_answers(my_drive: Path) -> None:
     make_tree(my_drive / "photos", in_classes(6))
     report = doctor(my_drive / "photos", timeout_s=5.0)
     assert finding(report, "mounts").status == "ok"
+    assert [mount.kind for mount in report.facts.mounts] == ["Google Drive"]
     assert finding(report, "location").status == "warn"
     assert "(6 files) is on Google Drive" in finding(report, "location").message
     assert "stage_dataset(path)" in finding(report, "location").remedy

@@ -17,9 +17,9 @@ from colabstage import GpuMonitor
 from colabstage.diagnose.gpu import GpuProcess, GpuReading, GpuSample, open_gpus, report_on
 from colabstage.errors import NotSupportedHereError, OptionError
 from tests.diagnose.nvidia_smi import CONTAINER, NO_DRIVER, SLICED, T4, T4_PROCESSES, TWO, WSL, FakeSmi
+from tests.support.steps import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from tests.nurseries import Nurseries
@@ -147,14 +147,6 @@ def test_what_is_not_reported_is_not_counted() -> None:
     assert one.processes == (GpuProcess(3, None), GpuProcess(7, 2 * GB))
 
 
-def wait_until(condition: Callable[[], object], seconds: float = 10.0) -> None:
-    """Wait for something that a thread does."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
-
-
 def threads() -> list[threading.Thread]:
     """Those of monitors."""
     return [thread for thread in threading.enumerate() if thread.name == "colabstage-gpu-monitor"]
@@ -178,18 +170,6 @@ def test_it_samples_while_the_block_runs(smi: FakeSmi) -> None:
     assert json.loads(json.dumps(monitor.report().to_dict()))["gpus"][0]["name"] == "Tesla T4"
 
 
-def test_without_a_gpu_it_says_so(no_gpu: None) -> None:
-    """What it shows has the reason, and no thread is left."""
-    with GpuMonitor() as monitor:
-        pass
-    assert threads() == []
-    said = "There is no NVIDIA GPU here"
-    assert said in monitor.summary()
-    assert said in monitor._repr_html_()
-    assert monitor.samples == ()
-    assert monitor.report().to_dict()["gpus"] == []
-
-
 def test_answers_may_be_missed(smi: FakeSmi) -> None:
     """One failure is passed over; three in a row end it, and what was sampled stays."""
     with GpuMonitor(0.02) as monitor:
@@ -207,7 +187,7 @@ def test_a_driver_that_falls_silent_does_not_keep_the_thread(smi: FakeSmi, monke
     # Long enough for the first answers, which a new process gives each time.
     monkeypatch.setattr("colabstage.diagnose.gpu._TIMEOUT_S", 2.0)
     with GpuMonitor(0.02) as monitor:
-        wait_until(lambda: monitor.samples)
+        wait_until(lambda: bool(monitor.samples))
         wait_until(lambda: len(smi.questions) >= 4)
         began = time.monotonic()
     assert time.monotonic() - began < 6.0

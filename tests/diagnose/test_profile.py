@@ -21,13 +21,14 @@ import psutil
 import pytest
 import simplejpeg
 import torch
+from PIL import Image
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 import colabstage
 from benchmarks._photographs import repeated_photographs, write_encoded
 from colabstage import ColabstageError, dataset_h5, make_loader, profile_loader
 from colabstage.diagnose.advice import judge
-from colabstage.diagnose.loaders import batch_size_of, packed_instead, view_of
+from colabstage.diagnose.loaders import view_of
 from colabstage.diagnose.profile import Runs
 from colabstage.diagnose.stages import LIBRARY_STAGES, StageNames
 from tests.clocks import ManualClock
@@ -115,8 +116,7 @@ def tried(make: Callable[[], Any], judge: Callable[[Any], str], times: int = 3) 
     pytest.fail(complaint)
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("stage", LOADERS)
+@pytest.mark.parametrize(("stage", "workers"), [("read", 0), ("decode", 1), ("transform", 0), ("collate", 1)])
 def test_a_slow_stage_is_named(stage: str, workers: int) -> None:
     """What the loop does itself, and what worker processes do, of which some is done here to be seen."""
 
@@ -124,7 +124,7 @@ def test_a_slow_stage_is_named(stage: str, workers: int) -> None:
         loader = LOADERS[stage]()
         return DataLoader(loader.dataset, 8, num_workers=workers, collate_fn=loader.collate_fn)
 
-    tried(make, lambda loader: misjudged(profile_loader(loader, short_step, budget_s=1.5), "input-bound", stage))
+    tried(make, lambda loader: misjudged(profile_loader(loader, short_step, budget_s=1.0), "input-bound", stage))
 
 
 @pytest.mark.parametrize("installed", [True, False])
@@ -182,10 +182,8 @@ class PrefetchingLoader:
 @pytest.mark.parametrize(
     ("load_s", "step_s", "bound"),
     [
-        (0.040, 0.045, "balanced"),
         (0.037, 0.045, "balanced"),
         (0.035, 0.045, "compute-bound"),
-        (0.001, 0.030, "compute-bound"),
         (0.048, 0.045, "balanced"),
         (0.052, 0.045, "input-bound"),
         (0.200, 0.010, "input-bound"),
@@ -206,11 +204,10 @@ def test_the_bound_follows_from_what_loader_and_step_take(load_s: float, step_s:
     assert abs(clock.now() - began - 4.0) <= 4 * (load_s + step_s)
 
 
-@pytest.mark.parametrize("count", [8, 12])
-def test_epochs_of_one_batch_are_measured_like_others(count: int) -> None:
+def test_epochs_of_one_batch_are_measured_like_others() -> None:
     """Each batch is an epoch's first, so the loop pays for the start of an epoch with every batch."""
-    profile = profile_loader(DataLoader(Samples(read_s=0.002, count=count), 16), short_step, budget_s=0.8)
-    assert profile.batch_s >= 0.010 + 0.002 * count
+    profile = profile_loader(DataLoader(Samples(read_s=0.002, count=12), 16), short_step, budget_s=0.8)
+    assert profile.batch_s >= 0.010 + 0.002 * 12
     assert sum(profile.facts.stages.values()) == pytest.approx(profile.facts.alone_s)
 
 
@@ -230,11 +227,9 @@ LABELS = np.zeros(5)
     [
         ((np.zeros((5, 3, 8, 8)), LABELS), 5),
         (([*IMAGES], LABELS), 5),
-        ((([*IMAGES], LABELS), LABELS), 5),
         ((IMAGES, (1, 2, 3, 4, 5)), 5),
         ((IMAGES, [{"boxes": np.zeros((count, 4))} for count in range(5)]), 5),
         (((np.zeros((5, 8)), np.zeros((5, 9))), LABELS), 5),
-        (([np.zeros((5, 8)), np.zeros((5, 9))], [LABELS, LABELS]), 5),
         ({"image": np.zeros((5, 8)), "name": ["a"] * 5}, 5),
         (np.zeros((5, 8)), 5),
         (np.zeros(()), 1),
@@ -243,7 +238,7 @@ LABELS = np.zeros(5)
 )
 def test_samples_are_counted_in_any_batch(batch: Any, samples: int) -> None:
     """Also where images of their own sizes come in a list, of which the first has a height and no samples."""
-    assert batch_size_of(batch)[0] == samples
+    assert profile_loader([batch], budget_s=0.01).facts.batch_samples == samples
 
 
 def test_processes_that_start_in_every_epoch_are_named() -> None:
@@ -281,14 +276,13 @@ def test_nothing_is_left_running() -> None:
     assert len(next(iter(loader))[1]) == 8
 
 
-@pytest.mark.parametrize("strategy", ["direct", "memory"])
-def test_a_loader_of_ours_keeps_its_place(tmp_path: Path, strategy: Any) -> None:
+def test_a_loader_of_ours_keeps_its_place(tmp_path: Path) -> None:
     """Stages are told, and the next epoch is the one that would have come."""
     with h5py.File(tmp_path / "rows.h5", "w") as file:
         file["X_train"] = np.zeros((640, 32, 32, 3), np.uint8)
         file["Y_train"] = np.arange(640)
     dataset = dataset_h5(tmp_path / "rows.h5", transform=slow_transform)
-    with make_loader(dataset, 32, strategy=strategy, num_workers=1, seed=0) as loader:
+    with make_loader(dataset, 32, strategy="memory", num_workers=1, seed=0) as loader:
         for _ in loader:
             break
         state = loader.state_dict()
@@ -371,15 +365,17 @@ class Blob(Dataset[Any]):
         if index >= len(self):
             raise IndexError(index)
         data = (self.root / "raw" / "images-idx3-ubyte").read_bytes()
-        return np.frombuffer(data, np.float16, 3, 6 * index), index % 4
+        return np.frombuffer(data, np.uint16, 3, 6 * index).astype(np.float32), index % 4
 
 
 class Photos(Blob):
     """Photographs in a folder that it names."""
 
     def __init__(self, root: Path) -> None:
-        self.root = root
-        write_photos(root)
+        self.root, self.paths = root, write_photos(root)
+
+    def __getitem__(self, index: int) -> Any:
+        return np.array(Image.open(self.paths[index])), index % 4
 
 
 class Drawing(Blob):
@@ -387,7 +383,7 @@ class Drawing(Blob):
 
     def __getitem__(self, index: int) -> Any:
         x, y = super().__getitem__(index)
-        return x + np.float16(np.random.default_rng().random()), y
+        return x + np.float32(np.random.default_rng().random()), y
 
 
 class Recipe(Dataset[Any]):
@@ -414,7 +410,7 @@ def test_what_is_advised_can_be_done(kind: Any, words: str, tmp_path: Path, monk
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLABSTAGE_LOCAL_DIR", str(tmp_path / "fast"))
     loader: Any = DataLoader(kind(tmp_path / "data"), 8)
-    packed = packed_instead(loader.dataset, None)
+    packed = profile_loader(loader, budget_s=0.1).facts.packed
     assert packed is not None
     assert words in packed
     known = {name: getattr(colabstage, name) for name in ("pack_dataset", "dataset_h5", "stage_dataset")}
@@ -427,13 +423,12 @@ def test_what_is_advised_can_be_done(kind: Any, words: str, tmp_path: Path, monk
 
 def test_what_cannot_be_packed_is_not_advised(tmp_path: Path) -> None:
     """Random augmentation would be frozen; batches would become rows; text is no array."""
-    assert packed_instead(Drawing(tmp_path / "a"), None) is None
-    assert packed_instead([{"text": 1}], None) is None
-    data = [(np.zeros((16, 8), np.float32), np.zeros(16)) for _ in range(8)]
-    view = view_of(DataLoader(data, batch_size=None))  # type: ignore[arg-type]
-    assert view.dataset is None
-    assert any("batch_size=None" in note for note in view.notes)
-    assert view_of(DataLoader(data, 4)).notes == ()  # type: ignore[arg-type]
+    data: Any = [(np.zeros((16, 8), np.float32), np.zeros(16)) for _ in range(8)]
+    texts: Any = [{"text": 1}] * 4
+    for loader in (DataLoader(Drawing(tmp_path / "a"), 4), DataLoader(texts, 2), DataLoader(data, batch_size=None)):
+        profile = profile_loader(loader, budget_s=0.05)
+        assert profile.facts.packed is None
+        assert any("batch_size=None" in note for note in profile.notes) == (loader.batch_size is None)
 
 
 def test_prefixes_of_a_pipeline_are_its_stages() -> None:

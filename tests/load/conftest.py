@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import io
 import json
-import mmap
-import os
+import shutil
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from colabstage.h5.schema import PackContent, ReservedDataset, create_pack
-from colabstage.load.reading.memory import resident_part
+from colabstage import pack_dataset
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,12 +28,11 @@ SHAPE = (10, 12, 3)
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A file, its rows as h5py reads them (native byte order), and the engine that should read it."""
+    """A file, and its rows as h5py reads them (native byte order)."""
 
     path: Path
     x: NDArray[Any]
     y: NDArray[Any]
-    engine: str
 
 
 def _rows(count: int, dtype: str = "u1") -> NDArray[Any]:
@@ -53,16 +51,12 @@ def _plain(path: Path, count: int, dtype: str = "u1", **storage: Any) -> None:
 
 
 def _pack(path: Path, count: int) -> None:
-    x, y = _rows(count), _labels(count)
-    reserved = [ReservedDataset("X_train", x.shape, x.dtype), ReservedDataset("Y_train", y.shape, y.dtype)]
-    keys = [f"folder/ü{row:04}.jpg" for row in range(count)]
-    content = PackContent(reserved, {"key_train": keys, "classes": ["a", "b", "c", "d", "e"]}, {}, {})
-    offsets = create_pack(path, content)
-    with open(path, "r+b") as handle:
-        for name, values in (("X_train", x), ("Y_train", y)):
-            if name in offsets:
-                handle.seek(offsets[name])
-                handle.write(values.tobytes())
+    folder = path.with_suffix("")
+    for row, (pixels, label) in enumerate(zip(_rows(count), _labels(count), strict=True)):
+        place = folder / "abcde"[label] / f"ü{row:04}.png"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(place)
+    pack_dataset(folder, path, progress=False)
 
 
 def _recipe(path: Path, count: int) -> None:
@@ -71,27 +65,55 @@ def _recipe(path: Path, count: int) -> None:
         file["Y_train"] = _labels(count).astype(np.uint8).reshape(-1, 1, 1)
 
 
-MAKERS: dict[str, tuple[str, Callable[[Path, int], None]]] = {
-    "pack": ("mapped", _pack),
-    "contiguous": ("mapped", _plain),
-    "float32": ("mapped", lambda path, count: _plain(path, count, "f4")),
-    "recipe": ("mapped", _recipe),
-    "big-endian": ("h5py", lambda path, count: _plain(path, count, ">f4")),
-    "gzip": ("h5py", lambda path, count: _plain(path, count, chunks=(8, *SHAPE), compression="gzip", shuffle=True)),
+MAKERS: dict[str, Callable[[Path, int], None]] = {
+    "pack": _pack,
+    "contiguous": _plain,
+    "float32": lambda path, count: _plain(path, count, "f4"),
+    "recipe": _recipe,
+    "big-endian": lambda path, count: _plain(path, count, ">f4"),
+    "gzip": lambda path, count: _plain(path, count, chunks=(8, *SHAPE), compression="gzip", shuffle=True),
 }
 
 
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], Path]:
+    """Write a file of a kind in MAKERS with so many rows, once."""
+
+    @cache
+    def make(kind: str, count: int) -> Path:
+        path = tmp_path_factory.mktemp("made") / f"{kind}-{count}.h5"
+        MAKERS[kind](path, count)
+        return path
+
+    return make
+
+
 @pytest.fixture
-def make_file(tmp_path: Path) -> Callable[[str, int], Sample]:
-    """Write a file of a kind in MAKERS with so many rows, and read it by plain h5py for comparison."""
+def make_file(tmp_path: Path, made: Callable[[str, int], Path]) -> Callable[[str, int], Sample]:
+    """Have a file of a kind in MAKERS with so many rows, and read it by plain h5py for comparison."""
 
     def make(kind: str, count: int) -> Sample:
-        engine, maker = MAKERS[kind]
         path = tmp_path / f"{kind}-{count}.h5"
-        maker(path, count)
-        with h5py.File(path, "r") as file:
-            x, y = file["X_train"][()], file["Y_train"][()]
-        return Sample(path, x.astype(x.dtype.newbyteorder("=")), y, engine)
+        for file in made(kind, count).parent.glob(f"{path.name}*"):
+            shutil.copy2(file, tmp_path)
+        with h5py.File(path, "r") as opened:
+            x, y = opened["X_train"][()], opened["Y_train"][()]
+        return Sample(path, x.astype(x.dtype.newbyteorder("=")), y)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_numbered(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
+    """Write a file of so many rows, each of three floats of its number, which is its target too; once."""
+
+    @cache
+    def make(count: int) -> Path:
+        path = tmp_path_factory.mktemp("numbered") / "rows.h5"
+        with h5py.File(path, "w") as file:
+            file["X_train"] = np.repeat(np.arange(count, dtype=np.float32)[:, None], 3, axis=1)
+            file["Y_train"] = np.arange(count)
+        return path
 
     return make
 
@@ -166,26 +188,3 @@ def have_free(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
     monkeypatch.setattr(Path, "read_text", read)
     return say
-
-
-@pytest.fixture
-def drop_cache() -> Callable[[Path], None]:
-    """Make the system forget what it holds in memory of a file; the test is skipped where it does not obey."""
-
-    def drop(path: Path) -> None:
-        handle = os.open(path, os.O_RDWR)
-        try:
-            os.fsync(handle)
-            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
-            with mmap.mmap(handle, 0, access=mmap.ACCESS_READ) as mapping:
-                data = np.frombuffer(mapping, np.uint8)
-                part = resident_part(data)
-                del data
-        finally:
-            os.close(handle)
-        if part > 0.5:
-            pytest.skip(
-                "needs a file system whose cache can be dropped: run with --basetemp on a local disk, not tmpfs"
-            )
-
-    return drop

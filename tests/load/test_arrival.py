@@ -169,7 +169,7 @@ def test_neighbours_that_may_be_fetched_together_are_visited_by_turns_with_those
     make_loader(dataset, 64, seed=3).load_state_dict(state)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_however_many_units_come_first_little_is_left_to_visit_when_the_last_is_here(
     make_rows: Callable[..., dataset_h5], seed: int
 ) -> None:
@@ -188,10 +188,8 @@ def test_however_many_units_come_first_little_is_left_to_visit_when_the_last_is_
 @pytest.mark.parametrize(
     ("count", "units", "window", "classes", "least"),
     [
-        (2_000, 125, 64, 2, 1.0),
         (2_000, 125, 64, 10, 1.0),
         (2_000, 125, 64, 50, 0.45),
-        (3_200, 200, 18, 10, 0.5),
         (6_400, 400, 90, 100, 0.5),
     ],
 )

@@ -110,7 +110,7 @@ def test_a_transform_with_a_key_is_given_it(images: Path) -> None:
     assert (x.tolist(), y.tolist()) == ([1] * 4, [0, 1, 2, 3])
 
 
-@pytest.mark.parametrize("name", ["decode", "pin_memory", "generator", "collate_fn"])
+@pytest.mark.parametrize("name", ["pin_memory", "collate_fn"])
 def test_arguments_that_are_gone_name_what_to_write(images: Path, name: str) -> None:
     """Each is an error of ours, not one about an unknown name."""
     arguments: dict[str, Any] = {name: None}

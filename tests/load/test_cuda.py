@@ -16,7 +16,7 @@ from colabstage import CudaDataLoader, dataset_h5, make_loader
 from colabstage.errors import OptionError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator
+    from collections.abc import Callable, Generator
 
 NUMBERS = DataLoader(TensorDataset(torch.arange(23)), 5)
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -29,10 +29,6 @@ class Target(NamedTuple):
 
 def own_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "colabstage-cuda"]
-
-
-def values(batches: Iterator[Any] | CudaDataLoader[Any]) -> list[list[int]]:
-    return [numbers.tolist() for (numbers,) in batches]
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -150,19 +146,6 @@ class Endless:
             self.ended += 1
 
 
-def test_early_breaks_leave_nothing_and_start_over() -> None:
-    """A hundred loops that are left early end a hundred iterations, and each begins at the first batch."""
-    inner = Endless()
-    loader = CudaDataLoader(inner, "cpu")
-    for _ in range(100):
-        for number in loader:
-            assert number == 0
-            break
-    loader.close()
-    assert inner.begun == inner.ended == 100
-    assert not own_threads()
-
-
 def test_a_new_iteration_ends_the_one_before() -> None:
     """Running a cell again piles up no threads, nothing of the old epoch comes, and its iterator says why."""
     inner = Endless()
@@ -203,11 +186,9 @@ def test_dropping_it_ends_the_thread(kept: str) -> None:
     ("changes", "message"),
     [
         ({"device": "abacus"}, "device='abacus'"),
-        ({"device": "cuda:99"}, "device='cuda:99'"),
         ({"device": None}, "device='None'"),
         ({"queue_size": 0}, "queue_size=0"),
         ({"queue_size": True}, "queue_size=True"),
-        ({"queue_size": 1.5}, "queue_size=1.5"),
         ({"loader": 7}, "loader=7"),
     ],
 )

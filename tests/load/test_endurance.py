@@ -53,13 +53,13 @@ THOUSAND = pytest.param(1000, marks=[pytest.mark.long, pytest.mark.timeout(600)]
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-@pytest.mark.parametrize("epochs", [30, THOUSAND])
+@pytest.mark.parametrize("epochs", [12, THOUSAND])
 def test_epochs_leave_nothing(large: Path, name: str, epochs: int) -> None:
     """Threads, descriptors and processes are as many as after the first epochs, memory hardly more: of a
     CudaDataLoader, and of the loader that it reads from."""
     loader: Any = make_loader(dataset_h5(large), 8, **STRATEGIES[name])
     outer: Any = CudaDataLoader(loader, "cpu")
-    leave_early(outer, 10)
+    leave_early(outer, 6)
     outer.close()
     before, memory = held(), psutil.Process().memory_info().rss
     leave_early(outer, epochs)

@@ -74,8 +74,7 @@ def test_a_loader_built_of_its_parts_has_the_epoch_it_is_told(make_file: Callabl
     assert visited(loader) == epochs[1][4:]
 
 
-@pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize(("world", "shared"), [(2, True), (3, False)])
 def test_batches_that_a_framework_shares_out_are_the_epoch(
     make_file: Callable[..., Any], world: int, shared: bool
 ) -> None:

@@ -97,25 +97,24 @@ WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "crops": ({}, {"batch_transform": CROPS}),
     "grey crops": ({"color_mode": "grayscale"}, {"batch_transform": CROPS}),
     "whole": ({}, {}),
-    "one size": ({"size": (40, 36)}, {}),
-    "grey, one size": ({"size": (40, 36), "color_mode": "grayscale", "resize": "crop"}, {}),
+    "one size": ({"size": (40, 36), "color_mode": "grayscale", "resize": "crop"}, {}),
     "masks": ({"size": (40, 36), "masks": True}, {}),
     "masks of their own sizes": ({"masks": True}, {}),
     "in memory": ({}, {"batch_transform": CROPS, "strategy": "memory"}),
-    "alone": ({}, {"batch_transform": CROPS, "num_workers": 0}),
 }
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_batches_are_the_same_whatever_is_kept(tmp_path: Path, way: str) -> None:
-    """Of every kind of file, in several epochs, with room for all, for some, and for one small image."""
+    """Of every kind of file, in every epoch, with room for all, for some, and for one small image."""
     options, arguments = WAYS[way]
     files = mixed_files()
     path = write_pack(tmp_path / "a.h5", files[:-1] if "crops" not in way else files, **options)
     usual = make_loader(dataset_h5(path), 4, seed=3, memory_budget=0, **arguments)
-    wanted = batches_of(usual)
-    for budget in (None, "50MB", 60_000, 8_000):
-        assert_same(batches_of(make_loader(dataset_h5(path), 4, seed=3, memory_budget=budget, **arguments)), wanted)
+    wanted = batches_of(usual, 2)
+    for budget in (None, 60_000, 8_000):
+        loader = make_loader(dataset_h5(path), 4, seed=3, memory_budget=budget, **arguments)
+        assert_same(batches_of(loader, 2), wanted)
 
 
 @pytest.fixture
@@ -186,11 +185,7 @@ def test_what_is_handed_out_may_be_changed(tmp_path: Path) -> None:
     path = write_pack(tmp_path / "a.h5", mixed_files()[:-1], masks=True)
     loader = make_loader(dataset_h5(path), 4, shuffle=False)
     before = [[image.clone() for image in x] for x, _ in loader]
-    for x, y in loader:
-        for image, mask in zip(x, y, strict=True):
-            image.zero_()
-            mask.zero_()
-    for x, y in loader:
+    for x, y in [*loader, *loader]:
         for image, mask in zip(x, y, strict=True):
             image.zero_()
             mask.zero_()

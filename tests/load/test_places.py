@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
-import h5py
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch.utils.data import SubsetRandomSampler, WeightedRandomSampler
 
@@ -16,19 +15,15 @@ from colabstage import dataset_h5, make_loader
 from colabstage.errors import OptionError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 ROWS = 29
 
 
 @pytest.fixture(scope="module")
-def numbered(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file whose target i is i."""
-    path = tmp_path_factory.mktemp("numbered") / "rows.h5"
-    with h5py.File(path, "w") as file:
-        file["X_train"] = np.arange(ROWS, dtype=np.float32)[:, None]
-        file["Y_train"] = np.arange(ROWS)
-    return path
+def numbered(make_numbered: Callable[[int], Path]) -> Path:
+    return make_numbered(ROWS)
 
 
 @dataclass(frozen=True)
@@ -109,12 +104,16 @@ STEPS = st.lists(
 )
 
 
+# Half of the profile's: an example is several loops.
+HALF = settings(max_examples=settings().max_examples // 2)
+
 # Left at its last batch, an epoch resumes with an empty loop.
 AT_THE_LAST_BATCH = [("loop", 8, 12), ("resume",), ("loop", 1, 12), ("sampler", 1), ("loop", 3, 12)]
 
 
 @example(arguments=Arguments(4, True, 0, False, None, 0, 1), steps=AT_THE_LAST_BATCH)
 @given(arguments=ARGUMENTS, steps=STEPS)
+@HALF
 def test_places_are_those_of_a_model(numbered: Path, arguments: Arguments, steps: list[Any]) -> None:
     """Loops that are left, that go on behind a failed batch, or are resumed elsewhere; epochs that are set, by the
     loader or by its sampler."""
@@ -165,6 +164,7 @@ def test_places_are_those_of_a_model(numbered: Path, arguments: Arguments, steps
 
 
 @given(arguments=ARGUMENTS, drop_last=st.booleans(), world_size=st.integers(1, 4), epoch=st.integers(0, 2))
+@HALF
 def test_ranks_visit_what_the_model_says(
     numbered: Path, arguments: Arguments, drop_last: bool, world_size: int, epoch: int
 ) -> None:

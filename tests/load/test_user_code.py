@@ -10,7 +10,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
@@ -18,20 +18,15 @@ from colabstage import dataset_h5, make_loader
 from colabstage.errors import OptionError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 ROWS = 41
 
 
 @pytest.fixture(scope="module")
-def numbered(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file whose row i is filled with i."""
-    path = tmp_path_factory.mktemp("numbered") / "rows.h5"
-    with h5py.File(path, "w") as file:
-        file["X_train"] = np.repeat(np.arange(ROWS, dtype=np.float32)[:, None], 3, axis=1)
-        file["Y_train"] = np.arange(ROWS)
-    return path
+def numbered(make_numbered: Callable[[int], Path]) -> Path:
+    return make_numbered(ROWS)
 
 
 class Watched:
@@ -70,6 +65,7 @@ def trained(batches: Iterator[Any], stop: int) -> list[Any]:
     ),
     epoch=st.integers(0, 2),
 )
+@settings(max_examples=settings().max_examples // 2)
 def test_a_transform_sees_the_calls_of_a_stock_loader(
     numbered: Path, rows: list[int], batch_size: int, stop: int, options: dict[str, Any], epoch: int
 ) -> None:
@@ -108,15 +104,6 @@ def test_a_transform_that_comes_too_late_is_refused(numbered: Path) -> None:
     dataset.transform = lambda x: x
     with pytest.raises(OptionError, match="Make a new loader"):
         next(iter(loader))
-
-
-def test_a_loop_that_is_left_waits_for_no_transform(numbered: Path) -> None:
-    """None is called for a batch that nobody has asked for."""
-    watched = Watched()
-    loader = make_loader(dataset_h5(numbered, watched), 8, strategy="direct", prefetch_factor=3)
-    for _ in loader:
-        break
-    assert len(watched.calls) == 8
 
 
 def exhausted(*_: Any) -> Any:

@@ -102,7 +102,9 @@ PACKS: dict[str, Callable[[Path], Path]] = {
     "boxes": lambda path: write_boxed(path).path,
     "no targets": lambda path: write_pack(path, photos(30), None),
     "sounds": lambda path: write_pack(path, np.sin(np.arange(30 * 800)).reshape(30, 800), np.arange(30) % 3),
+    "stereo": lambda path: write_pack(path, np.zeros((30, 2, 800), np.float32), np.arange(30) % 3),
     "tokens": lambda path: write_pack(path, np.arange(30 * 64, dtype=np.uint16).reshape(30, 64), None),
     "table": lambda path: write_pack(path, np.arange(30 * 8).reshape(30, 8) / 7 - 3, np.linspace(-1, 1, 30)),
+    "long table": lambda path: write_pack(path, np.zeros((30, 13, 2), np.float32), None),
     "many axes": lambda path: write_pack(path, np.zeros((30, 5, 6, 7, 2), np.float32), np.arange(30) % 3),
 }

@@ -12,7 +12,7 @@ import pytest
 
 from colabstage import stage_form
 from colabstage.errors import OptionError
-from colabstage.notebook.form import Worker, optional, python_of, read_limit, read_source, write_text
+from colabstage.notebook.form import Worker
 from tests.cli.conftest import write_images
 from tests.kernels import errors_in, run_cells, text_in, widgets_7
 
@@ -42,26 +42,44 @@ def press(form, name):
 """
 
 
-def test_the_line_has_what_differs_from_the_defaults() -> None:
-    """Only those arguments are spelt, in Python that runs."""
-    code = python_of({"source": "a b.zip", "layout": "auto", "image_size": (64, 64), "seed": 0})
-    assert code == 'from colabstage import stage_dataset\n\ndata = stage_dataset("a b.zip", image_size=(64, 64))'
+needs_widgets = pytest.mark.skipif(
+    find_spec("ipywidgets") is None, reason="needs ipywidgets: pip install --group notebooks"
+)
 
 
+@needs_widgets
 @pytest.mark.parametrize(
     "arguments",
     [
-        {"source": 'it\'s "x"\\n.zip', "splits": {"train": 0.8, 'te"st': 0.2}, "group_by": r"patient\d+"},
+        {"source": "a b.zip", "image_size": (64, 64)},
+        {"source": 'it\'s "x"\\n.zip', "splits": {"train": 0.8, "dev": 0.2}, "group_by": r"patient\d+"},
         {"source": ["a.zip", "b.zip"], "cache_dir": None, "refresh": True, "encoding": "jpeg:90", "keep": "both"},
-        {"source": "ä" * 100, "image_size": (1, 2), "local_dir": "/tmp/x y", "seed": 7},
+        {"source": "ä" * 100, "image_size": (1, 2), "local_dir": "/tmp/x y", "seed": 7, "disk_limit": "20GB"},
     ],
 )
-def test_the_line_means_what_the_fields_say(arguments: dict[str, object]) -> None:
-    """Whatever the characters, running the line passes exactly the arguments."""
-    call = python_of(arguments).removeprefix("from colabstage import stage_dataset\n\n")
-    scope: dict[str, object] = {"stage_dataset": lambda source, **others: {"source": source, **others}}
-    exec(call, scope)
+def test_the_line_means_what_the_fields_say(arguments: dict[str, Any]) -> None:
+    """Whatever the characters, running the line passes exactly what differs from the defaults; no line is long."""
+    form: Any = stage_form(**arguments)
+    scope: dict[str, Any] = {"stage_dataset": lambda source, **others: {"source": source, **others}}
+    exec(form.code.removeprefix("from colabstage import stage_dataset\n"), scope)
     assert scope["data"] == arguments
+    assert max(map(len, form.code.splitlines())) <= 120
+
+
+@needs_widgets
+def test_fields_read_as_the_command_line_does() -> None:
+    """Sizes, fractions and sources have one spelling everywhere; empty fields are the defaults."""
+    form: Any = stage_form("a.zip", image_size=(48, 64), splits={"train": 0.75, "dev": 0.25})
+    assert (form.fields["image_size"].value, form.fields["splits"].value) == ("48x64", "train=0.75,dev=0.25")
+    typed = {"source": "a.zip\n\n b.zip ", "image_size": " ", "splits": "", "seed": "7", "disk_limit": " 20GB "}
+    for name, text in typed.items():
+        form.fields[name].value = text
+    assert form.code.endswith('stage_dataset(["a.zip", "b.zip"], seed=7, disk_limit="20GB")')
+    for name, text in (("source", "\n"), ("disk_limit", "lots"), ("image_size", "8x")):
+        form = stage_form("a.zip")
+        form.fields[name].value = text
+        with pytest.raises(OptionError):
+            _ = form.code
 
 
 def test_a_press_at_the_very_end_of_the_work_before_counts() -> None:
@@ -105,7 +123,7 @@ class Gone:
         raise RuntimeError(text)
 
 
-@pytest.mark.skipif(find_spec("ipywidgets") is None, reason="needs ipywidgets: pip install --group notebooks")
+@needs_widgets
 def test_a_page_that_is_gone_ends_no_staging(tmp_path: Path) -> None:
     """What cannot be shown is not shown, and the dataset is there."""
     write_images(tmp_path / "photos", each=2)
@@ -117,23 +135,6 @@ def test_a_page_that_is_gone_ends_no_staging(tmp_path: Path) -> None:
         time.sleep(0.01)
     assert form.dataset.splits == {"train": 4}
     assert form.error is None
-
-
-def test_long_lines_are_broken() -> None:
-    """One argument a line where all in one would be too long."""
-    code = python_of({"source": "x" * 60, "group_by": "y" * 40})
-    assert code.splitlines()[2:] == ["data = stage_dataset(", f'    "{"x" * 60}",', f'    group_by="{"y" * 40}",', ")"]
-
-
-def test_fields_read_as_the_command_line_does() -> None:
-    """Sizes, fractions and sources have one spelling everywhere; empty fields are the defaults."""
-    assert [optional(int)(text) for text in (" ", "64")] == [None, 64]
-    assert (write_text((48, 64)), write_text({"train": 0.75, "dev": 0.25})) == ("48x64", "train=0.75,dev=0.25")
-    assert [read_limit(text) for text in (" 20GB ", "6000000")] == ["20GB", "6000000"]
-    assert read_source("a.zip\n\n b.zip ") == ["a.zip", "b.zip"]
-    for read, text in ((read_source, "\n"), (read_limit, "lots")):
-        with pytest.raises(OptionError):
-            read(text)
 
 
 @pytest.mark.parametrize("version", [pytest.param("7", marks=pytest.mark.long), "8"])

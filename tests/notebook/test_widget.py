@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from colabstage.errors import MissingDependencyError, OptionError, SplitNotFoundError
+from colabstage.errors import MissingDependencyError
 from tests.notebook.packs import CLASSES, PACKS, photos, write_boxed, write_pack
 
 pytest.importorskip("ipywidgets", reason="needs ipywidgets: pip install --group notebooks")
@@ -93,16 +93,6 @@ def test_many_classes_are_searched(tmp_path: Path) -> None:
     assert found._found.value == "0 of 0 classes"
 
 
-@pytest.mark.parametrize(
-    ("y", "why"), [(np.arange(30) * 3, "30 different values"), (np.linspace(-1, 1, 30), "float64 numbers")]
-)
-def test_without_classes_there_is_no_filter(tmp_path: Path, y: Any, why: str) -> None:
-    """And the browser says why."""
-    browser = browse(write_pack(tmp_path / "a.h5", photos(30), y))
-    assert browser._bars.widget.layout.display == "none"
-    assert why in browser._message.value
-
-
 def test_a_broken_image_is_said_in_its_place(tmp_path: Path) -> None:
     """The others are shown."""
     browser = browse(write_boxed(tmp_path / "a.h5", broken=2).path)
@@ -129,20 +119,6 @@ def test_it_can_be_read_where_nothing_can_be_pressed(tmp_path: Path) -> None:
     assert bundle["text/html"].count("<div class='cs-cell' style='display:inline-block;vertical-align:top;") == 24
     assert "30 samples in train" in bundle["text/plain"]
     assert bundle["application/vnd.jupyter.widget-view+json"]["model_id"]
-
-
-@pytest.mark.parametrize("page_size", [0, 101, 2.0, True, "8"])
-def test_a_page_that_cannot_be(tmp_path: Path, page_size: Any) -> None:
-    """Refused with the bounds."""
-    with pytest.raises(OptionError, match="from 1 to 100"):
-        browse(PACKS["labels"](tmp_path / "a.h5"), page_size=page_size)
-
-
-def test_a_split_that_is_not_there(tmp_path: Path) -> None:
-    """Refused at once, with those there are."""
-    with pytest.raises(SplitNotFoundError, match="'test'"):
-        browse(PACKS["labels"](tmp_path / "a.h5"), split="dev")
-    assert browse(PACKS["labels"](tmp_path / "b.h5"), split="test").state.split == "test"
 
 
 def test_without_ipywidgets_it_says_how_to_get_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,16 +127,6 @@ def test_weights_are_those_of_a_run_that_nothing_interrupted(data: Path, whole: 
     assert run.steps == STEPS
 
 
-def test_no_row_comes_twice_and_none_is_left_out(data: Path, tmp_path: Path) -> None:
-    """Seen from the version that is restored, the rest of the epoch follows."""
-    first, _ = session(tmp_path, data, until=10)
-    second, run = session(tmp_path, data)
-    assert run.resumed_from is not None
-    assert run.resumed_from.step == 7
-    epoch = [row for step in first["rows"][:7] + second["rows"][:5] for row in step]
-    assert sorted(epoch) == list(range(ROWS))
-
-
 @pytest.mark.parametrize("damage", ["flipped", "no manifest", "gone"])
 def test_a_damaged_version_is_passed_over(data: Path, whole: dict[str, Any], tmp_path: Path, damage: str) -> None:
     """The one before is taken, and the run says so."""
