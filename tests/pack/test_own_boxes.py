@@ -175,43 +175,6 @@ def test_boxes_are_those_of_the_items(tmp_path: Path, item: Callable[[int], Any]
         assert (found["boxes"].dtype, found["labels"].dtype) == (np.dtype(np.float32), np.dtype(np.int64))
 
 
-@given(
-    drawn=st.lists(
-        st.lists(st.tuples(*[st.integers(0, 30)] * 2, *[st.integers(1, 30)] * 2, st.integers(0, 2)), max_size=4),
-        min_size=1,
-        max_size=6,
-    ),
-    form=st.sampled_from(["corners", "sizes", "dicts", "coco"]),
-)
-def test_any_boxes_are_those_of_the_items_or_refused(drawn: list[list[tuple[int, ...]]], form: str) -> None:
-    """Written in any form: where what they are is not said, they are what they were written as, or refused."""
-    image = Image.new("RGB", (64, 64))
-
-    def target(shapes: list[tuple[int, ...]]) -> Any:
-        boxes = [[x, y, x + w, y + h] if form == "corners" else [x, y, w, h] for x, y, w, h, _ in shapes]
-        if form == "coco":
-            return [{"bbox": b, "category_id": s[4], "image_id": 1} for b, s in zip(boxes, shapes, strict=True)]
-        if form == "dicts":
-            return [{"bbox": b, "category": s[4]} for b, s in zip(boxes, shapes, strict=True)]
-        return {"bbox": boxes, "category": [s[4] for s in shapes]}
-
-    source: Any = [{"image": image, "objects": target(shapes)} for shapes in drawn]
-    refused = ""
-    try:
-        table = read_dataset(source)
-    except LayoutError as error:
-        refused = str(error)
-    if refused:
-        # Of COCO's own annotations the form is known; boxes of one pixel may be parts of the image.
-        assert not any(drawn) or (form != "coco" and "xyxy" in refused) or "normalized" in refused
-        return
-    assert isinstance(table.targets, UnreadBoxes)
-    for number, shapes in enumerate(drawn):
-        rows: Any = table.targets.source.read(number)
-        assert rows["boxes"].tolist() == [[x, y, x + w, y + h] for x, y, w, h, _ in shapes]
-        assert rows["labels"].tolist() == [shape[4] for shape in shapes]
-
-
 def boxed(tree: Tree) -> SampleTable:
     """The same images and boxes of files."""
     found = [corners(number) for number in range(COUNT)]
