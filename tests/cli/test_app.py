@@ -309,7 +309,7 @@ def test_a_terminal_that_cannot_show_a_name_fails_for_none(tmp_path: Path) -> No
         ("pack photos s3:/bucket/set.h5", 2, "expected a path, or text as 's3://bucket/set.h5'."),
         ("pack photos s3://bucket/set.h5", 2, "'s3://bucket/set.h5' is an address, where shards are written"),
         ("extract s3://bucket/a.zip out", 2, "'s3://bucket/a.zip' is an address"),
-        ("verify https://example.org/a.h5", 1, "Copy it here with fetch_files first."),
+        ("verify https://example.org/a.h5", 1, "'https://example.org/a.h5' is an address"),
         ("info https://example.org/a.h5", 2, "copy it here with fetch_files first"),
         ("stage photos --local-dir s3://bucket", 2, "local_dir='s3://bucket' is an address"),
         ("fetch photos photos/cat/", 2, "is inside the source"),
