@@ -250,6 +250,8 @@ class StagedDataset:
     part: PartialPack | None = field(default=None, repr=False, compare=False)
     """The blocks of a pack in the cache that is larger than `disk_limit`, and their figures; with `streaming=True` of
     one that was whole from the beginning, what orders its first epoch. `None` for all others."""
+    _opened: dict[str, dataset_h5] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """The splits that were opened by name."""
 
     @property
     def splits(self) -> Mapping[str, int]:
@@ -267,7 +269,8 @@ class StagedDataset:
         return () if self.info is None else self.info.classes
 
     def __getitem__(self, split: str) -> dataset_h5:
-        """Return the split as a `torch.utils.data.Dataset`.
+        """Return the split as a `torch.utils.data.Dataset`; the same each time, so that a `transform` that is set on it
+        is that of its loaders.
 
         Raises:
             SplitNotFoundError: there is no such split; the message lists the splits.
@@ -279,14 +282,19 @@ class StagedDataset:
             msg = f"data[{split!r}] names no split. {self._by_split()}"
             raise OptionError(msg)
         info = self._pack()
+        if self.arriving is not None:
+            self.arriving.arrival.check()
+        if split in self._opened:
+            return self._opened[split]
         # Asked first: its file may be under a name that changes when the last row is here.
         if self.arriving is not None:
-            return self.arriving.open(split)
+            return self._opened.setdefault(split, self.arriving.open(split))
         # Imported on use, because it imports torch, which staging does not need.
         with whole_imports():
             from colabstage.load.dataset import dataset_h5
 
-        return dataset_h5(info.path if self.part is None else self.part.paths, split=split, arrival=self.part)
+        place = info.path if self.part is None else self.part.paths
+        return self._opened.setdefault(split, dataset_h5(place, split=split, arrival=self.part))
 
     def __contains__(self, split: object) -> bool:
         """Return whether there is a split of that name."""

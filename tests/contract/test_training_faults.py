@@ -42,6 +42,7 @@ from colabstage import (
     stage_dataset,
 )
 from colabstage.transforms import Compose, Normalize, OneHot, RandomCrop, RandomFlip, RandomResizedCrop
+from tests.support.images import in_classes, make_tree
 from tests.support.made_files import files, grey, write_files
 
 if TYPE_CHECKING:
@@ -725,6 +726,18 @@ def test_profiling_leaves_nothing_in_the_history(path: Path, tool: str) -> None:
     else:
         autotune_loader(dataset_h5(path), 8, step=step, budget_s=0.5)
     assert (losses, kinds, counts.tolist(), confusion.tolist()) == ([], set(), [0, 0], [0, 0])
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_transform_that_is_set_on_a_split_is_that_of_its_loaders(tmp_path: Path, streaming: bool) -> None:
+    """As on torchvision's and Hugging Face's datasets."""
+    source = make_tree(tmp_path / "photos", in_classes(4))
+    places: dict[str, Any] = {"local_dir": tmp_path / "local", "cache_dir": None, "progress": False}
+    data = stage_dataset(source, streaming=streaming, **places)
+    data["train"].transform = lambda x: x[:1].astype("float32") - 1000
+    for x, _ in data.loader("train", 4):
+        assert x.shape[1] == 1
+        assert x.max() < 0
 
 
 # --- packs that are read under a limit ---------------------------------------------------------------------------------
