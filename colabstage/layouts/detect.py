@@ -80,7 +80,7 @@ from colabstage.layouts.table import BrokenDatasetError, Masks, SampleTable, Val
 from colabstage.trees.listing import only_line
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     from colabstage.layouts.formats.croissant import Description
@@ -131,6 +131,11 @@ class Case:
     def rows(self) -> Found:
         """Return what tables state of images."""
         return gather(self.tables.state)
+
+    @cached_property
+    def listed(self) -> Found:
+        """Return what texts and JSON state of images."""
+        return gather(TableSearch(self.source, TABLE, self.images, self.lookup, lists=True).state)
 
     @cached_property
     def folders(self) -> Found:
@@ -252,11 +257,16 @@ class Layout(NamedTuple):
         """Return what it states, unless a rival states otherwise: where it is named, another file of the same
         layout."""
         state = self.state if by_name or self.weigh is None else self.weigh
-        found = gather(lambda: state(case))
-        for rival in self.rivals:
-            if isinstance(found, Evidence) and (rival.layout == self.name or not by_name):
-                found = _compared(case, found, rival)
-        return found
+        rivals = [rival for rival in self.rivals if rival.layout == self.name or not by_name]
+        return _unless_rivals(case, gather(lambda: state(case)), rivals)
+
+
+def _unless_rivals(case: Case, found: Found, rivals: Iterable[Rival]) -> Found:
+    """Return what was found, or the refusal if a rival states otherwise."""
+    for rival in rivals:
+        if isinstance(found, Evidence):
+            found = _compared(case, found, rival)
+    return found
 
 
 def _compared(case: Case, found: Evidence, rival: Rival) -> Found:
@@ -486,7 +496,10 @@ def _weigh_nothing(case: Case) -> Found:
         return Miss(LayoutError(f"The images of '{source.label}' have classes in their names."))
     found = nothing_states(source)
     undescribed = source.without({case.description.name}) if case.description else source
-    why = may_label(undescribed, found.table) or names_may_say(source)
+    why = may_label(undescribed, found.table)
+    if why and case.listed.claims:
+        return _unless_rivals(case, case.listed, _BESIDE_ROWS)
+    why = why or names_may_say(source)
     return near(why) if why else found
 
 
@@ -543,6 +556,18 @@ _BY_MASKS = Rival("masks", "pairs", _masks_beside)
 _BY_NAMES = Rival("the images' names", "file_names", _names_beside)
 _BY_ROWS = Rival("a table", TABLE.layout, _rows_beside)
 
+_BESIDE_ROWS = (
+    Rival(
+        "folders that look like classes",
+        IMAGE_FOLDER.layout,
+        _classes_of_others,
+        " Both are read where they are of different splits, as train/ and val.csv, and have the same classes.",
+    ),
+    _CALLED,
+    _BY_MASKS,
+    Rival("folders", IMAGE_FOLDER.layout, _classes_beside_numbers),
+)
+
 LAYOUTS: tuple[Layout, ...] = (
     Layout(
         croissant.NAME,
@@ -579,20 +604,10 @@ LAYOUTS: tuple[Layout, ...] = (
     Layout("arrow", lambda case: arrow.arrow_state(case.source), extensions=arrow.EXTENSIONS),
     Layout(
         "table",
-        lambda case: case.rows,
+        lambda case: case.rows if case.rows.claims or not case.listed.claims else case.listed,
         _weigh_rows,
         words.TABLES,
-        rivals=(
-            Rival(
-                "folders that look like classes",
-                IMAGE_FOLDER.layout,
-                _classes_of_others,
-                " Both are read where they are of different splits, as train/ and val.csv, and have the same classes.",
-            ),
-            _CALLED,
-            _BY_MASKS,
-            Rival("folders", IMAGE_FOLDER.layout, _classes_beside_numbers),
-        ),
+        rivals=_BESIDE_ROWS,
     ),
     Layout(
         "pairs",

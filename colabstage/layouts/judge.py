@@ -34,7 +34,7 @@ from colabstage.trees.listing import only_line
 from colabstage.trees.names import extension_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -563,12 +563,11 @@ class _Unused:
         heads = self._heads(files.ending_in(_TEXTS).where(lambda name: not words.is_note(name)))
         named = {part for head in heads.values() for line in head.splitlines() for part in _parts(_words(line))}
         labels = class_of_samples(self.table) or itertools.repeat("", len(self.table))
-        class_of = {
-            word: label
-            for name, label in (zip(self.table.keys, labels, strict=True) if named else ())
-            for word in (words.normal(posixpath.basename(name)), words.normal(words.stem_of(name)))
-            if word in named
-        }
+        # Images in several folders may have one name.
+        class_of = defaultdict[str, set[str]](set)
+        for name, label in zip(self.table.keys, labels, strict=True) if named else ():
+            for word in {words.normal(posixpath.basename(name)), words.normal(words.stem_of(name))} & named:
+                class_of[word].add(label)
         # A list of held-out samples may be short.
         enough = {name: 1 if _may_list_a_split(name) else min(_NAMED, len(self.table)) for name in heads}
         states = {name: _states(head, class_of, enough[name]) for name, head in heads.items()}
@@ -735,11 +734,11 @@ def _parts(cells: list[str]) -> set[str]:
     return {part for cell in cells for part in cell.replace("\\", "/").split("/")}
 
 
-def _states(text: str, class_of: dict[str, str], enough: int) -> str:
+def _states(text: str, class_of: Mapping[str, set[str]], enough: int) -> str:
     """Return whether a text states the "same" classes of samples, given by bare name, or something "else"; "" if it
     does not name `enough`."""
     named: set[str] = set()
-    agreeing = 0
+    agreeing = mentions = 0
     # By class, what the lines say beside the name.
     beside: dict[str, set[str]] = defaultdict(set)
     for line in text.splitlines():
@@ -750,10 +749,15 @@ def _states(text: str, class_of: dict[str, str], enough: int) -> str:
         for part in parts & class_of.keys():
             if posixpath.splitext(part)[1] or _TELLING.fullmatch(part):
                 named.add(part)
-                agreeing += class_of[part] in agrees
-                beside[class_of[part]].add(" ".join(word for word in line.split() if part not in _parts([word])))
+                stated = class_of[part].intersection(agrees)
+                mentions, agreeing = mentions + 1, agreeing + bool(stated)
+                for label in stated or class_of[part]:
+                    beside[label].add(" ".join(word for word in _WORD.findall(line) if part not in _parts([word])))
     if len(named) < enough:
         return ""
     # A name and one word, the same for all of a class and for no other, is the class by another name.
-    is_renamed = 1 < len(beside) == sum(map(len, beside.values())) == len(set().union(*beside.values()))
-    return "same" if is_renamed or agreeing >= _AGREEING * len(named) else "else"
+    others = set().union(*beside.values())
+    is_renamed = 1 < len(beside) == sum(map(len, beside.values())) == len(others)
+    # A number, the same for many but not for a class, is another label, although the class may be in the path.
+    is_other = 1 < len(others) <= mentions / 2 and all(map(_LABEL.fullmatch, others)) and not is_renamed
+    return "same" if is_renamed or (agreeing >= _AGREEING * len(named) and not is_other) else "else"

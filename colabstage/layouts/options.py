@@ -7,9 +7,11 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from colabstage.errors import OptionError
+from colabstage.layouts import words
 from colabstage.layouts.detect import Case, LayoutFunction
 from colabstage.layouts.evidence import IMAGE_FOLDER, gather, required
 from colabstage.layouts.formats.arrays import arrays_state, published_arrays
+from colabstage.layouts.formats.tables import LISTS
 from colabstage.layouts.formats.tokens import TokenOptions, tokens_state
 from colabstage.layouts.formats.webdataset import webdataset_state
 from colabstage.layouts.names import folders_state, names_state
@@ -126,7 +128,7 @@ def _arrays_state(source: Source, *, x: str | None, y: str | None) -> Found:
 def table_rows(
     labels: Sequence[str] | None = None, *, table: str | None = None, separator: str | None = None
 ) -> LayoutFunction:
-    """Read images that a table (.csv, .tsv, .parquet) names.
+    """Read images that a table (.csv, .tsv, .parquet) names, or a list of paths and labels (.txt, .json).
 
     >>> layout = table_rows(labels=["age", "height"], table="people.csv")
 
@@ -141,7 +143,8 @@ def table_rows(
 
 def _rows_state(source: Source, *, labels: tuple[str, ...] | None, table: str | None, separator: str | None) -> Found:
     case = Case(source)
-    return TableSearch(source, TABLE, case.images, case.lookup, labels, table, separator).state()
+    lists = not source.ending_in(words.TABLES) if table is None else table.lower().endswith(LISTS)
+    return TableSearch(source, TABLE, case.images, case.lookup, labels, table, separator, lists=lists).state()
 
 
 def file_names(pattern: str | None = None) -> LayoutFunction:

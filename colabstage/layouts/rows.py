@@ -1,4 +1,4 @@
-"""Rows of tables that name files: CSV, TSV, parquet, lines of JSON.
+"""Rows of tables that name files: CSV, TSV, parquet, lines of JSON; and of lists of paths and labels.
 
 Columns are recognised by their content: paths are those that lead to files, a split column contains only names of
 splits, and labels are recognised by their name, or are the only column left. A table that leads to files claims them:
@@ -31,7 +31,7 @@ from colabstage.layouts.columns import (
     split_of_cell,
 )
 from colabstage.layouts.evidence import IMAGE_FOLDER, Evidence, Found, left_out_notes, near
-from colabstage.layouts.formats.tables import Table, parse_table
+from colabstage.layouts.formats.tables import LISTS, Table, parse_list, parse_table
 from colabstage.layouts.lists import NONE, SEVERAL, Lookup, only
 from colabstage.layouts.table import BrokenDatasetError, Images, SampleTable, TreeFiles, Values, known_splits
 from colabstage.trees.listing import take_strings
@@ -55,6 +55,8 @@ _PLAIN_COLUMNS = 3
 _HEADER_BYTES = 64 * 1024
 # A table that names fewer files than another by this factor does not compete with it.
 _FEW = 10
+# More texts than this are about one file each.
+_LISTS = 16
 # So many rows tell whether two columns mean the same files.
 _COMPARED = 100
 # A stem with its last number.
@@ -135,6 +137,8 @@ class TableSearch:
     """What is between several labels in one cell; "" where each cell is one label."""
     described: Mapping[str, Table] | None = None
     """The tables to look at, where a description says which, in place of those of the source."""
+    lists: bool = False
+    """Whether to look at texts and JSON that list names of files, in place of tables."""
 
     def state(self) -> Found:
         """Return what the tables state of the files."""
@@ -160,7 +164,7 @@ class TableSearch:
         if self.described is not None:
             return dict(self.described)
         # A submission names the test images with one made-up label.
-        entries = self.source.ending_in(words.TABLES)
+        entries = self.source.ending_in(LISTS if self.lists else words.TABLES)
         asked = entries.where(lambda name: not words.is_submission(name))
         if self.table is not None:
             # A full path takes precedence over the same base name in another folder.
@@ -173,7 +177,12 @@ class TableSearch:
                     f"'{self.source.label}': {listed(list((asked or entries).names))}. Name one."
                 )
                 raise BrokenDatasetError(msg)
-        found = self.source.parse(asked, lambda entry, content: parse_table(entry.name, content))
+        if self.lists:
+            few = asked if self.table is not None or len(asked) <= _LISTS else ()
+            lists = self.source.parse(few, lambda entry, content: parse_list(entry.name, content))
+            found = {name: table for name, table in lists.items() if _lists_files(table, self.kind)}
+        else:
+            found = self.source.parse(asked, lambda entry, content: parse_table(entry.name, content))
         if self.table is None:
             # Colours and numbers of classes lead to 0.png and 255.png by chance.
             found = {
@@ -529,6 +538,15 @@ class TableSearch:
         )
         rest = len(self.files) - len(np.unique(rows.files))
         return [*filter(None, notes), *left_out_notes((rest, self.kind.noun, "that no row names"))]
+
+
+def _lists_files(table: Table, kind: FileKind) -> bool:
+    """Tell whether each row of a text or JSON names a file of a kind, in a text at its beginning, and says more."""
+    if table.fault or not table.count or len(table.columns) < 2:
+        return False
+    # Behind a number, as in "1 cat/1.jpg", another file says what the number means.
+    paths = table.columns if table.name.lower().endswith(".json") else table.columns[:1]
+    return any(all(cell.lower().endswith(kind.extensions) for cell in column.distinct) for column in paths)
 
 
 def _others(cells: Sequence[str], rows: NDArray[np.intp]) -> list[str]:

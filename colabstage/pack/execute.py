@@ -146,7 +146,7 @@ _PUBLISHED = "published"
 _ROWS = "rows.npz"
 _TURNED = (
     "boxes and masks count as drawn on the upright image, as Ultralytics takes them. If they were drawn on the pixels "
-    f"as they lie in the file, write these images without EXIF: {WITHOUT_EXIF}"
+    f"as the file stores them, write these images without EXIF: {WITHOUT_EXIF}"
 )
 
 

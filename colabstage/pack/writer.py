@@ -221,7 +221,7 @@ def is_turned(image: Content, size: Size, drawn: Size, *, mask: Content | None) 
         change = "exchange these numbers in the file" if mask is None else "turn the mask"
         remedy = f"If they were drawn on the image as it is shown, {change}."
     if drawn == size[::-1] and is_across:
-        remedy += f" If on the pixels as they lie in the file, write the image without EXIF: {WITHOUT_EXIF}."
+        remedy += f" If on the pixels as the file stores them, write the image without EXIF: {WITHOUT_EXIF}."
     msg = (
         f"Its {'label file' if mask is None else 'mask'} has {drawn[0]} x {drawn[1]} pixels and the image {size[0]} x "
         f"{size[1]} (height x width, upright). {remedy}"

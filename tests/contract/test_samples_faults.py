@@ -305,6 +305,20 @@ TABLES = [
 ]
 
 SAME_ORDER = found("train: cat 3, dog 3; val: cat 1, dog 1")
+BY_PARITY = found("train: 0 3, 1 3")
+LISTS = [
+    ("paths and numbers", "labels.txt", "".join(f"img/{i}.jpg {i % 2}\n" for i in range(6)), BY_PARITY),
+    ("names and words", "labels.txt", "name,kind\n" + "".join(f"{i}.jpg,{'ab'[i % 2]}\n" for i in range(6)), found("train: a 3, b 3")),
+    ("one that is not there", "all.lst", "".join(f"{i}.jpg {i % 2}\n" for i in range(7)), noted("6.jpg")),
+    ("more than a label", "labels.txt", "".join(f"{i}.jpg {i % 2} 3 4 5\n" for i in range(6)), refused(r"table_rows\(labels=\['column2'\]\)")),
+    ("sentences", "labels.txt", "".join(f"{i}.jpg a{' very' * i} big dog\n" for i in range(6)), refused("labels.txt")),
+    ("numbers for other lists", "images.txt", "".join(f"{i + 1} img/{i}.jpg\n" for i in range(6)), refused("images.txt")),
+    ("names in JSON", "labels.json", {f"{i}.jpg": i % 2 for i in range(6)}, BY_PARITY),
+    ("records by name", "labels.json", {f"{i}.jpg": {"label": i % 2, "width": 9} for i in range(6)}, BY_PARITY),
+    ("records", "labels.json", [{"label": i % 2, "image": f"{i}.jpg"} for i in range(6)], BY_PARITY),
+    ("pairs", "dataset.json", {"labels": [[f"img/{i}.jpg", i % 2] for i in range(6)]}, BY_PARITY),
+    ("nothing", "dataset.json", {"labels": None}, refused("dataset.json")),
+]
 NUMBERED_LISTS: list[tuple[str, Callable[[int, int], int], Callable[[Packed], bool]]] = [
     ("the same", lambda n, i: n, lambda packed: not noted("numbers")(packed)), ("another order", lambda n, i: 1 - n, noted("'cat' is 1 there, and 0 here")), ("from 1", lambda n, i: 1 + n, noted("'cat' is 1 there, and 0 here")),
     ("other labels", lambda n, i: i % 2, refused("train.txt.*divide")), ("one each", lambda n, i: 9 * n + i, SAME_ORDER), ("yes and no", lambda n, i: (-1, 1)[(n + i) % 2], SAME_ORDER),
@@ -333,6 +347,10 @@ FOLDERS = [
     row("a group that matches nothing", files("a_{1..4}.jpg b_{1..4}.jpg x_1.jpg"), layout=file_names(r"([ab])?_\d"), right=[found("train: a 4, b 4")]),
     *(row(f"a table of {column}s beside folders", files("{cat,dog}/{0..3}.jpg", {"l.csv": f"file,{column}\n" + "".join(f"{one}/{i}.jpg,{cells[i]}\n" for one in ("cat", "dog") for i in range(4))}), right=[refused(how, but_not="labels=")])
       for column, cells, how in [("split", ["train", "train", "train", "val"], "train.txt"), ("fold", "0101", "image_folder")]),
+    *(row(f"a list of {name}", files("img/{0..5}.jpg", {file: content}), right=[right])
+      for name, file, content, right in LISTS),
+    row("a list of another division than folders", files("img/{cat,dog}/{0..3}.jpg", {"labels.txt": "".join(f"{one}/{i}.jpg {i % 2}\n" for one in ("cat", "dog") for i in range(4))}), right=[refused("labels.txt")]),
+    row("a list beside names of classes", files("cat_{1..3}.jpg dog_{1..3}.jpg", {"labels.txt": "".join(f"{one}_{i}.jpg {i % 2}\n" for one in ("cat", "dog") for i in range(1, 4))}), right=[refused("labels.txt"), found("train: 0 2, 1 4")]),
     row("shards that did not all come", files("", {f"train-{n:05d}-of-00003.tar": tar({f"{n}{i}.{end}": content for i in range(4) for end, content in
         (("png", image(4 * n + i)), ("cls", b"01"[i % 2 :][:1]))}) for n in (0, 2)}), right=[noted("2 of 3"), refused("of-00003")]),
 ]

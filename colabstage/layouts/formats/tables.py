@@ -1,4 +1,4 @@
-"""Table files: CSV and its relatives, lines of JSON, and parquet if pyarrow is installed."""
+"""Table files: CSV and its relatives, lines of JSON, parquet if pyarrow is installed; and lists in texts and JSON."""
 
 from __future__ import annotations
 
@@ -27,6 +27,8 @@ _LINE_END = ord("\n")
 _SHORT = 8
 _LETTERS = np.array([(1 << 8 * count) - 1 for count in range(_SHORT + 1)], np.uint64)
 _LOOKED_AT = 1024
+# What may be a table, but is mostly something else.
+LISTS = (".txt", ".lst", ".json")
 _STATED_DELIMITER = re.compile(r'"?sep=([,;|\t])"?\r?\n', re.IGNORECASE)
 
 
@@ -89,6 +91,36 @@ def parse_table(name: str, content: bytes) -> Table:
         )
     cells = itertools.islice(itertools.zip_longest(*rows, fillvalue=""), width)
     return _make_table(name, ((first, rest) for first, *rest in cells), fault)
+
+
+def parse_list(name: str, content: bytes) -> Table:
+    """Read rows of a path and something else from a text or JSON: `cat/1.jpg 3`, `{"1.jpg": "cat"}`, a list of records
+    or of pairs. A table without rows is none."""
+    text = decode_text(content)
+    if name.lower().endswith(".json"):
+        return _parse_json(name, text)
+    if any(mark in text.partition("\n")[0] for mark in _DELIMITERS):
+        return parse_table(name, content)
+    rows = list(filter(None, map(str.split, text.splitlines())))
+    # Paths with blanks, and sentences, make rows of other lengths.
+    is_even = len({*map(len, rows)}) == 1
+    return _make_table(name, ((first, rest) for first, *rest in zip(*rows, strict=True)) if is_even else ())
+
+
+def _parse_json(name: str, text: str) -> Table:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return Table(name)
+    if isinstance(value, dict) and len(value) == 1:
+        value = next((inner for inner in value.values() if isinstance(inner, list)), value)
+    if isinstance(value, dict):
+        are_records = all(isinstance(inner, dict) for inner in value.values())
+        value = [{"path": key, **(inner if are_records else {"label": inner})} for key, inner in value.items()]
+    elif isinstance(value, list) and all(isinstance(inner, list) for inner in value):
+        value = [{f"column{place}": cell for place, cell in enumerate(inner, 1)} for inner in value]
+    are_records = isinstance(value, list) and all(isinstance(inner, dict) for inner in value)
+    return _parse_lines(name, "\n".join(map(json.dumps, value))) if are_records else Table(name)
 
 
 def _split_evenly(text: str, delimiter: str) -> Iterator[tuple[str, Sequence[str]]] | None:

@@ -490,8 +490,8 @@ REFUSED: dict[str, tuple[Any, str]] = {
        for number in (-1, 2, None)},
     "parquet: another split than the file": (lambda: {f"{name}.parquet": parquet_of(columns_of(range(2), split=[name, "test"])) for name in ("train", "test")}, r"'train\.parquet\[1\]'.*'test'"),
     "parquet: two datasets": (lambda: {f"{name}-0.parquet": parquet_of(columns_of(range(2))) for name in ("en/train", "en/test", "de/train", "de/test")}, r"'de', 'en'.*only='de'"),
-    "parquet: a number that nothing calls a label": (lambda: table(score=[0.5, 0.25]), "'score' beside them may"),
-    "parquet: a second image, and no label": (lambda: table(annotation=[picture(n) for n in range(2)]), "'annotation' beside them may"),
+    "parquet: a number that nothing calls a label": (lambda: table(score=[0.5, 0.25]), "'score' beside the images of"),
+    "parquet: a second image, and no label": (lambda: table(annotation=[picture(n) for n in range(2)]), "'annotation' beside the images of"),
     "LMDB: a pickle": (lambda: {"db/data.mdb": lmdb_of({b"1": pickle.dumps((b"x", 1))})}, r"pickle"),
     "LMDB: no label": (lambda: {"db/data.mdb": lmdb_of({b"image-1": picture(1), b"image-2": picture(2), b"label-1": b"1"})}, r"1 of 2 .*2"),
 }
