@@ -81,8 +81,8 @@ def _datasets(page: str) -> str:
     """Return the page with a row for each dataset, in alphabetical order, and with their numbers in its text."""
     right, asked = (sum(bool(one.error) is said for one in DATASETS) for said in (False, True))
     helped = sum(bool(one.write) for one in DATASETS)
-    page = re.sub(r"\d+ of \d+ are read", f"{right} of {len(DATASETS)} are read", page)
-    page = re.sub(r"\d+ of the other \d+", f"{helped} of the other {asked}", page)
+    page = re.sub(r"\d+( of )\d+(\s+are read)", rf"{right}\g<1>{len(DATASETS)}\g<2>", page)
+    page = re.sub(r"\d+(\s+of the other\s+)\d+", rf"{helped}\g<1>{asked}", page)
     return _with_rows(page, (_dataset(one) for one in sorted(DATASETS, key=lambda one: one.name.lower())))
 
 
