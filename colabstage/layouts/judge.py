@@ -547,6 +547,8 @@ class _Unused:
         self.source, self.found, self.table = source, found, found.table
         self.folds = [*folds]
         """Lists that may say which samples are held out, and are not read."""
+        self.agreeing: list[str] = []
+        """Texts that name samples and their classes, as they are."""
 
     def _ending_in(self, extensions: tuple[str, ...]) -> FileEntries:
         return self.source.ending_in(extensions).where(lambda name: name not in self.found.used)
@@ -611,7 +613,8 @@ class _Unused:
         competing = [name for name, state in states.items() if state == "else" and name not in self.folds]
         if competing and all(map(words.is_table, competing)) and rows_agree(self.found):
             competing = []
-        self.folds += [name for name, state in states.items() if state == "same" and _may_list_a_split(name)]
+        self.agreeing = [name for name, state in states.items() if state == "same"]
+        self.folds += filter(_may_list_a_split, self.agreeing)
         return next(
             (
                 _said(_Left(names, f"the {table.unit} of '{self.source.label}'"))
@@ -649,7 +652,7 @@ class _Unused:
                     f"Not read: {listed(sorted(folds))}, which may say what is held out; all {table.unit} are of one "
                     "split, or as splits= says. Lists train.txt and val.txt, a path in each line, are."
                 )
-        if rest := sorted(set(more).difference(folds)):
+        if rest := sorted({*more, *self.agreeing}.difference(folds)):
             yield f"Not read: {listed(rest)}, where {table.unit} are named as well."
         if mates:
             yield f"Not read: {format_count(len(mates), 'files')} called as {table.unit} are (first '{mates[0]}')."
@@ -741,7 +744,8 @@ def _states(text: str, class_of: Mapping[str, set[str]], enough: int) -> str:
     agreeing = mentions = 0
     # By class, what the lines say beside the name.
     beside: dict[str, set[str]] = defaultdict(set)
-    for line in text.splitlines():
+    # Of JSON by name what it says of each; records may say more than fits into a line.
+    for line in _statements(text) if text.lstrip().startswith("{") else text.splitlines():
         cells = _words(line)
         parts = _parts(cells)
         # A line of names, classes and no more agrees; boxes below a path with the class in it are something else.
@@ -758,6 +762,6 @@ def _states(text: str, class_of: Mapping[str, set[str]], enough: int) -> str:
     # A name and one word, the same for all of a class and for no other, is the class by another name.
     others = set().union(*beside.values())
     is_renamed = 1 < len(beside) == sum(map(len, beside.values())) == len(others)
-    # A number, the same for many but not for a class, is another label, although the class may be in the path.
-    is_other = 1 < len(others) <= mentions / 2 and all(map(_LABEL.fullmatch, others)) and not is_renamed
+    # A word, the same for many but not for a class, is another label or a split, although the class may be in the path.
+    is_other = 1 < len(others) <= mentions / 2 and all(len(one.split()) == 1 for one in others) and not is_renamed
     return "same" if is_renamed or (agreeing >= _AGREEING * len(named) and not is_other) else "else"

@@ -305,6 +305,7 @@ TABLES = [
 ]
 
 SAME_ORDER = found("train: cat 3, dog 3; val: cat 1, dog 1")
+SPLIT = ["train", "train", "train", "test"]
 BY_PARITY = found("train: 0 3, 1 3")
 LISTS = [
     ("paths and numbers", "labels.txt", "".join(f"img/{i}.jpg {i % 2}\n" for i in range(6)), BY_PARITY),
@@ -350,6 +351,15 @@ FOLDERS = [
     *(row(f"a list of {name}", files("img/{0..5}.jpg", {file: content}), right=[right])
       for name, file, content, right in LISTS),
     row("a list of another division than folders", files("img/{cat,dog}/{0..3}.jpg", {"labels.txt": "".join(f"{one}/{i}.jpg {i % 2}\n" for one in ("cat", "dog") for i in range(4))}), right=[refused("labels.txt")]),
+    *(row(f"a list of {name} beside folders", files("{cat,dog}/{0..3}.jpg", {file: content}), right=[right])
+      for name, file, content, right in [
+          ("words for splits", "list.txt", "".join(f"{one}/{i}.jpg {word}\n" for one in ("cat", "dog") for i, word in enumerate(SPLIT)), refused("list.txt")),
+          ("words for splits in JSON", "info.json", {f"{one}/{i}.jpg": word for one in ("cat", "dog") for i, word in enumerate(SPLIT)}, refused("info.json")),
+          ("names by split in JSON", "info.json", {"a": [f"{one}/{i}.jpg" for one in ("cat", "dog") for i in range(3)], "b": ["cat/3.jpg", "dog/3.jpg"]}, noted("info.json")),
+          ("some images", "exclude.txt", "".join(f"{one}/{i}.jpg\n" for one in ("cat", "dog") for i in range(3)), noted("exclude.txt")),
+          ("their classes", "all.txt", "".join(f"{one}/{i}.jpg {one}\n" for one in ("cat", "dog") for i in range(4)), noted("all.txt")),
+          ("their classes by number", "all.txt", "".join(f"{one}/{i}.jpg {n}\n" for n, one in enumerate(("cat", "dog")) for i in range(4)), noted("all.txt")),
+      ]),
     row("a list beside names of classes", files("cat_{1..3}.jpg dog_{1..3}.jpg", {"labels.txt": "".join(f"{one}_{i}.jpg {i % 2}\n" for one in ("cat", "dog") for i in range(1, 4))}), right=[refused("labels.txt"), found("train: 0 2, 1 4")]),
     row("shards that did not all come", files("", {f"train-{n:05d}-of-00003.tar": tar({f"{n}{i}.{end}": content for i in range(4) for end, content in
         (("png", image(4 * n + i)), ("cls", b"01"[i % 2 :][:1]))}) for n in (0, 2)}), right=[noted("2 of 3"), refused("of-00003")]),
