@@ -221,7 +221,6 @@ def run_call(call: StageCall, *, wait: bool) -> StagedDataset:
     # A process that died between two renames has left the previous files under another name.
     put_back(request.files_path)
     lock = lock_path(request.folder)
-    call.report.note(*on_slow_disk(request))
     with SourceOnce(call) as source:
         decision = decide_here(call, source)
         if decision.record is not None:
@@ -233,6 +232,8 @@ def run_call(call: StageCall, *, wait: bool) -> StagedDataset:
         looks = request.cache_dir is not None and not request.refresh and not request.wants_files
         if not looks or cache.find() is None:
             source.open()
+        # Not where all of it is here already: that call is to take no longer than a look at the source.
+        call.report.note(*on_slow_disk(request))
         make_own_folder(request.folder.parent)
         with local_lock(lock, timeout_s=_LOCK_TIMEOUT_S, notice=call.report.note, cancellation=call.cancellation):
             # Decided again: the process that held the lock before may have done the work.
