@@ -270,7 +270,7 @@ class StagedDataset:
 
     def __getitem__(self, split: str) -> dataset_h5:
         """Return the split as a `torch.utils.data.Dataset`; the same each time, so that a `transform` that is set on it
-        is that of its loaders.
+        is that of its loaders. Its files stay open until its `close()`, or for as long as this object.
 
         Raises:
             SplitNotFoundError: there is no such split; the message lists the splits.

@@ -57,6 +57,8 @@ def test_hugging_face_gets_rows(data: StagedDataset, monkeypatch: pytest.MonkeyP
         to_hf(ours, x="label")
     with pytest.raises(OptionError, match=r"data\['train'\]"):
         to_hf(data)  # type: ignore[arg-type]
+    # Held by `data`, which outlives the test.
+    ours.close()
 
 
 def test_paths_on_drive_are_fsspecs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
