@@ -631,17 +631,23 @@ def orientation_of(data: bytes) -> int:
     """Return the orientation, 1 to 8, of an image file by EXIF or XMP."""
     if is_jpeg(data):
         return read_jpeg_header(data).orientation
+    if _is_upright_png(data):
+        return 1
     with _open_pillow(data) as image:
         own = getattr(image, "tag_v2", {}).get(_ORIENTATION)
         return own if own in _TURNS else _orientation_left(image, data)
+
+
+def _is_upright_png(data: bytes) -> bool:
+    """Tell whether a PNG says nothing of being turned: to look behind its pixels Pillow decodes all of them."""
+    return data.startswith(_PNG_HEAD) and not any(mark in data for mark in _PNG_TURNS)
 
 
 def _orientation_left(image: Image.Image, data: bytes) -> int:
     """Return the orientation, 1 to 8, that the size of an opened image does not take into account yet."""
     if is_jpeg(data):
         return read_jpeg_header(data).orientation
-    # To look behind a PNG's pixels Pillow decodes all of them.
-    if image.format == "PNG" and not any(mark in data for mark in _PNG_TURNS):
+    if _is_upright_png(data):
         return 1
     with suppress(*_PLUGIN_ERRORS):
         exif = image.getexif()
