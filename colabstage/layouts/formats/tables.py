@@ -8,7 +8,7 @@ import itertools
 import json
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -120,7 +120,7 @@ def _parse_json(name: str, text: str) -> Table:
     elif isinstance(value, list) and all(isinstance(inner, list) for inner in value):
         value = [{f"column{place}": cell for place, cell in enumerate(inner, 1)} for inner in value]
     are_records = isinstance(value, list) and all(isinstance(inner, dict) for inner in value)
-    return _parse_lines(name, "\n".join(map(json.dumps, value))) if are_records else Table(name)
+    return _of_records(name, list(map(_cells_of, value))) if are_records else Table(name)
 
 
 def _split_evenly(text: str, delimiter: str) -> Iterator[tuple[str, Sequence[str]]] | None:
@@ -205,19 +205,25 @@ def _parse_parquet(name: str, content: bytes) -> Table:
 
 
 def _parse_lines(name: str, text: str) -> Table:
-    """Read one JSON object in each line; values that are neither text nor numbers are written as JSON."""
+    """Read one JSON object in each line."""
     found: list[dict[str, str]] = []
     for number, line in enumerate(text.splitlines(), 1):
         try:
-            values = json.loads(line).items() if line.strip() else ()
-            texts = {
-                str(key): value if isinstance(value, str) else "" if value is None else json.dumps(value)
-                for key, value in values
-            }
+            found += [_cells_of(json.loads(line))] if line.strip() else []
         except (ValueError, AttributeError, RecursionError):
             # Other programs write other things in lines; whether that matters is known later.
             return Table(name, fault=f"'{name}' has no mapping in line {number}: {show(line)!r}.")
-        if line.strip():
-            found.append(texts)
-    header = dict.fromkeys(key for cells in found for key in cells)
-    return _make_table(name, ((key, [cells.get(key, "") for cells in found]) for key in header))
+    return _of_records(name, found)
+
+
+def _cells_of(record: dict[str, Any]) -> dict[str, str]:
+    """Return the values of a JSON object as cells; those that are neither text nor numbers are written as JSON."""
+    return {
+        str(key): value if isinstance(value, str) else "" if value is None else json.dumps(value)
+        for key, value in record.items()
+    }
+
+
+def _of_records(name: str, records: Sequence[dict[str, str]]) -> Table:
+    header = dict.fromkeys(key for cells in records for key in cells)
+    return _make_table(name, ((key, [cells.get(key, "") for cells in records]) for key in header))
