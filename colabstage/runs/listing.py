@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from colabstage.errors import OptionError, SourceNotFoundError
@@ -22,6 +21,7 @@ from colabstage.sources.parse import absolute_path
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from matplotlib.figure import Figure
 
