@@ -123,10 +123,10 @@ def test_datasets_are_listed_with_options_and_a_total(source: Path, places: dict
     said = run(
         "from colabstage.cli import main; main()",
         *("cache", "list", "--local-dir", str(places["local_dir"]), "--cache-dir", str(places["cache_dir"])),
-    ).splitlines()
-    assert len(said) == 7
-    assert sum("image_size=8x12" in line for line in said) == 2
-    assert said[-1].startswith("6 datasets")
+    )
+    assert said.startswith("6 datasets")
+    assert said.count("image_size=8x12") == 2
+    assert listed._repr_html_().count(">here</td>") == 3
 
 
 @pytest.mark.parametrize("verb", ["mount_drive", "refresh_drive", "flush_drive"])

@@ -70,12 +70,10 @@ def list_(*, flags: dict[str, Any]) -> Output:
       colabstage cache list
       colabstage cache list --cache-dir /content/drive/MyDrive/colabstage --json
     """
-    from colabstage.io.units import format_bytes, format_count
     from colabstage.stage.purge import list_datasets
 
     found = list_datasets(**flags)
-    total = f"{format_count(len(found), 'datasets')}, {format_bytes(sum(one.nbytes for one in found))} in all"
-    return _listed(found, "\n".join([*map(str, found), total]) if found else "Nothing is kept.")
+    return _listed(found, str(found))
 
 
 @command(flags=o.flags("local_dir", "cache_dir"))
@@ -102,25 +100,22 @@ def purge(
       colabstage cache purge --older-than 30 --only cache --yes
       colabstage cache purge --all --yes
     """
-    from colabstage.io.units import format_bytes, format_count
-    from colabstage.stage.purge import list_datasets, purge_datasets, select_datasets, sweep_leftovers
+    from colabstage.io.report import Report
+    from colabstage.stage import purge as stored
 
     # Chosen before anything is removed, so that the list without --yes is exactly the same.
-    chosen: Sequence[StoredDataset] = select_datasets(
-        list_datasets(**flags), names=names or (), older_than_days=older_than, everything=everything, place=only
+    chosen: Sequence[StoredDataset] = stored.select_datasets(
+        stored.list_datasets(**flags), names=names or (), older_than_days=older_than, everything=everything, place=only
     )
-    verb, advice, failure = "Would remove", "Add --yes to remove them." if chosen else "", ""
     # Removal cannot be undone, so it has to be requested explicitly.
-    if yes:
-        done = purge_datasets(chosen)
-        # Afterwards, because a removed dataset may leave temporaries behind.
-        sweep_leftovers(**flags)
-        chosen, verb, advice = done.removed, "Removed", ""
-        # A scheduled purge that removed only half must not look like one that removed everything.
-        failure = f"Not removed: {'; '.join(done.reasons)}." if done.kept else ""
-    total = format_bytes(sum(one.nbytes for one in chosen))
-    lines = [f"{verb} {format_count(len(chosen), 'datasets')}, {total}.", *(f"  {one}" for one in chosen), advice]
-    return _listed(chosen, "\n".join(filter(None, lines)), failure)
+    if not yes:
+        would = Report(f"Would remove {stored.total_of(chosen)}.", (stored.table_of(chosen),))
+        return _listed(chosen, f"{would}\nAdd --yes to remove them." if chosen else str(would))
+    done = stored.purge_datasets(chosen)
+    # Afterwards, because a removed dataset may leave temporaries behind.
+    stored.sweep_leftovers(**flags)
+    # A scheduled purge that removed only half must not look like one that removed everything.
+    return _listed(done.removed, str(done), f"Not removed: {'; '.join(done.reasons)}." if done.kept else "")
 
 
 def _listed(found: Iterable[Any], text: str, failure: str = "") -> Output:
@@ -243,7 +238,7 @@ def runs(folder: Annotated[str, o.argument("DIR", "The folder of a run, or one t
     from colabstage.runs.listing import list_runs
 
     found = list_runs(folder)
-    return _listed(found, "\n".join(map(str, found)) or f"No runs in '{folder}'.")
+    return _listed(found, str(found))
 
 
 @command(interrupted=NOTHING_DONE)

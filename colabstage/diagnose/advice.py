@@ -135,7 +135,7 @@ def judge(facts: ProfileFacts) -> Verdict:
         if stage is not None:
             most = f", mostly for {_WHAT.get(stage, stage)} ({stages[stage] / sum(stages.values()):.0%})"
         made = f"The loader makes a batch in {format_batch(facts.alone_s)}{most}."
-        return Verdict("input-bound", stage, "work", f"{made} Whether training waits for it shows with step=.")
+        return Verdict("input-bound", stage, "work", f"{made} Pass step= to see whether training waits for it.")
     lost = max(0.0, 1 - step_s / now_s)
     took = f"the step takes {format_batch(step_s)} a batch, the loader {format_batch(facts.alone_s)}"
     if lost < _LOST or now_s - step_s < _LEAST_LOST_S:

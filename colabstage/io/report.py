@@ -18,16 +18,17 @@ import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from colabstage.errors import MissingDependencyError, NotSupportedHereError, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+_Result = TypeVar("_Result")
 
 # How results look in a notebook: tables and notes as HTML, and figures.
 #
@@ -367,6 +368,20 @@ class Report:
             colours=[row.colour for row, _ in drawn],
         )
         return figure
+
+
+class ResultList(list[_Result]):
+    """A list of results that prints and appears in a notebook as one report, made when it is shown."""
+
+    def __init__(self, results: Iterable[_Result], report: Callable[[Sequence[_Result]], Report]) -> None:
+        super().__init__(results)
+        self._report = report
+
+    def __str__(self) -> str:
+        return str(self._report(self))
+
+    def _repr_html_(self) -> str:
+        return self._report(self)._repr_html_()
 
 
 def _wrap(text: str, first: str, further: str) -> list[str]:

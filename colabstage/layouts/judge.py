@@ -378,8 +378,8 @@ def _parts_of_samples(table: SampleTable) -> str:
 
 
 def _shared_stem(table: SampleTable) -> tuple[str, bool]:
-    """Return a stem that is in each of the folders, if they have the same or are called as parts and share half of
-    them; "" otherwise. And whether the same ones count, as classes of one size do: cat/0.jpg, cat/1.jpg, dog/0.jpg."""
+    """Return a stem or name that is in each of the folders, if they have the same or are called as parts and share half
+    of them; "" otherwise. And whether they count, as classes of one size do: cat/0.jpg, cat/1.jpg, dog/0.jpg."""
     classes, labels, names = table.classes, _labels(table), _entries(table).names
     if not 2 <= len(classes) <= _MOST_PARTS:
         return "", False
@@ -396,20 +396,21 @@ def _shared_stem(table: SampleTable) -> tuple[str, bool]:
     are_same = len({*map(tuple, stems)}) == len({*map(len, rows)}) == 1 and len({*stems[0]}) >= _NAMED
     if not are_same:
         return "", False
+    first = posixpath.basename(names[rows[0][0]])
     # All of one folder: the first by name are 0, 1, 10, 100, …, with gaps between them. There may be several series,
     # each with a word of its own: img_0, photo_0.
     series: dict[str, list[int]] = defaultdict(list)
     for row in rows[0].tolist():
         found = _NUMBERED.fullmatch(bare_stem(names[row], classes[0]))
         if found is None:
-            return stems[0][0], False
+            return first, False
         series[found[1]].append(int(found[2]))
     # Each split may count from the beginning: train/cat/0.jpg, test/cat/0.jpg.
     counts = {word: sorted({*found} if table.splits else found) for word, found in series.items()}
     are_counted = all(
         _is_series(found) and (len(counts) == 1 or not re.search(r"\d", word)) for word, found in counts.items()
     )
-    return stems[0][0], are_counted
+    return first, are_counted
 
 
 def _is_series(found: Sequence[int]) -> bool:

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from colabstage.trees.listing import FileEntries
 
 
+# So many files that were left out are named.
+_FEW = 3
 # The only unambiguous form: a word, a dot and a number.
 _WORD_AND_NUMBER = re.compile(r"(?:^|/)([A-Za-z][A-Za-z_ -]*)\.\d+\.[A-Za-z]+$")
 # The part before the last number of a name: pug in pug_12, 25_0_2 in 25_0_2_20170116.
@@ -259,14 +261,18 @@ def folders_state(source: Source, kind: FileKind, *, level: int | None = None) -
         splits=tuple([read[rank].split for rank in ranks.tolist()]) if splits else None,
         notes=(
             *left_out_notes((len(files) - len(order), kind.noun, "in no class folder")),
-            # Counted by kind, so that a person sees whether labels were among them.
-            *([f"{left_out(len(others), 'other files')} ({count_kinds(others)})."] if others else []),
+            # A person sees whether labels were among them.
+            *([f"{left_out(len(others), 'other files')} ({_which(others)})."] if others else []),
             *_notes(found, classes, kind.noun),
             *(f"The split 'train' is the folder '{top}', by the names of the others." for top in train),
             *(f"Classes of '{one}' are read." for one in lists),
         ),
     )
     return Evidence(table, "the folders", frozenset(lists), is_guess=True)
+
+
+def _which(files: FileEntries) -> str:
+    return listed(files.names) if len(files) <= _FEW else count_kinds(files)
 
 
 def _no_files(source: Source, kind: FileKind) -> EmptySourceError:

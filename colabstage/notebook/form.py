@@ -342,6 +342,10 @@ class StageForm:
         form.add_class("colabstage-form")
         return form
 
+    @property
+    def _is_empty(self) -> bool:
+        return not self.fields["source"].value.strip()
+
     def _changed(self) -> None:
         self._show_line()
         if not self.busy:
@@ -352,7 +356,8 @@ class StageForm:
         try:
             self._line.value = _code_html(self.code)
         except OptionError as error:
-            self._line.value = _line_html(str(error), colour="fail")
+            # Nobody has done anything wrong in a form that is still empty.
+            self._line.value = _line_html(str(error), muted=self._is_empty, colour="" if self._is_empty else "fail")
 
     def _start(self, work: Callable[[], None], *, cancellable: bool) -> None:
         def run() -> None:
@@ -367,7 +372,7 @@ class StageForm:
             except Exception as error:  # noqa: BLE001 - shown, and kept as `error`
                 self._error = error
                 # A field's mistake is already shown in place of the line of code.
-                said = html.escape(str(error)) in self._line.value
+                said = html.escape(str(error)) in self._line.value and not self._is_empty
                 _put(self._outcome, "" if said else _error_html(error))
 
         def begun() -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from colabstage.errors import OptionError, SourceNotFoundError
 from colabstage.h5.manifest import manifest_path, read_manifest
 from colabstage.io.boundary import public
-from colabstage.io.report import COLOURS, INK, MUTED, new_figure, plain_axes
-from colabstage.io.units import format_bytes, listed
+from colabstage.io.report import COLOURS, INK, MUTED, Report, ResultList, Row, Table, new_figure, plain_axes
+from colabstage.io.units import format_bytes, format_count, listed
 from colabstage.io.workspace import owner_is_alive
 from colabstage.machine.mounts import require_drive
 from colabstage.runs.lease import NAME, SILENT_S, Lease, read_lease
@@ -40,8 +40,8 @@ class RunVersion:
     """Whether its manifest is there and has its length."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunFacts:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class RunFacts(Report):
     """A run in a folder."""
 
     folder: Path
@@ -56,22 +56,10 @@ class RunFacts:
     versions: tuple[RunVersion, ...]
     """The newest first."""
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values, for JSON."""
-        return {**asdict(self), "folder": str(self.folder)}
-
-    def __str__(self) -> str:
-        lines = [f"{self.folder}: session {self.session} on {self.host}, {self.state}; epoch {self.epoch}"]
-        for version in self.versions:
-            saved = time.strftime("%Y-%m-%d %H:%M", time.localtime(version.saved))
-            whole = "" if version.complete else ", not complete"
-            lines.append(f"  {version.name}  step {version.step:,}, {format_bytes(version.nbytes)}, {saved}{whole}")
-        return "\n".join(lines)
-
 
 @public(reads=("folder",))
-def list_runs(folder: str | os.PathLike[str]) -> tuple[RunFacts, ...]:
-    """Return the run in a folder, or the runs in the folders in it, by name; nothing is changed.
+def list_runs(folder: str | os.PathLike[str]) -> ResultList[RunFacts]:
+    """Return the run in a folder, or the runs in the folders in it, by name; they print as a table. Nothing is changed.
 
     Raises:
         SourceNotFoundError: there is no such folder.
@@ -82,7 +70,15 @@ def list_runs(folder: str | os.PathLike[str]) -> tuple[RunFacts, ...]:
     if not place.is_dir():
         msg = f"There is no folder '{place}'; expected one that resumable() saves to, or one that holds several."
         raise SourceNotFoundError(msg)
-    return tuple(_runs_in(place))
+
+    def report(runs: Sequence[RunFacts]) -> Report:
+        rows = (
+            Row((one.folder.name, one.state, *map(str, (one.session, one.epoch, one.step)), one.host)) for one in runs
+        )
+        table = Table(tuple(rows), ("run", "state", "session", "epoch", "step", "host"), frozenset({2, 3, 4}))
+        return Report(f"{format_count(len(runs), 'runs')} in '{place}'", (table,))
+
+    return ResultList(_runs_in(place), report)
 
 
 def _runs_in(place: Path) -> Iterator[RunFacts]:
@@ -91,15 +87,24 @@ def _runs_in(place: Path) -> Iterator[RunFacts]:
         if not versions and not (folder / NAME).is_file():
             continue
         lease = read_lease(folder) or Lease(versions[0].session if versions else 0, "", "?", 0.0, 0.0, ended=True)
+        found, state = tuple(_facts_of(folder, version) for version in versions), _state_of(lease)
         yield RunFacts(
-            folder,
-            lease.session,
-            lease.epoch,
-            lease.step,
-            _state_of(lease),
-            lease.host,
-            tuple(_facts_of(folder, version) for version in versions),
+            headline=f"{folder}: session {lease.session} on {lease.host}, {state}; epoch {lease.epoch}",
+            tables=(Table(tuple(map(_row, found)), ("version", "step", "size", "saved"), frozenset({1, 2})),),
+            folder=folder,
+            session=lease.session,
+            epoch=lease.epoch,
+            step=lease.step,
+            state=state,
+            host=lease.host,
+            versions=found,
         )
+
+
+def _row(version: RunVersion) -> Row:
+    name = version.name if version.complete else f"{version.name} (not complete)"
+    saved = time.strftime("%Y-%m-%d %H:%M", time.localtime(version.saved))
+    return Row((name, f"{version.step:,}", format_bytes(version.nbytes), saved))
 
 
 def _state_of(lease: Lease) -> str:

@@ -619,7 +619,8 @@ class _Shown:
         """Print a line; `once`: not if it was the last one."""
         if self._wanted and not (once and text == self._last):
             self._last = text
-            sys.stderr.write(text + "\n")
+            # Notebooks show stderr on red.
+            print(text, file=sys.stdout if in_notebook() else sys.stderr)
 
     def changing(self, run: Run) -> None:
         """Show how far the run is, every two seconds, in a notebook."""

@@ -21,6 +21,7 @@ from colabstage.io.boundary import public
 from colabstage.io.files import clear_lock, local_lock, read_json
 from colabstage.io.ownership import remove_vouched, sweep_orphans
 from colabstage.io.receipts import look_at
+from colabstage.io.report import Report, ResultList, Row, Table
 from colabstage.io.units import format_bytes, format_count, format_duration
 from colabstage.io.workspace import disk_use, is_made_here, is_our_name, last_touched
 from colabstage.load.partial import PART_RECORD, PARTS
@@ -75,16 +76,11 @@ class StoredDataset:
         return {**values, "path": str(self.path), "changed": changed}
 
     def __str__(self) -> str:
-        age = format_duration(max(0.0, time.time() - self.changed_s))
-        rows = ", ".join(f"{split} {count:,}" for split, count in self.samples.items()) or "plain files"
-        state = " (previous)" if self.previous else " (not whole)" if not self.whole else ""
-        chosen = "".join(f"  {name}={value}" for name, value in self.options.items())
-        size = format_bytes(self.nbytes)
-        return f"{self.place:<5}  {self.name}{state}  {size}  {rows}{chosen}  {age} old  from {self.source}"
+        return str(Table((_row(self),))).strip()
 
 
-@dataclass(frozen=True, slots=True)
-class PurgeReport:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class PurgeReport(Report):
     """What a purge did."""
 
     removed: tuple[StoredDataset, ...]
@@ -97,19 +93,37 @@ class PurgeReport:
     @property
     def nbytes(self) -> int:
         """Return how many bytes were freed."""
-        return sum(one.nbytes for one in self.removed)
+        return total_bytes(self.removed)
 
-    def __str__(self) -> str:
-        done = f"Removed {format_count(len(self.removed), 'datasets')}, {format_bytes(self.nbytes)}."
-        kept = (f"kept   {one.name}: {why}" for one, why in zip(self.kept, self.reasons, strict=True))
-        return "\n  ".join([done, *map(str, self.removed), *kept])
+
+def table_of(datasets: Sequence[StoredDataset]) -> Table:
+    """Return datasets as a table, the options that they were packed with below each."""
+    return Table(tuple(map(_row, datasets)), ("where", "name", "size", "samples", "age", "source"), frozenset({2}))
+
+
+def _row(one: StoredDataset) -> Row:
+    samples = ", ".join(f"{split} {count:,}" for split, count in one.samples.items()) or "plain files"
+    state = " (previous)" if one.previous else "" if one.whole else " (not whole)"
+    age = format_duration(max(0.0, time.time() - one.changed_s))
+    chosen = ", ".join(f"{name}={value}" for name, value in one.options.items())
+    return Row((one.place, f"{one.name}{state}", format_bytes(one.nbytes), samples, age, one.source), below=chosen)
+
+
+def total_of(datasets: Sequence[StoredDataset]) -> str:
+    """Return how many datasets these are, and how much space they take."""
+    return f"{format_count(len(datasets), 'datasets')}, {format_bytes(total_bytes(datasets))}"
+
+
+def total_bytes(datasets: Sequence[StoredDataset]) -> int:
+    """Return how much space datasets take."""
+    return sum(one.nbytes for one in datasets)
 
 
 @public(reads=("local_dir", "cache_dir"))
 def list_datasets(
     *, local_dir: str | os.PathLike[str] | None = None, cache_dir: str | os.PathLike[str] | None = "auto"
-) -> list[StoredDataset]:
-    """Return all datasets on this machine and in the cache, those here first, by name.
+) -> ResultList[StoredDataset]:
+    """Return all datasets on this machine and in the cache, those here first, by name; they print as a table.
 
     Args:
         local_dir, cache_dir: as for `stage_dataset`.
@@ -125,7 +139,10 @@ def list_datasets(
         return [*_list_here(base), *_list_parts(base)]
 
     found = run_watched(found_here, base)
-    return found if cache is None else [*found, *_list_cache(cache)]
+    found += [] if cache is None else _list_cache(cache)
+    return ResultList(
+        found, lambda all_: Report(f"{total_of(all_)} in all" if all_ else "Nothing is kept.", (table_of(all_),))
+    )
 
 
 def _places(
@@ -300,7 +317,14 @@ def purge_datasets(datasets: Sequence[StoredDataset]) -> PurgeReport:
             removed.append(one)
         else:
             kept[number] = one, problem
-    return PurgeReport(tuple(removed), tuple(one for one, _ in kept.values()), tuple(why for _, why in kept.values()))
+    left = Table(tuple(Row((one.name, "kept"), below=why) for one, why in kept.values()))
+    return PurgeReport(
+        headline=f"Removed {total_of(removed)}.",
+        tables=(table_of(removed), left),
+        removed=tuple(removed),
+        kept=tuple(one for one, _ in kept.values()),
+        reasons=tuple(why for _, why in kept.values()),
+    )
 
 
 def _purge(one: StoredDataset) -> str | None:

@@ -360,7 +360,9 @@ SCENARIOS: dict[str, Callable[[World], object]] = {
     ),
     "groups that no name has": lambda w: w.stage("photos", splits=0.5, group_by=r"patient\d+"),
     "groups by a broken expression": lambda w: w.stage("photos", splits=0.5, group_by="("),
-    "prepare that gives other shapes": lambda w: w.stage("photos.zip", prepare=lambda x: x[: 1 + int(x[0, 0, 0]) % 2]),
+    "prepare that gives other shapes": lambda w: w.tree(
+        {"cat/0.png": 0, "dog/1.png": 1}, prepare=lambda x: x[: 1 + int(x[0, 0, 0])]
+    ),
     "prepare that cannot be called": lambda w: w.stage("photos", prepare=5),
     "on_error of unknown name": lambda w: w.stage("photos", on_error="ignore"),
     "a seed that is a word": lambda w: w.stage("photos", seed="one"),
