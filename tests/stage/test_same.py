@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -168,3 +169,20 @@ def test_all_other_times_prove_nothing(drive: SimulatedDrive, my_drive: Path) ->
     assert staged.report.origin == "local"
     assert any("all times differ" in note for note in staged.report.notes)
     assert stage(my_drive / "photos", image_size=1, verify="full").report.origin == "source"
+
+
+@pytest.mark.fuse
+@pytest.mark.parametrize("drive_knobs", [replace(DriveKnobs.quick(), attributes=False)])
+def test_a_folder_on_drive_tells_what_came_and_went(drive: SimulatedDrive, my_drive: Path) -> None:
+    """By the times of its folders: a file more, and a folder of a class that is gone."""
+    cloud = drive.cloud / "MyDrive/photos"
+    numbers: dict[str, int] = {}
+    for more in (NUMBERS | {"bird/9.bmp": 90}, {"cat/new.bmp": 77}, {}):
+        numbers |= more
+        make_tree(cloud, more)
+        if not more:
+            shutil.rmtree(cloud / "bird")
+            del numbers["bird/9.bmp"]
+        staged = stage(my_drive / "photos")
+        assert (staged.report.origin, numbers_in(staged.path)) == ("source", numbers)
+        assert stage(my_drive / "photos").report.origin == "local"
