@@ -12,9 +12,9 @@ import pytest
 
 from colabstage import stage_dataset
 from colabstage.errors import NotEnoughSpaceError
-from colabstage.sources import look as looking
 from simulated_drive.knobs import DriveKnobs
 from tests.contract.served import numbers_in
+from tests.support.deadlines import shorten_deadlines
 from tests.support.images import image, make_tree, noise, number_of
 
 if TYPE_CHECKING:
@@ -79,8 +79,8 @@ def slow_stat(monkeypatch: pytest.MonkeyPatch, folder: Path, wait: Callable[[], 
 def test_slow_is_not_gone_and_silence_is_an_answer_of_its_own(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What answers is waited for, however long all of it takes: only silence ends a look."""
     make_tree(source, {f"c{number}/0.bmp": number for number in range(30)})
-    monkeypatch.setattr(looking, "_SILENCE_S", 0.3)
     stage(source)
+    shorten_deadlines("sources", 0.3, monkeypatch.setattr)
     (source / "c7/0.bmp").unlink()
     wake = threading.Event()
     with monkeypatch.context() as patch:
