@@ -48,7 +48,6 @@ REFERENCE = {
             "colabstage.sources.fetching.FetchReport",
             "colabstage.extract_archive",
             "colabstage.sources.extracting.ExtractReport",
-            "colabstage.trees.names.ArchiveLimits",
         ),
     ),
     "drive": ReferencePage(

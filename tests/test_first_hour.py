@@ -14,6 +14,7 @@ import pytest
 
 import colabstage as cs
 from colabstage.errors import ArgumentError, NotSupportedHereError, OptionError, SourceReadError, SplitNotFoundError
+from tests.support.command import run_command
 from tests.support.http_knobs import WebFault
 from tests.support.http_server import WebServer
 from tests.support.images import in_classes, make_tree
@@ -120,10 +121,8 @@ def test_datasets_are_listed_with_options_and_a_total(source: Path, places: dict
     noted = [one.options for one in listed]
     for expected in ({}, {"image_size": "8x12"}, {"seed": 7, "splits": {"train": 0.5, "test": 0.5}}):
         assert noted.count(expected) == 2
-    said = run(
-        "from colabstage.cli import main; main()",
-        *("cache", "list", "--local-dir", str(places["local_dir"]), "--cache-dir", str(places["cache_dir"])),
-    )
+    flags = "--local-dir", str(places["local_dir"]), "--cache-dir", str(places["cache_dir"])
+    said = run_command("cache", "list", *flags).stdout
     assert said.startswith("6 datasets")
     assert said.count("image_size=8x12") == 2
     assert listed._repr_html_().count(">here</td>") == 3

@@ -3,81 +3,105 @@
 from __future__ import annotations
 
 import inspect
+import re
+import sys
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import colabstage
-from colabstage.cli.options import PACK_FLAGS, STAGE_FLAGS
-from colabstage.io.arguments import parameters
-from colabstage.load.plan import ArrayArguments, ArrayOptions, LoaderArguments
 from colabstage.options import LoaderOptions, PackOptions
-from colabstage.pack.options import PackArguments
-from colabstage.stage.request import PlaceArguments, make_request
+from tests.support.command import run_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def given(kind: type[Any]) -> dict[str, object]:
-    """Name and type of each field that a caller may give."""
-    return {one.name: one.type for one in fields(kind) if one.init and one.name != "once"}
+def given(kind: type[Any]) -> dict[str, tuple[object, object]]:
+    """Default and type of each field that a caller may give, by name."""
+    return {one.name: (one.default, one.type) for one in fields(kind) if one.init and one.name != "once"}
 
 
-@pytest.mark.parametrize(
-    ("kind", "arguments"),
-    [(LoaderOptions, LoaderArguments), (ArrayOptions, ArrayArguments), (PackOptions, PackArguments)],
-)
-def test_type_checkers_see_the_fields(kind: type[Any], arguments: type[Any]) -> None:
-    """The `TypedDict` beside each class has the same names and types, and no others."""
-    types = {name: one.__forward_arg__ for name, one in arguments.__annotations__.items()}
-    assert types == given(kind)
+def shown(function: Callable[..., Any]) -> dict[str, tuple[object, object]]:
+    """Default and type of each argument that is given by name, as a notebook shows them."""
+    parameters = inspect.signature(function).parameters.values()
+    return {one.name: (one.default, one.annotation) for one in parameters if one.kind is one.KEYWORD_ONLY}
 
 
-def test_type_checkers_see_where_a_dataset_goes() -> None:
-    """What a request takes besides a pack's options is in the `TypedDict` beside it, with the same types."""
-    own = {
-        one.name: one.annotation for one in parameters(make_request) if one.name not in {*given(PackOptions), "options"}
+PACK, LOADER = [*given(PackOptions)], [*given(LoaderOptions)]
+PLACES = ["keep", "local_dir", "cache_dir", "refresh", "verify", "hash", "disk_limit"]
+TAKERS: dict[str, list[str]] = {
+    "stage_dataset": [*PACK, *PLACES],
+    "plan_stage": [*PACK, *PLACES],
+    "pack_dataset": PACK,
+    "stage_form": [name for name in [*PACK, *PLACES] if name != "prepare"],
+    "compare_sources": ["layout", "image_size", "color_mode", "resize", "encoding"],
+    "make_loader": LOADER,
+    "StagedDataset.loader": LOADER,
+}
+ARRAYS = ["to_keras", "to_numpy", "to_tf_data"]
+
+
+def taker(name: str) -> Any:
+    """Return a verb by its name."""
+    found: Any = colabstage
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def verbs(*names: str) -> list[Any]:
+    """Return parameters of a test: the names, of which some need torch."""
+    return [pytest.param(name, marks=pytest.mark.torch if name == "make_loader" else ()) for name in names]
+
+
+@pytest.mark.parametrize("name", verbs(*TAKERS, *ARRAYS))
+def test_type_checkers_see_what_people_see(name: str) -> None:
+    """The `TypedDict` of a verb's `**arguments` has the names and types that its signature shows, and no others."""
+    verb = taker(name)
+    written = inspect.unwrap(verb)
+    called = written.__annotations__["arguments"].removeprefix("Unpack[").removesuffix("]")
+    loaded = [vars(module) for key, module in list(sys.modules.items()) if key.startswith("colabstage.")]
+    typed = next(names[called] for names in loaded if called in names).__annotations__
+    own = inspect.signature(written).parameters
+    assert {field: one.__forward_arg__ for field, one in typed.items()} == {
+        field: kind for field, (_, kind) in shown(verb).items() if field not in own
     }
-    assert {name: one.__forward_arg__ for name, one in PlaceArguments.__annotations__.items()} == own
 
 
-PACK = [*given(PackOptions)]
-LOADER = [*given(LoaderOptions)]
-PLACES = [*PlaceArguments.__annotations__]
-TAKERS: list[tuple[Callable[..., Any], list[str]]] = [
-    (colabstage.stage_dataset, [*PACK, *PLACES]),
-    (colabstage.plan_stage, [*PACK, *PLACES]),
-    (colabstage.pack_dataset, PACK),
-    (colabstage.stage_form, [name for name in [*PACK, *PLACES] if name != "prepare"]),
-    (colabstage.compare_sources, ["layout", "image_size", "color_mode", "resize", "encoding"]),
-    pytest.param(lambda: colabstage.make_loader, LOADER, marks=pytest.mark.torch, id="make_loader"),  # type: ignore[list-item]
-    (colabstage.StagedDataset.loader, LOADER),
-]
-
-
-@pytest.mark.parametrize(("function", "names"), TAKERS)
-def test_verbs_show_the_arguments_with_one_default_and_one_text(function: Any, names: list[str]) -> None:
+@pytest.mark.parametrize("name", verbs(*TAKERS))
+def test_verbs_show_the_arguments_with_one_default_and_one_text(name: str) -> None:
     """Whoever asks a notebook for a verb sees each argument, its default and what it means."""
-    function = function() if function.__name__ == "<lambda>" else function
-    usual = {one.name: one for kind in (PackOptions, LoaderOptions, make_request) for one in parameters(kind)}
-    usual |= {one.name: one for one in parameters(LoaderOptions if names is LOADER else PackOptions)}
-    shown = inspect.signature(function).parameters
-    assert [name for name in shown if name in names] == names
-    assert {shown[name].kind for name in names} == {inspect.Parameter.KEYWORD_ONLY}
-    assert {name: (shown[name].default, shown[name].annotation) for name in names} == {
-        name: (usual[name].default, usual[name].annotation) for name in names
-    }
-    doc = inspect.getdoc(function) or ""
-    assert all(f"    {name}:" in doc or f"{name}, " in doc or f", {name}:" in doc for name in names)
+    verb, names = taker(name), TAKERS[name]
+    usual = given(LoaderOptions) if names is LOADER else shown(colabstage.stage_dataset) | given(PackOptions)
+    found = shown(verb)
+    assert [one for one in found if one in names] == names
+    assert {one: found[one] for one in names} == {one: usual[one] for one in names}
+    doc = inspect.getdoc(verb) or ""
+    assert all(f"    {one}:" in doc or f"{one}, " in doc or f", {one}:" in doc for one in names)
     assert "**" not in doc
 
 
-def test_the_command_line_has_them_too() -> None:
+def test_array_options_are_alike_everywhere() -> None:
+    """The three verbs that make arrays show the same ones."""
+    first, *others = ({name: shown(taker(verb))[name] for name in shown(colabstage.to_numpy)} for verb in ARRAYS)
+    assert all(other == first for other in others)
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "others"),
+    [
+        ("pack", PACK, {"shards", "append_to", "overwrite"}),
+        ("stage", [*PACK, *PLACES], set()),
+        ("plan", [*PACK, *PLACES], set()),
+    ],
+)
+def test_the_command_line_has_them_too(command: str, arguments: list[str], others: set[str]) -> None:
     """One option for each argument that can be written down."""
-    assert set(PACK_FLAGS) == {*PACK} - {"prepare"}
-    assert set(STAGE_FLAGS) == {*PACK, *PLACES} - {"prepare"}
+    text = run_command(command, "--help").stdout
+    options = {one.replace("-", "_") for one in re.findall(r"--([a-z-]+)", text)}
+    assert options == {*arguments, *others, "json", "debug", "help"} - {"prepare"}
 
 
 def test_the_tab_key_offers_them() -> None:

@@ -25,8 +25,7 @@ from colabstage.layouts.table import BrokenDatasetError, TreeFiles
 from colabstage.machine.resources import check_space, free_space
 from colabstage.trees.bytes import HEAD_BYTES, LocalBytes, compression_of
 from colabstage.trees.compressed import unpack_into
-from colabstage.trees.listing import FileEntries
-from colabstage.trees.names import DEFAULT_LIMITS
+from colabstage.trees.listing import DEFAULT_LIMITS, FileEntries
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence

@@ -21,7 +21,7 @@ from colabstage.io.pipeline import DaemonPool
 from colabstage.io.units import format_bytes
 from colabstage.io.workspace import remove_own, temp_beside
 from colabstage.trees.bytes import COMPRESSED_SUFFIXES, HEAD_BYTES, SourceFile, TemporaryBytes, compression_of
-from colabstage.trees.names import ArchiveLimits, check_limits
+from colabstage.trees.listing import ArchiveLimits, check_limits
 from colabstage.trees.zip_member import zstd
 
 if TYPE_CHECKING:

@@ -11,12 +11,11 @@ import functools
 import os
 import posixpath
 import unicodedata
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from colabstage.errors import UnsafeArchiveError
 from colabstage.io.arguments import show_content
-from colabstage.io.units import format_bytes, format_count, left_out
+from colabstage.io.units import format_count, left_out
 from colabstage.io.workspace import is_our_name
 
 if TYPE_CHECKING:
@@ -30,46 +29,6 @@ _LONGEST_EXTENSION = 10
 _MAX_PART_BYTES = 255
 # A chain of links longer than this is a loop for every practical purpose; Linux gives up at 40 as well.
 _MAX_LINK_STEPS = 40
-
-
-@dataclass(frozen=True, slots=True)
-class ArchiveLimits:
-    """What an honest dataset's archive stays under; a bomb does not."""
-
-    max_members: int = 10_000_000
-    """Ten million files are seven times ImageNet-21k's training set in number of bytes of directory alone."""
-    max_total_bytes: int = 16 * 1024**4
-    """Content of all members together; no notebook's disk holds 16 TiB."""
-    max_ratio: float = 500.0
-    """Content over archive size. Deflate can reach 1,032, masks and zero-filled arrays a few hundred, photographs about
-    1."""
-    ratio_from_bytes: int = 1024**3
-    """Below this much content the ratio is not looked at, since it cannot do any harm."""
-
-
-DEFAULT_LIMITS = ArchiveLimits()
-
-
-def check_limits(archive: str, members: int, total_bytes: int, archive_bytes: int, limits: ArchiveLimits) -> None:
-    """Refuse an archive whose headers promise more than `limits` allow."""
-    if members > limits.max_members:
-        problem = f"holds {members:,} members, more than the limit of {limits.max_members:,}"
-    elif total_bytes > limits.max_total_bytes:
-        size, limit = format_bytes(total_bytes), format_bytes(limits.max_total_bytes)
-        problem = f"would unpack to {size}, more than the limit of {limit}"
-    elif total_bytes >= limits.ratio_from_bytes and total_bytes > limits.max_ratio * archive_bytes:
-        ratio = total_bytes / max(archive_bytes, 1)
-        problem = (
-            f"would unpack {format_bytes(archive_bytes)} to {format_bytes(total_bytes)}, {ratio:,.0f} times as much; "
-            f"the limit is {limits.max_ratio:g} times"
-        )
-    else:
-        return
-    msg = (
-        f"'{archive}' {problem}. That is how a decompression bomb looks. If you trust it, unpack it with its own tool, "
-        "and give the folder."
-    )
-    raise UnsafeArchiveError(msg)
 
 
 def extension_of(name: str) -> str:

@@ -30,8 +30,8 @@ from colabstage.trees.bytes import (
 )
 from colabstage.trees.compressed import inner_name, open_stream, unpack_into
 from colabstage.trees.folder import FolderTree
-from colabstage.trees.listing import FileEntries, FileEntry, Tree, TreeView
-from colabstage.trees.names import DEFAULT_LIMITS, ArchiveLimits, distinct_names, parent_folders
+from colabstage.trees.listing import DEFAULT_LIMITS, ArchiveLimits, FileEntries, FileEntry, Tree, TreeView
+from colabstage.trees.names import distinct_names, parent_folders
 from colabstage.trees.seven_zip import ToolArchiveTree
 from colabstage.trees.tar import TarTree
 from colabstage.trees.volumes import DRIVE_ZIP

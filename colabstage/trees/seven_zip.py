@@ -34,16 +34,8 @@ from colabstage.io.progress import Cancellation
 from colabstage.io.workspace import remove_own, temp_beside
 from colabstage.trees.bytes import HEAD_BYTES, PIECE_BYTES, LocalBytes, kind_by_magic, owners_bytes
 from colabstage.trees.folder import FolderFile
-from colabstage.trees.listing import FileEntries, Tree
-from colabstage.trees.names import (
-    DEFAULT_LIMITS,
-    ArchiveLimits,
-    check_collisions,
-    check_limits,
-    clean_member_name,
-    is_junk,
-    refuse_member,
-)
+from colabstage.trees.listing import DEFAULT_LIMITS, ArchiveLimits, FileEntries, Tree, check_limits
+from colabstage.trees.names import check_collisions, clean_member_name, is_junk, refuse_member
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -23,12 +23,9 @@ from colabstage.trees.bytes import (
     truncated,
 )
 from colabstage.trees.compressed import unpack_into
-from colabstage.trees.listing import FileEntries, Tree, sorted_by_name
+from colabstage.trees.listing import DEFAULT_LIMITS, ArchiveLimits, FileEntries, Tree, check_limits, sorted_by_name
 from colabstage.trees.names import (
-    DEFAULT_LIMITS,
-    ArchiveLimits,
     check_collisions,
-    check_limits,
     clean_member_name,
     is_junk,
     notes_on_members,

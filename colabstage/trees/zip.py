@@ -30,13 +30,19 @@ from colabstage.trees.bytes import (
     describe_contents,
     truncated,
 )
-from colabstage.trees.listing import FileEntries, FileEntry, Tree, sorted_by_name, take_strings
-from colabstage.trees.names import (
+from colabstage.trees.listing import (
     DEFAULT_LIMITS,
     ArchiveLimits,
+    FileEntries,
+    FileEntry,
+    Tree,
+    check_limits,
+    sorted_by_name,
+    take_strings,
+)
+from colabstage.trees.names import (
     are_plain_names,
     check_folders,
-    check_limits,
     clean_member_name,
     is_junk,
     notes_on_members,

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from colabstage import flush_drive, mount_drive, refresh_drive
-from colabstage.machine.platforms import detect_platform
+from colabstage import doctor, flush_drive, mount_drive, refresh_drive
+from colabstage.errors import DriveError, NotSupportedHereError
 from simulated_drive.drive import SimulatedDrive
 from simulated_drive.knobs import DriveKnobs
 from tests.support.colab import simulated_colab
@@ -21,22 +21,27 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.parametrize(
-    ("preset", "name", "mountable"),
+    ("preset", "name", "refusal", "said"),
     [
-        ("colab_cpu", "colab", True),
-        ("colab_gpu", "colab", True),
-        ("colab_enterprise", "colab", True),
-        ("colab_subprocess", "colab", False),
-        ("kaggle", "kaggle", False),
+        ("colab_cpu", "colab", DriveError, "pass one"),
+        ("colab_gpu", "colab", DriveError, "pass one"),
+        ("colab_enterprise", "colab", NotSupportedHereError, "Colab Enterprise"),
+        ("colab_subprocess", "colab", NotSupportedHereError, "notebook cell"),
+        ("kaggle", "kaggle", NotSupportedHereError, "not a Colab machine"),
     ],
 )
-def test_each_machine_is_taken_for_what_it_plays(tmp_path: Path, preset: Preset, name: str, mountable: bool) -> None:
-    """Its folders lie below the root, and the variables of this process come back."""
+def test_each_machine_is_taken_for_what_it_plays(
+    tmp_path: Path, preset: Preset, name: str, refusal: type[Exception], said: str
+) -> None:
+    """Its folders lie below the root, a Drive is mounted where one can be, and this process's variables come back."""
     before = dict(os.environ)
-    with simulated_colab(tmp_path, preset=preset):
-        found = detect_platform()
-    assert (found.name, found.drive_mountable) == (name, mountable)
-    assert found.fast_dir.is_relative_to(tmp_path)
+    with simulated_colab(tmp_path, preset=preset) as machine:
+        found = doctor().facts
+        (machine.root / "content").mkdir(exist_ok=True)
+        with pytest.raises(refusal, match=said):
+            mount_drive(machine.root / "content/drive")
+    assert found.platform == name
+    assert found.fast_dir.startswith(str(tmp_path))
     assert dict(os.environ) == before
 
 

@@ -224,27 +224,27 @@ def test_a_drive_that_is_dead_from_the_start_is_one_error_everywhere(
 
 
 _HANGING_LATER = """
-import os, pathlib, signal, sys
+import os, pathlib, signal, subprocess, sys
 import colabstage.errors
 from colabstage import purge_datasets
-from colabstage.machine import mounts, watched
-from colabstage.diagnose import machine_facts
 from tests.stage.on_drive import VERBS, On
+from tests.support.deadlines import shorten_deadlines
 drive, local, server = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), int(sys.argv[3])
-watched._PROBE_TIMEOUT_S = watched._HANGS_S = watched._DIES_S = 0.2
-watched._ASK_EVERY_S = 0.1
-answering, over = mounts.probe_mount, False
+ask, answers, over = subprocess.run, [], False
 
-def hang_afterwards(*question):
-    answer = answering(*question)
-    if not over:
+def hang_afterwards(command, *arguments, **options):
+    answer = ask(command, *arguments, **options)
+    # A mount is asked two things at once.
+    answers.append(command[0] == "stat")
+    if sum(answers) % 2 == 0 and answers[-1] and not over:
         os.kill(server, signal.SIGSTOP)
     return answer
 
 on = On(drive, local)
 VERBS["stage_dataset, cache_dir"](on)
 cached = [one for one in VERBS["list_datasets"](on) if one.place == "cache"]
-mounts.probe_mount = machine_facts.probe_mount = hang_afterwards
+shorten_deadlines("machine", 0.2)
+subprocess.run = hang_afterwards
 
 def kept(report):
     (reason,) = report.reasons

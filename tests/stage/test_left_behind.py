@@ -12,10 +12,10 @@ import pytest
 
 from colabstage import stage_dataset
 from colabstage.io.progress import Progress
-from colabstage.machine import mounts, watched
 from colabstage.sources import remote
 from colabstage.sources.remote import MountedFile
 from tests.contract.served import numbers_in
+from tests.support.deadlines import shorten_deadlines
 from tests.support.images import in_classes, make_tree
 from tests.support.invariants import snapshot, unvouched
 from tests.support.staged import SMALL_BLOCK, use_small_blocks
@@ -44,9 +44,7 @@ class Hanging:
         assert server is not None
         self._server = server.pid
         self._awake, self.met = threading.Event(), threading.Event()
-        monkeypatch.setattr(mounts, "_ANSWER_S", 0.3)
-        for name, value in {"_PROBE_TIMEOUT_S": 0.3, "_ASK_EVERY_S": 0.2, "_HANGS_S": 0.3, "_DIES_S": 0.3}.items():
-            monkeypatch.setattr(watched, name, value)
+        shorten_deadlines("machine", 0.3, monkeypatch.setattr)
         read, close = MountedFile.read_range, vars(remote)["close_quietly"]
 
         def read_or_hang(file: MountedFile, offset: int, length: int | None) -> Iterator[bytes]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -11,9 +12,9 @@ import pytest
 
 from colabstage import stage_dataset
 from colabstage.errors import NotEnoughSpaceError
-from colabstage.sources import look as looking
 from simulated_drive.knobs import DriveKnobs
 from tests.contract.served import numbers_in
+from tests.support.deadlines import shorten_deadlines
 from tests.support.images import image, make_tree, noise, number_of
 
 if TYPE_CHECKING:
@@ -78,8 +79,8 @@ def slow_stat(monkeypatch: pytest.MonkeyPatch, folder: Path, wait: Callable[[], 
 def test_slow_is_not_gone_and_silence_is_an_answer_of_its_own(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What answers is waited for, however long all of it takes: only silence ends a look."""
     make_tree(source, {f"c{number}/0.bmp": number for number in range(30)})
-    monkeypatch.setattr(looking, "_SILENCE_S", 0.3)
     stage(source)
+    shorten_deadlines("sources", 0.3, monkeypatch.setattr)
     (source / "c7/0.bmp").unlink()
     wake = threading.Event()
     with monkeypatch.context() as patch:
@@ -168,3 +169,20 @@ def test_all_other_times_prove_nothing(drive: SimulatedDrive, my_drive: Path) ->
     assert staged.report.origin == "local"
     assert any("all times differ" in note for note in staged.report.notes)
     assert stage(my_drive / "photos", image_size=1, verify="full").report.origin == "source"
+
+
+@pytest.mark.fuse
+@pytest.mark.parametrize("drive_knobs", [replace(DriveKnobs.quick(), attributes=False)])
+def test_a_folder_on_drive_tells_what_came_and_went(drive: SimulatedDrive, my_drive: Path) -> None:
+    """By the times of its folders: a file more, and a folder of a class that is gone."""
+    cloud = drive.cloud / "MyDrive/photos"
+    numbers: dict[str, int] = {}
+    for more in (NUMBERS | {"bird/9.bmp": 90}, {"cat/new.bmp": 77}, {}):
+        numbers |= more
+        make_tree(cloud, more)
+        if not more:
+            shutil.rmtree(cloud / "bird")
+            del numbers["bird/9.bmp"]
+        staged = stage(my_drive / "photos")
+        assert (staged.report.origin, numbers_in(staged.path)) == ("source", numbers)
+        assert stage(my_drive / "photos").report.origin == "local"

@@ -22,7 +22,6 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from colabstage.machine.mounts import list_mounts
 from tests.support.colab_machine import (
     ColabKnobs,
     PracticeDrive,
@@ -147,7 +146,8 @@ def _client_shell(colab: SimulatedColab, place: Path) -> Any:
 
 
 def _is_mounted(place: Path) -> bool:
-    return str(place) in list_mounts()
+    mounted = (line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines())
+    return str(place).replace(" ", r"\040") in mounted
 
 
 def _end_client(colab: SimulatedColab, place: Path) -> None:

@@ -16,8 +16,6 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from colabstage.io.environment import SYSTEM_ROOT_VARIABLE
-
 if TYPE_CHECKING:
     import subprocess
     import threading
@@ -37,7 +35,7 @@ _RELEASE = "release-colab-external-images_20260909-060100_RC00"
 
 def variables_of(preset: Preset, root: Path) -> dict[str, str]:
     """Return the environment variables that the platform sets, with its folders under `root`."""
-    practice = {SYSTEM_ROOT_VARIABLE: str(root)}
+    practice = {"COLABSTAGE_SYSTEM_ROOT": str(root)}
     if preset == "local":
         return practice
     home = {"HOME": str(root / "root"), "COLAB_RELEASE_TAG": _RELEASE}

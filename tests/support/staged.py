@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
-
-from colabstage.io.workspace import disk_use
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -41,6 +40,17 @@ def has_whole_block(folder: Path) -> bool:
     # Behind its head, a table begins with the hash of each block, 0 where it is not here.
     tables = [path.read_bytes()[72:] for path in folder.rglob(".colabstage-*/blocks")]
     return any(table[: 8 * (len(table) // 28)].strip(b"\0") for table in tables)
+
+
+def disk_use(folder: Path) -> int:
+    """Return the bytes that a folder takes on the disk, without holes."""
+    total = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            # Others are removing files meanwhile.
+            with suppress(FileNotFoundError):
+                total += os.lstat(f"{place}/{name}").st_blocks * 512
+    return total
 
 
 @contextmanager

@@ -28,8 +28,7 @@ from colabstage.errors import (
     SourceReadError,
     UnsafeArchiveError,
 )
-from colabstage.trees.listing import FileEntry, Tree, as_tree, total_size
-from colabstage.trees.names import ArchiveLimits
+from colabstage.trees.listing import ArchiveLimits, FileEntry, Tree, as_tree, total_size
 from colabstage.trees.open import JoinedTree, OnlyTree, open_archive, open_tree
 from tests.support.archives import (
     FILE,

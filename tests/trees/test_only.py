@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import gzip
+import random
 from typing import TYPE_CHECKING
 
 import pytest
 
+from colabstage import plan_stage, stage_dataset
 from colabstage.errors import ArchiveError, OptionError, SourceNotFoundError
-from colabstage.io.arguments import read_only
+from colabstage.options import PackOptions
 from colabstage.trees.bytes import JoinedBytes
 from colabstage.trees.open import JoinedTree, OnlyTree, open_archive, plan_joining
-from colabstage.trees.volumes import parts_of
 from tests.support.archives import RecordingBytes, read_all, stored_zip, tar_bytes
 
 if TYPE_CHECKING:
@@ -41,7 +43,8 @@ def test_a_folder_becomes_the_root_and_all_else_keeps_its_names(
     tmp_path: Path, only: str | list[str], names: list[str]
 ) -> None:
     """Existing names are taken literally, and only others for patterns; contents are those of the whole."""
-    with OnlyTree(open_archive(RecordingBytes(stored_zip(FILES)), spool=tmp_path), read_only(only)) as tree:
+    whole = open_archive(RecordingBytes(stored_zip(FILES)), spool=tmp_path)
+    with OnlyTree(whole, PackOptions(only=only).parts) as tree:
         assert tree.entries.names == names
         prefix = tree.prefix
         assert {entry.name: tree.read(entry) for entry in tree.entries} == {
@@ -59,7 +62,7 @@ def test_a_folder_becomes_the_root_and_all_else_keeps_its_names(
 def test_what_fits_nothing_shows_names_that_are_near(tmp_path: Path, only: str, near: str) -> None:
     """Written as the argument, to be copied."""
     with pytest.raises(SourceNotFoundError) as caught:
-        OnlyTree(open_archive(RecordingBytes(stored_zip(FILES)), spool=tmp_path), read_only(only))
+        OnlyTree(open_archive(RecordingBytes(stored_zip(FILES)), spool=tmp_path), [only])
     assert f"only={only!r}" in str(caught.value)
     assert f"only={near!r}" in str(caught.value)
 
@@ -68,7 +71,7 @@ def test_what_fits_nothing_shows_names_that_are_near(tmp_path: Path, only: str, 
 def test_what_names_no_part_is_refused(only: str | list[str]) -> None:
     """Before anything is opened."""
     with pytest.raises(OptionError, match="only="):
-        read_only(only)
+        PackOptions(only=only)
 
 
 @pytest.mark.parametrize(
@@ -84,9 +87,23 @@ def test_what_names_no_part_is_refused(only: str | list[str]) -> None:
         ("subject-001.zip", ["subject-002.zip"], ["subject-001.zip"]),
     ],
 )  # fmt: skip
-def test_the_parts_of_one_archive_are_known_by_their_names(name: str, siblings: list[str], parts: list[str]) -> None:
+def test_the_parts_of_one_archive_are_known_by_their_names(
+    tmp_path: Path, name: str, siblings: list[str], parts: list[str]
+) -> None:
     """In their order; numbered files that are archives of their own are none."""
-    assert list(parts_of(name, siblings)) == parts
+    own = [part for part in parts if _DRIVE not in part]
+    content = random.Random(0).randbytes(20_000)
+    whole = (tar_bytes if ".tar" in name else stored_zip)({"whole": content})
+    whole = gzip.compress(whole) if ".gz" in name else whole
+    step = -(-len(whole) // max(1, len(own)))
+    for number, part in enumerate(own):
+        (tmp_path / part).write_bytes(whole[number * step : (number + 1) * step])
+    for other in {*siblings, *parts} - {*own}:
+        (tmp_path / other).write_bytes(stored_zip({other: content}))
+    data = stage_dataset(tmp_path / name, keep="files", local_dir=tmp_path / "here", cache_dir=None, progress=False)
+    assert data.files is not None
+    found = {path.name: path.read_bytes() for path in data.files.iterdir()}
+    assert found == dict.fromkeys(["whole"] if own else parts, content)
 
 
 @pytest.mark.parametrize(
@@ -100,10 +117,14 @@ def test_the_parts_of_one_archive_are_known_by_their_names(name: str, siblings: 
         ("a.z01", ["a.zip"], 'zip -s 0 "a.zip"'),
     ],
 )
-def test_a_part_that_is_missing_or_needs_a_tool_is_named(name: str, siblings: list[str], named: str) -> None:
+def test_a_part_that_is_missing_or_needs_a_tool_is_named(
+    tmp_path: Path, name: str, siblings: list[str], named: str
+) -> None:
     """By its own name, or with the line that joins all."""
+    for one in {name, *siblings}:
+        (tmp_path / one).write_bytes(b"a part")
     with pytest.raises(ArchiveError) as caught:
-        parts_of(name, siblings)
+        plan_stage(tmp_path / name, local_dir=tmp_path / "here", cache_dir=None)
     assert named in str(caught.value)
 
 

@@ -16,7 +16,7 @@ from colabstage.errors import (
     NotEnoughSpaceError,
     UnsafeArchiveError,
 )
-from colabstage.trees.names import ArchiveLimits
+from colabstage.trees.listing import ArchiveLimits
 from colabstage.trees.open import open_archive, open_tree
 from tests.support.archives import RecordingBytes, rar_bytes, read_all, seven_bytes
 

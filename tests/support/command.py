@@ -1,0 +1,22 @@
+"""The command `colabstage`, run in this process."""
+
+from __future__ import annotations
+
+import io
+import runpy
+import subprocess
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from unittest import mock
+
+
+def run_command(*words: str) -> subprocess.CompletedProcess[str]:
+    """Run `python -m colabstage WORDS…` without another interpreter, and return how it ended."""
+    out, err = io.StringIO(), io.StringIO()
+    with mock.patch.object(sys, "argv", ["colabstage", *words]), redirect_stdout(out), redirect_stderr(err):
+        try:
+            runpy.run_module("colabstage", run_name="__main__")
+        except SystemExit as ended:
+            code = ended.code
+    assert isinstance(code, int)
+    return subprocess.CompletedProcess(["colabstage", *words], code, out.getvalue(), err.getvalue())
