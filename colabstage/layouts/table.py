@@ -382,7 +382,25 @@ _UNITS = {"audio": "clips", "tokens": "rows", "arrays": "rows", "array_folder": 
 
 @dataclass(frozen=True, slots=True)
 class SampleTable:
-    """N samples: the content, target and split of each."""
+    """N samples: the content, target and split of each. What a layout of your own returns.
+
+    Args:
+        layout: a name for messages and reports.
+        keys: N unique names, such as the files' paths; splits drawn by fractions and the order of rows depend on them.
+        inputs: `Images` or `Arrays`, N of them.
+        targets: N `Values`, `Arrays`, `Masks` or `Boxes`; `None` without labels.
+        splits: N names of splits; `None` if the source has none.
+        groups: N names of what samples belong to (a patient, a scene); a group stays in one split.
+        classes: the names of the classes, by the numbers in `targets`.
+        notes: sentences for the report.
+        told_by: what states labels and splits, for messages: `"the folders"`, `"'labels.csv'"`.
+        complete: called with this table before packing, returns it with what only the samples' contents say: the length
+            of each image in an archive, the number of rows of a text. `None` if nothing is missing.
+
+    Raises:
+        LayoutError: the parts differ in length, or a key occurs twice. `BrokenDatasetError`: a box is not x0, y0, x1,
+            y1, or in another unit than it says.
+    """
 
     layout: str
     keys: Sequence[str]

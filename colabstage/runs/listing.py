@@ -71,7 +71,14 @@ class RunFacts:
 
 @public(reads=("folder",))
 def list_runs(folder: str | os.PathLike[str]) -> tuple[RunFacts, ...]:
-    """Return the run in a folder, or the runs in the folders in it, by name; nothing is changed.
+    """List the run in a folder, or the runs in its subfolders; nothing is changed.
+
+    Args:
+        folder: as `resumable` gets it, or a folder with several of these.
+
+    Returns:
+        A `RunFacts` for each run, by name: session, epoch, step, state, and its versions, the newest first. Empty if
+        there are none.
 
     Raises:
         SourceNotFoundError: there is no such folder.

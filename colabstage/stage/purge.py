@@ -109,7 +109,7 @@ class PurgeReport:
 def list_datasets(
     *, local_dir: str | os.PathLike[str] | None = None, cache_dir: str | os.PathLike[str] | None = "auto"
 ) -> list[StoredDataset]:
-    """Return all datasets on this machine and in the cache, those here first, by name.
+    """List the datasets on this machine, then those in the cache, by name.
 
     Args:
         local_dir, cache_dir: as for `stage_dataset`.
@@ -276,9 +276,16 @@ def _is_called(one: StoredDataset, name: str) -> bool:
 def purge_datasets(datasets: Sequence[StoredDataset]) -> PurgeReport:
     """Remove datasets, and what interrupted runs left beside them.
 
-    A file on Google Drive is emptied before it is removed, because Drive's trash counts against the account. These are
-    kept: a dataset that is being staged, a dataset whose folder contains anything else, and everything on a mount that
-    is dead or does not answer.
+    A file on Google Drive is emptied before it is removed, because Drive's trash counts towards the quota. Not removed
+    are a dataset that is being staged, one whose folder contains anything else, and all on a dead or hanging mount.
+
+    >>> purge_datasets([one for one in list_datasets() if one.previous])  # doctest: +SKIP
+
+    Args:
+        datasets: some of what `list_datasets` returns.
+
+    Returns:
+        The datasets that were removed, and those that were kept, each with the reason.
 
     Raises:
         OptionError: `datasets` are not what `list_datasets` returns.
