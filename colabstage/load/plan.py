@@ -114,8 +114,8 @@ class ArrayOptions:
             `fit(shuffle=True)` takes the batches in random order, except on TensorFlow's backend.
         seed: seed of the random order, combined with the epoch. By default it is drawn from numpy's generator, which
             `keras.utils.set_random_seed` seeds; it is 0 for rows that are still arriving.
-        rows: the samples that are visited, all by default: their numbers in a list or an array, such as one fold's. Rows
-            of `train` need `shuffle=`, which says whether you train on them or hold them out.
+        rows: the samples that are visited, all by default: their numbers in a list or an array, such as one fold's.
+            Rows of `train` need `shuffle=`, which says whether you train on them or hold them out.
         sample_weight: a weight for each sample of the split, which becomes the third part of a batch, as Keras takes
             it.
         drop_last: leave out a last batch that is not full.
