@@ -110,8 +110,8 @@ class ArrayOptions:
 
     Args:
         shuffle: visit the samples in a random order that changes with each epoch. By default only `train` is shuffled,
-            so `predict` returns a held-out split in the file's order. Even with `shuffle=False`, Keras's default
-            `fit(shuffle=True)` takes the batches in random order, except on TensorFlow's backend.
+            so `predict` returns a held-out split in the file's order. With `shuffle=False`, write
+            `fit(…, shuffle=False)` too: by default Keras takes the batches of `to_keras` in random order.
         seed: seed of the random order, combined with the epoch. By default it is drawn from numpy's generator, which
             `keras.utils.set_random_seed` seeds; it is 0 for rows that are still arriving.
         rows: the samples that are visited, all by default: their numbers in a list or an array, such as one fold's.
