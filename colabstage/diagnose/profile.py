@@ -375,8 +375,8 @@ def profile_loader(
         budget_s: about how long to measure, in seconds; each run takes at least three batches.
 
     Returns:
-        A `LoaderProfile`: the verdict, the seconds of each stage, and `.advice`, each with an `.argument` and its greatest
-        `.gain`.
+        A `LoaderProfile`: the verdict, the seconds of each stage, and `.advice`, each with an `.argument` and its
+        greatest `.gain`.
 
     Raises:
         OptionError: the loader cannot be iterated over or has no batches, something in `restore` cannot be restored, or
