@@ -71,7 +71,7 @@ class RunFacts:
 
 @public(reads=("folder",))
 def list_runs(folder: str | os.PathLike[str]) -> tuple[RunFacts, ...]:
-    """List the run in a folder, or the runs in its subfolders; nothing is changed.
+    """Return the run in a folder, or the runs in the folders in it, by name; nothing is changed.
 
     Args:
         folder: as `resumable` gets it, or a folder with several of these.

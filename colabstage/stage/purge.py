@@ -109,7 +109,7 @@ class PurgeReport:
 def list_datasets(
     *, local_dir: str | os.PathLike[str] | None = None, cache_dir: str | os.PathLike[str] | None = "auto"
 ) -> list[StoredDataset]:
-    """List the datasets on this machine, then those in the cache, by name.
+    """Return all datasets on this machine and in the cache, those here first, by name.
 
     Args:
         local_dir, cache_dir: as for `stage_dataset`.
