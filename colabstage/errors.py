@@ -146,7 +146,7 @@ class OptionError(ColabstageError, ValueError):
 class ArgumentError(OptionError, TypeError):
     """No argument has that name, one is missing, or a keyword-only one was passed by position.
 
-    What to do: the message suggests the right one.
+    What to do: use the one that the message suggests.
     """
 
 
@@ -185,7 +185,7 @@ class CancelledError(ColabstageError, RuntimeError):
 class NotStagedError(ColabstageError, RuntimeError):
     """A staging form has staged nothing yet; or a file is local only in part, under `disk_limit=`.
 
-    What to do: press Stage; read by what `stage_dataset` returned: `data["train"]`, `data.to_keras("train", 64)`.
+    What to do: press Stage; or read `data["train"]` or `data.to_keras("train", 64)`.
     """
 
 
@@ -244,8 +244,7 @@ class SourceNotFoundError(SourceError, FileNotFoundError):
 class SourceAccessError(SourceError, PermissionError):
     """A login, a permission or an accepted licence is missing.
 
-    What to do: share the file with "Anyone with the link", log in with the service's own tool, or accept its terms in
-    a browser.
+    What to do: share the file with "Anyone with the link", log in with the service's own tool, or accept its terms.
     """
 
 
@@ -292,7 +291,7 @@ class CorruptArchiveError(ArchiveError):
 
 
 class UnsafeArchiveError(ArchiveError):
-    """Paths outside the target, devices, a file twice with two contents, far more bytes than it can hold.
+    """It holds paths outside the target, devices, one name with two contents, or far more bytes than it can hold.
 
     What to do: do not extract it with another tool either.
     """
@@ -376,17 +375,15 @@ class DamagedPackError(ColabstageError, OSError):
 
 
 class RunInUseError(ColabstageError, RuntimeError):
-    """Another session trains with the folder that `resumable` was given, or has taken it over.
+    """Another session trains with the folder of this `resumable` run, or has taken it over.
 
     What to do: stop the other one, or pass `take_over=True`.
     """
 
 
 class WorkersLostError(ColabstageError, RuntimeError):
-    """An executor's workers died again and again, or stopped answering; a loader's worker process died; or
-    another rank of a training failed.
+    """An executor's workers died again and again or stopped answering, a loader's worker died, or another rank failed.
 
-    What to do: usually there is too little memory, or a file crashes its decoder; finished shards are kept, and the
-    next call writes the others. The next epoch of a loader starts new processes. Of another rank, its own output says
-    why.
+    What to do: usually there is too little memory, or a file crashes its decoder. Call again: finished shards are kept.
+    Another rank's output says why it failed.
     """

@@ -69,7 +69,7 @@ REFERENCE = {
     ),
     "reading": ReferencePage(
         "Reading",
-        "Out of the packed file into PyTorch, Keras, tf.data and numpy.",
+        "Out of the pack into PyTorch, Keras, tf.data and numpy.",
         (
             "colabstage.dataset_h5",
             "colabstage.make_loader",

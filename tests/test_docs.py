@@ -87,11 +87,6 @@ def prepare_loaders(here: Path) -> dict[str, object]:
     return {}
 
 
-def prepare_diagnose(here: Path) -> dict[str, object]:
-    """The paths of the photographs."""
-    return {"paths": sorted((here / "photos").rglob("*.jpg"))}
-
-
 def run_page(name: str, names: dict[str, object], places: dict[str, str]) -> None:
     """Run a page's blocks in order; what they leave open is closed."""
     try:
@@ -111,7 +106,7 @@ def run_page(name: str, names: dict[str, object], places: dict[str, str]) -> Non
 def test_the_code_of_a_page_runs_in_order(name: str, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each block runs with the names that those before it left."""
     monkeypatch.setattr("tqdm.std.tqdm.monitor_interval", 0)  # a thread that `datasets` would leave behind
-    prepare = {"formats": prepare_formats, "loaders": prepare_loaders, "diagnose": prepare_diagnose}
+    prepare = {"formats": prepare_formats, "loaders": prepare_loaders}
     names = prepare[name](here) if name in prepare else {}
     run_page(name, names, {"s3://bucket": f"file://{here}/bucket"})
     if missing := dict.fromkeys(block.missing for block in blocks(page(name), "python") if block.missing):

@@ -374,6 +374,10 @@ def profile_loader(
             difference to the one before. For tf.data, whose stages run outside Python.
         budget_s: about how long to measure, in seconds; each run takes at least three batches.
 
+    Returns:
+        A `LoaderProfile`: the verdict, the seconds of each stage, and `.advice`, each with an `.argument` and its
+        greatest `.gain`.
+
     Raises:
         OptionError: the loader cannot be iterated over or has no batches, something in `restore` cannot be restored, or
             an argument cannot work.

@@ -382,28 +382,36 @@ _UNITS = {"audio": "clips", "tokens": "rows", "arrays": "rows", "array_folder": 
 
 @dataclass(frozen=True, slots=True)
 class SampleTable:
-    """N samples: the content, target and split of each."""
+    """N samples: the content, target and split of each. What a layout of your own returns.
+
+    Args:
+        layout: a name for messages and reports.
+        keys: N unique names, such as the files' paths; splits drawn by fractions and the order of rows depend on them.
+        inputs: `Images` or `Arrays`, N of them.
+        targets: N `Values`, `Arrays`, `Masks` or `Boxes`; `None` without labels.
+        splits: N names of splits; `None` if the source has none.
+        groups: N names of what samples belong to (a patient, a scene); a group stays in one split.
+        classes: the names of the classes, by the numbers in `targets`.
+        notes: sentences for the report.
+        told_by: what states labels and splits, for messages: `"the folders"`, `"'labels.csv'"`.
+        complete: called with this table before packing, returns one with what only contents say: the length of each
+            image in a Parquet file; how many rows a text makes, at most as many as here. `None` if all is known.
+
+    Raises:
+        LayoutError: the parts differ in length, or a key occurs twice. `BrokenDatasetError`: a box is not x0, y0, x1,
+            y1, or in another unit than it says.
+    """
 
     layout: str
     keys: Sequence[str]
-    """N unique names of the samples; splits and row order depend on them alone."""
     inputs: Inputs
-    """X of each sample."""
     targets: Targets | None
-    """Y of each sample; `None` if the source has none."""
     splits: Sequence[str] | None = None
-    """The split of each sample, N names; `None` if the source has no splits."""
     groups: Sequence[str] | None = None
-    """What each sample belongs to (a patient, a scene), N names: samples of one group never end in two splits."""
     classes: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    """Sentences the user should see about what was found or left out."""
     told_by: str = ""
-    """What states the labels and splits, for people: "the folders", "'labels.csv'"; "" if that is not known."""
     complete: Callable[[SampleTable], SampleTable] | None = None
-    """Given this table, reads contents for what only they say, before they are packed: how long each image is, where
-    the source has them together, or how many rows a text makes, of which there are at most as many as here. `None`
-    where that is known."""
 
     def __post_init__(self) -> None:
         # Checked here, not where the parts are used: a list that is one short would shift all labels after the gap.

@@ -45,10 +45,10 @@ class _NoNamesError(PackFormatError, AttributeError):
 
 
 class dataset_h5(_Base):  # noqa: N801 - the name that people know from the recipe
-    """Read one split of an HDF5 file with `X_<split>` and `Y_<split>`, whoever wrote it.
+    """Read one split of an HDF5 file with `X_<split>` and `Y_<split>`, a pack or from another program.
 
-    Opens the file lazily in each process, so it works in a `DataLoader` with any number of workers, under fork and
-    spawn, and pickles. `len(dataset)` is the number of samples.
+    Each process opens the file for itself, so the dataset works in a `DataLoader` with any number of workers, forked or
+    spawned, and can be pickled. `len(dataset)` is the number of samples.
 
     >>> train = dataset_h5("data.h5")  # doctest: +SKIP
     >>> x, y = train[0]  # doctest: +SKIP
@@ -59,7 +59,7 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
         transform: called with each x, `(H, W, C)` as stored, uint8 of images; with a PIL image instead where it is
             torchvision's and begins with one that takes no arrays. `target_transform` is called with each y.
         return_index: whether samples are `((x, y), index)`.
-        reader: the `SplitReader` below, for reading without torch.
+        reader: the `SplitReader` that reads the rows, which needs no torch.
     """
 
     @public(
@@ -210,8 +210,8 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
 
     @property
     def figures(self) -> dict[str, int]:
-        """Return the bytes of what is read under `disk_limit`: `fetched` and `evicted` since it was opened, `kept` from
-        before, `here` now and on the `disk`. Empty for a file that is here."""
+        """Return what `disk_limit` has moved, in bytes: `fetched` and `evicted` since the file was opened, `kept` from
+        before, local now (`here`) and used on the `disk`. Empty without a limit."""
         return dict(getattr(self.reader.arrival, "figures", {}))
 
     @property

@@ -348,23 +348,21 @@ def pinned_block(nbytes: int) -> memoryview:
 
 @public_class
 class CudaDataLoader(Iterated, Generic[T]):
-    """Run a loader in a background thread and move its batches to a device, a few ahead of the model.
+    """Run a loader in a background thread and copy its batches to a device before the model needs them.
 
     >>> for x, y in CudaDataLoader(DataLoader(dataset, 64), "cuda"):  # doctest: +SKIP
     ...     train_step(x, y)
 
     A batch may nest lists, tuples, named tuples and mappings; every tensor in it arrives on the device with its dtype,
-    shape and memory format, detached from any graph. An object with a method `to` (`PackedSequence`) is moved by that
-    when it is handed out; everything else stays as it is. The loader needs no `pin_memory`: copies start from
-    colabstage's own pinned memory. On a CPU device batches are only prepared ahead. A loader may fill the same memory
-    for each batch: arrays, and tensors that are on the device already, are copied where it is not a `DataLoader` that
-    makes new ones.
+    shape and memory format, detached from any graph. An object with a method `to` (`PackedSequence`) is moved by that;
+    everything else stays as it is. The loader needs no `pin_memory`, and may fill the same memory for each batch. On a
+    CPU device batches are only prepared in advance.
 
-    Each batch is the caller's own and may be used on the stream that is current when it is taken. On the device
-    `queue_size` batches wait, one is on its way, and those are kept that the caller keeps.
+    Each batch is yours to keep and change, on the stream that is current when you get it. Beside the batches that you
+    keep, the device holds up to `queue_size` that wait and one that is being copied.
 
     One iteration runs at a time: a new one ends the one before. Leaving a loop early, by `break` or an exception, ends
-    the thread with it. An error in the loader is raised in the loop, with its traceback, after the batches before it.
+    the thread. An error in the loader is raised in the loop, with its traceback, after the batches before it.
 
     Attributes:
         loader: where batches come from.

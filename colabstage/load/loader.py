@@ -111,6 +111,9 @@ def make_loader(
         options: the arguments below in one value, for several loaders; those that are given by name replace its own.
         **arguments: those of `colabstage.options.LoaderOptions`.
 
+    Returns:
+        A `Loader`, which is a `DataLoader`, with `plan`, `set_epoch`, `state_dict`, `load_state_dict` and `close`.
+
     Raises:
         OptionError: an argument that cannot work.
         TypeError: an argument is unknown.

@@ -58,7 +58,7 @@ class LoaderOptions:
         label_offset: added to the labels of boxes. 1 is for torchvision's detection models, to which 0 is the
             background.
         sampler: which samples an epoch visits. A torch sampler, such as `WeightedRandomSampler`, also decides the
-            order; its random numbers from torch's and numpy's generators depend on seed and epoch alone. Rows in a
+            order; its random numbers (torch's, numpy's, Python's) depend on seed and epoch alone. Rows in a
             list, an array or a tensor are a subset, shuffled or in the given order, as `shuffle` says. Ranks divide
             these samples among themselves, unless a `DistributedSampler` does that itself.
         rank, world_size: this process's part and the number of parts; by default those of `torch.distributed`, if it is
@@ -110,12 +110,12 @@ class ArrayOptions:
 
     Args:
         shuffle: visit the samples in a random order that changes with each epoch. By default only `train` is shuffled,
-            so `predict` returns a held-out split in the file's order. Even with `shuffle=False`, Keras's default
-            `fit(shuffle=True)` takes the batches in random order, except on TensorFlow's backend.
+            so `predict` returns a held-out split in the file's order. With `shuffle=False`, write
+            `fit(…, shuffle=False)` too: by default Keras takes the batches of `to_keras` in random order.
         seed: seed of the random order, combined with the epoch. By default it is drawn from numpy's generator, which
             `keras.utils.set_random_seed` seeds; it is 0 for rows that are still arriving.
-        rows: the samples that are visited, all by default: their numbers in a list or an array, such as one fold's. Of
-            `train` they are as often held out as trained on, so `shuffle` has to say how they are visited.
+        rows: the samples that are visited, all by default: their numbers in a list or an array, such as one fold's.
+            Rows of `train` need `shuffle=`, which says whether you train on them or hold them out.
         sample_weight: a weight for each sample of the split, which becomes the third part of a batch, as Keras takes
             it.
         drop_last: leave out a last batch that is not full.

@@ -221,10 +221,10 @@ def refresh_drive(*, timeout_s: float = 3600.0) -> Path:
 def flush_drive(*, timeout_s: float = 3600.0, remount: bool = True) -> FlushReport:
     """Wait until everything written to Drive on this machine has been uploaded.
 
-    In a loop use `publish_file(…, wait_uploaded=True)`, which unmounts nothing. The current client can only flush by
-    unmounting, for all programs on this machine. So somebody has to permit that Drive is mounted again, before it is
-    unmounted and once more afterwards. At the end of a session, pass `remount=False`, which asks nobody. Uploads have
-    been lost even so: keep the previous version of what matters, and check the result from a new mount.
+    The current client can only flush by unmounting Drive, for all programs on this machine; to wait for one file, use
+    `publish_file(…, wait_uploaded=True)`, which unmounts nothing. Mounting again needs your permission, once before
+    unmounting and once afterwards; `remount=False`, at the end of a session, needs none. Uploads have been lost even
+    so: keep the previous version of what matters, and check the result from a new mount.
 
     Args:
         timeout_s: seconds that the upload may take; files are uploaded at about 2 MB/s each, 10 at a time.

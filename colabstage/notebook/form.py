@@ -212,6 +212,9 @@ def stage_form(source: SourceArgument = "", **arguments: Unpack[FormArguments]) 
         source: where the dataset is, as in `stage_dataset`: the initial value of that field.
         **arguments: those of `stage_dataset` that can be written as text: the initial values of the other fields.
 
+    Returns:
+        The form, which a notebook shows if it is a cell's last line; `.dataset` is what was staged.
+
     Raises:
         MissingDependencyError: ipywidgets is not installed.
         OptionError: a size or fractions are invalid.

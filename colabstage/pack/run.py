@@ -203,6 +203,10 @@ def pack_dataset(
         options: the arguments below in one value, for several packs; those that are given by name replace its own.
         **arguments: those of `colabstage.options.PackOptions`.
 
+    Returns:
+        A `PackReport`: `.path` of the file (of shards the pattern that `dataset_h5` takes), `.samples` of each split,
+        `.classes`, `.encoding` with its `.reason`, `.skipped` and `.nbytes`.
+
     Raises:
         SourceNotFoundError, ArchiveError, LayoutError, DecodeError: the source cannot be packed.
         OptionError, NotEnoughSpaceError, TargetExistsError, TargetNotWritableError: it cannot be packed so, or there.

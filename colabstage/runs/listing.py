@@ -61,6 +61,13 @@ class RunFacts(Report):
 def list_runs(folder: str | os.PathLike[str]) -> ResultList[RunFacts]:
     """Return the run in a folder, or the runs in the folders in it, by name; they print as a table. Nothing is changed.
 
+    Args:
+        folder: as `resumable` gets it, or a folder with several of these.
+
+    Returns:
+        A `RunFacts` for each run, by name: session, epoch, step, state, and its versions, the newest first. Empty if
+        there are none.
+
     Raises:
         SourceNotFoundError: there is no such folder.
         DriveNotMountedError: it is on Drive, and none is mounted there.

@@ -99,7 +99,7 @@ def resumable(
     progress: bool | Progress = True,
     **parts: Any,
 ) -> Run:
-    """Make a training go on where it was, in the middle of an epoch, whatever became of its machine.
+    """Save a training in the background, and resume it after its last saved step, on this or another machine.
 
     >>> with resumable("/content/drive/MyDrive/runs/first", model=model, optimizer=optimizer, loader=train) as run:
     ...     for epoch in run.epochs(30):  # doctest: +SKIP
@@ -108,36 +108,34 @@ def resumable(
     ...             run.step(loss=loss)
     ...         run.log(accuracy=evaluate(model))
 
-    At the beginning of the block the newest whole version in `folder` is restored: all parts, the loader's place, all
-    random numbers, counters and history. While it trains, a version is saved whenever it is due, in the background: a
-    step waits for a copy of the tensors, and nothing else. A version that is damaged, or was not uploaded whole, is
-    passed over, and the one before is taken.
+    The block begins with the newest complete version in `folder`: all parts, the loader's position, the state of
+    random number generators, counters and history. A damaged or incompletely uploaded version is passed over, and the
+    one before is restored. While the training runs, a step waits only for a copy of the tensors.
 
-    SIGTERM and Ctrl-C save a version at the end of the step; pressed again, Ctrl-C leaves at once. An exception saves
-    nothing new, because what it has left half done would be restored. Where saving fails (a full disk, Drive's quota, a
-    mount that died), the training goes on, and it is tried again.
+    SIGTERM and Ctrl-C save a version at the end of the step; a second Ctrl-C exits at once. An exception saves nothing
+    new, because what it left half done would be restored. If saving fails (a full disk, Drive's quota, a dead mount),
+    the training continues, and saving is tried again.
 
     Args:
-        folder: where the versions are kept, usually on a mounted Drive; made if it is not there. One run a folder.
+        folder: where versions are saved, usually on a mounted Drive; created if needed. One folder holds one run.
         loader: what the training iterates over: a loader of `make_loader`, or any with `state_dict` and
-            `load_state_dict`. Without it, versions are saved between epochs only, because nothing knows the place in
-            one.
+            `load_state_dict`. Without it, versions are saved between epochs only.
         every: how often a version is saved: `"10 min"`, `"500 steps"`, a number of seconds.
-        keep: how many versions stay, 1 or more. Older ones are removed once a newer one is whole, and emptied before,
-            because Drive's trash counts against the quota.
+        keep: how many versions stay, 1 or more. Older ones are removed once a newer one is complete, and emptied first,
+            because Drive's trash counts towards the quota.
         take_over: begin although another session seems to train; that one stops at its next step.
-        progress: `True` prints a line at the beginning and for each version, and in a notebook shows one that changes;
+        progress: `True` prints a line at the beginning and for each version (in a notebook one line that changes);
             `False` for silence.
-        **parts: what is saved and restored, by a name each: `model=`, `optimizer=`, `scheduler=`, `scaler=`, `ema=`,
-            anything with `state_dict` and `load_state_dict`; or a `Trainer` of Lightning or Hugging Face, or a Keras
-            model, which go on from `run.checkpoint` and with `run.callback`.
+        **parts: what is saved and restored, by name: `model=`, `optimizer=`, `scheduler=`, `scaler=`, `ema=`, anything
+            with `state_dict` and `load_state_dict`; or a `Trainer` of Lightning or Hugging Face, or a Keras model,
+            which resume by `run.checkpoint` and `run.callback`.
 
     Returns:
-        a `Run`, to be entered by `with`.
+        A `Run`, a context manager.
 
     Raises:
-        OptionError: an argument cannot work. In the block's first line: the version there is of another model, loader
-            or dataset; nothing has changed then.
+        OptionError: an argument cannot work. On entering the block: the saved version is of another model, loader or
+            dataset; nothing has changed then.
         RunInUseError: another session trains with this folder.
         DamagedPackError: versions were saved, and none of them can be restored.
         DriveNotMountedError: `folder` is on Drive, and none is mounted there.

@@ -230,7 +230,9 @@ class StageReport:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class StagedDataset:
-    """What `stage_dataset` returns."""
+    """A dataset on the local disk: `data["train"]` is a `torch.utils.data.Dataset`, `data.loader("train", 64)` gives
+    batches, and `data.report` says what staging did.
+    """
 
     path: Path
     """The packed file; with `keep="files"` the folder of files; under `disk_limit` a part of the pack, which only
@@ -257,7 +259,7 @@ class StagedDataset:
     def splits(self) -> Mapping[str, int]:
         """Return the number of samples in each split.
 
-        While they arrive, as they are planned: at the end `on_error="skip"` may have left some out.
+        While samples arrive, these are the planned numbers, from which `on_error="skip"` may take some.
         """
         if self.arriving is not None:
             return self.arriving.splits
@@ -468,16 +470,16 @@ class StagedDataset:
 
     @property
     def figures(self) -> Mapping[str, float]:
-        """Return what was moved for a dataset that is used while it arrives, or opened in part; empty for all others.
+        """Return what `streaming=True` or `disk_limit=` has moved so far; empty without them.
 
-        Bytes `fetched` by this call and what followed it, `kept` from before, `evicted`; in part also `here`, and on
-        the `disk`; with `streaming=True` seconds, as `StageReport.arrival`.
+        In bytes: `fetched` and `evicted` since the call, and `kept` from earlier calls; with `disk_limit=` also local
+        now (`here`) and used on the `disk`. With `streaming=True` also seconds, as in `StageReport.arrival`.
         """
         return {} if self.report.arrival is None else self.report.arrival()
 
     @public()
     def wait(self, timeout_s: float | None = None, *, progress: bool | Progress | None = None) -> StagedDataset:
-        """Wait until all of a dataset that was staged with `streaming=True` is here.
+        """Wait until all of a dataset that was staged with `streaming=True` is local.
 
         Ctrl-C ends the waiting and not the work; `cancel` ends the work.
 

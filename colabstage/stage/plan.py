@@ -154,13 +154,19 @@ def plan_stage(
 
     This lists the source, and reads the headers of a few images where their size matters.
 
-    The arguments are those of `stage_dataset` without `wait`, `streaming`, `executor` and `progress`. The errors are
-    the same too, as far as they can be known beforehand.
+    The arguments are those of `stage_dataset` without `wait`, `streaming`, `executor` and `progress`.
 
     Args:
         source: where the dataset is, as for `stage_dataset`.
         options: as for `stage_dataset`.
         **arguments: those of `stage_dataset`.
+
+    Returns:
+        A `StagePlan`: `.action` is `"reuse"`, `"restore"` or `"stage"`, with `.reasons`; `.figures` are the bytes to be
+        moved, `.samples` the rows of each split where known.
+
+    Raises:
+        ColabstageError: as `stage_dataset`, as far as that is known beforehand.
     """
     request = make_request(source, options=options, **arguments)
 

@@ -132,6 +132,10 @@ def publish_file(
         upload_timeout_s: seconds that the upload may take, which runs at about 2 MB/s for a file.
         progress: `True` for a bar, `False` for silence, or a `Progress`.
 
+    Returns:
+        A `PublishReport`: `.path`, `.previous`, `.nbytes`, `.seconds`, and `.proof`: `"uploaded"` to Drive's cloud,
+        `"written"` to its mount, or `"read back"` elsewhere.
+
     Raises:
         OptionError: `path` or `target` is an address, which is not published to; or both are one file; or `target` is a
             `Path` that may name a file or a folder.
@@ -294,6 +298,10 @@ def restore_file(
             in a slash.
         overwrite: replace an existing file that has other bytes; one that has the same bytes is left alone.
         progress: `True` for a bar, `False` for silence, or a `Progress`.
+
+    Returns:
+        A `RestoreReport`: `.path` of the copy, `.source`, the version that was copied, and `.passed_over`, a sentence
+        for each newer version that is not intact.
 
     Raises:
         OptionError: `published` or `target` is an address; `published` is a file that something else wrote; or

@@ -293,9 +293,16 @@ def _is_called(one: StoredDataset, name: str) -> bool:
 def purge_datasets(datasets: Sequence[StoredDataset]) -> PurgeReport:
     """Remove datasets, and what interrupted runs left beside them.
 
-    A file on Google Drive is emptied before it is removed, because Drive's trash counts against the account. These are
-    kept: a dataset that is being staged, a dataset whose folder contains anything else, and everything on a mount that
-    is dead or does not answer.
+    A file on Google Drive is emptied before it is removed, because Drive's trash counts towards the quota. Not removed
+    are a dataset that is being staged, one whose folder contains anything else, and all on a dead or hanging mount.
+
+    >>> purge_datasets([one for one in list_datasets() if one.previous])  # doctest: +SKIP
+
+    Args:
+        datasets: some of what `list_datasets` returns.
+
+    Returns:
+        The datasets that were removed, and those that were kept, each with the reason.
 
     Raises:
         OptionError: `datasets` are not what `list_datasets` returns.

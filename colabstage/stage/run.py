@@ -162,6 +162,10 @@ def stage_dataset(
         **arguments: those of `colabstage.options.PackOptions`; and `keep`, `local_dir`, `cache_dir`, `refresh`,
             `verify`, `hash` and `disk_limit`, as of `make_request`.
 
+    Returns:
+        A `StagedDataset`: `data[split]`, `data.loader(split, batch_size)`, `.splits`, `.classes`, `.path` of the pack,
+        `.files` and `.report`.
+
     Raises:
         SourceNotFoundError, SourceReadError, DriveDisconnectedError: the source cannot be read.
         DriveNotMountedError: the source, `local_dir` or `cache_dir` is on Drive, and none is mounted there.

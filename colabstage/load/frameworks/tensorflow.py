@@ -67,8 +67,7 @@ def to_tf_data(
     the last batch may have fewer samples. Each iterator is the next epoch, also within `repeat`. (Keras's `fit` uses
     one iterator to look at the data before it trains.)
 
-    TensorFlow itself gathers rows that need no change, above all those of a mapped file. Such a file is read through
-    now, if most of it is not in memory.
+    TensorFlow itself gathers the rows of a mapped file; this call reads the file once if most of it is not in memory.
 
     Needs tensorflow; torch only for a `dataset_h5`.
 
