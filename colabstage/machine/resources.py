@@ -65,7 +65,7 @@ class Resources:
 
 
 def _system() -> Path:
-    """Return the folder with the kernel's figures: `/`, or a practice machine's root where it has figures of its own."""
+    """Return the folder with the kernel's figures: `/`, or a practice machine's root where it has its own."""
     root = system_root()
     return root if (root / "proc/meminfo").is_file() else Path("/")
 

@@ -84,7 +84,7 @@ def test_it_is_let_go_after_an_error_and_though_its_file_cannot_be_removed(lock:
     with pytest.raises(ValueError, match="work"), fileops.local_lock(lock, timeout_s=1):
         raise ValueError("work")
     with (
-        mock.patch.object(fileops, "remove_named", side_effect=OSError(errno.EROFS, "Read-only file system")),
+        mock.patch.object(os, "unlink", side_effect=OSError(errno.EROFS, "Read-only file system")),
         pytest.raises(OSError, match="Read-only") as kept,
         fileops.local_lock(lock, timeout_s=0.05) as held,
     ):
