@@ -33,7 +33,7 @@ from colabstage.h5.parts import shard_pattern
 from colabstage.images.decode import can_torch_resize
 from colabstage.io.files import make_folder
 from colabstage.io.packages import installed_version
-from colabstage.io.progress import Cancellation, Progress, ProgressStep
+from colabstage.io.progress import SYSTEM_CLOCK, Cancellation, Progress, ProgressStep
 from colabstage.io.workspace import open_workspace
 from colabstage.layouts.evidence import take_rows as take_rows_of_table
 from colabstage.layouts.table import TreeFiles
@@ -547,15 +547,15 @@ def run_tasks(
             future = executor.submit(function, tasks[number])
         pending[future] = number
 
-    sign, heard = signs(), time.monotonic()
+    sign, heard = signs(), SYSTEM_CLOCK.now()
     try:
         for number in range(len(tasks)):
             submit(number)
         while pending:
             finished, _ = wait(pending, timeout=_LOOK_S, return_when=FIRST_COMPLETED)
             if finished or (now := signs()) != sign:
-                sign, heard = sign if finished else now, time.monotonic()
-            elif time.monotonic() - heard > silence_s:
+                sign, heard = sign if finished else now, SYSTEM_CLOCK.now()
+            elif SYSTEM_CLOCK.now() - heard > silence_s:
                 _refuse_silence(len(pending), silence_s)
             lost: list[int] = []
             for future in finished:
