@@ -47,6 +47,7 @@ from colabstage.pack.job import (
     completed,
     open_source,
     plan_job,
+    prepared_table,
     settled,
     take_rows,
     target_source,
@@ -246,6 +247,9 @@ def _planned_table(task: ShardTask, opened: OpenSource) -> SampleTable:
     else:
         table = completed(opened.find())
         if _hash_table(hashlib.sha256(), table) == task.digest:
+            # Before rows are taken: what the first of all samples is decides for all.
+            if (prepare := task.options.prepare) is not None:
+                table = prepared_table(table, prepare, task.options.image)
             return take_rows_of_table(table, task.rows.chosen)
     label = "The dataset" if opened.tree is None else f"'{opened.tree.label}'"
     msg = (

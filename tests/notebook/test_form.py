@@ -126,18 +126,19 @@ def test_a_second_press_while_it_works_is_one_too_many(tmp_path: Path) -> None:
     """Nothing begins, and the press does not wait for the work."""
     photos = write_images(tmp_path / "photos", each=2)
     form: Any = stage_form(photos, local_dir=str(tmp_path / "fast"), cache_dir=None)
-    pressed: list[bool] = []
+    pressed, began = list[bool](), list[threading.Thread]()
 
     def press_again(change: Any) -> None:
         pressed.append(change.new)
         if change.new and len(pressed) == 1:
             assert form.busy
             form.stage()
+            began.extend(thread for thread in threading.enumerate() if thread.name == "colabstage-form")
 
     stage_button(form).observe(press_again, "disabled")
     form.stage()
     wait_for(form)
-    assert (pressed, form.dataset.report.origin) == ([True, False], "source")
+    assert (pressed, began, form.dataset.report.origin) == ([True, False], [], "source")
 
 
 class Gone:

@@ -310,6 +310,19 @@ def test_samples_are_found_and_read_once_however_many_shards_there_are(tmp_path:
     assert len(_READ) == COUNT + 1
 
 
+def test_a_function_that_cannot_be_sent_prepares_samples_all_the_same(tmp_path: Path, photos: Path) -> None:
+    """Workers that share the process find the samples themselves, and nothing that was asked for is left out."""
+
+    def inverted(x: Any) -> Any:
+        return 255 - x
+
+    options: dict[str, Any] = {"prepare": inverted, "image_size": (8, 8), "progress": False}
+    pack_dataset(photos, tmp_path / "alone" / "set.h5", shards=5, **options)
+    with ThreadPoolExecutor(2) as pool:
+        pack_dataset(photos, tmp_path / "together" / "set.h5", shards=5, executor=pool, **options)
+    assert shards_in(tmp_path / "together") == shards_in(tmp_path / "alone")
+
+
 def _die(x: Any) -> Any:
     """Kill each worker, and not who plans its work."""
     if multiprocessing.parent_process() is not None:
