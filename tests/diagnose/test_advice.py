@@ -43,7 +43,7 @@ def measured() -> LoaderProfile:
 
 def profile_of(facts: dict[str, Any], *notes: str) -> LoaderProfile:
     """Return the profile in which these facts were measured."""
-    plain = {"has_gpu": False, "start_s": 0.0, "image_size": None, "batches": None, "stages": {}}
+    plain: dict[str, Any] = {"has_gpu": False, "start_s": 0.0, "image_size": None, "batches": None, "stages": {}}
     return LoaderProfile.from_facts(replace(measured().facts, **{**plain, **facts}), notes)
 
 
