@@ -244,7 +244,8 @@ class Forbids(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.send_error(403)
 
-    do_HEAD = do_GET
+    def do_HEAD(self) -> None:
+        self.send_error(403)
 
     def log_message(self, *_: object) -> None:
         """Say nothing on the screen."""
