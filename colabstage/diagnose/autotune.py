@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import operator
-import time
 import warnings
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -124,7 +123,7 @@ def autotune_loader(
     has_samples = operator.length_hint(dataset, -1) >= 0 and hasattr(dataset, "__getitem__")
     if not has_samples or isinstance(dataset, (str, bytes)):
         refuse_argument("dataset", dataset, "a dataset with a length and samples by number", remedy=ONE_SPLIT)
-    saved, resources, began = Restored(restore), read_resources(), time.monotonic()
+    saved, resources, began = Restored(restore), read_resources(), SYSTEM_CLOCK.now()
     from torch.utils.data import DataLoader, Subset
 
     from colabstage.load.dataset import dataset_h5
@@ -165,7 +164,7 @@ def autotune_loader(
     table = (best, *sorted((trial for trial in trials if trial is not best), key=lambda trial: trial.batch_s))
     arguments = ["dataset", str(batch_size), *(f"{name}={value!r}" for name, value in best.options.items())]
     call = f"{best.maker}({', '.join(arguments)})"
-    rate, gain, seconds = best.samples / best.batch_s, default.batch_s / best.batch_s, time.monotonic() - began
+    rate, gain, seconds = best.samples / best.batch_s, default.batch_s / best.batch_s, SYSTEM_CLOCK.now() - began
     return TunedLoader(
         headline=f"{call}: {rate:,.0f} samples/s, {gain:.1f}x the default ({len(table)} ways tried in {seconds:.0f} s)",
         tables=(Table(tuple(map(_bar, table)), numbers=frozenset({1})),),
@@ -233,23 +232,23 @@ def next_round(trials: Sequence[Trial]) -> list[Trial]:
 
 
 def _search(candidates: list[Trial], trying: _Trying, budget: float) -> list[Trial]:
-    deadline = time.monotonic() + budget
+    deadline = SYSTEM_CLOCK.now() + budget
     rounds = max(1, math.ceil(math.log2(len(candidates))))
     latest: dict[str, Trial] = {}
     left = candidates
     for number in range(rounds):
         # Each round gets an equal share of the time, so fewer candidates are measured for longer.
-        share_s = (deadline - time.monotonic()) / (rounds - number) / len(left)
+        share_s = (deadline - SYSTEM_CLOCK.now()) / (rounds - number) / len(left)
         for candidate in left:
             # Each one is tried at least once, because an untried candidate cannot be ruled out.
-            if str(candidate) in latest and time.monotonic() > deadline:
+            if str(candidate) in latest and SYSTEM_CLOCK.now() > deadline:
                 break
             best_s = min((trial.batch_s for trial in latest.values()), default=math.inf)
             # Starting processes counts against the budget, since the user waits for it.
             seconds = max(_LEAST_S, share_s - _STARTING_S * (candidate.processes > 0))
             latest[str(candidate)] = trying.try_out(candidate, seconds, best_s)
         left = next_round([latest[str(candidate)] for candidate in left])
-        if len(left) < 2 or time.monotonic() > deadline:
+        if len(left) < 2 or SYSTEM_CLOCK.now() > deadline:
             break
     return list(latest.values())
 

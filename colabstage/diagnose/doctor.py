@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from colabstage.diagnose.machine_facts import inspect_machine
 from colabstage.errors import OptionError
@@ -317,6 +317,27 @@ class DoctorReport(Report):
     findings: tuple[Finding, ...]
     facts: MachineFacts
 
+    @classmethod
+    def from_facts(cls, facts: MachineFacts) -> Self:
+        """Apply every check to the facts."""
+        findings = []
+        for title, check in CHECKS.items():
+            found = check(facts)
+            # A remedy beside a good finding would look like a problem.
+            needed = found.status in {"warn", "fail"}
+            remedy = (found.remedy or " ".join((check.__doc__ or "").split())) if needed else ""
+            findings.append(replace(found, title=title, remedy=remedy))
+        statuses = [one.status for one in findings]
+        fine = statuses.count("ok")
+        bad = [(statuses.count("fail"), "problems"), (statuses.count("warn"), "warnings")]
+        counted = " and ".join(format_count(count, nouns) for count, nouns in bad if count)
+        return cls(
+            headline=f"{counted}; {fine} fine." if counted else f"All {fine} checks passed.",
+            tables=(Table(tuple(Row((one.title, one.message), one.remedy, one.status) for one in findings)),),
+            findings=tuple(findings),
+            facts=facts,
+        )
+
     @property
     def exit_code(self) -> int:
         """Return the exit code of `colabstage doctor`: 0 if nothing is broken (there may be warnings), 1 otherwise."""
@@ -365,25 +386,5 @@ def doctor(
             "and doctor without a path looks at the machine"
         )
         refuse_address("path", path, remedy)
-    return judge_machine(inspect_machine(path, num_workers=num_workers, batch_size=batch_size, timeout_s=timeout_s))
-
-
-def judge_machine(facts: MachineFacts) -> DoctorReport:
-    """Apply every check to the facts."""
-    findings = []
-    for title, check in CHECKS.items():
-        found = check(facts)
-        # A remedy beside a good finding would look like a problem.
-        needed = found.status in {"warn", "fail"}
-        remedy = (found.remedy or " ".join((check.__doc__ or "").split())) if needed else ""
-        findings.append(replace(found, title=title, remedy=remedy))
-    statuses = [one.status for one in findings]
-    fine = statuses.count("ok")
-    bad = [(statuses.count("fail"), "problems"), (statuses.count("warn"), "warnings")]
-    counted = " and ".join(format_count(count, nouns) for count, nouns in bad if count)
-    return DoctorReport(
-        headline=f"{counted}; {fine} fine." if counted else f"All {fine} checks passed.",
-        tables=(Table(tuple(Row((one.title, one.message), one.remedy, one.status) for one in findings)),),
-        findings=tuple(findings),
-        facts=facts,
-    )
+    facts = inspect_machine(path, num_workers=num_workers, batch_size=batch_size, timeout_s=timeout_s)
+    return DoctorReport.from_facts(facts)

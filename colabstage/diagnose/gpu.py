@@ -254,6 +254,32 @@ class GpuReport(Report):
     problem: str | None
     """Why nothing is sampled, or why sampling ended early; `None` if all is well."""
 
+    @classmethod
+    def from_samples(cls, samples: Sequence[GpuSample], problem: str | None = None) -> Self:
+        """Say what the samples of all GPUs show."""
+        by_gpu = _by_gpu(samples)
+        gpus = tuple(map(_figures, by_gpu))
+        if not gpus:
+            headline = problem or "No sample of a GPU was taken yet."
+        elif problem:
+            headline = f"Watching ended after {format_duration(samples[-1].seconds)}: {problem}"
+        else:
+            more = f"; and {len(gpus) - 1} more" if len(gpus) > 1 else ""
+            headline = f"GPU {gpus[0].index}, {gpus[0].name}: {gpus[0]}{more}"
+        rows, bars = [], []
+        for one, readings in zip(gpus, by_gpu, strict=True):
+            name = f"GPU {one.index}"
+            rows.append(Row((f"{name}, {one.name}", str(one)), one.advice, "warn" if one.advice else "ok"))
+            rows.append(Row(("over time", _sparkline(readings))))
+            if one.processes:
+                users = (f"{used.pid} ({format_bytes(used.memory_bytes or 0)})" for used in one.processes[:6])
+                rows.append(Row(("processes", ", ".join(users))))
+            if one.utilisation is not None:
+                cells = (name, f"{one.utilisation:.0%} busy", f"{one.idle or 0:.0%} idle")
+                bars.append(Row(cells, bar=one.utilisation))
+        tables = (Table(tuple(bars), numbers=frozenset({1, 2})), Table(tuple(rows)))
+        return cls(headline, tables, gpus=gpus, samples=tuple(samples), problem=problem)
+
 
 def _figures(readings: Sequence[GpuReading]) -> GpuFigures:
     busy = [one.utilisation for one in readings if one.utilisation is not None]
@@ -297,32 +323,6 @@ def _by_gpu(samples: Sequence[GpuSample]) -> list[list[GpuReading]]:
         for one in sample.gpus:
             found.setdefault(one.index, []).append(one)
     return [found[index] for index in sorted(found)]
-
-
-def report_on(samples: Sequence[GpuSample], problem: str | None) -> GpuReport:
-    """Say what the samples of all GPUs show."""
-    by_gpu = _by_gpu(samples)
-    gpus = tuple(map(_figures, by_gpu))
-    if not gpus:
-        headline = problem or "No sample of a GPU was taken yet."
-    elif problem:
-        headline = f"Watching ended after {format_duration(samples[-1].seconds)}: {problem}"
-    else:
-        more = f"; and {len(gpus) - 1} more" if len(gpus) > 1 else ""
-        headline = f"GPU {gpus[0].index}, {gpus[0].name}: {gpus[0]}{more}"
-    rows, bars = [], []
-    for one, readings in zip(gpus, by_gpu, strict=True):
-        name = f"GPU {one.index}"
-        rows.append(Row((f"{name}, {one.name}", str(one)), one.advice, "warn" if one.advice else "ok"))
-        rows.append(Row(("over time", _sparkline(readings))))
-        if one.processes:
-            users = (f"{used.pid} ({format_bytes(used.memory_bytes or 0)})" for used in one.processes[:6])
-            rows.append(Row(("processes", ", ".join(users))))
-        if one.utilisation is not None:
-            cells = (name, f"{one.utilisation:.0%} busy", f"{one.idle or 0:.0%} idle")
-            bars.append(Row(cells, bar=one.utilisation))
-    tables = (Table(tuple(bars), numbers=frozenset({1, 2})), Table(tuple(rows)))
-    return GpuReport(headline, tables, gpus=gpus, samples=tuple(samples), problem=problem)
 
 
 @public_class
@@ -392,7 +392,7 @@ class GpuMonitor:
 
     def report(self) -> GpuReport:
         """Return what was seen so far."""
-        return report_on(self.samples, self._problem)
+        return GpuReport.from_samples(self.samples, self._problem)
 
     def sparklines(self) -> str:
         """Return one line of block characters for the utilisation of each GPU."""

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import numpy as np
 
@@ -317,6 +317,18 @@ class LoaderProfile(Report):
     advice: tuple[Advice, ...]
     """What to change, that which may gain most first; empty where nothing is worth it."""
 
+    @classmethod
+    def from_facts(cls, facts: ProfileFacts, notes: tuple[str, ...] = ()) -> Self:
+        """Judge what was measured."""
+        verdict, advice = judge(facts), advise(facts)
+        bars = [
+            Row((name, f"{format_batch(seconds)} a batch"), bar=seconds, colour=COLOURS.get(name, _OTHER))
+            for name, seconds in _stage_seconds(facts).items()
+        ]
+        changes = [Row((f"at most {one.gain:.1f}×", one.argument), one.why, "change") for one in advice]
+        tables = (Table(tuple(bars), numbers=frozenset({1})), Table((*map(Row, _figures(facts)), *changes)))
+        return cls(verdict.sentence, tables, notes, facts=facts, verdict=verdict, advice=advice)
+
     @property
     def batch_s(self) -> float:
         """Return the seconds from batch to batch, including each one's share of the start of an epoch."""
@@ -394,19 +406,7 @@ def profile_loader(
         runs = Runs(view, step, SYSTEM_CLOCK)
         facts = runs.measure(budget_s, prefixes or {})
     note = saved.note(runs.steps, _RESTORE)
-    return describe(facts, (*view.notes, *filter(None, [note])))
-
-
-def describe(facts: ProfileFacts, notes: tuple[str, ...] = ()) -> LoaderProfile:
-    """Judge what was measured."""
-    verdict, advice = judge(facts), advise(facts)
-    bars = [
-        Row((name, f"{format_batch(seconds)} a batch"), bar=seconds, colour=COLOURS.get(name, _OTHER))
-        for name, seconds in _stage_seconds(facts).items()
-    ]
-    changes = [Row((f"at most {one.gain:.1f}×", one.argument), one.why, "change") for one in advice]
-    tables = (Table(tuple(bars), numbers=frozenset({1})), Table((*map(Row, _figures(facts)), *changes)))
-    return LoaderProfile(verdict.sentence, tables, notes, facts=facts, verdict=verdict, advice=advice)
+    return LoaderProfile.from_facts(facts, (*view.notes, *filter(None, [note])))
 
 
 def _stage_seconds(facts: ProfileFacts) -> dict[str, float]:

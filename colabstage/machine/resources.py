@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from colabstage.errors import DriveDisconnectedError, NotEnoughSpaceError, TargetNotWritableError
 from colabstage.io.units import format_bytes
 from colabstage.machine.mounts import drive_root
+from colabstage.machine.platforms import system_root
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,7 +45,6 @@ def allow_open_files(count: int) -> None:
 _OTHER_HANDLES = 64
 UNKNOWN_SPACE = 1 << 62
 """What `free_space` returns where nobody knows: more than anything needs."""
-_SYSTEM = Path("/")
 _SHARED_MEMORY = Path("/dev/shm")
 # cgroup v1 writes "no limit" as a number near 2**63, rounded down to a page.
 _NO_LIMIT_BYTES = 1 << 60
@@ -64,24 +64,31 @@ class Resources:
     """How much of it is available. Page cache counts as free, because the kernel drops it on demand."""
 
 
-def read_resources(*, root: Path = _SYSTEM) -> Resources:
+def _system() -> Path:
+    """Return the folder with the kernel's figures: `/`, or a practice machine's root where it has its own."""
+    root = system_root()
+    return root if (root / "proc/meminfo").is_file() else Path("/")
+
+
+def read_resources() -> Resources:
     """Read the cores and the memory that this process may use, now."""
+    root = _system()
     figures = {name: 1024 * kib for name, kib in _read_table(root / "proc/meminfo").items()}
     computer = figures.get("MemTotal:", 0) or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     available = figures.get("MemAvailable:", computer)
     # A cgroup counts the page cache of its files as used, and would seem full after reading one large file.
     limits = [(limit, limit - used + cache) for limit, used, cache in _memory_limits(root)]
     return Resources(
-        cores=usable_cores(root=root),
+        cores=usable_cores(),
         memory_bytes=min([computer, *(limit for limit, _ in limits)]),
         free_memory_bytes=max(0, min([available, *(free for _, free in limits)])),
     )
 
 
-def usable_cores(*, root: Path = _SYSTEM) -> int:
+def usable_cores() -> int:
     """Count the whole cores this process may use: its affinity, cut down to the cgroup's quota; at least 1."""
     # Rounded down: threads beyond the quota are stopped for the rest of each period, all at once.
-    quotas = [int(quota) for quota in _cpu_quotas(root)]
+    quotas = [int(quota) for quota in _cpu_quotas(_system())]
     # macOS and Windows have no affinity to ask for.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min([cores, *quotas]))

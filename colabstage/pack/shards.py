@@ -33,7 +33,7 @@ from colabstage.h5.parts import shard_pattern
 from colabstage.images.decode import can_torch_resize
 from colabstage.io.files import make_folder
 from colabstage.io.packages import installed_version
-from colabstage.io.progress import Cancellation, Progress, ProgressStep
+from colabstage.io.progress import SYSTEM_CLOCK, Cancellation, Progress, ProgressStep
 from colabstage.io.workspace import open_workspace
 from colabstage.layouts.evidence import take_rows as take_rows_of_table
 from colabstage.layouts.table import TreeFiles
@@ -47,6 +47,7 @@ from colabstage.pack.job import (
     completed,
     open_source,
     plan_job,
+    prepared_table,
     settled,
     take_rows,
     target_source,
@@ -246,6 +247,9 @@ def _planned_table(task: ShardTask, opened: OpenSource) -> SampleTable:
     else:
         table = completed(opened.find())
         if _hash_table(hashlib.sha256(), table) == task.digest:
+            # Before rows are taken: what the first of all samples is decides for all.
+            if (prepare := task.options.prepare) is not None:
+                table = prepared_table(table, prepare, task.options.image)
             return take_rows_of_table(table, task.rows.chosen)
     label = "The dataset" if opened.tree is None else f"'{opened.tree.label}'"
     msg = (
@@ -547,15 +551,15 @@ def run_tasks(
             future = executor.submit(function, tasks[number])
         pending[future] = number
 
-    sign, heard = signs(), time.monotonic()
+    sign, heard = signs(), SYSTEM_CLOCK.now()
     try:
         for number in range(len(tasks)):
             submit(number)
         while pending:
             finished, _ = wait(pending, timeout=_LOOK_S, return_when=FIRST_COMPLETED)
             if finished or (now := signs()) != sign:
-                sign, heard = sign if finished else now, time.monotonic()
-            elif time.monotonic() - heard > silence_s:
+                sign, heard = sign if finished else now, SYSTEM_CLOCK.now()
+            elif SYSTEM_CLOCK.now() - heard > silence_s:
                 _refuse_silence(len(pending), silence_s)
             lost: list[int] = []
             for future in finished:

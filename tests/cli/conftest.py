@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import runpy
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,12 +17,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from colabstage.cli import main
 from tests.diagnose.nvidia_smi import no_gpu, smi  # noqa: F401 - fixtures
 
 COMMAND = (sys.executable, "-m", "colabstage")
 Done = subprocess.CompletedProcess[str]
 Run = Callable[..., Done]
+
+
+def main() -> None:
+    """Do what `python -m colabstage` does, in this process."""
+    runpy.run_module("colabstage", run_name="__main__")
 
 
 def practice_environment(root: Path) -> dict[str, str]:

@@ -42,8 +42,8 @@ def test_help_has_examples_and_loads_nothing_heavy() -> None:
         "import atexit, sys\n"
         "atexit.register(lambda: print('loaded', *({'torch', 'h5py', 'numpy', 'PIL'} & {*sys.modules})))\n"
         "sys.argv = ['colabstage', 'stage', '--help']\n"
-        "from colabstage.cli import main\n"
-        "main()"
+        "import runpy\n"
+        "runpy.run_module('colabstage', run_name='__main__')"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert "colabstage stage /content/drive/MyDrive/kitti.zip --image-size 256x256" in done.stdout

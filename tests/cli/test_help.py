@@ -10,14 +10,15 @@ import subprocess
 import sys
 import termios
 from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import pytest
 import typer
 
-from colabstage.cli import main
-from colabstage.cli.app import app
-from tests.cli.conftest import COMMAND, practice_environment
+from tests.cli.conftest import COMMAND, main, practice_environment
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,10 +27,20 @@ Ask = Callable[..., tuple[int, str, str]]
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[39][0-7]m")
 
 
+@cache
+def program() -> Any:
+    """Return the command line as typer runs it, with its commands."""
+    made: list[typer.Typer] = []
+    with mock.patch.object(typer.Typer, "__call__", lambda app, **_: made.append(app)), suppress(SystemExit):
+        main()
+    (app,) = made
+    return typer.main.get_command(app)
+
+
 def commands() -> dict[str, Any]:
     """Every command by its full name."""
     found: dict[str, Any] = {}
-    for name, command in vars(typer.main.get_command(app))["commands"].items():
+    for name, command in program().commands.items():
         if command.hidden:
             continue
         below = getattr(command, "commands", {})
@@ -101,7 +112,7 @@ def test_an_example_is_a_line_that_can_be_typed() -> None:
     """Its command, options and words are ones that the command line takes; nothing of it is run."""
     for line in examples():
         words = shlex.split(line)[1:]
-        command: Any = typer.main.get_command(app)
+        command = program()
         while hasattr(command, "commands"):
             command = command.commands[words.pop(0)]
         command.make_context(line, words)
@@ -170,7 +181,7 @@ def test_ctrl_c_before_the_work_has_begun(ask: Ask, monkeypatch: pytest.MonkeyPa
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("colabstage.cli.app.app", lambda **_: interrupt())
+    monkeypatch.setattr(typer.Typer, "__call__", lambda *_, **__: interrupt())
     assert ask("plan", "x") == (130, "", "colabstage: Interrupted. Nothing was changed.\n")
 
 

@@ -1,78 +1,84 @@
-"""How commands end, whatever the work raised."""
+"""How commands end, whatever the work raised, and what they show on a terminal."""
 
 from __future__ import annotations
 
 import errno
 import re
+import threading
+import time
+from typing import TYPE_CHECKING
 
 import pytest
-import typer
 
-from colabstage.cli.command import exit_codes, show
 from colabstage.errors import ColabstageError, OptionError, SourceNotFoundError
+from tests.cli.conftest import write_images
+from tests.cli.test_help import on_a_terminal
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.cli.conftest import Done, Run
+
+LOST = ZeroDivisionError("division by zero at https://ann:hunter2@host/x")
+
+
+def ended_by(error: Exception, run: Run, monkeypatch: pytest.MonkeyPatch, *flags: str) -> Done:
+    """Return how a command ended whose wait for the next figures raised this."""
+    sleep = time.sleep
+
+    def fail(seconds: float) -> None:
+        if threading.current_thread() is threading.main_thread():
+            raise error
+        sleep(seconds)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "sleep", fail)
+        return run("gpu", "--seconds", "60", *flags)
 
 
 @pytest.mark.parametrize(
     ("error", "code", "line"),
     [
-        (SourceNotFoundError("There is\nnothing."), 1, "colabstage: There is nothing.\n"),
-        (ColabstageError("It failed."), 1, "colabstage: It failed.\n"),
-        (OptionError("Give refresh=True."), 2, "colabstage: Give refresh=True. (On the command line: --refresh.)\n"),
-        (PermissionError(errno.EACCES, "Permission denied", "x"), 1, "colabstage: 'x': Permission denied.\n"),
-        (KeyboardInterrupt(), 130, None),
-        (MemoryError(), 1, "colabstage: This needs more memory than there is.\n"),
-        (ZeroDivisionError("division by zero"), 1, None),
+        (SourceNotFoundError("There is\nnothing."), 1, "There is nothing."),
+        (ColabstageError("It failed."), 1, "It failed."),
+        (OptionError("Give refresh=True."), 2, "Give refresh=True. (On the command line: --refresh.)"),
+        (PermissionError(errno.EACCES, "Permission denied", "x"), 1, "'x': Permission denied."),
+        (MemoryError(), 1, "This needs more memory than there is."),
+        (LOST, 1, "Unexpected ZeroDivisionError: division by zero at https://host/x. Run it again with --debug"),
     ],
 )
 def test_an_error_becomes_a_code_and_a_line(
-    capsys: pytest.CaptureFixture[str], error: BaseException, code: int, line: str | None
+    run: Run, smi: object, monkeypatch: pytest.MonkeyPatch, error: Exception, code: int, line: str
 ) -> None:
     """One line on stderr, nothing on stdout, and the code of its kind."""
-    with pytest.raises(typer.Exit) as caught, exit_codes(debug=False):
-        raise error
-    out, err = capsys.readouterr()
-    assert (caught.value.exit_code, out, err.count("\n")) == (code, "", 1)
-    assert err.startswith("colabstage: ")
-    assert line is None or err == line
+    done = ended_by(error, run, monkeypatch)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (code, "", 1)
+    assert done.stderr.startswith(f"colabstage: {line}")
 
 
-def test_a_defect_names_itself_and_the_way_to_see_more(capsys: pytest.CaptureFixture[str]) -> None:
-    """What nobody expected is told with its kind; `debug` shows where it happened instead of advising to."""
-    for debug in (False, True):
-        with pytest.raises(typer.Exit), exit_codes(debug=debug):
-            raise ZeroDivisionError("division by zero")
-        told = capsys.readouterr().err
-        assert "Unexpected ZeroDivisionError: division by zero." in told
-        assert ("--debug" in told, "Traceback" in told) == (not debug, debug)
+def test_debug_shows_where_a_defect_is(run: Run, smi: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And does not advise to do what was done."""
+    told = ended_by(LOST, run, monkeypatch, "--debug").stderr
+    assert told.startswith("Traceback (most recent call last)")
+    assert told.splitlines()[-1].startswith("colabstage: Unexpected ZeroDivisionError: ")
+    assert "--debug" not in told
 
 
-def test_a_closed_pipe_is_left_to_the_caller() -> None:
-    """Who read our output has left: no line is worth writing."""
-    with pytest.raises(BrokenPipeError), exit_codes(debug=False):
-        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+def test_a_terminal_shows_results_in_colour(tmp_path: Path) -> None:
+    """The headline and the marks; not where somebody has asked for none, and never in a pipe."""
+    code, shown = on_a_terminal(tmp_path, "doctor", "missing", columns=100)
+    assert code == 1
+    assert re.match(r"\x1b\[1m1 problem; [^\x1b]*\x1b\[0m\r?\n", shown)
+    assert re.search(r"^\x1b\[32m✓\x1b\[0m platform", shown, re.MULTILINE)
+    assert re.search(r"^\x1b\[31m✗\x1b\[0m location", shown, re.MULTILINE)
+    assert "\x1b[36m  →\x1b[0m Check the spelling" in shown
+    assert not re.search(r"\x1b\[\d*[39]\dm", on_a_terminal(tmp_path, "doctor", columns=100, NO_COLOR="1")[1])
 
 
-def test_a_terminal_shows_results_in_colour(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The headline and the marks; not where somebody has asked for none, and never in a file."""
-    report = "1 problem; 2 fine.\n✓ disk    fine\n✗ mounts  dead → alive\n          → Mount it again"
-    shown = {}
-    for terminal, no_color in ((False, ""), (True, "1"), (True, "")):
-        monkeypatch.setattr("sys.stdout.isatty", lambda terminal=terminal: terminal)
-        monkeypatch.setenv("NO_COLOR", no_color)
-        monkeypatch.setenv("TERM", "xterm")
-        show(report)
-        shown[terminal, no_color] = capsys.readouterr().out
-    assert shown[False, ""] == f"{report}\n"
-    assert not re.search(r"\x1b\[\d*[39]\dm", shown[True, "1"])
-    coloured = shown[True, ""]
-    assert coloured.startswith("\x1b[1m1 problem; 2 fine.\x1b[0m\n\x1b[32m✓\x1b[0m disk")
-    assert "\x1b[31m✗\x1b[0m mounts  dead → alive" in coloured
-    assert "\x1b[36m  →\x1b[0m Mount" in coloured
-
-
-def test_what_is_shown_does_nothing_to_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_shown_does_nothing_to_the_terminal(run: Run, tmp_path: Path) -> None:
     """Names come from archives and servers."""
-    show("Fetched 'a\x1b[2J'.\nb\x9b31m")
-    assert capsys.readouterr().out == "Fetched 'a\\x1b[2J'.\nb\\x9b31m\n"
+    folder = write_images(tmp_path / "a\x1b[2J\x9b31m", each=2)
+    packed, failed = run("pack", folder, "b\x1b[2J.h5"), run("plan", "c\x1b[2J")
+    assert "b\\x1b[2J.h5" in packed.stdout
+    assert "c\\x1b[2J" in failed.stderr
+    assert not re.search(r"[\x1b\x9b]", packed.stdout + run("info", "b\x1b[2J.h5").stdout + failed.stderr)

@@ -6,27 +6,28 @@ import json
 import math
 import multiprocessing
 import time
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import h5py
 import numpy as np
 import psutil
 import pytest
+import simplejpeg
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
 from benchmarks._photographs import repeated_photographs, write_encoded
-from colabstage import autotune_loader, dataset_h5
-from colabstage.diagnose import autotune
-from colabstage.diagnose.autotune import Trial, choose, next_round, our_candidates, stock_candidates
+from colabstage import autotune_loader, dataset_h5, make_loader
 from colabstage.errors import OptionError
-from colabstage.load.reading.reader import SplitReader
+from colabstage.io.progress import SYSTEM_CLOCK
+from tests.clocks import ManualClock
+from tests.support.images import make_tree
 
 if TYPE_CHECKING:
-    from colabstage.load.reading.memory import KeptImages
+    from collections.abc import Callable
 
 
 class Numbers(Dataset[Any]):
@@ -62,7 +63,7 @@ class ProcessorClock:
 def test_cheap_samples_need_no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Handing batches over would cost more than making them, so the choice is none; within twice the time asked."""
     before, clock = set(psutil.Process().children()), ProcessorClock()
-    monkeypatch.setattr(autotune, "time", SimpleNamespace(monotonic=clock, perf_counter=clock))
+    monkeypatch.setattr(type(SYSTEM_CLOCK), "now", staticmethod(clock))
     tuned = autotune_loader(Numbers(0.0), 16, step=lambda _: None, budget_s=2)
     assert tuned.options == {"num_workers": 0}
     assert tuned.seconds < 4
@@ -76,72 +77,123 @@ def test_samples_that_are_waited_for_get_several_processes() -> None:
     assert tuned.options["num_workers"] >= 2
     assert tuned.gain > 1.5
     assert tuned.call.startswith("DataLoader(dataset, 8, num_workers=")
-    assert len(tuned.table) == len(stock_candidates(len(psutil.Process().cpu_affinity() or [1])))
+    cores = len(psutil.Process().cpu_affinity() or [1])
+    assert len(tuned.table) == 1 + 2 * len({1, 2, max(1, cores - 1), cores, 2 * cores})
     assert torch.equal(torch.get_rng_state(), state)
     assert str(tuned).startswith(tuned.call)
     assert len(tuned.tables[0].rows) == len(tuned.table)
     assert json.loads(json.dumps(tuned.to_dict()))["options"] == tuned.options
 
 
-def test_strategies_are_tried_for_our_own_dataset(tmp_path: Path) -> None:
-    """And the loader that comes of it gives batches."""
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    """A file of 600 small images."""
     with h5py.File(tmp_path / "rows.h5", "w") as file:
         file["X_train"] = np.zeros((600, 16, 16, 3), np.uint8)
         file["Y_train"] = np.arange(600)
-    tuned = autotune_loader(dataset_h5(tmp_path / "rows.h5"), 32, budget_s=2)
+    return tmp_path / "rows.h5"
+
+
+def test_strategies_are_tried_for_our_own_dataset(rows: Path) -> None:
+    """And the loader that comes of it gives batches; processes only where Python works on each sample."""
+    tuned = autotune_loader(dataset_h5(rows), 32, budget_s=2)
     strategies = {trial.options.get("strategy") for trial in tuned.table}
     assert strategies == {None, "direct", "memory"}
+    assert {trial.maker for trial in tuned.table} == {"make_loader"}
+    per_sample = autotune_loader(dataset_h5(rows, transform=abs), 32, budget_s=0.5)
+    assert any(trial.processes == 2 for trial in per_sample.table)
     with tuned.loader() as loader:
         x, _ = next(iter(loader))
     assert x.shape == (32, 3, 16, 16)
     assert tuned.samples_per_s > 0
 
 
+def test_memory_is_tried_only_where_a_dataset_fits(rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of what is free, because the training needs memory too."""
+    kib = "proc/meminfo", f"MemTotal: 1000000 kB\nMemAvailable: {600 * 16 * 16 * 3 // 1024 * 2} kB\n"
+    monkeypatch.setenv("COLABSTAGE_SYSTEM_ROOT", str(make_tree(tmp_path / "machine", dict([kib]))))
+    tuned = autotune_loader(dataset_h5(rows), 32, budget_s=0.5)
+    assert {trial.options.get("strategy") for trial in tuned.table} == {None, "direct"}
+
+
 def test_ways_are_compared_by_decoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No trial finds images that an earlier one, or itself, has kept; the loader that comes of them keeps them."""
     write_encoded(tmp_path / "files.h5", repeated_photographs(4, target_bytes=20_000) * 4, size=(16, 16))
-    asked: list[int] = []
-    keep_images = SplitReader.keep_images
+    decoded, stepped = list[int](), list[int]()
+    decode = simplejpeg.decode_jpeg
 
-    def noted(reader: SplitReader, most_bytes: int) -> KeptImages:
-        asked.append(most_bytes)
-        return keep_images(reader, most_bytes)
+    def noted(data: Any, *others: Any, **named: Any) -> Any:
+        decoded.append(len(data))
+        return decode(data, *others, **named)
 
-    monkeypatch.setattr(SplitReader, "keep_images", noted)
-    monkeypatch.setattr(autotune, "our_candidates", lambda *_args, **_named: [Trial({})])
-    tuned = autotune_loader(dataset_h5(tmp_path / "files.h5"), 4, budget_s=1)
-    assert asked == []
-    with tuned.loader() as loader:
-        next(iter(loader))
-    assert len(asked) == 1
+    def step(batch: Any) -> None:
+        if not multiprocessing.active_children():
+            stepped.append(len(batch[1]))
 
-
-def test_the_lightest_of_equals_wins() -> None:
-    """Six percent are a difference, three are not."""
-    trials = [
-        Trial({"num_workers": processes}, "DataLoader", batch_s)
-        for processes, batch_s in ((0, 1.03), (2, 1.0), (4, 0.99), (0, 1.06))
-    ]
-    assert choose(trials[:3]) is trials[0]
-    assert choose(trials[1:3]) is trials[1]
-    assert choose(trials[2:]).processes == 4
-    # Whatever it seemed to be.
-    assert choose([Trial({}, batch_s=0.5, problem="ended early"), *trials[:1]]) is trials[0]
+    monkeypatch.setattr(simplejpeg, "decode_jpeg", noted)
+    tuned = autotune_loader(dataset_h5(tmp_path / "files.h5"), 4, step=step, restore=(), budget_s=1)
+    assert len(decoded) >= sum(stepped) > 64
+    # Where processes have won, the loader is torch's.
+    ours = tuned.call.startswith("make_loader")
+    with tuned.loader() if ours else make_loader(dataset_h5(tmp_path / "files.h5"), 4) as loader:
+        list(loader)
+        decoded.clear()
+        list(loader)
+    assert not decoded
 
 
-def test_rounds_halve() -> None:
+class Scripted(DataLoader[Any]):
+    """A loader whose batches take as long as a test says, by a clock that it turns."""
+
+    clock = ManualClock()
+    batch_s: ClassVar[Callable[[int, int], float]]
+    made: ClassVar[list[tuple[int, int]]] = []
+
+    def __iter__(self) -> Any:
+        way = self.num_workers, self.prefetch_factor or 0
+        self.made.append(way)
+        while True:
+            self.clock.sleep(Scripted.batch_s(*way))
+            yield torch.zeros(8, 2)
+
+
+@pytest.fixture
+def scripted(monkeypatch: pytest.MonkeyPatch) -> type[Scripted]:
+    """The loader in place of torch's."""
+    monkeypatch.setattr(type(SYSTEM_CLOCK), "now", staticmethod(Scripted.clock.now))
+    monkeypatch.setattr(torch.utils.data, "DataLoader", Scripted)
+    Scripted.made.clear()
+    return Scripted
+
+
+@pytest.mark.parametrize(
+    ("none_s", "one_s", "winner"), [(1.03, 1.0, 0), (1.06, 1.03, 1), (1.06, 1.06, 2), (0.5, 0.5, 0)]
+)
+def test_the_lightest_of_equals_wins(scripted: type[Scripted], none_s: float, one_s: float, winner: int) -> None:
+    """Six percent are a difference, four are not."""
+    scripted.batch_s = staticmethod(lambda workers, _: {0: none_s, 1: one_s}.get(workers, 0.99))
+    assert autotune_loader(Numbers(0.0), 8, budget_s=1000).options["num_workers"] == winner
+
+
+def test_rounds_halve(scripted: type[Scripted]) -> None:
     """What failed or was ended early does not come again; two stay until the end."""
-    trials = [Trial({"n": n}, batch_s=float(n)) for n in range(1, 7)]
-    assert [trial.options["n"] for trial in next_round(trials)] == [1, 2, 3]
-    assert len(next_round(trials[:2])) == 2
-    assert next_round([Trial({}, batch_s=math.inf, problem="no"), Trial({}, batch_s=1.0, problem="ended early")]) == []
 
+    def batch_s(workers: int, ahead: int) -> float:
+        if workers == 1:
+            raise OSError("the disk is gone")
+        return 10.0 if workers == 2 else 1.0 + (workers + ahead / 10) / 100
 
-def test_candidates_are_what_can_work() -> None:
-    """Memory only where a dataset of ours fits, processes only where Python works on each sample."""
-    plain = our_candidates(2, fits=False, per_sample=False)
-    assert {one.options.get("strategy") for one in plain} == {None, "direct"}
-    assert any(one.processes == 2 for one in our_candidates(2, fits=True, per_sample=True))
+    scripted.batch_s = staticmethod(batch_s)
+    tuned = autotune_loader(Numbers(0.0), 8, budget_s=1000)
+    tries = Counter(scripted.made)
+    left = sorted(way for way in tries if way[0] not in (1, 2))
+    expected = Counter(tries.keys())
+    for _ in range(math.ceil(math.log2(len(tries))) - 1):
+        left = left[: max(2, math.ceil(len(left) / 2))]
+        expected.update(left)
+    assert tries == expected
+    problems = {trial.options["num_workers"]: trial.problem for trial in tuned.table if trial.problem}
+    assert set(problems) == {1, 2}
 
 
 class Broken(Numbers):

@@ -23,13 +23,12 @@ from tests.support.images import in_classes, make_tree
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from colabstage.diagnose.doctor import DoctorReport, Finding
     from simulated_drive.drive import SimulatedDrive
 
 pytestmark = pytest.mark.usefixtures("machine")
 
 
-def finding(report: DoctorReport, title: str) -> Finding:
+def finding(report: Any, title: str) -> Any:
     """What one check found."""
     return next(one for one in report.findings if one.title == title)
 

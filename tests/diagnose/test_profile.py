@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import importlib
 import os
-import re
 import sys
 import threading
 import time
 import zlib
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import h5py
@@ -27,15 +25,14 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 import colabstage
 from benchmarks._photographs import repeated_photographs, write_encoded
 from colabstage import ColabstageError, dataset_h5, make_loader, profile_loader
-from colabstage.diagnose.advice import judge
-from colabstage.diagnose.loaders import view_of
-from colabstage.diagnose.profile import Runs
-from colabstage.diagnose.stages import LIBRARY_STAGES, StageNames
+from colabstage.io.progress import SYSTEM_CLOCK
+from colabstage.transforms import RandomFlip
 from tests.clocks import ManualClock
 from tests.pictures import write_photos
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from colabstage import LoaderProfile
 
@@ -160,20 +157,29 @@ def test_a_slow_step_is_no_fault_of_the_loader() -> None:
     tried(lambda: DataLoader(Samples(), 8), complain)
 
 
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
+    """A clock that loader and step turn, in place of the computer's."""
+    made = ManualClock()
+    monkeypatch.setattr(type(SYSTEM_CLOCK), "now", staticmethod(made.now))
+    return made
+
+
 class PrefetchingLoader:
     """Batches that somebody else makes meanwhile, each in `load_s` seconds of a clock, one of them ahead."""
 
     num_threads = 1
 
     def __init__(self, clock: ManualClock, load_s: float, count: int = 10_000) -> None:
-        self.clock, self.load_s, self.count = clock, load_s, count
+        # Profiling puts back the attributes of what a loader holds, but for functions.
+        self.now, self.sleep, self.load_s, self.count = clock.now, clock.sleep, load_s, count
 
     def __iter__(self) -> Iterator[Any]:
-        made_at = self.clock.now()
+        made_at = self.now()
         for number in range(self.count):
             made_at += self.load_s
-            if (left_s := made_at - self.clock.now()) > 0:
-                self.clock.sleep(left_s)
+            if (left_s := made_at - self.now()) > 0:
+                self.sleep(left_s)
             else:
                 made_at += -left_s  # it waited for its queue
             yield np.full((8, 4), number)
@@ -189,17 +195,18 @@ class PrefetchingLoader:
         (0.200, 0.010, "input-bound"),
     ],
 )
-def test_the_bound_follows_from_what_loader_and_step_take(load_s: float, step_s: float, bound: str) -> None:
+def test_the_bound_follows_from_what_loader_and_step_take(
+    clock: ManualClock, load_s: float, step_s: float, bound: str
+) -> None:
     """Side by side; the measured times are exact, so the verdict changes where it says."""
-    clock = ManualClock()
     began = clock.now()
-    loader = PrefetchingLoader(clock, load_s)
-    facts = Runs(view_of(loader), lambda _: clock.sleep(step_s), clock).measure(4.0, {})
+    profile = profile_loader(PrefetchingLoader(clock, load_s), lambda _: clock.sleep(step_s), budget_s=4.0)
+    facts = profile.facts
     assert facts.load_s == pytest.approx(load_s)
     assert facts.step_s == pytest.approx(step_s)
     assert facts.both_s == pytest.approx(max(load_s, step_s))
     assert facts.wait_s == pytest.approx(max(0.0, load_s - step_s))
-    assert judge(facts).bound == bound
+    assert profile.verdict.bound == bound
     # Each part ends when its time is over, and never more than one batch later.
     assert abs(clock.now() - began - 4.0) <= 4 * (load_s + step_s)
 
@@ -431,9 +438,8 @@ def test_what_cannot_be_packed_is_not_advised(tmp_path: Path) -> None:
         assert any("batch_size=None" in note for note in profile.notes) == (loader.batch_size is None)
 
 
-def test_prefixes_of_a_pipeline_are_its_stages() -> None:
+def test_prefixes_of_a_pipeline_are_its_stages(clock: ManualClock) -> None:
     """The difference to the one before, and what is left; other batches than the loader's are refused."""
-    clock = ManualClock()
 
     def batches(seconds: float, samples: int = 8) -> Any:
         class Pipeline:
@@ -444,23 +450,27 @@ def test_prefixes_of_a_pipeline_are_its_stages() -> None:
 
         return Pipeline()
 
-    runs = Runs(view_of(batches(0.05)), lambda _: clock.sleep(0.01), clock)
-    facts = runs.measure(8.0, {"read": batches(0.01), "decode": batches(0.04)})
-    assert facts.stages == pytest.approx({"read": 0.01, "decode": 0.03, "rest": 0.01})
-    assert judge(facts).stage == "decode"
+    def profiled(**prefixes: Any) -> LoaderProfile:
+        return profile_loader(batches(0.05), lambda _: clock.sleep(0.01), prefixes=prefixes, budget_s=8.0)
+
+    profile = profiled(read=batches(0.01), decode=batches(0.04))
+    assert profile.facts.stages == pytest.approx({"read": 0.01, "decode": 0.03, "rest": 0.01})
+    assert profile.verdict.stage == "decode"
     with pytest.raises(ColabstageError, match=r"prefixes\['read'\]=1 .*batch\(8\)"):
-        runs.measure(8.0, {"read": batches(0.01, 1)})
+        profiled(read=batches(0.01, 1))
 
 
-def test_stages_of_our_own_code_name_modules_that_are_there() -> None:
-    """A module that has moved would be taken for the caller's, or for collating."""
-    root = Path(colabstage.__file__).parent
-    named = list[str]()
-    for pattern, _, _ in LIBRARY_STAGES:
-        if inside := re.fullmatch(r"/colabstage/([\w/]*)(?:\(([\w/|]+)\))?(?:/|\\\.py\$)", pattern):
-            named += [inside[1] + one for one in (inside[2] or "").split("|")]
-    assert len(named) > 5
-    assert [name for name in named if not (root / name).is_dir() and not (root / f"{name}.py").is_file()] == []
-    found: dict[str, Any] = {"sys": sys}
-    exec(compile("frame = sys._getframe()", "/x/site-packages/colabstage/sources/fetcher.py", "exec"), found)
-    assert StageNames({}).stage_of(found["frame"]) == "read"
+@pytest.mark.parametrize(
+    ("side", "options", "stage"), [(256, {}, "read"), (64, {"batch_transform": RandomFlip()}, "transform")]
+)
+def test_stages_of_our_own_code_are_known(tmp_path: Path, side: int, options: dict[str, Any], stage: str) -> None:
+    """Copying rows from a file is reading, augmentation on the device a transform."""
+    with h5py.File(tmp_path / "rows.h5", "w") as file:
+        file["X_train"] = np.zeros((640, side, side, 3), np.uint8)
+
+    def complain(loader: Any) -> str:
+        with loader:
+            profile = profile_loader(loader, budget_s=0.6)
+        return misjudged(profile, "input-bound", stage)
+
+    tried(lambda: make_loader(dataset_h5(tmp_path / "rows.h5"), 32, strategy="direct", **options), complain)

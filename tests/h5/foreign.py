@@ -20,13 +20,10 @@ from typing import TYPE_CHECKING, Any
 import h5py
 import numpy as np
 
+from colabstage import dataset_h5
 from colabstage.errors import ColabstageError
-from colabstage.load.reading.fields import EngineChoice
-from colabstage.load.reading.reader import SplitReader
 from colabstage.options import array_rows
-from colabstage.trees.bytes import LocalBytes
-from colabstage.trees.folder import FolderTree
-from colabstage.trees.zip import ZipTree
+from colabstage.trees.open import open_tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -280,19 +277,19 @@ def is_plain(truth: dict[str, Any]) -> bool:
     return plain[0] and (y is None or plain[1]) and (y is None or len(x) == len(y))
 
 
-def _each_engine(path: Path) -> Iterator[SplitReader]:
+def _each_engine(path: Path) -> Iterator[Any]:
     """Readers of one split, one for each engine that could read its inputs."""
-    yield SplitReader(path)
-    yield SplitReader(path).into_memory()
-    chosen = SplitReader(path).engine.name
+    yield dataset_h5(path).reader
+    yield dataset_h5(path, in_memory=True).reader
+    chosen = dataset_h5(path).reader.engine.name
     for name in _ENGINES.get(chosen, (chosen,)):
-        reader = SplitReader(path)
+        reader: Any = dataset_h5(path).reader
         part = reader._parts[0]
-        part._x = replace(part._x, choice=EngineChoice(name, "asked for"))  # type: ignore[arg-type]
+        part._x = replace(part._x, choice=replace(part._x.choice, name=name))
         yield reader
 
 
-def _compare(reader: SplitReader, truth: dict[str, Any], told: str) -> None:
+def _compare(reader: Any, truth: dict[str, Any], told: str) -> None:
     count = len(reader)
     rows = np.concatenate([np.random.default_rng(count).permutation(count), np.arange(-min(2, count), 0)])
     for side, read in (("X_train", reader.read_x), ("Y_train", reader.read_y)):
@@ -317,20 +314,19 @@ def _equal(found: Any, expected: Any) -> bool:
 
 def _compare_packed(folder: Path, truth: dict[str, Any], told: str) -> int:
     """Compare what packing would store of a folder and of a zip of it; returns how many of these would be packed."""
-    with zipfile.ZipFile(folder / "all.zip", "w") as archive:
+    archive = folder.with_suffix(".zip")
+    with zipfile.ZipFile(archive, "w") as made:
         for path in sorted(folder.iterdir()):
-            if path.suffix != ".zip":
-                archive.write(path, path.name)
-    (folder / "all.zip").rename(folder.with_suffix(".zip"))
+            made.write(path, path.name)
     try:
-        with ZipTree(LocalBytes(folder.with_suffix(".zip"))) as zipped:
+        with open_tree(archive, spool=folder.parent) as zipped, open_tree(folder, spool=folder.parent) as tree:
             # No file is beside another in an archive, so what needs one may be refused there.
             needs_others = any(word in told.partition("; ")[0] for word in ("virtual", "external", "through"))
-            return _packs_right(FolderTree(folder), folder, truth, told) + _packs_right(
+            return _packs_right(tree, folder, truth, told) + _packs_right(
                 zipped, folder, truth, f"{told}, in a zip", may_refuse=needs_others
             )
     finally:
-        folder.with_suffix(".zip").unlink()
+        archive.unlink()
 
 
 def _packs_right(tree: Tree, folder: Path, truth: dict[str, Any], told: str, *, may_refuse: bool = False) -> bool:

@@ -18,53 +18,46 @@ from colabstage.errors import (
     PackFormatError,
 )
 from colabstage.h5.info import NamedFields, image_options_to_json, open_h5, read_info
-from colabstage.h5.schema import (
-    FORMAT_VERSION,
-    PackContent,
-    ReservedDataset,
-    create_pack,
-)
-from colabstage.images.geometry import ImageOptions
+from tests.support.packs import write_pack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
 
+IMAGE = {"size": [8, 9], "color_mode": "grayscale", "resize": "pad"}
+
+
 @pytest.fixture
 def pack(tmp_path: Path) -> Path:
     """A pack of pixels in `train` and encoded images in `test`."""
-    path = tmp_path / "photos.h5"
     labels = np.array([0, 1, 1], dtype=np.int64)
-    content = PackContent(
-        reserved=[
-            ReservedDataset("X_train", (3, 40, 50, 3), np.dtype(np.uint8)),
-            ReservedDataset("X_test/bytes", (600,), np.dtype(np.uint8)),
-        ],
-        arrays={
+    return write_pack(
+        tmp_path / "photos.h5",
+        {
             "Y_train": labels,
             "Y_test": labels[:2],
             "key_train": ["a/1.png", "b/2.png", "b/ü.png"],
             "X_test/offsets": np.array([0, 250, 600], dtype=np.int64),
             "classes": ["a", "b"],
             "skipped": ["a/bad.png: cut off"],
+            "X_train": np.zeros((3, 40, 50, 3), np.uint8),
+            "X_test/bytes": np.zeros(600, np.uint8),
         },
-        attributes={
+        {
             "layout": "image_folder",
             "options": {"seed": 1},
             "source": "/data/photos",
             "encoding_reason": "it fits",
+            "X_test/image_options": IMAGE,
         },
-        group_attributes={"X_test": {"image_options": image_options_to_json(ImageOptions((8, 9), "grayscale", "pad"))}},
     )
-    create_pack(path, content)
-    return path
 
 
 def test_a_pack_says_what_it_holds(pack: Path) -> None:
     """Splits, shapes, classes and origin are read without touching a sample."""
     info = read_info(pack)
-    assert info.format_version == FORMAT_VERSION
+    assert info.format_version == 1
     assert (info.layout, info.classes, info.source) == ("image_folder", ("a", "b"), "/data/photos")
     assert info.options == {"seed": 1}
     assert info.skipped == ("a/bad.png: cut off",)
@@ -75,7 +68,8 @@ def test_a_pack_says_what_it_holds(pack: Path) -> None:
     assert train.y is not None
     assert (train.y.shape, train.y.dtype, train.keys) == ((), np.dtype(np.int64), "key_train")
     assert (test.rows, test.x.kind, test.x.shape, test.x.nbytes) == (2, "encoded", None, 600)
-    assert test.x.image == ImageOptions((8, 9), "grayscale", "pad")
+    assert test.x.image is not None
+    assert image_options_to_json(test.x.image) == IMAGE
     assert test.keys is None
 
 

@@ -30,8 +30,8 @@ from colabstage.h5.manifest import (
     read_manifest,
     write_manifest,
 )
-from colabstage.h5.schema import PackContent, ReservedDataset, create_pack, reserved_offsets
 from colabstage.io.files import BLOCK_BYTES, read_json
+from tests.support.packs import write_pack
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,13 +42,8 @@ ROWS, SIDE = 28, 592
 @pytest.fixture
 def pack(tmp_path: Path) -> Path:
     """A pack of four blocks, the last one short, whose every byte counts."""
-    path = tmp_path / "photos.h5"
-    spec = ReservedDataset("X_train", (ROWS, SIDE, SIDE, 3), np.dtype(np.uint8))
-    offsets = create_pack(path, PackContent([spec], {"Y_train": np.zeros(ROWS, np.int64)}, {}, {}))
-    with path.open("r+b") as handle:
-        handle.seek(offsets["X_train"])
-        handle.write(np.random.default_rng(0).bytes(spec.nbytes))
-    return path
+    pixels = np.random.default_rng(0).integers(0, 256, (ROWS, SIDE, SIDE, 3), np.uint8)
+    return write_pack(tmp_path / "photos.h5", {"Y_train": np.zeros(ROWS, np.int64), "X_train": pixels})
 
 
 def manifest_of(path: Path) -> Manifest:
@@ -227,12 +222,3 @@ def test_a_pack_that_cannot_take_the_place_of_another_leaves_it_whole(
         "new",
         *([] if gone else ["photos.h5", "photos.h5.json"]),
     ]
-
-
-def test_a_file_that_is_laid_out_otherwise_is_not_continued(tmp_path: Path) -> None:
-    """Samples would be written over others."""
-    path, small = tmp_path / "a.h5", ReservedDataset("X_train", (4, 8), np.dtype(np.uint8))
-    offsets = create_pack(path, PackContent([small], {}, {}, {}))
-    assert reserved_offsets(path, PackContent([small], {}, {}, {})) == offsets
-    for other in (small._replace(shape=(5, 8)), small._replace(name="X_test"), small._replace(dtype=np.dtype("i4"))):
-        assert reserved_offsets(path, PackContent([other], {}, {}, {})) is None

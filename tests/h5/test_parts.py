@@ -4,163 +4,197 @@ from __future__ import annotations
 
 import re
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import h5py
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from colabstage.errors import DamagedPackError, OptionError, SourceNotFoundError
-from colabstage.h5.info import FieldInfo, read_info
-from colabstage.h5.manifest import manifest_path
-from colabstage.h5.parts import (
-    appended_beside,
-    appended_path,
-    check_files,
-    field_schema,
-    find_parts,
-    joined_info,
-    next_appended,
-    shard_path,
-    shards_beside,
-)
-from colabstage.images.geometry import ImageOptions, MaskOptions
+from colabstage import dataset_h5, pack_dataset
+from colabstage.errors import DamagedPackError, OptionError, PackFormatError, SourceNotFoundError, SplitNotFoundError
+from tests.support.images import in_classes, make_tree, mask
+from tests.support.packs import write_pack
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+pytestmark = pytest.mark.torch
 
 # Some look like parts themselves, and some like patterns.
 NAMES = st.sampled_from(["data.h5", "data", "a.b.h5", "set-append-00001.h5", "x[1]*.h5"])
 NUMBERS = st.sets(st.integers(1, 30), max_size=4)
 
 
+def shard_path(target: Path, number: int, count: int) -> Path:
+    """The name of a shard of the dataset that is called so."""
+    return target.with_name(f"{target.stem}-{number:05}-of-{count:05}{target.suffix}")
+
+
+def appended_path(target: Path, number: int) -> Path:
+    """The name of a file that was appended to it."""
+    return target.with_name(f"{target.stem}-append-{number:05}{target.suffix}")
+
+
 def put(paths: Iterable[Path]) -> None:
-    """Empty files under these names, each with a manifest beside it."""
+    """Files under these names, each with a row that has its name, and something like a manifest beside it."""
     for path in paths:
-        path.touch()
-        manifest_path(path).touch()
+        with h5py.File(path, "w") as file:
+            file["X_train"] = [path.name]
+        path.with_name(f"{path.name}.json").touch()
 
 
+def names(files: Any) -> list[str]:
+    """The names of the files that are read as one, in the order of their rows."""
+    dataset = dataset_h5(files)
+    return [str(dataset[row][0]) for row in range(len(dataset))]
+
+
+@settings(max_examples=settings().max_examples // 3)
 @given(name=NAMES, alone=st.booleans(), count=st.sampled_from([0, 1, 3, 12]), appended=NUMBERS)
 def test_parts_come_in_the_order_of_their_rows(name: str, alone: bool, count: int, appended: set[int]) -> None:
-    """The single file, then all shards, then what was appended; folders, manifests and other datasets are none."""
+    """The single file, then all shards, then what was appended; folders and manifests are none."""
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / name
         shards = [shard_path(target, number, count) for number in range(count)]
         added = [appended_path(target, number) for number in sorted(appended)]
         put([*added[::-1], *shards[::-1], *[target] * alone])
-        # Of another dataset, and of one whose own name looks like that of a part.
-        strange = [appended_path(Path(folder) / f"other-{name}", 1), appended_path(appended_path(target, 40), 1)]
-        put(strange)
-        assert shards_beside(target) == shards
-        assert appended_beside(target) == added
-        assert next_appended(target) == appended_path(target, max(appended, default=0) + 1)
-        for path in strange:
-            path.unlink()
-            manifest_path(path).unlink()
         wanted = [target] * alone + shards + added
         if wanted:
             (Path(folder) / "zz-folder.h5").mkdir()
-            assert find_parts(Path(folder) / "*") == tuple(wanted)
+            assert names(Path(folder) / "*") == [path.name for path in wanted]
+            assert names([str(path) for path in wanted[::-1]]) == [path.name for path in wanted[::-1]]
         for path in wanted:
-            assert find_parts(path) == (path,)
-        assert find_parts([str(path) for path in wanted[::-1]] or [target]) == (tuple(wanted[::-1]) or (target,))
+            assert names(path) == [path.name]
 
 
 def test_a_set_that_is_not_whole_is_refused(tmp_path: Path) -> None:
     """A missing shard would only show as fewer rows, and two sets as rows that come twice."""
     target = tmp_path / "data.h5"
     with pytest.raises(SourceNotFoundError, match="No file matches"):
-        find_parts(tmp_path / "*.h5")
+        dataset_h5(tmp_path / "*.h5")
     put(shard_path(target, number, 7) for number in (0, 3))
     with pytest.raises(SourceNotFoundError, match=r"\b5\b.*data-00001.*data-00004"):
-        find_parts(tmp_path / "*.h5")
+        dataset_h5(tmp_path / "*.h5")
     put(shard_path(target, number, 7) for number in range(1, 6))
     with pytest.raises(SourceNotFoundError, match=r"data-00006-of-00007\.h5"):
-        find_parts(tmp_path / "*.h5")
+        dataset_h5(tmp_path / "*.h5")
     put([shard_path(target, 6, 7), shard_path(target, 0, 2), shard_path(target, 1, 2)])
     with pytest.raises(DamagedPackError, match="-of-00007"):
-        find_parts(tmp_path / "*.h5")
-    assert len(find_parts(tmp_path / "data-?????-of-00007.h5")) == 7
+        dataset_h5(tmp_path / "*.h5")
+    assert len(names(tmp_path / "data-?????-of-00007.h5")) == 7
 
 
-def test_numbers_of_appended_files_end(tmp_path: Path) -> None:
-    """The last that has five digits is used, and the one after it is none."""
-    target = tmp_path / "data.h5"
-    put([appended_path(target, 99_998)])
-    assert next_appended(target) == appended_path(target, 99_999)
-    put([appended_path(target, 99_999)])
+def test_what_is_appended_is_numbered_after_the_last(tmp_path: Path) -> None:
+    """Not into a gap, and not after a file of another dataset; the last number has five digits."""
+    photos, target = make_tree(tmp_path / "photos", in_classes(2)), tmp_path / "data.h5"
+
+    def append() -> Path:
+        return Path(pack_dataset(photos, append_to=target, progress=False).path)
+
+    pack_dataset(photos, target, progress=False)
+    for strange in (appended_path(tmp_path / "other-data.h5", 50), tmp_path / "data-append-other.h5"):
+        strange.write_bytes(target.read_bytes())
+    for expected, number in ((1, 7), (8, 99_998), (99_999, 99_999)):
+        added = append()
+        assert added == appended_path(target, expected)
+        for name in (added, added.with_name(f"{added.name}.json")):
+            name.rename(appended_path(target, number).with_name(name.name.replace(f"{expected:05}", f"{number:05}")))
     with pytest.raises(OptionError, match="99,999 appended files"):
-        next_appended(target)
+        append()
 
 
 def test_what_is_no_file_is_told_by_what_it_is(tmp_path: Path) -> None:
     """Alone and among others; an open file's names are not taken for files."""
-    check_files([tmp_path, "a.h5", tmp_path / "b.h5"])
     with h5py.File(tmp_path / "open.h5", "w") as file:
         file["x"] = [1]
         with pytest.raises(OptionError, match=r"path=File.*open\.h5'"):
-            check_files(file)
-    for wrong, said in ((b"a.h5", "b'a.h5'"), ({"a.h5": 1}, "{'a.h5': 1}"), (["a.h5", 7], "7"), ({"a.h5"}, "{'a.h5'}")):
+            dataset_h5(file)  # type: ignore[arg-type]
+    wrong: tuple[tuple[Any, str], ...] = (
+        (b"a.h5", "b'a.h5'"),
+        ({"a.h5": 1}, "{'a.h5': 1}"),
+        (["a.h5", 7], "7"),
+        ({"a.h5"}, "{'a.h5'}"),
+    )
+    for given_, said in wrong:
         with pytest.raises(OptionError, match=f"^path={re.escape(said)} "):
-            check_files(wrong)
+            dataset_h5(given_)
     with pytest.raises(OptionError, match="empty"):
-        find_parts([])
+        dataset_h5([])
 
 
-def test_fields_of_each_kind_are_told_apart_by_all_that_matters_to_a_reader() -> None:
+def write_kinds(folder: Path) -> list[Path]:
+    """A file of each kind of fields, each different from all others by one thing."""
+    offsets, numbers = np.array([0, 1]), np.zeros((1, 4, 5))
+    boxes = {"Y_train/offsets": offsets, "Y_train/boxes": np.zeros((1, 4), "f4"), "Y_train/labels": np.zeros(1, int)}
+    made: dict[str, dict[str, Any]] = {
+        "fixed": {"X_train": numbers.astype("<f4")},
+        "turned": {"X_train": np.zeros((1, 5, 4), "<f4")},
+        "whole": {"X_train": numbers.astype("<i4")},
+        "boxes": {"X_train": numbers, **boxes, "Y_train/areas": np.zeros(1)},
+        "fewer columns": {"X_train": numbers, **boxes},
+        "texts": {"X_train": np.array(["a"], h5py.string_dtype())},
+    }
+    paths = [write_pack(folder / f"{name}.h5", datasets) for name, datasets in made.items()]
+    for name, dtype in (("ragged", "<f4"), ("ragged whole", "<i4")):
+        paths.append(folder / f"{name}.h5")
+        with h5py.File(paths[-1], "w") as file:
+            file.create_dataset("X_train", (1,), h5py.vlen_dtype(np.dtype(dtype)))[0] = np.zeros(3, dtype)
+    photos = make_tree(folder / "photos", in_classes(1))
+    masks = make_tree(folder / "masked", {"images/1.png": 1, "masks/1.png": mask(1)})
+    sized: tuple[tuple[Path, dict[str, Any]], ...] = (
+        (photos, {"image_size": (8, 8)}),
+        (photos, {"image_size": (9, 8)}),
+        (photos, {"image_size": (8, 8), "resize": "crop"}),
+        (masks, {"image_size": (8, 8)}),
+        (masks, {"image_size": (9, 8)}),
+    )
+    for number, (source, options) in enumerate(sized):
+        paths.append(folder / f"sized-{number}.h5")
+        pack_dataset(source, paths[-1], encoding="encoded", progress=False, **options)
+    return paths
+
+
+def fits(one: Path, other: Path) -> bool:
+    """Whether two files can be read as one."""
+    try:
+        dataset_h5([one, other], split="train")
+    except PackFormatError:
+        return False
+    return True
+
+
+def test_fields_of_each_kind_are_told_apart_by_all_that_matters_to_a_reader(tmp_path: Path) -> None:
     """And by nothing else: the order of bytes or of columns, names and lengths make no difference."""
-    fixed = FieldInfo("X_train", "fixed", 3, (4, 5), np.dtype("<f4"), 240)
-    boxes = replace(fixed, kind="boxes", shape=None, columns=("boxes", "labels", "areas"))
-    ragged = replace(fixed, kind="ragged", shape=None)
-    texts = replace(fixed, kind="texts", shape=None, dtype=np.dtype(object))
-    image = replace(fixed, kind="encoded", shape=None, dtype=np.dtype(np.uint8), image=ImageOptions((8, 8)))
-    mask = replace(image, image=None, mask=MaskOptions((8, 8)))
-    different = [
-        fixed, replace(fixed, shape=(5, 4)), replace(fixed, dtype=np.dtype(np.int32)),
-        boxes, replace(boxes, columns=("boxes", "labels")),
-        ragged, replace(ragged, dtype=np.dtype(np.int32)),
-        texts,
-        image, replace(image, image=ImageOptions((9, 8))), replace(image, image=ImageOptions((8, 8), resize="crop")),
-        mask, replace(mask, mask=MaskOptions((9, 8))),
-    ]  # fmt: skip
-    schemas = [field_schema(one) for one in different]
-    assert [[one == other for other in schemas] for one in schemas] == np.eye(len(schemas), dtype=bool).tolist()
-    for one, other in (
-        (fixed, replace(fixed, dtype=np.dtype(">f4"))),
-        (boxes, replace(boxes, columns=("boxes", "areas", "labels"))),
-    ):
-        assert field_schema(one) == field_schema(replace(other, name="X_val", rows=9, nbytes=1))
+    paths = write_kinds(tmp_path)
+    assert [[fits(one, other) for other in paths] for one in paths] == np.eye(len(paths), dtype=bool).tolist()
+    swapped = write_pack(tmp_path / "swapped.h5", {"X_train": np.zeros((9, 4, 5), ">f4")})
+    assert fits(tmp_path / "fixed.h5", swapped)
 
 
 def test_what_several_files_hold_together(tmp_path: Path) -> None:
-    """Rows and bytes of each split are added up; there are targets if all have them, and all that was left out."""
-    infos = []
+    """Rows of each split are added up, of those files that have it."""
     for number, splits in enumerate((("train", "val"), ("train",), ("train", "test"))):
         with h5py.File(tmp_path / f"{number}.h5", "w") as file:
             for split in splits:
                 file[f"X_{split}"] = np.zeros((10 + number, 2, 3), np.uint8)
-                if split != "val":
-                    file[f"Y_{split}"] = np.arange(10 + number)
-        infos.append(replace(read_info(tmp_path / f"{number}.h5"), skipped=(f"{number} was cut off",)))
-    joined: Any = joined_info(infos)
-    assert joined.rows == {"train": 33, "val": 10, "test": 12}
-    assert joined.path == infos[0].path
-    assert joined.skipped == ("0 was cut off", "1 was cut off", "2 was cut off")
-    assert (joined.split("train").x.nbytes, joined.split("train").y.nbytes) == (33 * 6, 33 * 8)
-    assert joined.split("train").y.rows == 33
-    assert joined.split("val").y is None
-    for some in (infos[:2], infos[1::-1]):
-        some[0] = replace(some[0], splits={"train": replace(some[0].split("train"), y=None)})
-        assert joined_info(some).split("train").y is None
+                file[f"Y_{split}"] = np.arange(10 + number) + 100 * number
+    files = [tmp_path / f"{number}.h5" for number in range(3)]
+    together = dataset_h5(files, split="train")
+    assert [together[row][1] for row in (0, 9, 10, 32)] == [0, 9, 100, 211]
+    assert {split: len(dataset_h5(files, split=split)) for split in ("train", "val", "test")} == {
+        "train": 33,
+        "val": 10,
+        "test": 12,
+    }
+    with pytest.raises(SplitNotFoundError, match=r"train.*33.*val.*10.*test.*12"):
+        dataset_h5(files, split="dev")
 
 
 def test_a_name_that_no_file_has_is_refused() -> None:
     """With the argument, whether it is one path or one of several."""
     for files in ("a\0b", ["a.h5", "a\0b"]):
         with pytest.raises(OptionError, match="path="):
-            check_files(files)
+            dataset_h5(files)

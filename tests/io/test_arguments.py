@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import colabstage
-from colabstage import fetch_files, plan_stage
+from colabstage import doctor, fetch_files, plan_stage, restore_file
 from colabstage.errors import OptionError
-from colabstage.io.arguments import instead_of, show_value
 from colabstage.options import PackOptions
 from tests.support.images import in_classes, make_tree
 
@@ -130,17 +129,31 @@ def test_what_is_no_path_is_answered_in_a_line(tmp_path: Path, kind: str) -> Non
         assert not any(tmp_path.iterdir())
 
 
-_PARTS = st.text(max_size=9) | st.integers() | st.none() | st.binary(max_size=9) | st.builds(pathlib.PurePosixPath)
+def refused(value: Any) -> tuple[str, str]:
+    """How a value is shown that is no batch size, and the whole sentence."""
+    with pytest.raises(OptionError) as caught:
+        doctor(batch_size=value)
+    shown, cannot, _ = str(caught.value).removeprefix("batch_size=").partition(" cannot work")
+    assert cannot, caught.value
+    return shown, str(caught.value)
+
+
+_PARTS = (
+    st.text(max_size=9)
+    | st.integers(max_value=0)
+    | st.none()
+    | st.binary(max_size=9)
+    | st.builds(pathlib.PurePosixPath)
+)
 
 
 @given(
     value=st.recursive(_PARTS, lambda part: st.lists(part, max_size=40) | st.dictionaries(st.text(max_size=3), part))
 )
 def test_whatever_is_given_is_shown_on_one_short_line(value: Any) -> None:
-    shown = show_value(value)
+    shown, refusal = refused(value)
     assert len(shown) <= 80
-    assert "\n" not in shown
-    assert "\n" not in instead_of(value)
+    assert "\n" not in refusal
 
 
 def test_what_cannot_be_written_is_named_by_its_type() -> None:
@@ -153,10 +166,11 @@ def test_what_cannot_be_written_is_named_by_its_type() -> None:
         def path(self) -> str:
             raise RuntimeError
 
-    assert show_value(Odd()) == "Odd(…)"
-    assert show_value([Odd()]) == "list(…)"
-    assert instead_of(Odd()) == ""
+    assert refused(Odd())[0] == "Odd(…)"
+    assert refused([Odd()])[0] == "list(…)"
+    with pytest.raises(OptionError, match=r"=Odd\(…\) cannot work; expected [^.]*\.$"):
+        restore_file(Odd(), "here")  # type: ignore[arg-type]
 
 
 def test_no_secret_is_shown() -> None:
-    assert "hunter2" not in show_value({"url": "https://me:hunter2@example.org/a.zip"})
+    assert "hunter2" not in refused({"url": "https://me:hunter2@example.org/a.zip"})[1]

@@ -100,30 +100,32 @@ def test_what_goes_on_in_the_background_is_shown_where_it_was_begun(tmp_path: Pa
 
 
 _ODD = """
-import colabstage
+import os, signal, time, colabstage
 class Odd:
+    def __init__(self, stops=False): self.stops = stops
     def __len__(self): return 3
-    def __getitem__(self, row): return 1 / 0
+    def __getitem__(self, row):
+        if self.stops:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(60)
+        return 1 / 0
 def stage():
     return colabstage.stage_dataset('photos', imagesize=3)
 """
 
 
 def test_a_cell_that_ends_early_shows_what_its_reader_wrote(tmp_path: Path, nurseries: Nurseries) -> None:
-    stop = "import os, signal\nwith progress.step('read', total=2, unit='B'): os.kill(os.getpid(), signal.SIGINT)"
-    stopped = (
-        "from colabstage.io.boundary import GOES_ON, public\n"
-        "public(stopped=GOES_ON)(lambda: os.kill(os.getpid(), signal.SIGINT))()"
-    )
+    stop = "with progress.step('read', total=2, unit='B'): os.kill(os.getpid(), signal.SIGINT)"
+    stopped = "colabstage.pack_dataset(Odd(stops=True), 'odd.h5', progress=False)"
     packs = "colabstage.pack_dataset(Odd(), 'odd.h5', progress=False)"
     outputs = run_cells(
-        _WORK, stop, stopped, _ODD, "stage()", packs, "%xmode Verbose", "stage()", folder=tmp_path, nurseries=nurseries
+        _WORK, _ODD, stop, stopped, "stage()", packs, "%xmode Verbose", "stage()", folder=tmp_path, nurseries=nurseries
     )
     assert "KeyboardInterrupt" in errors_in(outputs)[0]
-    assert "■ read" in text_in(outputs[1])
+    assert "■ read" in text_in(outputs[2])
     sentence, typo, broken, everything = (
         re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(cell[-1]["traceback"]))
-        for cell in (outputs[2], outputs[4], outputs[5], outputs[7])
+        for cell in (outputs[3], outputs[4], outputs[5], outputs[7])
     )
     assert sentence == "Stopped. What was finished is kept; the same call again continues from there."
     assert ("imagesize=3" in typo, "Did you mean 'image_size'?" in typo) == (True, True)

@@ -2,18 +2,66 @@
 
 from __future__ import annotations
 
+import ast
+import json
+import re
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import pytest
+from fsspec import AbstractFileSystem, register_implementation
 from hypothesis import given
 from hypothesis import strategies as st
 
-from colabstage.errors import OptionError
-from colabstage.io.units import hide_secrets, is_signed_address, secrets_in, show_address
+from colabstage import doctor, fetch_files
+from colabstage.errors import ColabstageError, OptionError, SourceAccessError
 from colabstage.sources.parse import LocalSource, parse_source
+from tests.cli.conftest import run  # noqa: F401 - a fixture
+from tests.cli.test_outcome import ended_by
+from tests.diagnose.nvidia_smi import smi  # noqa: F401 - a fixture
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.cli.conftest import Run
 
 SECRET = "hunter2S3cr3tValue"
 JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2lnbmF0dXJl"
+
+
+def show_address(address: str) -> str:
+    """What is shown of an address where only paths are taken; paths are shown as they are."""
+    try:
+        source = parse_source(address)
+        if isinstance(source, LocalSource):
+            return source.label
+    except OptionError:
+        pass
+    with pytest.raises(OptionError) as refused:
+        doctor(address)
+    shown = re.match(r"path=('.*?'|\".*?\") is an address", str(refused.value))
+    assert shown, refused.value
+    return str(ast.literal_eval(shown[1]))
+
+
+@pytest.fixture
+def hide_secrets(
+    run: Run,  # noqa: F811
+    smi: object,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> Callable[[str], str]:
+    """What the command line says of an error that nobody expected."""
+
+    def told(text: str) -> str:
+        done = ended_by(RuntimeError(text), run, monkeypatch)
+        return done.stderr.removeprefix("colabstage: Unexpected RuntimeError: ").partition(". Run it again with")[0]
+
+    return told
+
+
 # What does not say which object is meant is hidden, whatever it is called.
 QUERY_NAMES = ["X-Amz-Signature", "AWSAccessKeyId", "Expires", "sig", "se", "access_token", "key", "session_id", "t"]
 
@@ -42,7 +90,7 @@ QUERY_NAMES = ["X-Amz-Signature", "AWSAccessKeyId", "Expires", "sig", "se", "acc
         *(f"https://example.org/a.zip?id=1&{name}={SECRET}&page=2" for name in QUERY_NAMES),
     ],
 )
-def test_no_secret_is_shown(address: str) -> None:
+def test_no_secret_is_shown(hide_secrets: Callable[[str], str], address: str) -> None:
     """Neither passwords, wherever they stand, nor any value of a query that does not say which object is meant.
 
     Also in the refusal of an address that nobody can use, and in what a source shows of itself.
@@ -81,7 +129,7 @@ def test_values_that_look_like_tokens_are_hidden(value: str) -> None:
     ],
 )
 def test_what_is_no_secret_stays(address: str) -> None:
-    assert show_address(address) == address
+    assert show_address(address).removeprefix(f"{Path.cwd()}/") == address
 
 
 @pytest.mark.parametrize(
@@ -138,42 +186,83 @@ def test_a_login_is_never_shown_however_it_is_spelt(
         "header Authorization: Bearer S3CRETS3CRET",
         "curl -H 'Authorization: Basic S3CRETxx' x",
         "AccountKey=S3CRET;EndpointSuffix=core.windows.net",
-        "Login with my-own-S3CRET refused",
         "{'token': 'S3CRET', 'a': 1}",
         "psql --password S3CRET -h host",
         "token hf_S3CRETS3CRET is not valid",
         "key=S3CRET refused",
     ],
 )
-def test_a_message_is_cleaned(text: str) -> None:
-    cleaned = hide_secrets(text, ("my-own-S3CRET",))
+def test_a_message_is_cleaned(hide_secrets: Callable[[str], str], text: str) -> None:
+    cleaned = hide_secrets(text)
     assert "S3CRET" not in cleaned
     assert cleaned[:3] == text[:3]
 
 
 @pytest.mark.parametrize("text", ["code: 404 Not Found", "the key: train/x.zip does not exist", "status code=404"])
-def test_plain_words_of_a_reason_stay(text: str) -> None:
+def test_plain_words_of_a_reason_stay(hide_secrets: Callable[[str], str], text: str) -> None:
     assert hide_secrets(text) == text
 
 
-def test_a_long_message_is_cut_to_one_line_that_a_terminal_does_not_obey() -> None:
+def test_a_long_message_is_cut_to_one_line_that_a_terminal_does_not_obey(hide_secrets: Callable[[str], str]) -> None:
     assert hide_secrets("a\n  b\tc") == "a b c"
     assert JWT not in hide_secrets(f"refused {JWT}")
     assert len(hide_secrets("x" * 5000)) < 400
     assert "\x1b" not in hide_secrets("\x1b[2Jgone") + show_address("https://host/\x1b[2Jx")
 
 
-def test_secrets_are_found_in_options_at_any_depth() -> None:
+class Refusing(AbstractFileSystem):  # type: ignore[misc]
+    """A service that repeats in its refusal what it was given."""
+
+    protocol = "refusing"
+
+    def info(self, path: str, **_: object) -> dict[str, object]:
+        options = self.storage_options
+        raise PermissionError(f"{options['key']} with {[*options['client_kwargs'].values()]} is refused")
+
+    ls = find = info
+
+
+def test_secrets_of_options_are_hidden_at_any_depth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In what a service says, too; what is no secret of theirs stays."""
     options = {
         "key": "AKIA1234",
         "client_kwargs": {"aws_secret_access_key": "abcdef", "region_name": "eu-1"},
         "port": 21,
-        "connection_string": "AccountKey=x",
     }
-    assert set(secrets_in(options)) == {"AKIA1234", "abcdef", "AccountKey=x"}
+    register_implementation("refusing", Refusing, clobber=True)
+    monkeypatch.setenv("FSSPEC_REFUSING", json.dumps(options))
+    with pytest.raises(ColabstageError) as refused:
+        fetch_files("refusing://bucket/a.bin", str(tmp_path / "a.bin"), progress=False)
+    said = str(refused.value)
+    assert "eu-1" in said
+    assert [secret for secret in ("AKIA1234", "abcdef") if secret in said] == []
 
 
-def test_signed_addresses_are_known() -> None:
-    assert is_signed_address("https://example.org/a?X-Amz-Signature=0f")
-    assert is_signed_address("https://example.org/a?sv=2020&sig=0f")
-    assert not is_signed_address("https://example.org/a?id=AbCdEf0123456789GhIjKl")
+class Forbids(BaseHTTPRequestHandler):
+    """A server that lets nobody in."""
+
+    def do_GET(self) -> None:
+        self.send_error(403)
+
+    def do_HEAD(self) -> None:
+        self.send_error(403)
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing on the screen."""
+
+
+@pytest.mark.parametrize(
+    ("query", "is_signed"),
+    [("X-Amz-Signature=0f", True), ("sv=2020&sig=0f", True), ("id=AbCdEf0123456789GhIjKl", False)],
+)
+def test_signed_addresses_are_known(tmp_path: Path, query: str, is_signed: bool) -> None:
+    """They need no login, but have to be fresh."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Forbids) as server:
+        threading.Thread(target=server.serve_forever).start()
+        try:
+            address = f"http://127.0.0.1:{server.server_port}/a.bin?{query}"
+            with pytest.raises(SourceAccessError, match="get a fresh link" if is_signed else "a login") as refused:
+                fetch_files(address, str(tmp_path / "a.bin"), progress=False)
+        finally:
+            server.shutdown()
+    assert ("signature" in str(refused.value)) == is_signed

@@ -10,9 +10,8 @@ import pytest
 from PIL import Image
 
 from colabstage import pack_dataset
-from colabstage.errors import ArchiveError, DecodeError
+from colabstage.errors import ArchiveError, DecodeError, LayoutError
 from colabstage.io.files import stand_in
-from colabstage.layouts.table import BrokenDatasetError
 
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935c943f9e0ff69d22e\nsize 12345\n"
 PAGE = b"<!DOCTYPE html><html><head><title>Google Drive - Virus scan warning</title></head></html>"
@@ -40,7 +39,7 @@ def test_what_a_stand_in_is_is_named(photos: Path, tmp_path: Path, content: byte
 
     for name in ("labels.csv", "boxes.json", "a/0.xml"):
         (photos / name).write_bytes(content)
-        with pytest.raises(BrokenDatasetError, match=rf"'{name}' is .*{says}"):
+        with pytest.raises(LayoutError, match=rf"'{name}' is .*{says}"):
             pack(photos)
         (photos / name).unlink()
     for name in ("photos.zip", "photos.tar"):

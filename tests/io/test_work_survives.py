@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from colabstage.io.ownership import remove_empty
 from colabstage.io.workspace import (
     Journal,
     Workspace,
@@ -110,12 +109,12 @@ class TestWorkspace:
         place.mkdir()
 
         def sweep_late(*_: Any, **__: Any) -> None:
-            remove_empty(place)
-            assert not place.exists()
+            place.rmdir()
 
         monkeypatch.setattr("colabstage.io.workspace.sweep_temporaries", sweep_late)
         with open_workspace(place / "photos.h5", in_own_folder=True) as workspace:
-            remove_empty(place)
+            with pytest.raises(OSError, match="not empty"):
+                place.rmdir()
             assert list(place.iterdir()) == [workspace.path]
 
     def test_the_folder_that_it_is_in_is_not_made(self, tmp_path: Path) -> None:

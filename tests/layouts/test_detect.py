@@ -157,8 +157,7 @@ def test_an_installed_package_adds_a_layout(tmp_path: Path, monkeypatch: pytest.
 
 
 ODD_LAYOUT = """
-from colabstage.layouts.detect import Layout
-from colabstage.layouts.evidence import Evidence
+from colabstage.layouts.detect import Evidence, Layout
 from colabstage.options import TreeFiles
 from colabstage.options import Images, SampleTable
 

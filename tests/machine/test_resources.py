@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from colabstage.machine.resources import free_space, read_resources
-from tests.support.images import make_tree
+from colabstage import doctor
+from tests.support.images import in_classes, make_tree
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -80,42 +80,47 @@ MACHINES: dict[str, tuple[dict[str, str], tuple[int, int, int]]] = {
 
 
 @pytest.mark.parametrize("name", MACHINES)
-def test_what_may_be_used(name: str, tmp_path: Path) -> None:
+def test_what_may_be_used(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files, expected = MACHINES[name]
-    found = read_resources(root=make_tree(tmp_path, meminfo(64 * GIB, 60 * GIB) | files))
+    monkeypatch.setenv("COLABSTAGE_SYSTEM_ROOT", str(make_tree(tmp_path, meminfo(64 * GIB, 60 * GIB) | files)))
+    found = doctor(timeout_s=5.0).facts
     assert (found.memory_bytes, found.free_memory_bytes, found.cores) == expected
 
 
-def run(code: str) -> int:
+def run(code: str, *arguments: str) -> int:
     """Run a program; return the number that it prints."""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True, timeout=60
+    )
     return int(done.stdout)
 
 
 def test_this_machine_and_a_process_with_one_core() -> None:
-    found = read_resources()
+    found = doctor(timeout_s=5.0).facts
     assert found.cores >= 1
     assert 0 < found.free_memory_bytes <= found.memory_bytes
     code = (
         "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))});"
-        "from colabstage.machine.resources import usable_cores; print(usable_cores())"
+        "import colabstage; print(colabstage.doctor(timeout_s=5.0).facts.cores)"
     )
     assert run(code) == 1
 
 
-def test_free_space_looks_at_the_nearest_folder_that_exists(tmp_path: Path) -> None:
-    """A target that is still to be made, or lies below a file, has its file system's free space."""
-    (tmp_path / "file").write_text("")
+def test_free_space_looks_at_the_nearest_folder_that_exists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder that is still to be made has its file system's free space."""
     facts = os.statvfs(tmp_path)
-    for target in (tmp_path / "a/b/c.h5", tmp_path / "file/below"):
-        assert free_space(target) == pytest.approx(facts.f_bavail * facts.f_frsize, rel=0.05)
+    monkeypatch.setenv("COLABSTAGE_LOCAL_DIR", str(tmp_path / "a/b/c"))
+    assert doctor(timeout_s=5.0).facts.free_bytes == pytest.approx(facts.f_bavail * facts.f_frsize, rel=0.05)
 
 
 _HOLES = """
-import ctypes
-from colabstage.machine.resources import release_freed_memory
+import ctypes, sys
+from colabstage import pack_dataset
+def pack(name):
+    pack_dataset(sys.argv[1], f"{sys.argv[1]}-{name}.h5", progress=False)
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * 4096
+pack("first")  # what it needs is loaded
 # Small blocks come from the heap, and the last one keeps all that lies before it from going back by itself.
 libc = ctypes.CDLL(None)
 libc.malloc.restype = ctypes.c_void_p
@@ -125,11 +130,12 @@ for block in blocks:
 for block in blocks[:-1]:
     libc.free(ctypes.c_void_p(block))
 before = resident()
-release_freed_memory()
+pack("second")
 print(before - resident())
 """
 
 
-def test_holes_in_the_heap_go_back_to_the_system() -> None:
-    """Of 40 MB that are freed under a block that stays, nearly all leave the process."""
-    assert run(_HOLES) > 30_000_000
+def test_holes_in_the_heap_go_back_to_the_system(tmp_path: Path) -> None:
+    """Of 40 MB that are freed under a block that stays, nearly all leave the process where something is packed."""
+    photos = make_tree(tmp_path / "photos", in_classes(4))
+    assert run(_HOLES, str(photos)) > 30_000_000

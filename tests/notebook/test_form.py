@@ -12,11 +12,12 @@ import pytest
 
 from colabstage import stage_form
 from colabstage.errors import OptionError
-from colabstage.notebook.form import Worker
 from tests.cli.conftest import write_images
 from tests.kernels import errors_in, run_cells, text_in, widgets_7
+from tests.support.steps import wait_until
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from tests.nurseries import Nurseries
@@ -82,33 +83,62 @@ def test_fields_read_as_the_command_line_does() -> None:
             _ = form.code
 
 
-def test_a_press_at_the_very_end_of_the_work_before_counts() -> None:
+def stage_button(form: Any) -> Any:
+    """The button of a form that stages."""
+
+    def buttons(widget: Any) -> Iterator[Any]:
+        if getattr(widget, "description", "") == "Stage" and hasattr(widget, "click"):
+            yield widget
+        for child in getattr(widget, "children", ()):
+            yield from buttons(child)
+
+    (button,) = buttons(form.widget)
+    return button
+
+
+def wait_for(form: Any) -> None:
+    """Wait until nothing of a form runs."""
+    wait_until(lambda: not form.busy)
+
+
+@needs_widgets
+def test_a_press_at_the_very_end_of_the_work_before_counts(tmp_path: Path) -> None:
     """The button is free before the thread that freed it has ended: what is pressed then runs, once."""
-    worker, free, done = Worker(), threading.Event(), threading.Event()
+    form: Any = stage_form("missing", local_dir=str(tmp_path / "fast"), cache_dir=None)
+    free = threading.Event()
 
-    def free_the_button() -> None:
-        free.set()
-        time.sleep(0.05)  # the thread is held up, as on a busy machine
+    def hold_up(change: Any) -> None:
+        if not change.new:
+            free.set()
+            time.sleep(0.05)  # as on a busy machine
 
-    worker.start(lambda: None, begun=lambda: None, ended=free_the_button)
+    stage_button(form).observe(hold_up, "disabled")
+    form.stage()
     assert free.wait(10)
-    worker.start(done.set, begun=lambda: None, ended=lambda: None)
-    assert done.wait(10)
+    form.fields["source"].value = str(write_images(tmp_path / "photos", each=2))
+    form.stage()
+    wait_for(form)
+    assert form.dataset.splits == {"train": 4}
 
 
-def test_a_second_press_while_it_works_is_one_too_many() -> None:
+@needs_widgets
+def test_a_second_press_while_it_works_is_one_too_many(tmp_path: Path) -> None:
     """Nothing begins, and the press does not wait for the work."""
-    worker, go_on, ended, calls = Worker(), threading.Event(), threading.Event(), list[str]()
+    photos = write_images(tmp_path / "photos", each=2)
+    form: Any = stage_form(photos, local_dir=str(tmp_path / "fast"), cache_dir=None)
+    pressed, began = list[bool](), list[threading.Thread]()
 
-    def work() -> None:
-        go_on.wait(10)
+    def press_again(change: Any) -> None:
+        pressed.append(change.new)
+        if change.new and len(pressed) == 1:
+            assert form.busy
+            form.stage()
+            began.extend(thread for thread in threading.enumerate() if thread.name == "colabstage-form")
 
-    worker.start(work, begun=lambda: calls.append("first"), ended=ended.set)
-    worker.start(lambda: None, begun=lambda: calls.append("second"), ended=lambda: None)
-    assert worker.busy
-    go_on.set()
-    assert ended.wait(10)
-    assert calls == ["first"]
+    stage_button(form).observe(press_again, "disabled")
+    form.stage()
+    wait_for(form)
+    assert (pressed, began, form.dataset.report.origin) == ([True, False], [], "source")
 
 
 class Gone:
@@ -130,9 +160,7 @@ def test_a_page_that_is_gone_ends_no_staging(tmp_path: Path) -> None:
     form: Any = stage_form(tmp_path / "photos", local_dir=str(tmp_path / "fast"), cache_dir=None)
     form._panel = form._outcome = form._stage_button = Gone()
     form.stage()
-    deadline = time.monotonic() + 60
-    while form.busy and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_for(form)
     assert form.dataset.splits == {"train": 4}
     assert form.error is None
 

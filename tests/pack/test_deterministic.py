@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 from colabstage import pack_dataset
-from colabstage.io.pipeline import PipelineLimits
 from colabstage.options import Arrays, Boxes, Images, Masks, SampleTable, TreeFiles, Values
-from colabstage.pack import execute
 from tests.support.made_files import grey, image, write_files
 from tests.support.staged import timeless
 
@@ -80,7 +79,7 @@ def _layout(kind: str) -> LayoutFunction:
 def test_threads_do_not_show(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, options: dict[str, Any]
 ) -> None:
-    """One reader and one worker, or eight of each."""
+    """On one core, or on eight."""
     folder = write_files(tmp_path / "photos", masks() if kind == "masks" else images())
     if options.get("on_error") == "skip":
         for number in (3, 17, 40):
@@ -89,8 +88,7 @@ def test_threads_do_not_show(
         options = {**options, "layout": _layout(kind)}
     found = []
     for threads in (1, 8):
-        limits = PipelineLimits(readers=threads, max_readers=threads, workers=threads)
-        monkeypatch.setattr(execute, "pipeline_limits", lambda *_, limits=limits, **__: limits)
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _, count=threads: set(range(count)))
         place = tmp_path / str(threads)
         place.mkdir()
         pack_dataset(folder, place / "data.h5", progress=False, **options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -12,6 +13,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import h5py
+import numpy as np
 import pytest
 
 from colabstage import pack_dataset
@@ -279,10 +282,20 @@ def test_a_journal_counts_as_far_as_it_is_whole_and_of_this_boot(
     assert bool(report.resumed) == counts
 
 
+def with_higher_images(data: bytes) -> bytes:
+    """The same datasets in a file, each image with one more line."""
+    made = io.BytesIO()
+    with h5py.File(io.BytesIO(data)) as begun, h5py.File(made, "w") as other:
+        for name, rows in begun.items():
+            count, *shape = rows.shape
+            other[name] = np.zeros((count, *(side + 1 for side in shape[:1]), *shape[1:]), rows.dtype)
+    return made.getvalue()
+
+
 @pytest.mark.parametrize(
     "damage",
-    [lambda data: data[:700], lambda data: bytes(len(data))],
-    ids=["cut", "zeroed"],
+    [lambda data: data[:700], lambda data: bytes(len(data)), with_higher_images],
+    ids=["cut", "zeroed", "laid out otherwise"],
 )
 def test_an_unfinished_file_that_was_damaged_is_begun_again(
     interrupted: tuple[Path, Path, bytes], tmp_path: Path, damage: Callable[[bytes], bytes]

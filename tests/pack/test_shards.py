@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import multiprocessing
 import os
 import pickle
 import signal
 import threading
+import time
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -18,10 +20,17 @@ import numpy as np
 import pytest
 
 from colabstage import dataset_h5, pack_dataset, stage_dataset
-from colabstage.errors import DecodeError, LayoutError, SourceChangedError, TargetExistsError, WorkersLostError
+from colabstage.errors import (
+    DecodeError,
+    LayoutError,
+    SourceChangedError,
+    TargetExistsError,
+    WorkersLostError,
+)
 from colabstage.h5.manifest import is_whole, read_manifest
+from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.options import Images, SampleTable, TreeFiles
-from colabstage.pack.shards import run_tasks
+from tests.clocks import ManualClock
 from tests.contract.served import numbers_in
 from tests.support.images import image, in_classes, make_tree, mask
 from tests.support.steps import OneStep
@@ -301,22 +310,59 @@ def test_samples_are_found_and_read_once_however_many_shards_there_are(tmp_path:
     assert len(_READ) == COUNT + 1
 
 
-def test_a_task_that_kills_each_worker_is_given_up() -> None:
+def test_a_function_that_cannot_be_sent_prepares_samples_all_the_same(tmp_path: Path, photos: Path) -> None:
+    """Workers that share the process find the samples themselves, and nothing that was asked for is left out."""
+
+    def inverted(x: Any) -> Any:
+        return 255 - x
+
+    options: dict[str, Any] = {"prepare": inverted, "image_size": (8, 8), "progress": False}
+    pack_dataset(photos, tmp_path / "alone" / "set.h5", shards=5, **options)
+    with ThreadPoolExecutor(2) as pool:
+        pack_dataset(photos, tmp_path / "together" / "set.h5", shards=5, executor=pool, **options)
+    assert shards_in(tmp_path / "together") == shards_in(tmp_path / "alone")
+
+
+def _die(x: Any) -> Any:
+    """Kill each worker, and not who plans its work."""
+    if multiprocessing.parent_process() is not None:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return x
+
+
+@pytest.mark.slow
+def test_a_task_that_kills_each_worker_is_given_up(tmp_path: Path, photos: Path) -> None:
     """Each broken pool is replaced."""
+    options: dict[str, Any] = {"shards": 2, "prepare": _die, "image_size": (8, 8), "progress": False}
     with (
         ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool,
         pytest.raises(WorkersLostError, match="4 times on the same task"),
     ):
-        list(run_tasks(pool, signal.raise_signal, [signal.SIGKILL]))
+        pack_dataset(photos, tmp_path / "set.h5", executor=pool, **options)
 
 
-@pytest.mark.slow
-def test_workers_that_fall_silent_are_given_up() -> None:
+def test_workers_that_fall_silent_are_given_up(tmp_path: Path, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With no result and nothing written for the deadline, somebody should look; what runs is told to stop."""
-    given_up = threading.Event()
-    with ThreadPoolExecutor(1) as pool, pytest.raises(WorkersLostError, match="1 s"):
-        list(run_tasks(pool, given_up.wait, [60.0], silence_s=1.0, stop=given_up.set))
-    assert given_up.is_set()
+    clock, real, prepared = ManualClock(), SYSTEM_CLOCK.now, list[int]()
+
+    def now() -> float:
+        if threading.current_thread() is not threading.main_thread():
+            return real()
+        clock.turn(1000.0)
+        return clock.now()
+
+    def take_long(x: Any) -> Any:
+        if threading.current_thread() is not threading.main_thread():
+            prepared.append(1)
+            time.sleep(0.5)
+        return x
+
+    monkeypatch.setattr(type(SYSTEM_CLOCK), "now", staticmethod(now))
+    options: dict[str, Any] = {"prepare": take_long, "image_size": (8, 8), "progress": False}
+    with ThreadPoolExecutor(1) as pool, pytest.raises(WorkersLostError, match=r"2 tasks .* 1,800 s"):
+        pack_dataset(photos, tmp_path / "set.h5", shards=2, executor=pool, **options)
+    assert len(prepared) < COUNT / 2
+    assert list(tmp_path.glob("set-*")) == []
 
 
 # --- one file that several workers made ---
