@@ -23,7 +23,7 @@ from colabstage.sources.parse import (
     expand_pattern,
     parse_source,
 )
-from colabstage.trees.folder import FolderTree
+from colabstage.trees.open import open_tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -161,7 +161,7 @@ def test_a_list_is_one_source(tmp_path: Path) -> None:
     assert both.address != parse_source(["https://e.org/test.zip", "/d/train.zip"]).address
     assert parse_source(["/d/part-000.zip", "/d/part-001.zip"]).name == "part"
     assert parse_source(["/d/a.zip"]) == parse_source("/d/a.zip")
-    tree = FolderTree(tmp_path)
+    tree = open_tree(tmp_path, spool=tmp_path)
     mixed = parse_source([tree, "/d/a.zip"])
     assert isinstance(mixed, ManySource)
     assert isinstance(mixed.parts[0], TreeSource)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import pickle
 import tarfile
 import threading
@@ -23,7 +25,6 @@ from colabstage.errors import (
 )
 from colabstage.h5.manifest import manifest_path
 from colabstage.sources.remote import MountedFile
-from colabstage.stage import plan
 from tests.support.staged import SMALL_BLOCK, contents, use_small_blocks
 
 if TYPE_CHECKING:
@@ -205,15 +206,28 @@ def test_who_was_stopped_fetches_no_block_twice(source: Path, gate: Gate, tmp_pa
 def test_a_plan_says_when_to_stream_and_when_to_read_in_part(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     places: dict[str, Any] = {"cache_dir": source.parent / "cache", "local_dir": source.parent / "other"}
     assert "streaming=True" not in str(plan_stage(source, **places))
-    monkeypatch.setattr(plan, "_WORTH_BYTES", 500_000)
-    assert "would give batches as soon as its first blocks are here" in str(plan_stage(source, **places))
     nothing_cached = {**places, "cache_dir": source.parent / "empty"}
-    assert "streaming=True" in str(plan_stage(source, **nothing_cached))
-    assert "streaming=True" not in str(plan_stage(source, disk_limit="1 GB", **nothing_cached))
-    monkeypatch.setattr(plan, "free_space", lambda _: 100_000)
-    for cache in (places, nothing_cached):
-        assert "disk_limit='80kB': then a part" in str(plan_stage(source, **cache))
-    assert "disk_limit='80kB' and a cache_dir= with room" in str(plan_stage(source, **{**places, "cache_dir": None}))
+    large = source.with_name("large")
+    large.mkdir()
+    np.lib.format.open_memmap(large / "x_train.npy", "w+", np.uint8, (2100, 100, 1000))  # a hole
+    np.save(large / "y_train.npy", np.arange(2100) % 3)
+    assert "streaming=True" in str(plan_stage(large, **nothing_cached))
+    assert "streaming=True" not in str(plan_stage(large, disk_limit="1 GB", **nothing_cached))
+    real = os.statvfs
+    little = os.statvfs_result([1, 1, 10**9, 100_000, 100_000, *real(source)[5:]])
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "statvfs", lambda path: little if str(source.parent) in str(path) else real(path))
+        for cache in (places, nothing_cached):
+            assert "disk_limit='80kB': then a part" in str(plan_stage(source, **cache))
+        without = str(plan_stage(source, **{**places, "cache_dir": None}))
+    assert "disk_limit='80kB' and a cache_dir= with room" in without
+    # As large as one whose copy takes a while.
+    (cached,) = (source.parent / "cache").glob("*.h5")
+    about, size = json.loads(manifest_path(cached).read_text()), 210_000_000
+    about |= {"size": size, "hashes": [about["hashes"][0]] * -(-size // about["block_bytes"])}
+    manifest_path(cached).write_text(json.dumps(about))
+    os.truncate(cached, size)
+    assert "would give batches as soon as its first blocks are here" in str(plan_stage(source, **places))
 
 
 def test_a_pack_in_a_bucket_is_read_in_part(

@@ -19,11 +19,11 @@ import pytest
 
 from colabstage import dataset_h5, make_loader, stage_dataset
 from colabstage.errors import ColabstageError, DamagedPackError, DriveDisconnectedError, SourceReadError
-from colabstage.machine import watched
-from colabstage.sources import http_file, in_part, opening
+from colabstage.sources.http_file import open_http
 from colabstage.sources.remote import MountedFile
 from simulated_drive.knobs import DriveFaults, DriveKnobs, OpFault
 from tests.support.archives import zip_bytes
+from tests.support.deadlines import lose_patience, shorten_deadlines
 from tests.support.http_knobs import WebFault, WebKnobs
 from tests.support.http_server import WebServer
 from tests.support.images import make_tree, noise
@@ -56,13 +56,10 @@ def drive_knobs() -> DriveKnobs:
 @pytest.fixture(autouse=True)
 def short_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
     """A second instead of 45 s of a mount, and half a minute of each answer of a server."""
-    for name, value in {"_HANGS_S": 0.5, "_ASK_EVERY_S": 0.2, "_DIES_S": 0.3}.items():
-        monkeypatch.setattr(watched, name, value)
-    defaults: Any = http_file.open_http.__kwdefaults__
+    shorten_deadlines("machine", 0.5, monkeypatch.setattr)
+    lose_patience("sources", 0.5, monkeypatch.setattr)
+    defaults: Any = open_http.__kwdefaults__
     monkeypatch.setitem(defaults, "timeout_s", 0.5)
-    for module in (opening, in_part):
-        policy = vars(module)["PATIENT"]
-        monkeypatch.setattr(module, "PATIENT", replace(policy, first_wait_s=0.05, patience_s=0.5))
 
 
 @dataclass

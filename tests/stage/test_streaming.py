@@ -21,8 +21,8 @@ from colabstage.errors import (
     CancelledError,
     OptionError,
 )
-from colabstage.io.display import Board
-from colabstage.trees.folder import FolderTree
+from colabstage.options import Progress, ProgressStep
+from colabstage.trees.open import open_tree
 from tests.support.staged import contents
 from tests.support.steps import wait_until
 
@@ -77,25 +77,62 @@ class Gate:
         self.tickets.release(10 * COUNT)
 
 
-class GatedTree(FolderTree):
-    """A folder that gives files as the gate lets them through, once it was looked at."""
+class GatedTree:
+    """A person's own tree of a folder, which gives files as the gate lets them through."""
 
-    gate: Gate
+    def __init__(self, folder: Path) -> None:
+        self.gate = Gate()
+        self.label = str(folder)
+        self._files = open_tree(folder, spool=folder)
+        self.entries = self._files.entries
 
     def read(self, entry: FileEntry) -> bytes:
         while not self.gate.tickets.acquire(timeout=0.01):
             if self.gate.failing is not None:
                 raise self.gate.failing()
-        return super().read(entry)
+        return self._files.read(entry)
 
 
 @pytest.fixture
 def gated(folder: Path) -> Iterator[GatedTree]:
-    tree = GatedTree(folder, workers=1)
-    tree.gate = Gate()
+    tree = GatedTree(folder)
     yield tree
     tree.gate.open()
-    tree.close()
+
+
+@dataclass
+class Shown(ProgressStep):
+    """What a step says."""
+
+    name: str
+    total: int | None
+    done: int = 0
+    text: str = ""
+    ended: bool = False
+
+    def advance(self, amount: int = 1) -> None:
+        self.done += amount
+
+    def note(self, text: str) -> None:
+        self.text = text
+
+    def __exit__(self, *_: object) -> None:
+        self.ended = True
+
+
+class Board(Progress):
+    """Keeps all steps, also those of work that goes on after the call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[Shown] = []
+
+    def step(self, name: str, *, total: int | None, unit: str) -> Shown:
+        self.steps.append(Shown(name, total))
+        return self.steps[-1]
+
+    def background(self) -> Board:
+        return self
 
 
 def stage(source: Any, place: Path, **arguments: Any) -> StagedDataset:
@@ -147,32 +184,32 @@ def test_batches_come_as_soon_as_their_rows_do_in_an_order_that_knows_nothing_of
     assert [values(x) for x, _ in loader] == seen
     second = [values(x) for x, _ in loader]
     assert second == [values(x) for x, _ in _second_epoch(data.path)]
-    other = stage(FolderTree(folder, workers=1), tmp_path / "b", streaming=True)
+    other = stage(gated, tmp_path / "b", streaming=True)
     assert [values(x) for x, _ in other.loader("train", BATCH)] == seen
     other.wait(progress=False)
 
 
 def test_one_row_shows_arrival_and_training_until_all_is_here(gated: GatedTree, tmp_path: Path) -> None:
     """Where the call was made, also after it: how much is here, how fast training is, how long it has waited."""
-    board = Board(lambda _: None, interval_s=0.01)
+    board = Board()
     data = stage(gated, tmp_path / "a", streaming=True, progress=board)
-    steps_before = len(board.rows()) - 1
+    before = len(board.steps)
     gated.gate.tickets.release(FIRST)
     batches = iter(data.loader("train", BATCH, num_workers=0))
     next(batches)
-    wait_until(lambda: "waited" in board.rows()[-1].note)
-    row = board.rows()[-1]
-    assert (row.name, row.total, row.state) == ("pack", COUNT, "running")
-    assert 0 < row.done <= FIRST
-    assert re.fullmatch(r"training: waited [0-9.]+ m?s for data", row.note)
+    shown = board.steps[-1]
+    wait_until(lambda: "waited" in shown.text)
+    assert (shown.name, shown.total, shown.ended) == ("pack", COUNT, False)
+    assert 0 < shown.done <= FIRST
+    assert re.fullmatch(r"training: waited [0-9.]+ m?s for data", shown.text)
     assert str(data.report).startswith("Still staging from the source, for ")
     gated.gate.open()
     list(batches)
     data.wait(progress=False)
     assert str(data.report).startswith("Staged from the source in ")
     assert data.figures["fetched"] > 0
-    wait_until(lambda: board.rows()[-1].state == "done")
-    assert len(board.rows()) == steps_before + 1
+    wait_until(lambda: shown.ended)
+    assert (len(board.steps), shown.done) == (before, COUNT)
     assert data.report.arrival is not None
     assert data.report.arrival()["waited_s"] > 0
     assert "of waiting for batches" in str(data.report)
@@ -236,25 +273,30 @@ def test_what_cannot_be_streamed_says_so(gated: GatedTree, folder: Path, tmp_pat
 
 SCRIPT = """
 import sys, time
+from pathlib import Path
 from colabstage import stage_dataset
-from colabstage.trees.folder import FolderTree
-class Slow(FolderTree):
+from colabstage.trees.open import open_tree
+class Slow:
+    def __init__(self, folder):
+        self._files = open_tree(folder, spool=folder)
+        self.label, self.entries = str(folder), self._files.entries
     def read(self, entry):
         time.sleep(0.02)
-        return super().read(entry)
-data = stage_dataset(Slow(sys.argv[1], workers=1), local_dir=sys.argv[2], cache_dir=None, progress=False,
+        return self._files.read(entry)
+data = stage_dataset(Slow(Path(sys.argv[1])), local_dir=sys.argv[2], cache_dir=None, progress=False,
     image_size=(4, 4), streaming=True)
 while data.ready.rows < 40:
     time.sleep(0.005)
 """
 
 
-def test_the_interpreters_end_costs_what_was_under_way(folder: Path, tmp_path: Path) -> None:
+def test_the_interpreters_end_costs_what_was_under_way(gated: GatedTree, folder: Path, tmp_path: Path) -> None:
+    gated.gate.open()
     command = [sys.executable, "-c", SCRIPT, str(folder), str(tmp_path / "a")]
     ended = subprocess.run(command, capture_output=True, check=False, timeout=120)
     assert (ended.returncode, ended.stderr) == (0, b"")
-    again = stage(FolderTree(folder, workers=1), tmp_path / "a", streaming=True)
+    again = stage(gated, tmp_path / "a", streaming=True)
     assert again.ready.rows >= 8
     again.wait(progress=False)
-    stage(FolderTree(folder, workers=1), tmp_path / "b")
+    stage(gated, tmp_path / "b")
     assert contents(tmp_path / "a") == contents(tmp_path / "b")

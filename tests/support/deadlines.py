@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 import re
-import sys
-from typing import TYPE_CHECKING
+from dataclasses import is_dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import ModuleType
 
 # What modules call a number of seconds; a rate is none.
 _SECONDS = re.compile(r"_?[A-Z]+(?:_[A-Z]+)*(?<!_PER)_S")
 
 
-def shorten_deadlines(package: str, most_s: float, put: Callable[[object, str, float], object] = setattr) -> None:
-    """Have nothing in the loaded modules of a package wait for longer than `most_s`. `put`: sets an attribute."""
-    loaded = [module for name, module in list(sys.modules.items()) if name.startswith(f"colabstage.{package}.")]
-    found = [
-        (module, name)
-        for module in loaded
-        for name, value in vars(module).items()
-        if _SECONDS.fullmatch(name) and isinstance(value, int | float) and value > most_s
-    ]
-    assert found
-    for module, name in found:
-        put(module, name, most_s)
+def shorten_deadlines(package: str, most_s: float, put: Callable[[object, str, Any], object] = setattr) -> None:
+    """Have nothing in the modules of a package wait for longer than `most_s`. `put`: sets an attribute."""
+    for module, name, value in _constants(package):
+        if _SECONDS.fullmatch(name) and isinstance(value, int | float) and value > most_s:
+            put(module, name, most_s)
+
+
+def lose_patience(package: str, most_s: float, put: Callable[[object, str, Any], object] = setattr) -> None:
+    """Have nothing there ask a source that fails again for longer than `most_s`."""
+    for module, name, value in _constants(package):
+        if is_dataclass(value) and hasattr(value, "patience_s") and not isinstance(value, type):
+            put(module, name, replace(value, first_wait_s=most_s / 10, patience_s=min(most_s, value.patience_s)))
+
+
+def _constants(package: str) -> list[tuple[ModuleType, str, Any]]:
+    """Return the constants of a package's modules: each of them, the name and the value."""
+    whole = importlib.import_module(f"colabstage.{package}")
+    modules = [importlib.import_module(one.name) for one in pkgutil.iter_modules(whole.__path__, f"{whole.__name__}.")]
+    return [(module, name, value) for module in modules for name, value in vars(module).items() if name.isupper()]
