@@ -74,13 +74,22 @@ def short_digest(text: str, digits: int = 16) -> str:
 
 def current_world() -> str:
     """Return eight hexadecimal digits for this boot of this container, within which process ids are unique."""
-    facts = []
-    for path in ("/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid"):
-        try:
-            facts.append(str(Path(path).readlink()) if path.endswith("pid") else Path(path).read_text(encoding="ascii"))
-        except OSError:
-            facts.append(path)
-    return short_digest("\n".join(facts), 8)
+    path = "/proc/self/ns/pid"
+    try:
+        return _world_of(os.readlink(path))  # noqa: PTH115
+    except OSError:
+        return _world_of(path)
+
+
+# A boot keeps its id, but a process that is forked may be in another namespace.
+@functools.lru_cache(maxsize=4)
+def _world_of(namespace: str) -> str:
+    path = "/proc/sys/kernel/random/boot_id"
+    try:
+        boot = Path(path).read_text(encoding="ascii")
+    except OSError:
+        boot = path
+    return short_digest(f"{boot}\n{namespace}", 8)
 
 
 def _started(pid: int) -> str:

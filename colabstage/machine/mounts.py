@@ -278,11 +278,14 @@ def drive_mountpoint(path: str | os.PathLike[str]) -> Path | None:
     touched.
     """
     table = list_mounts()
-    place = follow_links(path, mounts=table)
-    mount = _covering(str(place), table)
+    return _drive_meant(follow_links(path, mounts=table), table)
+
+
+def _drive_meant(place: Path, mounts: MountTable) -> Path | None:
+    mount = _covering(str(place), mounts)
     if mount.is_drive:
         return mount.mountpoint
-    found = _unmounted_drive(place, table)
+    found = _unmounted_drive(place, mounts)
     return None if found is None or mount.mountpoint.is_relative_to(found) else found
 
 
@@ -388,11 +391,13 @@ def silence_of(*paths: str | os.PathLike[str], timeout_s: float | None = None) -
     """
     # Every public function asks this first: a call into a mount that hangs never returns, a thread in such a call even
     # keeps the interpreter from ending, and a dead mount fails differently in every function.
-    absent = _absent_drive(paths)
+    table = list_mounts()
+    places = [follow_links(path, mounts=table) for path in paths]
+    absent = _absent_drive(paths, places, table)
     if absent is not None:
         return absent
     timeout_s = _ANSWER_S if timeout_s is None else timeout_s
-    for mount in dict.fromkeys(mount_of(path) for path in paths):
+    for mount in dict.fromkeys(_covering(str(place), table) for place in places):
         if slow_reason(mount) is None:
             continue
         place, is_drive = mount.mountpoint, mount.fstype in DRIVE_TYPES
@@ -412,21 +417,23 @@ def silence_of(*paths: str | os.PathLike[str], timeout_s: float | None = None) -
     return None
 
 
-def _absent_drive(paths: Sequence[str | os.PathLike[str]]) -> DriveNotMountedError | None:
-    """Return the error for the first path without its Drive."""
-    for path in paths:
-        mountpoint = drive_mountpoint(path)
-        if mountpoint is not None and drive_root(mountpoint) != mountpoint:
+def _absent_drive(
+    paths: Sequence[str | os.PathLike[str]], places: Sequence[Path], mounts: MountTable
+) -> DriveNotMountedError | None:
+    """Return the error for the first path without its Drive. `places`: what `follow_links` makes of the paths."""
+    for path, place in zip(paths, places, strict=True):
+        mountpoint = _drive_meant(place, mounts)
+        if mountpoint is not None and not _is_drive_at(mountpoint, mounts):
             msg = (
                 f"'{os.fspath(path)}' is on Google Drive, and no Drive is mounted at '{mountpoint}'. What is written "
                 f"there now stays on this machine, is lost with it, and keeps Drive from being mounted. Call "
                 f"{remount_words(mountpoint)} in a notebook cell, then try again."
             )
             return DriveNotMountedError(msg)
-        meant = _meant_on_drive(path) if mountpoint is None else None
+        meant = _meant_on_drive(place, mounts) if mountpoint is None else None
         if meant is not None:
             usual = system_root() / DEFAULT_MOUNTPOINT.lstrip("/")
-            drives = [mount.mountpoint for mount in list_mounts().values() if mount.is_drive]
+            drives = [mount.mountpoint for mount in mounts.values() if mount.is_drive]
             root = next((place for place in drives if place.is_relative_to(system_root())), None)
             first = "Write" if root is not None else "Call mount_drive() in a notebook cell, then write"
             msg = (
@@ -437,11 +444,19 @@ def _absent_drive(paths: Sequence[str | os.PathLike[str]]) -> DriveNotMountedErr
     return None
 
 
-def _meant_on_drive(path: str | os.PathLike[str]) -> Path | None:
+def _is_drive_at(mountpoint: Path, mounts: MountTable) -> bool:
+    mount = mount_of(mountpoint, mounts=mounts)
+    return mount.is_drive and mount.mountpoint == mountpoint
+
+
+def _meant_on_drive(place: Path, mounts: MountTable) -> Path | None:
     """Return what a path is from the root of a Drive, where on Colab it names a folder of Drive that is not there."""
-    place = follow_links(path)
     named = next((index for index, part in enumerate(place.parts) if part in DRIVE_FOLDERS), None)
-    if named is None or slow_reason(mount_of(path)) is not None or os.path.lexists(Path(*place.parts[: named + 1])):
+    if (
+        named is None
+        or slow_reason(_covering(str(place), mounts)) is not None
+        or os.path.lexists(Path(*place.parts[: named + 1]))
+    ):
         return None
     # Last, as it takes longer than looking at a path.
     return Path(*place.parts[named:]) if detect_platform().name == "colab" else None
@@ -456,7 +471,8 @@ def require_answer(*paths: str | os.PathLike[str]) -> None:
 
 def require_drive(*paths: str | os.PathLike[str]) -> None:
     """Make sure that paths that are meant to be on a Drive have one; nothing on it is touched."""
-    error = _absent_drive(paths)
+    table = list_mounts()
+    error = _absent_drive(paths, [follow_links(path, mounts=table) for path in paths], table)
     if error is not None:
         raise error
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import functools
 import os
 import resource
 from dataclasses import dataclass
@@ -169,9 +170,16 @@ def _cpu_quotas(root: Path) -> Iterator[float]:
             yield quota_us / period_us
 
 
-def _cgroup_folders(root: Path, controller: str) -> Iterator[Path]:
-    """Yield the folders of this process's cgroup and of all groups above it; `controller` is empty for version 2."""
-    for line in _read_text(root / "proc/self/cgroup").splitlines():
+def _cgroup_folders(root: Path, controller: str) -> tuple[Path, ...]:
+    """Return the folders of this process's cgroup and of all groups above it; `controller` is empty for version 2."""
+    return _folders_of_groups(root, controller, _read_text(root / "proc/self/cgroup"))
+
+
+# A group exists for as long as this process is in it. The limits in it may change, and are read each time.
+@functools.lru_cache(maxsize=8)
+def _folders_of_groups(root: Path, controller: str, groups: str) -> tuple[Path, ...]:
+    folders: list[Path] = []
+    for line in groups.splitlines():
         _, controllers, path = line.split(":", 2)
         if controller not in controllers.split(","):
             continue
@@ -182,7 +190,8 @@ def _cgroup_folders(root: Path, controller: str) -> Iterator[Path]:
             group = top / path.lstrip("/")
             parents = [parent for parent in group.parents if parent.is_relative_to(top)]
             # A container often sees its own group as the root of the hierarchy, while /proc names the host's path.
-            yield from (folder for folder in (group, *parents) if folder.is_dir())
+            folders += (folder for folder in (group, *parents) if folder.is_dir())
+    return tuple(folders)
 
 
 def _page_cache(folder: Path, keys: tuple[str, ...]) -> int:

@@ -43,7 +43,7 @@ class Round(NamedTuple):
 
 @pytest.fixture(scope="module")
 def dying() -> Iterator[Processes]:
-    with Processes("tests.contract.dying:work") as started:
+    with Processes("tests.contract.dying:work", "tests.runs.training", "torch._dynamo") as started:
         yield started
 
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import zipfile
 from dataclasses import replace
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
 from colabstage import stage_dataset
+from demo import __main__ as demo_program
 from demo.report import DemoResult, DemoSize, Session, broken_claims
 from demo.run import SIDE, write_digits
 from demo.train import Epoch, FolderOfImages, Training, stock_loader
@@ -21,8 +22,9 @@ from simulated_drive.knobs import DriveKnobs
 from tests.cli.conftest import practice_environment, write_images
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from tests.nurseries import Nurseries
 
+ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [
     pytest.mark.torch,
     pytest.mark.skipif(
@@ -34,12 +36,12 @@ pytestmark = [
 
 @pytest.mark.fuse
 @pytest.mark.slow
-def test_the_short_demo(tmp_path: Path) -> None:
+def test_the_short_demo(tmp_path: Path, nurseries: Nurseries) -> None:
     """It trains five times, stages from folder, zip and cache, its claims hold, and nothing is left behind."""
     # Slow enough that what is compared is far apart on a busy machine, too; waiting costs no computing.
     done = subprocess.run(
-        [sys.executable, "-m", "demo", "--quick", "--json", "--time-scale", "0.6"],
-        env={**practice_environment(tmp_path), "TMPDIR": str(tmp_path)},
+        nurseries.command("torch", "script", demo_program.__file__, "--quick", "--json", "--time-scale", "0.6"),
+        env={**practice_environment(tmp_path), "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=110,

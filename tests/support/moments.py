@@ -90,12 +90,15 @@ class Ran:
 
 
 class Processes:
-    """Calls of one function, `module:name`, each in a process of its own; it takes and returns what JSON can hold."""
+    """Calls of one function, `module:name`, each in a process of its own; it takes and returns what JSON can hold.
 
-    def __init__(self, function: str) -> None:
+    `modules`: what it imports late. A process that is killed cannot report that, so each would import it anew.
+    """
+
+    def __init__(self, function: str, *modules: str) -> None:
         root = str(Path(__file__).resolve().parents[2])
         environment = {**os.environ, "PYTHONPATH": root, "OPENBLAS_NUM_THREADS": "1"}
-        command = [sys.executable, "-m", "tests.support.moments", function]
+        command = [sys.executable, "-m", "tests.support.moments", function, *modules]
         self._server = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, cwd="/", text=True
         )
@@ -248,6 +251,7 @@ def _function(name: str) -> Callable[..., Any]:
 def main() -> None:
     """Fork a process for each line of the input; the answer is one line, too."""
     function = _function(sys.argv[1])
+    _load(sys.argv[2:])
     gc.freeze()  # so that no child copies memory only to look for garbage in it
     for line in sys.stdin:
         arguments, moment, environment = json.loads(line)
