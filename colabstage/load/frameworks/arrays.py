@@ -139,6 +139,11 @@ class ArrayBatches:
         """Count the batches in an epoch."""
         return self.plan.batches
 
+    @property
+    def batch_bytes(self) -> int:
+        """Return the length of the inputs of a full batch, as they are read."""
+        return min(self.plan.batch_size, self._visits.count) * self.reader.row_bytes
+
     def rows(self, epoch: int, number: int, count: int = 1) -> NDArray[np.intp]:
         """Return the rows of `count` batches, beginning with batch `number`: those that `make_loader` gives for the
         same seed, epoch and batch size."""

@@ -88,6 +88,17 @@ def epochs_of(path: Path) -> dict[str, Any]:
     return facts
 
 
+def reads_of_large(path: Path) -> int:
+    """How often the reader is called for an epoch of batches of 6 MB."""
+    with h5py.File(path, "w") as file:
+        file["X_train"], file["Y_train"] = np.arange(6 * 3_000_000, dtype=np.uint8).reshape(6, -1), np.arange(6)
+    dataset = to_tf_data(path, 2, num_workers=2, prefetch_factor=2)
+    reads = count_reads(dataset)
+    for x, rows in dataset:
+        np.testing.assert_array_equal(x.numpy()[:, 0], (rows.numpy() * 3_000_000).astype(np.uint8))
+    return len(reads)
+
+
 def error_of(path: Path) -> str:
     """What an epoch ends in once somebody has written to the file."""
     dataset = to_tf_data(path, BATCH)
@@ -134,6 +145,7 @@ def main(files_of: list[Path], limit: int) -> dict[str, Any]:
     with h5py.File(path) as file:
         x = file["X_train"][()]
     facts: dict[str, Any] = {"mapped": epochs_of(path), "chunked": epochs_of(chunked), "odd": epochs_of(odd)}
+    facts["reads_of_large"] = reads_of_large(path.parent / "large.h5")
     facts["torch_is_imported"] = "torch" in sys.modules
     classes = to_tf_data(path, BATCH, seed=SEED, one_hot=38)
     facts["one_hot"] = [y.numpy().tolist() for _, y in classes]

@@ -81,9 +81,10 @@ def test_each_iterator_is_the_next_epoch(facts: dict[str, Any], file: str) -> No
 
 def test_tensorflow_gathers_what_is_in_memory_by_itself(facts: dict[str, Any]) -> None:
     """Out of a mapped file, or of what was decoded once, without a call of the reader; not of what begins at an odd
-    place."""
+    place, nor batches for which it would take fresh memory each time."""
     assert facts["mapped"]["reads"] == facts["chunked"]["reads"] == 0
     assert facts["odd"]["reads"] >= 6 * 8
+    assert facts["reads_of_large"] == 3
 
 
 def test_a_file_that_was_written_to_is_noticed(facts: dict[str, Any]) -> None:
