@@ -38,6 +38,7 @@ from colabstage.io.arguments import read_options, refuse_argument
 from colabstage.io.boundary import GOES_ON, public
 from colabstage.io.display import resolve_progress
 from colabstage.io.files import local_lock, make_folder, make_own_folder
+from colabstage.io.ownership import sweep_orphans
 from colabstage.io.units import show_address
 from colabstage.io.workspace import short_digest
 from colabstage.layouts.table import Boxes, UnreadBoxes, Values
@@ -319,6 +320,9 @@ def _append(source: PackSource | CallersDataset, dataset: Path, options: PackOpt
         if not alone:
             msg = f"Something is being appended to '{dataset}' by another process. Append when it is done."
             raise TargetExistsError(msg)
+        # The run that made the latest file may have been killed when that was finished, before it tidied up.
+        for latest in appended_beside(dataset)[-1:]:
+            sweep_orphans(latest.parent, name=latest.name)
         target = next_appended(dataset)
         if isinstance(source, str | os.PathLike):
             check_outside([Path(source)], target, "append_to")

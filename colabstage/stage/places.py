@@ -539,8 +539,9 @@ class FolderPlace(Place):
 
     def _exchange(self, temp: Path, new: Publication) -> None:
         """Put the new file in its place, keeping the old one complete under one of its two names at any moment."""
-        name, note = new.name, new.name + UNFINISHED_SUFFIX
-        self._claim(name, new.note(temp.stat().st_mtime_ns), workspace=temp.parent)
+        name, note, mtime_ns = new.name, new.name + UNFINISHED_SUFFIX, temp.stat().st_mtime_ns
+        content = new.note(mtime_ns)
+        self._claim(name, content, workspace=temp.parent)
         try:
             # Another process may have published the same meanwhile. It stays, and so does the version before it.
             if self._adopt(new):
@@ -549,10 +550,15 @@ class FolderPlace(Place):
             put_file(temp, self.folder / name, replaces=lambda _: False)
         except BaseException:
             with contextlib.suppress(OSError):
-                self.remove(note)
+                if self.read(note) == content:
+                    self.remove(note)
             raise
-        # From the first rename on nothing takes room, so that a full disk cannot leave half of this.
-        self._move(note, name + MANIFEST_SUFFIX)
+        # From the first rename on nothing takes room, so that a full disk cannot leave half of this. Only where this
+        # process came to a halt did another one take it for dead, and its note away.
+        if self.read(note) == content:
+            self._move(note, name + MANIFEST_SUFFIX)
+        else:
+            self._vouch(new, mtime_ns)
 
     def _move(self, name: str, to: str) -> None:
         move_vouched(self.folder / name, self.folder / to, lambda _: True)
