@@ -14,6 +14,7 @@ import pytest
 
 from colabstage import publish_file
 from colabstage.errors import ColabstageError
+from colabstage.stage import places
 from tests.contract.cases import newest
 from tests.support.images import make_tree
 from tests.support.invariants import Home, left_behind, unvouched
@@ -42,6 +43,7 @@ def publish_others(out: str) -> None:
     """Publish the second machine's version from a process of its own."""
     child = os.fork()
     if child == 0:
+        places._TURN_S = 0.6
         try:
             publish(str(Path(out).parent), "others")
         except BaseException:  # noqa: BLE001 - the exit code says so
