@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import functools
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from colabstage.errors import OptionError, SourceReadError
 
 if TYPE_CHECKING:
     import logging
+
+T = TypeVar("T")
 
 PLATFORM_VARIABLE = "COLABSTAGE_PLATFORM"
 """Sets the platform, for tests and for machines that the table does not know."""
@@ -53,9 +55,11 @@ def is_set(variable: str) -> bool:
     raise OptionError(msg)
 
 
-def cache_dir_variable() -> str | None:
-    """Return the cache folder or address that is set; `None` if none is."""
-    return os.environ.get(CACHE_DIR_VARIABLE) or None
+def value_and_name(argument: str, value: T, unset: T, variable: str) -> tuple[T | str, str]:
+    """Return the value of an argument and its name, for messages; where it is `unset`, those of a variable that is
+    set."""
+    text = os.environ.get(variable)
+    return (text, variable) if text and value == unset else (value, argument)
 
 
 def require_online(label: str) -> None:

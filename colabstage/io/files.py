@@ -22,6 +22,7 @@ import stat
 import time
 import types
 from dataclasses import MISSING, dataclass, fields, is_dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from colabstage.errors import (
@@ -37,11 +38,10 @@ from colabstage.io.callers_code import is_callers_own
 from colabstage.io.ownership import atomic_path, remove_named
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.progress import SYSTEM_CLOCK
-from colabstage.io.workspace import cut_own, is_own
+from colabstage.io.workspace import cut_own, is_own, short_digest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
 
     import filelock
 
@@ -506,6 +506,25 @@ def local_lock(
                 remove_named(path)
             finally:
                 lock.release()
+
+
+@contextlib.contextmanager
+def turn_at(
+    path: Path,
+    *,
+    timeout_s: float,
+    notice: Callable[[str], object] = lambda _: None,
+    cancellation: Cancellation | None = None,
+) -> Iterator[bool]:
+    """Hold what `local_lock` does for a path that may be on a drive without locks, among the processes of this machine:
+    the lock is in the folder for temporary files."""
+    import tempfile
+
+    locks = Path(tempfile.gettempdir()) / f"colabstage-{os.geteuid()}"
+    make_own_folder(locks)
+    lock = locks / f".colabstage-{short_digest(str(path.absolute()))}.lock"
+    with local_lock(lock, timeout_s=timeout_s, notice=notice, cancellation=cancellation) as held:
+        yield held
 
 
 def clear_lock(path: Path) -> None:

@@ -6,7 +6,6 @@ What is added has the same form as what is there, or is refused with the differe
 from __future__ import annotations
 
 import os
-import tempfile
 from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Unpack
@@ -37,9 +36,9 @@ from colabstage.images.geometry import ImageOptions
 from colabstage.io.arguments import read_options, refuse_argument
 from colabstage.io.boundary import GOES_ON, public
 from colabstage.io.display import resolve_progress
-from colabstage.io.files import local_lock, make_folder, make_own_folder
+from colabstage.io.files import make_folder, turn_at
+from colabstage.io.ownership import sweep_orphans
 from colabstage.io.units import show_address
-from colabstage.io.workspace import short_digest
 from colabstage.layouts.table import Boxes, UnreadBoxes, Values
 from colabstage.machine.mounts import place_in, require_answer, required_to_stay, run_watched, run_watched_for_caller
 from colabstage.pack.execute import PackRun, space_for
@@ -314,15 +313,14 @@ def _append(source: PackSource | CallersDataset, dataset: Path, options: PackOpt
     base = read_base(dataset)
     # Before anything is opened: samples in another form could not be read beside those that are there.
     options = options_like(base, options)
-    locks = Path(tempfile.gettempdir()) / f"colabstage-{os.geteuid()}"
-    make_own_folder(locks)
-    name = short_digest(str(dataset.absolute()))
-    # The number of the file is chosen before the work and used after it, so nobody else may choose one meanwhile. The
-    # lock is in the folder for temporary files, because the dataset may be on a drive without locks.
-    with local_lock(locks / f".colabstage-append-{name}.lock", timeout_s=0) as alone:
+    # The number of the file is chosen before the work and used after it, so nobody else may choose one meanwhile.
+    with turn_at(dataset, timeout_s=0) as alone:
         if not alone:
             msg = f"Something is being appended to '{dataset}' by another process. Append when it is done."
             raise TargetExistsError(msg)
+        # The run that made the latest file may have been killed when that was finished, before it tidied up.
+        for latest in appended_beside(dataset)[-1:]:
+            sweep_orphans(latest.parent, name=latest.name)
         target = next_appended(dataset)
         if isinstance(source, str | os.PathLike):
             check_outside([Path(source)], target, "append_to")

@@ -19,6 +19,7 @@ from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
 from colabstage.errors import OptionError, SourceNotFoundError
 from colabstage.io.arguments import check_argument, instead_of, show_value, whereabouts
+from colabstage.io.environment import LOCAL_DIR_VARIABLE, value_and_name
 from colabstage.io.packages import added_by_packages
 from colabstage.io.units import names_secret, show_address
 from colabstage.io.workspace import short_digest
@@ -228,10 +229,11 @@ def local_source(path: str | os.PathLike[str]) -> LocalSource:
 
 def read_local_dir(local_dir: str | os.PathLike[str] | None) -> Path:
     """Return the parent folder of this machine's datasets, given the public argument `local_dir`."""
-    base = absolute_path(detect_platform().fast_dir / "colabstage" if local_dir is None else local_dir, "local_dir")
+    value, name = value_and_name("local_dir", local_dir, None, LOCAL_DIR_VARIABLE)
+    base = absolute_path(detect_platform().fast_dir if value is None else value, name)
     require_drive(base)
-    refuse_file("local_dir", base)
-    return base
+    refuse_file(name, base)
+    return base / "colabstage" if local_dir is None else base
 
 
 def is_address(text: str) -> bool:

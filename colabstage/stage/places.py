@@ -41,6 +41,7 @@ from colabstage.io.files import (
     make_folder,
     parse_json,
     read_with_retry,
+    turn_at,
     typed_write_errors,
 )
 from colabstage.io.ownership import among_others, atomic_path, move_vouched, put_file, remove_vouched, sync_file
@@ -75,8 +76,10 @@ MANIFEST_SUFFIX, UNFINISHED_SUFFIX = ".json", ".unfinished"
 _NOTES = (MANIFEST_SUFFIX, UNFINISHED_SUFFIX)
 # Manifests and blocks that are read at once.
 _READERS = 8
-# The note of another process is waited for so long, and looked at so often.
-_PLACING_S, _LOOK_S = 2.0, 0.02
+# Another process of this machine may take so long to put a file in its place.
+_TURN_S = 60.0
+# The note of another machine is waited for so long, and looked at so often.
+_PLACING_S, _LOOK_S = 20.0, 0.02
 _NO_MANIFEST = "is not a manifest that colabstage wrote, which has to go there"
 # Every manifest begins like this, so one that was cut off by a full disk is still recognised as ours.
 _BEGINNING = b'{\n "block_bytes": '
@@ -539,20 +542,33 @@ class FolderPlace(Place):
 
     def _exchange(self, temp: Path, new: Publication) -> None:
         """Put the new file in its place, keeping the old one complete under one of its two names at any moment."""
-        name, note = new.name, new.name + UNFINISHED_SUFFIX
-        self._claim(name, new.note(temp.stat().st_mtime_ns), workspace=temp.parent)
-        try:
-            # Another process may have published the same meanwhile. It stays, and so does the version before it.
-            if self._adopt(new):
-                return
-            self._make_room(name)
-            put_file(temp, self.folder / name, replaces=lambda _: False)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                self.remove(note)
-            raise
-        # From the first rename on nothing takes room, so that a full disk cannot leave half of this.
-        self._move(note, name + MANIFEST_SUFFIX)
+        name, note, mtime_ns = new.name, new.name + UNFINISHED_SUFFIX, temp.stat().st_mtime_ns
+        content, waited = new.note(mtime_ns), list[str]()
+        # Between any two steps a process may come to a halt for longer than another one would wait for a note.
+        with turn_at(
+            self.folder / name, timeout_s=_TURN_S, notice=waited.append, cancellation=new.cancellation
+        ) as alone:
+            if waited and not alone:
+                msg = f"'{self.at(name)}' is being published by another process. Try again when that is done."
+                raise TargetExistsError(msg)
+            self._claim(name, content, workspace=temp.parent)
+            try:
+                # Another process may have published the same meanwhile. It stays, and so does the version before it.
+                if self._adopt(new):
+                    return
+                self._make_room(name)
+                put_file(temp, self.folder / name, replaces=lambda _: False)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    if self.read(note) == content:
+                        self.remove(note)
+                raise
+            # From the first rename on nothing takes room, so that a full disk cannot leave half of this. Another
+            # machine may have taken this process for dead, and its note away.
+            if self.read(note) == content:
+                self._move(note, name + MANIFEST_SUFFIX)
+            else:
+                self._vouch(new, mtime_ns)
 
     def _move(self, name: str, to: str) -> None:
         move_vouched(self.folder / name, self.folder / to, lambda _: True)

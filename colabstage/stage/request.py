@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, TypedDict, Union, Unpack, cast, get_a
 from colabstage.errors import OptionError
 from colabstage.io.arguments import check_argument, read_options
 from colabstage.io.boundary import public
-from colabstage.io.environment import cache_dir_variable
+from colabstage.io.environment import CACHE_DIR_VARIABLE, value_and_name
 from colabstage.io.units import parse_bytes, show_address
 from colabstage.io.workspace import short_digest
 from colabstage.machine.mounts import drive_root, place_in, require_drive
@@ -247,7 +247,7 @@ def _without_ours_in(source: SingleSource, base: Path, name: str, cache: CacheDi
 
 def _cache_in_source(cache: str, source: SingleSource, instead: str) -> str:
     what = f"is inside the source '{source.label}'" if cache != source.label else "is the source itself"
-    return f"cache_dir='{cache}' {what}, so packs would be taken for a part of the dataset. Give the cache {instead}."
+    return f"The cache '{cache}' {what}, so packs would be taken for a part of the dataset. Give cache_dir= {instead}."
 
 
 def check_for_workers(request: StageRequest) -> None:
@@ -287,21 +287,19 @@ def read_cache_dir(cache_dir: str | os.PathLike[str] | None) -> CacheDir:
     if cache_dir is None:
         return None
     check_argument("cache_dir", cache_dir, "path")
-    text = os.fspath(cache_dir)
-    if text == "auto":
-        text = cache_dir_variable() or "auto"
+    text, name = value_and_name("cache_dir", os.fspath(cache_dir), "auto", CACHE_DIR_VARIABLE)
     # Neither a shell nor a variable has Python's None; a folder of that name is written `./none`.
     if text.lower() in ("auto", "none"):
         return "auto" if text.lower() == "auto" else None
     if is_address(text):
-        return _read_address(text)
-    cache = absolute_path(text, "cache_dir")
+        return _read_address(text, name)
+    cache = absolute_path(text, name)
     require_drive(cache)
-    refuse_file("cache_dir", cache)
+    refuse_file(name, cache)
     return cache
 
 
-def _read_address(text: str) -> ObjectSource | Path:
+def _read_address(text: str, name: str) -> ObjectSource | Path:
     shown = show_address(text)
     expected = "expected a folder, or an address as 's3://bucket/cache'"
     # One slash is a typing error, which as a path would become a folder called "s3:".
@@ -309,9 +307,9 @@ def _read_address(text: str) -> ObjectSource | Path:
     if isinstance(source, LocalSource):
         return source.path
     if not isinstance(source, ObjectSource):
-        msg = f"cache_dir='{shown}' is not a place that packs can be written to; {expected}."
+        msg = f"{name}='{shown}' is not a place that packs can be written to; {expected}."
         raise OptionError(msg)
     if re.search(r"[?*\[#]", text):
-        msg = f"cache_dir='{shown}' has a pattern or a query in it; {expected}."
+        msg = f"{name}='{shown}' has a pattern or a query in it; {expected}."
         raise OptionError(msg)
     return source

@@ -124,8 +124,7 @@ class FolderTree(Tree):
         executable = np.zeros(len(names), np.bool_)
         self.entries = FileEntries(names, sizes.view(np.int64), times_ns.view(np.int64), order, executable)
         self._stamp = walk.stamp
-        # By the folders of files, which others ask for too, and not by each name again.
-        self.empty_folders = without_files(self._stamp, (f"{folder}/" for folder in self.entries.folders[0]))
+        self.empty_folders = without_files(self._stamp, (f"{folder}/" for folder in walk.with_files))
         self.notes = tuple(_notes(walk.files.left_out))
 
     @property
@@ -327,11 +326,11 @@ class _Found:
     left_out: list[tuple[str, str]] = field(default_factory=list)
     """The kind and the name of what is no file of the tree and may be missed."""
 
-    def add_file(self, name: str, status: os.stat_result) -> None:
-        """Append a file."""
-        times = status.st_mtime_ns & _64_BITS, status.st_ctime_ns & _64_BITS
-        self.names.append(name)
-        self.facts.extend((status.st_size, times[0], status.st_ino & _64_BITS, times[1]))
+    def add_files(self, names: list[str], statuses: list[os.stat_result]) -> None:
+        """Append files."""
+        self.names += names
+        numbers = ((one.st_size, one.st_mtime_ns, one.st_ino, one.st_ctime_ns) for one in statuses)
+        self.facts.extend([number & _64_BITS for four in numbers for number in four])
 
     def add(self, other: _Found) -> None:
         """Append others."""
@@ -397,6 +396,7 @@ class _Walk:
         self._slow_batches = 0
         self.files = _Found()
         self.stamp: dict[str, tuple[int, int]] = {}
+        self.with_files: list[str] = []
 
     def list_all_but(self, leave_out: Mapping[str, str]) -> None:
         """List all folders but those of these names, each with the kind of note on it."""
@@ -419,6 +419,8 @@ class _Walk:
                         else:
                             below.append(_Folder(name, ancestors, linked))
                     listed.found.folders.clear()
+                    if listed.found.names:
+                        self.with_files.append(folder.name)
                     self.files.add(listed.found)
             level = below
 
@@ -464,17 +466,12 @@ class _Walk:
         nearly all are plain files."""
         prefix = f"{folder.name}/" if folder.name else ""
         named = f"/{'/'.join(entry.name for entry in entries).lower()}/"
-        odd_names = _ODD_NAMES.search(named) is not None or _ODD_ENDINGS.search(named) is not None
-        odd: list[os.DirEntry[str]] = []
-        found = _Found(len(entries))
-        for entry in entries:
-            try:
-                if odd_names or not entry.is_file(follow_symlinks=False):
-                    odd.append(entry)
-                else:
-                    found.add_file(prefix + entry.name, entry.stat())
-            except OSError:
-                odd.append(entry)
+        found, odd = _Found(len(entries)), entries.copy()
+        if not _ODD_NAMES.search(named) and not _ODD_ENDINGS.search(named):
+            with contextlib.suppress(OSError):  # what cannot be asked now is asked again below
+                plain = [entry for entry in entries if entry.is_file(follow_symlinks=False)]
+                found.add_files([prefix + entry.name for entry in plain], [entry.stat() for entry in plain])
+                odd = [entry for entry in entries if not entry.is_file(follow_symlinks=False)]
         # An entry that was looked at holds nearly a kilobyte, and there may be millions.
         entries.clear()
         for entry in odd:
@@ -497,7 +494,7 @@ def _look_closely(entry: os.DirEntry[str], name: str, found: _Found) -> None:
         elif entry.name.lower().endswith(GOOGLE_NATIVE):
             found.left_out.append(("native", name))
         elif stat.S_ISREG((status := entry.stat()).st_mode):
-            found.add_file(name, status)
+            found.add_files([name], [status])
     except OSError as error:
         if not linked or error.errno not in (errno.ENOENT, errno.ELOOP, errno.ENOTDIR):
             raise

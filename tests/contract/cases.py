@@ -82,6 +82,19 @@ def pack_again(home: Path) -> None:
         pack(home, overwrite=True)
 
 
+def append(home: Path) -> None:
+    """Append the folder to what was packed of it."""
+    pack_dataset(home / "mine/photos", append_to=home / "out/it.h5", progress=False)
+
+
+def append_again(home: Path) -> None:
+    """Append, and take what was appended a second time away."""
+    is_second = (home / "out/it-append-00001.h5.json").exists()
+    append(home)
+    for path in (home / "out").glob("it-append-00002.h5*") if is_second else ():
+        path.unlink()
+
+
 def publish(home: Path) -> None:
     """Publish the file."""
     publish_file(home / "mine/model.bin", home / "out/model.bin", progress=False)
@@ -198,6 +211,7 @@ CASES = {
     "extract over an older one": Case(extract_zip, before=(extract_zip,), older=True, never_gone=True),
     "pack": Case(pack, rows, again=pack_again),
     "pack over an older one": Case(partial(pack, overwrite=True), rows, before=(pack,), older=True),
+    "append to a pack": Case(append, rows, before=(pack,), again=append_again, never_gone=True),
     "pack shards": Case(partial(pack, shards=2), rows),
     "stage": Case(stage, packs, optional=CACHE),
     "stage a changed source": Case(stage, packs, before=(stage,), older=True, optional=CACHE),

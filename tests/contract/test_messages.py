@@ -197,6 +197,13 @@ def uninstalled(call: Callable[[], object], package: str) -> object:
         sys.modules.update(was)
 
 
+def with_variable(name: str, value: str, call: Callable[[], object]) -> object:
+    """Make a call where this environment variable is set."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(name, value)
+        return call()
+
+
 def npy(array: Any) -> bytes:
     buffer = io.BytesIO()
     np.save(buffer, array, allow_pickle=True)
@@ -304,6 +311,12 @@ SCENARIOS: dict[str, Callable[[World], object]] = {
     "a target below a file": lambda w: w.pack("photos", w / "notes.txt/it.h5"),
     "a local_dir that is an address": lambda w: w.stage("photos", local_dir="s3://bucket/here"),
     "a cache_dir that is a web address": lambda w: w.stage("photos", cache_dir="https://example.org/cache"),
+    "a variable for local_dir that is an address": lambda w: with_variable(
+        "COLABSTAGE_LOCAL_DIR", "s3://bucket/here", lambda: w.stage("photos", local_dir=None)
+    ),
+    "a variable for cache_dir that is a web address": lambda w: with_variable(
+        "COLABSTAGE_CACHE_DIR", "https://example.org/cache", lambda: w.stage("photos", cache_dir="auto")
+    ),
     "a pack to append to that is not there": lambda w: w.pack("photos", None, append_to=w / "nowhere.h5"),
     "neither target nor append_to": lambda w: w.pack("photos", None),
     "both target and append_to": lambda w: w.pack("photos", append_to=w / "photos.h5"),

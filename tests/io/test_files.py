@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from unittest import mock
 
@@ -100,6 +102,21 @@ def test_who_waits_is_told_for_whom(lock: Path) -> None:
         assert not held
     assert len(said) == 2
     assert all(lock.name in sentence for sentence in said)
+
+
+def test_one_that_waited_for_a_file_that_is_gone_does_not_hold_it(lock: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between its opening of the file and its locking, the holder removes it, and another takes the name."""
+    flock, another = fcntl.flock, ExitStack()
+
+    def late(file: int, how: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", flock)
+        lock.unlink()
+        assert another.enter_context(fileops.local_lock(lock, timeout_s=1))
+        flock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with another, fileops.local_lock(lock, timeout_s=0.2) as held:
+        assert not held
 
 
 def test_no_place_for_a_lock_is_no_error() -> None:

@@ -1,0 +1,86 @@
+"""Two machines publish different files under one name; the second does all of it at one moment of the first one's call.
+
+At any time a reader gets one of the versions, whole. Each call succeeds or names what is in its way, and the next one
+publishes what it is given, leaving nothing unfinished.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from colabstage import publish_file
+from colabstage.errors import ColabstageError
+from colabstage.stage import places
+from tests.contract.cases import newest
+from tests.support.images import make_tree
+from tests.support.invariants import Home, left_behind, unvouched
+from tests.support.moments import Moment, Processes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# No call of the first machine calls the system so often.
+MOST = 1000
+VERSIONS = {name: name.encode() * 1000 for name in ("older", "mine", "others", "last")}
+
+
+def publish(home: str, version: str) -> bool:
+    """Publish a version; whether that succeeded."""
+    try:
+        publish_file(Path(home, "mine", version), Path(home, "out/model.bin"), progress=False)
+    except ColabstageError as error:
+        if "model.bin" not in str(error):
+            raise
+        return False
+    return True
+
+
+def publish_others(out: str) -> None:
+    """Publish the second machine's version from a process of its own."""
+    child = os.fork()
+    if child == 0:
+        places._TURN_S = 0.6
+        try:
+            publish(str(Path(out).parent), "others")
+        except BaseException:  # noqa: BLE001 - the exit code says so
+            os._exit(1)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0, "the second machine's call ended otherwise than by success or a refusal"
+
+
+@pytest.fixture(scope="module")
+def machines() -> Iterator[Processes]:
+    with Processes(f"{__name__}:publish") as started:
+        yield started
+
+
+@pytest.mark.parametrize("before", [(), ("older",)], ids=["a new name", "over an older version"])
+@pytest.mark.parametrize(
+    "stride", [29, pytest.param(1, marks=[pytest.mark.long, pytest.mark.timeout(1200)])], ids=["some", "each"]
+)
+def test_two_machines_publish_one_name(
+    before: tuple[str, ...], stride: int, tmp_path: Path, machines: Processes
+) -> None:
+    for at in range(1, MOST, stride):
+        home = tmp_path / str(at)
+        make_tree(home, {f"mine/{name}": content for name, content in VERSIONS.items()})
+        (home / "out").mkdir()
+        assert all(publish(str(home), version) for version in before)
+        user, out = Home(home, theirs=["mine"]), str(home / "out")
+        ran = machines.run([str(home), "mine"], Moment(at, "call", out, function=f"{__name__}:publish_others"))
+        assert ran.error is None, f"at {at}: {ran.error}"
+        found = newest(home).get("model.bin")
+        assert found in (VERSIONS["mine"], VERSIONS["others"]), f"at {at}: neither of the two: {found!r:.80}"
+        assert found == VERSIONS["mine"] or not ran.result or ran.is_at(Moment(at)), f"at {at}: a success that is lost"
+        assert unvouched(home / "out") == [], f"at {at}"
+        assert publish(str(home), "last"), f"at {at}: what they left is in the way"
+        assert newest(home) == {"model.bin": VERSIONS["last"]}
+        assert left_behind(home / "out") == [], f"at {at}"
+        user.check(finished=True, about=f"at {at}")
+        if not ran.is_at(Moment(at)):
+            return
+    pytest.fail("the call did not end within these moments")
