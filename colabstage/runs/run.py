@@ -618,7 +618,8 @@ class _Shown:
         if self._wanted and not (once and text == self._last):
             self._last = text
             # Notebooks show stderr on red.
-            print(text, file=sys.stdout if in_notebook() else sys.stderr)
+            stream = sys.stdout if in_notebook() else sys.stderr
+            stream.write(text + "\n")
 
     def changing(self, run: Run) -> None:
         """Show how far the run is, every two seconds, in a notebook."""

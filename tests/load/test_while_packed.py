@@ -43,7 +43,7 @@ class NotedTree(GatedTree):
 
 def open_tree(place: Path) -> NotedTree:
     """The folder of images, whose first reads are let through."""
-    tree = NotedTree(place / "photos", workers=1)
+    tree = NotedTree(place / "photos")
     tree.gate, tree.log = Gate(), place / "log"
     tree.gate.tickets.release(FIRST)
     return tree
