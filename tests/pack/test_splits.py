@@ -36,7 +36,7 @@ def pack(tmp_path: Path) -> Pack:
         labels: Sequence[int] | None = None,
         *,
         files: Sequence[str] | None = None,
-        of_source: dict[str, tuple[str, ...]] | None = None,
+        of_source: dict[str, Any] | None = None,
         **options: Any,
     ) -> dict[str, list[str]]:
         names = [f"{row:05}.png" for row in range(len(keys))] if files is None else files
@@ -52,12 +52,9 @@ def pack(tmp_path: Path) -> Pack:
             return SampleTable("mine", tuple(keys), inputs, targets, **(of_source or {}))
 
         target = tmp_path / "out.h5"
-        pack_dataset(folder, target, layout=layout, overwrite=True, progress=False, **options)
+        report = pack_dataset(folder, target, layout=layout, overwrite=True, progress=False, **options)
         with h5py.File(target) as file:
-            # In the order of the report, which is that of the splits.
-            return {
-                name.removeprefix("key_"): file[name].asstr()[()].tolist() for name in file if name.startswith("key_")
-            }
+            return {split: file[f"key_{split}"].asstr()[()].tolist() for split in report.samples}
 
     return packed
 
@@ -124,6 +121,7 @@ def test_train_is_shuffled_and_others_keep_their_order(pack: Pack) -> None:
     """Rows of train are a permutation that looks random; those of the other splits follow the source."""
     keys = names_of([0] * 200 + [1] * 200)
     found = pack(keys, [0] * 200 + [1] * 200, splits=USUAL)
+    assert list(found) == ["train", "dev", "test"]
     rows = {split: np.array([keys.index(key) for key in found[split]]) for split in USUAL}
     assert sorted(np.concatenate(list(rows.values())).tolist()) == list(range(400))
     assert np.all(np.diff(rows["dev"]) > 0)
@@ -148,7 +146,7 @@ def test_splits_of_the_source_are_taken_as_they_are(pack: Pack) -> None:
     keys, of_source = names_of([0, 1, 0, 1]), {"splits": ("train", "train", "val", "train")}
     found = pack(keys, of_source=of_source)
     assert sorted(found["train"]) == sorted([keys[0], keys[1], keys[3]])
-    assert found["val"] == [keys[2]]
+    assert (list(found), found["val"]) == (["train", "val"], [keys[2]])
     with pytest.raises(OptionError, match=r"train, val"):
         pack(keys, of_source=of_source, splits=USUAL)
 
