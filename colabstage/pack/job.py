@@ -246,6 +246,10 @@ def plan_job(tree: Tree | None, table: SampleTable, options: PackOptions, *, fre
 
     Whether torch resizes goes by whether it is installed, which has to be settled before packing (`settled`).
     """
+    # Before the first one is looked at.
+    if len(table) == 0:
+        msg = "The source has no samples to split."
+        raise LayoutError(msg)
     table = replace(table, notes=(*table.notes, *_notes_on_labels(table), *_notes_on_arrays(table, options)))
     facts: Sequence[ImageFacts] = ()
     if options.prepare is not None:

@@ -82,9 +82,6 @@ def split_rows(
 
     Samples of one file are always in one split. No split is empty.
     """
-    if len(table) == 0:
-        msg = "The source has no samples to split."
-        raise LayoutError(msg)
     if table.splits is not None:
         names, assigned = _splits_of_source(table, table.splits, fractions)
     elif fractions is not None:

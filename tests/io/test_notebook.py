@@ -15,24 +15,17 @@ import pytest
 
 from colabstage.io.report import draws_html
 from tests.kernels import errors_in, run_cells, text_in
+from tests.support.images import in_classes, make_tree
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.nurseries import Nurseries
 
-_WORK = """
-from concurrent.futures import ThreadPoolExecutor
-from colabstage.io.display import resolve_progress
-progress = resolve_progress(True)
-def work(fail):
-    with progress.step("copy", total=4000, unit="B") as step, ThreadPoolExecutor(4) as pool:
-        list(pool.map(step.advance, [10] * 400))
-    with progress.step("pack", total=3, unit="images") as step:
-        step.advance(2)
-        if fail:
-            raise ValueError("bad <picture>")
-        step.advance()
+_STAGE = """
+import colabstage
+def stage(source, **arguments):
+    return colabstage.stage_dataset(source, local_dir=source + '-here', cache_dir=None, image_size=4, **arguments)
 """
 
 
@@ -52,80 +45,88 @@ def test_front_ends_are_told_apart(classes: list[str], draws: bool) -> None:
 
 def test_the_panel_stays_as_the_work_ended(tmp_path: Path, nurseries: Nurseries) -> None:
     """One output, whatever was drawn before; it needs no ipywidgets, and a failure is shown as one."""
+    make_tree(tmp_path / "photos", in_classes(6))
+    make_tree(tmp_path / "broken", {"cat/1.png": 1, "dog/<picture>.png": b"bad"})
     outputs = run_cells(
         "import sys\nsys.modules['ipywidgets'] = None",
-        _WORK,
-        "work(False)",
-        "work(True)",
+        _STAGE,
+        "data = stage('photos')",
+        "stage('broken')",
         folder=tmp_path,
         nurseries=nurseries,
     )
-    assert errors_in(outputs) == ["ValueError: bad <picture>"]
-    assert [one["output_type"] for one in outputs[3]] == ["error"], "the same panel was meant to go on"
+    assert [error.partition(":")[0] for error in errors_in(outputs)] == ["DecodeError"]
     (panel,) = [one["data"] for one in outputs[2]]
-    lines = panel["text/plain"].splitlines()
-    assert [line.split("  ")[:2] for line in lines] == [
-        ["✓ copy", "4 kB"],
-        ["✓ pack", "3 images"],
-        ["✓ copy", "4 kB"],
-        ["✗ pack", "2 of 3 images"],
-    ]
-    assert "bad &lt;picture&gt;" in panel["text/html"]
+    assert ["✓ pack", "6 images"] in [line.split("  ")[:2] for line in panel["text/plain"].splitlines()]
+    assert "✗" not in panel["text/plain"]
     assert "To cancel" not in panel["text/html"]
+    panel = outputs[3][0]["data"]
+    assert re.match(r"✗ pack  [01] of 2 images  failed after ", panel["text/plain"])
+    assert "dog/&lt;picture&gt;.png" in panel["text/html"]
+    assert "<picture>" not in panel["text/html"]
 
 
 _BACKGROUND = """
-from colabstage.io.display import resolve_progress
-step = resolve_progress(True).background().step("pack", total=3, unit="images")
-step.advance()
+import os, time
+seen = []
+def wait_for(x):
+    seen.append(1)
+    while len(seen) > 1 and not os.path.exists('go'):
+        time.sleep(0.01)
+    time.sleep(0.5)
+    return x
+data = stage({source!r}, prepare=wait_for, streaming=True)
 """
 
 
 def test_what_goes_on_in_the_background_is_shown_where_it_was_begun(tmp_path: Path, nurseries: Nurseries) -> None:
     """With how to stop it, as no cell does."""
+    for name in ("photos", "others"):
+        make_tree(tmp_path / name, in_classes(6))
     outputs = run_cells(
-        _BACKGROUND,
-        "print('loop')\nstep.note('training: 9 samples/s')\nstep.advance(2)",
-        "step.__exit__(None, None, None)",
-        _BACKGROUND,
+        _STAGE,
+        _BACKGROUND.format(source="photos"),
+        "print('loop')\nopen('go', 'w').close()\nwith data.loader('train', 2) as loader: list(loader)",
+        "data.wait(); os.remove('go')",
+        _BACKGROUND.format(source="others"),
         folder=tmp_path,
         nurseries=nurseries,
     )
-    assert [text_in(one).strip() for one in outputs[1:3]] == ["loop", ""]
-    (panel,) = [one["data"] for one in outputs[0]]
-    assert panel["text/plain"].startswith("✓ pack  3 images")
-    assert panel["text/plain"].endswith("training: 9 samples/s")
-    (panel,) = [one["data"] for one in outputs[3]]
+    assert text_in(outputs[2]).strip() == "loop"
+    (panel,) = [one["data"] for one in outputs[1]]
+    assert "✓ pack  6 samples" in panel["text/plain"]
+    assert "training: " in panel["text/plain"]
+    (panel,) = [one["data"] for one in outputs[4]]
     assert "call the dataset's cancel()" in html.unescape(panel["text/html"])
 
 
 _ODD = """
-import os, signal, time, colabstage
+import os, signal, time, colabstage, numpy
 class Odd:
     def __init__(self, stops=False): self.stops = stops
-    def __len__(self): return 3
+    def __len__(self): return 900
     def __getitem__(self, row):
-        if self.stops:
+        if not self.stops:
+            return 1 / 0
+        if row == 800:
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(60)
-        return 1 / 0
+        return numpy.zeros((4, 4)), 0
 def stage():
     return colabstage.stage_dataset('photos', imagesize=3)
 """
 
 
 def test_a_cell_that_ends_early_shows_what_its_reader_wrote(tmp_path: Path, nurseries: Nurseries) -> None:
-    stop = "with progress.step('read', total=2, unit='B'): os.kill(os.getpid(), signal.SIGINT)"
-    stopped = "colabstage.pack_dataset(Odd(stops=True), 'odd.h5', progress=False)"
+    stop, stopped = (f"colabstage.pack_dataset(Odd(stops=True), 'odd.h5', progress={shown})" for shown in (True, False))
     packs = "colabstage.pack_dataset(Odd(), 'odd.h5', progress=False)"
     outputs = run_cells(
-        _WORK, _ODD, stop, stopped, "stage()", packs, "%xmode Verbose", "stage()", folder=tmp_path, nurseries=nurseries
+        _ODD, stop, stopped, "stage()", packs, "%xmode Verbose", "stage()", folder=tmp_path, nurseries=nurseries
     )
-    assert "KeyboardInterrupt" in errors_in(outputs)[0]
-    assert "■ read" in text_in(outputs[2])
+    assert re.search(r"^■ pack  [\d,]+ of 900 ", text_in(outputs[1]), re.MULTILINE)
     sentence, typo, broken, everything = (
         re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(cell[-1]["traceback"]))
-        for cell in (outputs[3], outputs[4], outputs[5], outputs[7])
+        for cell in (outputs[2], outputs[3], outputs[4], outputs[6])
     )
     assert sentence == "Stopped. What was finished is kept; the same call again continues from there."
     assert ("imagesize=3" in typo, "Did you mean 'image_size'?" in typo) == (True, True)
@@ -138,9 +139,9 @@ def test_ipython_in_a_terminal_shows_text(tmp_path: Path) -> None:
     """No HTML is printed where nobody draws it."""
     if find_spec("IPython") is None:
         pytest.skip("needs IPython: pip install --group notebooks (or: make .venv/.tested)")
+    photos = make_tree(tmp_path / "photos", in_classes(6))
     code = (
-        "from colabstage.io.display import resolve_progress\n"
-        "with resolve_progress(True).step('copy', total=2, unit='B') as step: step.advance(2)"
+        f"import colabstage; colabstage.pack_dataset({str(photos)!r}, {str(tmp_path / 'photos.h5')!r}, overwrite=True)"
     )
     done = subprocess.run(
         [sys.executable, "-m", "IPython", "--no-banner", "--simple-prompt", "-c", code],
@@ -150,7 +151,7 @@ def test_ipython_in_a_terminal_shows_text(tmp_path: Path) -> None:
         timeout=60,
         check=True,
     )
-    assert "copy: 100%" in done.stderr
+    assert "pack: 100%" in done.stderr
     assert "<" not in done.stdout
 
 

@@ -2,106 +2,127 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any
 
+import h5py
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
+from colabstage import pack_dataset
 from colabstage.errors import LayoutError, OptionError
 from colabstage.options import Images, SampleTable, TreeFiles, Values
-from colabstage.pack.plan import assign_splits, key_hashes, split_rows
-from colabstage.trees.listing import FileEntry
+from tests.support.images import image
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
 
-    from numpy.typing import NDArray
+    Pack = Callable[..., dict[str, list[str]]]
 
-    from colabstage.trees.listing import Tree
-
-USUAL = (("train", 0.8), ("dev", 0.1), ("test", 0.1))
-
-
-def sample_table(
-    labels: Sequence[int], *, splits: tuple[str, ...] | None = None, groups: tuple[str, ...] | None = None
-) -> SampleTable:
-    """A table of files that are never read."""
-    files = tuple(FileEntry(f"{label}/{row:05}.png", 10, 0, row) for row, label in enumerate(labels))
-    classes = tuple(str(label) for label in range(max(labels, default=-1) + 1))
-    keys = tuple(file.name for file in files)
-    inputs, targets = Images(TreeFiles(cast("Tree", None), files)), Values(np.array(labels, dtype=np.int64))
-    return SampleTable("image_folder", keys, inputs, targets, splits, groups, classes)
+USUAL = {"train": 0.8, "dev": 0.1, "test": 0.1}
 
 
-def keys_of(count: int) -> list[str]:
-    """Names as folders have them."""
-    return [f"folder/{number:05}.jpg" for number in range(count)]
+def names_of(labels: Sequence[int]) -> list[str]:
+    """Names as folders have them, in the order of the labels."""
+    return [f"{label}/{row:05}.png" for row, label in enumerate(labels)]
 
 
-@st.composite
-def divisions(draw: st.DrawFn) -> tuple[NDArray[np.int64], tuple[tuple[str, float], ...]]:
-    """Labels of up to 12 classes of 1 to 60 samples, and up to five fractions that add up to 1."""
-    sizes = draw(st.lists(st.integers(1, 60), min_size=1, max_size=12))
-    labels = np.repeat(np.arange(len(sizes)), sizes).astype(np.int64)
-    parts = draw(st.lists(st.integers(1, 50), min_size=1, max_size=5))
-    return labels, tuple((f"split{number}", part / sum(parts)) for number, part in enumerate(parts))
+@pytest.fixture
+def pack(tmp_path: Path) -> Pack:
+    """Pack samples by their keys, and return those of each split, in the order of its rows."""
+
+    def packed(
+        keys: Sequence[str],
+        labels: Sequence[int] | None = None,
+        *,
+        files: Sequence[str] | None = None,
+        of_source: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> dict[str, list[str]]:
+        names = [f"{row:05}.png" for row in range(len(keys))] if files is None else files
+        folder = tmp_path / "files"
+        folder.mkdir(exist_ok=True)
+        for name in {"any.png", *names}:
+            (folder / name).write_bytes(image(1))
+
+        def layout(tree: Any) -> SampleTable:
+            entries = {entry.name: entry for entry in tree.entries}
+            targets = None if labels is None else Values(np.array(labels, dtype=np.int64))
+            inputs = Images(TreeFiles(tree, [entries[name] for name in names]))
+            return SampleTable("mine", tuple(keys), inputs, targets, **(of_source or {}))
+
+        target = tmp_path / "out.h5"
+        report = pack_dataset(folder, target, layout=layout, overwrite=True, progress=False, **options)
+        with h5py.File(target) as file:
+            return {split: file[f"key_{split}"].asstr()[()].tolist() for split in report.samples}
+
+    return packed
 
 
-@given(division=divisions(), seed=st.integers(0, 2**31))
-def test_every_class_has_every_fraction_within_one_sample(
-    division: tuple[NDArray[np.int64], tuple[tuple[str, float], ...]], seed: int
-) -> None:
+@pytest.mark.parametrize("seed", range(5))
+def test_every_class_has_every_fraction_within_one_sample(pack: Pack, seed: int) -> None:
     """Whatever the classes' sizes and the fractions, rounding moves a class's share by less than one sample."""
-    labels, fractions = division
-    assigned = assign_splits(keys_of(len(labels)), labels, fractions, seed=seed)
-    assert assigned.min() >= 0
-    assert assigned.max() < len(fractions)
-    for label in np.unique(labels):
-        counts = np.bincount(assigned[labels == label], minlength=len(fractions))
-        exact = np.array([fraction for _, fraction in fractions]) * counts.sum()
-        assert np.all(np.abs(counts - exact) < 1 + 1e-6)
+    rng = np.random.default_rng(seed)
+    sizes = rng.integers(1, 60, rng.integers(2, 12))
+    parts = rng.integers(10, 50, rng.integers(1, 6))
+    fractions = {f"split{number}": float(part / parts.sum()) for number, part in enumerate(parts)}
+    keys = names_of(np.repeat(np.arange(len(sizes)), sizes).tolist())
+    found = pack(keys, [int(key.split("/")[0]) for key in keys], splits=fractions, seed=seed * 1000)
+    assert sorted(key for rows in found.values() for key in rows) == sorted(keys)
+    for label, size in enumerate(sizes):
+        counts = np.array([sum(key.startswith(f"{label}/") for key in found[name]) for name in fractions])
+        assert np.all(np.abs(counts - np.array([*fractions.values()]) * size) < 1 + 1e-6)
 
 
-def test_shares_that_are_whole_are_exact() -> None:
-    """80, 10 and 10 percent of a hundred are 80, 10 and 10, in spite of floating-point edges."""
-    labels = np.repeat(np.arange(7), 100).astype(np.int64)
-    assigned = assign_splits(keys_of(700), labels, USUAL, seed=3)
-    for label in range(7):
-        assert np.bincount(assigned[labels == label]).tolist() == [80, 10, 10]
+@pytest.mark.parametrize("labels", [(0, 1, 2), (1, 2, 3), (100, 1000, 10_000), (-1, 0, 7)])
+def test_shares_that_are_whole_are_exact(pack: Pack, labels: tuple[int, ...]) -> None:
+    """80, 10 and 10 percent of a hundred are 80, 10 and 10, in spite of floating-point edges; whole numbers are classes
+    whatever they count from."""
+    each = np.repeat(labels, 100).tolist()
+    found = pack(names_of(each), each, splits=USUAL, seed=3)
+    for label in labels:
+        assert [sum(key.startswith(f"{label}/") for key in found[name]) for name in USUAL] == [80, 10, 10]
 
 
-def test_the_seed_alone_decides() -> None:
+def places(found: dict[str, list[str]]) -> dict[str, str]:
+    """The split of each key."""
+    return {key: split for split, rows in found.items() for key in rows}
+
+
+def test_the_seed_alone_decides(pack: Pack) -> None:
     """The same seed divides alike whatever order the samples come in; another seed divides otherwise."""
-    keys, labels = keys_of(400), np.arange(400, dtype=np.int64) % 4
-    first = assign_splits(keys, labels, USUAL, seed=5)
-    assert np.array_equal(first, assign_splits(keys, labels, USUAL, seed=5))
-    turned = assign_splits(keys[::-1], labels[::-1], USUAL, seed=5)
-    assert np.array_equal(first, turned[::-1])
-    assert 0.2 < np.mean(first != assign_splits(keys, labels, USUAL, seed=6)) < 0.5
+    labels = [row % 4 for row in range(400)]
+    keys = names_of(labels)
+    first = places(pack(keys, labels, splits=USUAL, seed=5))
+    assert places(pack(keys[::-1], labels[::-1], splits=USUAL, seed=5)) == first
+    other = places(pack(keys, labels, splits=USUAL, seed=6))
+    assert 0.2 < np.mean([first[key] != other[key] for key in keys]) < 0.5
 
 
-def test_the_division_is_the_same_everywhere() -> None:
+def test_the_division_is_the_same_everywhere(pack: Pack) -> None:
     """Known values: a new version of any library, or of colabstage, may not move a sample from test to train."""
-    assert key_hashes(["a/1.png"], seed=7, purpose="split").tolist() == [17271628866554650664]
-    assigned = assign_splits(keys_of(12), np.arange(12, dtype=np.int64) % 2, (("train", 0.5), ("test", 0.5)), seed=1)
-    assert "".join(map(str, assigned.tolist())) == "001000110111"
+    keys = [f"folder/{number:05}.jpg" for number in range(12)]
+    found = pack(keys, [row % 2 for row in range(12)], splits={"train": 0.5, "test": 0.5}, seed=1)
+    of = places(found)
+    assert "".join(str(int(of[key] == "test")) for key in keys) == "001000110111"
+    assert [int(key[-9:-4]) for key in found["train"]] == [1, 8, 0, 5, 4, 3]
 
 
-def test_new_samples_move_few_of_the_old_ones() -> None:
+def test_new_samples_move_few_of_the_old_ones(pack: Pack) -> None:
     """Adding one sample to each class moves at most one old sample of the class across each edge."""
-    keys, labels = keys_of(1000), np.arange(1000, dtype=np.int64) % 5
-    more_keys = [*keys, *(f"new/{number}.jpg" for number in range(5))]
-    before = assign_splits(keys, labels, USUAL, seed=0)
-    after = assign_splits(more_keys, np.append(labels, np.arange(5)), USUAL, seed=0)[:1000]
-    assert np.count_nonzero(before != after) <= 5 * 2
+    labels = [row % 5 for row in range(500)]
+    keys, more = names_of(labels), [f"new/{number}.jpg" for number in range(5)]
+    before = places(pack(keys, labels, splits=USUAL))
+    after = places(pack([*keys, *more], [*labels, *range(5)], splits=USUAL))
+    assert sum(before[key] != after[key] for key in keys) <= 5 * 2
 
 
-def test_train_is_shuffled_and_others_keep_their_order() -> None:
+def test_train_is_shuffled_and_others_keep_their_order(pack: Pack) -> None:
     """Rows of train are a permutation that looks random; those of the other splits follow the source."""
-    rows = split_rows(sample_table([0] * 200 + [1] * 200), USUAL, seed=0)
-    assert list(rows) == ["train", "dev", "test"]
+    keys = names_of([0] * 200 + [1] * 200)
+    found = pack(keys, [0] * 200 + [1] * 200, splits=USUAL)
+    assert list(found) == ["train", "dev", "test"]
+    rows = {split: np.array([keys.index(key) for key in found[split]]) for split in USUAL}
     assert sorted(np.concatenate(list(rows.values())).tolist()) == list(range(400))
     assert np.all(np.diff(rows["dev"]) > 0)
     assert np.all(np.diff(rows["test"]) > 0)
@@ -111,97 +132,76 @@ def test_train_is_shuffled_and_others_keep_their_order() -> None:
     assert 0.3 < np.mean(train[:80] < 200) < 0.7
 
 
-def test_the_order_of_train_is_seeded_and_steady() -> None:
+def test_the_order_of_train_is_seeded_and_steady(pack: Pack) -> None:
     """Another seed is another order; samples that are added do not shuffle the others anew."""
-    first = split_rows(sample_table([0] * 100), None, seed=0)["train"]
-    assert np.array_equal(first, split_rows(sample_table([0] * 100), None, seed=0)["train"])
-    assert not np.array_equal(first, split_rows(sample_table([0] * 100), None, seed=1)["train"])
-    longer = split_rows(sample_table([0] * 120), None, seed=0)["train"]
-    assert np.array_equal(longer[longer < 100], first)
+    keys = names_of([0] * 120)
+    first = pack(keys[:100])["train"]
+    assert pack(keys[:100])["train"] == first
+    assert pack(keys[:100], seed=1)["train"] != first
+    assert [key for key in pack(keys)["train"] if key in keys[:100]] == first
 
 
-def test_splits_of_the_source_are_taken_as_they_are() -> None:
-    """They keep their order of appearance, and fractions on top of them are refused by name."""
-    table = sample_table([0, 1, 0, 1], splits=("train", "train", "val", "train"))
-    rows = split_rows(table, None, seed=0)
-    assert list(rows) == ["train", "val"]
-    assert sorted(rows["train"].tolist()) == [0, 1, 3]
-    assert rows["val"].tolist() == [2]
+def test_splits_of_the_source_are_taken_as_they_are(pack: Pack) -> None:
+    """Fractions on top of them are refused by name."""
+    keys, of_source = names_of([0, 1, 0, 1]), {"splits": ("train", "train", "val", "train")}
+    found = pack(keys, of_source=of_source)
+    assert sorted(found["train"]) == sorted([keys[0], keys[1], keys[3]])
+    assert (list(found), found["val"]) == (["train", "val"], [keys[2]])
     with pytest.raises(OptionError, match=r"train, val"):
-        split_rows(table, USUAL, seed=0)
+        pack(keys, of_source=of_source, splits=USUAL)
 
 
-def test_a_split_that_would_be_empty_is_refused() -> None:
+def test_a_split_that_would_be_empty_is_refused(pack: Pack) -> None:
     """Three samples cannot give one percent; the message names split and fraction."""
     with pytest.raises(OptionError, match=r"'test' the fraction 0\.01"):
-        split_rows(sample_table([0, 0, 0]), (("train", 0.99), ("test", 0.01)), seed=0)
+        pack(names_of([0, 0, 0]), splits={"train": 0.99, "test": 0.01})
 
 
-def test_nothing_cannot_be_split() -> None:
+def test_nothing_cannot_be_split(pack: Pack) -> None:
     """A table without samples is a typed error, not an empty file."""
     with pytest.raises(LayoutError, match="no samples"):
-        split_rows(sample_table([]), None, seed=0)
+        pack([])
 
 
-def test_no_group_is_in_two_splits() -> None:
+def test_no_group_is_in_two_splits(pack: Pack) -> None:
     """Of 40 patients of 1 to 9 images each one is in one split, and the fractions hold about."""
     groups = tuple(f"p{patient}" for patient in range(40) for _ in range(patient % 9 + 1))
-    table = sample_table([0] * len(groups), groups=groups)
-    rows = split_rows(table, USUAL, seed=0)
-    owners = [{groups[i] for i in samples.tolist()} for samples in rows.values()]
+    keys = names_of([0] * len(groups))
+    found = pack(keys, of_source={"groups": groups}, splits=USUAL)
+    owners = [{groups[keys.index(key)] for key in rows} for rows in found.values()]
     assert sum(map(len, owners)) == 40
-    shares = [len(samples) / len(groups) for samples in rows.values()]
+    shares = [len(found[split]) / len(groups) for split in USUAL]
     assert np.abs(np.array(shares) - [0.8, 0.1, 0.1]).max() < 0.05
 
 
-def test_groups_may_come_from_the_names() -> None:
+def test_groups_may_come_from_the_names(pack: Pack) -> None:
     """A regular expression says what belongs together; one that finds nothing is refused with the name."""
-    table = sample_table([number // 4 for number in range(80)])
-    rows = split_rows(table, (("train", 0.5), ("test", 0.5)), seed=0, group_by=r"^(\d+)/")
-    owners = [{table.keys[i].split("/")[0] for i in samples.tolist()} for samples in rows.values()]
+    keys = names_of([number // 4 for number in range(80)])
+    found = pack(keys, splits={"train": 0.5, "test": 0.5}, group_by=r"^(\d+)/")
+    owners = [{key.split("/")[0] for key in rows} for rows in found.values()]
     assert not owners[0] & owners[1]
     with pytest.raises(OptionError, match=r"'0/00000\.png'"):
-        split_rows(table, USUAL, seed=0, group_by="patient")
+        pack(keys, splits=USUAL, group_by="patient")
 
 
-@st.composite
-def tables_of_rows(draw: st.DrawFn) -> tuple[SampleTable, list[int]]:
-    """Up to 30 files with one to three rows each, any whole numbers as labels; and the file of each row."""
-    owners = [file for file in range(draw(st.integers(8, 30))) for _ in range(draw(st.integers(1, 3)))]
-    labels = draw(st.lists(st.sampled_from([-5, 3, 1000, 2**40]), min_size=len(owners), max_size=len(owners)))
-    files = [FileEntry(f"{owner:02}.png", 10, 0, owner) for owner in owners]
-    inputs, targets = Images(TreeFiles(cast("Tree", None), files)), Values(np.array(labels, dtype=np.int64))
-    keys = tuple(f"{file.name}#{row}" for row, file in enumerate(files))
-    return SampleTable("table", keys, inputs, targets), owners
-
-
-@given(made=tables_of_rows(), seed=st.integers(0, 99))
-def test_no_file_is_in_two_splits(made: tuple[SampleTable, list[int]], seed: int) -> None:
-    """However many rows a table has for it."""
-    table, owners = made
-    rows = split_rows(table, (("train", 0.6), ("test", 0.4)), seed=seed)
-    parts = [{owners[row] for row in samples.tolist()} for samples in rows.values()]
+@pytest.mark.parametrize("seed", range(4))
+def test_no_file_is_in_two_splits(pack: Pack, seed: int) -> None:
+    """However many rows a table has for it, and whatever whole numbers are its labels."""
+    rng = np.random.default_rng(seed)
+    owners = [file for file in range(rng.integers(8, 30)) for _ in range(rng.integers(1, 4))]
+    keys = [f"{owner:02}.png#{row}" for row, owner in enumerate(owners)]
+    labels = rng.choice([-5, 3, 1000, 2**40], len(owners)).tolist()
+    files = [f"{owner:02}.png" for owner in owners]
+    found = pack(keys, labels, files=files, splits={"train": 0.6, "test": 0.4}, seed=seed)
+    parts = [{key.partition("#")[0] for key in rows} for rows in found.values()]
     assert not parts[0] & parts[1]
-    assert sum(map(len, rows.values())) == len(owners)
+    assert sum(map(len, found.values())) == len(owners)
 
 
-def test_a_file_in_two_splits_or_groups_of_the_source_is_refused() -> None:
+def test_a_file_in_two_splits_or_groups_of_the_source_is_refused(pack: Pack) -> None:
     """The source contradicts itself, and the file is named."""
-    files = [FileEntry(f"{name}.png", 10, 0, 0) for name in "aab"]
-    inputs = Images(TreeFiles(cast("Tree", None), files))
-    table = SampleTable("table", ("a", "a#2", "b"), inputs, None, splits=("train", "test", "test"))
+    keys, files = ("a", "a#2", "b"), ["a.png", "a.png", "b.png"]
     with pytest.raises(LayoutError, match=r"'a\.png'.*'train'.*'test'"):
-        split_rows(table, None, seed=0)
-    table = SampleTable("table", ("a", "a#2", "b"), inputs, None, groups=("p1", "p2", "p2"))
+        pack(keys, files=files, of_source={"splits": ("train", "test", "test")})
     with pytest.raises(LayoutError, match=r"'a\.png'.*'p1'.*'p2'"):
-        split_rows(table, (("train", 0.5), ("test", 0.5)), seed=0)
-
-
-@pytest.mark.parametrize("names", [(1, 2, 3), (100, 1000, 10_000), (-1, 0, 7)])
-def test_whole_numbers_are_classes_whatever_they_count_from(names: tuple[int, ...]) -> None:
-    """Labels from 1, ids with gaps: every class has every fraction, as those that count from 0."""
-    labels = np.repeat(names, 50)
-    plain = sample_table(np.repeat(np.arange(3), 50).tolist())
-    table = SampleTable("table", plain.keys, plain.inputs, Values(labels))
-    for samples, fraction in zip(split_rows(table, USUAL, seed=0).values(), (0.8, 0.1, 0.1), strict=True):
-        assert [np.count_nonzero(labels[samples] == name) for name in names] == [round(50 * fraction)] * 3
+        pack(keys, files=files, of_source={"groups": ("p1", "p2", "p2")}, splits={"train": 0.5, "test": 0.5})
