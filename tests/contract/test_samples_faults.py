@@ -470,9 +470,26 @@ VALUES = [
       for most, right in [(2**24, found(".*float32.*")), (2**30 + 9, refused(r"\.tif.*float32"))]),
 ]
 
+LABELLED = "".join(f"im{i}.jpg {('cat', 'dog')[i % 2]}\n" for i in range(6))
 OF_PARTS = [
     row(f"{masks} beside {images}", files(f"{images}/p{{0..5}}.png {masks}/{{0..5}}.png"), right=[refused(rf"only='{images}'.*parts\(x='{images}', y='{masks}'\)")])
     for images, masks in [("img", "gt"), ("val2017", "panoptic_val2017"), ("photos", "masks"), ("images", "masks")]
+]
+
+# What a text says in comments, and of names without their endings.
+TEXTS_BESIDE = [
+    *(row(f"a list of labels {name}", files("im{0..5}.jpg", {file: text}), right=[right])
+      for name, file, text, right in [
+          ("below a comment", "labels.txt", "# file label\n" + LABELLED, found("train: cat 3, dog 3")),
+          ("below two comments", "labels.txt", "# made by hand\n#file label\n" + LABELLED, found("train: cat 3, dog 3")),
+          ("below a comment, with tabs", "labels.txt", "# file\tlabel\n" + LABELLED.replace(" ", "\t"), found("train: cat 3, dog 3")),
+          ("with a comment in it", "labels.txt", LABELLED.replace("im3", "# checked to here\nim3"), found("train: cat 3, dog 3")),
+          ("of names without endings", "labels.txt", LABELLED.replace(".jpg", ""), found("train: cat 3, dog 3")),
+          ("of names without endings, one of them elsewhere", "labels.txt", LABELLED.replace(".jpg", "") + "im9 cat\n", refused("labels.txt"))]),
+    row("numbers and names of classes called as images", files("{0..5}.jpg", {"names.txt": "0 cat\n1 dog\n"}), right=[refused("names.txt")]),
+    *(row(f"folds in {name}", made, right=[found("train: .*")]) for name, made in [
+        (".npz", files("", {"d.npz": npz(x=np.ones((6, 4)), y=np.arange(6) % 2, fold=np.arange(6) % 3)})),
+        ("a table", table("file,label,fold", "{i}.jpg,{c},{i}"))]),
 ]
 
 # Images, their masks, and bands of one sample, in folders.
@@ -582,6 +599,7 @@ TEXTS = [
         *MASKS,
         *VALUES,
         *OF_PARTS,
+        *TEXTS_BESIDE,
         *PARTS,
         *PIXELS,
         *ARRAYS,
