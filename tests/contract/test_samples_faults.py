@@ -439,10 +439,10 @@ def in_palettes(*palettes: str) -> dict[str, bytes]:
     return made
 
 
-def tiff(pixels: Any) -> bytes:
+def tiff(pixels: Any, pages: int = 1) -> bytes:
     """A TIFF of these pixels."""
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, "TIFF")
+    buffer, page = io.BytesIO(), Image.fromarray(pixels)
+    page.save(buffer, "TIFF", save_all=True, append_images=[page] * (pages - 1))
     return buffer.getvalue()
 
 
@@ -463,6 +463,7 @@ VALUES = [
     row("palettes: of some masks alone", in_palettes("kr") | {"masks/0.png": grey(EYE)}, right=[lambda packed: packed.found == OF_64 and not packed.notes]),
     row("a class, and a foreground of 255", as_masks(EYE * 2, EYE * 255), right=[noted(r"255.*masks/1\.png")]),
     row("classes, and no class of 255", as_masks(EYE * 2 + np.diag([np.uint8(255)] * 8, 8), np.pad(EYE[:2, :2] * 255, (0, 14))), right=[lambda packed: not packed.refusal and not packed.notes]),
+    row("masks of two pages", as_masks(EYE, write=lambda pixels: tiff(pixels, pages=2)), right=[refused(r"masks/.*pages")]),
     row("masks of whole floats", as_masks(EYE.astype(np.float32), write=tiff), right=[found(OF_64)]),
     row("masks of probabilities", as_masks(EYE * np.float32(0.7), write=tiff), right=[refused(r"masks/.\.tif.*float32")]),
     row("masks of floats above 255", as_masks(EYE * np.float32(300), write=tiff), right=[refused(r"masks/.\.tif.*300")]),
