@@ -590,10 +590,14 @@ def decode_turbo(
 
 
 @contextmanager
-def open_upright(data: bytes) -> Iterator[Image.Image]:
-    """Decode an image file by Pillow, turned as its EXIF or XMP orientation asks."""
-    with _open_pillow(data) as image, _upright(image, data) as upright:
-        yield upright
+def open_upright(data: bytes, *, has_one_page: bool = False) -> Iterator[Image.Image]:
+    """Decode an image file by Pillow, turned as its EXIF or XMP orientation asks; `has_one_page`: refuse others."""
+    with _open_pillow(data) as image:
+        if has_one_page and _is_animated(image):
+            msg = f"The {image.format} has several frames or pages, expected one. Save the one that is meant alone."
+            raise DecodeError(msg)
+        with _upright(image, data) as upright:
+            yield upright
 
 
 @contextmanager

@@ -146,7 +146,8 @@ def fit_mask(indices: NDArray[np.uint8], options: MaskOptions) -> NDArray[np.uin
 
 
 def _indices_of_file(data: bytes, *, painted: bool) -> NDArray[Any]:
-    with open_upright(data) as image:
+    # A further page may hold the mask of another class.
+    with open_upright(data, has_one_page=True) as image:
         # Colours are what counts then, whatever way the file has them: a palette, or true colours.
         if painted:
             return np.asarray(image.convert("RGB"))

@@ -9,7 +9,6 @@ harmless.
 from __future__ import annotations
 
 import itertools
-import json
 import posixpath
 import re
 from collections import Counter, defaultdict
@@ -26,8 +25,8 @@ from colabstage.layouts.columns import show
 from colabstage.layouts.evidence import Evidence, class_of_samples, near, refuse, size_in_file
 from colabstage.layouts.lists import lists_state
 from colabstage.layouts.names import bare_stem
-from colabstage.layouts.reading import decode_text
 from colabstage.layouts.records import IMAGE_HEADS
+from colabstage.layouts.statements import joins_classes, other_number
 from colabstage.layouts.table import Boxes, SampleTable, TreeFiles, Values
 from colabstage.trees.bytes import HEAD_BYTES
 from colabstage.trees.listing import only_line
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
 
     from colabstage.layouts.evidence import Found
     from colabstage.layouts.reading import Source
+    from colabstage.layouts.statements import Statement
     from colabstage.trees.listing import FileEntries
 
 # More folders than this are classes.
@@ -47,19 +47,13 @@ _MOST_PARTS = 16
 _STEMS_COMPARED = 64
 # How many images with boxes are opened for their size.
 _SIZES_COMPARED = 8
-# Enough to recognise a file's content, and little enough for a slow mount.
-_HEAD_BYTES = 64 * 1024
 _HEADS = 16
 # Of so many files without an ending the first bytes are looked at.
 _ENDLESS = 2
 # At least this many samples must be named, because a text may mention one in passing.
 _NAMED = 3
 _AGREEING = 0.9
-_WORD = re.compile(r"[^\s,;|\"'<>\[\]{}()=:]+")
-_CELL = re.compile(r"[^,;\t|\"<>]+")
 _NUMBER = re.compile(r"-?\d+(\.\d+)?")
-# A stem counts as that of a sample, not as a word or a number, if it has letters and digits, or many digits.
-_TELLING = re.compile(r"(?=.*\d)(?=.*\D).{3,}|\d{5,}")
 _TARS = (".tar", ".tgz", ".tar.gz")
 # Layouts whose samples are rows that name files, and those whose samples are records of shards.
 _OF_ROWS = ("table", "croissant")
@@ -484,7 +478,9 @@ def _left_over(source: Source, found: Evidence) -> Iterator[_Left]:
     beside = f"the {'arrays' if of_arrays else table.unit} of '{source.label}'"
     if of_arrays and table.splits is None:
         how = "Save an array 'split' beside the others, with a word for each row: train, val or test."
-        names = list(filter(_may_list_a_split, found.unused))
+        # Folds are made for an experiment, and say of no row that it is held out.
+        asked = [name for name in found.unused if words.plain_name(words.stem_of(name)) not in words.ABOUT_FILES]
+        names = list(filter(_may_list_a_split, asked))
         yield _Left(names, beside, "may say which rows are held out, and would be left out", how, "arrays")
     # Texts are what such images have in place of labels, and further fields are about both.
     elif is_bare and not of_arrays and not any(map(words.is_caption, found.unused)):
@@ -554,17 +550,17 @@ class _Unused:
     def _ending_in(self, extensions: tuple[str, ...]) -> FileEntries:
         return self.source.ending_in(extensions).where(lambda name: name not in self.found.used)
 
-    def _heads(self, files: FileEntries) -> dict[str, str]:
-        """Return the beginnings of some texts, which are enough: some lists have a million lines."""
+    def _statements(self, files: FileEntries) -> dict[str, list[Statement]]:
+        """Return what some texts state in their beginnings; nothing for other files."""
         first = sorted(files, key=lambda entry: (entry.name.count("/"), entry.name))[:_HEADS]
-        texts = [entry for entry in first if extension_of(entry.name) in _TEXTS]
-        heads = {entry.name: decode_text(self.source.head(entry, _HEAD_BYTES)) for entry in texts}
-        return {entry.name: words.normal(heads.get(entry.name, "")) for entry in first}
+        return {
+            entry.name: self.source.statements(entry) if extension_of(entry.name) in _TEXTS else [] for entry in first
+        }
 
     def stating(self, files: FileEntries) -> dict[str, str]:
         """Return what those of some texts state that name samples: the "same" classes of them, or something "else"."""
-        heads = self._heads(files.ending_in(_TEXTS).where(lambda name: not words.is_note(name)))
-        named = {part for head in heads.values() for line in head.splitlines() for part in _parts(_words(line))}
+        stated = self._statements(files.ending_in(_TEXTS).where(lambda name: not words.is_note(name)))
+        named = {part for statements in stated.values() for one in statements for part in one.parts}
         labels = class_of_samples(self.table) or itertools.repeat("", len(self.table))
         # Images in several folders may have one name.
         class_of = defaultdict[str, set[str]](set)
@@ -572,8 +568,8 @@ class _Unused:
             for word in {words.normal(posixpath.basename(name)), words.normal(words.stem_of(name))} & named:
                 class_of[word].add(label)
         # A list of held-out samples may be short.
-        enough = {name: 1 if _may_list_a_split(name) else min(_NAMED, len(self.table)) for name in heads}
-        states = {name: _states(head, class_of, enough[name]) for name, head in heads.items()}
+        enough = {name: 1 if _may_list_a_split(name) else min(_NAMED, len(self.table)) for name in stated}
+        states = {name: _states(one, class_of, enough[name]) for name, one in stated.items()}
         return {name: state for name, state in states.items() if state}
 
     @cached_property
@@ -584,14 +580,15 @@ class _Unused:
         if not classes or not isinstance(self.table.targets, Values):
             return {}
         called = self._ending_in((*words.ANNOTATIONS, *_BINARY, *_DATA)).where(words.may_hold_labels)
-        heads = self._heads(called) | self._heads(self._ending_in(words.TEXTS).where(words.may_hold_names))
-        about = {name: _about_classes(name, head, classes) for name, head in heads.items()}
+        may_name = self._ending_in(words.TEXTS).where(words.may_hold_names)
+        stated = self._statements(called) | self._statements(may_name)
+        about = {name: _about_classes(name, one, classes) for name, one in stated.items()}
         # A file in the folder of each class, with one word for several of them: labels of folders, as of patients.
         alike = defaultdict[str, list[str]](list)
-        for name in heads:
+        for name in stated:
             alike[posixpath.basename(name)] += [name] if not set(classes).isdisjoint(name.split("/")[:-1]) else []
         for names in alike.values():
-            if _joins_classes([heads[name].strip() for name in names]):
+            if joins_classes(["\n".join(one.text for one in stated[name]) for name in names]):
                 about |= dict.fromkeys(names, "")
         return about
 
@@ -659,61 +656,33 @@ class _Unused:
             yield f"Not read: {format_count(len(mates), 'files')} called as {table.unit} are (first '{mates[0]}')."
 
 
-def _about_classes(name: str, text: str, classes: Sequence[str]) -> str:
+def _about_classes(name: str, stated: Sequence[Statement], classes: Sequence[str]) -> str:
     """Return what a file may say of the classes, `_SAME` where that is nothing else; "" if it may label samples."""
     # In the folder of a class, of that.
     own = [one for one in classes if one in name.split("/")[:-1]] or classes
-    stated = _statements(text)
-    # A name may have spaces in it.
-    counts = Counter(_WORD.findall(text)) | Counter(cell.strip() for cell in _CELL.findall(text))
-    counts |= Counter(part for word in _WORD.findall(text) for part in word.split("/"))
+    counts = Counter[str]()
+    # A name may have blanks in it, which makes it a cell.
+    for one in stated:
+        counts.update(Counter(one.words) | Counter(one.cells[len(one.words) :]) | Counter(one.folders))
     are_named = all(counts[one] == 1 for one in own)
-    of_class = [next((line for line in stated if one in _parts(_words(line))), one) for one in own]
-    beside = [_WORD.findall(line.replace(one, "", 1)) for line, one in zip(of_class, own, strict=True)]
-    if _joins_classes(list(map(" ".join, beside))) if are_named else len(stated) not in (len(own), len(own) + 1):
+    place_of = {part: place for place, one in reversed([*enumerate(stated)]) for part in one.parts}
+    beside = [stated[place_of[one]].beside(one) for one in own if one in place_of]
+    if joins_classes(list(map(" ".join, beside))) if are_named else len(stated) not in (len(own), len(own) + 1):
         return ""
     numbers = [[int(word) for word in one if _LABEL.fullmatch(word)] for one in beside]
     labels = [one[0] for one in numbers if len(one) == 1] if are_named else []
     if len({*labels}) == len(classes):
-        return _about_numbers(labels, classes)
+        other = other_number(classes, dict(enumerate(labels)))
+        if other and sorted(labels) not in ([*range(len(classes))], [*range(1, len(classes) + 1)]):
+            return "has a number for each class, which is not read."
+        return f"is not read, and numbers classes otherwise: {other}." if other else _SAME
     if all(map(_LABEL.fullmatch, classes)):
         return f"may name the classes, which are called {listed(classes)} here, and is not read."
+    text = "\n".join(one.text for one in stated)
     places = [text.index(one) for one in own if are_named]
     if places and places == sorted(places):
         return _SAME
     return f"may give the classes other names or another order, and is not read. Here '{show(classes[0])}' is 0."
-
-
-def _about_numbers(labels: Sequence[int], classes: Sequence[str]) -> str:
-    """Return what is to be said where a file has one number for each class."""
-    ours = [*range(len(classes))]
-    odd = next((place for place in ours if labels[place] != place), None)
-    if odd is None:
-        return _SAME
-    if sorted(labels) not in (ours, [*range(1, len(classes) + 1)]):
-        return "has a number for each class, which is not read."
-    return f"is not read, and numbers classes otherwise: '{show(classes[odd])}' is {labels[odd]} there, and {odd} here."
-
-
-def _statements(text: str) -> list[str]:
-    """Return the lines of a text that are not empty; of JSON what it states of each key, or its items."""
-    try:
-        found = json.loads(text) if text.lstrip().startswith(("{", "[")) else None
-    except (ValueError, RecursionError):
-        found = None
-    # {"classes": {"cat": 0}}
-    while isinstance(found, dict) and len(found) == 1 and isinstance(inner := next(iter(found.values())), dict | list):
-        found = inner
-    items = [{key: value} for key, value in found.items()] if isinstance(found, dict) else found
-    if isinstance(items, list):
-        return [json.dumps(one, ensure_ascii=False) for one in items]
-    return [line.strip() for line in text.splitlines() if line.strip()]
-
-
-def _joins_classes(beside: Sequence[str]) -> bool:
-    """Tell whether what is written beside each class is one for several of them and another for others, as labels of
-    folders are, and not a name, a number or a remark."""
-    return 1 < len(set(beside)) < len(beside)
 
 
 def _may_list_a_split(name: str) -> bool:
@@ -728,36 +697,24 @@ def _is_beside_parts(name: str, classes: set[str]) -> bool:
     return any(words.is_role(folder) and not words.holds_images(folder) for folder in folders[first + 1 :])
 
 
-def _words(line: str) -> list[str]:
-    """Return the parts of a line that may be a name or label: between spaces and quotes, and between delimiters."""
-    return [*_WORD.findall(line), *(cell.strip() for cell in _CELL.findall(line))]
-
-
-def _parts(cells: list[str]) -> set[str]:
-    """Return the folders and base names in some words."""
-    return {part for cell in cells for part in cell.replace("\\", "/").split("/")}
-
-
-def _states(text: str, class_of: Mapping[str, set[str]], enough: int) -> str:
+def _states(stated: Sequence[Statement], class_of: Mapping[str, set[str]], enough: int) -> str:
     """Return whether a text states the "same" classes of samples, given by bare name, or something "else"; "" if it
     does not name `enough`."""
     named: set[str] = set()
     agreeing = mentions = 0
     # By class, what the lines say beside the name.
     beside: dict[str, set[str]] = defaultdict(set)
-    # Of JSON by name what it says of each; records may say more than fits into a line.
-    for line in _statements(text) if text.lstrip().startswith("{") else text.splitlines():
-        cells = _words(line)
-        parts = _parts(cells)
-        # A line of names, classes and no more agrees; boxes below a path with the class in it are something else.
-        agrees = cells if sum(_NUMBER.fullmatch(word) is not None for word in cells) >= 4 else parts
-        for part in parts & class_of.keys():
-            if posixpath.splitext(part)[1] or _TELLING.fullmatch(part):
+    for one in stated:
+        # A line of names, classes and no more agrees; boxes or texts of a path with the class in it are something else.
+        says_more = one.is_record or sum(_NUMBER.fullmatch(word) is not None for word in one.cells) >= 4
+        agrees = one.cells if says_more else one.parts
+        for part in one.parts & class_of.keys():
+            if posixpath.splitext(part)[1] or words.is_telling(part):
                 named.add(part)
-                stated = class_of[part].intersection(agrees)
-                mentions, agreeing = mentions + 1, agreeing + bool(stated)
-                for label in stated or class_of[part]:
-                    beside[label].add(" ".join(word for word in _WORD.findall(line) if part not in _parts([word])))
+                same = class_of[part].intersection(agrees)
+                mentions, agreeing = mentions + 1, agreeing + bool(same)
+                for label in same or class_of[part]:
+                    beside[label].add(" ".join(one.beside(part)))
     if len(named) < enough:
         return ""
     # A name and one word, the same for all of a class and for no other, is the class by another name.

@@ -18,6 +18,7 @@ from colabstage.io.units import counted, format_count, left_out, listed
 from colabstage.layouts.columns import same_partition, show
 from colabstage.layouts.evidence import Evidence, class_of_samples, take_rows
 from colabstage.layouts.reading import broken, decode_text
+from colabstage.layouts.statements import lines_of, other_number
 from colabstage.layouts.table import Boxes, BrokenDatasetError, Masks, SampleTable, TreeFiles
 from colabstage.layouts.words import SPLITS, is_split, normal, same_split, split_name, split_of_path, stem_of
 
@@ -286,7 +287,7 @@ def _listed_split(name: str) -> str:
 def _paths_in(text: str) -> list[tuple[str, str]]:
     """Return the paths in the lines of a list, and what is behind them: whole lines; or the first word where each has
     two paths, of an image and of its mask, or a path and a number."""
-    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    lines = lines_of(text)
     words = [line.split() for line in lines]
     pairs = all(
         2 <= len(one) <= 4 and (one[1].lstrip("-").isdecimal() or all(posixpath.splitext(word)[1] for word in one[:2]))
@@ -308,9 +309,8 @@ def _about_labels(found: Evidence, lists: list[_SplitList]) -> list[str]:
     file, table = lists[0].file, found.table
     if same_partition([labels[row] for row, _ in numbered], [text for _, text in numbered]):
         pairs = sorted({(table.classes.index(labels[row]), int(text)) for row, text in numbered})
-        odd = next(((here, there) for here, there in pairs if here != there), None)
-        which = f"'{show(table.classes[odd[0]])}' is {odd[1]} there, and {odd[0]} here" if odd else ""
-        return [f"The numbers in '{file}' are not read, and number classes otherwise: {which}."] if odd else []
+        odd = other_number(table.classes, dict(pairs))
+        return [f"The numbers in '{file}' are not read, and number classes otherwise: {odd}."] if odd else []
     if found.is_guess:
         why = f"samples with numbers that divide them otherwise than {found.who} (first '{table.keys[numbered[0][0]]}')"
         how = "Where they are the labels, write a table with a path, a label and a split in each row in its place."

@@ -21,6 +21,7 @@ from colabstage.io.files import read_with_retry, stand_in
 from colabstage.io.pipeline import PipelineLimits, run_pipeline
 from colabstage.io.progress import Cancellation
 from colabstage.layouts.columns import show
+from colabstage.layouts.statements import statements_of
 from colabstage.layouts.table import BrokenDatasetError, TreeFiles
 from colabstage.machine.resources import check_space, free_space
 from colabstage.trees.bytes import HEAD_BYTES, LocalBytes, compression_of
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
     from xml.etree.ElementTree import Element
 
+    from colabstage.layouts.statements import Statement
     from colabstage.layouts.table import Content, SampleSource
     from colabstage.trees.bytes import ByteSource
     from colabstage.trees.listing import FileEntry, Tree
@@ -44,6 +46,8 @@ _MAX_READERS = 32
 # What is shorter is held while a layout is detected, because several formats look at it.
 _HELD_BYTES = 1 << 20
 _MOST_HELD = 64
+# Enough to recognise a file's content, and little enough for a slow mount.
+_STATED_BYTES = 64 * 1024
 
 
 def open_member(tree: Tree, entry: FileEntry) -> ByteSource:
@@ -191,6 +195,7 @@ class Source:
         self.label = tree.label
         self.files = FileEntries.of(tree.entries)
         self._held: dict[str, bytes] = {}
+        self._stated: dict[str, list[Statement]] = {}
 
     def without(self, names: Collection[str]) -> Source:
         """Return the source as if it did not have some files; what is read of either is held for both."""
@@ -225,6 +230,12 @@ class Source:
         if entry.name in self._held or entry.size <= min(length, _HELD_BYTES):
             return self.read(entry)[:length]
         return read_head(self.tree, entry, length)
+
+    def statements(self, entry: FileEntry) -> list[Statement]:
+        """Return what the beginning of a text states, which is enough: some lists have a million lines."""
+        if entry.name not in self._stated:
+            self._stated[entry.name] = statements_of(decode_text(self.head(entry, _STATED_BYTES)))
+        return self._stated[entry.name]
 
     def parse(self, entries: Iterable[FileEntry], make: Callable[[FileEntry, bytes], T]) -> dict[str, T]:
         """Return `make(entry, content)` of some files by name, in their order; many reads are in flight where they are

@@ -180,7 +180,7 @@ class TableSearch:
         if self.lists:
             few = asked if self.table is not None or len(asked) <= _LISTS else ()
             lists = self.source.parse(few, lambda entry, content: parse_list(entry.name, content))
-            found = {name: table for name, table in lists.items() if _lists_files(table, self.kind)}
+            found = {name: table for name, table in lists.items() if self._lists_files(table)}
         else:
             found = self.source.parse(asked, lambda entry, content: parse_table(entry.name, content))
         if self.table is None:
@@ -194,6 +194,18 @@ class TableSearch:
             msg = f"'{self.source.label}' holds no tables of samples (.csv, .tsv, .parquet)."
             raise LayoutError(msg)
         return found
+
+    def _lists_files(self, table: Table) -> bool:
+        """Tell whether each row of a text or JSON names a file, in a text at its beginning, and says more."""
+        if table.fault or not table.count or len(table.columns) < 2:
+            return False
+        # Behind a number, as in "1 cat/1.jpg", another file says what the number means.
+        paths = table.columns if table.name.lower().endswith(".json") else table.columns[:1]
+        return any(all(map(self._may_name, column.distinct)) for column in paths)
+
+    def _may_name(self, cell: str) -> bool:
+        """Tell whether a cell is written as a file of the kind, or as the stem of one that is there."""
+        return cell.lower().endswith(self.kind.extensions) or (words.is_telling(cell) and self.lookup.may_find(cell))
 
     @cached_property
     def leading(self) -> list[LeadingTable]:
@@ -538,15 +550,6 @@ class TableSearch:
         )
         rest = len(self.files) - len(np.unique(rows.files))
         return [*filter(None, notes), *left_out_notes((rest, self.kind.noun, "that no row names"))]
-
-
-def _lists_files(table: Table, kind: FileKind) -> bool:
-    """Tell whether each row of a text or JSON names a file of a kind, in a text at its beginning, and says more."""
-    if table.fault or not table.count or len(table.columns) < 2:
-        return False
-    # Behind a number, as in "1 cat/1.jpg", another file says what the number means.
-    paths = table.columns if table.name.lower().endswith(".json") else table.columns[:1]
-    return any(all(cell.lower().endswith(kind.extensions) for cell in column.distinct) for column in paths)
 
 
 def _others(cells: Sequence[str], rows: NDArray[np.intp]) -> list[str]:

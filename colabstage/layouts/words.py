@@ -75,6 +75,7 @@ _FOREIGN = frozenset(
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
 # What file managers add to a second copy: cat (1), cat - Copy, Copy of cat.
 _COPY = re.compile(r"^copy of | ?\(\d+\)$|( ?- ?| )copy( ?\(?\d+\)?)?$", re.IGNORECASE)
+_TELLING = re.compile(r"(?=.*\d)(?=.*\D).{3,}|\d{5,}")
 # A last word of a name that is not just a number.
 _LAST_WORD = re.compile(r"[ ._-]?(?=[^/ ._-]*[A-Za-z])[^/ ._-]+$")
 
@@ -87,6 +88,12 @@ def normal(name: str) -> str:
 def stem_of(name: str) -> str:
     """Return the bare name of a file without its extension."""
     return posixpath.splitext(posixpath.basename(name))[0]
+
+
+def is_telling(stem: str) -> bool:
+    """Tell whether a word is the stem of a sample rather than a word or a number: it has letters and digits, or many
+    digits."""
+    return _TELLING.fullmatch(stem) is not None
 
 
 def before_last_word(stem: str) -> str:

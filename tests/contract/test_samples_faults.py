@@ -439,10 +439,10 @@ def in_palettes(*palettes: str) -> dict[str, bytes]:
     return made
 
 
-def tiff(pixels: Any) -> bytes:
+def tiff(pixels: Any, pages: int = 1) -> bytes:
     """A TIFF of these pixels."""
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, "TIFF")
+    buffer, page = io.BytesIO(), Image.fromarray(pixels)
+    page.save(buffer, "TIFF", save_all=True, append_images=[page] * (pages - 1))
     return buffer.getvalue()
 
 
@@ -463,6 +463,7 @@ VALUES = [
     row("palettes: of some masks alone", in_palettes("kr") | {"masks/0.png": grey(EYE)}, right=[lambda packed: packed.found == OF_64 and not packed.notes]),
     row("a class, and a foreground of 255", as_masks(EYE * 2, EYE * 255), right=[noted(r"255.*masks/1\.png")]),
     row("classes, and no class of 255", as_masks(EYE * 2 + np.diag([np.uint8(255)] * 8, 8), np.pad(EYE[:2, :2] * 255, (0, 14))), right=[lambda packed: not packed.refusal and not packed.notes]),
+    row("masks of two pages", as_masks(EYE, write=lambda pixels: tiff(pixels, pages=2)), right=[refused(r"masks/.*pages")]),
     row("masks of whole floats", as_masks(EYE.astype(np.float32), write=tiff), right=[found(OF_64)]),
     row("masks of probabilities", as_masks(EYE * np.float32(0.7), write=tiff), right=[refused(r"masks/.\.tif.*float32")]),
     row("masks of floats above 255", as_masks(EYE * np.float32(300), write=tiff), right=[refused(r"masks/.\.tif.*300")]),
@@ -470,9 +471,26 @@ VALUES = [
       for most, right in [(2**24, found(".*float32.*")), (2**30 + 9, refused(r"\.tif.*float32"))]),
 ]
 
+LABELLED = "".join(f"im{i}.jpg {('cat', 'dog')[i % 2]}\n" for i in range(6))
 OF_PARTS = [
     row(f"{masks} beside {images}", files(f"{images}/p{{0..5}}.png {masks}/{{0..5}}.png"), right=[refused(rf"only='{images}'.*parts\(x='{images}', y='{masks}'\)")])
     for images, masks in [("img", "gt"), ("val2017", "panoptic_val2017"), ("photos", "masks"), ("images", "masks")]
+]
+
+# What a text says in comments, and of names without their endings.
+TEXTS_BESIDE = [
+    *(row(f"a list of labels {name}", files("im{0..5}.jpg", {file: text}), right=[right])
+      for name, file, text, right in [
+          ("below a comment", "labels.txt", "# file label\n" + LABELLED, found("train: cat 3, dog 3")),
+          ("below two comments", "labels.txt", "# made by hand\n#file label\n" + LABELLED, found("train: cat 3, dog 3")),
+          ("below a comment, with tabs", "labels.txt", "# file\tlabel\n" + LABELLED.replace(" ", "\t"), found("train: cat 3, dog 3")),
+          ("with a comment in it", "labels.txt", LABELLED.replace("im3", "# checked to here\nim3"), found("train: cat 3, dog 3")),
+          ("of names without endings", "labels.txt", LABELLED.replace(".jpg", ""), found("train: cat 3, dog 3")),
+          ("of names without endings, one of them elsewhere", "labels.txt", LABELLED.replace(".jpg", "") + "im9 cat\n", refused("labels.txt"))]),
+    row("numbers and names of classes called as images", files("{0..5}.jpg", {"names.txt": "0 cat\n1 dog\n"}), right=[refused("names.txt")]),
+    *(row(f"folds in {name}", made, right=[found("train: .*")]) for name, made in [
+        (".npz", files("", {"d.npz": npz(x=np.ones((6, 4)), y=np.arange(6) % 2, fold=np.arange(6) % 3)})),
+        ("a table", table("file,label,fold", "{i}.jpg,{c},{i}"))]),
 ]
 
 # Images, their masks, and bands of one sample, in folders.
@@ -582,6 +600,7 @@ TEXTS = [
         *MASKS,
         *VALUES,
         *OF_PARTS,
+        *TEXTS_BESIDE,
         *PARTS,
         *PIXELS,
         *ARRAYS,

@@ -15,6 +15,7 @@ import numpy as np
 from colabstage.errors import CorruptArchiveError, MissingDependencyError
 from colabstage.layouts.columns import Column, NumberedCells, show
 from colabstage.layouts.reading import decode_text
+from colabstage.layouts.statements import is_comment
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -99,9 +100,18 @@ def parse_list(name: str, content: bytes) -> Table:
     text = decode_text(content)
     if name.lower().endswith(".json"):
         return _parse_json(name, text)
-    if any(mark in text.partition("\n")[0] for mark in _DELIMITERS):
-        return parse_table(name, content)
-    rows = list(filter(None, map(str.split, text.splitlines())))
+    lines = text.splitlines()
+    comments = list(itertools.takewhile(is_comment, filter(None, lines)))
+    lines = [line for line in lines if line.strip() and not is_comment(line)]
+    first = lines[0] if lines else ""
+    delimiter = next((mark for mark in _DELIMITERS if mark in first), None)
+    # The last comment above the rows may be their header: "# file label".
+    header = comments[-1].lstrip("# ") if comments else ""
+    if header and len(header.split(delimiter)) == len(first.split(delimiter)):
+        lines = [header, *lines]
+    if delimiter:
+        return parse_table(name, "\n".join(lines).encode() if comments else content)
+    rows = list(map(str.split, lines))
     # Paths with blanks, and sentences, make rows of other lengths.
     is_even = len({*map(len, rows)}) == 1
     return _make_table(name, ((first, rest) for first, *rest in zip(*rows, strict=True)) if is_even else ())
