@@ -57,6 +57,9 @@ _EXPECTED = (
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)(?:://|::)")
 # One slash too: `Path("s3://bucket/key")` drops the other, and as a path it would make a folder called "s3:".
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+# WebDataset's addresses of shards are written like this.
+_ROW = re.compile(r"\{(\d+)\.\.(\d+)\}")
+_MOST_IN_A_ROW = 100_000
 # The limit of Linux's file systems and system calls.
 _MOST_NAME_BYTES = 255
 _MOST_PATH_BYTES = 4095
@@ -325,7 +328,7 @@ def check_outside(sources: Iterable[Path], target: Path, argument: str = "target
 
     A target that is a source itself is left to the caller, unless a pattern matches it.
     """
-    for source in sources:
+    for source in (Path(path) for one in sources for path in expand_row(str(one))):
         found = place_in(target, source)
         # Not expanded, because that lists folders. Here a star matches slashes too, which refuses slightly too much.
         fits = glob.has_magic(str(source)) and any(
@@ -474,7 +477,7 @@ def _without_suffixes(name: str) -> str:
     return name
 
 
-def whole_of(source: LocalSource | ManySource) -> LocalSource | ManySource:
+def whole_of(source: Source) -> Source:
     """Return what a source is a part of, by the names beside it: of an archive that was cut into pieces all of it, of a
     folder that Google Drive downloaded as several zips all of these.
     """
@@ -495,19 +498,55 @@ def whole_of(source: LocalSource | ManySource) -> LocalSource | ManySource:
     return ManySource(source.address, source.name, source.label, parts)
 
 
-def expand_pattern(source: LocalSource) -> LocalSource | ManySource:
-    """Return a local source itself, or, if it is a pattern, everything that matches it, sorted by name.
+def expand_pattern(source: Source) -> Source:
+    """Return a source itself, or all that it stands for: the parts of a list, the files of a row such as
+    `train-{000..146}.tar` in its order, what matches a local pattern, sorted by name.
 
     Existing files, and folders on the way to them, whose names merely look like a pattern are taken literally (`[2024]
     photos/part-*.zip`). `**` stands for any number of folders.
 
     Raises:
+        OptionError: a row is too long.
         SourceNotFoundError: it is a pattern, and nothing matches.
         DriveDisconnectedError: its mount is dead, or does not answer.
     """
+    if isinstance(source, LocalSource):
+        require_answer(source.path)
+        if os.path.lexists(source.path):
+            return source
+        rows: list[SingleSource] = [local_source(path) for path in expand_row(str(source.path))]
+        if len(rows) == 1:
+            return _matches(source)
+    elif isinstance(source, WebSource | ObjectSource):
+        rows = [_parse_one(url) for url in expand_row(source.url)]
+    else:
+        rows = list(parts_of(source))
+    if len(rows) == 1:
+        return source
+    found = tuple(one for part in rows for one in parts_of(expand_pattern(part)))
+    return ManySource(source.address, source.name, source.label, found)
+
+
+def expand_row(text: str) -> list[str]:
+    """Return a path or address for each number of the rows in it, written as in a shell: `{000..146}`."""
+    row = _ROW.search(text)
+    if row is None:
+        return [text]
+    first, last = int(row[1]), int(row[2])
+    width = len(row[1]) if row[1] != str(first) else 0
+    rest = expand_row(text[row.end() :])
+    if (last - first + 1) * len(rest) > _MOST_IN_A_ROW or last < first:
+        msg = (
+            f"{row[0]!r} in '{show_address(text)}' is no row of files; expected {{FIRST..LAST}}, and at most "
+            f"{_MOST_IN_A_ROW:,} files."
+        )
+        raise OptionError(msg)
+    return [f"{text[: row.start()]}{number:0{width}}{end}" for number in range(first, last + 1) for end in rest]
+
+
+def _matches(source: LocalSource) -> LocalSource | ManySource:
     text = str(source.path)
-    require_answer(source.path)
-    if not glob.has_magic(text) or os.path.lexists(text):
+    if not glob.has_magic(text):
         return source
     literal = next(folder for folder in source.path.parents if os.path.lexists(folder))
     pattern = str(source.path.relative_to(literal))
