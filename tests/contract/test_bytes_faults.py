@@ -486,10 +486,8 @@ def test_a_row_of_files_is_a_list_of_them(tmp_path: Path, stage: Callable[..., P
     assert "train-003.tar" in stage(f"{here}{{000..003}}.tar").refusal
     assert "{2..1}" in stage(f"{here}{{2..1}}.tar").refusal
     with WebServer(shards) as web:
-        source, options = (
-            f"{web.url('')}train-{{000..002}}.tar",
-            {"image_size": 24, "cache_dir": None, "progress": False},
-        )
+        source = f"{web.url('')}train-{{000..002}}.tar"
+        options: dict[str, Any] = {"image_size": 24, "cache_dir": None, "progress": False}
         first = stage_dataset(source, local_dir=tmp_path / "local", **options)
         assert first.splits == {"train": 9}
         web.forget_requests()
