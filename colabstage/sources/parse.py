@@ -58,7 +58,7 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)(?:://|::)")
 # One slash too: `Path("s3://bucket/key")` drops the other, and as a path it would make a folder called "s3:".
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 # WebDataset's addresses of shards are written like this.
-_ROW = re.compile(r"\{(\d+)\.\.(\d+)\}")
+_ROW = re.compile(r"\{([0-9]{1,9})\.\.([0-9]{1,9})\}")
 _MOST_IN_A_ROW = 100_000
 # The limit of Linux's file systems and system calls.
 _MOST_NAME_BYTES = 255
@@ -328,7 +328,7 @@ def check_outside(sources: Iterable[Path], target: Path, argument: str = "target
 
     A target that is a source itself is left to the caller, unless a pattern matches it.
     """
-    for source in (Path(path) for one in sources for path in expand_row(str(one))):
+    for source in (Path(path) for one in sources for path in _expand_rows(str(one))):
         found = place_in(target, source)
         # Not expanded, because that lists folders. Here a star matches slashes too, which refuses slightly too much.
         fits = glob.has_magic(str(source)) and any(
@@ -495,7 +495,7 @@ def whole_of(source: Source) -> Source:
     )
     if len(parts) == 1:
         return replace(parts[0], address=source.address, name=source.name, label=source.label)
-    return ManySource(source.address, source.name, source.label, parts)
+    return _list_of(source, parts)
 
 
 def expand_pattern(source: Source) -> Source:
@@ -506,48 +506,56 @@ def expand_pattern(source: Source) -> Source:
     photos/part-*.zip`). `**` stands for any number of folders.
 
     Raises:
-        OptionError: a row is too long.
+        OptionError: it stands for too many files.
         SourceNotFoundError: it is a pattern, and nothing matches.
         DriveDisconnectedError: its mount is dead, or does not answer.
     """
-    if isinstance(source, LocalSource):
+    if isinstance(source, ManySource):
+        # To ask for each of thousands of files whether its mount answers would take minutes.
+        parts = [part if _is_plain(part) else expand_pattern(part) for part in source.parts]
+    elif isinstance(source, LocalSource):
         require_answer(source.path)
-        if os.path.lexists(source.path):
+        if _is_plain(source) or os.path.lexists(source.path):
             return source
-        rows: list[SingleSource] = [local_source(path) for path in expand_row(str(source.path))]
-        if len(rows) == 1:
+        if len(paths := _expand_rows(str(source.path))) == 1:
             return _matches(source)
-    elif isinstance(source, WebSource | ObjectSource):
-        rows = [_parse_one(url) for url in expand_row(source.url)]
+        parts = [expand_pattern(local_source(path)) for path in paths]
+    elif isinstance(source, WebSource | ObjectSource) and not _is_plain(source):
+        parts = [_parse_one(url) for url in _expand_rows(source.url)]
     else:
-        rows = list(parts_of(source))
-    if len(rows) == 1:
         return source
-    found = tuple(one for part in rows for one in parts_of(expand_pattern(part)))
-    return ManySource(source.address, source.name, source.label, found)
+    return _list_of(source, (one for part in parts for one in parts_of(part)))
 
 
-def expand_row(text: str) -> list[str]:
+def _list_of(source: Source, parts: Iterable[SingleSource]) -> ManySource:
+    """Return the list of these, under the name of what the caller wrote."""
+    return ManySource(source.address, source.name, source.label, tuple(parts))
+
+
+def _is_plain(source: SingleSource) -> bool:
+    """Return whether a source stands for itself: there is neither a row nor a pattern in it."""
+    if isinstance(source, LocalSource):
+        return not glob.has_magic(str(source.path)) and _ROW.search(str(source.path)) is None
+    return not isinstance(source, WebSource | ObjectSource) or _ROW.search(source.url) is None
+
+
+def _expand_rows(text: str) -> list[str]:
     """Return a path or address for each number of the rows in it, written as in a shell: `{000..146}`."""
     row = _ROW.search(text)
     if row is None:
         return [text]
     first, last = int(row[1]), int(row[2])
     width = len(row[1]) if row[1] != str(first) else 0
-    rest = expand_row(text[row.end() :])
-    if (last - first + 1) * len(rest) > _MOST_IN_A_ROW or last < first:
-        msg = (
-            f"{row[0]!r} in '{show_address(text)}' is no row of files; expected {{FIRST..LAST}}, and at most "
-            f"{_MOST_IN_A_ROW:,} files."
-        )
+    rest = _expand_rows(text[row.end() :])
+    if (last - first + 1) * len(rest) > _MOST_IN_A_ROW:
+        msg = f"'{show_address(text)}' stands for too many files; expected at most {_MOST_IN_A_ROW:,}."
         raise OptionError(msg)
-    return [f"{text[: row.start()]}{number:0{width}}{end}" for number in range(first, last + 1) for end in rest]
+    numbers = range(first, last + 1) if first <= last else range(first, last - 1, -1)
+    return [f"{text[: row.start()]}{number:0{width}}{end}" for number in numbers for end in rest]
 
 
 def _matches(source: LocalSource) -> LocalSource | ManySource:
     text = str(source.path)
-    if not glob.has_magic(text):
-        return source
     literal = next(folder for folder in source.path.parents if os.path.lexists(folder))
     pattern = str(source.path.relative_to(literal))
     if not glob.has_magic(pattern):
@@ -556,7 +564,7 @@ def _matches(source: LocalSource) -> LocalSource | ManySource:
     if not found:
         msg = f"Nothing fits the pattern '{text}'. {whereabouts(source.path)}"
         raise SourceNotFoundError(msg)
-    return ManySource(source.address, source.name, source.label, tuple(local_source(name) for name in found))
+    return _list_of(source, map(local_source, found))
 
 
 # Services beyond those of this package: what installed packages add, and what fsspec knows.
