@@ -191,7 +191,7 @@ def _judge_one(error: BaseException) -> Judgement:
     # paramiko's for a broken connection, and for one without a password or a key.
     if "SSHException" in kinds and "No authentication methods" in str(error):
         kinds = ["AuthenticationException"]
-    named = "access" if archive_remedy(str(error)) else next((_NAMES[kind] for kind in kinds if kind in _NAMES), None)
+    named = next((_NAMES[kind] for kind in kinds if kind in _NAMES), None)
     if named is not None:
         return named
     if isinstance(error, OSError) and error.errno in _TRANSIENT_ERRNOS:

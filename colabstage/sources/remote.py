@@ -11,7 +11,6 @@ import errno
 import hashlib
 import io
 import os
-import re
 import string
 import time
 from collections import deque
@@ -38,8 +37,11 @@ T = TypeVar("T")
 _DIGITS = {"md5": 32, "sha1": 40, "sha256": 64, "sha512": 128, "xxh3_64": 16, "xxh3_128": 32}
 # Bytes of one read: FUSE returns at most this much at once.
 _PIECE_BYTES = 1024 * 1024
-# The codes of Amazon and of Azure.
-_ARCHIVED = re.compile("InvalidObjectState|BlobArchived")
+_ARCHIVED = "InvalidObjectState"
+_RESTORE = (
+    "The object is in an archive (S3 Glacier), which no login opens: restore it first (aws s3api restore-object, or "
+    "the bucket's console), wait until that is done, and run this again."
+)
 _BY_DIGITS = {32: "md5", 40: "sha1", 64: "sha256", 128: "sha512"}
 
 
@@ -85,12 +87,7 @@ def pieces_of(read: Callable[[int, int], bytes], size: int, cancellation: Cancel
 
 def archive_remedy(*texts: str) -> str:
     """Return what to do about an object that a bucket keeps in an archive, by what the service says; "" for others."""
-    if not any(_ARCHIVED.search(text) for text in texts):
-        return ""
-    return (
-        "The object is in an archive (such as S3 Glacier), which no login opens: restore it first (aws s3api "
-        "restore-object, or the storage's console), wait until that is done, and run this again."
-    )
+    return _RESTORE if any(_ARCHIVED in text for text in texts) else ""
 
 
 def parse_checksum(text: str) -> Checksum:
