@@ -173,8 +173,7 @@ def translate_write_error(error: OSError, target: Path) -> OSError:
     place = next(folder for folder in target.parents if not is_own(folder))
     target = place if is_own(target) else target
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        msg = f"'{place}' is full ({error.strerror}). Free some space there, or choose another place."
-        return NotEnoughSpaceError(msg)
+        return _space_error(error, place)
     if error.errno in _DEAD:
         msg = (
             f"Writing '{target}' failed: {error.strerror}. The Drive client has died. Mount it again with "
@@ -198,14 +197,26 @@ def translate_write_error(error: OSError, target: Path) -> OSError:
     return TargetNotWritableError(msg)
 
 
+def _space_error(error: OSError, place: Path) -> NotEnoughSpaceError:
+    with contextlib.suppress(OSError):
+        facts = os.statvfs(next(folder for folder in (place, *place.parents) if folder.exists()))
+        # Some file systems have no such limit, and count no files.
+        if error.errno == errno.ENOSPC and facts.f_files and not facts.f_favail:
+            msg = (
+                f"'{place}' is full: its file system takes no more than {facts.f_files:,} files, however much space is "
+                "free. Remove some files there, or choose another place."
+            )
+            return NotEnoughSpaceError(msg)
+    return NotEnoughSpaceError(f"'{place}' is full ({error.strerror}). Free some space there, or choose another place.")
+
+
 def make_folder(path: Path) -> None:
     """Create a folder with its parents."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            msg = f"There is no room for the folder '{path}' ({error.strerror}). Free some space, or some files."
-            raise NotEnoughSpaceError(msg) from error
+            raise _space_error(error, path) from error
         # Whichever folder on the way it is: the system names none.
         file = next((place for place in (path, *path.parents) if place.is_file()), None)
         if file is not None:

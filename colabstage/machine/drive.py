@@ -331,7 +331,7 @@ def _is_dead(mount: Mount) -> bool:
     if probe.state == "silent":
         msg = (
             f"Drive at '{place}' has not answered for {format_duration(_PROBE_TIMEOUT_S)}. It may be busy: wait, then "
-            f"try again. {hang_words(place)}"
+            f"try again. {hang_words(mount)}"
         )
         raise DriveDisconnectedError(msg)
     msg = (

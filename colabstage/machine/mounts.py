@@ -408,10 +408,9 @@ def silence_of(*paths: str | os.PathLike[str], timeout_s: float | None = None) -
             kept = f" {WAITS_IN_CACHE}" if is_drive else ""
             return DriveDisconnectedError(f"{what} '{place}' has died ({reason}). {again}, then try again.{kept}")
         if state == "silent":
-            force = hang_words(place) if is_drive else "Mount it again if that does not help."
             msg = (
                 f"{what} '{place}' has not answered for {timeout_s:.0f} s. It may be busy: wait, then try again. "
-                f"{force}"
+                f"{hang_words(mount)}"
             )
             return DriveDisconnectedError(msg)
     return None
@@ -509,9 +508,13 @@ def remount_words(mountpoint: str | os.PathLike[str]) -> str:
     return "mount_drive()" if usual else f"mount_drive('{os.fspath(mountpoint)}')"
 
 
-def hang_words(mountpoint: str | os.PathLike[str]) -> str:
-    """Say what to do about a client that neither answers nor ends."""
-    return f"If that does not help, end it (!pkill -9 -x drive) and call {remount_words(mountpoint)}. {WAITS_IN_CACHE}"
+def hang_words(*mounts: Mount) -> str:
+    """Say what to do about mounts that neither answer nor end."""
+    drive = next((mount for mount in mounts if mount.fstype in DRIVE_TYPES), None)
+    if drive is None:
+        return "Mount it again if that does not help."
+    again = remount_words(drive.mountpoint)
+    return f"If that does not help, end its client (!pkill -9 -x drive) and call {again}. {WAITS_IN_CACHE}"
 
 
 def unmount_lazily(mountpoint: str | os.PathLike[str]) -> None:

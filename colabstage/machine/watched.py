@@ -1,8 +1,8 @@
 """Work on mounts that may hang or die: it ends with a reason, or Drive is mounted again and the work continues.
 
 A call into a mount that hangs never returns, and nothing wakes its thread. So work that touches a slow mount is done in
-a thread that can be abandoned, while the caller's own thread waits, checks that the mount is alive, and calls the
-caller's own code, such as the items of a dataset.
+a thread that can be abandoned, while the caller's own thread waits, checks that the mount is alive and that the thread
+is not stuck in one call, and calls the caller's own code, such as the items of a dataset.
 
 The Drive client of Colab sometimes dies in the middle of a session: for a moment files cease to exist, then every call
 fails with 'Transport endpoint is not connected'. Only mounting again helps, and only the notebook's main thread does
@@ -16,8 +16,10 @@ import contextlib
 import contextvars
 import ctypes
 import queue
+import sys
 import threading
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from colabstage.errors import CancelledError, ColabstageError, DriveDisconnectedError, DriveError
@@ -25,13 +27,12 @@ from colabstage.io.pipeline import in_thread
 from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.machine.drive import is_readonly, mount_drive
 from colabstage.machine.drive_errors import drive_log_size, quota_error
-from colabstage.machine.mounts import drive_root, mount_of, probe_mount, run_watched, silence_of
+from colabstage.machine.mounts import drive_root, hang_words, mount_of, probe_mount, run_watched, silence_of
 from colabstage.machine.platforms import detect_platform
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
     from colabstage.machine.mounts import InCaller
 
@@ -41,6 +42,8 @@ R = TypeVar("R")
 _ASK_EVERY_S = 10.0
 # A busy client takes long to answer for its root; one that hangs never answers.
 _HANGS_S = 45.0
+# Times in a row, a question apart, that a thread is found asleep in the same call of the system: ten minutes.
+_ASLEEP_TIMES = 60
 # Interrupted work cleans up first, as it would in the caller's thread.
 _CLEAR_UP_S = 30.0
 _DIES_S = 1.0
@@ -62,7 +65,7 @@ def watch(work: Callable[[InCaller], T], slow: Sequence[str | os.PathLike[str]])
             wait(either, return_when=FIRST_COMPLETED)
             if errand.future.done():
                 break
-            silence = question.result()
+            silence = question.result() or errand.stuck(slow)
             # On a dead mount calls return with errors by themselves, which say more than this one.
             if silence is not None and not errand.serve(_DIES_S):
                 errand.interrupt(_stopped_by(silence))
@@ -94,12 +97,13 @@ class _Errand(Generic[T]):
         # What the caller has to call; `None` only wakes it, because the work has ended.
         self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
         self._interrupt: type[BaseException] | None = None
-        self._thread_id = 0
+        self._thread_id = self._native_id = 0
+        self._switches, self._asleep = "", 0
         # ipykernel sends what is printed to the cell that the context belongs to.
         context = contextvars.copy_context()
 
         def run() -> T:
-            self._thread_id = threading.get_ident()
+            self._thread_id, self._native_id = threading.get_ident(), threading.get_native_id()
             if self._interrupt is not None:
                 raise self._interrupt
             return context.run(work, self._in_caller)
@@ -120,6 +124,28 @@ class _Errand(Generic[T]):
                     except BaseException as error:  # noqa: BLE001 - interrupts too: the work cleans up, ends with them
                         future.set_exception(error)
         return self.future.done()
+
+    def stuck(self, slow: Sequence[str | os.PathLike[str]]) -> DriveError | None:
+        """Return the error for a call that does not return although the mounts answer; to be asked regularly.
+
+        No wait of work is longer than a look at what it waits for, so a thread that the system has not woken for
+        minutes is in one call; unless it waits for another thread, which has deadlines of its own.
+        """
+        frame, switches = sys._current_frames().get(self._thread_id), ""
+        with contextlib.suppress(OSError):
+            status = Path(f"/proc/self/task/{self._native_id}/status").read_text(encoding="ascii", errors="replace")
+            switches = "".join(line for line in status.splitlines() if "ctxt_switches" in line)
+        waits = frame is None or frame.f_globals.get("__name__") == "threading"
+        self._asleep = 0 if waits or not switches or switches != self._switches else self._asleep + 1
+        self._switches = switches
+        if self._asleep < _ASLEEP_TIMES:
+            return None
+        mounts = {mount_of(place) for place in slow}
+        msg = (
+            f"A call to {' or '.join(sorted(repr(str(mount.mountpoint)) for mount in mounts))} has not returned for "
+            f"{_ASLEEP_TIMES * _ASK_EVERY_S:.0f} s, though others are answered. Try again. {hang_words(*mounts)}"
+        )
+        return DriveError(msg)
 
     def interrupt(self, kind: type[BaseException]) -> None:
         """Raise `kind` in the thread as soon as it is back in Python code, and serve no more of its requests."""

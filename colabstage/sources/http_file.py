@@ -36,6 +36,7 @@ from colabstage.sources.remote import (
     RemoteFacts,
     RemoteFile,
     TransientError,
+    archive_remedy,
     parse_checksum,
     with_retries,
 )
@@ -534,7 +535,7 @@ def _disposition_name(text: str) -> str:
     message["Content-Disposition"] = text
     parameters = dict(message.get_params([], header="content-disposition"))
     # The extended form, `filename*`, comes last, and so before the plain one (RFC 6266, 4.3).
-    name = collapse_rfc2231_value(parameters.get("filename", ""))
+    name = collapse_rfc2231_value(parameters.get("filename", "")).strip("\"'")
     try:
         # http.client reads headers as Latin-1; what servers mean is UTF-8.
         return name.encode("latin-1").decode("utf-8")
@@ -577,7 +578,7 @@ def _status_error(status: int, headers: Mapping[str, str], url: str, label: str,
         # A signed address needs no login, but has to be fresh.
         if is_signed_address(url) or re.search(r"(?i)\bexpired\b", text):
             remedy = "The link carries a signature or token, which has probably expired: get a fresh link."
-        return SourceAccessError(f"'{label}' is refused: {shown}. {remedy}")
+        return SourceAccessError(f"'{label}' is refused: {shown}. {archive_remedy(text) or remedy}")
     if status in {404, 410}:
         msg = f"There is nothing at '{label}': {shown}. Check the address, or open it in a browser."
         return SourceNotFoundError(msg)

@@ -110,16 +110,16 @@ class _Asker:
             self.heard()
 
     def _ask(self, source: Source, recorded: SourceIdentity) -> Look:
-        match source:
-            case LocalSource():
+        match source if isinstance(source, LocalSource) else expand_pattern(source):
+            case LocalSource() as source:
                 return self._ask_local(source, recorded)
-            case WebSource() | ObjectSource():
+            case WebSource() | ObjectSource() as source:
                 return _ask_service(source, recorded)
-            case ShareSource():
+            case ShareSource() as source:
                 return _ask_shared(source, recorded)
-            case KaggleSource():
+            case KaggleSource() as source:
                 return self._ask_kaggle(source, recorded)
-            case ManySource():
+            case ManySource() as source:
                 return self._ask_many(source.parts, recorded)
             case TreeSource():
                 return Look("unproved")

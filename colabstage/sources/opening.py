@@ -666,13 +666,11 @@ def _not_one_file(label: str) -> OptionError:
 def open_source(source: Source, opening: Opening, *, unpack: bool) -> OpenedSource:
     """Open a source by reading a folder's listing, both ends of an archive, or what a service reports about it.
 
-    A pattern is expanded. `unpack`: whether an archive in a list stands for its files, not for itself.
+    A list or pattern is expanded. `unpack`: whether an archive in a list stands for its files, not for itself.
     """
-    opened = expand_pattern(source) if isinstance(source, LocalSource) else source
+    expanded = expand_pattern(source)
     # Copying takes files as they are.
-    if unpack and isinstance(opened, LocalSource | ManySource):
-        opened = whole_of(opened)
-    return OpenedSource(opened, opening, unpack=unpack)
+    return OpenedSource(whole_of(expanded) if unpack else expanded, opening, unpack=unpack)
 
 
 def _open_part(source: SingleSource, opening: Opening) -> Part:

@@ -58,6 +58,9 @@ _EXPECTED = (
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)(?:://|::)")
 # One slash too: `Path("s3://bucket/key")` drops the other, and as a path it would make a folder called "s3:".
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+# WebDataset's addresses of shards are written like this.
+_ROW = re.compile(r"\{([0-9]{1,9})\.\.([0-9]{1,9})\}")
+_MOST_IN_A_ROW = 100_000
 # The limit of Linux's file systems and system calls.
 _MOST_NAME_BYTES = 255
 _MOST_PATH_BYTES = 4095
@@ -327,7 +330,7 @@ def check_outside(sources: Iterable[Path], target: Path, argument: str = "target
 
     A target that is a source itself is left to the caller, unless a pattern matches it.
     """
-    for source in sources:
+    for source in (Path(path) for one in sources for path in _expand_rows(str(one))):
         found = place_in(target, source)
         # Not expanded, because that lists folders. Here a star matches slashes too, which refuses slightly too much.
         fits = glob.has_magic(str(source)) and any(
@@ -476,7 +479,7 @@ def _without_suffixes(name: str) -> str:
     return name
 
 
-def whole_of(source: LocalSource | ManySource) -> LocalSource | ManySource:
+def whole_of(source: Source) -> Source:
     """Return what a source is a part of, by the names beside it: of an archive that was cut into pieces all of it, of a
     folder that Google Drive downloaded as several zips all of these.
     """
@@ -494,23 +497,67 @@ def whole_of(source: LocalSource | ManySource) -> LocalSource | ManySource:
     )
     if len(parts) == 1:
         return replace(parts[0], address=source.address, name=source.name, label=source.label)
-    return ManySource(source.address, source.name, source.label, parts)
+    return _list_of(source, parts)
 
 
-def expand_pattern(source: LocalSource) -> LocalSource | ManySource:
-    """Return a local source itself, or, if it is a pattern, everything that matches it, sorted by name.
+def expand_pattern(source: Source) -> Source:
+    """Return a source itself, or all that it stands for: the parts of a list, the files of a row such as
+    `train-{000..146}.tar` in its order, what matches a local pattern, sorted by name.
 
     Existing files, and folders on the way to them, whose names merely look like a pattern are taken literally (`[2024]
     photos/part-*.zip`). `**` stands for any number of folders.
 
     Raises:
+        OptionError: it stands for too many files.
         SourceNotFoundError: it is a pattern, and nothing matches.
         DriveDisconnectedError: its mount is dead, or does not answer.
     """
-    text = str(source.path)
-    require_answer(source.path)
-    if not glob.has_magic(text) or os.path.lexists(text):
+    if isinstance(source, ManySource):
+        # To ask for each of thousands of files whether its mount answers would take minutes.
+        parts = [part if _is_plain(part) else expand_pattern(part) for part in source.parts]
+    elif isinstance(source, LocalSource):
+        require_answer(source.path)
+        if _is_plain(source) or os.path.lexists(source.path):
+            return source
+        if len(paths := _expand_rows(str(source.path))) == 1:
+            return _matches(source)
+        parts = [expand_pattern(local_source(path)) for path in paths]
+    elif isinstance(source, WebSource | ObjectSource) and not _is_plain(source):
+        parts = [_parse_one(url) for url in _expand_rows(source.url)]
+    else:
         return source
+    return _list_of(source, (one for part in parts for one in parts_of(part)))
+
+
+def _list_of(source: Source, parts: Iterable[SingleSource]) -> ManySource:
+    """Return the list of these, under the name of what the caller wrote."""
+    return ManySource(source.address, source.name, source.label, tuple(parts))
+
+
+def _is_plain(source: SingleSource) -> bool:
+    """Return whether a source stands for itself: there is neither a row nor a pattern in it."""
+    if isinstance(source, LocalSource):
+        return not glob.has_magic(str(source.path)) and _ROW.search(str(source.path)) is None
+    return not isinstance(source, WebSource | ObjectSource) or _ROW.search(source.url) is None
+
+
+def _expand_rows(text: str) -> list[str]:
+    """Return a path or address for each number of the rows in it, written as in a shell: `{000..146}`."""
+    row = _ROW.search(text)
+    if row is None:
+        return [text]
+    first, last = int(row[1]), int(row[2])
+    width = len(row[1]) if row[1] != str(first) else 0
+    rest = _expand_rows(text[row.end() :])
+    if (last - first + 1) * len(rest) > _MOST_IN_A_ROW:
+        msg = f"'{show_address(text)}' stands for too many files; expected at most {_MOST_IN_A_ROW:,}."
+        raise OptionError(msg)
+    numbers = range(first, last + 1) if first <= last else range(first, last - 1, -1)
+    return [f"{text[: row.start()]}{number:0{width}}{end}" for number in numbers for end in rest]
+
+
+def _matches(source: LocalSource) -> LocalSource | ManySource:
+    text = str(source.path)
     literal = next(folder for folder in source.path.parents if os.path.lexists(folder))
     pattern = str(source.path.relative_to(literal))
     if not glob.has_magic(pattern):
@@ -519,7 +566,7 @@ def expand_pattern(source: LocalSource) -> LocalSource | ManySource:
     if not found:
         msg = f"Nothing fits the pattern '{text}'. {whereabouts(source.path)}"
         raise SourceNotFoundError(msg)
-    return ManySource(source.address, source.name, source.label, tuple(local_source(name) for name in found))
+    return _list_of(source, map(local_source, found))
 
 
 # Services beyond those of this package: what installed packages add, and what fsspec knows.

@@ -37,6 +37,11 @@ T = TypeVar("T")
 _DIGITS = {"md5": 32, "sha1": 40, "sha256": 64, "sha512": 128, "xxh3_64": 16, "xxh3_128": 32}
 # Bytes of one read: FUSE returns at most this much at once.
 _PIECE_BYTES = 1024 * 1024
+_ARCHIVED = "InvalidObjectState"
+_RESTORE = (
+    "The object is in an archive (S3 Glacier), which no login opens: restore it first (aws s3api restore-object, or "
+    "the bucket's console), wait until that is done, and run this again."
+)
 _BY_DIGITS = {32: "md5", 40: "sha1", 64: "sha256", 128: "sha512"}
 
 
@@ -78,6 +83,11 @@ def pieces_of(read: Callable[[int, int], bytes], size: int, cancellation: Cancel
     for offset in range(0, size, _PIECE_BYTES):
         cancellation.check()
         yield read(_PIECE_BYTES, offset)
+
+
+def archive_remedy(*texts: str) -> str:
+    """Return what to do about an object that a bucket keeps in an archive, by what the service says; "" for others."""
+    return _RESTORE if any(_ARCHIVED in text for text in texts) else ""
 
 
 def parse_checksum(text: str) -> Checksum:

@@ -31,7 +31,7 @@ _SERVICES = tuple(
         (r"huggingface\.co/(datasets/[^/?]+/[^/?]+)/tree/([^/?]+)(/[^?]*)?.*", r"hf://\1@\2\3"),
         (r"huggingface\.co/(datasets/[^/?]+/[^/?]+)(?:/viewer\b.*)?/?", r"hf://\1"),
         (
-            r"(?:[\w-]+\.)*console\.aws\.amazon\.com/s3/(?:buckets|object)/([^?]+)(?:\?(?:.*&)?prefix=([^&]*).*|\?.*)?",
+            r"(?:[\w-]+\.)*console\.aws\.amazon\.com/s3/(?:buckets|object)/([^?]+?)/?(?:\?(?:.*&)?prefix=([^&]*).*|\?.*)?",
             r"s3://\1/\2",
         ),
         (r"console\.cloud\.google\.com/storage/browser/(?:_details/)?([^?;]+).*", r"gs://\1"),

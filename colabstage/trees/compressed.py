@@ -7,7 +7,6 @@ what follows a stream for the end of the file, so that one cut between two of it
 from __future__ import annotations
 
 import contextlib
-import errno
 import importlib
 import io
 import posixpath
@@ -15,10 +14,9 @@ from collections import deque
 from functools import partial
 from typing import IO, TYPE_CHECKING, Any, cast
 
-from colabstage.errors import ArchiveError, ColabstageError, CorruptArchiveError, NotEnoughSpaceError, SourceReadError
-from colabstage.io.files import make_folder
+from colabstage.errors import ArchiveError, ColabstageError, CorruptArchiveError, SourceReadError
+from colabstage.io.files import make_folder, pwrite_exactly, typed_write_errors
 from colabstage.io.pipeline import DaemonPool
-from colabstage.io.units import format_bytes
 from colabstage.io.workspace import remove_own, temp_beside
 from colabstage.trees.bytes import COMPRESSED_SUFFIXES, HEAD_BYTES, SourceFile, TemporaryBytes, compression_of
 from colabstage.trees.listing import ArchiveLimits, check_limits
@@ -196,19 +194,9 @@ def unpack_into(
                 # Each piece is checked before it is written: a bomb must not fill the disk first.
                 written += len(piece)
                 check_limits(source.label, 0, written, source.size, limits)
-                # An unbuffered write may take less than it is given.
-                view = memoryview(piece)
-                while view:
-                    view = view[out.write(view) :]
+                with typed_write_errors(path):
+                    pwrite_exactly(out.fileno(), piece, written - len(piece))
         return TemporaryBytes(path, label=source.label)
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        msg = (
-            f"'{source.label}' does not fit in '{spool}' when unpacked: the disk was full after "
-            f"{format_bytes(written)}. Free some space or name a folder on a larger disk."
-        )
-        raise NotEnoughSpaceError(msg) from error
     finally:
         remove_own(path)
 

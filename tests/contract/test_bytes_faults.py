@@ -26,8 +26,8 @@ import fsspec
 import numpy as np
 import pytest
 
-from colabstage import ColabstageError, fetch_files, stage_dataset
-from colabstage.errors import WebPageError
+from colabstage import ColabstageError, extract_archive, fetch_files, stage_dataset
+from colabstage.errors import NotEnoughSpaceError, WebPageError
 from colabstage.options import token_blocks
 from simulated_drive.drive import SimulatedDrive
 from simulated_drive.knobs import DriveKnobs
@@ -447,6 +447,57 @@ def test_a_bucket_whose_readers_pay_is_named(
             monkeypatch.setenv(name, value)
         refusal = stage("s3://satellite/photos").refusal
     assert re.search("requester.?pays", refusal, re.IGNORECASE), refusal
+
+
+def test_an_object_in_an_archive_is_named(stage: Callable[[object], Packed]) -> None:
+    """Glacier refuses as a login is refused, but no login helps: the object has to be restored first."""
+    denied = b'<?xml version="1.0"?><Error><Code>InvalidObjectState</Code></Error>'
+    with answering(403, {"Content-Type": "application/xml"}, denied) as address:
+        refusal = stage(f"{address}/photos.zip").refusal
+    assert "restore-object" in refusal, refusal
+    assert ".netrc" not in refusal, refusal
+
+
+def test_a_disk_that_takes_no_more_files_is_named(tmp_path: Path, make_disk: Callable[[int], Path]) -> None:
+    """Its space is free; what is used up are its entries for files."""
+    disk = make_disk(100)
+    subprocess.run(["mount", "-o", "remount,nr_inodes=40", str(disk)], check=True, timeout=30)
+    (tmp_path / "pets.zip").write_bytes(zip_of({f"{n}.txt": b"x" for n in range(60)}))
+    with pytest.raises(NotEnoughSpaceError, match="40 files"):
+        extract_archive(tmp_path / "pets.zip", disk / "pets", progress=False)
+
+
+def test_a_row_of_files_is_a_list_of_them(tmp_path: Path, stage: Callable[..., Packed]) -> None:
+    """As WebDataset writes shards: on a disk, on the web and in a list, where patterns may stand too."""
+    shards = {}
+    for k in range(3):
+        buffer = io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode="w") as archive:
+            for n in range(3 * k, 3 * k + 3):
+                for ending, content in (("png", image(n)), ("cls", str(n % 2).encode())):
+                    member = tarfile.TarInfo(f"{n:06}.{ending}")
+                    member.size = len(content)
+                    archive.addfile(member, io.BytesIO(content))
+        shards[f"train-{k:03}.tar"] = buffer.getvalue()
+    write_files(tmp_path / "shards", shards)
+    here, right = f"{tmp_path}/shards/train-", "train 9: 0 1"
+    assert stage(f"{here}{{000..002}}.tar").found == right
+    assert stage([f"{here}{{000..001}}.tar", f"{here}??2.tar"]).found == right
+    assert "train-003.tar" in stage(f"{here}{{000..003}}.tar").refusal
+    assert stage(f"{here}{{002..000}}.tar").found == right
+    assert "too many" in stage(f"{here}{{0..999999}}.tar").refusal
+    with WebServer(shards) as web:
+        source = f"{web.url('')}train-{{000..002}}.tar"
+        options: dict[str, Any] = {"image_size": 24, "cache_dir": None, "progress": False}
+        first = stage_dataset(source, local_dir=tmp_path / "local", **options)
+        assert first.splits == {"train": 9}
+        web.forget_requests()
+        assert stage_dataset(source, local_dir=tmp_path / "local", **options).path == first.path
+        # One question for each, as for a list of them.
+        assert len(web.requests) == 3
+        assert fetch_files(source, tmp_path / "copies", progress=False).files == 3
+        # The shell's `{0..10}` has no zeros in front.
+        assert "train-0.tar" in stage(f"{web.url('')}train-{{0..10}}.tar").refusal
 
 
 def test_a_pattern_in_an_address_is_answered_with_what_takes_one(stage: Callable[..., Packed]) -> None:

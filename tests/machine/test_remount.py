@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import time
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from colabstage import fetch_files, publish_file, stage_dataset
-from colabstage.errors import DriveAuthError, DriveDisconnectedError, SourceReadError
+from colabstage.errors import DriveAuthError, DriveDisconnectedError, DriveError, SourceReadError
 from simulated_drive.drive import SimulatedDrive
 from simulated_drive.knobs import DriveFaults, DriveKnobs, OpFault
 from tests.support.colab import simulated_colab
@@ -128,6 +129,41 @@ def test_staging_goes_on_after_the_client_has_died_midway(
     assert [note for note in staged.report.notes if "mounted again" in note]
     assert "already in place" in str(staged.report)
     assert staged.path.read_bytes() == truth
+
+
+def test_a_call_that_hangs_while_the_mount_answers_is_an_error_in_time(
+    colab: SimulatedColab, drive: SimulatedDrive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing was published, and the next call publishes it. Work that is slow, and wakes now and then, is let be."""
+    for name, value in {"_ASK_EVERY_S": 0.1, "_ASLEEP_TIMES": 20, "_DIES_S": 0.1}.items():
+        monkeypatch.setattr(f"colabstage.machine.watched.{name}", value)
+    source, target = colab.root / "model.pt", colab.root / "content/drive/MyDrive/model.pt"
+    source.write_bytes(bytes(range(256)) * 8_000)
+    sync = os.fsync
+
+    def slow(handle: int) -> None:
+        for _ in range(16):
+            time.sleep(0.25)
+        sync(handle)
+
+    monkeypatch.setattr(os, "fsync", slow)
+    publish_file(source, target, progress=False)
+    source.write_bytes(bytes(range(256)) * 9_000)
+    # A call of the system, unlike a wait for another thread.
+    out, end = os.pipe()
+    monkeypatch.setattr(os, "fsync", lambda handle: (os.read(out, 1), sync(handle)))
+    before, began = target.read_bytes(), time.monotonic()
+    try:
+        with pytest.raises(DriveError, match="has not returned"):
+            publish_file(source, target, progress=False)
+        assert time.monotonic() - began < 20
+    finally:
+        monkeypatch.setattr(os, "fsync", sync)
+        os.close(end)
+    assert target.read_bytes() == before
+    publish_file(source, target, progress=False)
+    assert target.read_bytes() == source.read_bytes()
+    os.close(out)
 
 
 def test_a_client_that_hangs_in_a_write_is_an_error_in_time(

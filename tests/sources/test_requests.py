@@ -128,6 +128,40 @@ def test_a_zip_on_a_drive_comes_once(tmp_path: Path, zipped: bytes) -> None:
         assert call() == 0
 
 
+@pytest.mark.fuse
+def test_what_comes_is_what_the_plan_said(tmp_path: Path, zipped: bytes) -> None:
+    """Plan and call together read each byte of the source, or of the cached pack, once, and open each file once; an
+    archive and a pack by a few readers."""
+    with SimulatedDrive(tmp_path / "home", knobs=DriveKnobs.quick()) as drive:
+        make_tree(drive.cloud / "MyDrive/photos", in_classes(30))
+        (drive.cloud / "MyDrive/photos.zip").write_bytes(zipped)
+        drive.mount(tmp_path / "drive")
+        options: dict[str, Any] = {"cache_dir": tmp_path / "drive/MyDrive/cache", "image_size": 8}
+
+        def compare(source: str, action: str, nbytes: int) -> tuple[int, int]:
+            place = tmp_path / f"local-{len(list(tmp_path.iterdir()))}"
+            before = drive.stats()
+            plan = plan_stage(tmp_path / "drive/MyDrive" / source, local_dir=place, **options)
+            staged = stage_dataset(tmp_path / "drive/MyDrive" / source, local_dir=place, progress=False, **options)
+            now = drive.stats()
+            assert plan.action == action
+            assert plan.figures.source_bytes == nbytes
+            assert nbytes <= now.bytes_cold - before.bytes_cold <= nbytes + 10_000
+            staged.wait_published()
+            drive.flush(timeout_s=30)
+            drive.new_machine()
+            drive.mount(tmp_path / "drive")
+            return staged.path.stat().st_size, now.cold_opens - before.cold_opens
+
+        folder = sum(file.stat().st_size for file in (drive.cloud / "MyDrive/photos").rglob("*.png"))
+        for source, nbytes, files in (("photos", folder, 30), ("photos.zip", len(zipped), 4)):
+            packed, opens = compare(source, "stage", nbytes)
+            assert opens <= files
+            # The pack, and the notes beside it.
+            _, opens = compare(source, "restore", packed)
+            assert opens <= 4
+
+
 def test_a_shared_folder_is_listed_once_and_each_file_comes_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
