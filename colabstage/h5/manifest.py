@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from colabstage.errors import NewerFormatError, TargetExistsError
-from colabstage.io.files import BLOCK_BYTES, block_ranges, hash_ranges, json_text, read_fields, read_json
+from colabstage.io.files import BLOCK_BYTES, block_ranges, file_state, hash_ranges, json_text, read_fields, read_json
 from colabstage.io.ownership import (
     among_others,
     atomic_path,
@@ -264,8 +264,7 @@ def _describes(manifest: Manifest, beside: Path, file: Path) -> bool:
         return False
     if is_time_as_noted(manifest.mtime_ns, found.st_mtime_ns, beside.lstat().st_mtime_ns):
         return True
-    state = (found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns)
-    return _has_content(file, state, manifest.size, manifest.block_bytes, manifest.hashes)
+    return _has_content(file, file_state(file), manifest.size, manifest.block_bytes, manifest.hashes)
 
 
 # A file is looked at before the work and again right before it is replaced; an answer is the answer for that state.

@@ -325,6 +325,12 @@ def block_ranges(size: int, block_bytes: int) -> list[tuple[int, int]]:
     return [(offset, min(block_bytes, size - offset)) for offset in range(0, size, block_bytes)]
 
 
+def file_state(file: Path | int) -> tuple[int, ...]:
+    """Return what changes when a file, which may be open, is written to or replaced by another one."""
+    found = os.stat(file)  # noqa: PTH116
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
 def pread_exactly(handle: int, length: int, offset: int) -> bytes:
     """Read up to `length` bytes at `offset`, continuing after short reads; shorter only at the end of the file."""
     first = os.pread(handle, length, offset)
@@ -519,23 +525,14 @@ def local_lock(
                 lock.release()
 
 
-@contextlib.contextmanager
-def turn_at(
-    path: Path,
-    *,
-    timeout_s: float,
-    notice: Callable[[str], object] = lambda _: None,
-    cancellation: Cancellation | None = None,
-) -> Iterator[bool]:
-    """Hold what `local_lock` does for a path that may be on a drive without locks, among the processes of this machine:
-    the lock is in the folder for temporary files."""
+def lock_for(path: Path) -> Path:
+    """Return where processes of this machine lock a path that may be on a drive without locks: in the folder for
+    temporary files."""
     import tempfile
 
     locks = Path(tempfile.gettempdir()) / f"colabstage-{os.geteuid()}"
     make_own_folder(locks)
-    lock = locks / f".colabstage-{short_digest(str(path.absolute()))}.lock"
-    with local_lock(lock, timeout_s=timeout_s, notice=notice, cancellation=cancellation) as held:
-        yield held
+    return locks / f".colabstage-{short_digest(str(path.absolute()))}.lock"
 
 
 def clear_lock(path: Path) -> None:

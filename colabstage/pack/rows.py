@@ -11,7 +11,6 @@ import contextlib
 import glob
 import io
 import json
-import os
 import re
 import zipfile
 from contextlib import ExitStack
@@ -26,7 +25,7 @@ from colabstage.h5.manifest import read_manifest
 from colabstage.h5.schema import BYTES, OFFSETS
 from colabstage.h5.untrusted import open_with_any_locking
 from colabstage.images.decode import LOSSES
-from colabstage.io.files import TargetFile, hash_block, pread_exactly
+from colabstage.io.files import TargetFile, file_state, hash_block, pread_exactly
 from colabstage.io.ownership import put_file, remove_vouched
 from colabstage.io.packages import installed_version
 from colabstage.io.units import format_count
@@ -233,13 +232,7 @@ class BasePack(NamedTuple):
     rows: PackRows
     """Its record."""
     state: tuple[int, ...] = ()
-    """The state of the file whose bytes were verified, as `state_of` returns it."""
-
-
-def state_of(handle: int | Path) -> tuple[int, ...]:
-    """Return what changes when a file is written to, or replaced by another one."""
-    found = os.stat(handle)  # noqa: PTH116 - of an open file, too
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    """The state of the file whose bytes were verified, as `file_state` returns it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,10 +391,10 @@ def take_over(
         # Another process may remove it, or put its own pack there, at any time.
         try:
             old = stack.enter_context(base.path.open("rb")).fileno()
-            if state_of(old) != base.state:
+            if file_state(old) != base.state:
                 return
             fields = _stored_fields(base, work.job.plan)
-            if state_of(base.path) != base.state:
+            if file_state(base.path) != base.state:
                 return
         except FileNotFoundError:
             return

@@ -36,7 +36,7 @@ from colabstage.images.geometry import ImageOptions
 from colabstage.io.arguments import read_options, refuse_argument
 from colabstage.io.boundary import GOES_ON, public
 from colabstage.io.display import resolve_progress
-from colabstage.io.files import make_folder, turn_at
+from colabstage.io.files import local_lock, lock_for, make_folder
 from colabstage.io.ownership import sweep_orphans
 from colabstage.io.units import show_address
 from colabstage.layouts.table import Boxes, UnreadBoxes, Values
@@ -314,7 +314,7 @@ def _append(source: PackSource | CallersDataset, dataset: Path, options: PackOpt
     # Before anything is opened: samples in another form could not be read beside those that are there.
     options = options_like(base, options)
     # The number of the file is chosen before the work and used after it, so nobody else may choose one meanwhile.
-    with turn_at(dataset, timeout_s=0) as alone:
+    with local_lock(lock_for(dataset), timeout_s=0) as alone:
         if not alone:
             msg = f"Something is being appended to '{dataset}' by another process. Append when it is done."
             raise TargetExistsError(msg)

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from colabstage.errors import DamagedPackError, DriveError, NewerFormatError, NotEnoughSpaceError, SourceError
 from colabstage.h5.manifest import is_whole, read_manifest
+from colabstage.io.files import file_state
 from colabstage.io.units import format_bytes
 from colabstage.machine.resources import free_space
 from colabstage.pack.execute import space_for
 from colabstage.pack.job import prepare_pack
-from colabstage.pack.rows import BasePack, parse_rows, plan_takeover, read_rows, state_of
+from colabstage.pack.rows import BasePack, parse_rows, plan_takeover, read_rows
 from colabstage.stage.cache import (
     OUTDATED,
     CachedPack,
@@ -182,7 +183,7 @@ def bring_base(call: StageCall, base: Base) -> BasePack | None:
         # Hashed, as nothing else would tell: the new pack's own hashes vouch for whatever is copied. One that cannot be
         # read is as good as damaged, and the source may well be read.
         with contextlib.suppress(OSError), call.report.timed("verify earlier pack", unit="B") as step:
-            state, step.amount = state_of(base.pack.path), base.manifest.size
+            state, step.amount = file_state(base.pack.path), base.manifest.size
             if is_whole(base.pack.path, base.manifest, call.cancellation):
                 return base.pack._replace(state=state)
         call.report.note("The earlier pack is damaged, so everything is read")
@@ -199,7 +200,7 @@ def bring_base(call: StageCall, base: Base) -> BasePack | None:
     identity = identity_of(cached.manifest)
     if identity is not None:
         write_record(request, LocalRecord(request.key, identity, seal_of(request), False, True, cache_name(request)))
-    return base.pack._replace(state=state_of(base.pack.path))
+    return base.pack._replace(state=file_state(base.pack.path))
 
 
 # --- what reading the source takes ---

@@ -35,13 +35,15 @@ from colabstage.h5.manifest import Manifest, is_time_as_noted, parse_manifest
 from colabstage.h5.parts import PartName
 from colabstage.io.files import (
     RetryPolicy,
+    file_state,
     hash_block,
     hash_ranges,
     json_text,
+    local_lock,
+    lock_for,
     make_folder,
     parse_json,
     read_with_retry,
-    turn_at,
     typed_write_errors,
 )
 from colabstage.io.ownership import among_others, atomic_path, move_vouched, put_file, remove_vouched, sync_file
@@ -196,12 +198,6 @@ class Publication:
         return _content_of(replace(self.manifest, mtime_ns=mtime_ns))
 
 
-def file_state(file: Path) -> tuple[int, ...]:
-    """Return inode, length and times of a file: they change whenever something writes to it."""
-    found = file.stat()
-    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
-
-
 def read_note(content: bytes | None, label: str) -> Manifest | None:
     """Return the manifest that a file holds; `None` for none that this version reads."""
     with contextlib.suppress(PackFormatError):
@@ -231,7 +227,7 @@ def _each(look: Callable[[Item], T], items: Sequence[Item], cancellation: Cancel
 
 
 class Place(ABC):
-    """Where files are kept. What kind of place it is shows only in the abstract methods."""
+    """Where files are kept. What kind of place it is shows only in the methods that it overrides."""
 
     copies = 1
     """How often what is read from it takes its space on the local disk."""
@@ -266,9 +262,10 @@ class Place(ABC):
     def remove(self, name: str) -> None:
         """Remove what this module has seen to be ours; a missing file is fine."""
 
-    @abstractmethod
     def ask(self, question: Callable[[], T]) -> T:
         """Ask something that may hang; raises `DriveDisconnectedError` or `SourceError` where nothing answers."""
+        with given_up():
+            return question()
 
     @abstractmethod
     def bring(self, new: Publication) -> int:
@@ -545,9 +542,8 @@ class FolderPlace(Place):
         name, note, mtime_ns = new.name, new.name + UNFINISHED_SUFFIX, temp.stat().st_mtime_ns
         content, waited = new.note(mtime_ns), list[str]()
         # Between any two steps a process may come to a halt for longer than another one would wait for a note.
-        with turn_at(
-            self.folder / name, timeout_s=_TURN_S, notice=waited.append, cancellation=new.cancellation
-        ) as alone:
+        turn = lock_for(self.folder / name)
+        with local_lock(turn, timeout_s=_TURN_S, notice=waited.append, cancellation=new.cancellation) as alone:
             if waited and not alone:
                 msg = f"'{self.at(name)}' is being published by another process. Try again when that is done."
                 raise TargetExistsError(msg)
@@ -672,10 +668,6 @@ class BucketPlace(Place):
 
     def remove(self, name: str) -> None:
         self._store.remove(self._path(name))
-
-    def ask(self, question: Callable[[], T]) -> T:
-        with given_up():
-            return question()
 
     def bring(self, new: Publication) -> int:
         name, version = new.name, None

@@ -28,7 +28,7 @@ from colabstage.h5.manifest import is_whole, manifest_of_bytes, manifest_path, r
 from colabstage.io.arguments import whereabouts
 from colabstage.io.boundary import GOES_ON, public
 from colabstage.io.display import resolve_progress
-from colabstage.io.files import make_folder
+from colabstage.io.files import file_state, make_folder
 from colabstage.io.ownership import atomic_path, sweep_orphans
 from colabstage.io.units import format_bytes, format_duration, format_rate, show_address
 from colabstage.machine.drive_attributes import wait_uploaded as wait_until_uploaded
@@ -43,7 +43,6 @@ from colabstage.stage.places import (
     UNFINISHED_SUFFIX,
     FolderPlace,
     Publication,
-    file_state,
     look_at_file,
     read_note,
 )
