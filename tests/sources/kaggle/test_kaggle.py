@@ -10,6 +10,7 @@ import pytest
 
 from colabstage import fetch_files
 from colabstage.errors import CorruptArchiveError, OptionError, SourceAccessError, SourceNotFoundError, SourceReadError
+from tests.support.deadlines import shorten_deadlines
 from tests.support.images import make_tree, read_tree
 from tests.support.kaggle_service import HostedDataset, KaggleService, zip_archive
 
@@ -229,10 +230,10 @@ def test_colabs_cache_is_read_in_place(
     service.add(HostedDataset("ann", "cats", zip_archive(FILES), mounts=True))
     monkeypatch.setenv("TBE_RUNTIME_ADDR", service.colab_environment()["TBE_RUNTIME_ADDR"])
     monkeypatch.setenv("COLAB_CACHE_MOUNT_FOLDER", str(tmp_path / "input"))
-    monkeypatch.setattr("colabstage.sources.kaggle._MOUNT_S", 30.0 if appears else 0.5)
-    timer = threading.Timer(0.5, make_tree, [tmp_path / "input/cats", FILES])
     if appears:
-        timer.start()
+        threading.Timer(0.5, make_tree, [tmp_path / "input/cats", FILES]).start()
+    else:
+        shorten_deadlines("sources", 1.0, monkeypatch.setattr)
     assert fetch(out) == FILES
     assert service.count("DownloadDataset") == (0 if appears else 1)
     assert service.count("mount") == 1
