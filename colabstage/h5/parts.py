@@ -242,6 +242,13 @@ def find_parts(files: Files) -> tuple[Path, ...]:
     if not parts:
         msg = "The list of files is empty; expected at least one HDF5 file."
         raise OptionError(msg)
+    if len(set(parts)) < len(parts):
+        again = next(path for number, path in enumerate(parts) if path in parts[:number])
+        msg = (
+            f"The list of files has '{again}' twice, so each of its samples would count twice. Name it once; for some "
+            "samples more often than others give make_loader a sampler, such as torch's WeightedRandomSampler."
+        )
+        raise OptionError(msg)
     # A file whose name happens to contain a star or a bracket is that file.
     is_pattern = given is not files and glob.has_magic(str(parts[0])) and not parts[0].exists()
     return _matching(parts[0]) if is_pattern else parts

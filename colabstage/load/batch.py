@@ -149,15 +149,17 @@ def is_image_shape(shape: tuple[int, ...] | None) -> bool:
 
 
 def target_array(y: NDArray[Any]) -> NDArray[Any]:
-    """Return targets as losses expect them: int64 where each is one integer, as stored otherwise. An OptionError where
-    a number is beyond int64."""
-    if y.ndim == 1 and y.dtype.kind == "u" and len(y) and int(y.max()) > np.iinfo(np.int64).max:
+    """Return targets as losses expect them: int64 where each is one integer, `(B,)` or `(B, 1)`, as stored otherwise.
+    An OptionError where a number is beyond int64."""
+    if y.dtype.kind not in "iu" or y.size != len(y):
+        return y
+    if y.dtype.kind == "u" and int(y.max(initial=0)) > np.iinfo(np.int64).max:
         msg = (
             f"The targets have {int(y.max())}, and batches have int64, which ends before. Give the dataset a "
             "target_transform that makes smaller numbers of them: target_transform=lambda y: y - 2**63."
         )
         raise OptionError(msg)
-    return y.astype(np.int64, copy=False) if y.ndim == 1 and y.dtype.kind in "iu" else y
+    return y.astype(np.int64, copy=False)
 
 
 def pad_boxes(targets: list[dict[str, Any]]) -> dict[str, NDArray[Any]]:

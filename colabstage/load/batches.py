@@ -18,7 +18,7 @@ from colabstage.load.batch import WHITE, Ragged, is_image_shape, pad_boxes, targ
 from colabstage.load.calling import apply_transform, collate_results
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from numpy.typing import DTypeLike, NDArray
 
@@ -102,19 +102,18 @@ class Form:
         """Return the batches of a group, each as tensors of its own over its part of the memory: one that is saved or
         sent takes nothing of the others along."""
         if len(group.rows) == 1:
-            return [self.batch(group.x, group.y)]
+            return [self.batch(group.x, group.y, group.rows[0])]
         # Converted once for the group, not for each batch.
         parts = group._replace(y=target_array(group.y)).parts()
         return [(input_tensor(x), torch.from_numpy(y)) for x, y, _ in parts]
 
-    def batch(self, x: Any, y: Any) -> tuple[Any, Any]:
-        """Return the batch of what was read, by the dataset's transforms if it has any: called in this thread, sample
-        by sample, as by a stock `DataLoader`. A side without one is as in batches without transforms."""
+    def batch(self, x: Any, y: Any, rows: Iterable[int]) -> tuple[Any, Any]:
+        """Return the batch of what was read of `rows`, by the dataset's transforms if it has any: called in this
+        thread, sample by sample, as by a stock `DataLoader`. A side without one is as in batches without transforms."""
         dataset = self.dataset
         if not dataset.per_sample:
             return self.tensors(x, y)
-        samples = [dataset.sample(*parts) for parts in zip(x, y, strict=True)]
-        xs, ys = (list(side) for side in zip(*samples, strict=True))
+        xs, ys = map(list, zip(*dataset.samples_of(x, y, rows), strict=True))
         # As a stock DataLoader stacks what a transform returns, so that code moves here unchanged.
         made_x = input_tensors(x) if dataset.transform is None else collate_results("transform", xs)
         if dataset.target_transform is None:

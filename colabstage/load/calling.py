@@ -117,9 +117,9 @@ def image_for(transform: object, x: Any) -> Any:
     return Image.fromarray(x[..., 0] if x.ndim == 3 and channels == 1 else x)
 
 
-def call_theirs(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function of the caller's, keep it from ending an epoch by StopIteration, and say what it was given if it
-    fails."""
+def call_theirs(name: str, function: Callable[..., Any], *arguments: Any, row: int | None = None) -> Any:
+    """Call a function of the caller's, keep it from ending an epoch by StopIteration, and say what it was given, and of
+    which row, if it fails."""
     try:
         return function(*arguments)
     except StopIteration as error:
@@ -128,7 +128,7 @@ def call_theirs(name: str, function: Callable[..., Any], *arguments: Any) -> Any
     except ColabstageError:
         raise
     except Exception as error:
-        given = " and ".join(map(describe, arguments[:2]))
+        given = " and ".join(map(describe, arguments[:2])) + ("" if row is None else f" of row {row:,}")
         if isinstance(error, TypeError | AttributeError):
             why = said_by(error).partition("\n")[0]
             msg = f"{name} failed with {given}: {why}. Expected a function that takes that."

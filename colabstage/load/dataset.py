@@ -27,7 +27,7 @@ from colabstage.load.calling import call_theirs, check_moves, image_for
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -264,13 +264,10 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
 
     def _samples(self, indices: Sequence[int]) -> list[Any]:
         xs, ys = self.read_batch(indices)
-        samples = [self.sample(x, y) for x, y in zip(xs, ys, strict=True)]
-        if not self.return_index:
-            return samples
-        # Indices are given back as rows, so that the same sample has one number.
-        count = len(self)
-        rows = [operator.index(index) for index in indices]
-        return [(sample, row + count if row < 0 else row) for sample, row in zip(samples, rows, strict=True)]
+        # Rows and not indices, so that the same sample has one number.
+        rows = [row % len(self) for row in map(operator.index, indices)]
+        samples = self.samples_of(xs, ys, rows)
+        return list(zip(samples, rows, strict=True)) if self.return_index else samples
 
     @public()
     def read_batch(
@@ -302,14 +299,19 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
         """Release the file. Reading again opens it again."""
         self.reader.close()
 
-    def sample(self, x: Any, y: NDArray[Any] | np.generic | dict[str, NDArray[Any]] | str) -> tuple[Any, Any]:
-        """Turn one row of `read_batch` into the sample that `__getitem__` returns."""
+    def samples_of(self, xs: Any, ys: Any, rows: Iterable[int]) -> list[tuple[Any, Any]]:
+        """Turn what was read of `rows` into the samples that `__getitem__` returns."""
+        return [self._sample(*parts) for parts in zip(xs, ys, rows, strict=True)]
+
+    def _sample(
+        self, x: Any, y: NDArray[Any] | np.generic | dict[str, NDArray[Any]] | str, row: int
+    ) -> tuple[Any, Any]:
         # Other scalars stay numpy's: a Python float would be collated to float64.
         value = y if isinstance(y, dict | str) or y.ndim > 0 or y.dtype.kind not in "biu" else y.item()
         if (change := self.transform) is not None:
-            x = call_theirs("transform", change, image_for(change, x))
+            x = call_theirs("transform", change, image_for(change, x), row=row)
         if self.target_transform is not None:
-            value = call_theirs("target_transform", self.target_transform, value)
+            value = call_theirs("target_transform", self.target_transform, value, row=row)
         return x, value
 
     def __repr__(self) -> str:

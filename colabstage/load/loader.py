@@ -89,9 +89,10 @@ def make_loader(
     - `x`: `(B, C, H, W)` for images, in `channels_last` memory, of the stored dtype (uint8) or of `dtype`. Inputs that
       are not images (three axes, the last 1, 3 or 4 long) keep their axes. Encoded images of many sizes are a list of
       tensors `(C, H, W)`, rows of any length a list of tensors `(M,)`, texts a list of `str`.
-    - `y`: int64 `(B,)` where targets are integers, otherwise as stored; masks uint8 `(B, H, W)`. Boxes are a list of B
-      dicts of tensors, in the form that torchvision's detection models take (with `label_offset=1`, as 0 is their
-      background), or one dict of padded ones. Rows of any length and texts are as in x.
+    - `y`: int64 where a target is one integer, `(B,)`, or `(B, 1)` of targets `(N, 1)`; otherwise as stored; masks
+      uint8 `(B, H, W)`. Boxes are a list of B dicts of tensors, in the form that torchvision's detection models take
+      (with `label_offset=1`, as 0 is their background), or one dict of padded ones. Rows of any length and texts are as
+      in x.
     - `index`: int64 `(B,)`, the rows.
 
     Each batch is the caller's own: it may be kept and changed. Its memory is reused once nothing refers to it, or
@@ -211,7 +212,7 @@ def _below_subsets(dataset: object) -> tuple[dataset_h5, NDArray[np.intp] | None
 
 
 # By what a stock DataLoader gets samples, and this one does not: it reads rows by the reader below.
-_GIVES_SAMPLES = ("__getitem__", "__getitems__", "__len__", "read_batch", "sample")
+_GIVES_SAMPLES = ("__getitem__", "__getitems__", "__len__", "read_batch", "samples_of")
 
 
 def _check_overrides(dataset: object, known: tuple[type, ...]) -> None:
@@ -278,7 +279,8 @@ class BatchDataset(dataset_h5):
     def __getitems__(self, indices: Sequence[int]) -> Any:
         """Read a batch, as `make_loader` describes it, in host memory: `(x, y)`, or `(x, y, index)` with
         `return_index`."""
-        x, y = self._form.batch(self.reader.read_x(indices, pool=SOLO), self.reader.read_y(indices, pool=SOLO))
+        x, y = self.reader.read_x(indices, pool=SOLO), self.reader.read_y(indices, pool=SOLO)
+        x, y = self._form.batch(x, y, indices)
         # In the caller's own process nothing is sent.
         if get_worker_info() is not None:
             x, y = _as_views(x), _as_views(y)

@@ -183,7 +183,7 @@ class Pipeline:
             return (x, y, torch.from_numpy(rows.copy())) if with_index else (x, y)
 
         def tensors(x: Any, y: Any, rows: NDArray[np.intp]) -> tuple[Any, ...]:
-            return complete(self.form.batch(x, y), rows)
+            return complete(self.form.batch(x, y, rows), rows)
 
         # One more group is in the making, and one with the consumer.
         several = self.plan.together > 1

@@ -40,6 +40,7 @@ from colabstage import (
     pack_dataset,
     profile_loader,
     stage_dataset,
+    to_numpy,
 )
 from colabstage.transforms import Compose, Normalize, OneHot, RandomCrop, RandomFlip, RandomResizedCrop
 from tests.support.images import in_classes, make_tree
@@ -538,6 +539,24 @@ def test_targets_beyond_int64_are_not_turned_negative(tmp_path: Path) -> None:
         list(make_loader(dataset_h5(tmp_path / "rows.h5"), 4))
     smaller = dataset_h5(tmp_path / "rows.h5", target_transform=lambda y: y - 2**63)
     assert sorted(seen(make_loader(smaller, 4))) == [0, 1, 2, 3]
+
+
+def test_one_integer_in_a_row_of_its_own_is_a_class(tmp_path: Path) -> None:
+    """Targets `(N, 1)`, as Keras's CIFAR-10 has them: losses take int64, and no byte wraps around."""
+    with h5py.File(tmp_path / "rows.h5", "w") as file:
+        file["X_train"], file["Y_train"] = np.zeros((4, 2)), np.arange(4, dtype=np.uint8).reshape(4, 1)
+    dataset = dataset_h5(tmp_path / "rows.h5")
+    for batches in (make_loader(dataset, 4), make_loader(dataset, 4, strategy="device"), to_numpy(dataset, 4)):
+        y = next(iter(batches))[1]
+        assert str(y.dtype).endswith("int64")
+        assert sorted((y - 1).tolist()) == [[-1], [0], [1], [2]]
+
+
+def test_a_file_that_is_listed_twice(path: Path) -> None:
+    """Its samples would count twice, in `len` and in every epoch."""
+    for again in (path, f"{path.parent}/./{path.name}"):
+        with pytest.raises(ColabstageError, match=rf"{path.name}' twice"):
+            dataset_h5([path, again])
 
 
 @pytest.mark.parametrize("shape", [(12, 10, 5), (12, 10, 2)], ids=["five bands", "two"])

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from colabstage import dataset_h5, make_loader
+from colabstage import dataset_h5, make_loader, to_numpy
 from colabstage.errors import OptionError
 
 if TYPE_CHECKING:
@@ -167,3 +167,31 @@ def test_a_side_without_transform_is_as_ever(pictures: Path, strategy: Any) -> N
     assert x.shape == (9,)
     assert torch.equal(y, plain_y)
     assert y.dtype == plain_y.dtype
+
+
+@pytest.mark.parametrize("name", ["transform", "target_transform"])
+@pytest.mark.parametrize("error", [ValueError, TypeError])
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda dataset: dataset[:],
+        lambda dataset: [*make_loader(dataset, 8, shuffle=True)],
+        lambda dataset: [*DataLoader(dataset, 8)],
+        lambda dataset: [*to_numpy(dataset, 8)],
+    ],
+    ids=["dataset", "loader", "stock", "numpy"],
+)
+def test_the_error_of_a_transform_names_its_row(
+    numbered: Path, name: str, error: type[Exception], read: Callable[[Any], object]
+) -> None:
+    """As a note of its own error; in the message where the call itself was wrong."""
+
+    def fails_at_23(value: Any) -> Any:
+        if int(np.ravel(value)[0]) == 23:
+            raise error
+        return value
+
+    transforms: dict[str, Any] = {name: fails_at_23}
+    with pytest.raises((ValueError, OptionError)) as caught:
+        read(dataset_h5(numbered, **transforms))
+    assert "row 23" in " ".join([str(caught.value), *getattr(caught.value, "__notes__", ())])

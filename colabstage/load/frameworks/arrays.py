@@ -100,7 +100,6 @@ class ArrayBatches:
         # As in `make_loader`: what `predict` returns for a held-out split is compared with labels in the file's order.
         self.shuffled = reader.split == "train" if options.shuffle is None else options.shuffle
         self._one_hot, self._dtype = _class_count(options.one_hot, reader), _float_dtype(options.dtype)
-        self._weights = _weights_of(options.sample_weight, len(reader))
         layout = reader.layout
         # Keras's own function seeds numpy's generator.
         self._seed = choose_seed(options.seed, lambda: np.random.randint(_SEEDS), fixed=layout is not None)  # noqa: NPY002
@@ -115,6 +114,7 @@ class ArrayBatches:
                 refuse_argument("rows", options.rows, "the numbers of some samples")
             msg = f"The split '{reader.split}' of '{reader.path}' has no samples, so there is nothing to train on."
             raise OptionError(msg)
+        self._weights = _weights_of(options.sample_weight, len(reader), None if chosen is None else chosen.chosen)
         loading = LoaderOptions(
             drop_last=options.drop_last,
             # 0 means no thread in addition to the loop's in `make_loader`; here it is the smallest number too.
@@ -220,8 +220,7 @@ class ArrayBatches:
         if not isinstance(ahead, _Stored):
             batch: Batch = ahead
             return batch
-        samples = [self._dataset.sample(*parts) for parts in zip(ahead.x, ahead.y, strict=True)]
-        xs, ys = zip(*samples, strict=True)
+        xs, ys = zip(*self._dataset.samples_of(*ahead), strict=True)
         is_boxes = all(isinstance(target, dict) and BOXES in target for target in ys)
         y = pad_boxes(list(ys)) if is_boxes else _stacked("target_transform", ys)
         return self._finished(_stacked("transform", xs), y, ahead.rows, SOLO)
@@ -336,7 +335,7 @@ def _class_count(wanted: object, reader: SplitReader) -> int | None:
     return whole_number("one_hot", wanted, least=1, otherwise=', the number of classes, or "auto"')
 
 
-def _weights_of(weights: ArrayLike | None, samples: int) -> NDArray[np.float32] | None:
+def _weights_of(weights: ArrayLike | None, samples: int, chosen: NDArray[np.intp] | None) -> NDArray[np.float32] | None:
     if weights is None:
         return None
     found = np.asarray(weights)
@@ -346,7 +345,17 @@ def _weights_of(weights: ArrayLike | None, samples: int) -> NDArray[np.float32] 
             "each sample of the split."
         )
         raise OptionError(msg)
-    return found.astype(np.float32)
+    with np.errstate(over="ignore"):
+        found = found.astype(np.float32)
+    rows = np.arange(samples) if chosen is None else chosen
+    # One alone makes the loss, and so the model, NaN.
+    if len(bad := rows[~np.isfinite(found[rows])]):
+        msg = (
+            f"sample_weight is {found[bad[0]]} for row {bad[0]:,}, and for {len(bad):,} of {len(rows):,}; expected "
+            "finite numbers of float32. Write 0 for samples that do not count, or leave them out by rows=."
+        )
+        raise OptionError(msg)
+    return found
 
 
 def _stacked(name: str, values: tuple[Any, ...]) -> NDArray[Any]:
@@ -399,8 +408,9 @@ def to_keras(
 
     - `x`: `(B, H, W, C)`, of the stored dtype (uint8), which `keras.layers.Rescaling(1 / 255)` as a model's first
       layer scales to [0, 1] on its device; or of `dtype`.
-    - `y`: int64 `(B,)` if targets are integers, otherwise as stored; masks uint8 `(B, H, W)`. Boxes are a dict of
-      padded arrays: `boxes` `(B, M, 4)`, `labels` `(B, M)` padded with -1, and so on, with `lengths` `(B,)`.
+    - `y`: int64 if a target is one integer, `(B,)`, or `(B, 1)` of targets `(N, 1)`; otherwise as stored; masks uint8
+      `(B, H, W)`. Boxes are a dict of padded arrays: `boxes` `(B, M, 4)`, `labels` `(B, M)` padded with -1, and so on,
+      with `lengths` `(B,)`.
 
     Needs keras and one of its backends; torch only if that is the backend.
 

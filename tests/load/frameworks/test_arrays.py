@@ -193,6 +193,8 @@ def test_encoded_images_are_decoded(make_encoded: Callable[..., Path], size: tup
         ({"sample_weight": np.ones(5)}, "sample_weight"),
         ({"sample_weight": np.ones((23, 1))}, "sample_weight"),
         ({"sample_weight": ["a"] * 23}, "sample_weight"),
+        ({"sample_weight": [1.0] * 22 + [np.nan]}, "row 22"),
+        ({"sample_weight": [1.0, 1e300] + [0.0] * 21}, "row 1"),
     ],
     ids=str,
 )
