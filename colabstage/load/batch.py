@@ -151,7 +151,7 @@ def is_image_shape(shape: tuple[int, ...] | None) -> bool:
 def target_array(y: NDArray[Any]) -> NDArray[Any]:
     """Return targets as losses expect them: int64 where each is one integer, `(B,)` or `(B, 1)`, as stored otherwise.
     An OptionError where a number is beyond int64."""
-    if y.dtype.kind not in "iu" or y.size != len(y):
+    if y.dtype.kind not in "iu" or y.shape[1:] not in ((), (1,)):
         return y
     if y.dtype.kind == "u" and int(y.max(initial=0)) > np.iinfo(np.int64).max:
         msg = (
