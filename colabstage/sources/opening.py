@@ -736,7 +736,10 @@ def _open_path(source: SingleSource, path: Path, opening: Opening) -> Part:
         file.facts = replace(file.facts, checksum=opening.checksum)
     part = Part(source, transport, slow, opening, file=file, path=path)
     if slow and is_on_drive(source):
-        part.recognise()
+        with contextlib.ExitStack() as undo:
+            undo.callback(part.close)
+            part.recognise()
+            undo.pop_all()
         if part.kind == "zip":
             part.questions = Md5Questions(workers=1)
             part.questions.ask([str(path)])

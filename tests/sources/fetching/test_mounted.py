@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from colabstage import fetch_files
 from colabstage.errors import SourceChangedError, SourceNotFoundError, SourceReadError
 from colabstage.io.files import RetryPolicy
 from colabstage.io.progress import Cancellation
@@ -120,3 +121,12 @@ def test_final_errors_of_a_mount_say_what_to_do(
         with closing(MountedFile(path)) as file, pytest.raises(wanted, match=words):
             fetch_file(file, tmp_path / "copy", step=step, cancellation=Cancellation(), policy=policy)
     assert not (tmp_path / "copy").exists()
+
+
+@pytest.mark.fuse
+def test_a_file_that_cannot_be_read_leaves_no_thread(on_drive: tuple[SimulatedDrive, Path], tmp_path: Path) -> None:
+    """It is read before it is fetched, to see what it is."""
+    drive, path = on_drive
+    drive.set_faults(DriveFaults(ops=(OpFault(op="read"),)))
+    with pytest.raises(SourceReadError, match="quota"):
+        fetch_files(path, tmp_path / "copy", progress=False)
