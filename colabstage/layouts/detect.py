@@ -463,7 +463,8 @@ def _with_other_splits(case: Case, rows: Found) -> Found:
     by_folder, by_row = (listed(sorted(one)) for one in splits)
     note = f"Labels of {by_folder} are the folders, those of {by_row} the rows of {own.named}."
     table = join_tables(case.images, tables, classes)
-    return Evidence(table, f"{folders.who} and {own.who}", own.used | folders.used).noting(note)
+    who, used = f"{folders.who} and {own.who}", own.used | folders.used
+    return Evidence(table, who, used, others=folders.others).noting(note)
 
 
 def _name_folders(rows: Found, case: Case) -> TypeGuard[Evidence]:
@@ -722,7 +723,7 @@ class TableFile:
         case = Case(source.without({name for name in source.ending_in(words.TABLES).names if name != self.name}))
         found = case.rows if case.rows.claims else gather(case.state_audio)
         try:
-            return required(found if found.claims else case.rows).table
+            return required(found if found.claims else case.rows).as_table()
         except EmptySourceError as error:
             msg = (
                 f"{error} '{self.name}' is read with the files in its folder and below. Move it into the folder that "

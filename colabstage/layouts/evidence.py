@@ -48,6 +48,8 @@ class Evidence:
     reason."""
     unused: tuple[str, ...] = ()
     """Names of the fields of the samples' own records, or of the arrays beside theirs, that state nothing of them."""
+    others: FileEntries | None = None
+    """The files beside the samples, of which those that nothing uses in the end are noted."""
 
     @property
     def claims(self) -> bool:
@@ -61,8 +63,14 @@ class Evidence:
         return self.who if not first or first in self.who else f"{self.who} ('{first}')"
 
     def as_table(self) -> SampleTable:
-        """Return the samples, with the name of what labels them."""
-        return replace(self.table, told_by=self.who)
+        """Return the samples, with the name of what labels them, and a note of the files that were left out."""
+        others = None if self.others is None else self.others.where(lambda name: name not in self.used)
+        if not others:
+            return replace(self.table, told_by=self.who)
+        # A person sees whether labels were among them.
+        which = listed(others.names) if len(others) <= _FEW else count_kinds(others)
+        note = f"{left_out(len(others), 'other files')} ({which})."
+        return replace(self.table, told_by=self.who, notes=(note, *self.table.notes))
 
     def noting(self, *notes: str) -> Evidence:
         """Return the same with further notes."""
@@ -95,6 +103,8 @@ class FileKind(NamedTuple):
     extensions: tuple[str, ...]
 
 
+# So many files that were left out are named.
+_FEW = 3
 IMAGE_FOLDER = FileKind("image_folder", "images", IMAGES)
 
 

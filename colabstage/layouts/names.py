@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from colabstage.trees.listing import FileEntries
 
 
-# So many files that were left out are named.
-_FEW = 3
 # The only unambiguous form: a word, a dot and a number.
 _WORD_AND_NUMBER = re.compile(r"(?:^|/)([A-Za-z][A-Za-z_ -]*)\.\d+\.[A-Za-z]+$")
 # The part before the last number of a name: pug in pug_12, 25_0_2 in 25_0_2_20170116.
@@ -250,7 +248,6 @@ def folders_state(source: Source, kind: FileKind, *, level: int | None = None) -
     class_of_file = {name: label for stated in lists.values() for name, label in stated.items()}
     for row in np.flatnonzero(labels < 0).tolist():
         labels[row] = numbers[class_of_file[chosen.names[row]]]
-    others = source.files.not_ending_in(kind.extensions)
     train = [top for top, split in splits.items() if split == "train" and not split_name(top).split]
     table = SampleTable(
         layout=kind.layout,
@@ -261,18 +258,13 @@ def folders_state(source: Source, kind: FileKind, *, level: int | None = None) -
         splits=tuple([read[rank].split for rank in ranks.tolist()]) if splits else None,
         notes=(
             *left_out_notes((len(files) - len(order), kind.noun, "in no class folder")),
-            # A person sees whether labels were among them.
-            *([f"{left_out(len(others), 'other files')} ({_which(others)})."] if others else []),
             *_notes(found, classes, kind.noun),
             *(f"The split 'train' is the folder '{top}', by the names of the others." for top in train),
             *(f"Classes of '{one}' are read." for one in lists),
         ),
     )
-    return Evidence(table, "the folders", frozenset(lists), is_guess=True)
-
-
-def _which(files: FileEntries) -> str:
-    return listed(files.names) if len(files) <= _FEW else count_kinds(files)
+    others = source.files.not_ending_in(kind.extensions)
+    return Evidence(table, "the folders", frozenset(lists), is_guess=True, others=others)
 
 
 def _no_files(source: Source, kind: FileKind) -> EmptySourceError:

@@ -227,7 +227,7 @@ def _layout(state: Callable[..., Found], **options: Any) -> LayoutFunction:
 
 
 def _read(state: Callable[..., Found], tree: Tree, **options: Any) -> SampleTable:
-    return required(state(Source(tree), **options)).table
+    return required(state(Source(tree), **options)).as_table()
 
 
 def _names(labels: Sequence[str] | None) -> tuple[str, ...] | None:

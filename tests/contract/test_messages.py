@@ -481,7 +481,9 @@ WITH_TORCH: dict[str, Callable[[World], object]] = {
     "ragged of unknown name": lambda w: w.loader(ragged="dense"),
     "batches of a subset shuffled by auto": lambda w: w.loader(sampler=[0, 1], shuffle=None),
     "a batch transform that fails": lambda w: list(w.loader(batch_transform=lambda x, y: x.nothing)),
-    "a transform that fails": lambda w: list(make_loader(dataset_h5(w / "photos.h5", lambda x: x.nothing), 2)),
+    "a transform that fails": lambda w: list(
+        make_loader(dataset_h5(w / "photos.h5", lambda x: x.nothing), 2, shuffle=False)
+    ),
     "state of another loader": lambda w: w.loader(2, seed=0).load_state_dict({"epoch": 0}),
     "an epoch below none": lambda w: w.loader(2).set_epoch(-1),
     # --- runs ---
