@@ -170,7 +170,7 @@ def fits(one: Path, other: Path) -> bool:
 def test_fields_of_each_kind_are_told_apart_by_all_that_matters_to_a_reader(tmp_path: Path) -> None:
     """And by nothing else: the order of bytes or of columns, names and lengths make no difference."""
     paths = write_kinds(tmp_path)
-    copies = [shutil.copy(path, path.with_suffix(".copy.h5")) for path in paths]
+    copies = [Path(shutil.copy(path, path.with_suffix(".copy.h5"))) for path in paths]
     assert [[fits(one, other) for other in copies] for one in paths] == np.eye(len(paths), dtype=bool).tolist()
     swapped = write_pack(tmp_path / "swapped.h5", {"X_train": np.zeros((9, 4, 5), ">f4")})
     assert fits(tmp_path / "fixed.h5", swapped)
