@@ -79,10 +79,15 @@ def list_runs(folder: str | os.PathLike[str]) -> ResultList[RunFacts]:
         raise SourceNotFoundError(msg)
 
     def report(runs: Sequence[RunFacts]) -> Report:
+        head = ("run", "state", "session", "epoch", "step", "host")
         rows = (
-            Row((one.folder.name, one.state, *map(str, (one.session, one.epoch, one.step)), one.host)) for one in runs
+            Row(
+                (one.folder.name, one.state, *map(str, (one.session, one.epoch, one.step)), one.host),
+                below="; ".join("{0}, {2}, {3}".format(*_row(version).cells) for version in one.versions),
+            )
+            for one in runs
         )
-        table = Table(tuple(rows), ("run", "state", "session", "epoch", "step", "host"), frozenset({2, 3, 4}))
+        table = Table(tuple(rows), head, frozenset({2, 3, 4}))
         return Report(f"{format_count(len(runs), 'runs')} in '{place}'", (table,))
 
     return ResultList(_runs_in(place), report)

@@ -455,6 +455,7 @@ def test_a_run_that_is_done_does_nothing(data: Path, tmp_path: Path, capsys: pyt
     on."""
     session(tmp_path, data)
     done = list_runs(tmp_path)[0]
+    assert all(one.name in str(list_runs(tmp_path)) for one in done.versions)
     with resumable(tmp_path, **make_parts(data)) as run:
         assert list(run.epochs(3)) == []
         assert run.steps == STEPS
