@@ -267,7 +267,9 @@ class _FetchCall:
         if self.checksum is not None and (recorded.checksum != str(self.checksum) or not self.thorough):
             # With the right checksum the source need not be asked: the requested file is here.
             return "" if recorded.checksum == str(self.checksum) else None
-        look = Look("unproved") if self.thorough else check_freshness(self.source, recorded, workers=SLOW_LISTERS)
+        look = Look("unproved")
+        if not self.thorough:
+            look = check_freshness(self.source, recorded, unpack=False, workers=SLOW_LISTERS)
         # A source that has disappeared does not count as changed: what was fetched stays usable, and the report says
         # so.
         if look.state == "gone":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from concurrent.futures import wait
 from dataclasses import replace
+from stat import S_ISREG
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from colabstage.errors import ColabstageError, SourceReadError, said_by
@@ -31,16 +32,15 @@ from colabstage.sources.parse import (
     Source,
     TreeSource,
     WebSource,
-    expand_pattern,
+    expand_source,
     paths_of,
-    whole_of,
 )
 from colabstage.sources.remote_files import RemoteFileTree, open_remote
 from colabstage.trees.folder import FolderTree, folder_stamps
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from colabstage.sources.identity import Verdict
@@ -69,17 +69,19 @@ class Look(NamedTuple):
     """What was compared, or what went wrong, in words."""
 
 
-def check_freshness(source: Source, recorded: SourceIdentity, *, workers: int, silence_s: float | None = None) -> Look:
+def check_freshness(
+    source: Source, recorded: SourceIdentity, *, unpack: bool, workers: int, silence_s: float | None = None
+) -> Look:
     """Compare a source with its record by a few calls; of a folder on a local disk, all files are listed.
 
-    Ends when nothing has come for `silence_s` seconds, 20 by default.
+    Ends when nothing has come for `silence_s` seconds, 20 by default. `unpack`: as of `open_source`.
     """
     silence = silence_of(*paths_of(source))
     if silence is not None:
         return Look("silent", str(silence))
     asker = _Asker(workers)
     # A dead mount may never answer; a thread can be left behind, a blocked call cannot be interrupted.
-    answer = in_thread(lambda: asker.ask_typed(source, recorded), "colabstage-look")
+    answer = in_thread(lambda: asker.ask(lambda: expand_source(source, unpack=unpack), recorded), "colabstage-look")
     patience_s = _SILENCE_S if silence_s is None else silence_s
     while not wait([answer], max(0.01, asker.heard_at + patience_s - time.monotonic())).done:
         if time.monotonic() - asker.heard_at >= patience_s:
@@ -96,11 +98,11 @@ class _Asker:
     def heard(self) -> None:
         self.heard_at = time.monotonic()
 
-    def ask_typed(self, source: Source, recorded: SourceIdentity) -> Look:
-        """Ask one source. One that cannot be asked does not count as changed: the caller decides what to do with local
-        data."""
+    def ask(self, expand: Callable[[], Source], recorded: SourceIdentity) -> Look:
+        """Ask the source that `expand` returns. One that cannot be asked does not count as changed: the caller decides
+        what to do with local data."""
         try:
-            return self._ask(source, recorded)
+            return self._ask(expand(), recorded)
         except ColabstageError as error:
             return Look("gone", str(error))
         except OSError as error:
@@ -110,38 +112,28 @@ class _Asker:
             self.heard()
 
     def _ask(self, source: Source, recorded: SourceIdentity) -> Look:
-        match source if isinstance(source, LocalSource) else expand_pattern(source):
-            case LocalSource() as source:
-                return self._ask_local(source, recorded)
-            case WebSource() | ObjectSource() as source:
+        match source:
+            case LocalSource():
+                return self._ask_disk(source.files, recorded, source.leave_out)
+            case WebSource() | ObjectSource():
                 return _ask_service(source, recorded)
-            case ShareSource() as source:
+            case ShareSource():
                 return _ask_shared(source, recorded)
-            case KaggleSource() as source:
+            case KaggleSource():
                 return self._ask_kaggle(source, recorded)
-            case ManySource() as source:
+            case ManySource():
                 return self._ask_many(source.parts, recorded)
             case TreeSource():
                 return Look("unproved")
 
-    def _ask_local(self, source: LocalSource, recorded: SourceIdentity) -> Look:
-        expanded = expand_pattern(source)
-        whole = whole_of(expanded)
-        # What was fetched was copied as it is; what was staged, as the whole.
-        if recorded.kind == "many" and isinstance(whole, ManySource):
-            return self._ask_many(whole.parts, recorded)
-        if recorded.kind != "many" and isinstance(whole, LocalSource) and whole.pieces:
-            found = [piece.stat() for piece in whole.pieces]
-            if sum(one.st_size for one in found) == recorded.nbytes:
-                return _judge(recorded, mtime_ns=max(one.st_mtime_ns for one in found))
-        if isinstance(expanded, ManySource):
-            return self._ask_many(expanded.parts, recorded)
-        return self._ask_disk(source.path, recorded, source.leave_out)
-
-    def _ask_disk(self, path: Path, recorded: SourceIdentity, leave_out: frozenset[str] = frozenset()) -> Look:
-        found = path.stat()
+    def _ask_disk(
+        self, paths: Sequence[Path], recorded: SourceIdentity, leave_out: frozenset[str] = frozenset()
+    ) -> Look:
+        """Ask for a folder, or for the files that follow each other as one."""
+        found = [path.stat() for path in paths]
         if recorded.kind in ("archive", "file"):
-            return _ask_file(path, found, recorded) if path.is_file() else Look("changed")
+            return _ask_files(paths, found, recorded) if all(S_ISREG(one.st_mode) for one in found) else Look("changed")
+        path = paths[0]
         if not path.is_dir():
             return Look("changed")
         # Listing everything would take minutes there, so its folders speak for it.
@@ -177,7 +169,7 @@ class _Asker:
     def _ask_kaggle(self, source: KaggleSource, recorded: SourceIdentity) -> Look:
         mounted = find_kaggle_folder(source.dataset)
         if mounted is not None and not mounted.version:
-            return self._ask_disk(mounted.path, recorded)
+            return self._ask_disk([mounted.path], recorded)
         if source.dataset.version is not None:
             return Look("same", "a version of a dataset on Kaggle does not change")
         if not recorded.version:
@@ -193,18 +185,19 @@ class _Asker:
             return Look("changed")
         with DaemonPool(min(_ASKERS, len(parts)), "colabstage-look") as pool:
             pairs = list(zip(parts, recorded.parts, strict=True))
-            looks = pool.run(lambda pair: self.ask_typed(*pair), pairs, stall_timeout_s=float("inf"))
+            looks = pool.run(lambda pair: self.ask(lambda: pair[0], pair[1]), pairs, stall_timeout_s=float("inf"))
         found = {look.state: look for look in reversed(looks)}
         order: tuple[str, ...] = ("changed", "unproved", "silent", "gone")
         return next((found[state] for state in order if state in found), looks[0])
 
 
-def _ask_file(path: Path, found: os.stat_result, recorded: SourceIdentity) -> Look:
+def _ask_files(paths: Sequence[Path], found: Sequence[os.stat_result], recorded: SourceIdentity) -> Look:
+    size, mtime_ns = sum(one.st_size for one in found), max(one.st_mtime_ns for one in found)
     # Another length is proof enough, whatever else agrees, so the client need not be asked.
-    md5s, why = ask_md5s([str(path)]) if recorded.md5 and found.st_size == recorded.nbytes else ([], "")
+    md5s, why = ask_md5s([str(path) for path in paths]) if recorded.md5 and size == recorded.nbytes else ([], "")
     # The version of one file of a list is its time.
     known = replace(recorded, version="")
-    look = _judge(known, size=found.st_size, mtime_ns=found.st_mtime_ns, md5="".join(md5s))
+    look = _judge(known, size=size, mtime_ns=mtime_ns, md5=" ".join(md5s))
     if why and look.state == "same":
         return Look("same", f"{look.detail}; {_untold(why)}")
     return look

@@ -98,6 +98,11 @@ class LocalSource(_SourceBase):
     pieces: tuple[Path, ...] = ()
     """The files that make up the archive when they follow each other; `path` is the first."""
 
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """Return the files whose bytes it has, one after the other, where it is no folder."""
+        return self.pieces or (self.path,)
+
 
 @dataclass(frozen=True, slots=True)
 class WebSource(_SourceBase):
@@ -477,6 +482,13 @@ def _without_suffixes(name: str) -> str:
     while name.lower().endswith(ARCHIVE_SUFFIXES) and "." in name[1:]:
         name = name[: name.rindex(".")]
     return name
+
+
+def expand_source(source: Source, *, unpack: bool) -> Source:
+    """Return all that a source stands for (`expand_pattern`); with `unpack`, for whoever takes the files in archives,
+    the whole of each archive (`whole_of`)."""
+    expanded = expand_pattern(source)
+    return whole_of(expanded) if unpack else expanded
 
 
 def whole_of(source: Source) -> Source:
