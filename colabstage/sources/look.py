@@ -167,14 +167,14 @@ class _Asker:
         return Look("same", MD5_PROOF if md5s else seen)
 
     def _ask_kaggle(self, source: KaggleSource, recorded: SourceIdentity) -> Look:
-        mounted = find_kaggle_folder(source.dataset)
+        mounted = find_kaggle_folder(source)
         if mounted is not None and not mounted.version:
             return self._ask_disk([mounted.path], recorded)
-        if source.dataset.version is not None:
+        if source.version is not None:
             return Look("same", "a version of a dataset on Kaggle does not change")
         if not recorded.version:
             return Look("silent", "which version was staged is not known")
-        newest = newest_version(source.dataset)
+        newest = newest_version(source)
         if newest is None:
             return Look("silent", "Kaggle did not tell which version is the newest")
         return Look("same", f"version {newest} is the newest") if recorded.version == newest else Look("changed")
@@ -240,7 +240,7 @@ def _ask_service(source: WebSource | ObjectSource, recorded: SourceIdentity) -> 
 
 def _ask_shared(source: ShareSource, recorded: SourceIdentity) -> Look:
     try:
-        found = open_share(source.link, policy=_ONE_TRY)
+        found = open_share(source, policy=_ONE_TRY)
     except SourceReadError:
         return Look("silent", "Drive gave no answer that could be used")
     if not isinstance(found, SharedFolder):

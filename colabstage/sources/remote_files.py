@@ -278,12 +278,12 @@ def open_remote(
     `checksum`: what the file should have, when the caller knows. `policy`: how often a web server is asked again, and
     `along_bytes` what it is asked for at both ends, for `RemoteFile.known`.
     """
-    if isinstance(source, KaggleSource) and (mounted := find_kaggle_folder(source.dataset)) is not None:
+    if isinstance(source, KaggleSource) and (mounted := find_kaggle_folder(source)) is not None:
         return mounted
     require_online(source.label)
     match source:
         case KaggleSource():
-            return open_kaggle(source.dataset, checksum=checksum, along_bytes=along_bytes)
+            return open_kaggle(source, checksum=checksum, along_bytes=along_bytes)
         case WebSource():
             return open_http(source.url, checksum=checksum, policy=policy, along_bytes=along_bytes)
         case ObjectSource():
@@ -292,7 +292,7 @@ def open_remote(
 
             return open_address(source.url, checksum=checksum, retry=PATIENT)
         case ShareSource():
-            shared = open_share(source.link, checksum=checksum, along_bytes=along_bytes, cancellation=cancellation)
+            shared = open_share(source, checksum=checksum, along_bytes=along_bytes, cancellation=cancellation)
             if not isinstance(shared, SharedFolder):
                 return shared
             return RemoteFileTree(
