@@ -34,8 +34,7 @@ from colabstage.machine.mounts import drive_root, place_in, required_to_stay
 from colabstage.machine.resources import check_space, usable_cores
 from colabstage.machine.watched import run_with_one_remount
 from colabstage.sources.arriving import fetch_file
-from colabstage.sources.identity import SourceIdentity, compare_states
-from colabstage.sources.look import Look, check_freshness
+from colabstage.sources.identity import Look, SourceIdentity, check_freshness, compare_states
 from colabstage.sources.opening import SLOW_LISTERS, Opening, open_source
 from colabstage.sources.parse import (
     KaggleSource,

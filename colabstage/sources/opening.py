@@ -36,6 +36,7 @@ from colabstage.sources.identity import (
     SourceIdentity,
     identify_archive,
     identify_by_times,
+    identify_files,
     identify_many,
     identify_remote,
     identify_tree,
@@ -576,7 +577,7 @@ class OpenedSource(Closing):
         for part in self.parts:
             if part.loose and self.files is not None:
                 addresses = [source.address for source in part.loose]
-                found.update(zip(addresses, self.files.identities(part.loose), strict=True))
+                found.update(zip(addresses, identify_files(self.files, part.loose), strict=True))
         return identify_many([found[part.address] for part in self._source.parts], address=self._source.address)
 
     def verify(self, checksum: Checksum) -> None:

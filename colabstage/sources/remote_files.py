@@ -12,12 +12,10 @@ from colabstage.io.environment import require_online
 from colabstage.io.files import PATIENT, RetryPolicy, read_with_retry
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.units import HIDDEN
-from colabstage.machine.drive_attributes import ask_md5s
 from colabstage.sources.gdrive import IN_FLIGHT, SharedFolder, open_share
 from colabstage.sources.http_file import open_http
-from colabstage.sources.identity import as_one_of_many, identify_remote
 from colabstage.sources.kaggle import KaggleFolder, find_kaggle_folder, open_kaggle
-from colabstage.sources.parse import KaggleSource, LocalSource, ObjectSource, ShareSource, WebSource, is_on_drive
+from colabstage.sources.parse import KaggleSource, LocalSource, ObjectSource, ShareSource, WebSource
 from colabstage.sources.remote import MountedFile, given_up, read_directly, read_through
 from colabstage.trees.bytes import RequestedBytes
 from colabstage.trees.listing import FileEntries, FileEntry, FileStates, Tree, hash_texts, unknown_entry
@@ -27,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from colabstage.io.progress import Cancellation
-    from colabstage.sources.identity import SourceIdentity
     from colabstage.sources.parse import SingleSource
     from colabstage.sources.remote import Checksum, RemoteFacts, RemoteFile
     from colabstage.trees.bytes import ByteSource
@@ -137,19 +134,6 @@ class RemoteFileTree(Tree):
         label = self._facts_of(entry).label
         # What is hidden of an address is missing in it.
         return "" if HIDDEN in label else label
-
-    def identities(self, sources: Sequence[SingleSource]) -> list[SourceIdentity]:
-        """Return the state of each file when it was listed; `sources` are theirs, in the order of `files`."""
-        on_drive = {source.address: str(source.path) for source in sources if is_on_drive(source)}
-        md5s, _ = ask_md5s(list(on_drive.values())) if on_drive else ([], "")
-        md5_of = dict(zip(on_drive, md5s, strict=False))
-        return [
-            replace(
-                as_one_of_many(identify_remote(facts, facts.size or 0, address=source.address)),
-                md5=md5_of.get(source.address, ""),
-            )
-            for facts, source in zip(self.facts.values(), sources, strict=True)
-        ]
 
     def open(self, entry: FileEntry) -> ByteSource | None:
         """Return the bytes of one file; `None` if its service only serves the whole file from its beginning."""

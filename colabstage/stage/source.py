@@ -14,8 +14,7 @@ from colabstage.io.files import Closing
 from colabstage.io.pipeline import in_thread
 from colabstage.io.progress import Cancellation
 from colabstage.io.units import format_count
-from colabstage.sources.identity import compare_states, proof_of
-from colabstage.sources.look import check_freshness
+from colabstage.sources.identity import check_freshness, compare_states, proof_of
 from colabstage.sources.opening import SLOW_LISTERS, Opening, open_source
 from colabstage.sources.parse import LocalSource, TreeSource, parts_of
 from colabstage.stage.dataset import StageReport
