@@ -35,6 +35,7 @@ from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.io.units import hide_secrets, is_signed_address, show_address
 from colabstage.sources.parse import data_address, page_remedy
 from colabstage.sources.remote import (
+    LOOK_BYTES,
     Checksum,
     RemoteFacts,
     RemoteFile,
@@ -64,8 +65,6 @@ _TIMEOUT_S = 30.0
 _MAX_REDIRECTS = 10
 # A page of a service, or an answer of its interface, is shorter.
 _MAX_PAGE_BYTES = 16 * 1024 * 1024
-# The first request asks for this much: enough for a page's title, and it still arrives in the first round trip.
-_LOOK_BYTES = 8 * 1024
 # Beside twice the timeout, the longest that a look takes.
 _LOOK_S = 5.0
 # The longest wait for what was requested in addition.
@@ -141,7 +140,7 @@ def open_http(
     try:
         tail = in_thread(lambda: _ask_for_tail(session, along_bytes), "colabstage-end") if along_bytes else None
         # Again for less: a server that cuts each connection early never sends what is asked for along.
-        lengths = itertools.chain([max(_LOOK_BYTES, along_bytes)], itertools.repeat(_LOOK_BYTES))
+        lengths = itertools.chain([max(LOOK_BYTES, along_bytes)], itertools.repeat(LOOK_BYTES))
         return with_retries(look, policy or RetryPolicy(), clock.sleep)
     # Nobody else uses the session yet.
     except BaseException:
@@ -433,7 +432,7 @@ class _Answer:
 
     def beginning(self) -> bytes:
         """Return the first bytes of the content, all of a small one."""
-        return b"".join(self.pieces(_LOOK_BYTES))
+        return b"".join(self.pieces(LOOK_BYTES))
 
     def pieces(self, count: int | None) -> Iterator[bytes]:
         """Yield the content as it comes, up to `count` bytes: no piece waits to be filled. A trickle is an error."""

@@ -153,8 +153,7 @@ class RemoteFileTree(Tree):
         """Yield the content in pieces of at most a megabyte, as they come, and compare it at the end with its service's
         checksum."""
         with self._reading(entry) as file:
-            came = file.known(0, entry.size)
-            pieces = read_through(file, policy=self._policy, tell=self._wait_for) if came is None else iter([came])
+            pieces = read_through(file, policy=self._policy, tell=self._wait_for)
             for piece in self._verified(entry, pieces):
                 self._wait_for("")
                 yield piece
