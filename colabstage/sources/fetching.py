@@ -34,8 +34,7 @@ from colabstage.machine.mounts import drive_root, place_in, required_to_stay
 from colabstage.machine.resources import check_space, usable_cores
 from colabstage.machine.watched import run_with_one_remount
 from colabstage.sources.arriving import fetch_file
-from colabstage.sources.identity import SourceIdentity, compare_states
-from colabstage.sources.look import Look, check_freshness
+from colabstage.sources.identity import Look, SourceIdentity, check_freshness, compare_states
 from colabstage.sources.opening import SLOW_LISTERS, Opening, open_source
 from colabstage.sources.parse import (
     KaggleSource,
@@ -164,8 +163,6 @@ def fetch_files(
         raise OptionError(msg)
     checksum = None if hash is None else parse_checksum(hash)
     parsed, parts = parse_source(source), read_only(only)
-    if parts:
-        parsed = replace(parsed, address=f"{parsed.address}#only={','.join(parts)}")
     if checksum is not None and isinstance(parsed, ManySource):
         msg = "hash= is for one file, and source is a list. Fetch the file alone, or leave the hash out."
         raise OptionError(msg)
@@ -235,6 +232,11 @@ class _FetchCall:
     def target(self) -> Path:
         return self.to.path
 
+    @property
+    def address(self) -> str:
+        """Return the address of what is fetched: of the source, or of a part of it."""
+        return self.source.address + (f"#only={','.join(self.only)}" if self.only else "")
+
     def reuse(self) -> FetchReport | None:
         """Return what is here, if it is whole and the source is still the same."""
         place = self.target
@@ -244,11 +246,11 @@ class _FetchCall:
         # The target may be the folder into which the file went, under a name that only the source knows.
         if here.receipt is None and place.is_dir():
             found = find_receipts(place).items()
-            mine = [path for path, one in found if one.about.get("address") == self.source.address]
+            mine = [path for path, one in found if one.about.get("address") == self.address]
             place = mine[0] if mine else place
             here = look_at(place, thorough=self.thorough)
         record = here.about(_KIND, Fetched)
-        if record is None or record.address != self.source.address or not here.is_as_made:
+        if record is None or record.address != self.address or not here.is_as_made:
             return None
         # The local files are checked first, because that needs no connection.
         note = self._unchanged(record.identity)
@@ -267,7 +269,9 @@ class _FetchCall:
         if self.checksum is not None and (recorded.checksum != str(self.checksum) or not self.thorough):
             # With the right checksum the source need not be asked: the requested file is here.
             return "" if recorded.checksum == str(self.checksum) else None
-        look = Look("unproved") if self.thorough else check_freshness(self.source, recorded, workers=SLOW_LISTERS)
+        look = Look("unproved")
+        if not self.thorough:
+            look = check_freshness(self.source, recorded, unpack=False, workers=SLOW_LISTERS)
         # A source that has disappeared does not count as changed: what was fetched stays usable, and the report says
         # so.
         if look.state == "gone":
@@ -324,7 +328,7 @@ class _FetchCall:
         identity = replace(source.identify(), checksum=str(self.checksum or ""))
 
         def record_of(nbytes: int) -> Fetched:
-            return Fetched(self.source.address, identity, 1, nbytes, source.slowest.transport)
+            return Fetched(self.address, identity, 1, nbytes, source.slowest.transport)
 
         with self.progress.step(f"fetch {place.name}", total=facts.size, unit="B") as step:
             fetched = fetch_file(
@@ -350,7 +354,7 @@ class _FetchCall:
         sizes = [entry.size for entry in tree.entries]
         large = sum(size for size in sizes if size > LARGE_BYTES)
         notes = self._check_space(place, disk_bytes(sizes), source, large=large)
-        record = Fetched(self.source.address, identity, len(sizes), sum(sizes), slowest.transport)
+        record = Fetched(self.address, identity, len(sizes), sum(sizes), slowest.transport)
 
         def receipt() -> Receipt:
             # The last moment to notice an incomplete listing: after this, the folder is in place.
@@ -409,7 +413,7 @@ class _FetchCall:
             return ""
         if record is None:
             return "was not made by fetch_files"
-        if record.address != self.source.address:
+        if record.address != self.address:
             return f"was fetched from another source ({record.address})"
         if here.is_as_made:
             return ""

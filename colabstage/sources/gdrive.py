@@ -1,4 +1,4 @@
-"""Google Drive's share links: what people paste, and the files behind it.
+"""The files behind Google Drive's share links.
 
 A shared file is a file on the web: Google's download address serves ranges. What Drive answers in place of data is a
 page, whose text says what is wrong, or whose form confirms the download. gdown reads the pages of shared folders.
@@ -11,23 +11,21 @@ from dataclasses import dataclass, replace
 from html.parser import HTMLParser
 from importlib import import_module
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Literal, cast
-from urllib.parse import SplitResult, parse_qs, parse_qsl, urlencode, urljoin, urlsplit, urlunsplit
+from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import parse_qsl, urlencode, urljoin, urlsplit, urlunsplit
 
 from colabstage.errors import (
     DriveQuotaError,
     MissingDependencyError,
-    OptionError,
     SourceAccessError,
     SourceNotFoundError,
     WebPageError,
 )
 from colabstage.io.files import RetryPolicy, hash_block
 from colabstage.io.pipeline import DaemonPool
-from colabstage.io.units import show_address
-from colabstage.sources.http_file import HttpFile, WebAnswer, ask_service, open_http, shorten_name
+from colabstage.sources.http_file import HttpFile, WebAnswer, ask_service, open_http, page_title, shorten_name
+from colabstage.sources.parse import ShareSource, parse_service
 from colabstage.sources.remote import TransientError, with_retries
-from colabstage.sources.web_pages import page_title
 from colabstage.trees.names import distinct_names, parent_folders
 
 if TYPE_CHECKING:
@@ -35,29 +33,6 @@ if TYPE_CHECKING:
 
     from colabstage.io.progress import Cancellation
     from colabstage.sources.remote import Checksum, RemoteFile
-
-Kind = Literal["file", "folder", "unknown"]
-
-_HOSTS = frozenset({"drive.google.com", "docs.google.com", "drive.usercontent.google.com", "www.drive.google.com"})
-_ID = r"[-\w]{10,}"
-# What the path and fragment of a link say of its target. Addresses of Google Workspace begin with the domain:
-# /a/example.org/file/d/…
-_PATHS: tuple[tuple[Kind, re.Pattern[str]], ...] = (
-    ("file", re.compile(rf"/file(?:/u/\d+)?/d/({_ID})")),
-    ("folder", re.compile(rf"/(?:drive|folders?)(?:/u/\d+)?(?:/mobile)?/(?:folders/)?(?!my-drive|shared-)({_ID})")),
-    ("folder", re.compile(rf"/?#folders/({_ID})")),
-)
-_QUERY_KINDS: dict[str, Kind] = {
-    **dict.fromkeys(("/folderview", "/embeddedfolderview"), "folder"),
-    **dict.fromkeys(("/uc", "/download"), "file"),
-}
-_NATIVE = re.compile(r"/(document|spreadsheets|presentation|forms|drawings|drawing|script)(?:/u/\d+)?/d/")
-_EXPORT = re.compile(r"/export\?.*\b(?:format|exportFormat)=|/export/\w+|/pub\?.*\boutput=|/gviz/tq\?.*\bout:")
-_NATIVE_NAMES = {
-    "document": "Google Docs document",
-    "spreadsheets": "Google Sheets spreadsheet",
-    "presentation": "Google Slides presentation",
-}
 
 _DOWNLOADS = "https://drive.usercontent.google.com/download"
 _FOLDER_PAGE = "https://drive.google.com/embeddedfolderview"
@@ -80,94 +55,8 @@ _QUOTA = re.compile(
 _AUTOMATED = re.compile(r"automated queries|unusual traffic", re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True)
-class ShareLink:
-    kind: Kind
-    """What it leads to; "unknown" for links such as `open?id=`, which do not say it; then Drive is asked."""
-    id: str
-    resource_key: str = ""
-    """The resource key in links to items shared before 2021; "" for all others."""
-
-    @property
-    def label(self) -> str:
-        """Return the link as shown in messages, without its resource key."""
-        if self.kind == "folder":
-            return f"https://drive.google.com/drive/folders/{self.id}"
-        return f"https://drive.google.com/file/d/{self.id}" if self.kind == "file" else f"gdrive://{self.id}"
-
-    @property
-    def query(self) -> dict[str, str]:
-        """Return the parameters that identify it in any of Drive's addresses."""
-        return {"id": self.id, **({"resourcekey": self.resource_key} if self.resource_key else {})}
-
-
-def parse_share_link(text: str) -> ShareLink | None:
-    """Read a link to Google Drive in any form that people paste; `None` for everything else.
-
-    Raises:
-        OptionError: it is a link to Google Drive, but not to a file or folder.
-
-    >>> parse_share_link("https://drive.google.com/file/d/1A2b3C4d5E6f7G8h9I0jKlMnOpQrStUvW/view?usp=sharing").kind
-    'file'
-    """
-    # Links may be pasted with surrounding quotation marks or angle brackets.
-    cleaned = text.strip().strip("<>\"'").strip()
-    if cleaned.startswith("gdrive://"):
-        match = re.fullmatch(rf"gdrive://(?:(file|folder)s?/)?({_ID})/?(?:\?resourcekey=([-\w]+))?", cleaned)
-        if match is None:
-            msg = (
-                f"'{show_address(cleaned)}' is not a link to Google Drive. Write gdrive://ID, or gdrive://folders/ID "
-                "for a folder."
-            )
-            raise OptionError(msg)
-        own: Kind = "folder" if match[1] == "folder" else "file" if match[1] else "unknown"
-        return ShareLink(own, match[2], match[3] or "")
-    parts = page_address(cleaned, _HOSTS)
-    if parts is None:
-        return None
-    # When a parameter is given twice, Drive takes the first one.
-    query = {name: values[0] for name, values in parse_qs(parts.query).items()}
-    path = re.sub(r"\A/a/[^/]+", "", parts.path)
-    if native := _NATIVE.match(path):
-        # The address of a document as a file of another kind is one on the web.
-        if _EXPORT.search(f"{path}?{parts.query}"):
-            return None
-        name = _NATIVE_NAMES.get(native[1], "Google document")
-        msg = (
-            f"'{show_address(cleaned).partition('?')[0]}' is a {name}, not a file that can be downloaded. Open it, "
-            "choose File and Download to make one (a spreadsheet as CSV, for example), put that on Google Drive and "
-            "share it."
-        )
-        raise OptionError(msg)
-    key = query.get("resourcekey", "")
-    for kind, pattern in _PATHS:
-        if found := pattern.match(f"{path}#{parts.fragment}"):
-            return ShareLink(kind, found[1], key)
-    if re.fullmatch(_ID, identity := query.get("id", "")):
-        return ShareLink(_QUERY_KINDS.get(path, "unknown"), identity, key)
-    msg = (
-        f"'{show_address(text)}' leads to Google Drive, but not to one file or folder. Open it there, choose "
-        "Share and Copy link; for your own Drive, mount it and give the path."
-    )
-    raise OptionError(msg)
-
-
-def page_address(text: str, hosts: frozenset[str]) -> SplitResult | None:
-    """Return the parts of a web address at one of `hosts`, with or without its scheme; `None` for anything else."""
-    if "://" not in text:
-        if text.partition("/")[0].lower() not in hosts:
-            return None
-        text = f"https://{text}"
-    try:
-        parts = urlsplit(text)
-        host = parts.hostname
-    except ValueError:
-        return None
-    return parts if parts.scheme.lower() in ("http", "https") and host in hosts else None
-
-
 def open_share(
-    link: ShareLink,
+    link: ShareSource,
     *,
     checksum: Checksum | None = None,
     policy: RetryPolicy = _POLICY,
@@ -181,19 +70,19 @@ def open_share(
     return open_shared_file(found, checksum=checksum, policy=policy, along_bytes=along_bytes)
 
 
-def _resolve_link(link: ShareLink, policy: RetryPolicy) -> ShareLink:
+def _resolve_link(link: ShareSource, policy: RetryPolicy) -> ShareSource:
     """Return the link with its kind."""
     if link.kind != "unknown":
         return link
     answer = _ask(link, "https://drive.google.com/open", policy, redirects=False)
-    found = parse_share_link(urljoin(answer.url, answer.headers.get("Location", "")))
+    found = parse_service(urljoin(answer.url, answer.headers.get("Location", "")))
     # Drive redirected elsewhere, for example to a login: asking for the file itself shows what is wrong.
-    if found is None or found.id != link.id or found.kind == "unknown":
+    if not isinstance(found, ShareSource) or found.id != link.id or found.kind == "unknown":
         return replace(link, kind="file")
     return replace(found, resource_key=link.resource_key or found.resource_key)
 
 
-def _ask(link: ShareLink, address: str, policy: RetryPolicy, *, redirects: bool = True) -> WebAnswer:
+def _ask(link: ShareSource, address: str, policy: RetryPolicy, *, redirects: bool = True) -> WebAnswer:
     def ask() -> WebAnswer:
         answer = ask_service(address, link.label, params=link.query, redirects=redirects, agent=_AGENT)
         _judge_answer(link.label, answer)
@@ -203,7 +92,7 @@ def _ask(link: ShareLink, address: str, policy: RetryPolicy, *, redirects: bool 
 
 
 def open_shared_file(
-    link: ShareLink, *, checksum: Checksum | None = None, policy: RetryPolicy = _POLICY, along_bytes: int = 0
+    link: ShareSource, *, checksum: Checksum | None = None, policy: RetryPolicy = _POLICY, along_bytes: int = 0
 ) -> HttpFile:
     """Open a file behind a link; `along_bytes` as of `open_http`."""
     query = {**link.query, "export": "download", "confirm": "t"}
@@ -222,7 +111,7 @@ def open_shared_file(
     return file
 
 
-def _confirmed_address(link: ShareLink, query: dict[str, str]) -> str:
+def _confirmed_address(link: ShareSource, query: dict[str, str]) -> str:
     """Return the address that a file is downloaded from, by asking for the page that came in its place: large files are
     only sent after a page that says that they were not scanned for viruses.
     """
@@ -244,7 +133,7 @@ def _confirmed_address(link: ShareLink, query: dict[str, str]) -> str:
 class SharedFolder:
     """All files of a shared folder and the folders below it."""
 
-    files: dict[str, ShareLink]
+    files: dict[str, ShareSource]
     """The link to each file by its name, which is unique, with folders."""
     notes: tuple[str, ...]
     """What was left out or renamed, one sentence each."""
@@ -259,7 +148,7 @@ class SharedFolder:
         return [(name, _opener(link)) for name, link in self.files.items()]
 
 
-def _opener(link: ShareLink) -> Callable[[], RemoteFile]:
+def _opener(link: ShareSource) -> Callable[[], RemoteFile]:
     first: list[HttpFile] = []
 
     def open_it() -> RemoteFile:
@@ -272,7 +161,7 @@ def _opener(link: ShareLink) -> Callable[[], RemoteFile]:
 
 
 def list_shared_folder(
-    link: ShareLink, *, policy: RetryPolicy = _POLICY, cancellation: Cancellation | None = None
+    link: ShareSource, *, policy: RetryPolicy = _POLICY, cancellation: Cancellation | None = None
 ) -> SharedFolder:
     """List a shared folder and all below it. Google's documents, which are no files, are left out.
 
@@ -280,9 +169,9 @@ def list_shared_folder(
     """
     read_page = _page_reader()
     notes = list[str]()
-    found: list[tuple[str, ShareLink]] = []
+    found: list[tuple[str, ShareSource]] = []
     # For each folder, its name in the tree, and the ids on the path to it.
-    level: list[tuple[str, frozenset[str], ShareLink]] = [("", frozenset(), link)]
+    level: list[tuple[str, frozenset[str], ShareSource]] = [("", frozenset(), link)]
     while level:
         with DaemonPool(min(IN_FLIGHT, len(level)), "colabstage-drive") as pool:
             pages = pool.run(
@@ -299,11 +188,11 @@ def list_shared_folder(
                 name = prefix + _safe_name(shown)
                 if kind.endswith("apps.folder"):
                     # A shortcut may lead back to a parent.
-                    below += [(f"{name}/", way, ShareLink("folder", identity))] if identity not in way else []
+                    below += [(f"{name}/", way, ShareSource("folder", identity))] if identity not in way else []
                 elif ".google-apps." in kind:
                     notes.append(f"'{name}' is a Google document, no file, and was left out.")
                 else:
-                    found.append((name, ShareLink("file", identity)))
+                    found.append((name, ShareSource("file", identity)))
         level = below
     # Not in the listing's order, which may differ tomorrow.
     found.sort(key=lambda file: (file[0], file[1].id))
@@ -335,7 +224,7 @@ def _page_reader() -> Callable[..., tuple[str, list[tuple[str, str, str]]]]:
         raise MissingDependencyError(msg) from None
 
 
-def _read_folder(link: ShareLink, read: Callable[..., Any], policy: RetryPolicy) -> list[tuple[str, str, str]]:
+def _read_folder(link: ShareSource, read: Callable[..., Any], policy: RetryPolicy) -> list[tuple[str, str, str]]:
     answer = _ask(link, _FOLDER_PAGE, policy)
     page = SimpleNamespace(status_code=answer.status, text=answer.text)
     session = SimpleNamespace(get=lambda *_, **__: page)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import gzip
+import html
 import http.client
 import itertools
 import re
@@ -26,12 +27,15 @@ from colabstage.errors import (
     SourceError,
     SourceNotFoundError,
     SourceReadError,
+    WebPageError,
 )
-from colabstage.io.files import RetryPolicy
+from colabstage.io.files import RetryPolicy, is_html, stand_in
 from colabstage.io.pipeline import in_thread
 from colabstage.io.progress import SYSTEM_CLOCK
-from colabstage.io.units import is_signed_address, show_address
+from colabstage.io.units import hide_secrets, is_signed_address, show_address
+from colabstage.sources.parse import data_address, page_remedy
 from colabstage.sources.remote import (
+    LOOK_BYTES,
     Checksum,
     RemoteFacts,
     RemoteFile,
@@ -40,8 +44,7 @@ from colabstage.sources.remote import (
     parse_checksum,
     with_retries,
 )
-from colabstage.sources.web_pages import check_is_data, names_a_page, page_error
-from colabstage.trees.bytes import ARCHIVE_SUFFIXES, DATA_SUFFIXES
+from colabstage.trees.bytes import ARCHIVE_SUFFIXES, DATA_SUFFIXES, HEAD_BYTES, describe_contents, is_text, lacks_data
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -62,8 +65,6 @@ _TIMEOUT_S = 30.0
 _MAX_REDIRECTS = 10
 # A page of a service, or an answer of its interface, is shorter.
 _MAX_PAGE_BYTES = 16 * 1024 * 1024
-# The first request asks for this much: enough for a page's title, and it still arrives in the first round trip.
-_LOOK_BYTES = 8 * 1024
 # Beside twice the timeout, the longest that a look takes.
 _LOOK_S = 5.0
 # The longest wait for what was requested in addition.
@@ -87,6 +88,11 @@ _GZIPPED = (".gz", ".tgz", ".svgz")
 _GZIP_TYPES = frozenset(
     {"application/gzip", "application/x-gzip", "application/x-tgz", "application/x-gtar-compressed"}
 )
+
+_PAGE_SUFFIXES = (".html", ".htm", ".xhtml", ".shtml")
+# What Amazon, Google and their imitators answer at the address of a bucket or a folder in it.
+_BUCKET_LIST = re.compile(rb"\s*(?:<\?xml[^>]*>\s*)?<ListBucketResult\b")
+_EXCERPT_BYTES, _EXCERPT = 400, 120
 
 
 def open_http(
@@ -134,7 +140,7 @@ def open_http(
     try:
         tail = in_thread(lambda: _ask_for_tail(session, along_bytes), "colabstage-end") if along_bytes else None
         # Again for less: a server that cuts each connection early never sends what is asked for along.
-        lengths = itertools.chain([max(_LOOK_BYTES, along_bytes)], itertools.repeat(_LOOK_BYTES))
+        lengths = itertools.chain([max(LOOK_BYTES, along_bytes)], itertools.repeat(LOOK_BYTES))
         return with_retries(look, policy or RetryPolicy(), clock.sleep)
     # Nobody else uses the session yet.
     except BaseException:
@@ -426,7 +432,7 @@ class _Answer:
 
     def beginning(self) -> bytes:
         """Return the first bytes of the content, all of a small one."""
-        return b"".join(self.pieces(_LOOK_BYTES))
+        return b"".join(self.pieces(LOOK_BYTES))
 
     def pieces(self, count: int | None) -> Iterator[bytes]:
         """Yield the content as it comes, up to `count` bytes: no piece waits to be filled. A trickle is an error."""
@@ -603,6 +609,57 @@ def _retry_after_s(headers: Mapping[str, str]) -> float | None:
     # Numbers and years that Python does not take.
     except (InvalidHeader, ValueError, OverflowError):
         return None
+
+
+# What servers send in place of a file: pages of services, messages, lists of buckets, pointers of Git LFS.
+
+
+def names_a_page(url: str, name: str) -> bool:
+    """Return whether a web page is what an address asks for."""
+    return urlsplit(url).path.lower().endswith(_PAGE_SUFFIXES) or name.lower().endswith(_PAGE_SUFFIXES)
+
+
+def check_is_data(
+    url: str, label: str, name: str, head: bytes, *, is_page_type: bool, suffixes: tuple[str, ...] = DATA_SUFFIXES
+) -> None:
+    """Raise the error for a page, or for anything else that is not what an address and its file's name promise.
+
+    Services answer a login, a quota or a missing file with a page and status 200. But bytes that no text contains are
+    data, whatever the server declares. `suffixes`: of names whose files are never text.
+    """
+    if (is_html(head) or (is_page_type and is_text(head))) and not names_a_page(url, name):
+        raise page_error(url, label, head)
+    if _BUCKET_LIST.match(head):
+        msg = f"'{label}' returns the list of a bucket instead of data. {page_remedy(url)}"
+        raise WebPageError(msg)
+    if (instead := stand_in(head[:HEAD_BYTES])) and not is_html(head):
+        where = data_address(url)
+        msg = f"'{label}' is {instead}.{where and f' Its content is at {where!r}.'}"
+        raise WebPageError(msg)
+    if lacks_data(name, head, suffixes):
+        excerpt = hide_secrets(" ".join(head[:_EXCERPT_BYTES].decode("utf-8", "replace").split()))[:_EXCERPT]
+        msg = (
+            f"'{label}' returns, in place of '{name}', {describe_contents(head)}{excerpt and f': “{excerpt}”'}. Where "
+            "that is an error or a login, open the address in a browser, and copy the link of the download itself."
+        )
+        raise WebPageError(msg)
+
+
+def page_error(url: str, label: str, head: bytes) -> WebPageError:
+    """Return the error for a page that came in place of data."""
+    title = page_title(head)
+    named = f" with the title “{title}”" if title else ""
+    return WebPageError(
+        f"'{label}' returns a web page{named} instead of data: perhaps a login, a confirmation, a preview or an error. "
+        f"{page_remedy(url)}"
+    )
+
+
+def page_title(head: bytes) -> str:
+    """Return the title of a web page from its beginning; "" if there is none."""
+    match = re.search(rb"(?is)<title[^>]*>(.*?)(?:</title|\Z)", head)
+    text = html.unescape(match[1].decode("utf-8", "replace")) if match else ""
+    return "".join(filter(str.isprintable, " ".join(text.split())))[:120]
 
 
 # Connections: redirects, logins, time limits, and the meaning of failures.

@@ -7,17 +7,44 @@ file, or names, sizes and times of all files if times can be trusted. Otherwise 
 from __future__ import annotations
 
 import itertools
+import time
+from concurrent.futures import wait
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from stat import S_ISREG
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
-from colabstage.io.files import hash_block, read_fields
+from colabstage.errors import ColabstageError, SourceReadError, said_by
+from colabstage.io.files import RetryPolicy, hash_block, read_fields
+from colabstage.io.pipeline import DaemonPool, in_thread
 from colabstage.io.workspace import current_world
+from colabstage.machine.drive_attributes import Md5Questions, ask_md5s
+from colabstage.machine.mounts import is_slow_mount, silence_of, slow_mounts_below
+from colabstage.sources.gdrive import SharedFolder, open_share
+from colabstage.sources.kaggle import KaggleFolder, find_kaggle_folder, newest_version
+from colabstage.sources.parse import (
+    KaggleSource,
+    LocalSource,
+    ManySource,
+    ObjectSource,
+    ShareSource,
+    Source,
+    TreeSource,
+    WebSource,
+    expand_source,
+    is_on_drive,
+    paths_of,
+)
+from colabstage.sources.remote_files import RemoteFileTree, open_remote
+from colabstage.trees.folder import FolderTree, folder_stamps
 from colabstage.trees.listing import FileEntries
 from colabstage.trees.zip import directory_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    import os
+    from collections.abc import Callable, Iterable, Sequence
+    from pathlib import Path
 
+    from colabstage.sources.parse import SingleSource
     from colabstage.sources.remote import RemoteFacts
     from colabstage.trees.bytes import ByteSource
     from colabstage.trees.listing import Tree
@@ -30,6 +57,14 @@ _SECOND_NS = 1_000_000_000
 # Times of a folder's files are kept in so many groups: few enough to be carried along, and one file each in small ones.
 _GROUPS = 256
 _GROUP_DIGITS = 8
+
+# How long nothing at all may come from a mount or a service. What answers, however slowly, is waited for.
+_SILENCE_S = 20.0
+# How many parts of a list are asked at once.
+_ASKERS = 16
+
+# Who is not there now counts as absent; nobody waits for that.
+_ONE_TRY = RetryPolicy(attempts=1)
 
 # The wording shared by a quick look and an opened source.
 MD5_PROOF = "the MD5s that Drive's client reports are unchanged"
@@ -182,9 +217,18 @@ def identify_many(parts: Sequence[SourceIdentity], *, address: str) -> SourceIde
     return SourceIdentity("many", files, nbytes, address=address, parts=tuple(parts))
 
 
-def as_one_of_many(identity: SourceIdentity) -> SourceIdentity:
-    """Return one file's identity as that of one of many; of one on Google Drive, its time counts to the second."""
-    return replace(identity, kind="file", version=identity.version if identity.trusts_times else "")
+def identify_files(files: RemoteFileTree, sources: Sequence[SingleSource]) -> list[SourceIdentity]:
+    """Return the state of each file when it was listed; `sources` are theirs, in the order of `files`."""
+    on_drive = {source.address: str(source.path) for source in sources if is_on_drive(source)}
+    md5s, _ = ask_md5s(list(on_drive.values())) if on_drive else ([], "")
+    md5_of = dict(zip(on_drive, md5s, strict=False))
+    found = []
+    for facts, source in zip(files.facts.values(), sources, strict=True):
+        one = identify_remote(facts, facts.size or 0, address=source.address)
+        # Of one on Google Drive, its time counts to the second.
+        version = one.version if one.trusts_times else ""
+        found.append(replace(one, kind="file", version=version, md5=md5_of.get(source.address, "")))
+    return found
 
 
 def _hash_lines(lines: Iterable[str]) -> str:
@@ -271,3 +315,206 @@ def _compare_folders(recorded: SourceIdentity, now: SourceIdentity) -> Verdict:
 def _are_exchanged(recorded: str, now: str) -> bool:
     """Return whether names have other files than before; not known of another boot, in which disks may number anew."""
     return recorded != now and recorded.rpartition(" ")[0] == now.rpartition(" ")[0]
+
+
+# A quick look: whether a source is still the recorded one, by a few questions and under a deadline.
+
+
+class Look(NamedTuple):
+    """What a quick look at a source found."""
+
+    state: Verdict | Literal["gone", "silent"]
+    """What is known of it now.
+
+    `"same"`: it is the recorded one by what `detail` says was compared. `"changed"`: it certainly differs.
+    `"unproved"`: only opening it can tell. `"gone"`: it is not there, or refuses. `"silent"`: nothing came from it in
+    time, so whether it is there, or the same, is not known.
+    """
+    detail: str = ""
+    """What was compared, or what went wrong, in words."""
+
+
+def check_freshness(
+    source: Source, recorded: SourceIdentity, *, unpack: bool, workers: int, silence_s: float | None = None
+) -> Look:
+    """Compare a source with its record by a few calls; of a folder on a local disk, all files are listed.
+
+    Ends when nothing has come for `silence_s` seconds, 20 by default. `unpack`: as of `open_source`.
+    """
+    silence = silence_of(*paths_of(source))
+    if silence is not None:
+        return Look("silent", str(silence))
+    asker = _Asker(workers)
+    # A dead mount may never answer; a thread can be left behind, a blocked call cannot be interrupted.
+    answer = in_thread(lambda: asker.ask(lambda: expand_source(source, unpack=unpack), recorded), "colabstage-look")
+    patience_s = _SILENCE_S if silence_s is None else silence_s
+    while not wait([answer], max(0.01, asker.heard_at + patience_s - time.monotonic())).done:
+        if time.monotonic() - asker.heard_at >= patience_s:
+            return Look("silent", f"nothing arrived from it for {patience_s:.0f} s")
+    return answer.result()
+
+
+class _Asker:
+    """Ask sources whether they are the recorded ones; `heard_at`: when the latest answer came."""
+
+    def __init__(self, workers: int) -> None:
+        self._workers, self.heard_at = workers, time.monotonic()
+
+    def heard(self) -> None:
+        self.heard_at = time.monotonic()
+
+    def ask(self, expand: Callable[[], Source], recorded: SourceIdentity) -> Look:
+        """Ask the source that `expand` returns. One that cannot be asked does not count as changed: the caller decides
+        what to do with local data."""
+        try:
+            return self._ask(expand(), recorded)
+        except ColabstageError as error:
+            return Look("gone", str(error))
+        except OSError as error:
+            named = f"'{error.filename}': " if error.filename else ""
+            return Look("gone", f"{named}{said_by(error)}.")
+        finally:
+            self.heard()
+
+    def _ask(self, source: Source, recorded: SourceIdentity) -> Look:
+        match source:
+            case LocalSource():
+                return self._ask_disk(source.files, recorded, source.leave_out)
+            case WebSource() | ObjectSource():
+                return _ask_service(source, recorded)
+            case ShareSource():
+                return _ask_shared(source, recorded)
+            case KaggleSource():
+                return self._ask_kaggle(source, recorded)
+            case ManySource():
+                return self._ask_many(source.parts, recorded)
+            case TreeSource():
+                return Look("unproved")
+
+    def _ask_disk(
+        self, paths: Sequence[Path], recorded: SourceIdentity, leave_out: frozenset[str] = frozenset()
+    ) -> Look:
+        """Ask for a folder, or for the files that follow each other as one."""
+        found = [path.stat() for path in paths]
+        if recorded.kind in ("archive", "file"):
+            return _ask_files(paths, found, recorded) if all(S_ISREG(one.st_mode) for one in found) else Look("changed")
+        path = paths[0]
+        if not path.is_dir():
+            return Look("changed")
+        # Listing everything would take minutes there, so its folders speak for it.
+        if is_slow_mount(path) or not recorded.trusts_times:
+            return self._ask_mounted(path, recorded, leave_out)
+        mounts = slow_mounts_below(path)
+        tree = FolderTree(path, heard=self.heard, leave_out=leave_out, mounts=mounts, keeps_inodes=True)
+        return _compare(recorded, identify_by_times(tree, address=recorded.address))
+
+    def _ask_mounted(self, path: Path, recorded: SourceIdentity, leave_out: frozenset[str]) -> Look:
+        """Ask for the times of a folder's folders, and where Drive's client told the MD5 of its files, for these."""
+        workers, heard, stamps = self._workers, self.heard, None
+        if recorded.stamps:
+            stamps = folder_stamps(path, recorded.stamps, workers=workers, heard=heard)
+        # A remount may give folders new times, so others prove no change.
+        if stamps is None or stamps != recorded.stamps:
+            return Look("unproved")
+        if not recorded.md5:
+            seen = "the times of its folders are unchanged; a file rewritten under its name would not be noticed"
+            return Look("same", seen)
+        with Md5Questions(workers=workers, heard=heard) as questions:
+            # Both wait for the client, and its answers are all that is wanted.
+            tree = FolderTree(path, workers=workers, heard=heard, found=questions.ask, leave_out=leave_out)
+            md5s, why = questions.answers(tree.paths)
+        now = identify_tree(tree, address=recorded.address, md5s=md5s)
+        if compare_states(recorded, now) != "same":
+            # Of the same files another MD5 is another content. Else a listing may have lacked a part; opening lists
+            # again.
+            return Look("changed" if md5s and now.listing == recorded.listing else "unproved")
+        seen = f"names, sizes and times of all files are unchanged; {_untold(why)}"
+        return Look("same", MD5_PROOF if md5s else seen)
+
+    def _ask_kaggle(self, source: KaggleSource, recorded: SourceIdentity) -> Look:
+        mounted = find_kaggle_folder(source)
+        if mounted is not None and not mounted.version:
+            return self._ask_disk([mounted.path], recorded)
+        if source.version is not None:
+            return Look("same", "a version of a dataset on Kaggle does not change")
+        if not recorded.version:
+            return Look("silent", "which version was staged is not known")
+        newest = newest_version(source)
+        if newest is None:
+            return Look("silent", "Kaggle did not tell which version is the newest")
+        return Look("same", f"version {newest} is the newest") if recorded.version == newest else Look("changed")
+
+    def _ask_many(self, parts: Sequence[SingleSource], recorded: SourceIdentity) -> Look:
+        # Another list is another dataset, in whatever state its parts are.
+        if [part.address for part in parts] != [part.address for part in recorded.parts]:
+            return Look("changed")
+        with DaemonPool(min(_ASKERS, len(parts)), "colabstage-look") as pool:
+            pairs = list(zip(parts, recorded.parts, strict=True))
+            looks = pool.run(lambda pair: self.ask(lambda: pair[0], pair[1]), pairs, stall_timeout_s=float("inf"))
+        found = {look.state: look for look in reversed(looks)}
+        order: tuple[str, ...] = ("changed", "unproved", "silent", "gone")
+        return next((found[state] for state in order if state in found), looks[0])
+
+
+def _ask_files(paths: Sequence[Path], found: Sequence[os.stat_result], recorded: SourceIdentity) -> Look:
+    size, mtime_ns = sum(one.st_size for one in found), max(one.st_mtime_ns for one in found)
+    # Another length is proof enough, whatever else agrees, so the client need not be asked.
+    md5s, why = ask_md5s([str(path) for path in paths]) if recorded.md5 and size == recorded.nbytes else ([], "")
+    # The version of one file of a list is its time.
+    known = replace(recorded, version="")
+    look = _judge(known, size=size, mtime_ns=mtime_ns, md5=" ".join(md5s))
+    if why and look.state == "same":
+        return Look("same", f"{look.detail}; {_untold(why)}")
+    return look
+
+
+def _judge(
+    recorded: SourceIdentity, *, size: int | None = None, version: str = "", mtime_ns: int = 0, md5: str = ""
+) -> Look:
+    nbytes = recorded.nbytes if size is None else size
+    now = SourceIdentity(recorded.kind, 1, nbytes, recorded.address, mtime_ns, version=version, md5=md5)
+    return _compare(recorded, now)
+
+
+def _compare(recorded: SourceIdentity, now: SourceIdentity) -> Look:
+    verdict = compare_states(recorded, now)
+    return Look(verdict, proof_of(recorded, now) if verdict == "same" else "")
+
+
+def _untold(why: str) -> str:
+    return f"Drive's client reports no MD5 to compare: {why}"
+
+
+def _ask_service(source: WebSource | ObjectSource, recorded: SourceIdentity) -> Look:
+    if recorded.kind != "archive":
+        seen = "its address; of a list of single files none is asked again, and another would not be noticed"
+        return Look("same", seen) if recorded.kind == "file" else Look("unproved")
+    # One try: a look is under a deadline, and what is here can be used without it.
+    found = open_remote(source, policy=_ONE_TRY)
+    if not isinstance(found, KaggleFolder):
+        found.close()
+    if isinstance(found, RemoteFileTree | KaggleFolder):
+        return Look("changed")
+    facts = found.facts
+    look = _judge(recorded, size=facts.size, version=facts.version, mtime_ns=facts.mtime_ns)
+    if look.state == "unproved" and not facts.mtime_ns and not facts.ranges:
+        # A server that tells neither and gives no parts could only be asked for everything again.
+        return Look("same", "its server reports neither a version nor a time, so new content would not be noticed")
+    return look
+
+
+def _ask_shared(source: ShareSource, recorded: SourceIdentity) -> Look:
+    try:
+        found = open_share(source, policy=_ONE_TRY)
+    except SourceReadError:
+        return Look("silent", "Drive gave no answer that could be used")
+    if not isinstance(found, SharedFolder):
+        found.close()
+    version = found.version if isinstance(found, SharedFolder) else found.facts.version
+    if version != recorded.version:
+        return Look("changed")
+    if not version:
+        return Look("same", "Drive reports no version of it, so new content would not be noticed")
+    if isinstance(found, SharedFolder):
+        return Look("same", "the same files are shared; one that was replaced in place would not be noticed")
+    return Look("same", "Drive reports the recorded version")

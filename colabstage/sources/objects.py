@@ -4,17 +4,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from colabstage.errors import SourceChangedError, SourceError, SourceNotFoundError, SourceReadError
 from colabstage.io.files import RetryPolicy, hash_block
+from colabstage.io.packages import added_by_packages
 from colabstage.io.units import left_out, show_address
 from colabstage.sources.buckets import PIECE_BYTES, ObjectStore
 from colabstage.sources.fsspec_answers import checksum_of, mtime_ns_of, size_of, version_of
-from colabstage.sources.parse import service_of
 from colabstage.sources.remote import RemoteFacts, RemoteFile, TransientError, given_up, with_retries
 from colabstage.sources.remote_files import RemoteFileTree
 from colabstage.trees.folder import GOOGLE_NATIVE
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from colabstage.sources.remote import Checksum
+
+# What an installed package opens at an address of its scheme, the name of an entry point in the group
+# "colabstage.sources": a file; or for each file of a folder its name in it, and what opens it, any number of times.
+Found: TypeAlias = RemoteFile | Mapping[str, Callable[[], RemoteFile]]
 
 # The length to request if an object is expected to be shorter.
 _SHORT_BYTES = 1024 * 1024
@@ -176,6 +180,16 @@ def _sort_listing(
     return members, notes
 
 
+def _service_of(address: str) -> Callable[[str], Found] | None:
+    """Return what opens the addresses of a scheme; `None` where no package adds it."""
+    scheme = address.partition("://")[0].lower()
+    found = next(iter(added_by_packages("colabstage.sources").select(name=scheme)), None)
+    if found is None:
+        return None
+    opener: Callable[[str], Found] = found.load()
+    return opener
+
+
 def open_address(
     url: str,
     *,
@@ -189,7 +203,7 @@ def open_address(
     a `checksum` of the caller, the service's own counts, if it is certain. `workers`: how many folders are listed at
     once.
     """
-    service = service_of(url)
+    service = _service_of(url)
     found = _open_in_store(url, workers, retry) if service is None else service(url)
     if isinstance(found, Mapping):
         return RemoteFileTree(show_address(url), list(found.items()), policy=retry, askers=workers)
@@ -229,7 +243,7 @@ def read_at_once(url: str) -> bytes | None:
     """Return all of a short object with one request; `None` if that is not enough: an object of a mebibyte or more,
     another kind of service, a refused login, a transient failure. `open_address` then reads it, or says what is wrong.
     """
-    if service_of(url) is not None:
+    if _service_of(url) is not None:
         return None
     with ObjectStore(url) as store:
         try:

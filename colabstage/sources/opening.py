@@ -36,6 +36,7 @@ from colabstage.sources.identity import (
     SourceIdentity,
     identify_archive,
     identify_by_times,
+    identify_files,
     identify_many,
     identify_remote,
     identify_tree,
@@ -49,11 +50,10 @@ from colabstage.sources.parse import (
     ShareSource,
     TreeSource,
     WebSource,
-    expand_pattern,
+    expand_source,
     is_on_drive,
     name_in_list,
     paths_of,
-    whole_of,
 )
 from colabstage.sources.remote import JoinedFile, MountedFile, given_up, pieces_of
 from colabstage.sources.remote_files import RemoteFileTree, list_files, open_remote
@@ -241,15 +241,16 @@ class Part(Closing):
         # as well.
         if self.comes_first or (self.path is None and (facts.version or facts.mtime_ns)):
             return identify_remote(facts, facts.size or 0, address=address)
+        on_drive = [str(path) for path in self.source.files] if self.slow and is_on_drive(self.source) else []
         if self.questions is None:
             # Before the ends are read, so that a write in between is noticed.
-            md5s, _ = ask_md5s([str(self.path)]) if self.slow and is_on_drive(self.source) else ([], "")
+            md5s, _ = ask_md5s(on_drive) if on_drive else ([], "")
             identity = identify_archive(self.open_content(), facts.mtime_ns, address=address)
         else:
             # In a zip, a write in between is noticed when members are read: their checksums are in its directory.
             identity = identify_archive(self.open_content(), facts.mtime_ns, address=address)
-            md5s, _ = self.questions.answers([str(self.path)])
-        return replace(identity, md5=md5s[0] if md5s else "")
+            md5s, _ = self.questions.answers(on_drive)
+        return replace(identity, md5=" ".join(md5s))
 
     def open_content(self) -> ByteSource:
         """Return the bytes of a file, which is downloaded now if necessary."""
@@ -263,9 +264,8 @@ class Part(Closing):
         assert self.file is not None
         label, facts = self.source.label, self.file.facts
         if self.path is not None and not self._is_copied:
-            pieces = self.source.pieces if isinstance(self.source, LocalSource) else ()
-            if pieces:
-                return JoinedBytes(label, [LocalBytes(piece) for piece in pieces])
+            if isinstance(self.source, LocalSource) and self.source.pieces:
+                return JoinedBytes(label, [LocalBytes(piece) for piece in self.source.pieces])
             return LocalBytes(self.path, label=label)
         if self.comes_first:
             return LocalBytes(self._downloaded() / _DATA, label=label)
@@ -577,7 +577,7 @@ class OpenedSource(Closing):
         for part in self.parts:
             if part.loose and self.files is not None:
                 addresses = [source.address for source in part.loose]
-                found.update(zip(addresses, self.files.identities(part.loose), strict=True))
+                found.update(zip(addresses, identify_files(self.files, part.loose), strict=True))
         return identify_many([found[part.address] for part in self._source.parts], address=self._source.address)
 
     def verify(self, checksum: Checksum) -> None:
@@ -668,9 +668,7 @@ def open_source(source: Source, opening: Opening, *, unpack: bool) -> OpenedSour
 
     A list or pattern is expanded. `unpack`: whether an archive in a list stands for its files, not for itself.
     """
-    expanded = expand_pattern(source)
-    # Copying takes files as they are.
-    return OpenedSource(whole_of(expanded) if unpack else expanded, opening, unpack=unpack)
+    return OpenedSource(expand_source(source, unpack=unpack), opening, unpack=unpack)
 
 
 def _open_part(source: SingleSource, opening: Opening) -> Part:
@@ -742,5 +740,5 @@ def _open_path(source: SingleSource, path: Path, opening: Opening) -> Part:
             undo.pop_all()
         if part.kind == "zip":
             part.questions = Md5Questions(workers=1)
-            part.questions.ask([str(path)])
+            part.questions.ask([str(file) for file in source.files])
     return part

@@ -23,7 +23,7 @@ from colabstage.h5.untrusted import open_alone, reading_contents
 from colabstage.io.units import NAMES_SHOWN, format_names, show_address
 from colabstage.sources.blocks import Edges
 from colabstage.sources.in_part import FileOfSet
-from colabstage.sources.parse import LocalSource, ShareSource, parse_source, share_source
+from colabstage.sources.parse import LocalSource, ShareSource, parse_source
 from colabstage.sources.remote import given_up
 from colabstage.sources.remote_files import FileSource, read_small_file, remote_opener
 
@@ -99,11 +99,10 @@ def _find_shared(source: ShareSource) -> list[tuple[SingleSource, SingleSource]]
     from colabstage.sources.gdrive import SharedFolder, open_share
 
     with given_up():
-        found = open_share(source.link)
+        found = open_share(source)
     if not isinstance(found, SharedFolder):
         found.close()
-    files = found.files if isinstance(found, SharedFolder) else {}
-    shared = {name: share_source(link) for name, link in files.items()}
+    shared: dict[str, SingleSource] = {**found.files} if isinstance(found, SharedFolder) else {}
     packs = {name: one for name, one in shared.items() if f"{name}.json" in shared}
     sets = {PartName.of(Path(name)).dataset for name in packs}
     if not packs:

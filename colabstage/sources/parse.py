@@ -11,16 +11,14 @@ import glob
 import hashlib
 import os
 import re
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, TypeAlias, TypeGuard, Union
-from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
+from typing import TYPE_CHECKING, Literal, TypeGuard, Union
+from urllib.parse import parse_qs, parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
 from colabstage.errors import OptionError, SourceNotFoundError
 from colabstage.io.arguments import check_argument, instead_of, show_value, whereabouts
 from colabstage.io.environment import LOCAL_DIR_VARIABLE, value_and_name
-from colabstage.io.packages import added_by_packages
 from colabstage.io.units import names_secret, show_address
 from colabstage.io.workspace import short_digest
 from colabstage.machine.mounts import (
@@ -35,18 +33,14 @@ from colabstage.machine.mounts import (
     require_drive,
 )
 from colabstage.machine.platforms import detect_platform
-from colabstage.sources.gdrive import parse_share_link
-from colabstage.sources.kaggle import parse_kaggle
-from colabstage.sources.remote import RemoteFile
 from colabstage.trees.bytes import ARCHIVE_SUFFIXES
-from colabstage.trees.volumes import is_piece, may_be_part
-from colabstage.trees.volumes import parts_of as parts_of_file
+from colabstage.trees.names import is_piece, may_be_part
+from colabstage.trees.names import parts_of as parts_of_file
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
+    from urllib.parse import SplitResult
 
-    from colabstage.sources.gdrive import ShareLink
-    from colabstage.sources.kaggle import KaggleDataset
     from colabstage.trees.listing import Tree
 
 
@@ -78,6 +72,9 @@ _WITH_SIG = frozenset(
 )
 
 
+ShareKind = Literal["file", "folder", "unknown"]
+
+
 @dataclass(frozen=True, slots=True)
 class _SourceBase:
     address: str
@@ -98,6 +95,11 @@ class LocalSource(_SourceBase):
     pieces: tuple[Path, ...] = ()
     """The files that make up the archive when they follow each other; `path` is the first."""
 
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """Return the files whose bytes it has, one after the other, where it is no folder."""
+        return self.pieces or (self.path,)
+
 
 @dataclass(frozen=True, slots=True)
 class WebSource(_SourceBase):
@@ -114,15 +116,66 @@ class ObjectSource(_SourceBase):
 
 
 @dataclass(frozen=True, slots=True)
-class ShareSource(_SourceBase):
+class ShareSource:
     """A file or folder shared by a Google Drive link."""
 
-    link: ShareLink = field(repr=False)
+    kind: ShareKind
+    """What it leads to; "unknown" for links such as `open?id=`, which do not say it; then Drive is asked."""
+    id: str
+    resource_key: str = field(default="", repr=False)
+    """The resource key in links to items shared before 2021; "" for all others."""
+
+    @property
+    def address(self) -> str:
+        return f"gdrive:{self.id}"
+
+    @property
+    def name(self) -> str:
+        return f"gdrive-{self.id[:12].strip('-_')}"
+
+    @property
+    def label(self) -> str:
+        """Return the link as shown in messages, without its resource key."""
+        if self.kind == "folder":
+            return f"https://drive.google.com/drive/folders/{self.id}"
+        return f"https://drive.google.com/file/d/{self.id}" if self.kind == "file" else f"gdrive://{self.id}"
+
+    @property
+    def query(self) -> dict[str, str]:
+        """Return the parameters that identify it in any of Drive's addresses."""
+        return {"id": self.id, **({"resourcekey": self.resource_key} if self.resource_key else {})}
 
 
 @dataclass(frozen=True, slots=True)
-class KaggleSource(_SourceBase):
-    dataset: KaggleDataset
+class KaggleSource:
+    """A dataset on Kaggle."""
+
+    owner: str
+    dataset: str
+    version: int | None = None
+    """The version's number; `None` for the newest."""
+
+    @property
+    def address(self) -> str:
+        return f"kaggle:{self.handle}"
+
+    @property
+    def name(self) -> str:
+        return readable_name(self.dataset)
+
+    @property
+    def label(self) -> str:
+        return f"kaggle://{self.handle}"
+
+    @property
+    def handle(self) -> str:
+        """Return its name in kagglehub's form: `owner/name`, with `/versions/N` for a certain version."""
+        return f"{self.owner}/{self.dataset}" + (f"/versions/{self.version}" if self.version else "")
+
+    @property
+    def page(self) -> str:
+        """Return the web page on which its licence is accepted."""
+        return f"https://www.kaggle.com/datasets/{self.owner}/{self.dataset}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,10 +256,8 @@ def _parse_text(source: str | os.PathLike[str]) -> SingleSource:
         raise OptionError(msg)
     if not isinstance(source, str) and _SCHEME.match(text) is None:
         return local_source(text)
-    if (dataset := parse_kaggle(text)) is not None:
-        return KaggleSource(f"kaggle:{dataset.handle}", readable_name(dataset.name), dataset.label, dataset)
-    if (link := parse_share_link(text)) is not None:
-        return share_source(link)
+    if (service := parse_service(text)) is not None:
+        return service
     found = _SCHEME.match(text)
     if found is None:
         return local_source(text)
@@ -218,10 +269,6 @@ def _parse_text(source: str | os.PathLike[str]) -> SingleSource:
             raise OptionError(msg)
         return local_source(unquote(parts.path))
     return _web(text) if scheme in ("http", "https") else _object(text, scheme)
-
-
-def share_source(link: ShareLink) -> ShareSource:
-    return ShareSource(f"gdrive:{link.id}", f"gdrive-{link.id[:12].strip('-_')}", link.label, link)
 
 
 def local_source(path: str | os.PathLike[str]) -> LocalSource:
@@ -479,6 +526,13 @@ def _without_suffixes(name: str) -> str:
     return name
 
 
+def expand_source(source: Source, *, unpack: bool) -> Source:
+    """Return all that a source stands for (`expand_pattern`); with `unpack`, for whoever takes the files in archives,
+    the whole of each archive (`whole_of`)."""
+    expanded = expand_pattern(source)
+    return whole_of(expanded) if unpack else expanded
+
+
 def whole_of(source: Source) -> Source:
     """Return what a source is a part of, by the names beside it: of an archive that was cut into pieces all of it, of a
     folder that Google Drive downloaded as several zips all of these.
@@ -569,29 +623,189 @@ def _matches(source: LocalSource) -> LocalSource | ManySource:
     return _list_of(source, map(local_source, found))
 
 
-# Services beyond those of this package: what installed packages add, and what fsspec knows.
-#
-# An entry point in the group "colabstage.sources" has the name of a scheme, and leads to a function from an address
-# to the file or the files that are there.
+# Services: which address of theirs, or which page that people copy, means what.
 
 
-# A file; or for each file of a folder its name in it, and what opens it, any number of times.
-Found: TypeAlias = RemoteFile | Mapping[str, Callable[[], RemoteFile]]
+_DRIVE_HOSTS = ("drive.google.com", "docs.google.com", "drive.usercontent.google.com", "www.drive.google.com")
+_ID = r"[-\w]{10,}"
+# What the path and fragment of a link say of its target. Addresses of Google Workspace begin with the domain:
+# /a/example.org/file/d/…
+_DRIVE_PATHS: tuple[tuple[ShareKind, re.Pattern[str]], ...] = (
+    ("file", re.compile(rf"/file(?:/u/\d+)?/d/({_ID})")),
+    ("folder", re.compile(rf"/(?:drive|folders?)(?:/u/\d+)?(?:/mobile)?/(?:folders/)?(?!my-drive|shared-)({_ID})")),
+    ("folder", re.compile(rf"/?#folders/({_ID})")),
+)
+_DRIVE_QUERIES: dict[str, ShareKind] = {
+    **dict.fromkeys(("/folderview", "/embeddedfolderview"), "folder"),
+    **dict.fromkeys(("/uc", "/download"), "file"),
+}
+_NATIVE = re.compile(r"/(document|spreadsheets|presentation|forms|drawings|drawing|script)(?:/u/\d+)?/d/")
+_EXPORT = re.compile(r"/export\?.*\b(?:format|exportFormat)=|/export/\w+|/pub\?.*\boutput=|/gviz/tq\?.*\bout:")
+_NATIVE_NAMES = {
+    "document": "Google Docs document",
+    "spreadsheets": "Google Sheets spreadsheet",
+    "presentation": "Google Slides presentation",
+}
+_SLUG = r"[A-Za-z0-9][-_A-Za-z0-9]*"
+_HANDLE = re.compile(rf"({_SLUG})/({_SLUG})(?:/versions/([1-9]\d*))?/?")
+# A dataset's page, with the tabs that are part of the address people copy; or the download that it shows for curl.
+_KAGGLE_PAGE = re.compile(
+    rf"(?:/api/v1)?/datasets/(?:download/)?({_SLUG})/({_SLUG})(?:/versions/([1-9]\d*))?"
+    r"(?:/(?:data|code|discussion|download|metadata|settings|suggestions|versions))?/?"
+)
+_COMPETITION = re.compile(rf"(?:kaggle:/|.*kaggle\.com)/(?:c|competitions)/({_SLUG})(?:/.*)?")
+# The address of any other page, without its scheme, and that of the data it shows. What follows a "#" is no part of
+# either.
+_PAGES = tuple(
+    (re.compile(page), data)
+    for page, data in (
+        (r"github\.com/([^/]+/[^/]+)/blob/([^?]+).*", r"https://github.com/\1/raw/\2"),
+        (r"github\.com/([^/?]+/[^/?]+?)(?:\.git)?/?", r"https://github.com/\1/archive/HEAD.zip"),
+        (r"github\.com/([^/]+/[^/]+)/tree/([^/?]+)/?", r"https://github.com/\1/archive/\2.zip"),
+        (
+            r"raw\.githubusercontent\.com/([^/]+/[^/]+)/(?:refs/heads/)?([^?]+).*",
+            r"https://media.githubusercontent.com/media/\1/\2",
+        ),
+        (r"huggingface\.co/(.+)/(?:blob|raw)/([^?]+).*", r"https://huggingface.co/\1/resolve/\2"),
+        (r"huggingface\.co/(datasets/[^/?]+/[^/?]+)/tree/([^/?]+)(/[^?]*)?.*", r"hf://\1@\2\3"),
+        (r"huggingface\.co/(datasets/[^/?]+/[^/?]+)(?:/viewer\b.*)?/?", r"hf://\1"),
+        (
+            r"(?:[\w-]+\.)*console\.aws\.amazon\.com/s3/(?:buckets|object)/([^?]+?)/?(?:\?(?:.*&)?prefix=([^&]*).*|\?.*)?",
+            r"s3://\1/\2",
+        ),
+        (r"console\.cloud\.google\.com/storage/browser/(?:_details/)?([^?;]+).*", r"gs://\1"),
+        (r"storage\.cloud\.google\.com/([^?]+).*", r"gs://\1"),
+        (r"storage\.googleapis\.com/([^?]+).*", r"gs://\1"),
+        (r"([^/]+)\.storage\.googleapis\.com/([^?]*).*", r"gs://\1/\2"),
+        (r"([^/]+)\.s3[.-](?:[\w-]+\.)*amazonaws\.com/([^?]*).*", r"s3://\1/\2"),
+        (r"s3[.-](?:[\w-]+\.)*amazonaws\.com/([^?]+).*", r"s3://\1"),
+        (r"zenodo\.org/records?/(\d+)/?(?:\?.*)?", r"https://zenodo.org/api/records/\1/files-archive"),
+    )
+)
+# Of these the address of the page, which may carry a key, gives the file with one more parameter.
+_PARAMETERS = ((re.compile(r"(?:.*\.)?dropbox\.com"), "dl=1"), (re.compile(r".*\.sharepoint\.com"), "download=1"))
+
+
+def parse_service(text: str) -> ShareSource | KaggleSource | None:
+    """Read what people paste of Google Drive and Kaggle, a scheme of ours or a page; `None` for everything else.
+
+    Raises:
+        OptionError: it is theirs, but neither a file, a folder nor a dataset.
+
+    >>> parse_service("https://drive.google.com/file/d/1A2b3C4d5E6f7G8h9I0jKlMnOpQrStUvW/view?usp=sharing").kind
+    'file'
+    >>> parse_service("kaggle://zalando-research/fashionmnist/versions/4").version
+    4
+    """
+    # Links may be pasted with quotation marks or angle brackets around them, or without their scheme.
+    cleaned = text.strip().strip("<>\"'").strip()
+    is_bare = "://" not in cleaned and cleaned.partition("/")[0].lower() in _SERVICES
+    whole = f"https://{cleaned}" if is_bare else cleaned
+    try:
+        parts = urlsplit(whole)
+        service = parts.hostname if parts.scheme in ("http", "https") else f"{parts.scheme}:"
+    except ValueError:
+        return None
+    read = _SERVICES.get(service or "") if "://" in whole else None
+    return None if read is None else read(parts, cleaned)
+
+
+def _share_of_id(_: SplitResult, text: str) -> ShareSource:
+    match = re.fullmatch(rf"gdrive://(?:(file|folder)s?/)?({_ID})/?(?:\?resourcekey=([-\w]+))?", text)
+    if match is None:
+        msg = (
+            f"'{show_address(text)}' is not a link to Google Drive. Write gdrive://ID, or gdrive://folders/ID "
+            "for a folder."
+        )
+        raise OptionError(msg)
+    kind: ShareKind = "folder" if match[1] == "folder" else "file" if match[1] else "unknown"
+    return ShareSource(kind, match[2], match[3] or "")
+
+
+def _share_of_page(parts: SplitResult, text: str) -> ShareSource | None:
+    # When a parameter is given twice, Drive takes the first one.
+    query = {name: values[0] for name, values in parse_qs(parts.query).items()}
+    path = re.sub(r"\A/a/[^/]+", "", parts.path)
+    if native := _NATIVE.match(path):
+        # The address of a document as a file of another kind is one on the web.
+        if _EXPORT.search(f"{path}?{parts.query}"):
+            return None
+        name = _NATIVE_NAMES.get(native[1], "Google document")
+        msg = (
+            f"'{show_address(text).partition('?')[0]}' is a {name}, not a file that can be downloaded. Open it, "
+            "choose File and Download to make one (a spreadsheet as CSV, for example), put that on Google Drive and "
+            "share it."
+        )
+        raise OptionError(msg)
+    key = query.get("resourcekey", "")
+    for kind, pattern in _DRIVE_PATHS:
+        if found := pattern.match(f"{path}#{parts.fragment}"):
+            return ShareSource(kind, found[1], key)
+    if re.fullmatch(_ID, identity := query.get("id", "")):
+        return ShareSource(_DRIVE_QUERIES.get(path, "unknown"), identity, key)
+    msg = (
+        f"'{show_address(text)}' leads to Google Drive, but not to one file or folder. Open it there, choose "
+        "Share and Copy link; for your own Drive, mount it and give the path."
+    )
+    raise OptionError(msg)
+
+
+def _kaggle_dataset(parts: SplitResult, text: str) -> KaggleSource:
+    if competition := _COMPETITION.fullmatch(text.partition("?")[0]):
+        msg = (
+            f"'{show_address(text)}' is a competition on Kaggle, not a dataset. Accept its rules on its page, and "
+            f"stage the folder that kagglehub.competition_download({competition[1]!r}) returns."
+        )
+        raise OptionError(msg)
+    is_page = parts.scheme != "kaggle"
+    found = _KAGGLE_PAGE.fullmatch(parts.path) if is_page else _HANDLE.fullmatch(text.removeprefix("kaggle://"))
+    version = parse_qs(parts.query).get("datasetVersionNumber", [""])[0] or (found and found[3]) or ""
+    if found is None or not re.fullmatch(r"(?:[1-9]\d*)?", version):
+        msg = (
+            f"'{show_address(text)}' is not a dataset on Kaggle. Expected kaggle://owner/dataset, "
+            "kaggle://owner/dataset/versions/N or https://www.kaggle.com/datasets/owner/dataset. Download a model's "
+            "files with kagglehub itself and stage their folder."
+        )
+        raise OptionError(msg)
+    return KaggleSource(found[1], found[2], int(version) if version else None)
+
+
+# By scheme, or by the host of their pages.
+_SERVICES: dict[str, Callable[[SplitResult, str], ShareSource | KaggleSource | None]] = {
+    "gdrive:": _share_of_id,
+    **dict.fromkeys(_DRIVE_HOSTS, _share_of_page),
+    **dict.fromkeys(("kaggle:", "kaggle.com", "www.kaggle.com"), _kaggle_dataset),
+}
+
+
+def page_remedy(url: str) -> str:
+    """Return what to do about a page: the address of what it shows, for the services whose addresses tell it."""
+    if where := data_address(url):
+        return f"Give {where!r}."
+    parts = urlsplit(url)
+    for host, parameter in _PARAMETERS:
+        if host.fullmatch(parts.hostname or "") and parameter not in parts.query:
+            if (other := parameter.replace("1", "0")) in parts.query:
+                return f"Write '{parameter}' in the address in place of '{other}'."
+            return f"Write '{'&' if parts.query else '?'}{parameter}' at the end of the address."
+    return "Open it in a browser, and copy the link of the download itself."
+
+
+def data_address(url: str) -> str:
+    """Return the address of what a service's page shows; "" for a page of unknown kind."""
+    page = url.partition("://")[2].partition("#")[0].removeprefix("www.")
+    found = next(((data, match) for pattern, data in _PAGES if (match := pattern.fullmatch(page))), None)
+    if found is None:
+        return ""
+    where = found[1].expand(found[0]).rstrip("/")
+    # Names in buckets are written as they are.
+    return show_address(where if where.startswith("https:") else unquote(where))
+
 
 # fsspec's file systems behind others: they would copy everything that is read to the very disk that has to be spared.
 _WRAPPERS = frozenset(
     {"simplecache", "filecache", "blockcache", "cached", "reference", "generic", "dir", "async_wrapper"}
 )
-
-
-def service_of(address: str) -> Callable[[str], Found] | None:
-    """Return what opens the addresses of a scheme; `None` where no package adds it."""
-    scheme = address.partition("://")[0].lower()
-    found = next(iter(added_by_packages("colabstage.sources").select(name=scheme)), None)
-    if found is None:
-        return None
-    opener: Callable[[str], Found] = found.load()
-    return opener
 
 
 def protocol_of(address: str) -> str:

@@ -172,6 +172,11 @@ class RemoteFacts:
     """Whether it is a file here or on a mount, which one reader copies fastest."""
 
 
+# The first request to a server asks for this much: enough for a page's title, and it still arrives in the first round
+# trip.
+LOOK_BYTES = 8 * 1024
+
+
 class RemoteFile(Protocol):
     """One file somewhere else. `read_range` may be called from many threads at once."""
 
@@ -467,8 +472,8 @@ def read_through(
     cancellation: Cancellation | None = None,
     tell: Callable[[str], object] = lambda _: None,
 ) -> Iterator[bytes]:
-    """Yield all of a source in one pass; the retry budget starts over with every byte. If the policy is patient, `tell`
-    is called with what it waits for.
+    """Yield all of a source in one pass, first what came along when it was opened; the retry budget starts over with
+    every byte. If the policy is patient, `tell` is called with what it waits for.
 
     If it breaks off, a source without ranges sends the received bytes again. They are compared by their hash, so that
     they need not be kept, and skipped; another content is a `SourceChangedError`.
@@ -476,7 +481,13 @@ def read_through(
     sleep, check = (
         (SYSTEM_CLOCK.sleep, lambda: None) if cancellation is None else (cancellation.sleep, cancellation.check)
     )
-    return _pieces(source, 0, source.facts.size, RetryBudget(policy), sleep=sleep, check=check, tell=tell)
+    size = source.facts.size
+    if size and source.facts.ranges and (head := source.known(0, min(size, LOOK_BYTES))):
+        yield head
+        rest = _pieces(source, len(head), size - len(head), RetryBudget(policy), sleep=sleep, check=check, tell=tell)
+    else:
+        rest = _pieces(source, 0, size, RetryBudget(policy), sleep=sleep, check=check, tell=tell)
+    yield from rest
 
 
 def _pieces(

@@ -12,12 +12,10 @@ from colabstage.io.environment import require_online
 from colabstage.io.files import PATIENT, RetryPolicy, read_with_retry
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.units import HIDDEN
-from colabstage.machine.drive_attributes import ask_md5s
 from colabstage.sources.gdrive import IN_FLIGHT, SharedFolder, open_share
 from colabstage.sources.http_file import open_http
-from colabstage.sources.identity import as_one_of_many, identify_remote
 from colabstage.sources.kaggle import KaggleFolder, find_kaggle_folder, open_kaggle
-from colabstage.sources.parse import KaggleSource, LocalSource, ObjectSource, ShareSource, WebSource, is_on_drive
+from colabstage.sources.parse import KaggleSource, LocalSource, ObjectSource, ShareSource, WebSource
 from colabstage.sources.remote import MountedFile, given_up, read_directly, read_through
 from colabstage.trees.bytes import RequestedBytes
 from colabstage.trees.listing import FileEntries, FileEntry, FileStates, Tree, hash_texts, unknown_entry
@@ -27,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from colabstage.io.progress import Cancellation
-    from colabstage.sources.identity import SourceIdentity
     from colabstage.sources.parse import SingleSource
     from colabstage.sources.remote import Checksum, RemoteFacts, RemoteFile
     from colabstage.trees.bytes import ByteSource
@@ -138,19 +135,6 @@ class RemoteFileTree(Tree):
         # What is hidden of an address is missing in it.
         return "" if HIDDEN in label else label
 
-    def identities(self, sources: Sequence[SingleSource]) -> list[SourceIdentity]:
-        """Return the state of each file when it was listed; `sources` are theirs, in the order of `files`."""
-        on_drive = {source.address: str(source.path) for source in sources if is_on_drive(source)}
-        md5s, _ = ask_md5s(list(on_drive.values())) if on_drive else ([], "")
-        md5_of = dict(zip(on_drive, md5s, strict=False))
-        return [
-            replace(
-                as_one_of_many(identify_remote(facts, facts.size or 0, address=source.address)),
-                md5=md5_of.get(source.address, ""),
-            )
-            for facts, source in zip(self.facts.values(), sources, strict=True)
-        ]
-
     def open(self, entry: FileEntry) -> ByteSource | None:
         """Return the bytes of one file; `None` if its service only serves the whole file from its beginning."""
         if not self.gives_parts(entry):
@@ -169,8 +153,7 @@ class RemoteFileTree(Tree):
         """Yield the content in pieces of at most a megabyte, as they come, and compare it at the end with its service's
         checksum."""
         with self._reading(entry) as file:
-            came = file.known(0, entry.size)
-            pieces = read_through(file, policy=self._policy, tell=self._wait_for) if came is None else iter([came])
+            pieces = read_through(file, policy=self._policy, tell=self._wait_for)
             for piece in self._verified(entry, pieces):
                 self._wait_for("")
                 yield piece
@@ -278,12 +261,12 @@ def open_remote(
     `checksum`: what the file should have, when the caller knows. `policy`: how often a web server is asked again, and
     `along_bytes` what it is asked for at both ends, for `RemoteFile.known`.
     """
-    if isinstance(source, KaggleSource) and (mounted := find_kaggle_folder(source.dataset)) is not None:
+    if isinstance(source, KaggleSource) and (mounted := find_kaggle_folder(source)) is not None:
         return mounted
     require_online(source.label)
     match source:
         case KaggleSource():
-            return open_kaggle(source.dataset, checksum=checksum, along_bytes=along_bytes)
+            return open_kaggle(source, checksum=checksum, along_bytes=along_bytes)
         case WebSource():
             return open_http(source.url, checksum=checksum, policy=policy, along_bytes=along_bytes)
         case ObjectSource():
@@ -292,7 +275,7 @@ def open_remote(
 
             return open_address(source.url, checksum=checksum, retry=PATIENT)
         case ShareSource():
-            shared = open_share(source.link, checksum=checksum, along_bytes=along_bytes, cancellation=cancellation)
+            shared = open_share(source, checksum=checksum, along_bytes=along_bytes, cancellation=cancellation)
             if not isinstance(shared, SharedFolder):
                 return shared
             return RemoteFileTree(

@@ -14,8 +14,7 @@ from colabstage.io.files import Closing
 from colabstage.io.pipeline import in_thread
 from colabstage.io.progress import Cancellation
 from colabstage.io.units import format_count
-from colabstage.sources.identity import compare_states, proof_of
-from colabstage.sources.look import check_freshness
+from colabstage.sources.identity import check_freshness, compare_states, proof_of
 from colabstage.sources.opening import SLOW_LISTERS, Opening, open_source
 from colabstage.sources.parse import LocalSource, TreeSource, parts_of
 from colabstage.stage.dataset import StageReport
@@ -134,7 +133,7 @@ def compare_source(call: StageCall, source: SourceOnce, recorded: SourceIdentity
     # is not looked at where that is switched off.
     is_local = all(isinstance(part, LocalSource | TreeSource) for part in parts_of(request.source))
     if is_fast and source.opened is None and (is_local or not is_set(OFFLINE_VARIABLE)):
-        look = check_freshness(request.source, recorded, workers=SLOW_LISTERS if request.drive_path else 1)
+        look = check_freshness(request.source, recorded, unpack=True, workers=SLOW_LISTERS if request.drive_path else 1)
         if look.state == "gone":
             report.note(f"The source cannot be reached now; what was made from it before is used. {look.detail}")
         if look.state == "silent":

@@ -10,10 +10,11 @@ from __future__ import annotations
 import functools
 import os
 import posixpath
+import re
 import unicodedata
 from typing import TYPE_CHECKING
 
-from colabstage.errors import UnsafeArchiveError
+from colabstage.errors import ArchiveError, UnsafeArchiveError
 from colabstage.io.arguments import show_content
 from colabstage.io.units import format_count, left_out
 from colabstage.io.workspace import is_our_name
@@ -245,3 +246,71 @@ def distinct_names(names: Sequence[str], *, of_files: bool = False) -> tuple[str
         taken.add(free.lower())
         found.append(free)
     return tuple(found)
+
+
+# Files that are parts of one archive or download, by their names: which belong together, and what is missing.
+
+
+# How Google Drive names the zips of a folder that it downloads in several.
+DRIVE_ZIP = re.compile(r"(?P<stem>.+-\d{8}T\d{6}Z)(?:-\d+)?-(?P<number>\d{3})\.zip")
+# Pieces of one archive, as `split`, 7-Zip and other archivers number them: joined as they are, they are the archive.
+_PIECE = re.compile(
+    r"(?P<stem>.+\.(?:zip|7z|tar|tgz|tbz2?|txz|gz|bz2|xz|zst|zstd|tzst))\."
+    r"(?P<number>\d{3}|part-?(?:\d+|[a-z]{2})|(?!bz$)[a-f][a-z])",
+    re.IGNORECASE,
+)
+# Volumes of a rar or zip have headers of their own, so only their own tools join them.
+_VOLUME = re.compile(r"(?:(?P<rar>.+)\.part(?P<number>\d+)\.rar|(?P<zip>.+)\.z\d\d)", re.IGNORECASE)
+
+
+def parts_of(name: str, siblings: Collection[str]) -> tuple[str, ...]:
+    """Return the files that are one archive, or one download, with the file `name`, in order; itself where it is whole.
+    `siblings`: what else is in its folder."""
+    volume = _VOLUME.fullmatch(name)
+    if volume is not None:
+        first = name if volume["zip"] else f"{volume['rar']}.part{'1'.zfill(len(volume['number']))}.rar"
+        line = f'unrar x "{first}" folder/' if volume["rar"] else f'zip -s 0 "{volume["zip"]}.zip" --out whole.zip'
+        then = "stage that folder" if volume["rar"] else "stage whole.zip"
+        msg = f"'{name}' is one volume of an archive in several files. Join them, and {then}: {line}"
+        raise ArchiveError(msg)
+    for pattern in (_PIECE, DRIVE_ZIP):
+        own = pattern.fullmatch(name)
+        if own is None:
+            continue
+        matches = (pattern.fullmatch(other) for other in {name, *siblings})
+        parts = {match["number"]: match[0] for match in matches if match is not None and match["stem"] == own["stem"]}
+        _check_numbers(name, parts)
+        return tuple(parts[number] for number in sorted(parts, key=_number))
+    return (name,)
+
+
+def may_be_part(name: str) -> bool:
+    """Return whether a file is by its name one of several, so that its folder is worth a look."""
+    return any(pattern.fullmatch(name) for pattern in (_PIECE, DRIVE_ZIP, _VOLUME))
+
+
+def is_piece(name: str) -> bool:
+    """Return whether a file is by its name a piece of an archive that was cut, to be joined as `cat` does it."""
+    return _PIECE.fullmatch(name) is not None
+
+
+def _number(text: str) -> int:
+    """Return which part one is by its number, or its letters as `split` counts: aa, ab, … az, ba."""
+    text = text.lower().removeprefix("part").lstrip("-")
+    return int(text) if text.isdigit() else (ord(text[0]) - ord("a")) * 26 + ord(text[1]) - ord("a")
+
+
+def _check_numbers(name: str, parts: Mapping[str, str]) -> None:
+    present = sorted(map(_number, parts))
+    # Letters begin with aa, numbers with 0 or 1.
+    begin = 1 if any(map(str.isdigit, next(iter(parts)))) else 0
+    missing = sorted(set(range(begin, present[-1])) - set(present))
+    if not missing:
+        return
+    sample = next(iter(parts))
+    digits = re.sub(r"\D", "", sample)
+    written = str(missing[0]).zfill(len(digits)) if digits else chr(97 + missing[0] // 26) + chr(97 + missing[0] % 26)
+    at = parts[sample].rfind(digits or sample)
+    lost = parts[sample][:at] + written + parts[sample][at + len(digits or sample) :]
+    msg = f"'{name}' is one of several parts, and '{lost}' is not beside it. Download or copy that part too."
+    raise ArchiveError(msg)

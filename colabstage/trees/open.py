@@ -31,10 +31,9 @@ from colabstage.trees.bytes import (
 from colabstage.trees.compressed import inner_name, open_stream, unpack_into
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.listing import DEFAULT_LIMITS, ArchiveLimits, FileEntries, FileEntry, Tree, TreeView
-from colabstage.trees.names import distinct_names, parent_folders
+from colabstage.trees.names import DRIVE_ZIP, distinct_names, parent_folders
 from colabstage.trees.seven_zip import ToolArchiveTree
 from colabstage.trees.tar import TarTree
-from colabstage.trees.volumes import DRIVE_ZIP
 from colabstage.trees.zip import ZipTree, refuse_volume
 
 if TYPE_CHECKING:

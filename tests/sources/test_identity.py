@@ -14,7 +14,6 @@ from colabstage.io.files import hash_block
 from colabstage.sources.identity import (
     SourceIdentity,
     Verdict,
-    as_one_of_many,
     compare_states,
     identify_archive,
     identify_many,
@@ -64,8 +63,8 @@ def test_anything_else_is_none(raw: object) -> None:
         (SHARED, replace(SHARED, listing="m", times="u"), False),
         (BOTH, identify_many([WEB, FOLDER], address="list:1"), True),
         (BOTH, identify_many([WEB, replace(FOLDER, times="u")], address="list:1"), False),
-        (as_one_of_many(DRIVE), as_one_of_many(replace(DRIVE, mtime_ns=6)), True),
-        (as_one_of_many(DISK), as_one_of_many(replace(DISK, mtime_ns=6)), False),
+        (replace(DRIVE, kind="file"), replace(DRIVE, kind="file", mtime_ns=6), True),
+        (replace(DISK, kind="file"), replace(DISK, kind="file", mtime_ns=6), False),
     ],
 )
 def test_what_counts_as_the_same(recorded: SourceIdentity, now: SourceIdentity, same: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import subprocess
@@ -27,6 +28,7 @@ from tests.support.images import in_classes, make_tree, noise
 from tests.support.share_links import DriveShares, SharedItem
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 
@@ -160,6 +162,88 @@ def test_what_comes_is_what_the_plan_said(tmp_path: Path, zipped: bytes) -> None
             # The pack, and the notes beside it.
             _, opens = compare(source, "restore", packed)
             assert opens <= 4
+
+
+@pytest.fixture
+def served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, moto_server: object
+) -> Iterator[Any]:
+    """Serve a zip or a folder; return its address, and what says how many bytes and answers came so far."""
+    with contextlib.ExitStack() as stack:
+
+        def serve(kind: str, files: dict[str, bytes], archive: bytes) -> tuple[str, Callable[[], tuple[int, int]]]:
+            if kind == "web zip":
+                server = stack.enter_context(WebServer({"photos.zip": archive}))
+                return server.url("photos.zip"), lambda: (server.bytes_sent, len(server.requests))
+            if kind.startswith("bucket"):
+                return serve_bucket(kind, files, archive)
+            shares = stack.enter_context(DriveShares(tmp_path))
+            for name, value in shares.hosts.environment().items():
+                monkeypatch.setenv(name, value)
+            items = {f"1File{number:028d}": one for number, one in enumerate(files.items())}
+            for one, (name, content) in items.items():
+                shares.add(SharedItem(one, name, content=content))
+            shares.add(SharedItem("1Zip" + 28 * "a", "photos.zip", content=archive))
+            shares.add(SharedItem("1Pets" + 28 * "a", "pets", kind="folder", entries=tuple(items)))
+            link = "file/d/1Zip" if kind == "shared zip" else "drive/folders/1Pets"
+            return f"https://drive.google.com/{link}{28 * 'a'}", lambda: (
+                shares.hosts.bytes_sent,
+                shares.count("/download") + shares.count("/embeddedfolderview"),
+            )
+
+        def serve_bucket(kind: str, files: dict[str, bytes], archive: bytes) -> tuple[str, Callable[[], Any]]:
+            import aiohttp
+
+            service, came, answers = request.getfixturevalue("s3"), list[int](), list[str]()
+            for name, content in {"photos.zip": archive, **{f"photos/{one}": files[one] for one in files}}.items():
+                service.put(name, content)
+            feed, ask = aiohttp.StreamReader.feed_data, aiohttp.ClientSession._request
+
+            def count(reader: Any, data: bytes, *size: int) -> None:
+                came.append(len(data))
+                feed(reader, data, *size)
+
+            async def ask_counted(session: Any, method: str, *arguments: Any, **options: Any) -> Any:
+                answers.append(method)
+                return await ask(session, method, *arguments, **options)
+
+            monkeypatch.setattr(aiohttp.StreamReader, "feed_data", count)
+            monkeypatch.setattr(aiohttp.ClientSession, "_request", ask_counted)
+            name = "photos.zip" if kind.endswith("zip") else "photos"
+            return f"s3://{service.bucket}/{name}", lambda: (sum(came), len(answers))
+
+        yield serve
+
+
+@pytest.mark.parametrize(
+    ("kind", "answers"),
+    [
+        ("web zip", (2, 24)),
+        ("shared zip", (2, 12)),
+        ("shared folder", (1 + 20, 1 + 2 * 20)),
+        ("bucket zip", (6, 30)),
+        ("bucket folder", (3, 3 + 2 * 20)),
+    ],
+)
+def test_what_comes_from_a_service_is_what_the_plan_said(
+    served: Any, tmp_path: Path, zipped: bytes, kind: str, answers: tuple[int, int]
+) -> None:
+    """Each byte once, beside listings and the ends of a zip, which the plan reads, too; and few answers to the plan and
+    to the call."""
+    files = {f"{number}.png": noise(number, size=(96, 96)) for number in range(20)}
+    address, came = served(kind, files, zipped)
+    options: dict[str, Any] = {"local_dir": tmp_path / "local", "cache_dir": None, "image_size": 8, "layout": "images"}
+    plan = plan_stage(address, **options)
+    looked, asked = came()
+    nbytes = len(zipped) if kind.endswith("zip") else sum(map(len, files.values()))
+    assert plan.figures.source_bytes == nbytes
+    assert looked < max(0.25 * nbytes, 200_000)
+    assert asked <= answers[0]
+    staged = stage_dataset(address, progress=False, **options)
+    assert staged.splits == {"train": 40 if kind.endswith("zip") else 20}
+    sent, told = came()
+    assert nbytes <= sent - looked <= 1.25 * nbytes + 100_000
+    assert told - asked <= answers[1]
 
 
 def test_a_shared_folder_is_listed_once_and_each_file_comes_once(

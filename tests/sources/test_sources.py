@@ -20,7 +20,7 @@ from colabstage.sources.parse import (
     Source,
     TreeSource,
     WebSource,
-    expand_pattern,
+    expand_source,
     parse_source,
 )
 from colabstage.trees.open import open_tree
@@ -196,7 +196,7 @@ def test_a_pattern_stands_for_what_fits_it_now(tmp_path: Path) -> None:
     def names(pattern: str) -> list[str]:
         source = parse_source(tmp_path / pattern)
         assert isinstance(source, LocalSource)
-        expanded = expand_pattern(source)
+        expanded = expand_source(source, unpack=False)
         assert expanded.address == source.address
         parts = expanded.parts if isinstance(expanded, ManySource) else (expanded,)
         return [os.path.basename(part.address) for part in parts]  # noqa: PTH119

@@ -91,7 +91,13 @@ class HttpsHosts(LoopbackServer):
         write_certificate(self.certificate, [name for name in services if name] or ["localhost"])
         self.context = server_context(self.certificate)
         self.services = services
+        self._sent: list[int] = []
         super().__init__()
+
+    @property
+    def bytes_sent(self) -> int:
+        """Return the bytes of all bodies that were sent."""
+        return sum(self._sent)
 
     @property
     def address(self) -> str:
@@ -143,7 +149,8 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(service(HostRequest(self.command, self.host, parts.path, query, headers, body)))
 
     def _send(self, answer: HostAnswer) -> None:
-        closing = cast("HttpsHosts", self.server).closing
+        server = cast("HttpsHosts", self.server)
+        closing = server.closing
         closing.wait(answer.wait_s)
         self.send_response(answer.status)
         for name, value in answer.headers.items():
@@ -156,6 +163,7 @@ class _Handler(BaseHTTPRequestHandler):
         began = time.monotonic()
         for start in range(0, len(body), _PIECE_BYTES):
             self.wfile.write(body[start : start + _PIECE_BYTES])
+            server._sent.append(len(body[start : start + _PIECE_BYTES]))
             if answer.bytes_per_s:
                 ahead = min(start + _PIECE_BYTES, len(body)) / answer.bytes_per_s - (time.monotonic() - began)
                 closing.wait(max(0.0, ahead))
