@@ -462,13 +462,15 @@ def read_directly(
 
 def read_through(
     source: RemoteFile,
+    offset: int = 0,
+    length: int | None = None,
     *,
     policy: RetryPolicy,
     cancellation: Cancellation | None = None,
     tell: Callable[[str], object] = lambda _: None,
 ) -> Iterator[bytes]:
-    """Yield all of a source in one pass; the retry budget starts over with every byte. If the policy is patient, `tell`
-    is called with what it waits for.
+    """Yield all of a source in one pass, or a part of one that gives ranges; the retry budget starts over with every
+    byte. If the policy is patient, `tell` is called with what it waits for.
 
     If it breaks off, a source without ranges sends the received bytes again. They are compared by their hash, so that
     they need not be kept, and skipped; another content is a `SourceChangedError`.
@@ -476,7 +478,8 @@ def read_through(
     sleep, check = (
         (SYSTEM_CLOCK.sleep, lambda: None) if cancellation is None else (cancellation.sleep, cancellation.check)
     )
-    return _pieces(source, 0, source.facts.size, RetryBudget(policy), sleep=sleep, check=check, tell=tell)
+    length = source.facts.size if length is None else length
+    return _pieces(source, offset, length, RetryBudget(policy), sleep=sleep, check=check, tell=tell)
 
 
 def _pieces(

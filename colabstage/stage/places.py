@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from colabstage.errors import (
-    ColabstageError,
     DamagedPackError,
     PackFormatError,
     SourceChangedError,
@@ -36,14 +35,11 @@ from colabstage.h5.parts import PartName
 from colabstage.io.files import (
     RetryPolicy,
     file_state,
-    hash_block,
-    hash_ranges,
     json_text,
     local_lock,
     lock_for,
     make_folder,
     parse_json,
-    read_with_retry,
     typed_write_errors,
 )
 from colabstage.io.ownership import among_others, atomic_path, move_vouched, put_file, remove_vouched, sync_file
@@ -63,7 +59,8 @@ from colabstage.machine.mounts import drive_root, require_answer, run_watched, s
 from colabstage.machine.resources import check_space, usable_cores
 from colabstage.sources.arriving import copy_file
 from colabstage.sources.parse import LocalSource, ObjectSource, local_source, parse_source
-from colabstage.sources.remote import RemoteFacts, given_up, read_directly
+from colabstage.sources.remote import Checksum, given_up, read_through
+from colabstage.sources.remote_files import remote_opener
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -76,7 +73,7 @@ T = TypeVar("T")
 PREVIOUS_SUFFIX = ".previous"
 MANIFEST_SUFFIX, UNFINISHED_SUFFIX = ".json", ".unfinished"
 _NOTES = (MANIFEST_SUFFIX, UNFINISHED_SUFFIX)
-# Manifests and blocks that are read at once.
+# Manifests that are read at once.
 _READERS = 8
 # Another process of this machine may take so long to put a file in its place.
 _TURN_S = 60.0
@@ -136,6 +133,12 @@ class Present(NamedTuple):
         return [self.name + end for end, note in self.notes.items() if note.is_ours]
 
 
+def _source_of(file: Path | str) -> LocalSource | ObjectSource:
+    source = local_source(file) if isinstance(file, Path) else parse_source(file)
+    assert isinstance(source, LocalSource | ObjectSource)
+    return source
+
+
 class CachedFile(NamedTuple):
     """A file of a place, with its manifest."""
 
@@ -155,9 +158,7 @@ class CachedFile(NamedTuple):
     @property
     def source(self) -> LocalSource | ObjectSource:
         """Return the file as a source."""
-        source = local_source(self.path) if isinstance(self.path, Path) else parse_source(self.path)
-        assert isinstance(source, LocalSource | ObjectSource)
-        return source
+        return _source_of(self.path)
 
     @property
     def is_whole(self) -> bool:
@@ -218,12 +219,27 @@ def _content_of(manifest: Manifest) -> bytes:
     return json_text(asdict(manifest)).encode()
 
 
-def _each(look: Callable[[Item], T], items: Sequence[Item], cancellation: Cancellation | None = None) -> list[T]:
+def _each(
+    look: Callable[[Item], T], items: Sequence[Item], threads: int, cancellation: Cancellation | None = None
+) -> list[T]:
     """Call a function for several things at once: each is a round trip."""
-    if len(items) < 2:
+    if len(items) < 2 or threads < 2:
         return [look(item) for item in items]
-    with DaemonPool(_READERS, "colabstage-look") as pool:
+    with DaemonPool(threads, "colabstage-look") as pool:
         return pool.run(look, items, cancellation=cancellation)
+
+
+def _has_blocks(source: LocalSource | ObjectSource, manifest: Manifest, cancellation: Cancellation | None) -> bool:
+    """Compare each block of a file, wherever that is, with its manifest."""
+    with given_up(), contextlib.closing(remote_opener(source)()) as opened:
+        # Hashes tell more than a question after each block whether the content is still the same.
+        file = opened.without_version_check()
+
+        def digest(block: tuple[int, int]) -> str:
+            return Checksum("xxh3_64", "").digest_of(read_through(file, *block, policy=RetryPolicy()))
+
+        threads = max(file.facts.connections, usable_cores())
+        return tuple(_each(digest, manifest.ranges, threads, cancellation)) == manifest.hashes
 
 
 class Place(ABC):
@@ -249,10 +265,6 @@ class Place(ABC):
     @abstractmethod
     def read(self, name: str) -> bytes | None:
         """Return all of a small file; `None` where there is none."""
-
-    @abstractmethod
-    def hash_blocks(self, name: str, manifest: Manifest, cancellation: Cancellation | None) -> list[str]:
-        """Return the hash of each block of a file."""
 
     @abstractmethod
     def write(self, name: str, content: bytes, *, create: bool) -> None:
@@ -333,7 +345,7 @@ class Place(ABC):
             found = {end: Note(there[name + end], self.read(name + end)) for end in notes if name + end in there}
             return Present(name, there.get(name), found)
 
-        return _each(look, names)
+        return _each(look, names, _READERS)
 
     def check(self, name: str) -> list[Present]:
         """Refuse to replace what is not an unchanged version that colabstage wrote, or its manifest; return what is
@@ -376,12 +388,9 @@ class Place(ABC):
         asked = name, entry, manifest.hashes
         if asked not in self._compared:
             try:
-                found = self.hash_blocks(name, manifest, cancellation)
-            except ColabstageError:
-                raise
-            except OSError:  # what cannot be read is not known to be ours
+                self._compared[asked] = _has_blocks(_source_of(self.at(name)), manifest, cancellation)
+            except SourceNotFoundError:  # removed meanwhile
                 return False
-            self._compared[asked] = tuple(found) == manifest.hashes
         return self._compared[asked]
 
     def _adopt(self, new: Publication) -> bool:
@@ -465,9 +474,6 @@ class FolderPlace(Place):
             return path.read_bytes() if path.is_file() else None
         return None
 
-    def hash_blocks(self, name: str, manifest: Manifest, cancellation: Cancellation | None) -> list[str]:
-        return hash_ranges(self.folder / name, manifest.ranges, threads=usable_cores(), cancellation=cancellation)
-
     def write(self, name: str, content: bytes, *, create: bool) -> None:
         path = self.folder / name
         if not create:
@@ -527,7 +533,7 @@ class FolderPlace(Place):
                 temp = workspace.path / new.name
                 already = copy_file(new.file, temp, new.manifest, new.step, new.cancellation, resume=workspace.resumed)
                 # A mount may answer "written" for bytes that it could not keep.
-                read_with_retry(lambda: _read_back(temp, new), str(temp), policy=RetryPolicy())
+                _read_back(temp, new)
                 # Before the first rename: a file that was written to meanwhile is a mixture of two states.
                 new.check_unchanged()
                 self._exchange(temp, new)
@@ -608,8 +614,7 @@ class FolderPlace(Place):
 def _read_back(temp: Path, new: Publication) -> None:
     """Compare what the storage returns with what was written."""
     size = temp.stat().st_size
-    found = hash_ranges(temp, new.manifest.ranges, threads=usable_cores(), cancellation=new.cancellation)
-    if size != new.manifest.size or tuple(found) != new.manifest.hashes:
+    if size != new.manifest.size or not _has_blocks(_source_of(temp), new.manifest, new.cancellation):
         msg = (
             f"What was written to '{temp.parent}' reads back differently ({size:,} bytes of {new.manifest.size:,}). "
             "Nothing there was replaced. Try again; if it happens again, mount the drive again first."
@@ -651,18 +656,6 @@ class BucketPlace(Place):
     def read(self, name: str) -> bytes | None:
         return self._store.content(self._path(name))
 
-    def hash_blocks(self, name: str, manifest: Manifest, cancellation: Cancellation | None) -> list[str]:
-        from colabstage.sources.objects import ObjectFile
-
-        facts = RemoteFacts(show_address(os.fspath(self.at(name))), name, manifest.size)
-        # Hashes tell more than a question after each block whether the object is still the same.
-        file = ObjectFile(self._store, self._path(name), facts, owns_store=False, asks_version=False)
-
-        def digest(block: tuple[int, int]) -> str:
-            return hash_block(read_directly(file, *block, policy=RetryPolicy()))
-
-        return _each(digest, manifest.ranges, cancellation)
-
     def write(self, name: str, content: bytes, *, create: bool) -> None:
         self._store.put_bytes(content, self._path(name), create=create)
 
@@ -700,7 +693,7 @@ class BucketPlace(Place):
         """Return the version of an object that reads back as it was sent; one that does not is removed."""
         path = self._path(new.name)
         written = self._store.look(path)
-        if tuple(self.hash_blocks(new.name, new.manifest, new.cancellation)) == new.manifest.hashes:
+        if _has_blocks(_source_of(self.at(new.name)), new.manifest, new.cancellation):
             return "" if written is None else written.version
         # Only what was written here a moment ago.
         if self._store.look(path) == written:
