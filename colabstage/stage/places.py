@@ -5,9 +5,13 @@ the same names, so a bucket that is filled from a folder by other means is a cac
 steps, and each leaves one complete version and the evidence of what colabstage wrote:
 
 1. In a folder, the file is written beside its place, read back and compared.
-2. `NAME.unfinished` takes its manifest: the note of what is coming. In a folder only one process can create it.
+2. `NAME.unfinished` takes its manifest: the note of what is coming. In a folder only one process can create it, and it
+   names the workspace that the file is in.
 3. An earlier version that is as it was written makes room: it becomes `NAME.previous`, in a bucket it is removed.
 4. The file gets its name, only where nothing is; in a bucket it is read back. Then its manifest does.
+
+Machines that share a folder have no lock that reaches all of them. One that finds a note which has not moved for
+`_PLACING_S` takes the workspace that it names, and with it all that a run that was only halted could still do.
 """
 
 from __future__ import annotations
@@ -30,7 +34,7 @@ from colabstage.errors import (
     TargetExistsError,
     TargetNotWritableError,
 )
-from colabstage.h5.manifest import Manifest, is_time_as_noted, parse_manifest
+from colabstage.h5.manifest import Manifest, begins_as_manifest, is_manifest, is_time_as_noted, parse_manifest
 from colabstage.h5.parts import PartName
 from colabstage.io.files import (
     RetryPolicy,
@@ -50,10 +54,13 @@ from colabstage.io.workspace import (
     disk_use,
     find_owned,
     is_made_here,
+    is_own,
     is_worked_in,
     open_workspace,
     shortened,
     sweep_temporaries,
+    take_orphan,
+    temp_beside,
 )
 from colabstage.machine.mounts import drive_root, require_answer, run_watched, silence_of
 from colabstage.machine.resources import check_space, usable_cores
@@ -80,8 +87,8 @@ _TURN_S = 60.0
 # The note of another machine is waited for so long, and looked at so often.
 _PLACING_S, _LOOK_S = 20.0, 0.02
 _NO_MANIFEST = "is not a manifest that colabstage wrote, which has to go there"
-# Every manifest begins like this, so one that was cut off by a full disk is still recognised as ours.
-_BEGINNING = b'{\n "block_bytes": '
+# The key of a note that names the workspace of the run that wrote it.
+_WORKSPACE = "workspace"
 # Services whose addresses begin with a bucket, which somebody has to make first.
 _WITH_BUCKETS = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"})
 
@@ -111,7 +118,7 @@ class Note(NamedTuple):
     @property
     def is_ours(self) -> bool:
         """Return whether colabstage wrote it: a manifest of any version, or the first part of one."""
-        return self.entry.ours and _is_manifest(self.content)
+        return self.entry.ours and begins_as_manifest(self.content)
 
 
 class Present(NamedTuple):
@@ -204,15 +211,6 @@ def read_note(content: bytes | None, label: str) -> Manifest | None:
     with contextlib.suppress(PackFormatError):
         return None if content is None else parse_manifest(parse_json(content), label)
     return None
-
-
-def _is_manifest(content: bytes | None) -> bool:
-    if content is None:
-        return False
-    raw = parse_json(content)
-    if raw is None:
-        return _BEGINNING.startswith(content[: len(_BEGINNING)])
-    return isinstance(raw, dict) and {"version", "block_bytes", "hashes"} <= raw.keys()
 
 
 def _content_of(manifest: Manifest) -> bytes:
@@ -406,6 +404,10 @@ class Place(ABC):
             return False
         new.check_unchanged()
         self._vouch(new, entry.mtime_ns)
+        # Any other note may be of a run that is about to put something else there.
+        note = there.notes.get(UNFINISHED_SUFFIX)
+        if note is not None and note.manifest is not None and note.manifest.hashes == new.manifest.hashes:
+            self.remove(new.name + UNFINISHED_SUFFIX)
         return True
 
     def _vouch(self, new: Publication, mtime_ns: int) -> None:
@@ -415,7 +417,7 @@ class Place(ABC):
             self.write(beside, content, create=True)
         except TargetExistsError:
             there = self.read(beside)
-            if not _is_manifest(there):
+            if not begins_as_manifest(there):
                 raise self.occupied(beside, _NO_MANIFEST) from None
             known = read_note(there, beside)
             if known is not None and known.hashes != new.manifest.hashes:
@@ -424,8 +426,6 @@ class Place(ABC):
             # for nothing.
             if there != content:
                 self.write(beside, content, create=False)
-        if _is_manifest(self.read(new.name + UNFINISHED_SUFFIX)):
-            self.remove(new.name + UNFINISHED_SUFFIX)
 
 
 class FolderPlace(Place):
@@ -477,7 +477,7 @@ class FolderPlace(Place):
     def write(self, name: str, content: bytes, *, create: bool) -> None:
         path = self.folder / name
         if not create:
-            with atomic_path(path, replaces=lambda file: _is_manifest(file.read_bytes())) as temp:
+            with atomic_path(path, replaces=is_manifest) as temp:
                 temp.write_bytes(content)
             return
         try:
@@ -544,53 +544,59 @@ class FolderPlace(Place):
         return already
 
     def _exchange(self, temp: Path, new: Publication) -> None:
-        """Put the new file in its place, keeping the old one complete under one of its two names at any moment."""
-        name, note, mtime_ns = new.name, new.name + UNFINISHED_SUFFIX, temp.stat().st_mtime_ns
-        content, waited = new.note(mtime_ns), list[str]()
+        """Put the new file in its place, keeping the old one complete under one of its two names at any moment.
+
+        Each step but one moves a file into the workspace or out of it. Whoever takes this run for dead takes its
+        workspace first: then no further step succeeds, however long it was halted.
+        """
+        name, note, workspace, waited = new.name, new.name + UNFINISHED_SUFFIX, temp.parent, list[str]()
+        # All that takes room comes before the first rename, so that a full disk cannot leave half of this.
+        manifest = replace(new.manifest, mtime_ns=temp.stat().st_mtime_ns)
+        draft = _write_draft(workspace, _content_of(manifest))
+        claim = json_text({**asdict(manifest), _WORKSPACE: workspace.name}).encode()
         # Between any two steps a process may come to a halt for longer than another one would wait for a note.
         turn = lock_for(self.folder / name)
         with local_lock(turn, timeout_s=_TURN_S, notice=waited.append, cancellation=new.cancellation) as alone:
             if waited and not alone:
                 msg = f"'{self.at(name)}' is being published by another process. Try again when that is done."
                 raise TargetExistsError(msg)
-            self._claim(name, content, workspace=temp.parent)
+            self._claim(name, claim, workspace)
             try:
                 # Another process may have published the same meanwhile. It stays, and so does the version before it.
                 if self._adopt(new):
                     return
-                self._make_room(name)
+                self._make_room(name, workspace)
                 put_file(temp, self.folder / name, replaces=lambda _: False)
-            except BaseException:
+                put_file(draft, self.folder / (name + MANIFEST_SUFFIX), replaces=is_manifest)
+            finally:
                 with contextlib.suppress(OSError):
-                    if self.read(note) == content:
-                        self.remove(note)
-                raise
-            # From the first rename on nothing takes room, so that a full disk cannot leave half of this. Another
-            # machine may have taken this process for dead, and its note away.
-            if self.read(note) == content:
-                self._move(note, name + MANIFEST_SUFFIX)
-            else:
-                self._vouch(new, mtime_ns)
+                    if self.read(note) == claim:
+                        self._set_aside(note, workspace)
 
-    def _move(self, name: str, to: str) -> None:
-        move_vouched(self.folder / name, self.folder / to, lambda _: True)
+    def _set_aside(self, name: str, workspace: Path) -> None:
+        remove_vouched(self.folder / name, lambda _: True, into=workspace)
 
-    def _make_room(self, name: str) -> None:
+    def _make_room(self, name: str, workspace: Path) -> None:
         """Make a version that is as it was written the previous one, in place of the one before."""
         there, previous = self.check(name)
         manifest = self._written(there)
         if manifest is not None:
+            draft = _write_draft(workspace, _content_of(manifest))
             for one in (previous.name, *previous.our_notes):
-                self.remove(one)
-            self.write(previous.name + MANIFEST_SUFFIX, _content_of(manifest), create=False)
-            if self.entries([name]).get(name) == there.entry:
-                self._move(name, previous.name)
+                self._set_aside(one, workspace)
+            put_file(draft, self.folder / (previous.name + MANIFEST_SUFFIX), replaces=is_manifest)
+            # The one step that a halt may delay until another run has put its own file there.
+            move_vouched(self.folder / name, self.folder / previous.name, lambda _: True)
+            (moved,) = self._present([previous.name])
+            if moved.entry is not None and self._written(moved) is None:
+                move_vouched(self.folder / previous.name, self.folder / name, lambda _: True)
+                raise self.occupied(name, "another machine has published there meanwhile")
         if MANIFEST_SUFFIX in there.notes:
-            self.remove(name + MANIFEST_SUFFIX)
+            self._set_aside(name + MANIFEST_SUFFIX, workspace)
 
-    def _claim(self, name: str, content: bytes, *, workspace: Path) -> None:
+    def _claim(self, name: str, content: bytes, workspace: Path) -> None:
         """Note what is about to come, once no other process is about to put something there."""
-        note, deadline = name + UNFINISHED_SUFFIX, SYSTEM_CLOCK.now() + _PLACING_S
+        note, last, deadline = name + UNFINISHED_SUFFIX, None, 0.0
         while True:
             with contextlib.suppress(TargetExistsError):
                 self.write(note, content, create=True)
@@ -600,15 +606,31 @@ class FolderPlace(Place):
             found = there.notes.get(UNFINISHED_SUFFIX)
             if found is None:
                 continue
+            if not found.is_ours:
+                raise self.occupied(note, _NO_MANIFEST)
+            if there != last:
+                last, deadline = there, SYSTEM_CLOCK.now() + _PLACING_S
             if is_worked_in(self.folder, but=workspace) and SYSTEM_CLOCK.now() < deadline:
                 SYSTEM_CLOCK.sleep(_LOOK_S)
-            elif MANIFEST_SUFFIX not in there.notes and self._written(there) is not None:
+                continue
+            raw = parse_json(found.content or b"")
+            theirs = self.folder / str(raw.get(_WORKSPACE, "") if isinstance(raw, dict) else "")
+            if is_own(theirs) and theirs.parent == self.folder:
+                take_orphan(theirs, workspace / theirs.name)
+            (there,) = self._present([name])
+            if MANIFEST_SUFFIX not in there.notes and self._written(there) is not None:
                 # That run died right before its end, and the note is the only evidence of what is there.
-                self._move(note, name + MANIFEST_SUFFIX)
-            elif found.is_ours and self.read(note) == found.content:
-                self.remove(note)
-            else:
-                raise self.occupied(note, "another process publishes there")
+                with contextlib.suppress(TargetExistsError):
+                    self.write(name + MANIFEST_SUFFIX, found.content or b"", create=True)
+            if self.read(note) == found.content:
+                self._set_aside(note, workspace)
+
+
+def _write_draft(workspace: Path, content: bytes) -> Path:
+    draft = temp_beside(workspace / "manifest")
+    draft.write_bytes(content)
+    sync_file(draft)
+    return draft
 
 
 def _read_back(temp: Path, new: Publication) -> None:
@@ -687,6 +709,8 @@ class BucketPlace(Place):
         # The time as listings give it, which need not be what the service says of one object.
         entry = self.entries([name]).get(name)
         self._vouch(new, entry.mtime_ns if entry is not None and entry.version == version else 0)
+        if begins_as_manifest(self.read(name + UNFINISHED_SUFFIX)):
+            self.remove(name + UNFINISHED_SUFFIX)
         return 0
 
     def _compare(self, new: Publication) -> str | None:
