@@ -19,7 +19,16 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from colabstage.errors import NewerFormatError, TargetExistsError
-from colabstage.io.files import BLOCK_BYTES, block_ranges, file_state, hash_ranges, json_text, read_fields, read_json
+from colabstage.io.files import (
+    BLOCK_BYTES,
+    block_ranges,
+    file_state,
+    hash_ranges,
+    json_text,
+    parse_json,
+    read_fields,
+    read_json,
+)
 from colabstage.io.ownership import (
     among_others,
     atomic_path,
@@ -222,13 +231,20 @@ def is_manifest(path: Path) -> bool:
     one."""
     if not is_made_here(path) or not path.is_file():
         return False
-    raw = read_json(path)
-    if raw is not None:
-        return isinstance(raw, dict) and {"version", "block_bytes", "hashes"} <= raw.keys()
     # A mount may list for seconds what another machine has removed.
-    with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
-        return _BEGINNING.startswith(file.read(len(_BEGINNING)))
+    with contextlib.suppress(FileNotFoundError):
+        return begins_as_manifest(path.read_bytes())
     return False
+
+
+def begins_as_manifest(content: bytes | None) -> bool:
+    """Tell whether bytes are those of a manifest that colabstage wrote, of whatever version, or the first part."""
+    if content is None:
+        return False
+    raw = parse_json(content)
+    if raw is None:
+        return _BEGINNING.startswith(content[: len(_BEGINNING)])
+    return isinstance(raw, dict) and {"version", "block_bytes", "hashes"} <= raw.keys()
 
 
 def is_time_as_noted(noted_ns: int, found_ns: int, beside_ns: int) -> bool:

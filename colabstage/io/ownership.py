@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
 _NO_FSYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF, errno.EROFS})
-_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+_AT_FDCWD, _RENAME_NOREPLACE, _RENAME_EXCHANGE = -100, 1, 2
 # How often to try again when others change the same places; each time one of them has made progress.
 _LOOKS = 8
 # Errors that mean that something has just appeared or disappeared.
@@ -92,22 +92,22 @@ def remove_empty(folder: Path) -> None:
         folder.rmdir()
 
 
-def remove_vouched(path: Path, ours: Callable[[Path], bool], *, empty: bool = False) -> bool:
+def remove_vouched(path: Path, ours: Callable[[Path], bool], *, empty: bool = False, into: Path | None = None) -> bool:
     """Remove a file or folder that `ours` vouches for; return whether it is gone. A link stays, and so does what
-    another user made. `empty`: as for `remove_own`."""
+    another user made. `empty`: as for `remove_own`; `into`: one of our folders, to be removed with that."""
     if not os.path.lexists(path):
         return True
     # Where locks have no effect, another process may remove it between any two of these steps.
     with contextlib.suppress(FileNotFoundError):
         if not is_made_here(path) or not ours(path):
             return not os.path.lexists(path)
-        if not empty and path.is_file():
+        if not empty and into is None and path.is_file():
             path.unlink()
             return True
         # Renamed first, so that nobody opens a half-removed folder, or an emptied file.
-        going = owned_name(path, OLD)
-        path.rename(going)
-        remove_own(going, empty=empty)
+        going = path.rename(owned_name(path if into is None else into / path.name, OLD))
+        if into is None:
+            remove_own(going, empty=empty)
     return True
 
 
@@ -122,10 +122,14 @@ def remove_named(path: Path) -> None:
 
 def move_vouched(path: Path, to: Path, ours: Callable[[Path], bool]) -> None:
     """Rename a file that `ours` vouches for to a name that is not in use."""
-    if not is_made_here(path) or not path.is_file() or not ours(path) or os.path.lexists(to):
-        msg = f"'{path}' cannot become '{to}': one of them is not as colabstage made it. Rename it, then try again."
-        raise TargetExistsError(msg)
-    path.rename(to)
+    if is_made_here(path) and path.is_file() and ours(path) and not os.path.lexists(to):
+        with contextlib.suppress(FileExistsError):
+            # Another process may take the name at this moment.
+            if not _rename_by(path, to, _RENAME_NOREPLACE):
+                path.rename(to)
+            return
+    msg = f"'{path}' cannot become '{to}': one of them is not as colabstage made it. Rename it, then try again."
+    raise TargetExistsError(msg)
 
 
 def put_file(made: Path, target: Path, *, replaces: Callable[[Path], bool]) -> None:
@@ -200,7 +204,7 @@ def exchange(made: Path, target: Path) -> None:
     # So that no other call continues with it: after an exchange, this is the name of what was at the target.
     was = made.rename(owned_name(target, WAS))
     try:
-        if not _exchange_names(was, target):
+        if not _rename_by(was, target, _RENAME_EXCHANGE):
             # No exchange here: for a moment nothing is at the target. If the process dies then, `put_back` repairs it.
             coming, was = was, target.rename(owned_name(target, WAS))
             try:
@@ -216,12 +220,13 @@ def exchange(made: Path, target: Path) -> None:
     remove_own(was.rename(was.with_suffix(OLD)))
 
 
-def _exchange_names(one: Path, other: Path) -> bool:
+def _rename_by(one: Path, other: Path, flag: int) -> bool:
+    """Rename a file with a flag of the system; return whether this system and the file system know it."""
     # Python has no call for this, and neither have musl and old kernels.
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if rename is None:
         return False
-    if rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0:
+    if rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), flag) == 0:
         return True
     number = ctypes.get_errno()
     if number in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):

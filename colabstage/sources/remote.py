@@ -467,13 +467,15 @@ def read_directly(
 
 def read_through(
     source: RemoteFile,
+    offset: int = 0,
+    length: int | None = None,
     *,
     policy: RetryPolicy,
     cancellation: Cancellation | None = None,
     tell: Callable[[str], object] = lambda _: None,
 ) -> Iterator[bytes]:
-    """Yield all of a source in one pass, first what came along when it was opened; the retry budget starts over with
-    every byte. If the policy is patient, `tell` is called with what it waits for.
+    """Yield all of a source in one pass, or a part of one that gives ranges, first what came along when it was opened;
+    the retry budget starts over with every byte. If the policy is patient, `tell` is called with what it waits for.
 
     If it breaks off, a source without ranges sends the received bytes again. They are compared by their hash, so that
     they need not be kept, and skipped; another content is a `SourceChangedError`.
@@ -481,13 +483,11 @@ def read_through(
     sleep, check = (
         (SYSTEM_CLOCK.sleep, lambda: None) if cancellation is None else (cancellation.sleep, cancellation.check)
     )
-    size = source.facts.size
-    if size and source.facts.ranges and (head := source.known(0, min(size, LOOK_BYTES))):
+    length = source.facts.size if length is None else length
+    if length and source.facts.ranges and (head := source.known(offset, offset + min(length, LOOK_BYTES))):
         yield head
-        rest = _pieces(source, len(head), size - len(head), RetryBudget(policy), sleep=sleep, check=check, tell=tell)
-    else:
-        rest = _pieces(source, 0, size, RetryBudget(policy), sleep=sleep, check=check, tell=tell)
-    yield from rest
+        offset, length = offset + len(head), length - len(head)
+    yield from _pieces(source, offset, length, RetryBudget(policy), sleep=sleep, check=check, tell=tell)
 
 
 def _pieces(

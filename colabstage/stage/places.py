@@ -5,9 +5,13 @@ the same names, so a bucket that is filled from a folder by other means is a cac
 steps, and each leaves one complete version and the evidence of what colabstage wrote:
 
 1. In a folder, the file is written beside its place, read back and compared.
-2. `NAME.unfinished` takes its manifest: the note of what is coming. In a folder only one process can create it.
+2. `NAME.unfinished` takes its manifest: the note of what is coming. In a folder only one process can create it, and it
+   names the workspace that the file is in.
 3. An earlier version that is as it was written makes room: it becomes `NAME.previous`, in a bucket it is removed.
 4. The file gets its name, only where nothing is; in a bucket it is read back. Then its manifest does.
+
+Machines that share a folder have no lock that reaches all of them. One that finds a note which has not moved for
+`_PLACING_S` takes the workspace that it names, and with it all that a run that was only halted could still do.
 """
 
 from __future__ import annotations
@@ -22,7 +26,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from colabstage.errors import (
-    ColabstageError,
     DamagedPackError,
     PackFormatError,
     SourceChangedError,
@@ -31,19 +34,16 @@ from colabstage.errors import (
     TargetExistsError,
     TargetNotWritableError,
 )
-from colabstage.h5.manifest import Manifest, is_time_as_noted, parse_manifest
+from colabstage.h5.manifest import Manifest, begins_as_manifest, is_manifest, is_time_as_noted, parse_manifest
 from colabstage.h5.parts import PartName
 from colabstage.io.files import (
     RetryPolicy,
     file_state,
-    hash_block,
-    hash_ranges,
     json_text,
     local_lock,
     lock_for,
     make_folder,
     parse_json,
-    read_with_retry,
     typed_write_errors,
 )
 from colabstage.io.ownership import among_others, atomic_path, move_vouched, put_file, remove_vouched, sync_file
@@ -54,16 +54,20 @@ from colabstage.io.workspace import (
     disk_use,
     find_owned,
     is_made_here,
+    is_own,
     is_worked_in,
     open_workspace,
     shortened,
     sweep_temporaries,
+    take_orphan,
+    temp_beside,
 )
 from colabstage.machine.mounts import drive_root, require_answer, run_watched, silence_of
 from colabstage.machine.resources import check_space, usable_cores
 from colabstage.sources.arriving import copy_file
 from colabstage.sources.parse import LocalSource, ObjectSource, local_source, parse_source
-from colabstage.sources.remote import RemoteFacts, given_up, read_directly
+from colabstage.sources.remote import Checksum, given_up, read_through
+from colabstage.sources.remote_files import remote_opener
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -76,15 +80,15 @@ T = TypeVar("T")
 PREVIOUS_SUFFIX = ".previous"
 MANIFEST_SUFFIX, UNFINISHED_SUFFIX = ".json", ".unfinished"
 _NOTES = (MANIFEST_SUFFIX, UNFINISHED_SUFFIX)
-# Manifests and blocks that are read at once.
+# Manifests that are read at once.
 _READERS = 8
 # Another process of this machine may take so long to put a file in its place.
 _TURN_S = 60.0
 # The note of another machine is waited for so long, and looked at so often.
 _PLACING_S, _LOOK_S = 20.0, 0.02
 _NO_MANIFEST = "is not a manifest that colabstage wrote, which has to go there"
-# Every manifest begins like this, so one that was cut off by a full disk is still recognised as ours.
-_BEGINNING = b'{\n "block_bytes": '
+# The key of a note that names the workspace of the run that wrote it.
+_WORKSPACE = "workspace"
 # Services whose addresses begin with a bucket, which somebody has to make first.
 _WITH_BUCKETS = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"})
 
@@ -114,7 +118,7 @@ class Note(NamedTuple):
     @property
     def is_ours(self) -> bool:
         """Return whether colabstage wrote it: a manifest of any version, or the first part of one."""
-        return self.entry.ours and _is_manifest(self.content)
+        return self.entry.ours and begins_as_manifest(self.content)
 
 
 class Present(NamedTuple):
@@ -136,6 +140,12 @@ class Present(NamedTuple):
         return [self.name + end for end, note in self.notes.items() if note.is_ours]
 
 
+def _source_of(file: Path | str) -> LocalSource | ObjectSource:
+    source = local_source(file) if isinstance(file, Path) else parse_source(file)
+    assert isinstance(source, LocalSource | ObjectSource)
+    return source
+
+
 class CachedFile(NamedTuple):
     """A file of a place, with its manifest."""
 
@@ -155,9 +165,7 @@ class CachedFile(NamedTuple):
     @property
     def source(self) -> LocalSource | ObjectSource:
         """Return the file as a source."""
-        source = local_source(self.path) if isinstance(self.path, Path) else parse_source(self.path)
-        assert isinstance(source, LocalSource | ObjectSource)
-        return source
+        return _source_of(self.path)
 
     @property
     def is_whole(self) -> bool:
@@ -205,25 +213,31 @@ def read_note(content: bytes | None, label: str) -> Manifest | None:
     return None
 
 
-def _is_manifest(content: bytes | None) -> bool:
-    if content is None:
-        return False
-    raw = parse_json(content)
-    if raw is None:
-        return _BEGINNING.startswith(content[: len(_BEGINNING)])
-    return isinstance(raw, dict) and {"version", "block_bytes", "hashes"} <= raw.keys()
-
-
 def _content_of(manifest: Manifest) -> bytes:
     return json_text(asdict(manifest)).encode()
 
 
-def _each(look: Callable[[Item], T], items: Sequence[Item], cancellation: Cancellation | None = None) -> list[T]:
+def _each(
+    look: Callable[[Item], T], items: Sequence[Item], threads: int, cancellation: Cancellation | None = None
+) -> list[T]:
     """Call a function for several things at once: each is a round trip."""
-    if len(items) < 2:
+    if len(items) < 2 or threads < 2:
         return [look(item) for item in items]
-    with DaemonPool(_READERS, "colabstage-look") as pool:
+    with DaemonPool(threads, "colabstage-look") as pool:
         return pool.run(look, items, cancellation=cancellation)
+
+
+def _has_blocks(source: LocalSource | ObjectSource, manifest: Manifest, cancellation: Cancellation | None) -> bool:
+    """Compare each block of a file, wherever that is, with its manifest."""
+    with given_up(), contextlib.closing(remote_opener(source)()) as opened:
+        # Hashes tell more than a question after each block whether the content is still the same.
+        file = opened.without_version_check()
+
+        def digest(block: tuple[int, int]) -> str:
+            return Checksum("xxh3_64", "").digest_of(read_through(file, *block, policy=RetryPolicy()))
+
+        threads = max(file.facts.connections, usable_cores())
+        return tuple(_each(digest, manifest.ranges, threads, cancellation)) == manifest.hashes
 
 
 class Place(ABC):
@@ -249,10 +263,6 @@ class Place(ABC):
     @abstractmethod
     def read(self, name: str) -> bytes | None:
         """Return all of a small file; `None` where there is none."""
-
-    @abstractmethod
-    def hash_blocks(self, name: str, manifest: Manifest, cancellation: Cancellation | None) -> list[str]:
-        """Return the hash of each block of a file."""
 
     @abstractmethod
     def write(self, name: str, content: bytes, *, create: bool) -> None:
@@ -333,7 +343,7 @@ class Place(ABC):
             found = {end: Note(there[name + end], self.read(name + end)) for end in notes if name + end in there}
             return Present(name, there.get(name), found)
 
-        return _each(look, names)
+        return _each(look, names, _READERS)
 
     def check(self, name: str) -> list[Present]:
         """Refuse to replace what is not an unchanged version that colabstage wrote, or its manifest; return what is
@@ -376,12 +386,9 @@ class Place(ABC):
         asked = name, entry, manifest.hashes
         if asked not in self._compared:
             try:
-                found = self.hash_blocks(name, manifest, cancellation)
-            except ColabstageError:
-                raise
-            except OSError:  # what cannot be read is not known to be ours
+                self._compared[asked] = _has_blocks(_source_of(self.at(name)), manifest, cancellation)
+            except SourceNotFoundError:  # removed meanwhile
                 return False
-            self._compared[asked] = tuple(found) == manifest.hashes
         return self._compared[asked]
 
     def _adopt(self, new: Publication) -> bool:
@@ -397,6 +404,10 @@ class Place(ABC):
             return False
         new.check_unchanged()
         self._vouch(new, entry.mtime_ns)
+        # Any other note may be of a run that is about to put something else there.
+        note = there.notes.get(UNFINISHED_SUFFIX)
+        if note is not None and note.manifest is not None and note.manifest.hashes == new.manifest.hashes:
+            self.remove(new.name + UNFINISHED_SUFFIX)
         return True
 
     def _vouch(self, new: Publication, mtime_ns: int) -> None:
@@ -406,7 +417,7 @@ class Place(ABC):
             self.write(beside, content, create=True)
         except TargetExistsError:
             there = self.read(beside)
-            if not _is_manifest(there):
+            if not begins_as_manifest(there):
                 raise self.occupied(beside, _NO_MANIFEST) from None
             known = read_note(there, beside)
             if known is not None and known.hashes != new.manifest.hashes:
@@ -415,8 +426,6 @@ class Place(ABC):
             # for nothing.
             if there != content:
                 self.write(beside, content, create=False)
-        if _is_manifest(self.read(new.name + UNFINISHED_SUFFIX)):
-            self.remove(new.name + UNFINISHED_SUFFIX)
 
 
 class FolderPlace(Place):
@@ -465,13 +474,10 @@ class FolderPlace(Place):
             return path.read_bytes() if path.is_file() else None
         return None
 
-    def hash_blocks(self, name: str, manifest: Manifest, cancellation: Cancellation | None) -> list[str]:
-        return hash_ranges(self.folder / name, manifest.ranges, threads=usable_cores(), cancellation=cancellation)
-
     def write(self, name: str, content: bytes, *, create: bool) -> None:
         path = self.folder / name
         if not create:
-            with atomic_path(path, replaces=lambda file: _is_manifest(file.read_bytes())) as temp:
+            with atomic_path(path, replaces=is_manifest) as temp:
                 temp.write_bytes(content)
             return
         try:
@@ -527,7 +533,7 @@ class FolderPlace(Place):
                 temp = workspace.path / new.name
                 already = copy_file(new.file, temp, new.manifest, new.step, new.cancellation, resume=workspace.resumed)
                 # A mount may answer "written" for bytes that it could not keep.
-                read_with_retry(lambda: _read_back(temp, new), str(temp), policy=RetryPolicy())
+                _read_back(temp, new)
                 # Before the first rename: a file that was written to meanwhile is a mixture of two states.
                 new.check_unchanged()
                 self._exchange(temp, new)
@@ -538,53 +544,59 @@ class FolderPlace(Place):
         return already
 
     def _exchange(self, temp: Path, new: Publication) -> None:
-        """Put the new file in its place, keeping the old one complete under one of its two names at any moment."""
-        name, note, mtime_ns = new.name, new.name + UNFINISHED_SUFFIX, temp.stat().st_mtime_ns
-        content, waited = new.note(mtime_ns), list[str]()
+        """Put the new file in its place, keeping the old one complete under one of its two names at any moment.
+
+        Each step but one moves a file into the workspace or out of it. Whoever takes this run for dead takes its
+        workspace first: then no further step succeeds, however long it was halted.
+        """
+        name, note, workspace, waited = new.name, new.name + UNFINISHED_SUFFIX, temp.parent, list[str]()
+        # All that takes room comes before the first rename, so that a full disk cannot leave half of this.
+        manifest = replace(new.manifest, mtime_ns=temp.stat().st_mtime_ns)
+        draft = _write_draft(workspace, _content_of(manifest))
+        claim = json_text({**asdict(manifest), _WORKSPACE: workspace.name}).encode()
         # Between any two steps a process may come to a halt for longer than another one would wait for a note.
         turn = lock_for(self.folder / name)
         with local_lock(turn, timeout_s=_TURN_S, notice=waited.append, cancellation=new.cancellation) as alone:
             if waited and not alone:
                 msg = f"'{self.at(name)}' is being published by another process. Try again when that is done."
                 raise TargetExistsError(msg)
-            self._claim(name, content, workspace=temp.parent)
+            self._claim(name, claim, workspace)
             try:
                 # Another process may have published the same meanwhile. It stays, and so does the version before it.
                 if self._adopt(new):
                     return
-                self._make_room(name)
+                self._make_room(name, workspace)
                 put_file(temp, self.folder / name, replaces=lambda _: False)
-            except BaseException:
+                put_file(draft, self.folder / (name + MANIFEST_SUFFIX), replaces=is_manifest)
+            finally:
                 with contextlib.suppress(OSError):
-                    if self.read(note) == content:
-                        self.remove(note)
-                raise
-            # From the first rename on nothing takes room, so that a full disk cannot leave half of this. Another
-            # machine may have taken this process for dead, and its note away.
-            if self.read(note) == content:
-                self._move(note, name + MANIFEST_SUFFIX)
-            else:
-                self._vouch(new, mtime_ns)
+                    if self.read(note) == claim:
+                        self._set_aside(note, workspace)
 
-    def _move(self, name: str, to: str) -> None:
-        move_vouched(self.folder / name, self.folder / to, lambda _: True)
+    def _set_aside(self, name: str, workspace: Path) -> None:
+        remove_vouched(self.folder / name, lambda _: True, into=workspace)
 
-    def _make_room(self, name: str) -> None:
+    def _make_room(self, name: str, workspace: Path) -> None:
         """Make a version that is as it was written the previous one, in place of the one before."""
         there, previous = self.check(name)
         manifest = self._written(there)
         if manifest is not None:
+            draft = _write_draft(workspace, _content_of(manifest))
             for one in (previous.name, *previous.our_notes):
-                self.remove(one)
-            self.write(previous.name + MANIFEST_SUFFIX, _content_of(manifest), create=False)
-            if self.entries([name]).get(name) == there.entry:
-                self._move(name, previous.name)
+                self._set_aside(one, workspace)
+            put_file(draft, self.folder / (previous.name + MANIFEST_SUFFIX), replaces=is_manifest)
+            # The one step that a halt may delay until another run has put its own file there.
+            move_vouched(self.folder / name, self.folder / previous.name, lambda _: True)
+            (moved,) = self._present([previous.name])
+            if moved.entry is not None and self._written(moved) is None:
+                move_vouched(self.folder / previous.name, self.folder / name, lambda _: True)
+                raise self.occupied(name, "another machine has published there meanwhile")
         if MANIFEST_SUFFIX in there.notes:
-            self.remove(name + MANIFEST_SUFFIX)
+            self._set_aside(name + MANIFEST_SUFFIX, workspace)
 
-    def _claim(self, name: str, content: bytes, *, workspace: Path) -> None:
+    def _claim(self, name: str, content: bytes, workspace: Path) -> None:
         """Note what is about to come, once no other process is about to put something there."""
-        note, deadline = name + UNFINISHED_SUFFIX, SYSTEM_CLOCK.now() + _PLACING_S
+        note, last, deadline = name + UNFINISHED_SUFFIX, None, 0.0
         while True:
             with contextlib.suppress(TargetExistsError):
                 self.write(note, content, create=True)
@@ -594,22 +606,37 @@ class FolderPlace(Place):
             found = there.notes.get(UNFINISHED_SUFFIX)
             if found is None:
                 continue
+            if not found.is_ours:
+                raise self.occupied(note, _NO_MANIFEST)
+            if there != last:
+                last, deadline = there, SYSTEM_CLOCK.now() + _PLACING_S
             if is_worked_in(self.folder, but=workspace) and SYSTEM_CLOCK.now() < deadline:
                 SYSTEM_CLOCK.sleep(_LOOK_S)
-            elif MANIFEST_SUFFIX not in there.notes and self._written(there) is not None:
+                continue
+            raw = parse_json(found.content or b"")
+            theirs = self.folder / str(raw.get(_WORKSPACE, "") if isinstance(raw, dict) else "")
+            if is_own(theirs) and theirs.parent == self.folder:
+                take_orphan(theirs, workspace / theirs.name)
+            (there,) = self._present([name])
+            if MANIFEST_SUFFIX not in there.notes and self._written(there) is not None:
                 # That run died right before its end, and the note is the only evidence of what is there.
-                self._move(note, name + MANIFEST_SUFFIX)
-            elif found.is_ours and self.read(note) == found.content:
-                self.remove(note)
-            else:
-                raise self.occupied(note, "another process publishes there")
+                with contextlib.suppress(TargetExistsError):
+                    self.write(name + MANIFEST_SUFFIX, found.content or b"", create=True)
+            if self.read(note) == found.content:
+                self._set_aside(note, workspace)
+
+
+def _write_draft(workspace: Path, content: bytes) -> Path:
+    draft = temp_beside(workspace / "manifest")
+    draft.write_bytes(content)
+    sync_file(draft)
+    return draft
 
 
 def _read_back(temp: Path, new: Publication) -> None:
     """Compare what the storage returns with what was written."""
     size = temp.stat().st_size
-    found = hash_ranges(temp, new.manifest.ranges, threads=usable_cores(), cancellation=new.cancellation)
-    if size != new.manifest.size or tuple(found) != new.manifest.hashes:
+    if size != new.manifest.size or not _has_blocks(_source_of(temp), new.manifest, new.cancellation):
         msg = (
             f"What was written to '{temp.parent}' reads back differently ({size:,} bytes of {new.manifest.size:,}). "
             "Nothing there was replaced. Try again; if it happens again, mount the drive again first."
@@ -651,18 +678,6 @@ class BucketPlace(Place):
     def read(self, name: str) -> bytes | None:
         return self._store.content(self._path(name))
 
-    def hash_blocks(self, name: str, manifest: Manifest, cancellation: Cancellation | None) -> list[str]:
-        from colabstage.sources.objects import ObjectFile
-
-        facts = RemoteFacts(show_address(os.fspath(self.at(name))), name, manifest.size)
-        # Hashes tell more than a question after each block whether the object is still the same.
-        file = ObjectFile(self._store, self._path(name), facts, owns_store=False, asks_version=False)
-
-        def digest(block: tuple[int, int]) -> str:
-            return hash_block(read_directly(file, *block, policy=RetryPolicy()))
-
-        return _each(digest, manifest.ranges, cancellation)
-
     def write(self, name: str, content: bytes, *, create: bool) -> None:
         self._store.put_bytes(content, self._path(name), create=create)
 
@@ -694,13 +709,15 @@ class BucketPlace(Place):
         # The time as listings give it, which need not be what the service says of one object.
         entry = self.entries([name]).get(name)
         self._vouch(new, entry.mtime_ns if entry is not None and entry.version == version else 0)
+        if begins_as_manifest(self.read(name + UNFINISHED_SUFFIX)):
+            self.remove(name + UNFINISHED_SUFFIX)
         return 0
 
     def _compare(self, new: Publication) -> str | None:
         """Return the version of an object that reads back as it was sent; one that does not is removed."""
         path = self._path(new.name)
         written = self._store.look(path)
-        if tuple(self.hash_blocks(new.name, new.manifest, new.cancellation)) == new.manifest.hashes:
+        if _has_blocks(_source_of(self.at(new.name)), new.manifest, new.cancellation):
             return "" if written is None else written.version
         # Only what was written here a moment ago.
         if self._store.look(path) == written:
