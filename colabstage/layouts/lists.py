@@ -201,9 +201,9 @@ def lists_state(
     """Add the splits of samples from lists named after splits, if there are any, and return the lists that are not
     read because they do not say which split each sample is of.
 
-    A list has one path in each line, with or without its extension, from whichever folder on. Lists count when there
-    is one for each of several splits, or of what is held out alone, when the rest is to train on; several of one split
-    are folds, of which nobody can say which is meant. Where something else states the splits, lists only have to agree.
+    A list has one path in each line, with or without its extension, from whichever folder on. What none names is left
+    out if there is a list of what to train on, and otherwise trained on. Several of one split are folds, of which
+    nobody can say which is meant. Where something else states the splits, lists only have to agree.
     `stated`: the lists with their splits, where something says which they are. `within`: the end of the folders whose
     lists go before all others, as Pascal VOC has them: also of several datasets, and if they name other files as well.
     """
@@ -257,9 +257,9 @@ def lists_state(
     if within and not lists:
         raise broken(source.label, f"the lists in {within} name none of its {table.unit}", "its own lists, or none")
     splits, used = [one.split for one in lists], [one.file for one in lists]
-    # Lists are folds, or only train is listed, which leaves nothing held out, or nothing is left to train on.
+    # Lists are folds, or nothing is left to train on.
     listed_rows = {number for one in lists for number in one.samples}
-    are_folds = not within and (len(set(splits)) < len(splits) or not set(splits) - {"train"})
+    are_folds = not within and stated is None and len(set(splits)) < len(splits)
     if table.splits is None and (are_folds or ("train" not in splits and len(listed_rows) == len(table))):
         return found, used
     made = table if table.splits is not None else _with_listed_splits(table, lists)
@@ -334,12 +334,14 @@ def _with_listed_splits(table: SampleTable, lists: list[_SplitList]) -> SampleTa
     for number, one in enumerate(lists):
         # A file in two lists would be trained and tested on.
         for sample in one.samples:
-            if of[sample] not in (-1, number):
+            if of[sample] >= 0 and names[of[sample]] != one.split:
                 why = f"'{table.keys[sample]}', and so does '{lists[of[sample]].file}'"
                 raise _contradiction(one.file, why, table)
             of[sample] = number
     rest = np.flatnonzero(of < 0).size
-    notes = [f"Splits are those of {' and '.join(repr(one.file) for one in lists)}."]
+    files = " and ".join(repr(one.file) for one in lists)
+    is_split = {*names} != {"train"}
+    notes = [f"Splits are those of {files}." if is_split else f"The {table.unit} are those of {files}; none is held out."]
     notes += [
         f"{counted(one.missing, 'names', 'match', which=f'in {one.file!r}')} no file." for one in lists if one.missing
     ]
@@ -352,7 +354,9 @@ def _with_listed_splits(table: SampleTable, lists: list[_SplitList]) -> SampleTa
         names.append("train")
     chosen = np.flatnonzero(of >= 0)
     made = take_rows(replace(table, splits=None), chosen)
-    return replace(made, splits=tuple(names[number] for number in of[chosen].tolist()), notes=(*table.notes, *notes))
+    # What is all to train on may still be divided.
+    splits = tuple(names[number] for number in of[chosen].tolist()) if is_split else None
+    return replace(made, splits=splits, notes=(*table.notes, *notes))
 
 
 # --- what lists of names and data.yaml, which tools leave beside numbered boxes, say: classes, keypoints, splits ------

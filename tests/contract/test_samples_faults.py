@@ -159,6 +159,18 @@ BOXES = [
         "obj.data": "classes = 1\ntrain = data/first.txt\nvalid = data/second.txt\nnames = obj.names\n", "obj.names": "cat\n",
         "first.txt": "".join(f"data/images/{i}.jpg\n" for i in range(4)), "second.txt": "data/images/4.jpg\ndata/images/5.jpg\n"}),
         right=[found("train: boxes cat 4; valid: boxes cat 2")]),
+    *(row(f"a list of what is trained on alone: {name}", {**made, "train.txt": "".join(f"{path}\n" for path in named).encode()},
+        right=[lambda packed: found("train: (boxes )?cat 2, dog 2|train: boxes cat 4|train: 4 masks.*")(packed) and noted("2 images that no list names")(packed)])
+      for name, made, named in [
+          ("Darknet", yolo("0 1 2 3 4 5", {"obj.data": "train = data/train.txt\nnames = obj.names\n", "obj.names": "cat\n"}), [f"data/images/{i}.jpg" for i in range(4)]),
+          ("Darknet, valid the same", yolo("0 1 2 3 4 5", {"obj.data": "valid = train.txt\ntrain = train.txt\n", "obj.names": "cat\n"}), [f"images/{i}.jpg" for i in range(4)]),
+          ("folders", files("{cat,dog}/{0..2}.jpg"), ["cat/0", "cat/1", "dog/0", "dog/1"]),
+          ("names", files("{cat,dog}.{0..2}.jpg"), ["cat.0", "cat.1", "dog.0", "dog.1"]),
+          ("a table", files("{0..5}.jpg", {"labels.csv": "path,label\n" + "".join(f"{i}.jpg,{('cat', 'dog')[i % 2]}\n" for i in range(6))}), ["0.jpg", "1.jpg", "2.jpg", "3.jpg"]),
+          ("masks", pairs("images/{0}.jpg", "masks/{0}.png"), ["0", "1", "2", "3"]),
+      ]),
+    row("several lists of one split in data.yaml", yolo("0 1 2 3 4 5", {"data.yaml": "train: [a.txt, b.txt]\nval: c.txt\nnames: [cat]\n",
+        "a.txt": "images/0.jpg\nimages/1.jpg\n", "b.txt": "images/1.jpg\nimages/2.jpg\n", "c.txt": "images/3.jpg\n"}), right=[found("train: boxes cat 3; val: boxes cat 1")]),
     *(row(f"a table of boxes: {name}", table(header, line), right=[found("train: boxes cat 2, dog 2"), refused(column)])
       for name, header, line, column in [
           ("make-sense", "label_name,bbox_x,bbox_y,bbox_width,bbox_height,image_name,image_width,image_height", "{c},5,6,20,10,{i}.jpg,64,48", "bbox_width"),
