@@ -339,9 +339,9 @@ def _with_listed_splits(table: SampleTable, lists: list[_SplitList]) -> SampleTa
                 raise _contradiction(one.file, why, table)
             of[sample] = number
     rest = np.flatnonzero(of < 0).size
-    files = " and ".join(repr(one.file) for one in lists)
     is_split = {*names} != {"train"}
-    notes = [f"Splits are those of {files}." if is_split else f"The {table.unit} are those of {files}; none is held out."]
+    what, more = ("Splits", "") if is_split else (f"The {table.unit}", "; none is held out")
+    notes = [f"{what} are those of {' and '.join(repr(one.file) for one in lists)}{more}."]
     notes += [
         f"{counted(one.missing, 'names', 'match', which=f'in {one.file!r}')} no file." for one in lists if one.missing
     ]

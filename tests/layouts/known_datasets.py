@@ -400,7 +400,7 @@ BOXES = [
     known("Face Mask Detection", "images/maksssksksss{0..3}.png", {"annotations/maksssksksss{0..3}.xml": voc("with_mask", "without_mask")}, layout="detection", found="4 images, 8 boxes: with_mask 4, without_mask 4"),
     known("Road Sign Detection", "images/road{0..3}.png", {"annotations/road{0..3}.xml": voc("stop")}, layout="detection", found="4 images, 4 boxes: stop 4"),
     known("Blood Cells (BCCD)", "BCCD/JPEGImages/BloodImage_{0..3}.jpg", {"BCCD/Annotations/BloodImage_{0..3}.xml": voc("RBC"), "BCCD/ImageSets/Main/{train,val}.txt": "", "BCCD/ImageSets/Main/trainval.txt": rows("BloodImage_{0..3}"), "test.csv": rows("filename,cell_type,xmin,xmax,ymin,ymax", "BloodImage_{0..3}.jpg,RBC,5,40,6,30")},
-          layout="detection", found="train: 4 images, 4 boxes: RBC 4"),
+          layout="detection", found="4 images, 4 boxes: RBC 4"),
     known("VOC in images/train and annotations/train", "images/{train,val}/{0..2}.jpg", {"annotations/{train,val}/{0..2}.xml": voc("cat")}, layout="detection", found="train: 3 images, 3 boxes: cat 3; val: 3 images, 3 boxes: cat 3"),
     known("KITTI object", "training/image_2/{000000..000002}.png testing/image_2/{000000..000002}.png", {"training/label_2/{000000..000002}.txt": "Car 0.00 0 -1.58 5.0 6.0 40.0 30.0 1.65 1.67 3.64 -0.65 1.71 46.70 -1.59\n"},
           layout="detection", found="train: 3 images, 3 boxes: Car 3; test: 3 images, 0 boxes"),
