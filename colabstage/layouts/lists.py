@@ -15,10 +15,10 @@ import numpy as np
 
 from colabstage.io.arguments import show_content
 from colabstage.io.units import counted, format_count, left_out, listed
-from colabstage.layouts.columns import same_partition, show
+from colabstage.layouts.columns import other_number, same_partition, show
 from colabstage.layouts.evidence import Evidence, class_of_samples, take_rows
 from colabstage.layouts.reading import broken, decode_text
-from colabstage.layouts.statements import lines_of, other_number
+from colabstage.layouts.statements import lines_of
 from colabstage.layouts.table import Boxes, BrokenDatasetError, Masks, SampleTable, TreeFiles
 from colabstage.layouts.words import SPLITS, is_split, normal, same_split, split_name, split_of_path, stem_of
 

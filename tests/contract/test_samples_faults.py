@@ -294,6 +294,19 @@ FORMS = [
 # A quote that is not closed makes one cell of the rows up to the next one.
 OPEN = [refused(r"labels\.csv.*after row 2"), found("train: cat 2, dog 2")]
 TABLES = [
+    *(row(f"a number and its word: {name}", files("images/{0..3}.jpg", {"labels.csv": "\n".join([header, *(line.format(i=i, n=numbers[i % 2], c=("cat", "dog")[i % 2]) for i in range(4))])}), right=[
+        lambda packed, right=right, said=said: found(right)(packed) and noted(said)(packed)])
+      for name, header, line, numbers, right, said in [
+          ("from 0", "file,label,label_name", "{i}.jpg,{n},{c}", (1, 0), "train: dog 2, cat 2", "in the order of 'label'"),
+          ("from 1", "file,class_name,class_id", "{i}.jpg,{c},{n}", (2, 1), "train: dog 2, cat 2", "in the order of 'class_id', which counts from 1"),
+          ("other numbers", "file,class_id,class_name", "{i}.jpg,{n},{c}", (17, 3), "train: cat 2, dog 2", "'cat' is 17 there, and 0 here"),
+          ("of its name", "file,breed,breed_idx", "{i}.jpg,{c},{n}", (1, 0), "train: dog 2, cat 2", "in the order of 'breed_idx'"),
+          ("of boxes", "file,xmin,ymin,xmax,ymax,class_id,class_name", "{i}.jpg,1,2,9,9,{n},{c}", (1, 0), "train: boxes dog 2, cat 2", "in the order of 'class_id'"),
+      ]),
+    row("a number and its word in one of two tables", files("images/{0..3}.jpg", {"train.csv": "file,label,label_name\n0.jpg,1,cat\n1.jpg,0,dog\n", "test.csv": "file,label_name\n2.jpg,cat\n3.jpg,dog\n"}),
+        right=[found("train: dog 1, cat 1; test: dog 1, cat 1")]),
+    row("a number and its word, otherwise in the second table", files("images/{0..3}.jpg", {"train.csv": "file,label,label_name\n0.jpg,1,cat\n1.jpg,0,dog\n", "test.csv": "file,label,label_name\n2.jpg,0,cat\n3.jpg,1,dog\n"}),
+        right=[refused("'label' and 'label_name' divide")]),
     row("a quote that stays open", table("image,label,note", '{i}.jpg,{c},"a') | {"labels.csv": b'image,label,note\n0.jpg,cat,b\n1.jpg,dog,"a\n2.jpg,cat,b\n3.jpg,dog,b\n'}, right=OPEN),
     row("two quotes that stay open", table("image,label,note", "") | {"labels.csv": b'image,label,note\n0.jpg,cat,b\n1.jpg,dog,"a\n2.jpg,cat,b\n3.jpg,dog,"b\n'}, right=OPEN),
     row("quotes within their lines", table("image,label,note", '{i}.jpg,{c},"a" 5" tall'), right=[found("train: cat 2, dog 2")]),
