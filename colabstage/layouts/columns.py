@@ -250,6 +250,8 @@ def split_of_cell(column: str, cell: str) -> str:
     flags, word = words.FLAGS.get(words.plain_name(column)), cell.lower()
     if flags is not None and word in words.YES | words.NO:
         return flags[word in words.NO]
+    if flags is None and cell.isdecimal() and int(cell) < len(words.NUMBERED_SPLITS):
+        return words.NUMBERED_SPLITS[int(cell)]
     read = words.split_name(cell)
     if flags is not None or not read.split or read.rest:
         raise _odd_split(column, f"says which split a row belongs to, and one row says '{show(cell)}'")
@@ -267,6 +269,10 @@ def splits_of_column(column: Column) -> list[str]:
 def _split_column(columns: Sequence[Column]) -> Column | None:
     """Return the column that contains only names of splits, or yes and no for one split."""
     for column in columns:
+        numbered = [*map(list(column.cells).count, "012")] if column.distinct == {*"012"} else []
+        # Most samples are to train on; two numbers may be either way round.
+        if column.plain in words.SPLIT_COLUMNS and numbered and numbered[0] == max(numbered):
+            return column
         # Each row has its own name, such as train_129225, which is no split.
         are_few = 2 * len(column.distinct) <= len(column)
         others = {

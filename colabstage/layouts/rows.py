@@ -33,7 +33,7 @@ from colabstage.layouts.columns import (
 )
 from colabstage.layouts.evidence import IMAGE_FOLDER, Evidence, Found, left_out_notes, near
 from colabstage.layouts.formats.tables import LISTS, Table, parse_list, parse_table
-from colabstage.layouts.lists import NONE, SEVERAL, Lookup, only
+from colabstage.layouts.lists import NONE, SEVERAL, Lookup, lists_state, only
 from colabstage.layouts.table import Boxes, BrokenDatasetError, Images, SampleTable, TreeFiles, Values, known_splits
 from colabstage.trees.listing import take_strings
 from colabstage.trees.names import first_repeated
@@ -150,7 +150,8 @@ class TableSearch:
             return near(self._why_none())
         # From here on a table has claimed the files, so nothing weaker counts.
         try:
-            return self._state()
+            found = self._state()
+            return found if found.table.splits is not None else lists_state(self.source, found)[0]
         except BrokenDatasetError:
             raise
         except LayoutError as error:
@@ -185,11 +186,11 @@ class TableSearch:
         else:
             found = self.source.parse(asked, lambda entry, content: parse_table(entry.name, content))
         if self.table is None:
-            # Colours and numbers of classes lead to 0.png and 255.png by chance.
+            # Colours and numbers of classes lead to 0.png and 255.png by chance; splits are read as lists are.
             found = {
                 name: table
                 for name, table in found.items()
-                if not words.names_classes(name, (column.name for column in table.columns))
+                if not words.names_classes(name, table.header) and not words.states_splits(table.header)
             }
         if not entries or (asked and not found):
             msg = f"'{self.source.label}' holds no tables of samples (.csv, .tsv, .parquet)."

@@ -294,6 +294,17 @@ FORMS = [
 # A quote that is not closed makes one cell of the rows up to the next one.
 OPEN = [refused(r"labels\.csv.*after row 2"), found("train: cat 2, dog 2")]
 TABLES = [
+    *(row(f"a table of splits alone: {name}", {**made, "split.csv": ("\n".join([header, *(line.format(name=one) for one, line in zip(names, lines, strict=True))]) + "\n").encode()}, right=[right])
+      for name, made, names, header, lines, right in [
+          ("folders", files("{cat,dog}/{0,1}.jpg"), ["cat/0.jpg", "dog/0", "cat/1.jpg", "dog/1.jpg"], "path,split", ["{name},train", "{name},train", "{name},val", "{name},val"], found("train: cat 1, dog 1; val: cat 1, dog 1")),
+          ("a table", table("file,label", "{i}.jpg,{c}"), ["0", "1", "2", "3"], "partition,image_id", ["0,{name}.jpg", "0,{name}.jpg", "1,{name}.jpg", "2,{name}.jpg"], found("train: cat 1, dog 1; val: cat 1; test: dog 1")),
+          ("0, 1, 2 the other way round", table("file,label", "{i}.jpg,{c}"), ["0", "1", "2", "3"], "image_id,partition", ["{name}.jpg,2", "{name}.jpg,2", "{name}.jpg,1", "{name}.jpg,0"], refused(r"split\.csv.*'partition'")),
+          ("boxes", yolo("0 1 2 3", {"data.yaml": "names: [cat]"}), ["0", "1", "2", "3"], "image,is_valid", ["{name}.jpg,False"] * 3 + ["{name}.jpg,True"], found("train: boxes cat 3; valid: boxes cat 1")),
+          ("masks", pairs("images/{0}.jpg", "masks/{0}.png"), ["0", "1", "2", "3"], "image,split", ["{name}.jpg,train"] * 3 + ["{name}.jpg,test"], found("train: 3 masks .*; test: 1 masks .*")),
+          ("other words", yolo("0 1 2 3", {"data.yaml": "names: [cat]"}), ["0", "1", "2", "3"], "image,split", ["{name}.jpg,train"] * 3 + ["{name}.jpg,huge"], refused(r"split\.csv.*'huge'")),
+      ]),
+    row("a table of splits beside the table that is named", table("file,label", "{i}.jpg,{c}") | {"other.csv": b"file,label\n0.jpg,a\n1.jpg,b\n", "split.csv": b"file,split\n0.jpg,train\n1.jpg,train\n2.jpg,train\n3.jpg,val\n"},
+        right=[found("train: cat 2, dog 1; val: dog 1")], layout=table_rows(table="labels.csv")),
     *(row(f"a number and its word: {name}", files("images/{0..3}.jpg", {"labels.csv": "\n".join([header, *(line.format(i=i, n=numbers[i % 2], c=("cat", "dog")[i % 2]) for i in range(4))])}), right=[
         lambda packed, right=right, said=said: found(right)(packed) and noted(said)(packed)])
       for name, header, line, numbers, right, said in [
@@ -371,8 +382,8 @@ FOLDERS = [
     *(row(f"classes behind numbers: {names}", files(names), right=[refused(f"file_names.*{where}")])
       for names, where in [("{1..4}_cat.jpg {5..8}_dog.jpg", "behind the number"), ("cat_{1..4}.jpg dog_{1..4}.jpg", "before the last number")]),
     row("a group that matches nothing", files("a_{1..4}.jpg b_{1..4}.jpg x_1.jpg"), layout=file_names(r"([ab])?_\d"), right=[found("train: a 4, b 4")]),
-    *(row(f"a table of {column}s beside folders", files("{cat,dog}/{0..3}.jpg", {"l.csv": f"file,{column}\n" + "".join(f"{one}/{i}.jpg,{cells[i]}\n" for one in ("cat", "dog") for i in range(4))}), right=[refused(how, but_not="labels=")])
-      for column, cells, how in [("split", ["train", "train", "train", "val"], "train.txt"), ("fold", "0101", "image_folder")]),
+    *(row(f"a table of {column}s beside folders", files("{cat,dog}/{0..3}.jpg", {"l.csv": f"file,{column}\n" + "".join(f"{one}/{i}.jpg,{cells[i]}\n" for one in ("cat", "dog") for i in range(4))}), right=[right])
+      for column, cells, right in [("split", ["train", "train", "train", "val"], found("train: cat 3, dog 3; val: cat 1, dog 1")), ("fold", "0101", refused("image_folder", but_not="labels="))]),
     *(row(f"a list of {name}", files("img/{0..5}.jpg", {file: content}), right=[right])
       for name, file, content, right in LISTS),
     row("a list of another division than folders", files("img/{cat,dog}/{0..3}.jpg", {"labels.txt": "".join(f"{one}/{i}.jpg {i % 2}\n" for one in ("cat", "dog") for i in range(4))}), right=[refused("labels.txt")]),
