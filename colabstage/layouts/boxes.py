@@ -12,7 +12,7 @@ import numpy as np
 from colabstage.errors import LayoutError
 from colabstage.io.units import counted, left_out, listed
 from colabstage.layouts import words
-from colabstage.layouts.columns import show
+from colabstage.layouts.columns import same_partition, show
 from colabstage.layouts.evidence import Evidence, left_out_notes
 from colabstage.layouts.lists import lists_state
 from colabstage.layouts.reading import broken
@@ -349,7 +349,10 @@ class BoxColumns(NamedTuple):
 def find_box_columns(columns: Mapping[str, Column]) -> BoxColumns | None:
     """Return the columns of a table that are boxes; `None` if there are none. Boxes in another form are an error."""
     runs = next((name for name, one in columns.items() if one.plain in _RUNS or _are_runs(one)), None)
-    label = next((name for name, one in columns.items() if words.is_label_name(name) or one.plain in _BOX_LABELS), None)
+    named = [one for one in columns.values() if words.is_label_name(one.name) or one.plain in _BOX_LABELS]
+    # In words, where another one says the same.
+    same = (one for one in named if not one.is_numeric and same_partition(one.cells, named[0].cells))
+    label = next((one.name for one in (*same, *named)), None)
     corners = _corners_of(columns)
     other = [] if corners or runs else _other_form(columns)
     points = [name for name, one in columns.items() if _POINT.fullmatch(one.plain)]

@@ -171,8 +171,8 @@ class ColumnRoles(NamedTuple):
     labels: tuple[str, ...]
     split: str | None
     group: str | None
-    is_one_class: bool = False
-    """Whether a label cell is one class even if it contains spaces, because another column numbers it."""
+    number: str | None = None
+    """The column that numbers the classes; each cell of the label is one class then, even if it contains spaces."""
 
 
 def find_roles(
@@ -194,7 +194,7 @@ def find_roles(
     )
     roles = ColumnRoles(tuple(labels or ()), None if split is None else split.name, group or scene)
     if labels:
-        return roles
+        return roles._replace(number=_numbering(columns, labels[0]) if len(labels) == 1 else None)
     apart = {group, *_sizes_of_images(columns), *(name for name in inputs if not words.is_label_name(name))}
     candidates = {one.name: one for one in rest if one.name not in apart and one.may_be_label}
     named = words.label_names(candidates)
@@ -203,10 +203,46 @@ def find_roles(
     first = candidates[named[0]]
     if any(not same_partition(first.cells, candidates[other].cells) for other in named[1:]):
         raise _which(named, rest)
-    # The one in words, where several have the same content; if another one numbers it, each cell is one class.
+    # The one in words, where several have the same content.
     label = next((name for name in named if not candidates[name].is_numeric), named[0])
-    numbered = any(name != label and candidates[name].is_numeric for name in named)
-    return roles._replace(labels=(label,), is_one_class=numbered)
+    return roles._replace(labels=(label,), number=_numbering(columns, label))
+
+
+def _numbering(columns: Mapping[str, Column], label: str) -> str | None:
+    """Return the column that has a number for each class of a label, and is called after it or as labels are."""
+    called, cells = set(words.words_of(label)), columns[label].cells
+    return next(
+        (
+            name
+            for name, column in columns.items()
+            if (words.is_label_name(name) or not called.isdisjoint(words.words_of(name)))
+            and column.is_numeric
+            and not columns[label].is_numeric
+            and same_partition(cells, column.cells)
+        ),
+        None,
+    )
+
+
+def in_order_of(number: Column, label: Column, classes: Sequence[str]) -> tuple[Sequence[str], str]:
+    """Return the classes in the order of the numbers beside them in another column, if these count from 0 or 1, and
+    what is to be said of that."""
+    pairs = {*zip(label.cells, number.cells, strict=True)}
+    number_of = {name: _number(cell) for name, cell in pairs}
+    if len(number_of) < len(pairs):
+        msg = f"'{number.name}' and '{label.name}' divide the rows differently. Correct one, or take it out."
+        raise LayoutError(msg)
+    stated = [number_of.get(name, math.nan) for name in classes]
+    for first, how in (0, ""), (1, ", which counts from 1, and y from 0"):
+        if {*stated} == {*range(first, first + len(classes))}:
+            return sorted(classes, key=number_of.__getitem__), f"Classes are in the order of '{number.name}'{how}."
+    return classes, f"'{number.name}' numbers classes otherwise: {other_number(classes, dict(enumerate(stated)))}."
+
+
+def other_number(classes: Sequence[str], numbers: Mapping[int, float]) -> str:
+    """Write which class has another number elsewhere, given those there by those here; "" for none."""
+    odd = next((place for place, number in numbers.items() if number != place), None)
+    return "" if odd is None else f"'{show(classes[odd])}' is {numbers[odd]:g} there, and {odd} here"
 
 
 def split_of_cell(column: str, cell: str) -> str:
@@ -214,6 +250,8 @@ def split_of_cell(column: str, cell: str) -> str:
     flags, word = words.FLAGS.get(words.plain_name(column)), cell.lower()
     if flags is not None and word in words.YES | words.NO:
         return flags[word in words.NO]
+    if flags is None and cell.isdecimal() and int(cell) < len(words.NUMBERED_SPLITS):
+        return words.NUMBERED_SPLITS[int(cell)]
     read = words.split_name(cell)
     if flags is not None or not read.split or read.rest:
         raise _odd_split(column, f"says which split a row belongs to, and one row says '{show(cell)}'")
@@ -231,6 +269,10 @@ def splits_of_column(column: Column) -> list[str]:
 def _split_column(columns: Sequence[Column]) -> Column | None:
     """Return the column that contains only names of splits, or yes and no for one split."""
     for column in columns:
+        numbered = [*map(list(column.cells).count, "012")] if column.distinct == {*"012"} else []
+        # Most samples are to train on; two numbers may be either way round.
+        if column.plain in words.SPLIT_COLUMNS and numbered and numbered[0] == max(numbered):
+            return column
         # Each row has its own name, such as train_129225, which is no split.
         are_few = 2 * len(column.distinct) <= len(column)
         others = {

@@ -21,12 +21,12 @@ from colabstage.io.units import format_count, listed
 from colabstage.layouts import words
 from colabstage.layouts.boxes import NAME as DETECTION
 from colabstage.layouts.boxes import other_form
-from colabstage.layouts.columns import show
+from colabstage.layouts.columns import other_number, show
 from colabstage.layouts.evidence import Evidence, class_of_samples, near, refuse, size_in_file
 from colabstage.layouts.lists import lists_state
 from colabstage.layouts.names import bare_stem
 from colabstage.layouts.records import IMAGE_HEADS
-from colabstage.layouts.statements import joins_classes, other_number
+from colabstage.layouts.statements import joins_classes
 from colabstage.layouts.table import Boxes, SampleTable, TreeFiles, Values
 from colabstage.trees.bytes import HEAD_BYTES
 from colabstage.trees.listing import only_line

@@ -13,14 +13,27 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from colabstage.errors import LayoutError
 from colabstage.io.arguments import show_content
 from colabstage.io.units import counted, format_count, left_out, listed
-from colabstage.layouts.columns import same_partition, show
+from colabstage.layouts.columns import other_number, same_partition, show, splits_of_column
 from colabstage.layouts.evidence import Evidence, class_of_samples, take_rows
+from colabstage.layouts.formats.tables import parse_table
 from colabstage.layouts.reading import broken, decode_text
-from colabstage.layouts.statements import lines_of, other_number
+from colabstage.layouts.statements import lines_of
 from colabstage.layouts.table import Boxes, BrokenDatasetError, Masks, SampleTable, TreeFiles
-from colabstage.layouts.words import SPLITS, is_split, normal, same_split, split_name, split_of_path, stem_of
+from colabstage.layouts.words import (
+    SPLIT_FIELDS,
+    SPLITS,
+    TABLES,
+    is_split,
+    normal,
+    same_split,
+    split_name,
+    split_of_path,
+    states_splits,
+    stem_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -179,6 +192,9 @@ class _Index:
 _LISTS = (".txt", ".lst")
 # Three splits and some folds; more text files than that are one for each sample.
 _MOST_LISTS = 16
+_READ_BY_HEAD = (".csv", ".tsv")
+# Enough for a header of two columns.
+_HEAD_BYTES = 4096
 # Words that people combine with the split in a list's name.
 _BESIDE_LISTS = frozenset({"list", "files"})
 
@@ -198,12 +214,12 @@ class _SplitList(NamedTuple):
 def lists_state(
     source: Source, found: Evidence, *, stated: dict[str, str] | None = None, within: str = ""
 ) -> tuple[Evidence, list[str]]:
-    """Add the splits of samples from lists named after splits, if there are any, and return the lists that are not
-    read because they do not say which split each sample is of.
+    """Add the splits of samples from lists named after splits, and from tables of a path and a split, if there are any;
+    and return the lists that are not read because they do not say which split each sample is of.
 
-    A list has one path in each line, with or without its extension, from whichever folder on. Lists count when there
-    is one for each of several splits, or of what is held out alone, when the rest is to train on; several of one split
-    are folds, of which nobody can say which is meant. Where something else states the splits, lists only have to agree.
+    A list has one path in each line, with or without its extension, from whichever folder on. What none names is left
+    out if there is a list of what to train on, and otherwise trained on. Several of one split are folds, of which
+    nobody can say which is meant. Where something else states the splits, lists only have to agree.
     `stated`: the lists with their splits, where something says which they are. `within`: the end of the folders whose
     lists go before all others, as Pascal VOC has them: also of several datasets, and if they name other files as well.
     """
@@ -215,7 +231,8 @@ def lists_state(
         own = _lists_within(source, found, within) if within else {}
         texts = source.ending_in(_LISTS).names
         called = {name: split for name in texts if (split := _listed_split(name)) and name not in found.used}
-        names, within = own or called, within if own else ""
+        tables = [name for name in _tables_of_splits(source) if name not in found.used]
+        names, within = own or called | dict.fromkeys(tables, ""), within if own else ""
     if not 0 < len(names) <= _MOST_LISTS:
         return found, []
     # Several rows of a table may be of one file.
@@ -224,14 +241,14 @@ def lists_state(
         rows[normal(name)].append(number)
     lookup = Lookup(rows)
 
-    def file_of(line: str, file: str) -> str:
+    def file_of(line: str, file: str, split: str) -> str:
         """Return the one file that a line of a list means."""
         there = [lookup.names[number] for number in lookup.search(line, posixpath.dirname(file))]
         # Several datasets may have images of one name.
         root = normal(posixpath.dirname(file).removesuffix(within)) if within else ""
         there = [name for name in there if name.startswith(root)] or there
         split_of = {name: table.splits[rows[name][0]] for name in there} if table.splits is not None else {}
-        own = [name for name in there if same_split(split_of.get(name, names[file]), names[file])]
+        own = [name for name in there if same_split(split_of.get(name, split), split)]
         # The same base name in several classes: a list of bare names cannot mean one of them.
         if len(own) == 1:
             return own[0]
@@ -242,24 +259,31 @@ def lists_state(
             why = f"'{there[0]}', which is in the split '{split_of[there[0]]}'"
         raise _contradiction(file, why, table)
 
-    def read(entry: FileEntry, content: bytes) -> _SplitList | None:
-        lines = _paths_in(decode_text(content))
-        named = [line for line in lines if lookup.may_find(line[0])]
+    def read(entry: FileEntry, content: bytes) -> list[_SplitList]:
+        lines = _lines_in(entry.name, content, names[entry.name])
+        alone, _ = lookup.search_each([path for _, path, _ in lines], posixpath.dirname(entry.name))
+        named = [line for line in lines if line[1] in alone or lookup.may_find(line[1])]
         # A list of mostly other files is one of another dataset, or of classes.
         if not named or (2 * len(named) < len(lines) and not within):
-            return None
-        samples = [(row, beside) for path, beside in named for row in rows[file_of(path, entry.name)]]
-        own, texts = [row for row, _ in samples], [beside for _, beside in samples]
-        return _SplitList(entry.name, names[entry.name], own, len(lines) - len(named), texts)
+            return []
+        made = {split: _SplitList(entry.name, split, [], 0, []) for split in sorted({line[0] for line in named})}
+        for split, path, beside in named:
+            number = alone.get(path, SEVERAL) if table.splits is None and not within else SEVERAL
+            own = rows[lookup.names[number] if number >= 0 else file_of(path, entry.name, split)]
+            made[split].samples.extend(own)
+            made[split].beside.extend([beside] * len(own))
+        first, *others = made.values()
+        return [first._replace(missing=len(lines) - len(named)), *others]
 
-    entries = source.ending_in((*_LISTS, "")).where(names.__contains__)
-    lists = [one for one in source.parse(entries, read).values() if one is not None]
+    entries = source.ending_in((*_LISTS, *TABLES, "")).where(names.__contains__)
+    lists = [*itertools.chain.from_iterable(source.parse(entries, read).values())]
     if within and not lists:
         raise broken(source.label, f"the lists in {within} name none of its {table.unit}", "its own lists, or none")
     splits, used = [one.split for one in lists], [one.file for one in lists]
-    # Lists are folds, or only train is listed, which leaves nothing held out, or nothing is left to train on.
+    # Lists are folds, or nothing is left to train on.
     listed_rows = {number for one in lists for number in one.samples}
-    are_folds = not within and (len(set(splits)) < len(splits) or not set(splits) - {"train"})
+    several = {(one.file, one.split) for one in lists if names[one.file]}
+    are_folds = not within and stated is None and len({split for _, split in several}) < len(several)
     if table.splits is None and (are_folds or ("train" not in splits and len(listed_rows) == len(table))):
         return found, used
     made = table if table.splits is not None else _with_listed_splits(table, lists)
@@ -284,17 +308,34 @@ def _listed_split(name: str) -> str:
     return read.split if set(read.rest) <= _BESIDE_LISTS else ""
 
 
-def _paths_in(text: str) -> list[tuple[str, str]]:
-    """Return the paths in the lines of a list, and what is behind them: whole lines; or the first word where each has
-    two paths, of an image and of its mask, or a path and a number."""
-    lines = lines_of(text)
+def _tables_of_splits(source: Source) -> list[str]:
+    """Return the tables whose header says that they state the splits of files alone."""
+    entries = source.ending_in(_READ_BY_HEAD)
+    heads = {one.name: source.head(one, _HEAD_BYTES).partition(b"\n")[0] for one in entries[:_MOST_LISTS]}
+    return [name for name, head in heads.items() if states_splits(parse_table(name, head).header)]
+
+
+def _lines_in(name: str, content: bytes, split: str) -> list[tuple[str, str, str]]:
+    """Return what the lines of a list, or the rows of a table, state: a split, a path, and what is behind it. Paths are
+    whole lines; or the first word where each has two paths, of an image and of its mask, or a path and a number."""
+    if not split:
+        table = parse_table(name, content)
+        column, path = sorted(table.columns, key=lambda one: one.plain not in SPLIT_FIELDS)
+        try:
+            splits = splits_of_column(column)
+        except LayoutError as error:
+            raise broken(name, str(error).rstrip(".")) from error
+        if table.fault:
+            raise BrokenDatasetError(table.fault)
+        return [(split, normal(cell), "") for split, cell in zip(splits, path.cells, strict=True)] if splits else []
+    lines = lines_of(decode_text(content))
     words = [line.split() for line in lines]
     pairs = all(
         2 <= len(one) <= 4 and (one[1].lstrip("-").isdecimal() or all(posixpath.splitext(word)[1] for word in one[:2]))
         for one in words
     )
     paths = [(one[0], one[1] if len(one) == 2 else "") for one in words] if pairs else [(line, "") for line in lines]
-    return [(normal(path.replace("\\", "/").removeprefix("./").lstrip("/")), beside) for path, beside in paths]
+    return [(split, normal(one.replace("\\", "/").removeprefix("./").lstrip("/")), more) for one, more in paths]
 
 
 def _about_labels(found: Evidence, lists: list[_SplitList]) -> list[str]:
@@ -334,12 +375,14 @@ def _with_listed_splits(table: SampleTable, lists: list[_SplitList]) -> SampleTa
     for number, one in enumerate(lists):
         # A file in two lists would be trained and tested on.
         for sample in one.samples:
-            if of[sample] not in (-1, number):
+            if of[sample] >= 0 and names[of[sample]] != one.split:
                 why = f"'{table.keys[sample]}', and so does '{lists[of[sample]].file}'"
                 raise _contradiction(one.file, why, table)
             of[sample] = number
     rest = np.flatnonzero(of < 0).size
-    notes = [f"Splits are those of {' and '.join(repr(one.file) for one in lists)}."]
+    is_split = {*names} != {"train"}
+    what, more = ("Splits", "") if is_split else (f"The {table.unit}", "; none is held out")
+    notes = [f"{what} are those of {' and '.join(dict.fromkeys(repr(one.file) for one in lists))}{more}."]
     notes += [
         f"{counted(one.missing, 'names', 'match', which=f'in {one.file!r}')} no file." for one in lists if one.missing
     ]
@@ -352,7 +395,9 @@ def _with_listed_splits(table: SampleTable, lists: list[_SplitList]) -> SampleTa
         names.append("train")
     chosen = np.flatnonzero(of >= 0)
     made = take_rows(replace(table, splits=None), chosen)
-    return replace(made, splits=tuple(names[number] for number in of[chosen].tolist()), notes=(*table.notes, *notes))
+    # What is all to train on may still be divided.
+    splits = tuple(names[number] for number in of[chosen].tolist()) if is_split else None
+    return replace(made, splits=splits, notes=(*table.notes, *notes))
 
 
 # --- what lists of names and data.yaml, which tools leave beside numbered boxes, say: classes, keypoints, splits ------

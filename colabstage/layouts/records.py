@@ -159,9 +159,7 @@ _KNOWN = frozenset({*LABELS, *words.LABELS, *_TEXTS, *words.SPLIT_FIELDS, "x"})
 
 def label_fields(fields: Iterable[str], first: Sequence[str] = ()) -> list[str]:
     """Return the fields that are called as labels are, by preference; `first`: plain names that go before others."""
-    plain = {name: plain_name(name) for name in fields}
-    # Beside an x, y is the other part of a place.
-    return label_names([name for name in plain if plain[name] != "y" or "x" not in plain.values()], (*first, *LABELS))
+    return label_names(fields, (*first, *LABELS))
 
 
 def fields_of(records: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:

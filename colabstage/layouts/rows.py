@@ -11,7 +11,7 @@ import itertools
 import posixpath
 import re
 from collections import Counter, defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -24,6 +24,7 @@ from colabstage.layouts.boxes import boxes_of_rows, find_box_columns, find_image
 from colabstage.layouts.columns import (
     Column,
     find_roles,
+    in_order_of,
     make_targets,
     notes_on_targets,
     same_partition,
@@ -32,8 +33,8 @@ from colabstage.layouts.columns import (
 )
 from colabstage.layouts.evidence import IMAGE_FOLDER, Evidence, Found, left_out_notes, near
 from colabstage.layouts.formats.tables import LISTS, Table, parse_list, parse_table
-from colabstage.layouts.lists import NONE, SEVERAL, Lookup, only
-from colabstage.layouts.table import BrokenDatasetError, Images, SampleTable, TreeFiles, Values, known_splits
+from colabstage.layouts.lists import NONE, SEVERAL, Lookup, lists_state, only
+from colabstage.layouts.table import Boxes, BrokenDatasetError, Images, SampleTable, TreeFiles, Values, known_splits
 from colabstage.trees.listing import take_strings
 from colabstage.trees.names import first_repeated
 
@@ -149,7 +150,8 @@ class TableSearch:
             return near(self._why_none())
         # From here on a table has claimed the files, so nothing weaker counts.
         try:
-            return self._state()
+            found = self._state()
+            return found if found.table.splits is not None else lists_state(self.source, found)[0]
         except BrokenDatasetError:
             raise
         except LayoutError as error:
@@ -184,11 +186,11 @@ class TableSearch:
         else:
             found = self.source.parse(asked, lambda entry, content: parse_table(entry.name, content))
         if self.table is None:
-            # Colours and numbers of classes lead to 0.png and 255.png by chance.
+            # Colours and numbers of classes lead to 0.png and 255.png by chance; splits are read as lists are.
             found = {
                 name: table
                 for name, table in found.items()
-                if not words.names_classes(name, (column.name for column in table.columns))
+                if not words.names_classes(name, table.header) and not words.states_splits(table.header)
             }
         if not entries or (asked and not found):
             msg = f"'{self.source.label}' holds no tables of samples (.csv, .tsv, .parquet)."
@@ -394,6 +396,16 @@ class TableSearch:
             notes += self._notes(rows, roles, ())
             firsts = list(range(len(rows.files)))
             targets, classes = self._targets(rows, roles, notes)
+        if roles.number is not None:
+            parts = [one.columns for one in complete if roles.number in one.columns]
+            number, label = (
+                Column(name, [*itertools.chain.from_iterable(part[name].cells for part in parts)])
+                for name in (roles.number, *roles.labels)
+            )
+            numbered, note = in_order_of(number, label, classes)
+            places = np.array([numbered.index(name) for name in classes], np.int64)
+            targets, classes = _renumbered(targets, places), tuple(numbered)
+            notes.append(note)
         groups = None if roles.group is None else rows.column(roles.group).cells
         chosen = self.files.take(rows.files[np.array(firsts, np.int64)])
         table = SampleTable(
@@ -507,7 +519,7 @@ class TableSearch:
         columns = [rows.column(name) for name in roles.labels]
         names, label = self.files.names, columns[0]
         # A column called "class" has one, although its name may contain a space or a comma.
-        separator = "" if self.separator is None and roles.is_one_class else self.separator
+        separator = "" if self.separator is None and roles.number is not None else self.separator
         targets, classes = make_targets(columns, separator=separator, sample=lambda row: names[rows.files[row]])
         _, firsts, of_rows = np.unique(rows.files, return_index=True, return_inverse=True)
         of_rows = firsts[of_rows.reshape(-1)]
@@ -531,7 +543,7 @@ class TableSearch:
 
     def _notes(self, rows: _Rows, roles: ColumnRoles, corners: tuple[str, ...]) -> list[str]:
         first = rows.places[0][0]
-        used = {first.path.name, first.folders, *roles.labels, *filter(None, (roles.split, roles.group)), *corners}
+        used = {first.path.name, first.folders, *roles.labels, roles.split, roles.group, roles.number, *corners}
         unread = [name for name in first.table.header if name not in used and not words.is_index_name(name)]
         names, labels = listed([table.name for table, _ in rows.places]), listed(list(roles.labels))
         # Published tables often name a few files that were never published; without a note a broken download would be
@@ -550,6 +562,14 @@ class TableSearch:
         )
         rest = len(self.files) - len(np.unique(rows.files))
         return [*filter(None, notes), *left_out_notes((rest, self.kind.noun, "that no row names"))]
+
+
+def _renumbered(targets: Targets, places: NDArray[np.int64]) -> Targets:
+    """Return targets whose classes are in another order, given the new place of each."""
+    if isinstance(targets, Values):
+        return Values(places[targets.values])
+    assert isinstance(targets, Boxes)
+    return replace(targets, columns={**targets.columns, "labels": places[targets.columns["labels"]]})
 
 
 def _others(cells: Sequence[str], rows: NDArray[np.intp]) -> list[str]:

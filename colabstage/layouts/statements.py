@@ -7,11 +7,10 @@ import re
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from colabstage.layouts.columns import show
 from colabstage.layouts.words import normal
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
 _WORD = re.compile(r"[^\s,;|\"'<>\[\]{}()=:]+")
 _CELL = re.compile(r"[^,;\t|\"<>]+")
@@ -89,9 +88,3 @@ def joins_classes(beside: Sequence[str]) -> bool:
     """Tell whether what is written beside each class is one for several of them and another for others, as labels of
     folders are, and not a name, a number or a remark."""
     return 1 < len(set(beside)) < len(beside)
-
-
-def other_number(classes: Sequence[str], numbers: Mapping[int, int]) -> str:
-    """Write which class has another number in a file, given those there by those here; "" for none."""
-    odd = next((place for place, number in numbers.items() if number != place), None)
-    return "" if odd is None else f"'{show(classes[odd])}' is {numbers[odd]} there, and {odd} here"

@@ -10,7 +10,7 @@ import unicodedata
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 # First those of torchvision's ImageFolder, then others that Pillow reads, which torchvision silently skips.
 IMAGES = (
@@ -318,11 +318,18 @@ FLAGS = {
 }  # fmt: skip
 # Names of fields that say of each record which split it is of.
 SPLIT_FIELDS = frozenset({*SPLIT_COLUMNS, *FLAGS})
+# What 0, 1 and 2 mean in a column of splits, as in CelebA's partition.
+NUMBERED_SPLITS = ("train", "val", "test")
 
 
 def plain_name(column: str) -> str:
     """Return a column's name in the form of the known names: "Patient ID" is patient_id."""
     return re.sub(r"[\s.-]+", "_", column.strip().lower())
+
+
+def states_splits(header: Sequence[str]) -> bool:
+    """Tell whether a table states the splits of files alone, by its header: a path and a split."""
+    return len(header) == 2 and sum(plain_name(name) in SPLIT_FIELDS for name in header) == 1
 
 
 def is_label_name(column: str) -> bool:
@@ -332,9 +339,11 @@ def is_label_name(column: str) -> bool:
 
 def label_names(columns: Iterable[str], first: tuple[str, ...] = ()) -> list[str]:
     """Return the columns whose name means a label, one of the plain names `first` or a common one, by preference."""
-    known = {name: place for place, name in reversed([*enumerate((*first, *LABELS))])}
-    found = ((known[plain], name) for name in columns if (plain := plain_name(name)) in known)
-    return [name for _, name in sorted(found, key=lambda one: one[0])]
+    known = {name: place for place, name in reversed([*enumerate((*first, *LABELS, "y"))])}
+    plain = {name: plain_name(name) for name in columns}
+    # Beside an x, y is the other part of a place.
+    found = (name for name, one in plain.items() if one in known and (one != "y" or "x" not in plain.values()))
+    return sorted(found, key=lambda name: known[plain[name]])
 
 
 def is_caption(column: str) -> bool:

@@ -159,6 +159,18 @@ BOXES = [
         "obj.data": "classes = 1\ntrain = data/first.txt\nvalid = data/second.txt\nnames = obj.names\n", "obj.names": "cat\n",
         "first.txt": "".join(f"data/images/{i}.jpg\n" for i in range(4)), "second.txt": "data/images/4.jpg\ndata/images/5.jpg\n"}),
         right=[found("train: boxes cat 4; valid: boxes cat 2")]),
+    *(row(f"a list of what is trained on alone: {name}", {**made, "train.txt": "".join(f"{path}\n" for path in named).encode()},
+        right=[lambda packed: found("train: (boxes )?cat 2, dog 2|train: boxes cat 4|train: 4 masks.*")(packed) and noted("2 images that no list names")(packed)])
+      for name, made, named in [
+          ("Darknet", yolo("0 1 2 3 4 5", {"obj.data": "train = data/train.txt\nnames = obj.names\n", "obj.names": "cat\n"}), [f"data/images/{i}.jpg" for i in range(4)]),
+          ("Darknet, valid the same", yolo("0 1 2 3 4 5", {"obj.data": "valid = train.txt\ntrain = train.txt\n", "obj.names": "cat\n"}), [f"images/{i}.jpg" for i in range(4)]),
+          ("folders", files("{cat,dog}/{0..2}.jpg"), ["cat/0", "cat/1", "dog/0", "dog/1"]),
+          ("names", files("{cat,dog}.{0..2}.jpg"), ["cat.0", "cat.1", "dog.0", "dog.1"]),
+          ("a table", files("{0..5}.jpg", {"labels.csv": "path,label\n" + "".join(f"{i}.jpg,{('cat', 'dog')[i % 2]}\n" for i in range(6))}), ["0.jpg", "1.jpg", "2.jpg", "3.jpg"]),
+          ("masks", pairs("images/{0}.jpg", "masks/{0}.png"), ["0", "1", "2", "3"]),
+      ]),
+    row("several lists of one split in data.yaml", yolo("0 1 2 3 4 5", {"data.yaml": "train: [a.txt, b.txt]\nval: c.txt\nnames: [cat]\n",
+        "a.txt": "images/0.jpg\nimages/1.jpg\n", "b.txt": "images/1.jpg\nimages/2.jpg\n", "c.txt": "images/3.jpg\n"}), right=[found("train: boxes cat 3; val: boxes cat 1")]),
     *(row(f"a table of boxes: {name}", table(header, line), right=[found("train: boxes cat 2, dog 2"), refused(column)])
       for name, header, line, column in [
           ("make-sense", "label_name,bbox_x,bbox_y,bbox_width,bbox_height,image_name,image_width,image_height", "{c},5,6,20,10,{i}.jpg,64,48", "bbox_width"),
@@ -282,6 +294,30 @@ FORMS = [
 # A quote that is not closed makes one cell of the rows up to the next one.
 OPEN = [refused(r"labels\.csv.*after row 2"), found("train: cat 2, dog 2")]
 TABLES = [
+    *(row(f"a table of splits alone: {name}", {**made, "split.csv": ("\n".join([header, *(line.format(name=one) for one, line in zip(names, lines, strict=True))]) + "\n").encode()}, right=[right])
+      for name, made, names, header, lines, right in [
+          ("folders", files("{cat,dog}/{0,1}.jpg"), ["cat/0.jpg", "dog/0", "cat/1.jpg", "dog/1.jpg"], "path,split", ["{name},train", "{name},train", "{name},val", "{name},val"], found("train: cat 1, dog 1; val: cat 1, dog 1")),
+          ("a table", table("file,label", "{i}.jpg,{c}"), ["0", "1", "2", "3"], "partition,image_id", ["0,{name}.jpg", "0,{name}.jpg", "1,{name}.jpg", "2,{name}.jpg"], found("train: cat 1, dog 1; val: cat 1; test: dog 1")),
+          ("0, 1, 2 the other way round", table("file,label", "{i}.jpg,{c}"), ["0", "1", "2", "3"], "image_id,partition", ["{name}.jpg,2", "{name}.jpg,2", "{name}.jpg,1", "{name}.jpg,0"], refused(r"split\.csv.*'partition'")),
+          ("boxes", yolo("0 1 2 3", {"data.yaml": "names: [cat]"}), ["0", "1", "2", "3"], "image,is_valid", ["{name}.jpg,False"] * 3 + ["{name}.jpg,True"], found("train: boxes cat 3; valid: boxes cat 1")),
+          ("masks", pairs("images/{0}.jpg", "masks/{0}.png"), ["0", "1", "2", "3"], "image,split", ["{name}.jpg,train"] * 3 + ["{name}.jpg,test"], found("train: 3 masks .*; test: 1 masks .*")),
+          ("other words", yolo("0 1 2 3", {"data.yaml": "names: [cat]"}), ["0", "1", "2", "3"], "image,split", ["{name}.jpg,train"] * 3 + ["{name}.jpg,huge"], refused(r"split\.csv.*'huge'")),
+      ]),
+    row("a table of splits beside the table that is named", table("file,label", "{i}.jpg,{c}") | {"other.csv": b"file,label\n0.jpg,a\n1.jpg,b\n", "split.csv": b"file,split\n0.jpg,train\n1.jpg,train\n2.jpg,train\n3.jpg,val\n"},
+        right=[found("train: cat 2, dog 1; val: dog 1")], layout=table_rows(table="labels.csv")),
+    *(row(f"a number and its word: {name}", files("images/{0..3}.jpg", {"labels.csv": "\n".join([header, *(line.format(i=i, n=numbers[i % 2], c=("cat", "dog")[i % 2]) for i in range(4))])}), right=[
+        lambda packed, right=right, said=said: found(right)(packed) and noted(said)(packed)])
+      for name, header, line, numbers, right, said in [
+          ("from 0", "file,label,label_name", "{i}.jpg,{n},{c}", (1, 0), "train: dog 2, cat 2", "in the order of 'label'"),
+          ("from 1", "file,class_name,class_id", "{i}.jpg,{c},{n}", (2, 1), "train: dog 2, cat 2", "in the order of 'class_id', which counts from 1"),
+          ("other numbers", "file,class_id,class_name", "{i}.jpg,{n},{c}", (17, 3), "train: cat 2, dog 2", "'cat' is 17 there, and 0 here"),
+          ("of its name", "file,breed,breed_idx", "{i}.jpg,{c},{n}", (1, 0), "train: dog 2, cat 2", "in the order of 'breed_idx'"),
+          ("of boxes", "file,xmin,ymin,xmax,ymax,class_id,class_name", "{i}.jpg,1,2,9,9,{n},{c}", (1, 0), "train: boxes dog 2, cat 2", "in the order of 'class_id'"),
+      ]),
+    row("a number and its word in one of two tables", files("images/{0..3}.jpg", {"train.csv": "file,label,label_name\n0.jpg,1,cat\n1.jpg,0,dog\n", "test.csv": "file,label_name\n2.jpg,cat\n3.jpg,dog\n"}),
+        right=[found("train: dog 1, cat 1; test: dog 1, cat 1")]),
+    row("a number and its word, otherwise in the second table", files("images/{0..3}.jpg", {"train.csv": "file,label,label_name\n0.jpg,1,cat\n1.jpg,0,dog\n", "test.csv": "file,label,label_name\n2.jpg,0,cat\n3.jpg,1,dog\n"}),
+        right=[refused("'label' and 'label_name' divide")]),
     row("a quote that stays open", table("image,label,note", '{i}.jpg,{c},"a') | {"labels.csv": b'image,label,note\n0.jpg,cat,b\n1.jpg,dog,"a\n2.jpg,cat,b\n3.jpg,dog,b\n'}, right=OPEN),
     row("two quotes that stay open", table("image,label,note", "") | {"labels.csv": b'image,label,note\n0.jpg,cat,b\n1.jpg,dog,"a\n2.jpg,cat,b\n3.jpg,dog,"b\n'}, right=OPEN),
     row("quotes within their lines", table("image,label,note", '{i}.jpg,{c},"a" 5" tall'), right=[found("train: cat 2, dog 2")]),
@@ -346,8 +382,8 @@ FOLDERS = [
     *(row(f"classes behind numbers: {names}", files(names), right=[refused(f"file_names.*{where}")])
       for names, where in [("{1..4}_cat.jpg {5..8}_dog.jpg", "behind the number"), ("cat_{1..4}.jpg dog_{1..4}.jpg", "before the last number")]),
     row("a group that matches nothing", files("a_{1..4}.jpg b_{1..4}.jpg x_1.jpg"), layout=file_names(r"([ab])?_\d"), right=[found("train: a 4, b 4")]),
-    *(row(f"a table of {column}s beside folders", files("{cat,dog}/{0..3}.jpg", {"l.csv": f"file,{column}\n" + "".join(f"{one}/{i}.jpg,{cells[i]}\n" for one in ("cat", "dog") for i in range(4))}), right=[refused(how, but_not="labels=")])
-      for column, cells, how in [("split", ["train", "train", "train", "val"], "train.txt"), ("fold", "0101", "image_folder")]),
+    *(row(f"a table of {column}s beside folders", files("{cat,dog}/{0..3}.jpg", {"l.csv": f"file,{column}\n" + "".join(f"{one}/{i}.jpg,{cells[i]}\n" for one in ("cat", "dog") for i in range(4))}), right=[right])
+      for column, cells, right in [("split", ["train", "train", "train", "val"], found("train: cat 3, dog 3; val: cat 1, dog 1")), ("fold", "0101", refused("image_folder", but_not="labels="))]),
     *(row(f"a list of {name}", files("img/{0..5}.jpg", {file: content}), right=[right])
       for name, file, content, right in LISTS),
     row("a list of another division than folders", files("img/{cat,dog}/{0..3}.jpg", {"labels.txt": "".join(f"{one}/{i}.jpg {i % 2}\n" for one in ("cat", "dog") for i in range(4))}), right=[refused("labels.txt")]),

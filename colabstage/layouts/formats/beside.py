@@ -17,7 +17,7 @@ from colabstage.layouts.columns import show
 from colabstage.layouts.evidence import left_out_notes
 from colabstage.layouts.lists import ClassList, Lookup, read_class_list
 from colabstage.layouts.reading import broken, decode_text, parse_xml
-from colabstage.layouts.words import IMAGES, folder_of, normal, split_of_path
+from colabstage.layouts.words import IMAGES, SPLIT_ORDER, folder_of, normal, split_of_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -258,7 +258,6 @@ def _size(element: Element) -> tuple[int, int]:
 # --- YOLO: images/a.jpg with labels/a.txt, or a.txt beside it, a class and a box in each line -------------------------
 
 _LIST_ENDS = (".txt", ".lst")
-_LISTS_OF_SPLITS = {"train.txt": "train", "val.txt": "val", "valid.txt": "valid", "test.txt": "test"}
 # Tools write 1.0000001 for the edge; more than this is another unit.
 _SLACK = 0.01
 # With fewer lines than this, agreement may be chance.
@@ -388,15 +387,15 @@ def _stated_splits(images: FileEntries, classes: ClassList) -> tuple[list[str], 
     ]
 
 
-def _stated_lists(source: Source, classes: ClassList) -> dict[str, str]:
-    """Return the lists of images that data.yaml or obj.data name, with their splits; or all that are called so."""
+def _stated_lists(source: Source, classes: ClassList) -> dict[str, str] | None:
+    """Return the lists of images that data.yaml or obj.data name, with their splits; `None` where they name none."""
     texts = source.ending_in(_LIST_ENDS)
     lookup = Lookup(texts.names)
     named = [(lookup.find(path), split) for split, paths in classes.splits.items() for path in paths
              if path.lower().endswith(_LIST_ENDS)]  # fmt: skip
-    found = {texts.names[number]: split for number, split in named if number is not None}
-    bases = {name: posixpath.basename(name).lower() for name in texts.names}
-    return found or {name: _LISTS_OF_SPLITS[base] for name, base in bases.items() if base in _LISTS_OF_SPLITS}
+    # People who hold nothing out give the same list again: valid = train.txt.
+    named.sort(key=lambda one: SPLIT_ORDER[one[1]], reverse=True)
+    return {texts.names[number]: split for number, split in named if number is not None} or None
 
 
 def _may_be_poses(rows: Sequence[Sequence[float]]) -> str:
