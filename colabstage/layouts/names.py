@@ -348,8 +348,9 @@ def _split_folders(paths: list[tuple[str, ...]], label: str) -> dict[str, str]:
         splits = spelled if len(spelled) > 1 else splits
     # A split without class folders beside splits that have them is unlabelled: seg_pred, single_prediction.
     others = [top for top in tops if top not in splits]
-    if len(splits) < 2 and others:
-        return {}  # A single "train" among other folders is a class of vehicles.
+    # A single "train" among other folders is a class of vehicles, unless it has classes and test_stg1 beside it none.
+    if len(splits) < 2 and any(top in deep or not read[top].split or not deep & splits.keys() for top in others):
+        return {}
     others = [top for top in others if top in deep or not deep & splits.keys()]
     if others or len(set(splits.values())) < len(splits):
         what = f"others ({listed(others)})" if others else "several for one split"

@@ -190,7 +190,7 @@ class TableSearch:
                 for name, table in found.items()
                 if not words.names_classes(name, (column.name for column in table.columns))
             }
-        if not entries or (asked and not found):
+        if not found:
             msg = f"'{self.source.label}' holds no tables of samples (.csv, .tsv, .parquet)."
             raise LayoutError(msg)
         return found

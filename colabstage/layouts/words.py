@@ -223,6 +223,11 @@ def is_role(name: str) -> bool:
     return is_named or name.lower() in _ROLES or _ROLE_ENDS.search(name) is not None
 
 
+def ends_in_role(name: str) -> bool:
+    """Tell whether a folder's name ends as that of a part of every sample: Semantic_masks, leaf_labels."""
+    return not _ROLES.isdisjoint(_letters_of(name)[-1:])
+
+
 def is_unlabelled(name: str) -> bool:
     """Tell whether a folder's name says that its samples have no label: unlabeled2017, train_unsup."""
     return not _UNLABELLED.isdisjoint(words_of(name))
@@ -246,6 +251,8 @@ def may_hold_parts(names: Iterable[str], stem: str) -> bool:
     if alike or any(not one.isdisjoint(_NEGATIONS) for one in words.values()):
         return False
     if all(len(name) == 1 or not one.isdisjoint(_OF_SAMPLES) for name, one in words.items()):
+        return True
+    if any(is_role(name) and not holds_images(name) for name in words):
         return True
     return re.search(r"[a-z]", stem) is not None and any(not one.isdisjoint(_NEVER_CLASSES) for one in words.values())
 
