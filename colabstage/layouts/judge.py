@@ -83,6 +83,7 @@ def judge(
     `rows_agree` tells whether the tables that lead to the samples agree with it; `may_be_one`, whether one class is
     fine, because the samples are added to others.
     """
+    found = found.in_split_folders()
     by_folders = found.is_guess and found.table.layout != "file_names"
     why = _why_not_classes(found.table, may_be_one=may_be_one) if by_folders else ""
     folds: Sequence[str] = ()
@@ -310,7 +311,7 @@ def _two_of_a_sample(files: FileEntries, names: Sequence[str]) -> tuple[str, ...
     folders, folder_of = files.folders
     stems: dict[str, set[str]] = {}
     # Masks in 'gt' belong to images in 'img'.
-    for name in sorted(names, key=lambda one: (not words.holds_images(one), words.is_role(one)))[:_MOST_PARTS]:
+    for name in sorted(names, key=lambda one: (words.holds_targets(one), not words.holds_images(one)))[:_MOST_PARTS]:
         within = [number for number, folder in enumerate(folders) if name in folder.split("/")]
         rows = np.flatnonzero(np.isin(folder_of, within))[:_STEMS_COMPARED]
         own = [files.names[row] for row in rows.tolist()]
@@ -335,7 +336,7 @@ def _called_parts(table: SampleTable) -> str:
     parts = {name for name in classes if words.is_part(name)}
     odd |= parts if len(parts | splits.keys()) == len(classes) else set()
     # One stands among real classes, but a test is none; and neither are images beside masks.
-    odd |= {name for name in classes if words.ends_in_role(name)} if any(map(words.holds_images, odd)) else set()
+    odd |= {name for name in classes if words.holds_targets(name)} if any(map(words.holds_images, odd)) else set()
     is_held_out = any(read.split != "train" and not read.rest for read in splits.values())
     if len(odd) > 1 or is_held_out or (odd and len(classes) < 3):
         misspelt = [(one, words.misspelt_split(one)) for one in sorted({*classes} - odd)]

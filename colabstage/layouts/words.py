@@ -65,6 +65,7 @@ _OF_LABELS = frozenset({
     "annot", "annots", "gt", "truth", "groundtruth", "y",
 })  # fmt: skip
 _NEVER_CLASSES = _ROLES | {"anno", "seg", "rgb"}
+_OF_TARGETS = _NEVER_CLASSES - _OF_IMAGES - {"rgb", "jpeg", "png", "jpg", "leftimg8bit"}
 # with_mask beside without_mask are classes.
 _NEGATIONS = frozenset({"with", "without", "no", "non", "not", "un"})
 # Thumbnails, bins and settings of file managers and network drives; and Speech Commands' background noise.
@@ -223,9 +224,9 @@ def is_role(name: str) -> bool:
     return is_named or name.lower() in _ROLES or _ROLE_ENDS.search(name) is not None
 
 
-def ends_in_role(name: str) -> bool:
-    """Tell whether a folder's name ends as that of a part of every sample: Semantic_masks, leaf_labels."""
-    return not _ROLES.isdisjoint(_letters_of(name)[-1:])
+def holds_targets(name: str) -> bool:
+    """Tell whether a folder's name has a word for masks or labels: Semantic_masks, train-label-img."""
+    return not _OF_TARGETS.isdisjoint(_letters_of(name))
 
 
 def is_unlabelled(name: str) -> bool:
