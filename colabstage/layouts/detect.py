@@ -47,6 +47,7 @@ from colabstage.layouts.evidence import (
     refuse,
     require_files,
     required,
+    splits_of_folders,
     state_of,
     take_rows,
 )
@@ -71,7 +72,6 @@ from colabstage.layouts.names import (
     names_state,
     nothing_states,
     second_copy,
-    splits_of_folders,
 )
 from colabstage.layouts.reading import Source
 from colabstage.layouts.rows import TABLE, TableSearch, tables_agree
@@ -405,7 +405,8 @@ def _classes_of_masks(_: Case, found: Evidence) -> Found | None:
     def classes(names: Sequence[str]) -> set[str]:
         folders = (name.split("/")[depth:-1] for name in names)
         return {
-            next((one for one in path if not words.is_split(one) and not words.is_role(one)), "") for path in folders
+            next((one for one in path if not words.split_name(one).split and not words.is_role(one)), "")
+            for path in folders
         }
 
     tops, of_masks = classes(keys), classes([targets.source.name(number) for number in range(len(keys))])

@@ -20,7 +20,7 @@ from colabstage.io.files import read_with_retry
 from colabstage.io.units import left_out, listed
 from colabstage.layouts.columns import show
 from colabstage.layouts.table import Boxes, BrokenDatasetError, Masks, SampleTable, TreeFiles, Values, offsets_of
-from colabstage.layouts.words import IMAGES, is_foreign
+from colabstage.layouts.words import IMAGES, is_foreign, shared_folders, split_name, split_of_path
 from colabstage.trees.listing import count_by, take_strings
 
 if TYPE_CHECKING:
@@ -62,15 +62,31 @@ class Evidence:
         first = min(self.used, default="")
         return self.who if not first or first in self.who else f"{self.who} ('{first}')"
 
+    def in_split_folders(self) -> Evidence:
+        """Return the same with the splits of the folders that all samples are in, where nothing else states splits and
+        the folders are no classes."""
+        source = self.table.inputs.source
+        is_by_folder = self.table.splits is not None or self.table.layout == IMAGE_FOLDER.layout
+        if is_by_folder or not isinstance(source, TreeFiles):
+            return self
+        _, of_files = source.entries.folders
+        splits = splits_of_folders(source.entries)
+        if not all(splits) or len({*splits}) < 2:
+            return self
+        stated = tuple([splits[number] for number in of_files.tolist()])
+        note = f"Splits are the folders that the {self.table.unit} are in: {listed(sorted({*splits}))}."
+        return replace(self, table=replace(self.table, splits=stated)).noting(note)
+
     def as_table(self) -> SampleTable:
         """Return the samples, with the name of what labels them, and a note of the files that were left out."""
+        table = self.in_split_folders().table
         others = None if self.others is None else self.others.where(lambda name: name not in self.used)
         if not others:
-            return replace(self.table, told_by=self.who)
+            return replace(table, told_by=self.who)
         # A person sees whether labels were among them.
         which = listed(others.names) if len(others) <= _FEW else count_kinds(others)
         note = f"{left_out(len(others), 'other files')} ({which})."
-        return replace(self.table, told_by=self.who, notes=(note, *self.table.notes))
+        return replace(table, told_by=self.who, notes=(note, *table.notes))
 
     def noting(self, *notes: str) -> Evidence:
         """Return the same with further notes."""
@@ -106,6 +122,18 @@ class FileKind(NamedTuple):
 # So many files that were left out are named.
 _FEW = 3
 IMAGE_FOLDER = FileKind("image_folder", "images", IMAGES)
+
+
+def splits_of_folders(images: FileEntries) -> list[str]:
+    """Return the split of each folder with images, in the order of `FileEntries.folders`; "" for none."""
+    folders, _ = images.folders
+    # DIV2K_train_HR beside DIV2K_valid_HR: the same words beside the split.
+    depth = len(shared_folders(f"{folder}/" for folder in folders))
+    tops = [split_name("".join(folder.split("/")[depth : depth + 1])) for folder in folders]
+    same = len({read.rest for read in tops}) == 1
+    return [
+        split_of_path(f"{folder}/") or (top.split if same else "") for folder, top in zip(folders, tops, strict=True)
+    ]
 
 
 def near(why: str) -> Miss:

@@ -83,6 +83,7 @@ def judge(
     `rows_agree` tells whether the tables that lead to the samples agree with it; `may_be_one`, whether one class is
     fine, because the samples are added to others.
     """
+    found = found.in_split_folders()
     by_folders = found.is_guess and found.table.layout != "file_names"
     why = _why_not_classes(found.table, may_be_one=may_be_one) if by_folders else ""
     folds: Sequence[str] = ()
@@ -290,19 +291,34 @@ def _choice(table: SampleTable, *, outer: str = "", parts: Sequence[str] = ()) -
     each sample."""
     source = table.inputs.source
     assert isinstance(source, TreeFiles)
-    # Masks in 'gt' belong to images in 'img'.
-    x, *_, y = sorted(parts, key=lambda name: words.is_role(name) - words.holds_images(name)) if parts else ("", "")
-    outer = x if outer and parts else outer
+    pair = _two_of_a_sample(source.entries, parts)
+    outer = pair[0] if outer and pair else outer
     # A class's folder alone, wherever that is in the source.
     paths = (folder.split("/") for folder in source.entries.folders[0])
     found = ["/".join(path[: path.index(outer) + 1]) for path in paths if outer in path]
     alone = only_line(source.tree, min(found, key=len, default=outer))
     ways = [
         f"one of the outer folders alone: {alone}" if outer else "",
-        f"images and masks: layout=parts(x='{x}', y='{y}')" if parts else "the inner folders: layout=folders(level=-1)",
+        f"images and masks: layout=parts(x='{pair[0]}', y='{pair[1]}')" if pair else "",
+        "" if parts else "the inner folders: layout=folders(level=-1)",
         r"the class in the paths: layout=file_names(r'([^/]+)/[^/]+$')",
     ]
     return f"Say which is meant, from colabstage.options: {'; '.join(filter(None, ways))}."
+
+
+def _two_of_a_sample(files: FileEntries, names: Sequence[str]) -> tuple[str, ...]:
+    """Return two of the folders called so whose files have the same names, first that of images; none if none do."""
+    folders, folder_of = files.folders
+    stems: dict[str, set[str]] = {}
+    # Masks in 'gt' belong to images in 'img'.
+    for name in sorted(names, key=lambda one: (words.holds_targets(one), not words.holds_images(one)))[:_MOST_PARTS]:
+        within = [number for number, folder in enumerate(folders) if name in folder.split("/")]
+        rows = np.flatnonzero(np.isin(folder_of, within))[:_STEMS_COMPARED]
+        own = [files.names[row] for row in rows.tolist()]
+        stems[name] = {*map(words.stem_of, own), *(bare_stem(one, name) for one in own)} - {""}
+    names = [*stems]
+    pairs = ((x, y) for place, x in enumerate(names) for y in reversed(names[place + 1 :]))
+    return next((two for two in pairs if 2 * len(stems[two[0]] & stems[two[1]]) >= len(stems[two[0]])), ())
 
 
 def _called_parts(table: SampleTable) -> str:
@@ -319,12 +335,15 @@ def _called_parts(table: SampleTable) -> str:
     # Folds, or pictures before and after, are all parts; "depth" among other words is a class.
     parts = {name for name in classes if words.is_part(name)}
     odd |= parts if len(parts | splits.keys()) == len(classes) else set()
-    # One stands among real classes.
-    if len(odd) > 1 or (odd and len(classes) < 3):
+    # One stands among real classes, but a test is none; and neither are images beside masks.
+    odd |= {name for name in classes if words.holds_targets(name)} if any(map(words.holds_images, odd)) else set()
+    is_held_out = any(read.split != "train" and not read.rest for read in splits.values())
+    if len(odd) > 1 or is_held_out or (odd and len(classes) < 3):
         misspelt = [(one, words.misspelt_split(one)) for one in sorted({*classes} - odd)]
         meant = "".join(f" Did you mean '{split}' by '{one}'?" for one, split in misspelt if split)
         what = f"{'is a name' if len(odd) == 1 else 'are names'} of parts of a dataset"
-        return f"{listed(sorted(odd))} {what}.{meant} {_choice(table, outer=min(classes), parts=sorted(classes))}"
+        outer = min({*classes} - odd or classes)
+        return f"{listed(sorted(odd))} {what}.{meant} {_choice(table, outer=outer, parts=sorted(classes))}"
     folders = {name for folder in _entries(table).folders[0] for name in folder.split("/")} - {*classes}
     # train_images and val_images above the classes are splits, despite the word images.
     if table.splits is not None:
@@ -378,10 +397,12 @@ def _shared_stem(table: SampleTable) -> tuple[str, bool]:
     if not 2 <= len(classes) <= _MOST_PARTS:
         return "", False
     rows = [np.flatnonzero(labels == number) for number in range(len(classes))]
-    stems = [
-        [bare_stem(names[row], name) for row in own[:_STEMS_COMPARED].tolist()]
-        for name, own in zip(classes, rows, strict=True)
-    ]
+    stems = [[words.stem_of(names[row]) for row in own[:_STEMS_COMPARED].tolist()] for own in rows]
+    if any(one != stems[0] for one in stems):
+        stems = [
+            [bare_stem(names[row], name) for row in own[:_STEMS_COMPARED].tolist()]
+            for name, own in zip(classes, rows, strict=True)
+        ]
     smallest, *others = sorted(({*own} - {""} for own in stems), key=len)
     stem = min(smallest, default="")
     are_alike = all(2 * len(smallest & own) >= len(smallest) for own in others)

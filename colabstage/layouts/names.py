@@ -12,7 +12,14 @@ import numpy as np
 from colabstage.errors import EmptySourceError, LayoutError
 from colabstage.io.units import format_count, left_out, listed
 from colabstage.layouts import words
-from colabstage.layouts.evidence import Evidence, FileKind, count_kinds, images_of, left_out_notes
+from colabstage.layouts.evidence import (
+    Evidence,
+    FileKind,
+    count_kinds,
+    images_of,
+    left_out_notes,
+    splits_of_folders,
+)
 from colabstage.layouts.table import (
     BrokenDatasetError,
     Images,
@@ -22,7 +29,7 @@ from colabstage.layouts.table import (
     class_indices,
     known_splits,
 )
-from colabstage.layouts.words import before_last_word, shared_folders, split_name, split_of_path, stem_of
+from colabstage.layouts.words import before_last_word, split_name, split_of_path, stem_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -109,18 +116,6 @@ def nothing_states(source: Source) -> Evidence:
     return Evidence(table, "nothing")
 
 
-def splits_of_folders(images: FileEntries) -> list[str]:
-    """Return the split of each folder with images, in the order of `FileEntries.folders`; "" for none."""
-    folders, _ = images.folders
-    # DIV2K_train_HR beside DIV2K_valid_HR: the same words beside the split.
-    depth = len(shared_folders(f"{folder}/" for folder in folders))
-    tops = [split_name("".join(folder.split("/")[depth : depth + 1])) for folder in folders]
-    same = len({read.rest for read in tops}) == 1
-    return [
-        split_of_path(f"{folder}/") or (top.split if same else "") for folder, top in zip(folders, tops, strict=True)
-    ]
-
-
 def names_may_say(source: Source) -> str:
     """Return what the names of unlabelled images may say, and what to write: classes, or which is whose mask; ""
     where they say nothing."""
@@ -179,7 +174,9 @@ def _parts_of_names(names: Sequence[str], pattern: re.Pattern[str]) -> list[str]
 _OTHER_PICTURES = (".svg", ".psd", ".dng", ".cr2", ".nef", ".exr")
 # Number of duplicated images that are read to make sure that they are the same.
 _COMPARED = 8
-_PART_ENDS = frozenset({"mask", "label", "labels", "gt", "seg", "hair", "skin", "l", "rgb", "img", "image"})
+_PART_ENDS = frozenset(
+    {"mask", "label", "labels", "lab", "gt", "seg", "target", "hair", "skin", "l", "rgb", "img", "image"}
+)
 
 # A folder's path below what wraps the dataset, empty for one that is no class; and its number among the folders with
 # files of the kind, -1 for one without.
@@ -348,8 +345,9 @@ def _split_folders(paths: list[tuple[str, ...]], label: str) -> dict[str, str]:
         splits = spelled if len(spelled) > 1 else splits
     # A split without class folders beside splits that have them is unlabelled: seg_pred, single_prediction.
     others = [top for top in tops if top not in splits]
-    if len(splits) < 2 and others:
-        return {}  # A single "train" among other folders is a class of vehicles.
+    # A single "train" among other folders is a class of vehicles, unless it has classes and test_stg1 beside it none.
+    if len(splits) < 2 and any(top in deep or not read[top].split or not deep & splits.keys() for top in others):
+        return {}
     others = [top for top in others if top in deep or not deep & splits.keys()]
     if others or len(set(splits.values())) < len(splits):
         what = f"others ({listed(others)})" if others else "several for one split"

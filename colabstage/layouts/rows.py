@@ -192,7 +192,7 @@ class TableSearch:
                 for name, table in found.items()
                 if not words.names_classes(name, table.header) and not words.states_splits(table.header)
             }
-        if not entries or (asked and not found):
+        if not found:
             msg = f"'{self.source.label}' holds no tables of samples (.csv, .tsv, .parquet)."
             raise LayoutError(msg)
         return found
@@ -286,7 +286,7 @@ class TableSearch:
             bare.fault = (
                 f"'{table.name}' has {len(bare.columns)} columns and no header that says what they are (first row "
                 f"{row}). Write one above it, such as path,label, or path,xmin,ymin,xmax,ymax,class for boxes; or say "
-                "which column is the label: layout=table_rows(labels=['column2'])."
+                f"which column is the label: layout=table_rows(labels=[{bare.columns[-1].name!r}])."
             )
         path, leads = bare.columns[table.columns.index(best)], leads | {best.name: only(first)}
         return LeadingTable(bare, path, leads, has_header=False)
@@ -413,7 +413,7 @@ class TableSearch:
             keys=_numbered_apart(chosen.names),
             inputs=Images(TreeFiles(self.source.tree, chosen)),
             targets=targets,
-            splits=self._splits([rows.splits[row] for row in firsts], chosen, found, notes),
+            splits=known_splits([rows.splits[row] for row in firsts]),
             groups=None if groups is None else tuple(groups[row] for row in firsts),
             classes=classes,
             notes=tuple(notes),
@@ -502,18 +502,6 @@ class TableSearch:
                 "without a file and the files without a row."
             )
             raise LayoutError(msg)
-
-    def _splits(
-        self, stated: list[str], chosen: FileEntries, found: list[LeadingTable], notes: list[str]
-    ) -> tuple[str, ...] | None:
-        """Return the split of each sample: that of its row or table, or else of its folder; all or none."""
-        # One table for folders of splits, as Hugging Face's ImageFolder has it.
-        folders, of_files = chosen.folders
-        by_folder = [words.split_of_path(f"{folder}/") for folder in folders]
-        if any(stated) or found[0].split or not all(by_folder) or len(set(by_folder)) < 2:
-            return known_splits(stated)
-        notes.append(f"Splits are the folders that the {self.kind.noun} are in: {listed(sorted(set(by_folder)))}.")
-        return tuple([by_folder[number] for number in of_files.tolist()])
 
     def _targets(self, rows: _Rows, roles: ColumnRoles, notes: list[str]) -> tuple[Values, tuple[str, ...]]:
         columns = [rows.column(name) for name in roles.labels]

@@ -65,6 +65,7 @@ _OF_LABELS = frozenset({
     "annot", "annots", "gt", "truth", "groundtruth", "y",
 })  # fmt: skip
 _NEVER_CLASSES = _ROLES | {"anno", "seg", "rgb"}
+_OF_TARGETS = _NEVER_CLASSES - _OF_IMAGES - {"rgb", "jpeg", "png", "jpg", "leftimg8bit"}
 # with_mask beside without_mask are classes.
 _NEGATIONS = frozenset({"with", "without", "no", "non", "not", "un"})
 # Thumbnails, bins and settings of file managers and network drives; and Speech Commands' background noise.
@@ -223,6 +224,11 @@ def is_role(name: str) -> bool:
     return is_named or name.lower() in _ROLES or _ROLE_ENDS.search(name) is not None
 
 
+def holds_targets(name: str) -> bool:
+    """Tell whether a folder's name has a word for masks or labels: Semantic_masks, train-label-img."""
+    return not _OF_TARGETS.isdisjoint(_letters_of(name))
+
+
 def is_unlabelled(name: str) -> bool:
     """Tell whether a folder's name says that its samples have no label: unlabeled2017, train_unsup."""
     return not _UNLABELLED.isdisjoint(words_of(name))
@@ -246,6 +252,8 @@ def may_hold_parts(names: Iterable[str], stem: str) -> bool:
     if alike or any(not one.isdisjoint(_NEGATIONS) for one in words.values()):
         return False
     if all(len(name) == 1 or not one.isdisjoint(_OF_SAMPLES) for name, one in words.items()):
+        return True
+    if any(is_role(name) and not holds_images(name) for name in words):
         return True
     return re.search(r"[a-z]", stem) is not None and any(not one.isdisjoint(_NEVER_CLASSES) for one in words.values())
 
