@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from colabstage.h5.arrival import UnitLayout
     from colabstage.load.reading.reader import SplitReader
 
+__all__ = ["DeviceFacts", "EngineChoice", "LoaderFacts", "Shard", "choose_loader", "gather_facts"]
+
 # More threads than this do not copy faster: the memory is the limit (benchmarks/read_pixels.py).
 _MOST_COPY_THREADS = 4
 # Reads under way at once from a disk; twice as many are hardly faster (benchmarks/read_cold.py).

@@ -116,18 +116,13 @@ class DriveAnswer(NamedTuple):
     """Mount points that did not answer in time."""
 
 
-def ask_drives(*, near: str | os.PathLike[str] | None = None, timeout_s: float = _ANSWER_S) -> DriveAnswer:
-    """Ask every mounted Drive at once which of them works.
-
-    Args:
-        near: a path whose Drive comes before all others.
-        timeout_s: seconds for all of them together.
-    """
+def ask_drives(*, near: str | os.PathLike[str] | None = None) -> DriveAnswer:
+    """Ask every mounted Drive at once which of them works; that of the path `near` comes before all others."""
     first = [mount_of(near)] if near is not None and drive_root(near) is not None else []
     drives = list({mount.mountpoint: mount for mount in (*first, *_drives())}.values())
     # In threads, since each question waits for a child process: one hanging Drive must not delay the others' answers.
     with DaemonPool(len(drives), "colabstage-ask") as pool:
-        states = pool.run(lambda drive: probe_mount(_my_drive(drive), timeout_s).state, drives)
+        states = pool.run(lambda drive: probe_mount(_my_drive(drive), _ANSWER_S).state, drives)
     alive = [_my_drive(drive) for drive, state in zip(drives, states, strict=True) if state == "alive"]
     silent = [drive.mountpoint for drive, state in zip(drives, states, strict=True) if state == "silent"]
     return DriveAnswer(alive[0] if alive else None, tuple(silent))

@@ -15,7 +15,7 @@ from colabstage.errors import OptionError
 from colabstage.io.environment import LOCAL_DIR_VARIABLE, PLATFORM_VARIABLE, SYSTEM_ROOT_VARIABLE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,51 +42,45 @@ class Platform:
     runs in a notebook's kernel."""
 
 
-@dataclass(frozen=True, slots=True)
 class _Facts:
-    """What the rows of the table test."""
-
-    environ: Mapping[str, str]
-    path_exists: Callable[[str], bool]
-    modules: Mapping[str, object]
-    """The imported modules by name."""
+    """What the rows of the table test, as it is now."""
 
     def any_set(self, *names: str) -> bool:
         # Empty ones count as set, like Colab's `COLAB_GPU` on a machine without a GPU.
-        return any(name in self.environ for name in names)
+        return any(name in os.environ for name in names)
 
     def exists(self, path: str) -> bool:
-        return self.path_exists(str(self.system(path)))
+        return self.system(path).exists()
 
     def system(self, path: str) -> Path:
         """Return an absolute path below the system root, which a practice machine replaces."""
-        return system_root(self.environ) / path.lstrip("/")
+        return system_root() / path.lstrip("/")
 
     @property
     def home(self) -> Path:
         try:
-            return Path(self.environ.get("HOME") or Path.home())
+            return Path(os.environ.get("HOME") or Path.home())
         except RuntimeError:  # a user without an entry, as containers are started with a number
             return self.temp
 
     @property
     def temp(self) -> Path:
-        return Path(self.environ.get("TMPDIR") or self.system("/tmp"))
+        return Path(os.environ.get("TMPDIR") or self.system("/tmp"))
 
     @property
     def cache(self) -> Path:
         """Return where the user's own computer keeps files that can be made again."""
         # Not /tmp, which is kept in memory on many systems.
-        if self.environ.get("TMPDIR"):
+        if os.environ.get("TMPDIR"):
             return self.temp
         home = self.home
-        return Path(self.environ.get("XDG_CACHE_HOME") or (home if home == self.temp else home / ".cache"))
+        return Path(os.environ.get("XDG_CACHE_HOME") or (home if home == self.temp else home / ".cache"))
 
     @property
     def kernel(self) -> Any:
         """Return the notebook kernel that this process is; `None` for a script that a notebook started."""
         # Without importing IPython: where it is not imported, this is no kernel.
-        get_shell = getattr(self.modules.get("IPython"), "get_ipython", None)
+        get_shell = getattr(sys.modules.get("IPython"), "get_ipython", None)
         return getattr(get_shell() if get_shell else None, "kernel", None)
 
     @property
@@ -129,7 +123,7 @@ _TABLE: tuple[_Row, ...] = (
         lambda facts: (
             facts.any_set("COLAB_RELEASE_TAG", "COLAB_BACKEND_VERSION")
             # The package alone proves nothing: it can be installed, and other packages import it, on any machine.
-            or (facts.modules.get("google.colab") is not None and facts.exists("/var/colab/hostname"))
+            or (sys.modules.get("google.colab") is not None and facts.exists("/var/colab/hostname"))
         ),
         lambda facts: facts.system("/content"),
         lambda _: None,
@@ -137,7 +131,7 @@ _TABLE: tuple[_Row, ...] = (
     _Row(
         "studio-lab",
         "SageMaker Studio Lab",
-        lambda facts: facts.environ.get("HOME") == "/home/studio-lab-user",
+        lambda _: os.environ.get("HOME") == "/home/studio-lab-user",
     ),
     _Row(
         "paperspace",
@@ -168,35 +162,22 @@ PLATFORM_NAMES: tuple[str, ...] = tuple(row.name for row in _TABLE)
 """Every platform's name, in the order in which they are tested."""
 
 
-def system_root(environ: Mapping[str, str] | None = None) -> Path:
+def system_root() -> Path:
     """Return the folder that stands for `/`: `/` itself, unless `COLABSTAGE_SYSTEM_ROOT` names a practice machine's."""
-    return Path((os.environ if environ is None else environ).get(SYSTEM_ROOT_VARIABLE) or "/")
+    return Path(os.environ.get(SYSTEM_ROOT_VARIABLE) or "/")
 
 
-def detect_platform(
-    *,
-    environ: Mapping[str, str] | None = None,
-    path_exists: Callable[[str], bool] | None = None,
-    modules: Mapping[str, object] | None = None,
-) -> Platform:
+def detect_platform() -> Platform:
     """Tell which platform this process runs on.
 
     `COLABSTAGE_PLATFORM` overrides the answer, and `COLABSTAGE_LOCAL_DIR` replaces the platform's fast folder.
-
-    >>> detect_platform(environ={"KAGGLE_KERNEL_RUN_TYPE": "Batch", "COLAB_RELEASE_TAG": "release"}).name
-    'kaggle'
     """
-    facts = _Facts(
-        os.environ if environ is None else environ,
-        os.path.exists if path_exists is None else path_exists,
-        sys.modules if modules is None else modules,
-    )
-    named = facts.environ.get(PLATFORM_VARIABLE)
+    facts, named = _Facts(), os.environ.get(PLATFORM_VARIABLE)
     row = next((row for row in _TABLE if (row.name == named if named else row.holds(facts))), None)
     if row is None:
         msg = f"{PLATFORM_VARIABLE}={named!r} names no platform. Known names: {', '.join(PLATFORM_NAMES)}."
         raise OptionError(msg)
-    local_dir = facts.environ.get(LOCAL_DIR_VARIABLE)
+    local_dir = os.environ.get(LOCAL_DIR_VARIABLE)
     return Platform(
         name=row.name,
         title=row.title,

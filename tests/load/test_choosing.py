@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 
 from colabstage.errors import NotEnoughSpaceError, OptionError
 from colabstage.h5.arrival import UnitLayout
-from colabstage.load.choosing import DeviceFacts, LoaderFacts, choose_loader
-from colabstage.load.epoch import Shard
-from colabstage.load.reading.fields import EngineChoice
+from colabstage.load.choosing import DeviceFacts, EngineChoice, LoaderFacts, Shard, choose_loader
 from colabstage.options import LoaderOptions
-
-if TYPE_CHECKING:
-    from colabstage.load.plan import LoaderPlan
 
 FACTS = LoaderFacts(
     rows=1000,
@@ -42,7 +37,7 @@ def gpu(free_bytes: int) -> LoaderFacts:
     return replace(FACTS, device=DeviceFacts("cuda", free_bytes))
 
 
-def choose(facts: LoaderFacts, batch_size: int = 64, **options: Any) -> LoaderPlan:
+def choose(facts: LoaderFacts, batch_size: int = 64, **options: Any) -> Any:
     """The plan of so many samples in a batch, with these options."""
     return choose_loader(facts, batch_size, LoaderOptions(**options))
 

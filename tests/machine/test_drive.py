@@ -30,11 +30,11 @@ from colabstage.errors import (
     OptionError,
     TargetExistsError,
 )
-from colabstage.machine import drive as drive_module
 from simulated_drive.drive import SimulatedDrive
 from simulated_drive.knobs import DriveFaults, DriveKnobs
 from tests.support.colab import simulated_colab
 from tests.support.colab_machine import ColabKnobs, SimulatedColab
+from tests.support.deadlines import shorten_deadlines
 from tests.support.images import make_tree
 
 if TYPE_CHECKING:
@@ -260,11 +260,14 @@ def test_where_nobody_can_answer_nobody_is_asked(
 @pytest.mark.fuse
 @pytest.mark.parametrize("verb", [refresh_drive, flush_drive])
 @pytest.mark.parametrize(
-    ("preset", "knobs", "kind"),
+    ("preset", "knobs", "odd", "kind"),
     [
-        ("colab_subprocess", ColabKnobs(), NotSupportedHereError),
-        ("colab_cpu", ColabKnobs(auth="refused"), DriveAuthError),
-        ("colab_cpu", ColabKnobs(auth="silent", waits_really=True), DriveAuthError),
+        ("colab_subprocess", ColabKnobs(), "", NotSupportedHereError),
+        # Kaggle's images have what Colab's have; and Colab's own client looks for this file.
+        ("colab_cpu", ColabKnobs(), "Kaggle's variable", NotSupportedHereError),
+        ("colab_cpu", ColabKnobs(), "no file of Colab's", NotSupportedHereError),
+        ("colab_cpu", ColabKnobs(auth="refused"), "", DriveAuthError),
+        ("colab_cpu", ColabKnobs(auth="silent", waits_really=True), "", DriveAuthError),
     ],
 )
 def test_nothing_is_unmounted_that_could_not_be_mounted_again(
@@ -274,15 +277,20 @@ def test_nothing_is_unmounted_that_could_not_be_mounted_again(
     verb: Callable[[], object],
     preset: Preset,
     knobs: ColabKnobs,
+    odd: str,
     kind: type[ColabstageError],
 ) -> None:
     """In a script, against a refusal, and with nobody there, Drive stays as it is, with what waits to be uploaded."""
-    monkeypatch.setattr(drive_module, "_CONSENT_S", 0.1)
+    shorten_deadlines("machine", 0.1, monkeypatch.setattr)
     with simulated_colab(tmp_path / "machine", preset=preset, drive=drive, knobs=knobs) as colab:
         place = colab.root / "content/drive"
         drive.mount(place)  # by another program, the notebook
         drive.set_faults(DriveFaults(stall_uploads=True))
         (place / "MyDrive/mine").write_bytes(WAITING)
+        if odd.startswith("Kaggle"):
+            monkeypatch.setenv("KAGGLE_KERNEL_RUN_TYPE", "Interactive")
+        elif odd:
+            (colab.root / "var/colab/hostname").unlink()
         refused(verb, kind)
         assert "drive.flush_and_unmount" not in colab.calls
         check_nothing_lost(place / "MyDrive/mine", drive)
@@ -312,8 +320,7 @@ def test_a_client_that_hangs_is_reported_and_not_forced(
     colab: SimulatedColab, silent_mount: MakeSilentMount, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may be busy with uploads that a forced remount would lose, so the person decides."""
-    monkeypatch.setattr(drive_module, "_PROBE_TIMEOUT_S", 0.2)
-    monkeypatch.setattr(drive_module.ask_drives, "__kwdefaults__", {"near": None, "timeout_s": 0.2})
+    shorten_deadlines("machine", 0.2, monkeypatch.setattr)
     place = silent_mount(colab.root / "content/drive", "fuse.drivefs").place
     refused(lambda: mount_drive(place), DriveDisconnectedError, str(place))
     # Nor does anything hang that only looks for a Drive.
@@ -426,7 +433,7 @@ def test_a_mount_that_goes_a_little_later_is_flushed(
     drive.set_faults(DriveFaults())
     assert flush_drive().remounted
     check_nothing_lost(mine, drive)
-    monkeypatch.setattr(drive_module, "_UNMOUNT_S", 0.1)
+    shorten_deadlines("machine", 0.1, monkeypatch.setattr)
     refused(flush_drive, DriveError, str(mine.parent.parent))
 
 
@@ -440,7 +447,7 @@ def test_a_drive_that_does_not_come_back_is_an_error(
     verb: Callable[[], object],
 ) -> None:
     """Everything is uploaded; but what a loop writes next would be on the local disk, so it must not go on."""
-    monkeypatch.setattr(drive_module, "_REMOUNT_WAIT_S", 0.0)
+    shorten_deadlines("machine", 0.1, monkeypatch.setattr)
     drive.set_faults(DriveFaults())
     colab.knobs = ColabKnobs(remount="fails")
     refused(verb, DriveNotMountedError, f"mount_drive('{mine.parent.parent}')")

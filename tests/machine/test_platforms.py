@@ -1,26 +1,33 @@
-"""The table of platforms, row by row, and its traps."""
+"""The table of platforms, row by row, and its traps: what `doctor` says and where staging keeps things on each."""
 
 from __future__ import annotations
 
+import os
+import re
+import sys
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from colabstage import doctor, stage_dataset
 from colabstage.errors import OptionError
-from colabstage.machine.platforms import PLATFORM_NAMES, Platform, detect_platform
 from tests.pages import ROOT
+from tests.support.images import in_classes, make_tree
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    Detect = Callable[..., tuple[str, str, str]]
 
 COLAB = {"COLAB_RELEASE_TAG": "release-colab_20250902-060100_RC00", "COLAB_GPU": "", "JPY_PARENT_PID": "94"}
 KAGGLE = COLAB | {"KAGGLE_KERNEL_RUN_TYPE": "Batch"}
 LIGHTNING = {"LIGHTNING_CLOUD_PROJECT_ID": "p", "LIGHTNING_CLUSTER_ID": "c"}
 STUDIO = "/teamspace/studios/this_studio"
-MARKER = ("/var/colab/hostname",)
+PLATFORMS = ("kaggle", "colab", "studio-lab", "paperspace", "lightning", "jupyter", "python")
+SIGNS = re.compile(r"COLAB|KAGGLE|PAPERSPACE|LIGHTNING|JPY_|TMPDIR|XDG_CACHE_HOME")
 
 
 def kernel(**request: object) -> dict[str, Any]:
@@ -29,98 +36,102 @@ def kernel(**request: object) -> dict[str, Any]:
     return {"IPython": SimpleNamespace(get_ipython=lambda: SimpleNamespace(kernel=found))}
 
 
-UNATTENDED = kernel(allow_stdin=False)
 CONSOLE = {"IPython": SimpleNamespace(get_ipython=lambda: None)}
 
 
-def detect(
-    environ: Mapping[str, str], paths: tuple[str, ...] = (), modules: Mapping[str, object] = CONSOLE
-) -> Platform:
-    """Detect on a machine that is described in full."""
-    return detect_platform(
-        environ={"HOME": "/home/ann"} | dict(environ), path_exists=paths.__contains__, modules=modules
-    )
+@pytest.fixture
+def detect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Detect:
+    """Detect on a machine that is described in full: the platform's name, its fast folder, and what is said about one
+    that lasts."""
+
+    def look(
+        environ: Mapping[str, str], paths: tuple[str, ...] = (), modules: Mapping[str, object] = CONSOLE
+    ) -> tuple[str, str, str]:
+        for name in filter(SIGNS.match, [*os.environ]):
+            monkeypatch.delenv(name)
+        root = tmp_path / "root"
+        described = {"HOME": f"{root}/home/ann", "COLABSTAGE_SYSTEM_ROOT": f"{root}"} | dict(environ)
+        for name, value in described.items():
+            monkeypatch.setenv(name, value.replace("ROOT", str(root)))
+        for path in ("/content", "/kaggle/temp", "/tmp", "/home/ann", STUDIO, *paths):
+            (root / path.lstrip("/")).mkdir(parents=True, exist_ok=True)
+        for name in ("IPython", "google.colab"):
+            monkeypatch.delitem(sys.modules, name, raising=False)
+        for name, module in modules.items():
+            monkeypatch.setitem(sys.modules, name, module)
+        photos = make_tree(tmp_path / "photos", in_classes(2))
+        facts = doctor(timeout_s=5.0).facts
+        staged = stage_dataset(photos, image_size=4, progress=False)
+        assert str(staged.path).startswith(facts.fast_dir)
+        return facts.platform, facts.fast_dir.removeprefix(str(root)), str(staged.report).replace(str(root), "")
+
+    return look
 
 
-ROWS: list[tuple[dict[str, str], tuple[str, ...], str, str, str | None]] = [
-    (KAGGLE, ("/kaggle/working",), "kaggle", "/kaggle/temp", None),
+ROWS: list[tuple[dict[str, str], tuple[str, ...], str, str, str]] = [
+    # The folder that lasts on Kaggle is the notebook's output: who wants it can name it.
+    (KAGGLE, ("/kaggle/working",), "kaggle", "/kaggle/temp", "cache_dir='/kaggle/working/colabstage'"),
     # On Colab kagglehub mounts its cache there.
-    (COLAB, ("/kaggle/input",), "colab", "/content", None),
-    ({"COLAB_BACKEND_VERSION": "next"}, (), "colab", "/content", None),
-    ({"HOME": "/home/studio-lab-user"}, (), "studio-lab", "/tmp", "/home/studio-lab-user"),
-    ({"PAPERSPACE_CLUSTER_ID": "c"}, ("/storage", "/notebooks"), "paperspace", "/tmp", "/storage"),
-    (LIGHTNING, (), "lightning", "/tmp", STUDIO),
-    ({"JPY_PARENT_PID": "7"}, (), "jupyter", "/home/ann/.cache", "/home/ann"),
-    ({}, (), "python", "/home/ann/.cache", "/home/ann"),
+    (COLAB, ("/kaggle/input",), "colab", "/content", "no Drive is mounted"),
+    ({"COLAB_BACKEND_VERSION": "next"}, (), "colab", "/content", "no Drive is mounted"),
+    ({"HOME": "/home/studio-lab-user"}, (), "studio-lab", "/tmp", "SageMaker Studio Lab"),
+    ({"PAPERSPACE_CLUSTER_ID": "c"}, ("/storage", "/notebooks"), "paperspace", "/tmp", "'/storage'"),
+    ({"PAPERSPACE_CLUSTER_ID": "c"}, ("/notebooks",), "paperspace", "/tmp", "'/notebooks'"),
+    (LIGHTNING, (), "lightning", "/tmp", f"'{STUDIO}'"),
+    (LIGHTNING, ("/cache",), "lightning", "/cache", f"'{STUDIO}'"),
+    ({"JPY_PARENT_PID": "7"}, (), "jupyter", "/home/ann/.cache", "'/home/ann'"),
+    ({}, (), "python", "/home/ann/.cache", "'/home/ann'"),
     # What the person, or the owner of the machine, says.
-    (COLAB | {"COLABSTAGE_PLATFORM": "kaggle"}, (), "kaggle", "/kaggle/temp", None),
-    (COLAB | {"COLABSTAGE_LOCAL_DIR": "/scratch/ann"}, (), "colab", "/scratch/ann", None),
-    ({"TMPDIR": "/scratch"}, (), "python", "/scratch", "/home/ann"),
-    ({"TMPDIR": "/scratch", "PAPERSPACE_CLUSTER_ID": "c"}, (), "paperspace", "/scratch", "/notebooks"),
+    (COLAB | {"COLABSTAGE_PLATFORM": "kaggle"}, (), "kaggle", "/kaggle/temp", "/kaggle/working"),
+    (COLAB | {"COLABSTAGE_LOCAL_DIR": "ROOT/scratch/ann"}, (), "colab", "/scratch/ann", "no Drive is mounted"),
+    ({"TMPDIR": "ROOT/scratch"}, (), "python", "/scratch", "'/home/ann'"),
+    (
+        {"TMPDIR": "ROOT/scratch", "PAPERSPACE_CLUSTER_ID": "c"},
+        ("/notebooks",),
+        "paperspace",
+        "/scratch",
+        "'/notebooks'",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("environ", "paths", "name", "fast", "persistent"), ROWS)
+@pytest.mark.parametrize(("environ", "paths", "name", "fast", "lasting"), ROWS)
 def test_each_platform_is_recognised(
-    environ: dict[str, str], paths: tuple[str, ...], name: str, fast: str, persistent: str | None
+    detect: Detect, environ: dict[str, str], paths: tuple[str, ...], name: str, fast: str, lasting: str
 ) -> None:
     found = detect(environ, paths)
-    assert (found.name, str(found.fast_dir)) == (name, fast)
-    assert found.persistent_dir == (Path(persistent) if persistent else None)
-    # The folder that lasts on Kaggle is the notebook's output: who wants it can name it.
-    assert ("cache_dir='/kaggle/working/colabstage'" in found.not_lasting) is (name == "kaggle")
+    assert found[:2] == (name, fast)
+    assert lasting in found[2]
 
 
 @pytest.mark.parametrize(
-    ("environ", "paths", "modules", "name", "mountable"),
+    ("modules", "name"),
     [
-        (COLAB, MARKER, kernel(), "colab", True),
-        # A widget's message declares nothing.
-        (COLAB, MARKER, kernel(comm_id="1"), "colab", True),
-        # Command lines and schedulers allow no input.
-        (COLAB, MARKER, UNATTENDED, "colab", False),
-        (COLAB, MARKER, CONSOLE, "colab", False),
-        (COLAB, (), kernel(), "colab", False),
-        (KAGGLE, MARKER, kernel(), "kaggle", False),
         # The package can be installed and imported on any laptop; `None`, which blocks its import, is no sign.
-        ({}, MARKER, CONSOLE | {"google.colab": object()}, "colab", False),
-        ({}, MARKER, CONSOLE | {"google.colab": None}, "python", False),
+        (CONSOLE | {"google.colab": object()}, "colab"),
+        (CONSOLE | {"google.colab": None}, "python"),
         # A kernel that an editor has started sets no variables.
-        ({}, (), kernel(), "jupyter", False),
+        (kernel(), "jupyter"),
     ],
 )
-def test_drive_is_mountable_only_in_the_kernel_of_a_real_colab(
-    environ: dict[str, str], paths: tuple[str, ...], modules: dict[str, object], name: str, mountable: bool
-) -> None:
-    found = detect(environ, paths, modules)
-    assert (found.name, found.drive_mountable) == (name, mountable)
-    assert found.attended is (modules is not UNATTENDED)
+def test_a_kernel_is_recognised_by_what_is_imported(detect: Detect, modules: dict[str, object], name: str) -> None:
+    assert detect({}, ("/var/colab/hostname",), modules)[0] == name
 
 
-def test_an_unknown_override_lists_the_known_names() -> None:
+def test_an_unknown_override_lists_the_known_names(detect: Detect) -> None:
     with pytest.raises(OptionError) as refused:
         detect({"COLABSTAGE_PLATFORM": "collab"})
-    assert all(name in str(refused.value) for name in ("collab", *PLATFORM_NAMES))
-
-
-def test_the_real_environment_is_read_when_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As it is now, and on a practice machine with everything under its root."""
-    (tmp_path / "var/colab").mkdir(parents=True)
-    (tmp_path / "var/colab/hostname").write_text("m-s-practice")
-    monkeypatch.setenv("COLABSTAGE_SYSTEM_ROOT", str(tmp_path))
-    for name in PLATFORM_NAMES:
-        monkeypatch.setenv("COLABSTAGE_PLATFORM", name)
-        found = detect_platform(modules=kernel())
-        assert (found.name, found.drive_mountable) == (name, name == "colab")
-        assert name != "colab" or found.fast_dir == tmp_path / "content"
+    assert all(name in str(refused.value) for name in ("collab", *PLATFORMS))
 
 
 @pytest.mark.parametrize("name", ["colab", "kaggle", "studio-lab", "paperspace", "lightning"])
-def test_the_page_on_drive_has_each_platforms_folders(name: str) -> None:
+def test_the_page_on_drive_has_each_platforms_folders(detect: Detect, name: str) -> None:
     """In the row with its title; the home folder is named as such."""
     found = detect({"COLABSTAGE_PLATFORM": name}, ("/storage", "/cache"))
     page = (ROOT / "docs/drive.md").read_text(encoding="utf-8")
-    (row,) = [line for line in page.splitlines() if line.startswith(f"| {found.title} | `")]
-    assert f"| `{found.fast_dir}`" in row
-    if found.persistent_dir is not None:
-        assert ("home folder" if found.persistent_dir == Path("/home/ann") else f"`{found.persistent_dir}`") in row
+    (row,) = [line for line in page.splitlines() if line.startswith(f"| {doctor(timeout_s=5.0).facts.title} | `")]
+    assert f"| `{found[1]}`" in row
+    if lasting := re.search(r"a copy in '(.+?)' would be on the same disk", found[2]):
+        assert ("home folder" if lasting[1] == "/home/ann" else f"`{lasting[1]}`") in row
+    else:
+        assert name in ("colab", "kaggle")

@@ -1,0 +1,154 @@
+"""What Drive's client tells: MD5s that count, and a used-up quota among other input/output errors."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from colabstage import fetch_files, publish_file, stage_dataset
+from colabstage.errors import ColabstageError, DriveQuotaError
+from tests.support.deadlines import lose_patience, shorten_deadlines
+from tests.support.images import make_tree
+from tests.support.steps import wait_until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from simulated_drive.drive import SimulatedDrive
+
+pytestmark = pytest.mark.fuse
+NUMBERS = {f"{kind}/{number}.bmp": 10 * number for kind in ("cat", "dog") for number in range(20)}
+QUESTIONS = ("md5", "uncommitted")
+
+
+@pytest.fixture
+def photos(drive: SimulatedDrive, my_drive: Path) -> Path:
+    """Forty images on Drive."""
+    make_tree(drive.cloud / "MyDrive/photos", NUMBERS)
+    return my_drive / "photos"
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the client is asked for files."""
+    whole, found = os.getxattr, list[str]()
+
+    def getxattr(path: Any, name: str, **options: Any) -> bytes:
+        found.append(name.rpartition(".")[2])
+        return whole(path, name, **options)
+
+    monkeypatch.setattr(os, "getxattr", getxattr)
+    return found
+
+
+def look(photos: Path) -> tuple[str, str]:
+    """Stage; where from, and what the look at the source says."""
+    report = stage_dataset(photos, cache_dir=None, image_size=4, progress=False).report
+    return report.origin, report.steps[0].note
+
+
+@pytest.mark.parametrize(
+    ("changes", "counts"),
+    [({}, True), ({"uncommitted": "1"}, False), ({"uncommitted": ""}, False), ({"md5": "none"}, False)],
+    ids=["all", "waits for its upload", "may wait for it", "no MD5"],
+)
+def test_an_md5_counts_only_where_all_vouches_for_it(
+    photos: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, str], counts: bool
+) -> None:
+    """It is one, and of what is here, too; of all files or of none."""
+    assert look(photos)[0] == "source"
+    whole = os.getxattr
+
+    def getxattr(path: Any, name: str, **options: Any) -> bytes:
+        answer = changes.get(name.rpartition(".")[2]) if os.fspath(path).endswith("dog/7.bmp") else None
+        if answer == "":
+            raise OSError(errno.ENODATA, os.strerror(errno.ENODATA))
+        return answer.encode() if answer else whole(path, name, **options)
+
+    monkeypatch.setattr(os, "getxattr", getxattr)
+    origin, note = look(photos)
+    assert (origin, "dog/7.bmp" in note) == ("local", not counts)
+
+
+def test_each_file_is_asked_for_once_and_a_client_without_md5s_once_in_all(
+    photos: Path, asked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also while its content is read, before it."""
+    for _ in range(2):
+        look(photos)
+        assert [asked.count(one) for one in QUESTIONS] == [40, 40]
+        asked.clear()
+
+    def refuse(path: Any, name: str) -> bytes:
+        asked.append(name)
+        raise OSError(errno.ENODATA, os.strerror(errno.ENODATA))
+
+    monkeypatch.setattr(os, "getxattr", refuse)
+    look(photos)
+    assert len(asked) == 1
+
+
+def test_a_client_that_hangs_is_waited_for_once(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every kind of question shares that, and readers of files, whose content may well come, are not held up for ever
+    either; once the old one has been answered, the client is asked again."""
+    look(photos)
+    (tmp_path / "model.pt").write_bytes(b"x" * 1000)
+    over, whole, asked = threading.Event(), os.getxattr, list[str]()
+
+    def getxattr(path: Any, name: str, **options: Any) -> bytes:
+        asked.append(name)
+        over.wait(60)
+        return whole(path, name, **options)
+
+    shorten_deadlines("machine", 0.3, monkeypatch.setattr)
+    monkeypatch.setattr(os, "getxattr", getxattr)
+    try:
+        assert "did not answer" in look(photos)[1]
+        once = len(asked)
+        published = publish_file(tmp_path / "model.pt", photos.parent, wait_uploaded=True, progress=False)
+        assert "did not answer" in str(published)
+        (photos / "cat/0.bmp").unlink()
+        assert look(photos)[0] == "source"
+        assert len(asked) == once
+    finally:
+        over.set()
+    wait_until(lambda: "would not be noticed" not in look(photos)[1])
+
+
+MARK = "x" * 3_000_000 + "\nQUOTA_EXCEEDED\n"
+YESTERDAY = "yesterday: QUOTA_EXCEEDED\n"
+
+
+@pytest.mark.parametrize(
+    ("log", "number", "is_quota"),
+    [
+        (YESTERDAY + MARK, errno.EIO, True),
+        # A client that was mounted again begins its log anew.
+        ("QUOTA_EXCEEDED", errno.EIO, True),
+        (YESTERDAY, errno.EIO, False),
+        (YESTERDAY + MARK, errno.EACCES, False),
+        (None, errno.EIO, False),
+    ],
+)
+def test_only_a_mark_that_is_written_meanwhile_makes_it_a_quota(
+    tmp_path: Path, photos: Path, monkeypatch: pytest.MonkeyPatch, log: str | None, number: int, is_quota: bool
+) -> None:
+    path = tmp_path / "root/.config/Google/DriveFS/Logs/drive_fs.txt"
+    path.parent.mkdir(parents=True)
+    path.write_text(YESTERDAY, encoding="ascii")
+    lose_patience("sources", 0.2, monkeypatch.setattr)
+
+    def failing(handle: int, *_: Any) -> bytes:
+        path.unlink(missing_ok=True)
+        if log is not None:
+            path.write_text(log, encoding="ascii")
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "pread", failing)
+    with pytest.raises(ColabstageError, match=r"0\.bmp") as raised:
+        fetch_files(photos / "cat/0.bmp", tmp_path / "here.bmp", progress=False)
+    assert isinstance(raised.value, DriveQuotaError) is is_quota
