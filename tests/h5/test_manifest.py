@@ -7,7 +7,7 @@ import json
 import os
 import re
 import time
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -121,6 +121,28 @@ def test_a_newer_manifest_asks_for_an_update(pack: Path) -> None:
     write_manifest(pack, replace(manifest_of(pack), version=MANIFEST_VERSION + 1))
     with pytest.raises(NewerFormatError, match=r"newer colabstage"):
         read_manifest(pack)
+
+
+class CountedManifest(Manifest):
+    """Counts how often its blocks are listed."""
+
+    listed = 0
+
+    @property
+    def ranges(self) -> list[tuple[int, int]]:
+        type(self).listed += 1
+        return super().ranges
+
+
+def test_the_blocks_are_listed_once_for_all_of_a_file(pack: Path) -> None:
+    """Not for each block: a pack of a terabyte has hundreds of thousands of them."""
+    manifest = CountedManifest(**{one.name: getattr(manifest_of(pack), one.name) for one in fields(Manifest)})
+    assert damaged_blocks(pack, manifest) == []
+    assert CountedManifest.listed == 1
+    zeroed = pack.with_name("zeroed.h5")
+    zeroed.write_bytes(bytes(manifest.size))
+    assert damaged_blocks(zeroed, manifest) == [0, 1, 2, 3]
+    assert CountedManifest.listed == 2
 
 
 @pytest.mark.parametrize("zeroed", [1, 9_000_000])
