@@ -491,9 +491,9 @@ def test_values_in_messages_are_short() -> None:
     own: list[Any] = []
     own.append(own)
     for value in (bomb, own, {1: bomb}, (bomb,), "x" * 10**7, b"x" * 10**7, -(10**5000), [10**5000]):
-        begun = time.monotonic()
+        begun = time.thread_time()
         assert len(refusal(value)) <= 200
-        assert time.monotonic() - begun < 1
+        assert time.thread_time() - begun < 1
     plain: tuple[Any, ...] = ([1, "a", None], {"a": (1,)}, {}, {1}, b"\0", "it's", ((),))
     for one in plain:
         assert repr(one) in refusal(one)

@@ -55,7 +55,7 @@ def test_the_short_demo(tmp_path: Path, nurseries: Nurseries) -> None:
     assert result["zip_report"]["origin"] == "source"
     slowest, fastest = (one["training"]["epochs"] for one in (first, straight))
     assert max(epoch["seconds"] for epoch in slowest) < min(epoch["seconds"] for epoch in fastest)
-    assert list(tmp_path.glob("colabstage-*")) == []
+    assert list(tmp_path.glob("colabstage-demo-*")) == []
     for expected in ("30.0 ms until its first byte", "Straight from the Drive folder", "accuracy"):
         assert expected in done.stderr
 
