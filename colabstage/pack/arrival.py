@@ -111,7 +111,7 @@ def pack_units(costs: NDArray[np.int64], most_bytes: int) -> NDArray[np.int32]:
 
     Args:
         costs: int64 `(N,)`, how many bytes are read for each sample.
-        most_bytes: how many bytes are faster to read together, as in an archive; 0 for a folder's files, whose units are
+        most_bytes: how many bytes to read together, as in an archive; 0 for files of a folder, whose units are
             as small as the journal allows.
     """
     # Whole blocks of the journal, because a kill loses unfinished ones.
