@@ -118,11 +118,11 @@ _HOMES = {
     "verify_file": "h5.verify",
 }
 
-# Modules that are there without an import of their own.
+# Modules that need no import of their own.
 _MODULES = ("errors", "options", "transforms")
 _NEED_TORCH = ("CudaDataLoader", "dataset_h5", "make_loader", "resumable")
 
-# Without torch, `from colabstage import *` leaves out what needs it; imported by name, each says so.
+# Without torch, `from colabstage import *` leaves out the names that need it; importing one by name says why it fails.
 if not TYPE_CHECKING and "torch" not in sys.modules and PathFinder.find_spec("torch") is None:
     __all__ = [name for name in __all__ if name not in _NEED_TORCH]
 

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import re
 
-# Control characters but tab and line feed, characters that reverse the direction of writing, and lone surrogates.
+# Control characters except tab and line feed, characters that reverse the writing direction, and lone surrogates.
 _NUMBER_OF_SYSTEM = re.compile(r"\[(?:Errno|WinError) -?\d+\] ")
 _UNPRINTABLE = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def said_by(error: BaseException) -> str:
-    """Return what an error of Python's, the system's or a library's says, in words that stand in a sentence.
+    """Return what an error of Python, the system or a library says, in words that fit into a sentence.
 
-    Neither its type nor the system's number for it: these say something to who wrote the library.
+    Its type and the system's error number are left out: they help only the developers of the library.
 
     >>> said_by(FileNotFoundError(2, "No such file or directory", "a"))
     'No such file or directory'
@@ -38,7 +38,7 @@ def said_by(error: BaseException) -> str:
 
 
 def ended(text: str) -> str:
-    """Return a sentence with exactly one mark at its end, which the text of an error may have or lack.
+    """Return a sentence that ends in exactly one punctuation mark, whether or not the error's text has one.
 
     >>> ended("the folder is gone"), ended("Was it moved?")
     ('the folder is gone.', 'Was it moved?')
@@ -48,8 +48,8 @@ def ended(text: str) -> str:
 
 
 def error_to_json(error: BaseException) -> list[str]:
-    """Return what another process needs to raise the same: the name of ours, or `""`, and what it says."""
-    # A caller that cancelled nothing needs the reason for which work was stopped.
+    """Return what another process needs to raise the same error: the name of our class, or `""`, and its message."""
+    # A caller who cancelled nothing needs to know why the work was stopped.
     error = getattr(error, "because", None) or error
     kind = type(error)
     return [kind.__name__ if issubclass(kind, ColabstageError) else "", said_by(error)]
@@ -70,7 +70,7 @@ def error_from_json(raw: object, otherwise: type[ColabstageError]) -> tuple[type
 
 
 def kind_of(value: object) -> str:
-    """Return what kind of thing stands in a file where another was expected.
+    """Name the kind of value that a file holds where another was expected.
 
     >>> kind_of([1, 2])
     'a list'
@@ -89,7 +89,7 @@ def kind_of(value: object) -> str:
 
 
 def printable(text: str) -> str:
-    r"""Write a text so that a terminal shows it and does nothing else.
+    r"""Escape a text so that a terminal shows it and does nothing else.
 
     Names come from archives, servers and disks, and may hold codes that move the cursor, clear the screen, or make one
     name look like another.
@@ -102,12 +102,12 @@ def printable(text: str) -> str:
 
 def _escaped(match: re.Match[str]) -> str:
     number = ord(match[0])
-    if 0xDC80 <= number <= 0xDCFF:  # a byte of a name that is no UTF-8, as Python keeps it
+    if 0xDC80 <= number <= 0xDCFF:  # a byte of a name that is not UTF-8, as Python represents it
         number -= 0xDC00
     return f"\\x{number:02x}" if number < 256 else f"\\u{number:04x}"
 
 
-# Characters of a message, and how many of them are its end.
+# The most characters of a message that are shown, and how many of them are its end.
 _LONGEST = 8000
 _ENDING = 1000
 
@@ -122,15 +122,15 @@ class ColabstageError(Exception):
     """
 
     def __str__(self) -> str:
-        # KeyError shows its argument quoted; a sentence reads better plain.
+        # `KeyError` shows its argument in quotes, and a sentence reads better without.
         text = str(self.args[0]) if self.args else ""
-        # A quoted name or line may be of any length; what to do about it is at the end.
+        # A quoted name or line may be of any length; the advice is at the end.
         if len(text) > _LONGEST:
             text = f"{text[: -_ENDING + _LONGEST]} … {text[-_ENDING:]}"
         return printable(text)
 
     def _render_traceback_(self) -> list[str]:
-        # IPython asks for this: in a cell, what is below the caller's own line explains nothing to the caller.
+        # IPython calls this. In a cell, the frames below the caller's own line explain nothing to the caller.
         from colabstage.io.callers_code import lines_of
 
         return lines_of(self)

@@ -1,4 +1,4 @@
-"""The interface between readers of a file and what brings its rows: a pack that is written, fetched or copied.
+"""The interface between readers of a file and whatever brings its rows: packing, fetching or copying.
 
 The file has its final length and layout, and rows come in *units*: blocks of a pack that is elsewhere, byte ranges of
 an archive that is being packed.
@@ -23,53 +23,53 @@ if TYPE_CHECKING:
     from colabstage.io.progress import Cancellation
 
 
-# What is read of a row: all of it, or its targets alone.
+# The part of a row that is read: all of it, or only its targets.
 Side = Literal["row", "targets"]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class UnitLayout:
-    """The units that rows come in: a function of the file, its source and a limit, never of what has arrived."""
+    """The units that rows come in. They depend on the file, its source and a limit, never on what has arrived."""
 
     units: Callable[[str], NDArray[np.intp]]
-    """Returns the unit of each row of a split, `(N,)`; if a row may be in several, its first and last unit, `(N, 2)`.
-    Counted from 0."""
+    """Returns the unit of each row of a split, `(N,)`, counted from 0; if a row may span several, its first and last
+    unit, `(N, 2)`."""
     window_units: int
     """How many units one window may hold."""
     reason: str
-    """Why so many, in words for the plan."""
+    """The reason for that number, in words for the plan."""
     place: Path | None = None
     """Where the file will be moved once it is complete; `None` if it stays where it is."""
     first_units: int = 1
     """How many units the first batch may wait for: more than one if the rows of a unit may be alike."""
     together: int = 1
-    """How many neighbouring units are visited shortly after each other: one request may bring them."""
+    """How many neighbouring units are visited close together: one request may bring them."""
     first_epoch_only: bool = False
-    """Whether only the first epoch is visited by units, because all rows are here after it."""
+    """Whether only the first epoch is visited by units, because all rows are local after it."""
     lasting: bool = True
-    """Whether a process that finds all of the file here has the same units, such as a rank that waited for it."""
+    """Whether a process that finds the whole file local has the same units, such as a rank that waited for it."""
 
 
 class Expectation(Protocol):
-    """Rows that one reader announced, in order."""
+    """Rows that one reader has announced, in order."""
 
     def reached(self, rows: int, waited_s: float = 0.0) -> None:
-        """Record that the first `rows` of them have been read, after a further wait of so many seconds."""
+        """Record that the first `rows` of them have been read, after a further wait of `waited_s` seconds."""
 
     def close(self) -> None:
         """Drop it: the rest will not be read. Calling it twice is fine."""
 
 
 class Arrival(Protocol):
-    """Bring rows of a file that are not all here yet. Safe in threads, picklable, and usable after a fork."""
+    """Bring rows of a file that are not all local yet. Thread-safe, picklable, and usable after a fork."""
 
     @property
     def layout(self) -> UnitLayout:
-        """Return how rows come, which does not change."""
+        """Return how rows come, which never changes."""
 
     @property
     def complete(self) -> bool:
-        """Return whether all rows are here and stay here, so that readers can treat the file like any other."""
+        """Return whether all rows are local and stay so: readers can then treat the file like any other."""
 
     def expect(
         self, split: str, rows: NDArray[np.intp], *, then: Callable[[], NDArray[np.intp]] | None = None
@@ -83,22 +83,22 @@ class Arrival(Protocol):
         """Wait until these rows can be read, and keep them from eviction within the context. Rows may be repeated.
 
         Raises:
-            ColabstageError: what brings them failed; the message says what is here. Asking again tries again.
+            ColabstageError: bringing them failed; the message says which rows are local. Asking again tries again.
             CancelledError: `cancellation` was used.
         """
 
 
 class Readiness(NamedTuple):
-    """How much of an arriving dataset is here."""
+    """How much of an arriving dataset is local."""
 
     rows: int
-    """Rows that are here."""
+    """Rows that are local."""
     total: int
     """All rows."""
 
     @property
     def fraction(self) -> float:
-        """Return the part that is here, from 0 to 1."""
+        """Return the local fraction, from 0 to 1."""
         return self.rows / self.total if self.total else 1.0
 
     def __str__(self) -> str:
@@ -110,9 +110,9 @@ class HandedOut:
 
     Attributes:
         rows: how many.
-        first_s: when the first came, by the system's clock; `None` before.
-        last_s: when the latest came.
-        waited_s: seconds that all loops together have waited for their batches.
+        first_s: when the first arrived, by the system's clock; `None` before.
+        last_s: when the latest arrived.
+        waited_s: seconds that all loops together have waited for batches.
     """
 
     def __init__(self) -> None:
@@ -129,11 +129,11 @@ class HandedOut:
         self.waited_s += waited_s
 
 
-# A packed file of which only some blocks are here.
+# A packed file of which only some blocks are local.
 #
-# It has the length and layout of the whole, so that HDF5 would open it and give zeros, black pictures with real
-# labels, for what is missing. Its first bytes are therefore a mark in place of HDF5's signature: no program takes it
-# for an HDF5 file, whatever it is called, and who brings the rest reads it with the signature.
+# It has the length and layout of the whole file, so HDF5 would open it and read the missing parts as zeros: black
+# pictures with real labels. Its first bytes are therefore a mark instead of HDF5's signature: no program takes it for
+# an HDF5 file, whatever its name, and the code that brings the rest reads it with the signature.
 
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
@@ -141,12 +141,12 @@ PART_MARK = b"IN PART\n"
 
 
 def with_mark(data: bytes, offset: int) -> bytes:
-    """Return bytes of a file from `offset` on as they are written where only a part of it is."""
+    """Return bytes of a whole file, from `offset` on, as a partial file stores them."""
     return _with_head(data, offset, SIGNATURE, PART_MARK)
 
 
 def with_signature(data: bytes, offset: int) -> bytes:
-    """Return bytes that were written so as they are in the whole file."""
+    """Return bytes of a partial file as the whole file has them."""
     return _with_head(data, offset, PART_MARK, SIGNATURE)
 
 
@@ -160,13 +160,13 @@ def _with_head(data: bytes, offset: int, old: bytes, new: bytes) -> bytes:
 
 
 def is_marked(path: Path) -> bool:
-    """Tell whether only a part of the file at `path` is here; raises the errors of opening it."""
+    """Tell whether only a part of the file at `path` is local; raises errors of opening it."""
     with open(path, "rb") as handle:
         return handle.read(len(PART_MARK)) == PART_MARK
 
 
 class MarkedBytes(LocalBytes):
-    """A file that has the mark, read as HDF5 would read the whole one. Closes with its last reference."""
+    """A file with the mark, read with HDF5's signature in its place. It closes with its last reference."""
 
     def pread(self, length: int, offset: int) -> bytes:
         """Read up to `length` bytes at `offset`; shorter only at the end of the file."""

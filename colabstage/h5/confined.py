@@ -1,10 +1,9 @@
-"""HDF5 files that lead only to files of their own folder, however they are asked.
+"""HDF5 files whose links, under any name, lead only to files in their own folder.
 
 External links, virtual datasets and external storage name other files, and HDF5 opens whatever they name: a file from a
-stranger could have a private key read as samples, or a pipe that never answers. And it makes up what is missing: values
-of a source that is not there, or of external storage that is too short, read as zeros. So every name is followed here
-first, link by link, up to the datasets and what those are put together from, and every file on the way is judged before
-HDF5 opens it.
+stranger could have a private key read as samples, or a pipe that never answers. And HDF5 invents missing data: values
+of a missing source, or of external storage that is too short, read as zeros. So every name is followed here first, link
+by link, up to the datasets and their sources, and every file on the way is judged before HDF5 opens it.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from colabstage.errors import ExternalFileError, PackFormatError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-# As many links as HDF5 follows by default. Nobody nests virtual datasets as deep.
+# As many links as HDF5 follows by default. Nobody nests virtual datasets that deep.
 _MAX_STEPS = 16
 
 
@@ -32,19 +31,17 @@ class Reach:
     """Which files an HDF5 file may lead to: those of its folder, all, or none."""
 
     def __init__(self, path: Path | None, label: str, *, anywhere: bool = False) -> None:
-        """Take the file; `None` for bytes without a path, which lead nowhere. `anywhere`: to any file.
+        """Take the file; `None` for bytes without a path, which lead to no other file. `anywhere`: any file is allowed.
 
         `label`: what messages call it.
         """
         self._path, self._label, self._anywhere = path, label, anywhere
-        # Sources are shared and nested; each needs one look.
+        # Sources are shared and nested; each is checked once.
         self._sound: set[tuple[bytes, int]] = set()
         self._above: list[tuple[bytes, int]] = []
 
     def check(self, group: Any, name: str) -> bool:
-        """Follow `name` from an open `GroupID`, and judge every file on the way and behind it; return whether something
-        has that name.
-        """
+        """Follow `name` from an open `GroupID` and judge every file on the way; return whether the name exists."""
         return self._follow(group, name.encode(errors="surrogateescape"), 0)
 
     def _follow(self, group: Any, name: bytes, links: int) -> bool:
@@ -65,7 +62,7 @@ class Reach:
             target = node.links.get_val(part)
             if kind == h5l.TYPE_EXTERNAL:
                 with self._root_of(os.fsdecode(target[0]), node) as root:
-                    # From the root, whatever the link says.
+                    # An external link's target is looked up from the root, however it is written.
                     rest = b"/".join([b"", target[1], *reversed(parts)])
                     return root is not None and self._follow(root, rest, links)
             parts += _parts(target)
@@ -74,10 +71,10 @@ class Reach:
         return True
 
     def _check_sources(self, node: Any) -> None:
-        """Judge the files that an open object is put together from."""
+        """Judge the files that an open object takes its values from."""
         if not isinstance(node, h5d.DatasetID):
             return
-        # Neither opening it so far nor this makes HDF5 look for a source; asking for the shape does.
+        # Neither opening the object nor this makes HDF5 look for a source; asking for the shape does.
         properties = node.get_create_plist()
         if properties.get_layout() == h5d.CONTIGUOUS and properties.get_external_count():
             self._check_storage(node, properties)
@@ -99,7 +96,7 @@ class Reach:
     def _check_virtual(self, node: Any, properties: Any) -> None:
         names = (properties.get_virtual_filename, properties.get_virtual_dsetname)
         count = properties.get_virtual_count()
-        # Each once, in their order.
+        # Each pair once, in order.
         for written, part in dict.fromkeys(tuple(name(number) for name in names) for number in range(count)):
             if any("%b" in name.replace("%%", "") for name in (written, part)):
                 raise self._broken(node, f"is put together from files that it only numbers, '{written}'")
@@ -115,9 +112,9 @@ class Reach:
         for number in range(properties.get_external_count()):
             name, offset, size = properties.get_external(number)
             written = os.fsdecode(name)
-            # Unlike the files of links and sources, these are looked for in the current folder.
+            # Unlike the files of links and virtual sources, HDF5 looks for these in the current folder.
             there = self._judge(Path(written), written, node)
-            # The last file may have no limit, which h5py gives as a very large size.
+            # The last file may be unlimited, which h5py reports as a very large size.
             wanted = min(left, int(size))
             left -= wanted
             if there is None:
@@ -133,15 +130,15 @@ class Reach:
 
     @contextlib.contextmanager
     def _root_of(self, written: str, node: Any) -> Iterator[Any]:
-        """Open the file that HDF5 would open for what is written in `node`'s, and yield its root; `None` where it finds
-        none."""
+        """Open the file that HDF5 would open for the name `written` in `node`'s file, and yield its root; `None` if
+        there is none."""
         if written == ".":
             yield h5g.open(node, b"/")
             return
         if self._path is None:
             raise self._refusal(written)
         for place in _candidates(written, _home(node)):
-            # HDF5 goes on to the next place too, where it cannot open what is in one.
+            # If HDF5 cannot open a file in one place, it also tries the next.
             with contextlib.suppress(OSError):
                 opener = functools.partial(h5py.File, place, "r")
                 found = None if self._judge(place, written, node) is None else with_any_locking(opener)
@@ -154,7 +151,7 @@ class Reach:
             yield found.id
 
     def _judge(self, place: Path, written: str, node: Any) -> int | None:
-        """Return the length of a file that may be read; `None` where there is none."""
+        """Return the length of a file that may be read; `None` if there is none."""
         if self._path is None:
             raise self._refusal(written)
         try:
@@ -163,7 +160,7 @@ class Reach:
             return None
         if stat.S_ISDIR(facts.st_mode):
             return None
-        # A pipe would be waited for, and a device is no file of a dataset.
+        # Opening a pipe would block, and a device does not belong to a dataset.
         if not stat.S_ISREG(facts.st_mode):
             msg = f"'{self._label}' leads to '{place}', which is not a regular file. Copy its values into one file."
             raise ExternalFileError(msg)
@@ -175,8 +172,8 @@ class Reach:
     def _is_inside(self, place: Path, node: Any, *, is_full: bool) -> bool:
         assert self._path is not None
         found, home = place.resolve(), _home(node)
-        # The folder may be the one of all the user's files. A full path inside it names one that did not come with the
-        # dataset, unless it is beside the file, where writers give full paths for short ones.
+        # The folder may hold all of the user's files. A full path into it names a file that did not come with the
+        # dataset, unless that is right beside this one, where writers use full paths for short ones.
         beside = {(folder / place.name).resolve() for folder in (home.parent, home.resolve().parent)}
         return found.is_relative_to(self._path.resolve().parent) and (not is_full or found in beside)
 
@@ -219,7 +216,7 @@ def _parts(name: bytes) -> list[bytes]:
 
 
 class _Confined:
-    """What a group and a file have in common: names are judged before h5py follows them."""
+    """What groups and files share: names are judged before h5py follows them."""
 
     id: Any
     reach: Reach
@@ -231,7 +228,7 @@ class _Confined:
         return ConfinedGroup(node.id, self.reach) if isinstance(node, h5py.Group) else node
 
     def get(self, name: str, default: Any = None, getclass: bool = False, getlink: bool = False) -> Any:
-        """Return the object, its class or its link, as h5py does; `default` where there is none."""
+        """Return the object, its class or its link, as h5py does; `default` if there is none."""
         if getclass or getlink:
             self.reach.check(self.id, name)
             return super().get(name, default, getclass, getlink)  # type: ignore[misc]
@@ -247,7 +244,7 @@ class _Confined:
 
 
 class ConfinedGroup(_Confined, h5py.Group):  # type: ignore[misc]
-    """A group whose names lead to what is in reach of its file."""
+    """A group whose names lead only to what its file may reach."""
 
     def __init__(self, bound: Any, reach: Reach) -> None:
         super().__init__(bound)
@@ -255,10 +252,10 @@ class ConfinedGroup(_Confined, h5py.Group):  # type: ignore[misc]
 
 
 class ConfinedFile(_Confined, h5py.File):  # type: ignore[misc]
-    """A file, open for reading, whose names lead to what is in its reach."""
+    """A file, open for reading, whose names lead only to what it may reach."""
 
     beside: dict[str, tuple[ConfinedFile, str]]
-    """Names that lead into other files, which are closed with this one, and what they are called there."""
+    """The names that lead into other files, which close with this one, and the names there."""
 
     def __init__(self, file: Any, reach: Reach, *, locking: bool | None = None) -> None:
         """Open a path, or an object with `readinto` and `seek`."""
@@ -270,7 +267,7 @@ class ConfinedFile(_Confined, h5py.File):  # type: ignore[misc]
         return super().__getitem__(inner) if other is None else other[inner]
 
     def get(self, name: str, default: Any = None, getclass: bool = False, getlink: bool = False) -> Any:
-        """Return the object, its class or its link, as h5py does; `default` where there is none."""
+        """Return the object, its class or its link, as h5py does; `default` if there is none."""
         other, inner = self.beside.get(name, (None, name))
         if other is None:
             return super().get(name, default, getclass, getlink)
@@ -284,14 +281,14 @@ class ConfinedFile(_Confined, h5py.File):  # type: ignore[misc]
 
 
 def with_any_locking(opener: Callable[..., Any]) -> Any:
-    """Return what `opener` opens with the default locking; where that is refused, without."""
-    # Not without locks from the start: HDF5 opens a file a second time in one process only with the same choice, and
-    # the user's own code has the default. Network file systems refuse locks, and so does a file that is being written.
+    """Return what `opener` opens with the default locking; if that is refused, without locking."""
+    # Locks are tried first, because HDF5 opens a file twice in one process only with the same setting, and the user's
+    # own code has the default. Network file systems refuse locks, and so does a file that is being written.
     for locking in (None, False):
         try:
             return opener(locking=locking)
         except OSError as error:
             if "lock" not in str(error):
                 raise
-    # The process may have it open with `locking=True`, and HDF5 then accepts nothing else.
+    # The process may have the file open with `locking=True`, and HDF5 then accepts nothing else.
     return opener(locking=True)

@@ -1,7 +1,7 @@
 """Describe a packed file in Croissant 1.0, the JSON-LD by which Kaggle, Hugging Face and OpenML exchange datasets.
 
-The file, its splits and its classes are described as the format wants it. Croissant has no way to read HDF5 yet, so
-the fields of samples name their dataset in the file as a `column`: for readers, and for tools that know HDF5.
+The file, its splits and its classes are described as the format requires. Croissant cannot read HDF5 yet, so the fields
+of samples name their dataset in the file as a `column`: for people, and for tools that know HDF5.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ _NUMBERS = {"b": "sc:Boolean", "f": "sc:Float", "i": "sc:Integer", "u": "sc:Inte
 def describe_pack(info: PackInfo, about: Mapping[str, str]) -> dict[str, Any]:
     """Return the description of a packed file, which is read in full for its SHA-256.
 
-    `about`: `name`, `description`, `license`, `url` and the like, as schema.org names them.
+    `about`: `name`, `description`, `license`, `url` and so on, named as in schema.org.
     """
     return {
         "@context": _CONTEXT,
@@ -121,7 +121,7 @@ def _file_object(path: Path) -> dict[str, Any]:
 
 
 def _listed(name: str, kind: str, columns: Mapping[str, str], rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return a record set whose few rows are in the description itself; the first column is its key."""
+    """Return a record set whose few rows are in the description itself; the first column is the key."""
     return {
         "@type": "cr:RecordSet",
         "@id": name,
@@ -140,7 +140,7 @@ def _field(record_set: str, name: str, data_type: str) -> dict[str, Any]:
 def _splits(info: PackInfo) -> dict[str, Any]:
     rows: list[dict[str, Any]] = [{"name": name, "rows": split.rows} for name, split in info.splits.items()]
     columns = {"name": "sc:Text", "rows": "sc:Integer"}
-    # The format has words for three roles, and all rows of a record set have the same columns.
+    # The format knows only three roles, and all rows of a record set must have the same columns.
     if all(name in _ROLES for name in info.splits):
         rows = [{**row, "url": f"cr:{_ROLES[row['name']]}Split"} for row in rows]
         columns["url"] = "sc:URL"

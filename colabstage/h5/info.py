@@ -1,6 +1,6 @@
-"""What a file of `X_<split>`/`Y_<split>` holds, whoever wrote it, according to its headers.
+"""What a file of `X_<split>`/`Y_<split>` holds according to its headers, whichever program wrote it.
 
-No samples are read, except for a few rows of variable length, whose type says nothing about their size.
+No samples are read, except for a few rows of variable length, whose type does not tell their size.
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-# What people call targets that are not called after their inputs: labels_train, train_label, target.
+# Common names of targets that do not match the name of their inputs: labels_train, train_label, target.
 _LABEL_WORDS = frozenset({"label", "labels", "mask", "masks", "target", "targets", "y"})
-# These are labels as numbers; as texts they are the names of the classes.
+# These are labels if they hold numbers; if they hold texts, they are the names of the classes.
 _CLASS_WORDS = frozenset({"class", "classes"})
 _WORD = re.compile(r"[a-z]+")
-# PatchCamelyon, for example, keeps targets in another file than the inputs.
+# PatchCamelyon, for example, keeps targets and inputs in separate files.
 _IN_FILE = re.compile(r"(.+\.(?:h5|hdf5|hdf|he5|mat))/(.+)", re.IGNORECASE)
 _NAMES_SHOWN = 8
 
@@ -89,17 +89,17 @@ class FieldInfo:
     shape: tuple[int, ...] | None
     """Of one row; empty for a scalar; `None` for every kind but `"fixed"`, because rows then differ in shape."""
     dtype: np.dtype[Any]
-    """As stored; uint8 for encoded rows, that of the coordinates for boxes, that of one value for ragged rows."""
+    """As stored; uint8 for encoded rows, the coordinates' dtype for boxes, the dtype of one value for ragged rows."""
     nbytes: int
-    """Length of the samples in the file, in bytes (before any filter); an estimate for ragged rows and texts."""
+    """Length of the samples in the file, in bytes (unfiltered); an estimate for ragged rows and texts."""
     image: ImageOptions | None = None
     """How encoded inputs are decoded; `None` for everything else."""
     mask: MaskOptions | None = None
     """How encoded masks are decoded; `None` for everything else."""
     columns: tuple[str, ...] = ()
-    """What is known about each box, `"boxes"` first."""
+    """The names of the box columns, `"boxes"` first."""
     reversed_axes: bool = False
-    """Whether MATLAB wrote it, which shows the last axis as the first."""
+    """Whether MATLAB wrote it, which stores the axes in reverse order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ class SplitInfo:
 
 @dataclass(frozen=True, slots=True)
 class PackInfo:
-    """What a file holds, according to its headers; `None` for what the file does not say."""
+    """What a file holds, according to its headers; `None` for what they do not say."""
 
     path: Path
     """The file."""
@@ -197,9 +197,9 @@ def read_info(
 
 
 def info_of(file: Any, path: Path, fields: NamedFields | None = None) -> PackInfo:
-    """Read what an open file of `open_fields` holds, inside `reading_contents`; raises as `read_info`."""
+    """Return what an open file of `open_fields` holds, inside `reading_contents`; raises as `read_info`."""
     version = int(file.attrs[FORMAT_ATTRIBUTE]) if FORMAT_ATTRIBUTE in file.attrs else None
-    # A newer writer may have changed what bytes mean; reading on would give wrong pixels without an error.
+    # A newer version may have changed the meaning of bytes; reading on would give wrong pixels without an error.
     if version is not None and version > FORMAT_VERSION:
         msg = (
             f"'{path}' was written in format {version}; this colabstage reads up to format {FORMAT_VERSION}. "
@@ -211,7 +211,7 @@ def info_of(file: Any, path: Path, fields: NamedFields | None = None) -> PackInf
     def text(name: str) -> str | None:
         return str(file.attrs[name]) if name in file.attrs else None
 
-    # Only shown to people: another tool may well use the same name, and that is no reason to refuse its file.
+    # Only shown to people. Another tool may use the same name, which is no reason to refuse its file.
     options: Any = {}
     with suppress(ValueError):
         options = json.loads(text("options") or "{}")
@@ -232,7 +232,7 @@ def info_of(file: Any, path: Path, fields: NamedFields | None = None) -> PackInf
 
 
 def _texts(file: Any, name: str) -> tuple[str, ...]:
-    """Return what is listed by a name; nothing where another tool uses that for something else than a list."""
+    """Return the list that an attribute holds; empty if another tool stores something else under its name."""
     if name not in file or len(getattr(file[name], "shape", None) or ()) != 1:
         return ()
     check_extent(file[name], name, Path(file.filename))
@@ -246,7 +246,7 @@ def size_of_file(path: Path) -> int:
     except (FileNotFoundError, NotADirectoryError):
         msg = f"There is no file '{path}'. {whereabouts(path)}"
         raise SourceNotFoundError(msg) from None
-    # Before HDF5 is asked, whose own message for a folder is about errno 21, and which waits for a pipe to be written.
+    # Checked before HDF5, which reports a folder as errno 21, and blocks on a pipe.
     if not path.is_file():
         kind = "a folder" if path.is_dir() else "not a regular file"
         msg = f"'{path}' is {kind}; expected an HDF5 file, for example the .path of a staged dataset."
@@ -257,8 +257,8 @@ def size_of_file(path: Path) -> int:
 def open_h5(path: Path, *, allow_external: bool = False, in_part: bool = False) -> Any:
     """Open a file with h5py for reading; without HDF5's file lock where the lock is refused.
 
-    `in_part`: whether the caller brings what is not here of a file that is here in part; such a file is refused
-    otherwise.
+    `in_part`: whether the caller brings the missing blocks of a file that is only partly local; without it, such a file
+    is refused.
 
     Returns:
         An `h5py.File`, whose names lead to files of its own folder, or with `allow_external` to any; the caller closes
@@ -266,7 +266,7 @@ def open_h5(path: Path, *, allow_external: bool = False, in_part: bool = False) 
     """
     size = size_of_file(path)
     try:
-        # Before HDF5 follows anything: a damaged heap in a file from elsewhere can crash the process.
+        # Checked before HDF5 follows anything: a damaged heap in a file from elsewhere can crash the process.
         check_heaps(path)
         if in_part and is_marked(path):
             return open_alone(SourceFile(MarkedBytes(path)), str(path))
@@ -278,7 +278,7 @@ def open_h5(path: Path, *, allow_external: bool = False, in_part: bool = False) 
 
 
 def open_fields(path: Path, fields: NamedFields | None, *, allow_external: bool = False, in_part: bool = False) -> Any:
-    """Open a file as `open_h5` does, so that the names in `fields` are found, also where targets lie beside it."""
+    """Open a file as `open_h5` does, so that the names in `fields` are found, even in a file beside it."""
     file = open_h5(path, allow_external=allow_external, in_part=in_part)
     y = (fields.y if fields else None) or ""
     # `labels.h5/y` is the dataset y in a file beside this one.
@@ -291,7 +291,7 @@ def open_fields(path: Path, fields: NamedFields | None, *, allow_external: bool 
     return file
 
 
-# HDF5 has neither types nor codes for these: its own words are all there is to tell them apart.
+# HDF5 has neither types nor codes for these errors: only its text tells them apart.
 _TROUBLES = {
     "truncated file": "is cut off: it has {size:,} bytes and its header promises more ({text}).",
     "already open for write": "is marked as being written: another program has it open, or was killed. Close it there.",
@@ -301,7 +301,7 @@ _TROUBLES = {
 
 def _open_error(path: Path, size: int, error: OSError) -> Exception:
     text = str(error)
-    # Errors with a number come from the disk or the mount and say nothing about the file.
+    # Errors with a number come from the disk or mount and say nothing about the file.
     if error.errno is not None:
         return translate_read_error(error, str(path), 1)
     if "signature not found" in text:
@@ -311,7 +311,7 @@ def _open_error(path: Path, size: int, error: OSError) -> Exception:
 
 
 def _no_signature(path: Path, size: int) -> Exception:
-    """Say of a file that HDF5 does not recognise what it is."""
+    """Return the error for a file that HDF5 does not recognise, which says what the file is."""
     with open(path, "rb") as handle:
         head = handle.read(HEAD_BYTES)
     if head.startswith(PART_MARK):
@@ -321,7 +321,7 @@ def _no_signature(path: Path, size: int) -> Exception:
             "dataset_h5(the path or address of the whole file, disk_limit=…)."
         )
         return NotStagedError(msg)
-    # Copying tools allocate first: a copy that was killed has the right length and holds zeros.
+    # Copying tools allocate first: an interrupted copy has the right length and holds zeros.
     if not head.strip(b"\0"):
         found = "begins with zeros" if head else "is empty"
         msg = f"'{path}' {found} ({size:,} bytes), so a copy of it never finished. Copy or stage it again."
@@ -341,42 +341,42 @@ def _read_splits(file: Any, path: Path) -> dict[str, SplitInfo]:
             f"{_advised_fields(file, path)}"
         )
         raise PackFormatError(msg)
-    # The usual splits in the usual order, then the others by name.
+    # The usual splits in the usual order, then all others by name.
     order = {name: number for number, name in enumerate(FAMILIAR_SPLITS)}
     return {name: _read_split(file, name, path) for name in sorted(names, key=lambda n: (order.get(n, len(order)), n))}
 
 
 def _advised_fields(file: Any, path: Path) -> str:
-    """Say how inputs and targets are named: the largest dataset, and the only other one with as many rows. Where these
-    are not found, it is packing that looks at all of the file."""
+    """Suggest names for inputs and targets: the largest dataset, and the only other one with as many rows. Otherwise
+    suggest packing, which looks at the whole file."""
     found: list[FieldInfo] = []
     for name in _names_in(file):
         with suppress(ColabstageError):
             found.append(_read_field(file, name, path))
-    # Tables of several columns are no numbers.
+    # Tables with several columns are not plain numbers.
     found = [one for one in found if one.dtype.names is None]
     x = max(found, key=lambda one: one.nbytes, default=None)
     others = [one.name for one in found if x is not None and one is not x and one.rows == x.rows]
     if x is not None and not x.reversed_axes:
         y = others[0] if len(others) == 1 else None if len(found) == 1 else "NAME"
-        # Of several groups each has inputs of its own.
+        # If there are several groups, each has inputs of its own.
         if y != "NAME" or (others and not any("/" in one.name for one in found)):
             return f"Say which are what: dataset_h5(path, x={x.name!r}, y={y!r})."
     return f"{_PACKING}; or say which are what: dataset_h5(path, x='NAME', y='NAME')."
 
 
-# Of arrays that are one sample each, or as MATLAB writes them, packing knows what they are or says what to do.
+# Packing recognises arrays that hold one sample each, and MATLAB's order of axes, or says what to do.
 _PACKING = "Pack it, which looks for inputs and targets: pack_dataset(path, 'packed.h5')"
 
 
 def _names_in(file: Any) -> list[str]:
-    """Return the names of the first datasets, those in groups by their paths."""
+    """Return the names of the first datasets, with paths for those in groups."""
     import h5py
 
     names: list[str] = []
     for name in sorted(file)[:_NAMES_SHOWN]:
         node = file[name] if isinstance(file.get(name, getlink=True), h5py.HardLink) else None
-        # Rows of any length are a group that is read by its own name.
+        # A group with offsets holds rows of variable length, and is read by its own name.
         if not isinstance(node, h5py.Group) or OFFSETS in node:
             names.append(name)
             continue
@@ -397,7 +397,7 @@ def _show_names(file: Any) -> str:
 
 def _read_named(file: Any, fields: NamedFields, path: Path) -> dict[str, SplitInfo]:
     for name in (fields.x, fields.y):
-        # By the link and not by what it leads to, because a link that leads nowhere gets an error of its own.
+        # The link itself is tested, because a link that leads nowhere gets an error of its own.
         if name is not None and file.get(name, getlink=True) is None:
             msg = f"'{path}' has no dataset called {name!r}. It holds: {_show_names(file)}."
             raise PackFormatError(msg)
@@ -407,7 +407,7 @@ def _read_named(file: Any, fields: NamedFields, path: Path) -> dict[str, SplitIn
 
 
 def _read_split(file: Any, split: str, path: Path) -> SplitInfo:
-    # Where nothing is spelt so, the name itself is asked for, whose error says that it is missing.
+    # If no spelling matches, the plain name is used, and the error says that it is missing.
     x = _read_field(file, _spelled(file, x_name(split), path) or x_name(split), path)
     y_found = _spelled(file, y_name(split), path)
     y = None if y_found is None else _read_field(file, y_found, path)
@@ -418,8 +418,8 @@ def _read_split(file: Any, split: str, path: Path) -> SplitInfo:
 
 
 def _spelled(file: Any, name: str, path: Path) -> str | None:
-    """Return how the file spells a name, which may differ in case; `None` where it has no such name."""
-    # scikit-learn's convention is `y_train` beside `X_train`. Names are compared one by one because h5py's `in` answers
+    """Return how the file spells a name, ignoring case; `None` if it has no such name."""
+    # scikit-learn's convention is `y_train` beside `X_train`. Names are compared one by one, because h5py's `in` is
     # False for a link that leads nowhere.
     found = [one for one in file if one.casefold() == name.casefold()]
     if len(found) > 1:
@@ -429,10 +429,10 @@ def _spelled(file: Any, name: str, path: Path) -> str | None:
 
 
 def _check_no_labels(file: Any, x: FieldInfo, path: Path) -> None:
-    """Refuse inputs without targets of their name where something else is called labels: targets would all be -1."""
+    """Refuse inputs that have no matching targets if another dataset looks like labels: all targets would be -1."""
     inputs = {name.casefold() for name in file if split_of(name) is not None}
     for name in file:
-        # Those of another split have inputs of their own.
+        # Targets of another split belong to other inputs.
         is_other = f"x_{name.casefold().removeprefix('y_')}" in inputs or name.casefold() in inputs
         words = _WORD.findall(name.lower())
         if is_other or (_LABEL_WORDS | _CLASS_WORDS).isdisjoint(words):
@@ -451,12 +451,12 @@ def _check_no_labels(file: Any, x: FieldInfo, path: Path) -> None:
 
 
 def _check_targets(found: SplitInfo, path: Path) -> SplitInfo:
-    """Return the split, once it is known to have one target for each input."""
+    """Return the split, after checking that it has one target for each input."""
     x, y = found.x, found.y
     if x.kind == "boxes":
         msg = f"The group {x.name} in '{path}' holds boxes; expected the inputs of a model."
         raise PackFormatError(msg)
-    # Before anything is read: with one row missing all labels behind it belong to other inputs.
+    # Checked before anything is read: if one row is missing, all labels after it belong to other inputs.
     if y is not None and y.rows != x.rows:
         msg = f"'{path}' has {x.rows} rows in {x.name} but {y.rows} in {y.name}; expected one target for each input."
         if x.reversed_axes or y.reversed_axes:
@@ -472,7 +472,7 @@ def _read_field(file: Any, name: str, path: Path) -> FieldInfo:
     if isinstance(node, h5py.Group):
         return _read_boxes(node, name) if BOXES in node and OFFSETS in node else _read_encoded(node, name)
     if isinstance(node, h5py.Dataset):
-        # Before anything else asks for the dtype, which fails without saying which dataset it is.
+        # Checked before anything else asks for the dtype, which would fail without naming the dataset.
         check_type(node, name, path)
         check_extent(node, name, path)
     if not getattr(node, "shape", None):
@@ -489,12 +489,12 @@ def _read_field(file: Any, name: str, path: Path) -> FieldInfo:
 def _read_encoded(group: Any, name: str) -> FieldInfo:
     import numpy as np
 
-    # A group may be anything in files from elsewhere; these two datasets make it rows.
+    # In files from elsewhere a group may be anything; these two datasets make it rows.
     missing = [part for part in (BYTES, OFFSETS) if part not in group]
     if missing:
         msg = f"The group {name} has no {' and no '.join(missing)}; expected both for rows of different lengths."
         raise PackFormatError(msg)
-    # Masks have an attribute of their own, because their pixels are classes: scaled as images are, they would be mixed.
+    # Masks have their own attribute, because their pixels are classes: resizing them like images would mix classes.
     masks = group.attrs.get(MASK_OPTIONS_ATTRIBUTE)
     image = None if masks is not None else image_options_from_json(group.attrs.get(IMAGE_OPTIONS_ATTRIBUTE, "{}"))
     mask = None if masks is None else mask_options_from_json(masks)
@@ -503,7 +503,7 @@ def _read_encoded(group: Any, name: str) -> FieldInfo:
 
 
 def _read_boxes(group: Any, name: str) -> FieldInfo:
-    # Boxes first, then further columns by name, so that their order never changes.
+    # Boxes first, then further columns by name, so that the order never changes.
     columns = (BOXES, *sorted(set(group) - {BOXES, OFFSETS}))
     lengths = {column: group[column].shape[0] for column in columns}
     if len(set(lengths.values())) > 1 or group[BOXES].shape[1:] != (4,):
@@ -532,7 +532,7 @@ def mask_options_to_json(options: MaskOptions) -> dict[str, Any]:
     }
 
 
-# Missing options have their defaults, because options were added over time and older packs are still read.
+# Missing options have their defaults: options were added over time, and older packs are still read.
 
 
 def mask_options_from_json(text: str) -> MaskOptions:
@@ -545,7 +545,7 @@ def mask_options_from_json(text: str) -> MaskOptions:
 
 def image_options_to_json(options: ImageOptions) -> dict[str, Any]:
     """Return the value of a group's `image_options` attribute."""
-    # Readers of earlier versions do not know "auto", which decodes files to RGB anyway.
+    # Earlier versions do not know "auto", which decodes files to RGB anyway.
     color_mode = "rgb" if options.color_mode == "auto" else options.color_mode
     return {"size": _size_to_json(options.size), "color_mode": color_mode, "resize": options.resize}
 

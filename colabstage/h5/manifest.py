@@ -1,11 +1,11 @@
 """The sidecar `NAME.h5.json`: what makes a packed file trustworthy.
 
-A pack counts as complete only when there is a manifest beside it that agrees with it. The manifest is written last, and
-holds a hash for every block: a file whose tail is zeros opens without an error and returns wrong data, which only
-hashes detect, and blocks can be checked in parallel and repaired one by one.
+A pack counts as complete only with a manifest beside it that agrees with it. The manifest is written last, and holds a
+hash for every block. A file whose tail is zeros opens without an error and returns wrong data, which only hashes
+detect; and blocks can be checked in parallel and repaired one by one.
 
-The manifest is also the evidence that a file is ours to replace or remove, as long as the file has the length and the
-time that are noted in it, or else its hashes (`is_as_written`).
+The manifest is also the evidence that colabstage may replace or remove the file, as long as the file has the length and
+time noted in it, or else its hashes (`is_as_written`).
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ if TYPE_CHECKING:
     from colabstage.io.progress import Cancellation
 
 MANIFEST_VERSION = 1
-# The kind of receipt that stands beside a pack while another takes its place.
+# The kind of receipt that is beside a pack while another takes its place.
 _EXCHANGED = "packs being exchanged"
-# A block is held in memory while it is copied or compared, so a manifest must not be able to ask for any length.
+# A block is held in memory while it is copied or compared, so a manifest must not ask for any length.
 _MOST_BLOCK_BYTES = 256 * 1024 * 1024
-# Every manifest begins like this, so one that was cut off by a full disk is still recognised as ours.
+# Every manifest begins like this, so one that a full disk cut off is still recognised as ours.
 _BEGINNING = b'{\n "block_bytes": '
 _HASH = re.compile("[0-9a-f]{16}")
-# Units of the times of file systems, in nanoseconds: Windows shares, microseconds, Google Drive, NFS and FAT.
+# The resolution of file times, in nanoseconds: Windows shares, microseconds, Google Drive, NFS and FAT.
 _TIME_UNITS = (1, 100, 1_000, 1_000_000, 1_000_000_000, 2_000_000_000)
 
 
@@ -73,7 +73,7 @@ class Manifest:
     hashes: tuple[str, ...]
     """xxh3-64 of each block, 16 hexadecimal digits."""
     key: str = ""
-    """The key of the source and options that it was made from, as `stage` computes it."""
+    """The key of the source and options that the file was made from, as `stage` computes it."""
     identity: dict[str, Any] = field(default_factory=dict)
     """The source's state at that time."""
     samples: dict[str, int] = field(default_factory=dict)
@@ -85,16 +85,16 @@ class Manifest:
     shard: str = ""
     """For a shard, which one it is and of which set; empty for other files."""
     mtime_ns: int = field(default=0, compare=False)
-    """When the file was last written, as its disk had it then; 0 where nobody noted it."""
+    """When the file was last written, as its disk reported then; 0 if nobody noted it."""
     version: int = MANIFEST_VERSION
-    """The format of the manifest; it grows only when an older reader would be misled."""
+    """The format of the manifest; it increases only if an older reader would be misled."""
 
     @property
     def agrees(self) -> bool:
-        """Tell whether it has a hash for each block of a file of its size, and no row count is negative."""
+        """Tell whether it has a hash for each block of a file of its size, and no negative row count."""
         if self.size < 0 or not 1 <= self.block_bytes <= _MOST_BLOCK_BYTES or min(self.samples.values(), default=0) < 0:
             return False
-        # The ranges are counted and not listed, because the size in a damaged manifest may be any number.
+        # The ranges are counted, not listed, because the size in a damaged manifest may be any number.
         return len(self.hashes) == -(-self.size // self.block_bytes) and all(map(_HASH.fullmatch, self.hashes))
 
     @property
@@ -104,7 +104,7 @@ class Manifest:
 
 
 _FIELDS = frozenset(one.name for one in fields(Manifest))
-# These were added later; everything else is in the manifests of the first version too.
+# These were added later; manifests of the first version have everything else.
 _NEEDED = _FIELDS - {"shard", "mtime_ns"}
 
 
@@ -119,7 +119,7 @@ def read_manifest(file: Path) -> Manifest | None:
 
 
 def parse_manifest(raw: object, label: str) -> Manifest | None:
-    """Make a manifest of parsed JSON; `None` where that is not a complete one."""
+    """Return the manifest in parsed JSON; `None` if it is not a complete one."""
     if not isinstance(raw, dict) or not isinstance(raw.get("version"), int):
         return None
     if raw["version"] > MANIFEST_VERSION:
@@ -128,7 +128,7 @@ def parse_manifest(raw: object, label: str) -> Manifest | None:
             "Install a newer colabstage, as its README says."
         )
         raise NewerFormatError(msg)
-    # Fields that this version does not know are ignored: a new version number announces those that matter.
+    # Unknown fields are ignored: a new version number announces those that matter.
     known = {name: value for name, value in raw.items() if name in _FIELDS}
     manifest = read_fields(Manifest, known) if known.keys() >= _NEEDED else None
     return manifest if manifest is not None and manifest.agrees else None
@@ -166,7 +166,7 @@ def look_at_manifest(path: Path, nbytes: int) -> ManifestState:
 
 def manifest_of_bytes(file: Path, cancellation: Cancellation | None = None) -> Manifest:
     """Hash every block of a finished file; the manifest says nothing about its contents."""
-    # The time before it is read, so that a write meanwhile shows as another one.
+    # The time is taken before the file is read, so that a write meanwhile shows as a different time.
     found = file.stat()
     ranges = block_ranges(found.st_size, BLOCK_BYTES)
     hashes = hash_ranges(file, ranges, threads=usable_cores(), cancellation=cancellation)
@@ -201,7 +201,7 @@ def damaged_blocks(file: Path, manifest: Manifest, cancellation: Cancellation | 
 
 
 def verified(file: Path, manifest: Manifest, cancellation: Cancellation | None = None) -> Manifest | None:
-    """Return the manifest with the time of a file that has every byte of it, and no more; `None` of any other."""
+    """Return the manifest with the file's time if the file has exactly its bytes; `None` otherwise."""
     # Before it is read, as in `manifest_of_bytes`.
     found = file.stat()
     if found.st_size != manifest.size or damaged_blocks(file, manifest, cancellation):
@@ -210,12 +210,12 @@ def verified(file: Path, manifest: Manifest, cancellation: Cancellation | None =
 
 
 def is_whole(file: Path, manifest: Manifest, cancellation: Cancellation | None = None) -> bool:
-    """Tell whether a file has every byte of its manifest, and no more; raises `OSError` where it cannot be read."""
+    """Tell whether a file has exactly the bytes of its manifest; raises `OSError` if it cannot be read."""
     return verified(file, manifest, cancellation) is not None
 
 
 def damage_of(file: Path, manifest: Manifest, cancellation: Cancellation | None = None) -> str:
-    """Compare every byte of `file` with its manifest, and say in a clause how they differ; "" where they do not."""
+    """Compare every byte of `file` with its manifest, and say in a clause how they differ; "" if they do not."""
     size, bad = file.stat().st_size, damaged_blocks(file, manifest, cancellation)
     wrong = [f"it has {size:,} bytes instead of {manifest.size:,}"] if size != manifest.size else []
     if bad:
@@ -227,7 +227,7 @@ def damage_of(file: Path, manifest: Manifest, cancellation: Cancellation | None 
 
 
 def is_manifest(path: Path) -> bool:
-    """Tell whether a file is a manifest that colabstage wrote for this user, of whatever version, or the first part of
+    """Tell whether a file is a manifest that colabstage wrote for this user, in any version, or the first part of
     one."""
     if not is_made_here(path) or not path.is_file():
         return False
@@ -248,7 +248,7 @@ def begins_as_manifest(content: bytes | None) -> bool:
 
 
 def is_time_as_noted(noted_ns: int, found_ns: int, beside_ns: int) -> bool:
-    """Tell whether the time of a file is the one that was noted for it, or that time as its disk rounds it.
+    """Tell whether a file's time is the noted one, or that time as the disk rounds it.
 
     `beside_ns`: the time of its manifest, which a disk that rounds times has rounded as well.
     """
@@ -258,14 +258,14 @@ def is_time_as_noted(noted_ns: int, found_ns: int, beside_ns: int) -> bool:
 
 
 def is_as_written(file: Path) -> bool:
-    """Tell whether a file is one that colabstage wrote for this user, and as it was written.
+    """Tell whether colabstage wrote a file for this user, and it is unchanged.
 
-    That is so if the length and the time are those that its manifest notes. Another time asks the hashes: a copy or a
-    remount may change times, and a file that somebody has put there may have any time. Reading all of a file is worth
-    it only before it is replaced or removed, so nothing else asks this.
+    It is if its length and time are those in its manifest. If the time differs, the hashes decide: a copy or a remount
+    may change times, and a file that somebody else put there may have any time. Reading the whole file is worth it only
+    before it is replaced or removed, so nothing else calls this.
     """
     beside = manifest_path(file)
-    # Another process may have cleared it away meanwhile.
+    # Another process may have removed it meanwhile.
     with contextlib.suppress(FileNotFoundError, NotADirectoryError, NewerFormatError):
         manifest = read_manifest(file) if is_made_here(beside) else None
         return manifest is not None and _describes(manifest, beside, file)
@@ -273,9 +273,9 @@ def is_as_written(file: Path) -> bool:
 
 
 def _describes(manifest: Manifest, beside: Path, file: Path) -> bool:
-    """Tell whether a file is what a manifest, read from `beside`, describes, as `is_as_written`."""
+    """Tell whether a manifest, read from `beside`, describes a file; as `is_as_written`."""
     found = file.lstat()
-    # A link is somebody's decision about where the file is kept, and not ours to replace.
+    # A link is somebody's decision about where to keep the file, and not ours to replace.
     if not is_made_here(file) or not stat.S_ISREG(found.st_mode) or manifest.size != found.st_size:
         return False
     if is_time_as_noted(manifest.mtime_ns, found.st_mtime_ns, beside.lstat().st_mtime_ns):
@@ -283,7 +283,7 @@ def _describes(manifest: Manifest, beside: Path, file: Path) -> bool:
     return _has_content(file, file_state(file), manifest.size, manifest.block_bytes, manifest.hashes)
 
 
-# A file is looked at before the work and again right before it is replaced; an answer is the answer for that state.
+# A file is checked before the work and again right before it is replaced; the result is cached for the same state.
 @functools.lru_cache(maxsize=16)
 def _has_content(file: Path, _state: tuple[int, ...], size: int, block_bytes: int, hashes: tuple[str, ...]) -> bool:
     return not damaged_blocks(file, Manifest(size, block_bytes, hashes))
@@ -317,26 +317,26 @@ def check_place_of_manifest(file: Path) -> None:
 
 
 def is_replaceable_pack(file: Path) -> bool:
-    """Tell whether a file in a dataset's own folder may make room: a pack as written, or none at all.
+    """Tell whether a file in a dataset's own folder may be replaced: an unchanged pack, or no file at all.
 
-    One that lost its manifest is recognised by what `exchanging` noted. One that nothing has written to since the
-    record of its dataset was written is ours whatever its bytes are: the disk has lost them.
+    A pack that lost its manifest is recognised by the note of `exchanging`. A file that nothing has written to since
+    the dataset's record was written is ours whatever its bytes are: then the disk has lost them.
     """
     if not os.path.lexists(file) or is_as_written(file) or _is_sealed(file):
         return True
-    # A whole manifest that the file contradicts is of a pack that somebody wrote to, or put another file over.
+    # If a complete manifest contradicts the file, somebody wrote to the pack or replaced it.
     with contextlib.suppress(NewerFormatError):
         return read_manifest(file) is None and _was_exchanged(file)
     return False
 
 
 def _is_sealed(file: Path) -> bool:
-    """Tell whether nothing has written to a file since the record of its dataset was written."""
+    """Tell whether nothing has written to a file since the dataset's record was written."""
     record = read_json(file.with_name("stage.json")) if is_made_here(file) else None
     seal, found = record.get("seal") if isinstance(record, dict) else None, file.lstat()
     if not isinstance(seal, dict) or seal.get("inode") != found.st_ino or not isinstance(seal.get("ctime_ns"), int):
         return False
-    # The kernel sets this time at each change. After a crash of the machine it may be that of an earlier one.
+    # The kernel sets this time at each change. After a crash of the machine it may be an earlier one.
     return bool(found.st_ctime_ns <= seal["ctime_ns"])
 
 
@@ -357,10 +357,10 @@ def check_replaceable_pack(file: Path) -> None:
 
 @contextlib.contextmanager
 def exchanging(file: Path, manifest: Manifest) -> Iterator[None]:
-    """Note in a file beside `file`, while a pack is put in its place, which pack is there and which one comes.
+    """Note in a file beside `file`, while one pack replaces another, which two packs these are.
 
-    The manifest of the old pack is removed before it is replaced. So whoever is killed meanwhile leaves a pack without
-    a manifest, and the next call tells by this which of the two it is.
+    The old pack's manifest is removed before the pack is replaced. So a process that is killed meanwhile leaves a pack
+    without a manifest, and the next call tells from this note which of the two it is.
     """
     before = None
     with contextlib.suppress(NewerFormatError):
@@ -374,7 +374,7 @@ def exchanging(file: Path, manifest: Manifest) -> Iterator[None]:
             if before is not None and read_manifest(file) is None and _describes(before, note, file):
                 write_manifest(file, before)
         with contextlib.suppress(OSError):
-            # Without a manifest, this is the only evidence of what is there.
+            # Without a manifest, this note is the only evidence of what is at `file`.
             if not file.is_file() or manifest_path(file).exists():
                 remove_named(note)
         raise
@@ -382,8 +382,7 @@ def exchanging(file: Path, manifest: Manifest) -> Iterator[None]:
 
 
 def _was_exchanged(file: Path) -> bool:
-    """Tell whether a file that has no manifest is one of the two packs of an exchange that was interrupted, or is going
-    on."""
+    """Tell whether a file without a manifest is one of the two packs of an exchange, interrupted or still running."""
     for receipt, note in list(receipts_of(file)):
         with contextlib.suppress(FileNotFoundError, NotADirectoryError, NewerFormatError):
             noted = receipt.about.get("manifests")
@@ -394,14 +393,14 @@ def _was_exchanged(file: Path) -> bool:
 
 
 def place_pack(file: Path, out: Path, *, replaces: Callable[[Path], bool] | None) -> None:
-    """Move a finished pack with its manifest to its place. None of the steps needs space.
+    """Move a finished pack and its manifest into place. No step needs space.
 
-    `replaces`: whether what is there may be replaced; `None` if nothing may. `is_replaceable_pack` in a dataset's own
-    folder, where only a pack of ours makes room.
+    `replaces`: whether an existing file may be replaced; `None` if none may. In a dataset's own folder it is
+    `is_replaceable_pack`, which lets only a pack of ours be replaced.
     """
     (check_replaceable_pack if replaces is is_replaceable_pack else check_place_of_manifest)(out)
     if not os.path.lexists(out):
-        # Readers of a pattern take what they find, so a new file has to appear in one step, its manifest before it.
+        # Readers of a pattern take every file they find, so a new file must appear in one step, after its manifest.
         put_file(manifest_path(file), manifest_path(out), replaces=is_manifest)
         put_file(file, out, replaces=replaces or (lambda _: False))
     elif replaces is None:
@@ -414,15 +413,15 @@ def place_pack(file: Path, out: Path, *, replaces: Callable[[Path], bool] | None
         manifest = read_manifest(file)
         assert manifest is not None, "a finished pack has one"
         with exchanging(out, manifest):
-            # A pack without its manifest does not count, so between these three there is either the old pack or none.
+            # A pack without its manifest does not count, so between these steps there is the old pack or none.
             remove_manifest(out)
-            put_file(file, out, replaces=whatever_is_there)  # told to replace it, or seen to be ours
+            put_file(file, out, replaces=whatever_is_there)  # the caller asked for it, or it was checked to be ours
             put_file(manifest_path(file), manifest_path(out), replaces=is_manifest)
     sweep_pack_leftovers(out)
 
 
 def sweep_exchanges(file: Path) -> None:
-    """Remove what dead processes noted of exchanges, unless the pack has no manifest: then it is the only evidence."""
+    """Remove dead processes' notes of exchanges, unless the pack has no manifest: then they are the only evidence."""
     for receipt, note in list(receipts_of(file)) if manifest_path(file).exists() else ():
         named = name_and_owner(note)
         if "manifests" in receipt.about and named is not None and is_abandoned(note, named[1]):

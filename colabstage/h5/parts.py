@@ -1,8 +1,8 @@
 """Packs of several files: how they are named, and what they must have in common to be read as one.
 
 `NAME-00002-of-00008.h5` is one of eight shards that were written together. `NAME-append-00001.h5` was added later to
-`NAME.h5`, or to its shards. Existing files keep their names then, because records, manifests and other machines refer
-to them; and rows keep their numbers, because what was added is read last.
+`NAME.h5`, or to its shards. Appending renames no file, because records, manifests and other machines refer to the
+names; and rows keep their numbers, because appended files are read last.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     Files = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 _CLASSES_SHOWN, _NAMES_SHOWN = 5, 3
-# Names have five digits, which makes the order of names that of the rows.
+# Numbers in names have five digits, so that names sort in the order of the rows.
 _MAX_PARTS = 99_999
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.[^.]+)?")
 _APPENDED = re.compile(r"(?P<stem>.+)-append-(?P<number>\d{5})(?P<suffix>\.[^.]+)?")
 
-# What all rows of one side of the samples have in common, by name; `None` where there is no such side.
+# What all rows of x or of y have in common, by name; `None` if there is no y.
 FieldSchema = Mapping[str, Any] | None
 
 
@@ -44,12 +44,12 @@ class PackSchema(NamedTuple):
     y: FieldSchema
 
 
-# The same words of a file and of a plan whose file does not exist yet: appending compares these two.
+# A file and a plan whose file does not exist yet are described in the same words: appending compares the two.
 
 
 def rows_schema(shape: tuple[int, ...], dtype: np.dtype[Any]) -> FieldSchema:
     """Return the schema of rows of one shape."""
-    # Readers return native byte order whatever is stored, so files may differ in it.
+    # Readers return native byte order however values are stored, so files may differ in it.
     return {"kind": "values of one shape", "shape": shape, "dtype": str(dtype.newbyteorder("="))}
 
 
@@ -92,7 +92,7 @@ def schema_difference(expected: PackSchema, found: PackSchema) -> str | None:
         one, other = (field or {"kind": f"no {side}"} for field in (wanted, there))
         if one["kind"] != other["kind"]:
             return f"its {side} are {other['kind']} instead of {one['kind']}"
-        # Of both, because a fact that only one of them has is a difference too.
+        # The names of both: a fact that only one of them has is a difference too.
         for name in sorted({*one, *other}):
             if one.get(name) != other.get(name):
                 return f"its {side} have {name} {other.get(name)} instead of {one.get(name)}"
@@ -108,7 +108,7 @@ def _list(classes: tuple[str, ...]) -> str:
 
 def check_schemas(infos: list[PackInfo], split: str) -> None:
     """Make sure that files can be read as one."""
-    # The first file decides: with thousands of shards each is compared once.
+    # Each is compared with the first file, so that thousands of shards take one comparison each.
     expected = pack_schema(infos[0], split)
     for other in infos[1:]:
         difference = schema_difference(expected, pack_schema(other, split))
@@ -199,7 +199,7 @@ def _paths_like(target: Path, pattern: str) -> list[Path]:
 def next_appended(target: Path) -> Path:
     """Return the name of the next file to append to the dataset `target`."""
     found = appended_beside(target)
-    # After the last one and not in a gap: a file in between would change the numbers of the rows behind it.
+    # After the last file, never in a gap: a file in between would renumber the rows after it.
     number = PartName.of(found[-1]).number + 1 if found else 1
     if number > _MAX_PARTS:
         msg = f"'{target}' has {number - 1:,} appended files; pack all of it into one file again."
@@ -208,8 +208,8 @@ def next_appended(target: Path) -> Path:
 
 
 def check_files(files: object) -> None:
-    """Refuse what is no path, pattern or list of paths."""
-    # Not whatever has items: those of an open h5py.File are names in it, and a set has an order in this process only.
+    """Refuse anything that is not a path, a pattern or a list of paths."""
+    # Not every iterable: an open h5py.File yields the names in it, and a set has no stable order.
     is_list = isinstance(files, Sequence | np.ndarray) or hasattr(files, "to_list")
     given: Any = files if is_list and not isinstance(files, str | bytes) else (files,)
     for one in given:
@@ -230,7 +230,7 @@ def check_files(files: object) -> None:
 
 
 def find_parts(files: Files) -> tuple[Path, ...]:
-    """Return the files that are to be read as one, in the order of their rows; absolute.
+    """Return the absolute paths of the files that are read as one, in the order of their rows.
 
     A path means that file alone, even when shards or appended files of its name exist. A pattern (`*`, `?`, `[`) means
     every file that matches: for each name the single file, its shards, then the appended files. A list is taken as it
@@ -270,7 +270,7 @@ def _matching(pattern: Path) -> tuple[Path, ...]:
 
 
 def _check_whole_set(target: Path, shards: list[PartName]) -> None:
-    # A missing shard would only show as fewer rows, and two sets read together as rows that occur twice.
+    # A missing shard would only show as fewer rows, and two sets read together as duplicate rows.
     counts = sorted({name.count for name in shards})
     if len(counts) > 1:
         msg = (

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-# Goes up whenever a file written now could be misread by an earlier version.
+# Increased whenever an earlier version would misread a file written now.
 FORMAT_VERSION = 1
 
 FORMAT_ATTRIBUTE = "colabstage_format"
@@ -40,12 +40,12 @@ OFFSETS = "offsets"
 BOXES = "boxes"
 LABELS = "labels"
 
-# In the order in which people name them.
+# In the usual order.
 FAMILIAR_SPLITS = ("train", "dev", "val", "valid", "validation", "test")
 
 _SPLIT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _ERRNO = re.compile(r"errno = (\d+)")
-# One page: what a memory map of the dataset has to start on, and what direct reads are aligned to.
+# One page: memory maps start on a page, and direct reads are aligned to one.
 _ALIGNMENT_BYTES = 4096
 # More than an empty file takes.
 _ROOM_BYTES = 64 * 1024
@@ -71,7 +71,7 @@ def key_name(split: str) -> str:
 def split_of(name: str) -> str | None:
     """Return the split whose inputs `name` holds, `None` when it holds something else.
 
-    With a small x, as scikit-learn's users write it, only of splits that everybody has: x_offset is something else.
+    With a lower-case x, as scikit-learn's users write it, only for the usual splits: x_offset is something else.
     """
     is_inputs = name.startswith("X_") or (name.startswith("x_") and name[2:] in FAMILIAR_SPLITS)
     return name[2:] or None if is_inputs else None
@@ -135,8 +135,8 @@ def create_pack(path: Path, content: PackContent) -> dict[str, int]:
     with _disk_errors(path), _new_file(path) as file:
         file.attrs[FORMAT_ATTRIBUTE] = FORMAT_VERSION
         _set_attributes(file, content.attributes)
-        # Sorted here and below: HDF5 lays objects out in the order of their creation, and that of a set of strings
-        # differs from one process to the next.
+        # Sorted here and below: HDF5 lays out objects in order of creation, and a set of strings has another order in
+        # each process.
         for name in sorted({spec.name for spec in content.reserved} | content.arrays.keys()):
             _make_group(file, name.rpartition("/")[0])
         for name, rows in sorted(content.arrays.items(), key=lambda item: item[0]):
@@ -154,25 +154,25 @@ def create_pack(path: Path, content: PackContent) -> dict[str, int]:
 def reserved_offsets(path: Path, content: PackContent) -> dict[str, int] | None:
     """Return the offsets that `create_pack` returned for this content, read from the file it created.
 
-    `None` when the file no longer is that file.
+    `None` if the file no longer is that file.
     """
     import h5py
 
     try:
-        # As it was created: HDF5 opens a file a second time in one process only with the same choice.
+        # With the setting it was created with: HDF5 opens a file twice in one process only with the same one.
         with h5py.File(path, "r", locking=False) as file:
             nodes = [(spec, file[spec.name]) for spec in content.reserved]
             if any((node.shape, node.dtype) != (spec.shape, spec.dtype) for spec, node in nodes):
                 return None
             return {spec.name: node.id.get_offset() for spec, node in nodes if spec.nbytes}
-    # The process that wrote it may have been killed at any byte, and h5py answers that in all of these ways.
+    # The process that wrote it may have been killed at any byte, to which h5py responds in any of these ways.
     except (OSError, KeyError, RuntimeError, AttributeError):
         return None
 
 
 @contextlib.contextmanager
 def _disk_errors(path: Path) -> Iterator[None]:
-    """Raise what h5py makes of a disk's answer, when it closes a file, as the error of the disk."""
+    """Translate what h5py raises for a disk's failure when it closes a file into the disk's error."""
     try:
         yield
     except RuntimeError as error:
@@ -187,21 +187,21 @@ def _new_file(path: Path) -> Any:
     import h5py
     from h5py import h5f, h5p
 
-    # HDF5 holds on to what a full disk refuses, and may end the process for it, so a full disk is noticed before.
+    # HDF5 keeps data that a full disk refuses, and may then end the process, so a full disk is detected first.
     path.write_bytes(bytes(_ROOM_BYTES))
-    # By the low-level interface: `h5py.File` would store the time of creation in the root group, and the same samples
+    # The low-level interface is used because `h5py.File` stores the creation time in the root group: the same samples
     # would no longer make the same bytes.
     creation = h5p.create(h5p.FILE_CREATE)
     creation.set_obj_track_times(False)
     access = h5p.create(h5p.FILE_ACCESS)
-    # As `h5py.File` does it: closing the file closes the objects in it, so nothing is written after that.
+    # As `h5py.File` does: closing the file closes the objects in it, so nothing is written afterwards.
     access.set_fclose_degree(h5f.CLOSE_STRONG)
-    # Both bounds, because the layout of the metadata must not depend on the version of HDF5 that is installed.
+    # Both bounds, because the layout of metadata must not depend on the installed version of HDF5.
     access.set_libver_bounds(h5f.LIBVER_V110, h5f.LIBVER_V110)
-    # Small objects stay packed together; only what has a page or more starts on a page.
+    # Small objects are packed together; only objects of a page or more start on a page.
     access.set_alignment(_ALIGNMENT_BYTES, _ALIGNMENT_BYTES)
     # Nobody else knows the temporary name, and a network file system may refuse locks.
-    access.set_file_locking(False, True)  # positional in h5py
+    access.set_file_locking(False, True)  # h5py takes these by position
     return h5py.File(h5f.create(os.fsencode(path), h5f.ACC_TRUNC, fcpl=creation, fapl=access))
 
 
@@ -210,7 +210,7 @@ def _make_group(file: Any, name: str) -> None:
     from h5py import h5g, h5p
 
     if name and name not in file:
-        # HDF5 before 2.0 stores the second in which a group was created unless it is told not to.
+        # Before 2.0, HDF5 stores when a group was created unless told not to.
         creation = h5p.create(h5p.GROUP_CREATE)
         creation.set_obj_track_times(False)
         h5g.create(file.id, name.encode(), gcpl=creation)
@@ -222,9 +222,9 @@ def _reserve(file: Any, spec: ReservedDataset) -> int | None:
 
     properties = h5p.create(h5p.DATASET_CREATE)
     properties.set_layout(h5d.CONTIGUOUS)
-    # By default HDF5 gives a contiguous dataset its offset at the first write, which here HDF5 never does.
+    # By default HDF5 allocates a contiguous dataset at its first write, and here HDF5 never writes it.
     properties.set_alloc_time(h5d.ALLOC_TIME_EARLY)
-    # Filling would write every byte twice, and would make the sparse file a full one before the work begins.
+    # Filling would write every byte twice, and give the sparse file its full size before the work begins.
     properties.set_fill_time(h5d.FILL_TIME_NEVER)
     properties.set_obj_track_times(False)
     links = h5p.create(h5p.LINK_CREATE)
@@ -236,19 +236,19 @@ def _reserve(file: Any, spec: ReservedDataset) -> int | None:
 
 
 def _encode(text: str) -> bytes:
-    # A file name need not be UTF-8; a string that is declared as UTF-8 has to be.
+    # A file name need not be UTF-8, but a string declared as UTF-8 must be.
     return text.encode(errors="backslashreplace")
 
 
 def _utf8_pages(texts: Sequence[str]) -> Iterator[list[str] | list[bytes]]:
-    """Yield texts in pages, as UTF-8; plain ASCII, which numpy converts itself, stays text."""
+    """Yield texts in pages, as UTF-8; plain ASCII stays text, because numpy converts it."""
     for start in range(0, len(texts), _TEXTS_AT_ONCE):
         page = list(map(str, texts[start : start + _TEXTS_AT_ONCE]))
         yield page if "".join(page).isascii() else list(map(_encode, page))
 
 
 def _longest(texts: Sequence[str]) -> int:
-    # HDF5 has no strings of zero bytes.
+    # HDF5 strings have at least one byte.
     return max((max(map(len, page)) for page in _utf8_pages(texts)), default=1) or 1
 
 
@@ -261,7 +261,7 @@ def _write_texts(file: Any, name: str, texts: Sequence[str]) -> None:
     dataset = file.create_dataset(name, shape=(len(texts),), dtype=kind, track_times=False)
     start = 0
     for page in _utf8_pages(texts):
-        # The padded bytes go in as they are: h5py's own conversion of a million strings takes seconds.
+        # The padded bytes are written unconverted: h5py's own conversion of a million strings takes seconds.
         raw = np.array(page, dtype=f"S{length}")
         place = dataset.id.get_space()
         place.select_hyperslab((start,), raw.shape)

@@ -27,23 +27,23 @@ if TYPE_CHECKING:
 _FEW = 1 << 27
 _MOST_ELSEWHERE = 1 << 40
 _MOST_PACKED = 2000
-# A heap begins with its signature, version 1 and three zeros; then come its length and its objects, each with a header
-# of index, references, reserved, length.
+# A heap begins with its signature, version 1 and three zeros, then its length and its objects. Each object has a
+# header: index, references, reserved, length.
 _HEAP = b"GCOL\x01\0\0\0"
 _HEAP_HEAD_BYTES = 16
 _OBJECT_HEAD = struct.Struct("<HHIQ")
-# HDF5 keeps metadata at the two ends of a file, except in files of very many datasets.
+# HDF5 keeps metadata at both ends of a file, except in files with very many datasets.
 _LOOKED_BYTES = 1024 * 1024
-# Rows whose lengths are read for an estimate.
+# How many rows' lengths are read for an estimate.
 _PROBED = 128
 
 
 def open_with_any_locking(path: Path, *, allow_external: bool = False) -> Any:
-    """Open with the default locking; where that is refused, without.
+    """Open a file with the default locking; if that is refused, without.
 
-    What the file leads to is read if it is in its folder, or below that; with `allow_external` wherever it is.
+    Other files that it leads to are read if they are in its folder or below; with `allow_external`, anywhere.
     """
-    # h5py is imported only by what opens a file.
+    # Imported late: only code that opens a file needs h5py.
     from colabstage.h5.confined import ConfinedFile, Reach, with_any_locking
 
     reach = Reach(path, str(path), anywhere=allow_external)
@@ -51,7 +51,7 @@ def open_with_any_locking(path: Path, *, allow_external: bool = False) -> Any:
 
 
 def open_alone(file: Any, label: str) -> Any:
-    """Open an object that has the bytes of an HDF5 file, which may lead to no other."""
+    """Open an object that holds the bytes of an HDF5 file, which may lead to no other file."""
     from colabstage.h5.confined import ConfinedFile, Reach
 
     return ConfinedFile(file, Reach(None, label))
@@ -65,7 +65,7 @@ def follow(file: Any, name: str, path: Path) -> Any:
         return file[name]
     except (KeyError, OSError) as error:
         link = file.get(name, getlink=True)
-        # A hard link points into the same file, so this is damage and not a missing file.
+        # A hard link points into the same file, so this means damage, not a missing file.
         if isinstance(link, h5py.HardLink):
             raise
         where = f"'{link.path}' in '{link.filename}'" if isinstance(link, h5py.ExternalLink) else f"'{link.path}'"
@@ -77,7 +77,7 @@ def follow(file: Any, name: str, path: Path) -> Any:
 
 
 def check_type(dataset: Any, name: str, path: Path) -> None:
-    """Make sure that numpy has the type of an open dataset's values."""
+    """Make sure that numpy has a dtype for an open dataset's values."""
     from h5py import h5t
 
     try:
@@ -85,7 +85,7 @@ def check_type(dataset: Any, name: str, path: Path) -> None:
     except (TypeError, ValueError) as error:
         kinds = {h5t.TIME: "times", h5t.FLOAT: "floats", h5t.INTEGER: "whole numbers", h5t.BITFIELD: "bits"}
         kind = kinds.get(dataset.id.get_type().get_class())
-        # For other classes of types there is no telling an unusual one from a damaged one.
+        # For other type classes, an unusual type cannot be told from a damaged one.
         if kind is None:
             raise
         msg = (
@@ -96,12 +96,12 @@ def check_type(dataset: Any, name: str, path: Path) -> None:
 
 
 def check_extent(dataset: Any, name: str, path: Path) -> None:
-    """Make sure that an open dataset of very many, or very long, rows has been written: reading them takes memory."""
+    """Make sure that a very large open dataset has really been written: reading it takes memory."""
     shape = dataset.shape or ()
     # Neither many rows nor long ones.
     if max(math.prod(shape[:1]), math.prod(shape[1:])) <= _FEW:
         return
-    # Those of virtual ones and in external storage have no bytes of their own; no filter packs as much as this.
+    # Virtual datasets and external storage have no bytes here; no filter compresses more than this.
     stored = dataset.id.get_storage_size()
     held = _MOST_ELSEWHERE if dataset.is_virtual or dataset.external else _MOST_PACKED * stored
     if math.prod(shape) * dataset.dtype.itemsize > held:
@@ -113,7 +113,7 @@ def check_extent(dataset: Any, name: str, path: Path) -> None:
 
 
 def home_of(dataset: Any, path: Path) -> Path | None:
-    """Return the file that stores an open dataset, where a link led there from `path`; `None` where that is `path`."""
+    """Return the file that stores an open dataset if a link from `path` led there; `None` if it is `path` itself."""
     # Bytes without a path lead to no other file.
     if dataset.file.driver == "fileobj":
         return None
@@ -122,11 +122,10 @@ def home_of(dataset: Any, path: Path) -> Path | None:
 
 
 def check_heaps(path: Path) -> None:
-    """Check the heaps at the file's two ends for lengths that make HDF5 search for ever. Takes a few milliseconds."""
-    # HDF5 goes from object to object by their lengths and checks none of them: a length of 0, or of nearly 2**64, is an
-    # endless loop inside the library, which no signal and no other thread can end. Of 4,000 files with scrambled bytes,
-    # 13 hung when they were opened, all of them here. A child process with a deadline would find them too, and take a
-    # third of a second for each file.
+    """Check the heaps at the file's two ends for lengths that make HDF5 loop for ever. Takes a few milliseconds."""
+    # HDF5 walks objects by their lengths and checks none of them: a length of 0, or near 2**64, is an endless loop
+    # inside the library, which no signal and no other thread can end. Of 4,000 files with scrambled bytes, 13 hung on
+    # opening, all of them here. A child process with a deadline would find them too, in a third of a second per file.
     with open(path, "rb") as handle:
         size = handle.seek(0, 2)
         for start in sorted({0, max(0, size - _LOOKED_BYTES)}):
@@ -145,14 +144,14 @@ def check_heaps(path: Path) -> None:
 
 def _is_sound(data: bytes, place: int) -> bool:
     """Tell whether the objects of the heap at `place` follow each other up to its end, or to the end of `data`."""
-    # Cut off by the window, not by damage; samples may also hold these bytes by chance.
+    # The window cuts it off, not damage; samples may also hold these bytes by chance.
     if place + _HEAP_HEAD_BYTES > len(data):
         return True
     end = place + int.from_bytes(data[place + 8 : place + 16], "little")
     position, last = place + _HEAP_HEAD_BYTES, min(end, len(data)) - _OBJECT_HEAD.size
     while position <= last:
         number, _, _, length = _OBJECT_HEAD.unpack_from(data, position)
-        # Objects are padded to 8 bytes. The length of free space includes its header, that of objects does not.
+        # Objects are padded to 8 bytes. The length of free space includes its header; an object's does not.
         step = _OBJECT_HEAD.size + (length + 7) // 8 * 8 if number else length
         # Zero repeats this object for ever; a length beyond the end makes HDF5 read whatever follows.
         if not _OBJECT_HEAD.size <= step <= end - position:
@@ -163,7 +162,7 @@ def _is_sound(data: bytes, place: int) -> bool:
 
 @contextmanager
 def reading_contents(path: Path) -> Iterator[None]:
-    """Translate every error with which h5py responds to damaged bytes into one for a damaged file."""
+    """Translate every error that h5py raises for damaged bytes into one that says that the file is damaged."""
     try:
         yield
     except ColabstageError:
@@ -190,16 +189,16 @@ def ragged_kind(dataset: Any) -> Literal["ragged", "texts"] | None:
 
 
 def element_dtype(dataset: Any) -> np.dtype[Any]:
-    """Return the dtype of one value of a variable-length row, in native byte order; for strings that of their bytes."""
+    """Return the dtype of one value of a variable-length row, in native byte order; for strings, their bytes' dtype."""
     from h5py import check_vlen_dtype
 
-    # By its string, which drops what h5py attaches to the dtype of an enumeration.
+    # `str` drops what h5py attaches to the dtype of an enumeration.
     base = check_vlen_dtype(dataset.dtype)
     return np.dtype(np.uint8) if base is None or base is str or base is bytes else np.dtype(base.str)
 
 
 def ragged_trouble(dataset: Any) -> str | None:
-    """Say in a sentence why rows of variable length cannot be read; `None` where they can, or rows are fixed."""
+    """Say in a sentence why rows of variable length cannot be read; `None` if they can, or rows are fixed."""
     from h5py import check_string_dtype, check_vlen_dtype
 
     is_text = check_string_dtype(dataset.dtype) is not None
@@ -212,7 +211,7 @@ def ragged_trouble(dataset: Any) -> str | None:
 
 
 def _element_trouble(dataset: Any) -> str | None:
-    """Say why values inside rows cannot be read: "" where they can, `None` where rows have a fixed length."""
+    """Say why values inside rows cannot be read: "" if they can, `None` if rows have a fixed length."""
     from h5py import check_vlen_dtype, h5t
 
     base = check_vlen_dtype(dataset.dtype)
@@ -228,7 +227,7 @@ def _element_trouble(dataset: Any) -> str | None:
     same = same or (stored.get_class() == h5t.ENUM and stored.get_super().equal(native))
     if base.isnative and same:
         return ""
-    # h5py 3.16 returns the bytes of such values as they are stored, labelled as native.
+    # h5py 3.16 returns the bytes of such values as stored, but labels them as native.
     return (
         "The values inside its rows are stored in another form than this machine's, perhaps in the other byte order, "
         "and h5py returns wrong numbers for them. Write them as native numbers."
@@ -236,7 +235,7 @@ def _element_trouble(dataset: Any) -> str | None:
 
 
 def estimate_bytes(dataset: Any) -> int:
-    """Estimate how many bytes the values of all rows have, from the mean of a few; exact for strings of one length."""
+    """Estimate the bytes of all rows' values, from the mean of a few; exact for strings of one length."""
     count = int(dataset.shape[0])
     if dataset.dtype.kind == "S":
         return count * int(dataset.dtype.itemsize)
@@ -245,5 +244,5 @@ def estimate_bytes(dataset: Any) -> int:
     rows = np.unique(np.linspace(0, count - 1, min(_PROBED, count)).astype(np.intp))
     found: Sequence[Any] = dataset[rows].tolist()
     mean = sum(len(row) * getattr(row, "itemsize", 1) for row in found) / len(rows)
-    # No value is stored twice, so there cannot be more than the file has.
+    # No value is stored twice, so there cannot be more bytes than the file has.
     return min(int(mean * count), int(dataset.file.id.get_filesize()))

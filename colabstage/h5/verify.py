@@ -41,7 +41,7 @@ class VerifiedFile:
     block_bytes: int
     """The size of each block except the last."""
     blocks: int
-    """How many its manifest has, of `block_bytes` each."""
+    """How many blocks its manifest has, of `block_bytes` each."""
     damaged: tuple[int, ...]
     """Numbers of the blocks that differ, from 0."""
     seconds: float
@@ -71,7 +71,7 @@ class VerifiedFile:
             size, took = format_bytes(self.nbytes), format_duration(self.seconds)
             compared = f"{format_count(self.blocks, 'blocks')} of {size} in all"
             return f"'{self.path}' is intact: {compared}, each as it was written (compared in {took}, {rate})."
-        # Both may apply: a copy that was cut off also ends within a block.
+        # Both may apply: a truncated copy also ends within a block.
         faults = []
         if self.nbytes != self.expected_bytes:
             faults.append(f"it has {self.nbytes:,} bytes instead of {self.expected_bytes:,}")

@@ -1,6 +1,6 @@
 """How the arguments of public functions are defined and checked.
 
-A frozen dataclass holds the names, defaults and docs of keyword arguments, and public functions take them from it.
+A frozen dataclass holds the names, defaults and docs of keyword arguments; public functions take them from there.
 
 Such a function is written with `**options: Unpack[...]`, which type checkers read. What a person sees (the signature,
 the Tab key's suggestions, the docstring) lists each argument by name, and an unknown name is refused, as Python does.
@@ -31,14 +31,14 @@ from colabstage.io.workspace import is_our_name
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    # What defines arguments: a dataclass by its fields, a function by its keyword-only parameters.
+    # Where arguments are defined: the fields of a dataclass, or the keyword-only parameters of a function.
     Speller = type[Any] | Callable[..., Any]
 
-# What an argument may have to be.
+# The kinds of value that an argument may be required to have.
 Kind = Literal["above zero", "function", "number", "path", "switch", "text"]
 _Options = TypeVar("_Options")
 
-# The accepted types of each kind, and its name in messages.
+# For each kind, a check of the value and the kind's name in messages.
 _KINDS: Mapping[Kind, tuple[Callable[[object], bool], str]] = {
     "above zero": (lambda given: isinstance(given, Real) and float(given) > 0, "more than 0"),
     "function": (callable, "a function"),
@@ -49,10 +49,10 @@ _KINDS: Mapping[Kind, tuple[Callable[[object], bool], str]] = {
     "text": (lambda given: isinstance(given, str), "text in quotes"),
 }
 
-# Where a dataset_h5 is wanted, this is what people pass instead.
+# People often pass something else where a dataset_h5 is needed; this says what to write.
 ONE_SPLIT = "Pass one split of what stage_dataset returned, data['train'], or open a file with dataset_h5(path)."
 
-# The docstring entry that stands for all arguments defined elsewhere.
+# The docstring entry that stands for all arguments defined elsewhere, and the section of all arguments.
 _ENTRY = re.compile(r"^( +)\*\*\w+:.*\n(?:\1 +.*\n)*", re.MULTILINE)
 _ARGS = re.compile(r"^Args:\n((?: +.*\n|\n)*)", re.MULTILINE)
 
@@ -97,9 +97,9 @@ def check_argument(name: str, given: object, kind: Kind, *, remedy: str = "") ->
 
 
 def whole_number(name: str, given: object, *, least: int = 0, otherwise: str = "") -> int:
-    """Return a whole number of at least `least` as Python's own, which JSON can have; refuse anything else.
-    `otherwise`: what else may be given, in words that end the sentence."""
-    # Numpy's too. To Python `True` is one, but nobody means it as one.
+    """Return a whole number of at least `least` as Python's own `int`, which JSON can hold; refuse anything else.
+    `otherwise` names other accepted values, in words that end the sentence."""
+    # Numpy's integers count too. To Python `True` is an integer, but nobody means it as a number.
     if isinstance(given, bool) or not isinstance(given, Integral) or given < least:
         refuse_argument(name, given, f"a whole number, {least} or more{otherwise}")
     return int(given)
@@ -144,7 +144,7 @@ def refused_call(
     given: Mapping[str, Any],
     remedies: Mapping[str, str],
 ) -> OptionError:
-    """Return the error for a call that does not fit: what Python says of it, and what to write."""
+    """Return the error for a call that does not fit the signature: what Python says, and what to write instead."""
     shown = [one for one in signature.parameters.values() if one.name != "self"]
     if "too many positional" in str(error):
         placed = listed([one.name for one in shown if one.kind is one.POSITIONAL_OR_KEYWORD]) or "nothing"
@@ -158,7 +158,7 @@ def refused_call(
     if unknown in remedies:
         return OptionError(f"{function}() has no {unknown}=. {remedies[unknown]}")
     own = [one.name for one in shown]
-    # `size` is more like `resize`, and means `image_size`.
+    # `size` is spelt more like `resize`, but means `image_size`.
     near = [one for one in own if unknown in one.split("_")] or difflib.get_close_matches(unknown, own, 1)
     hint = f" Did you mean '{near[0]}'?" if near else ""
     return ArgumentError(f"{function}() {error}.{hint}")
@@ -174,7 +174,7 @@ def with_docs(doc: str | None, *spellers: Speller, names: frozenset[str]) -> str
 
 
 def _entries(speller: Speller, names: frozenset[str]) -> str:
-    """Return what a docstring says below `Args:` about some of its arguments, without the indent."""
+    """Return the entries for some arguments in a docstring's `Args:`, without the indent."""
     wanted = names.intersection(one.name for one in parameters(speller))
     found = _ARGS.search(inspect.cleandoc(speller.__doc__ or "") + "\n")
     if found is None:
@@ -184,13 +184,13 @@ def _entries(speller: Speller, names: frozenset[str]) -> str:
 
 
 def read_only(only: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Return the paths and patterns of the argument `only`, normalised; none for the whole source."""
-    several: object = only  # annotations do not keep anybody from giving something else
+    """Return the normalised paths and patterns of the argument `only`; empty for the whole source."""
+    several: object = only  # annotations do not stop callers from passing something else
     given: tuple[object, ...] = (several,)
     if several is None or isinstance(several, list | tuple):
         given = tuple(several or ())
     parts = tuple(posixpath.normpath(part) if isinstance(part, str) and part.strip() else "" for part in given)
-    # A list that a program made, and that came out empty, does not mean the whole source.
+    # A list that a program built and that came out empty does not mean the whole source.
     if several == [] or any(part in ("", ".") or part.startswith("/") or ".." in part.split("/") for part in parts):
         msg = (
             f"only={only!r} names no part of a source. Give a path below it or a pattern, or a list of these: "
@@ -201,7 +201,7 @@ def read_only(only: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 def check_zip_encoding(encoding: str | None) -> None:
-    """Refuse the name of an encoding that Python does not know."""
+    """Refuse an encoding that Python does not know."""
     try:
         if encoding is not None:
             codecs.lookup(encoding)
@@ -210,7 +210,7 @@ def check_zip_encoding(encoding: str | None) -> None:
         raise OptionError(msg) from error
 
 
-# Say in a few words what was given for an argument: a message never holds a whole table.
+# Show an argument's value in a few words: a message never holds a whole table.
 
 
 _LONGEST = 80
@@ -224,13 +224,13 @@ class _Short(reprlib.Repr):
         super().__init__()
         self.maxlevel = 4
         self.maxlist = self.maxtuple = self.maxset = self.maxfrozenset = self.maxdict = 12
-        # Text is cut only after it was searched for secrets, so that none is left because its end is missing.
+        # Secrets are hidden before the text is cut, because half a secret would not be recognised as one.
         self.maxstring = self.maxlong = self.maxother = 4000
 
     def repr_instance(self, x: Any, level: int) -> str:
         if isinstance(x, bytes):
             return repr(x[: self.maxother])
-        # Anybody else's `repr` may print a page, or fail.
+        # The `repr` of a foreign class may print a page, or fail.
         return repr(x) if isinstance(x, Number | os.PathLike | type(None)) else f"{type(x).__name__}(…)"
 
 
@@ -238,8 +238,8 @@ _SHORT = _Short()
 
 
 def show_value(value: object) -> str:
-    """Write a value as Python does where that is one short line, and else what it is: `DataFrame(…)`."""
-    # A path is named whole: its end says which file it is.
+    """Write a value as Python does if that is one short line, otherwise by its class: `DataFrame(…)`."""
+    # A path is shown in full, because its end says which file it is.
     text = show_content(value, _LONGEST_PATH if isinstance(value, os.PathLike) else _LONGEST)
     if isinstance(value, str | bytes | int | os.PathLike) or not ("…" in text or "..." in text):
         return text
@@ -256,18 +256,18 @@ def show_content(value: object, most: int = _LONGEST) -> str:
     """
     try:
         text = hide_secrets(_SHORT.repr(value))
-    except ValueError:  # a whole number of more digits than Python writes
+    except ValueError:  # an integer with more digits than Python prints
         text = f"{type(value).__name__}(…)"
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def is_frame(value: object) -> bool:
-    """Tell whether a value is a table in memory, as of pandas or polars."""
+    """Tell whether a value is a table in memory, such as a pandas or polars frame."""
     return hasattr(value, "columns") and (hasattr(value, "to_csv") or hasattr(value, "write_csv"))
 
 
 def instead_of(value: object, *, several: bool = False, otherwise: str = "") -> str:
-    """Return what to write where a path was wanted, in a sentence.
+    """Return a sentence that says what to write where a path was expected.
 
     Args:
         value: what was given.
@@ -290,17 +290,17 @@ def instead_of(value: object, *, several: bool = False, otherwise: str = "") -> 
     return "pack_dataset(dataset, 'data.h5') packs an object whose items are (x, y)."
 
 
-# Say what may have been meant by a path that does not exist: where it goes wrong, and the names there.
+# Suggest what a path that does not exist may have been meant to be: where it goes wrong, and similar names there.
 
 
 _DRIVE_FOLDERS = frozenset({"MyDrive", "My Drive", "Shareddrives", "Shared drives"})
 _NAMES_SHOWN = 6
-# A folder of a Drive may hold a hundred thousand names.
+# A folder on Drive may hold a hundred thousand names.
 _MOST_NAMES = 2000
 
 
 def whereabouts(path: Path) -> str:
-    """Say which folder of a missing path exists, and which names in it are most like the missing one."""
+    """Say which part of a missing path exists, and which names there are most like the missing one."""
     # The nearest existing folder shows where the path goes wrong: a missing mount, a typing error, a moved folder.
     there = next((parent for parent in path.parents if parent.exists()), Path("/"))
     if there.is_file():

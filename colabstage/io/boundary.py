@@ -1,11 +1,11 @@
-"""The boundary of the public functions: calls that do not fit are refused, what the system answers inside a call leaves
-it as a typed error, and a call that is stopped says what is kept.
+"""The boundary of the public functions: calls that do not fit are refused, errors of the system leave a call as typed
+errors, and a stopped call says what is kept.
 
-A disk may be full, and a mount may fail, at any of the hundred small calls that a public function makes: to list a
-folder, to write a record, to rename. Each such error is raised as it is, up to here, where the arguments tell whether
-the path is one that was to be read or one that was to be written.
+A disk may be full, and a mount may fail, at any of the hundred small calls that a public function makes: listing a
+folder, writing a record, renaming. Each such error passes unchanged up to here, where the arguments tell whether the
+path was to be read or to be written.
 
-What the caller's own code raises, in a transform, a dataset or a progress display, is the caller's and stays as it is.
+Errors that the caller's own code raises, in a transform, a dataset or a progress display, stay as they are.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 _Class = TypeVar("_Class", bound="type[Any]")
 
-# What is left after Ctrl-C or a notebook's stop button.
+# Shown after Ctrl-C or a notebook's stop button.
 GOES_ON = "What was finished is kept; the same call again continues from there."
 NOTHING_DONE = "Nothing was changed."
 
 _WILD = frozenset("*?[")
-# A call that names no path says nothing else about disks and mounts.
+# If the error names no path, only these errors tell that a disk or mount failed.
 _OF_DISKS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ESTALE, errno.EACCES, errno.EPERM})
 
 
@@ -64,14 +64,14 @@ def public(
     """
 
     def decorate(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
-        # A class is called by its own name.
+        # A class is shown by its own name.
         shown = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
         spelt = spelt_signature(function, spellers, arguments) if spellers else None
 
         @functools.wraps(function)
         def call(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
             try:
-                # Python itself takes any name for `**arguments`.
+                # `**arguments` would accept any name, so the names are checked here.
                 if spelt is not None:
                     spelt.bind(*args, **kwargs)
                 return function(*args, **kwargs)
@@ -89,7 +89,7 @@ def public(
                 raise_stopped(stop, stopped)
 
         if spelt is not None:
-            # `inspect.signature` looks here first, and so do notebooks at the Tab key.
+            # `inspect.signature` looks here first, and so does a notebook's Tab completion.
             vars(call)["__signature__"] = spelt
             call.__doc__ = with_docs(function.__doc__, *spellers, names=frozenset(spelt.parameters))
         return call
@@ -98,7 +98,7 @@ def public(
 
 
 def public_class(kind: _Class) -> _Class:
-    """Make a class public by its constructor, which a dataclass has no place to decorate."""
+    """Make a class public by wrapping its constructor: a dataclass generates it, so there is nothing to decorate."""
     kind.__init__ = public()(kind.__init__)
     return kind
 
@@ -111,13 +111,13 @@ class StoppedCell(KeyboardInterrupt):
 
 
 def raise_stopped(stop: KeyboardInterrupt, sentence: str) -> NoReturn:
-    """Raise what a stopped call shows: of public functions that call each other the innermost's sentence."""
+    """Raise what a stopped call shows: if public functions call each other, the sentence of the innermost."""
     if not sentence or isinstance(stop, StoppedCell):
         raise stop
     if shell() is not None:
         msg = f"Stopped. {sentence}"
         raise StoppedCell(msg) from stop
-    # The exception ends the interpreter with the exit code that shells expect, and the note is printed last.
+    # Python then exits with the code that shells expect, and prints the note last.
     if sentence not in getattr(stop, "__notes__", ()):
         stop.add_note(sentence)
     raise stop
@@ -125,7 +125,7 @@ def raise_stopped(stop: KeyboardInterrupt, sentence: str) -> NoReturn:
 
 @contextlib.contextmanager
 def typed_errors(*, reads: Iterable[object], writes: Iterable[object]) -> Iterator[None]:
-    """Let errors of the system leave the block as those of `typed_error`: for work that goes on in another thread."""
+    """Raise the system's errors in the block as those of `typed_error`, for work that continues in another thread."""
     try:
         yield
     except OSError as error:
@@ -141,7 +141,7 @@ def raise_typed(error: OSError, *, reads: Iterable[object], writes: Iterable[obj
 
 
 def typed_error(error: OSError, *, reads: Iterable[object] = (), writes: Iterable[object] = ()) -> Exception:
-    """Return the typed error for an error of the system; what is typed, or the caller's own, as it is.
+    """Return the typed error for an error of the system; errors that are typed, or of the caller's own code, unchanged.
 
     Args:
         error: what was raised.
@@ -168,7 +168,7 @@ def typed_error(error: OSError, *, reads: Iterable[object] = (), writes: Iterabl
 
 
 def _unnamed(error: OSError, sources: list[Path], targets: list[Path]) -> Exception:
-    """Return the typed error for one that names no path, as those of reading and writing an open file."""
+    """Return the typed error for an error that names no path, as when an open file is read or written."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return translate_write_error(error, next(iter(targets), absolute(".") / "file"))
     if not speaks_of_a_mount(error) and error.errno not in _OF_DISKS:
@@ -187,7 +187,7 @@ def _places(given: Iterable[object]) -> Iterator[Path]:
     for one in given:
         if isinstance(one, str | os.PathLike) and "://" not in os.fspath(one):
             path = absolute(one)
-            # What a pattern matches is below what comes before its first wildcard.
+            # Whatever a pattern matches is below the part before its first wildcard.
             wild = next((number for number, part in enumerate(path.parts) if _WILD & {*part}), len(path.parts))
             yield Path(*path.parts[:wild])
         elif isinstance(one, list | tuple | set | frozenset):

@@ -1,7 +1,7 @@
-"""Tell the caller's own code from colabstage's: in the errors that are typed, and in the tracebacks that are shown.
+"""Tell the caller's own code from colabstage's: to type errors, and to shorten tracebacks.
 
-Transforms, datasets, progress displays and executors of the caller's run inside public functions, and may fail with the
-same kinds of errors as disks do. Theirs are left as they are.
+The caller's transforms, datasets, progress displays and executors run inside public functions, and may fail with the
+same kinds of errors as disks do. Their errors are left as they are.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _BECAUSE = "\nThe above exception was the direct cause of the following exceptio
 
 
 def is_callers_own(error: OSError, *places: Path) -> bool:
-    """Return whether code of the caller's raised an error that reached this frame.
+    """Return whether the caller's own code raised an error that reached this frame.
 
-    places: where the call reads and writes; what names one of these is the call's, whoever noticed it.
+    places: where the call reads and writes. An error that names one of these is the call's, whoever raised it.
     """
     place = place_of(error)
     if place is not None and any(closeness(place, one) for one in places):
@@ -42,18 +42,18 @@ def place_of(error: OSError) -> Path | None:
 
 
 def absolute(path: str | bytes | os.PathLike[str]) -> Path:
-    """Make a path absolute as far as the current folder has a path; links stay as they are."""
+    """Make a path absolute without resolving links; where the current folder is gone, as far as possible."""
     text = os.fsdecode(path)
-    # It may be gone, or on a mount that is.
+    # The current folder may be gone, or on a mount that is.
     with contextlib.suppress(OSError):
         text = os.path.abspath(os.path.expanduser(text))  # noqa: PTH100, PTH111 - `resolve` would follow links
     return Path(text)
 
 
 def closeness(place: Path, given: Path) -> int:
-    """Return how closely a path belongs to one that was given, by how many names they share; 0 if it does not.
+    """Return how closely a path belongs to a given one: the number of shared names, or 0 if it does not.
 
-    What belongs to it: what is in it, what colabstage puts beside it, and the folders above it, which are created.
+    What belongs to it: everything in it, what colabstage puts beside it, and the folders above it, which are created.
     """
     beside = place.name.startswith(given.stem) or is_own(place) or is_our_name(place.name)
     if place.is_relative_to(given) or given.is_relative_to(place) or (place.is_relative_to(given.parent) and beside):
@@ -61,22 +61,22 @@ def closeness(place: Path, given: Path) -> int:
     return 0
 
 
-# The frames below the call only help developers of colabstage: `%xmode Verbose` shows them, and `%debug` always walks
+# Frames below the call only help developers of colabstage. `%xmode Verbose` shows them, and `%debug` always steps
 # through them.
 def lines_of(error: BaseException) -> list[str]:
-    """Return what IPython prints for one of our errors: without the frames below the call, unless it is verbose."""
+    """Return what IPython prints for one of our errors: no frames below the call, except in verbose mode."""
     tracebacks = shell().InteractiveTB
     if tracebacks.mode == "Verbose":
         return _formatted(tracebacks, error, error.__traceback__)
     cause = error.__cause__
-    # A cause is shown if the caller's own code raised it, in a function that was passed to us.
+    # The cause is shown only if the caller's own code raised it, in a function that was passed to us.
     seen = None if cause is None else without_ours(cause.__traceback__)
     told = [] if cause is None or seen is None else [*_formatted(tracebacks, cause, seen, tb_offset=0), _BECAUSE]
     return [*told, *_formatted(tracebacks, error, without_ours(error.__traceback__))]
 
 
 def without_ours(trace: TracebackType | None) -> TracebackType | None:
-    """Return a traceback without the frames of colabstage and of the libraries that it called."""
+    """Return a traceback without the frames of colabstage and of the libraries that it calls."""
     kept: list[TracebackType] = []
     inside = False
     while trace is not None:
@@ -93,7 +93,7 @@ def without_ours(trace: TracebackType | None) -> TracebackType | None:
 
 def is_of_library(frame: FrameType) -> bool:
     """Return whether a frame runs code of Python, of an installed package, or of colabstage."""
-    # Compiled and frozen modules, of which `os` is one, have made-up names in their code.
+    # Compiled and frozen modules, such as `os`, have invented file names in their code objects.
     file = frame.f_globals.get("__file__") or frame.f_code.co_filename
     return is_library(str(frame.f_globals.get("__name__", "")), str(file))
 
@@ -104,7 +104,7 @@ def is_library(module: str, file: str) -> bool:
     package = module.partition(".")[0]
     if package == _PACKAGE or file.startswith((*_python_folders(), "<frozen ")):
         return True
-    # Imported here, because few calls come this far.
+    # Imported late, because few calls come this far.
     from importlib.metadata import distributions
 
     # `pip install --target` puts packages into any folder, with their metadata beside them.
@@ -126,7 +126,7 @@ def _has_package(installed: Distribution, package: str) -> bool:
 def _formatted(
     tracebacks: Any, error: BaseException, trace: TracebackType | None, *, tb_offset: int | None = None
 ) -> list[str]:
-    # IPython follows the chain of causes by itself, so the chain is cut while IPython looks.
+    # IPython follows the chain of causes itself, so the chain is cut while it does.
     chain = error.__cause__, error.__context__, error.__suppress_context__
     verbose = tracebacks.mode == "Verbose"
     try:
@@ -140,6 +140,6 @@ def _formatted(
 
 def shell() -> Any:
     """Return IPython's shell; `None` where this process has none."""
-    # Not imported here: a process that has not imported IPython is not in one.
+    # IPython is not imported here: a process that has not imported it does not run in it.
     ipython = sys.modules.get("IPython")
     return None if ipython is None else ipython.get_ipython()

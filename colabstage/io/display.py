@@ -33,8 +33,7 @@ if TYPE_CHECKING:
 
 log = logger_of(__name__)
 
-# "ended" is a step that closed without an error before all of it was done, such as the copy of an archive whose reader
-# failed.
+# "ended": closed without an error before all of it was done, such as the copy of an archive whose reader failed.
 State = Literal["running", "done", "failed", "cancelled", "ended"]
 
 # Five updates a second look alive; drawing two rows takes well under 1 ms.
@@ -180,7 +179,7 @@ class Board(Progress):
         with self._lock:
             if self._stop is None and step.open:
                 self._stop = threading.Event()
-                # With the caller's context, which tells a kernel to which cell this belongs.
+                # In the caller's context, which tells a kernel to which cell the output belongs.
                 run = contextvars.copy_context().run
                 threading.Thread(
                     target=run, args=(self._keep_drawing, self._stop), name="colabstage-progress", daemon=True
@@ -197,7 +196,7 @@ class Board(Progress):
 
     def rows(self) -> tuple[Row, ...]:
         """Return the present state of all steps, in the order in which they were opened."""
-        # Looked at outside the lock, so that opening a step never waits for drawing.
+        # Read outside the lock, so that opening a step never waits for drawing.
         with self._lock:
             steps = tuple(self._steps)
         return tuple(step.look() for step in steps)
@@ -210,7 +209,7 @@ class Board(Progress):
             try:
                 self._show(self.rows())
             except Exception:
-                # Work of hours must not end because the page that showed it is gone.
+                # Hours of work must not end because the page that showed the progress is gone.
                 self._broken = True
                 log.warning("Progress cannot be drawn any more; the work continues.", exc_info=True)
 
@@ -309,13 +308,13 @@ def _time(row: Row) -> str:
     if row.total is None or row.rate <= 0:
         return ""
     left_s = max(0.0, (row.total - row.done) / row.rate)
-    # No more digits than an estimate deserves.
+    # No more digits than the accuracy of an estimate deserves.
     return f"{max(1, round(left_s))} s left" if left_s < 99.5 else f"{format_duration(left_s)} left"
 
 
 _KEPT = "What is finished is kept, and the next call continues from there."
 _HOW_TO_STOP = f"To cancel, stop the cell. {_KEPT}"
-# No cell runs it, and only the user knows the name of the dataset.
+# No cell runs this work, and only the user knows the name of the dataset.
 _HOW_TO_STOP_BACKGROUND = f"This continues while other cells run. To cancel it, call the dataset's cancel(). {_KEPT}"
 
 
@@ -323,21 +322,21 @@ class NotebookProgress(Board):
     """Show all steps in one panel, in the output of the cell that opened the first."""
 
     def __init__(self) -> None:
-        """Start without showing anything, until the first step."""
+        """Show nothing until the first step."""
         super().__init__(self._draw_panel)
         self._display_id = f"colabstage-{uuid.uuid4().hex}"
         self._displayed = False
         self._how_to_stop = _HOW_TO_STOP
 
     def background(self) -> Self:
-        """Return this panel, which from now on says how to stop work that no cell runs."""
+        """Return this panel, which from now on says how to stop work that does not run in a cell."""
         self._how_to_stop = _HOW_TO_STOP_BACKGROUND
         return self
 
     def _draw_panel(self, rows: Sequence[Row]) -> None:
         import IPython.display
 
-        # Only some versions of it are typed.
+        # Not all versions of IPython type it.
         display: Any = IPython.display.display
         note = self._how_to_stop if any(row.state == "running" for row in rows) else ""
         content = {"text/html": panel_html(rows, note), "text/plain": panel_text(rows)}
@@ -355,7 +354,7 @@ class TqdmProgress(Board):
         self._hidden: set[int] = set()
 
     def background(self) -> Progress:  # type: ignore[override]
-        """Remove the bars, and return lines of text: what the caller prints from now on would break a bar."""
+        """Remove the bars and return lines of text, because the caller's own output would break a bar."""
         with self._drawing:
             self._hidden.update(range(len(self.rows())))
             for bar in self._bars.values():
@@ -389,7 +388,7 @@ def _open_bar(row: Row) -> Any:
 
         @property
         def format_dict(self) -> dict[str, Any]:
-            """Have the rate of the row: tqdm's would count what was done before the step."""
+            """Use the row's rate: tqdm's would include what was done before the step."""
             return {**super().format_dict, "rate": self.rate or None}
 
     is_bytes = row.unit == "B"
@@ -403,7 +402,7 @@ def _open_bar(row: Row) -> Any:
     )
 
 
-# Lines come no more often than this: one or two for a step of seconds, ten for a step of hours.
+# The least time between lines: a step of seconds prints one or two, a step of hours ten.
 _BETWEEN_LINES_S = 2.0
 
 
@@ -441,11 +440,11 @@ def resolve_progress(progress: bool | Progress) -> Progress:
             return Progress()
         if in_notebook():
             return NotebookProgress()
-        # A process without a terminal may have no such stream at all: a daemon, or `pythonw`.
+        # A process without a terminal, such as a daemon or `pythonw`, may have no such stream at all.
         return Progress() if sys.stderr is None or sys.stderr.closed else TqdmProgress()
     if progress is False:
         return Progress()
-    given: object = progress  # annotations do not keep anybody from giving something else
+    given: object = progress  # annotations do not stop callers from passing something else
     if isinstance(given, Progress):
         return given
     msg = (

@@ -1,6 +1,6 @@
 """The environment variables that people set, in one place; `docs/command_line.md` has them as a table.
 
-Read when they are needed, so a notebook can set them in any cell.
+They are read when needed, so a notebook can set them in any cell.
 """
 
 from __future__ import annotations
@@ -56,14 +56,13 @@ def is_set(variable: str) -> bool:
 
 
 def value_and_name(argument: str, value: T, unset: T, variable: str) -> tuple[T | str, str]:
-    """Return the value of an argument and its name, for messages; where it is `unset`, those of a variable that is
-    set."""
+    """Return the value of an argument and its name for messages; if it is `unset`, those of a variable that is set."""
     text = os.environ.get(variable)
     return (text, variable) if text and value == unset else (value, argument)
 
 
 def require_online(label: str) -> None:
-    """Refuse to open a source on the network where that is switched off."""
+    """Refuse to open a source on the network while that is switched off."""
     if is_set(OFFLINE_VARIABLE):
         msg = f"'{label}' is on the network, and {OFFLINE_VARIABLE} is set. Unset it, or give a path on this machine."
         raise SourceReadError(msg)
@@ -71,9 +70,8 @@ def require_online(label: str) -> None:
 
 @functools.cache
 def logger_of(name: str) -> logging.Logger:
-    """Return a logger of the package, which shows what is logged from the level that is set; by default nothing, unless
-    the program asks for it."""
-    # Imported when something may be logged: it takes longer than all else that `import colabstage` does.
+    """Return a logger of the package. By default it shows nothing, unless the program asks for it or a level is set."""
+    # Imported late: it takes longer than everything else in `import colabstage`.
     import logging
 
     package = logging.getLogger(__name__.partition(".")[0])
@@ -87,7 +85,7 @@ def _log_as_asked(package: logging.Logger) -> None:
 
     package.addHandler(logging.NullHandler())
     asked = os.environ.get(VERBOSITY_VARIABLE, "").strip().lower()
-    # An import that fails because of a misspelt level would be worse than one that ignores it and says so.
+    # Failing the import because of a misspelt level would be worse than ignoring the level and saying so.
     level = asked if asked in _LEVELS else "warning" if asked else ""
     if level:
         shown = logging.StreamHandler()

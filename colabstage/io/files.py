@@ -1,8 +1,8 @@
-"""Files: reads that are tried again where a failure is transient, and the typed errors for reads and writes that
-failed for good; reads and writes of any size; folders to write in, JSON that is complete or absent, block hashes, a
-lock; and what holds one until its `close`, as a context manager.
+"""Files: reads that retry transient failures, and typed errors for reads and writes that failed for good; reads and
+writes of any size; folders to write in, JSON that is complete or absent, block hashes, a lock; and `Closing`, a context
+manager that calls `close`.
 
-So many tries for each item, never a blind loop. How long servers are asked again is a `RetryPolicy`, too.
+Each item is tried a fixed number of times, never in a blind loop. `RetryPolicy` also says how long to ask servers.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ if TYPE_CHECKING:
 # 8 MiB: long enough that a mount reads at full speed and the hashes of 100 GB stay under a megabyte, short enough that
 # reading one again costs next to nothing.
 BLOCK_BYTES = 8 * 1024 * 1024
-# How much is read and hashed at a time.
+# How much is read and hashed at once.
 _HASHED_TOGETHER = 2**20
 _CACHE_SIGNATURE = "Signature: 8a477f597d28d172789f06886806bc55"
-# Waiting less than this for a lock is not worth a notice.
+# A shorter wait for a lock is not worth a notice.
 _SOON_S = 0.5
-# Errors of a Drive mount that may be gone a moment later.
+# Errors of a Drive mount that may pass a moment later.
 _TRANSIENT = frozenset({errno.EIO, errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT, errno.EBUSY})
-# What was there a moment ago is not there any more.
+# A file that was there a moment ago is gone.
 _GONE = frozenset({errno.ENOENT, errno.ESTALE})
 # The client behind the mount is gone; only mounting again helps.
 _DEAD = frozenset({errno.ENOTCONN, errno.ESHUTDOWN, errno.ECONNABORTED})
@@ -104,7 +104,7 @@ def is_transient(error: OSError, policy: RetryPolicy) -> bool:
 
 
 def speaks_of_a_mount(error: OSError) -> bool:
-    """Return whether this is an error of a mount whose client is dead or failing; local disks hardly ever give it."""
+    """Return whether this error says that a mount's client is dead or failing; local disks hardly ever raise it."""
     return error.errno in _DEAD or error.errno in _TRANSIENT
 
 
@@ -117,7 +117,7 @@ def translate_read_error(error: OSError, name: str, tries: int) -> OSError:
             "this cell once more; finished work is kept."
         )
         return DriveDisconnectedError(msg)
-    # It was there a moment ago, or it would not have been requested.
+    # It was there a moment ago; otherwise nobody would have requested it.
     if error.errno == errno.ENOENT:
         msg = f"'{name}' was listed but cannot be found any more ({often}). Was it moved or deleted meanwhile?"
         return SourceNotFoundError(msg)
@@ -169,7 +169,7 @@ def typed_write_errors(target: Path) -> Iterator[None]:
 
 def translate_write_error(error: OSError, target: Path) -> OSError:
     """Return the typed error for a write that failed."""
-    # Names of unfinished work mean nothing to a person.
+    # Names of temporaries mean nothing to a user.
     place = next(folder for folder in target.parents if not is_own(folder))
     target = place if is_own(target) else target
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -200,7 +200,7 @@ def translate_write_error(error: OSError, target: Path) -> OSError:
 def _space_error(error: OSError, place: Path) -> NotEnoughSpaceError:
     with contextlib.suppress(OSError):
         facts = os.statvfs(next(folder for folder in (place, *place.parents) if folder.exists()))
-        # Some file systems have no such limit, and count no files.
+        # Some file systems have no limit on the number of files, and report 0.
         if error.errno == errno.ENOSPC and facts.f_files and not facts.f_favail:
             msg = (
                 f"'{place}' is full: its file system takes no more than {facts.f_files:,} files, however much space is "
@@ -217,7 +217,7 @@ def make_folder(path: Path) -> None:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise _space_error(error, path) from error
-        # Whichever folder on the way it is: the system names none.
+        # Any folder on the way may be a file; the system does not say which.
         file = next((place for place in (path, *path.parents) if place.is_file()), None)
         if file is not None:
             msg = f"Cannot create the folder '{path}': '{file}' is a file. Move it, or choose another place."
@@ -234,7 +234,7 @@ def make_folder(path: Path) -> None:
 def make_own_folder(path: Path) -> None:
     """Create a folder for colabstage's data, and make sure that it is this user's own where others may write too."""
     make_folder(path.parent)
-    # Another user could create it first and own it, so the owner is checked afterwards.
+    # Another user may create it first and own it, so the owner is checked afterwards.
     if _others_may_write(path.parent):
         with contextlib.suppress(FileExistsError):
             os.mkdir(path, 0o700)  # noqa: PTH102 - created with this mode, never with a wider one
@@ -243,17 +243,17 @@ def make_own_folder(path: Path) -> None:
 
 
 def tag_cache_folder(folder: Path) -> None:
-    """Tell programs that make backups that everything in a folder can be made again (bford.info/cachedir)."""
-    # A hint alone, without which nothing is wrong.
+    """Mark a folder for backup programs as one whose content can be made again (bford.info/cachedir)."""
+    # Only a hint: nothing depends on it.
     with contextlib.suppress(OSError), open(folder / "CACHEDIR.TAG", "x", encoding="utf-8") as file:
         file.write(f"{_CACHE_SIGNATURE}\n# Datasets that colabstage has made ready.\n")
 
 
 def check_own_folder(path: Path) -> None:
-    """Refuse a folder that another user put where everybody may write: that user could change what is written there."""
+    """Refuse a folder that another user made where everybody may write: that user could change the files in it."""
     try:
         found = path.lstat()
-    # A missing folder cannot belong to somebody else.
+    # A missing folder does not belong to another user.
     except (FileNotFoundError, NotADirectoryError):
         return
     if not _others_may_write(path.parent):
@@ -287,7 +287,7 @@ def write_json(path: Path, value: Any) -> None:
 def read_json(path: Path) -> Any:
     """Read JSON; `None` if there is no such regular file, or where `parse_json` returns `None`."""
     try:
-        # A pipe or a device may have no end.
+        # Reading a pipe or a device might never end.
         return parse_json(path.read_bytes()) if path.is_file() else None
     except (FileNotFoundError, NotADirectoryError):
         return None
@@ -326,7 +326,7 @@ def block_ranges(size: int, block_bytes: int) -> list[tuple[int, int]]:
 
 
 def file_state(file: Path | int) -> tuple[int, ...]:
-    """Return what changes when a file, which may be open, is written to or replaced by another one."""
+    """Return values that change when a file, open or by path, is written to or replaced by another one."""
     found = os.stat(file)  # noqa: PTH116
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
@@ -334,7 +334,7 @@ def file_state(file: Path | int) -> tuple[int, ...]:
 def pread_exactly(handle: int, length: int, offset: int) -> bytes:
     """Read up to `length` bytes at `offset`, continuing after short reads; shorter only at the end of the file."""
     first = os.pread(handle, length, offset)
-    # Nearly always complete, and then returned without a copy.
+    # The first read is nearly always complete; it is returned without a copy.
     if len(first) in (0, length):
         return first
     parts = [first]
@@ -357,7 +357,7 @@ def pwrite_exactly(handle: int, data: bytes | memoryview, offset: int) -> None:
     done = 0
     while done < len(view):
         written = os.pwrite(handle, view[done:], offset + done)
-        # Otherwise a disk that accepts nothing without an error would be asked for ever.
+        # Without this, a disk that accepts nothing and reports no error would be asked for ever.
         if written == 0:
             raise OSError(errno.EIO, f"nothing more was written at byte {offset + done}")
         done += written
@@ -378,7 +378,7 @@ _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 
 @functools.cache
 def _fallocate() -> Any:
-    # Python's own call has no mode.
+    # Python's own call does not take a mode.
     function = ctypes.CDLL(None, use_errno=True).fallocate
     function.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
     return function
@@ -402,7 +402,7 @@ class TargetFile:
         """Create the file. With `fresh` it is emptied first; otherwise several writers may write parts of it."""
         self._path = path
         with typed_write_errors(path):
-            # Not by a flag of `open`, which would empty any file of that name.
+            # `open` with a flag would empty any file of that name, also one that is not ours.
             if fresh and path.exists():
                 cut_own(path, 0)
             flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -415,7 +415,7 @@ class TargetFile:
 
     def close(self) -> None:
         """Release the file. Calling it twice is fine."""
-        # A mount may report only now that it could not keep the data.
+        # A mount may report only on closing that it could not keep the data.
         with typed_write_errors(self._path):
             self._file.close()
 
@@ -432,7 +432,7 @@ class TargetFile:
 
 
 def close_quietly(handle: int) -> None:
-    """Close a file that was only read: on a dead mount even that fails, and would hide the error that matters."""
+    """Close a file that was only read. On a dead mount even that fails, and would hide the error that matters."""
     with contextlib.suppress(OSError):
         os.close(handle)
 
@@ -503,7 +503,7 @@ def local_lock(
     """
     import filelock
 
-    # Later versions would use a file in place of a lock where there are none, which a process that is killed leaves.
+    # Where locks are missing, later versions of filelock would use a plain file, which outlives a killed process.
     takes = inspect.signature(filelock.FileLock).parameters
     options: dict[str, Any] = {"fallback_to_soft": False} if "fallback_to_soft" in takes else {}
     lock = filelock.FileLock(path, **options)
@@ -517,8 +517,8 @@ def local_lock(
         yield held
     finally:
         if held:
-            # Before it is released: another process that has opened the file meanwhile sees that it has no name, and
-            # asks again.
+            # Removed before it is released: a process that has the file open then sees that it has no name, and
+            # retries.
             try:
                 remove_named(path)
             finally:
@@ -536,7 +536,7 @@ def lock_for(path: Path) -> Path:
 
 
 def clear_lock(path: Path) -> None:
-    """Remove the lock file of a process that died; a missing file is fine, and a lock that is held stays."""
+    """Remove the lock file of a process that died; a missing file is fine, and a held lock stays."""
     if path.exists():
         with local_lock(path, timeout_s=0):
             pass
@@ -583,7 +583,7 @@ _BEYOND = 1 << 63
 
 
 def read_fields(kind: type[Record], raw: Any) -> Record | None:
-    """Return the dataclass `kind` from JSON values; `None` where one is missing, unknown, mistyped or too large."""
+    """Return JSON values as the dataclass `kind`; `None` if one is missing, unknown, mistyped or too large."""
     try:
         return _instance(kind, raw)
     except (ValueError, TypeError, RecursionError):
@@ -597,7 +597,7 @@ def _instance(kind: type[Record], raw: Any) -> Record:
     assert is_dataclass(kind)
     hints = _types(kind)
     needed = {one.name for one in fields(kind) if one.default is MISSING and one.default_factory is MISSING}
-    # An unknown key is from another version, which may give the others another meaning.
+    # An unknown key is from another version, which may give the other keys another meaning.
     if not isinstance(raw, dict) or not needed <= raw.keys() <= hints.keys():
         raise TypeError
     return kind(**{name: _value(hints[name], value) for name, value in raw.items()})
@@ -618,7 +618,7 @@ def _value(hint: Any, raw: Any) -> Any:
     elif isinstance(hint, type) and is_dataclass(hint):
         return _instance(hint, raw)
     elif hint is int:
-        # `True` is an int to Python, and JSON's numbers have no end.
+        # To Python `True` is an int, and numbers in JSON have no limit.
         if type(raw) is int and abs(raw) < _BEYOND:
             return raw
     elif (
@@ -630,7 +630,7 @@ def _value(hint: Any, raw: Any) -> Any:
     raise TypeError
 
 
-# Recognise what often stands in for a data file: a Git LFS pointer, a web page, a macOS AppleDouble file.
+# Recognise what often replaces a data file: a Git LFS pointer, a web page, a macOS AppleDouble file.
 
 
 _HTML = re.compile(rb"(?is)\A(?:\xef\xbb\xbf)?\s*(?:<!--.{0,400}?-->\s*)?<(?:!doctype\s+html|html|head|body)\b")
@@ -644,8 +644,7 @@ def is_html(head: bytes) -> bool:
 
 
 def stand_in(head: bytes) -> str:
-    """Return what a file is instead of what it is called, by its first bytes, as the end of "it is …"; "" where it is
-    none of these.
+    """Return what a file really is, by its first bytes, as the end of "it is …"; "" if it is none of these.
 
     >>> stand_in(b"<!doctype html><title>Google Drive - Virus scan warning")
     'a web page (HTML) saved under this name, as a download leaves that wanted a confirmation'

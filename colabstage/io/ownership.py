@@ -58,8 +58,8 @@ def among_others(act: Callable[[], T], *places: Path) -> T:
     """Call `act` on places where other processes may do the same at the same time; return its result.
 
     Between any two steps of `act` another process may put something there, replace it or remove it. So `act`, which
-    can be repeated, is called again if something that it saw is gone, if something has appeared, or if it refused
-    something that has changed since. `places`: all that it judges.
+    must be repeatable, is called again if something that it saw is gone, if something has appeared, or if it refused
+    something that has changed since. `places`: everything that it judges.
     """
     for _ in range(_LOOKS):
         before = [_facts_of(place) for place in places]
@@ -75,7 +75,7 @@ def among_others(act: Callable[[], T], *places: Path) -> T:
 
 
 def _facts_of(path: Path) -> tuple[int, ...]:
-    """Return values that change when something appears, disappears or is written; nothing for what does not exist."""
+    """Return values that change when something appears, disappears or is written; empty for a missing path."""
     try:
         found = path.lstat()
     except (FileNotFoundError, NotADirectoryError):
@@ -112,7 +112,7 @@ def remove_vouched(path: Path, ours: Callable[[Path], bool], *, empty: bool = Fa
 
 
 def remove_named(path: Path) -> None:
-    """Remove a file with a name that only colabstage uses, if possible; a missing file is fine."""
+    """Remove a file whose name only colabstage uses, if possible; a missing file is fine."""
     if not is_our_name(path.name):
         msg = f"'{path}' is not a name that only colabstage gives, so it is not removed."
         raise ValueError(msg)
@@ -151,7 +151,7 @@ def put_file(made: Path, target: Path, *, replaces: Callable[[Path], bool]) -> N
 
 
 def whatever_is_there(_: Path) -> bool:
-    """Allow `put_file` to replace whatever is there, because somebody asked for that."""
+    """Allow `put_file` to replace anything, because the user asked for it."""
     return True
 
 
@@ -170,7 +170,7 @@ def atomic_path(path: Path, *, replaces: Callable[[Path], bool] = whatever_is_th
     except BaseException:
         remove_own(temp)
         raise
-    # The entry is in its folder now; only a crash of the machine could still undo that.
+    # The entry is in its folder now; only a crash of the machine could undo that.
     with contextlib.suppress(OSError):
         sync_file(path.parent)
 
@@ -178,14 +178,14 @@ def atomic_path(path: Path, *, replaces: Callable[[Path], bool] = whatever_is_th
 def sync_file(path: Path) -> None:
     """Force a file's bytes, or a folder's entries, to the disk.
 
-    File systems that do not support this are ignored. One that tries and fails raises `OSError`: the bytes may be lost.
+    File systems without support are ignored. If one tries and fails, `OSError` is raised: bytes may be lost.
     """
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     except OSError as error:
         if error.errno not in _NO_FSYNC:
-            error.filename = os.fspath(path)  # the system knows only the open file
+            error.filename = os.fspath(path)  # the system knows only the descriptor
             raise
     finally:
         os.close(handle)
@@ -195,13 +195,13 @@ def sync_file(path: Path) -> None:
 
 
 def exchange(made: Path, target: Path) -> None:
-    """Give a finished folder, one of our temporaries, the name `target`; what has it, which the caller has judged, is
-    removed."""
+    """Give a finished folder, one of our temporaries, the name `target`. What had that name, which the caller has
+    judged, is removed."""
     check_own(made)
     if not os.path.lexists(target):
         made.rename(target)
         return
-    # So that no other call continues with it: after an exchange, this is the name of what was at the target.
+    # So that no other call continues with it: after the exchange, this name holds what was at the target.
     was = made.rename(owned_name(target, WAS))
     try:
         if not _rename_by(was, target, _RENAME_EXCHANGE):
@@ -238,7 +238,7 @@ def _rename_by(one: Path, other: Path, flag: int) -> bool:
 
 
 def sweep_orphans(folder: Path, *, name: str = "", prefix: str = "", empty: bool = False) -> list[Path]:
-    """Remove what dead processes left in `folder`, which may be missing; return what was removed.
+    """Remove what dead processes left in `folder`, which may be missing; return the removed paths.
 
     `name`, `prefix`: as for `find_owned`; `empty`: as for `remove_own`.
     """

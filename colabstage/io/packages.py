@@ -11,17 +11,17 @@ from pathlib import Path
 def added_by_packages(group: str) -> EntryPoints:
     """Return the entry points of a group.
 
-    Python reads a file of every installed package for them, which takes longer than to stage a few images. So they are
-    read again only when the import path or one of its folders has changed, as it does when a package is installed.
+    Python reads a file of every installed package for this, which takes longer than staging a few images. So the result
+    is kept until the import path or one of its folders changes, as it does when a package is installed.
     """
     return _read(group, tuple((folder, _modified_ns(folder)) for folder in sys.path))
 
 
 @cache
 def installed_version(package: str) -> str:
-    """Return the version of a package when it was first asked for, as modules stay as they were imported; "" for none.
+    """Return the version of a package as first seen, because modules stay as they were imported; "" if it is missing.
 
-    Python parses the package's whole description for it, which takes as long as to decode some images.
+    Python parses the package's whole description for it, which takes as long as decoding some images.
     """
     try:
         return version(package)

@@ -1,10 +1,10 @@
 """Threads: a pipeline of readers and workers with a bound on the bytes between them; a pool; a team that shares one
 piece of work; and a single thread.
 
-With a slow source latency is the limit: thirty reads in flight cost no more than one. With a fast one the processor is:
-as many workers as cores, and readers that do not disturb them. So there are few readers at first if the source looks
-fast, and more while reads prove slow and workers wait. For a local disk there are none at first: each worker reads what
-it uses, because passing a small file between threads takes longer than reading it.
+With a slow source, latency is the limit: thirty reads in flight cost no more than one. With a fast one, the processor
+is: there should be as many workers as cores, and readers that do not disturb them. So a source that looks fast gets few
+readers at first, and more while reads prove slow and workers wait. A local disk gets none at first: each worker reads
+for itself, because passing a small file between threads takes longer than reading it.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 R = TypeVar("R")
 
-# How often a waiting thread checks whether it should stop; no wait is longer than this.
+# How often a waiting thread checks whether to stop; no wait is longer than this.
 _LOOK_S = 0.25
-# The first read of a folder may wait for the disk, so it does not predict the following ones.
+# The first read of a folder may wait for the disk, so it does not predict the next ones.
 _FIRST_READS = 8
-# A reader can be stuck in a dead mount for ever, so closing waits for all readers only as long as the limits say. A
-# worker decodes and writes to a local disk: it does end, and its file must not be closed before.
+# A reader can hang in a dead mount for ever, so closing waits for readers only as long as the limits say. A worker
+# decodes and writes to a local disk: it does end, and its file must not be closed before.
 _WORKERS_END_S = 60.0
 
 
@@ -143,7 +143,7 @@ class _Run(Generic[T]):
     def start(self) -> None:
         """Start the workers and the first readers."""
         with self._lock:
-            # Before there are workers, so that none of them reads for itself.
+            # Counted before any worker starts, so that none of them reads for itself.
             self.readers = int(self._limits.caller_reads)
             for _ in range(min(self._limits.workers, len(self._items))):
                 self._spawn(self._work, self._worker_threads)
@@ -223,7 +223,7 @@ class _Run(Generic[T]):
             if self._stopping:
                 return None
             self._note_read(seconds)
-            # From then on readers read ahead, and workers only use.
+            # From now on readers read ahead, and workers only use.
             if self.reads >= _FIRST_READS and self._would_help():
                 self._spawn_reader()
         return item, data
@@ -234,7 +234,7 @@ class _Run(Generic[T]):
             while not self._stopping and self._taken < len(self._items):
                 item = self._claim()
                 if item is not None:
-                    # The room of one large item may fit several small ones: each reader wakes the next.
+                    # The room that one large item needed may fit several small ones: each reader wakes the next.
                     self._room.notify()
                     return item
                 self._clock.wait(self._room, _LOOK_S)
@@ -255,7 +255,7 @@ class _Run(Generic[T]):
         if self._limits.ahead is not None:
             ahead = self._taken - self._used - self._limits.max_readers
             enough = self._limits.ahead * self._limits.workers
-            # Readers continue when half of it is used, because waking a thread costs as much as reading a small file.
+            # Readers resume once half of it is used, because waking a thread costs as much as reading a small file.
             self._far_ahead = ahead >= (enough // 2 if self._far_ahead else enough)
             if self._far_ahead:
                 return False
@@ -274,7 +274,7 @@ class _Run(Generic[T]):
     def _note_read(self, seconds: float) -> None:
         self._last_sign = self._clock.now()
         self.reads += 1
-        # A moving mean: it follows a source that becomes slower within some tens of reads.
+        # A moving average: it follows a source that slows down within some tens of reads.
         self._mean_read_s += max(0.1, 1 / self.reads) * (seconds - self._mean_read_s)
 
     def _wants_reader(self) -> bool:
@@ -341,8 +341,7 @@ def _join_threads(threads: Sequence[threading.Thread], seconds: float) -> None:
 
 
 class DaemonPool:
-    """Threads for calls that may hang: unlike those of an executor, the interpreter does not wait for them when it
-    exits.
+    """Threads for calls that may hang. Unlike with an executor, the interpreter does not wait for them when it exits.
 
     Leaving its block by an exception does not wait either: calls that have not begun are cancelled, those that hang are
     abandoned. For calls into mounts and services; not for work that must not be cut off halfway.
@@ -366,7 +365,7 @@ class DaemonPool:
                 raise RuntimeError(msg)
             self._tasks.put((future, function))
             self._unfinished += 1
-            # One thread for each call, up to the limit, so that no call waits while a thread could begin it.
+            # One thread for each call, up to the limit, so that no call waits while a thread could be started.
             if len(self._threads) < min(self._unfinished, self._workers):
                 thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 self._threads.append(thread)
@@ -405,8 +404,8 @@ class DaemonPool:
         return [future.result() for future in futures]
 
     def close(self, *, abandon: bool) -> None:
-        """Accept no more calls, and wait for those that were accepted; or cancel those that have not begun and wait for
-        none."""
+        """Accept no more calls and wait for the accepted ones; with `abandon`, cancel those that have not begun and
+        wait for none."""
         with self._lock:
             self._closed = True
         if abandon:
@@ -457,15 +456,14 @@ def _carry_out(future: Future[R], function: Callable[[], R]) -> None:
         future.set_result(result)
 
 
-# More parts than threads, taken one after the other: a thread that wakes late, or whose core is busy, takes fewer of
-# them and does not make the others wait. With two threads, halves were a quarter slower than eighths. But each part
-# passes through Python's lock: beside a step that holds it, eighths took a tenth more processor time than quarters,
-# which are as fast.
+# More parts than threads, taken one after the other: a thread that wakes late, or whose core is busy, takes fewer parts
+# and does not hold up the others. With two threads, halves were a quarter slower than eighths. But each part needs
+# Python's lock: beside a step that holds it, eighths took a tenth more processor time than quarters, which are as fast.
 _PARTS_A_THREAD = 2
 
 
 class ThreadPool:
-    """Hold `threads` threads, including the caller's. Idle ones wait; `close` ends them.
+    """A pool of `threads` threads, including the caller's. Idle ones wait; `close` ends them.
 
     Attributes:
         threads: how many.
@@ -494,7 +492,7 @@ class ThreadPool:
         self.cancellation.check()
         # No more threads than rows.
         threads = min(self.threads, count)
-        # Without waking a thread, as for most batches of one thread.
+        # No thread is woken, as for most batches with one thread.
         if threads < 2 or self._pool is None:
             work(0, count)
             return
@@ -516,7 +514,7 @@ class ThreadPool:
         self._spread(count, work)
 
     def _spread(self, count: int, work: Callable[[int], None]) -> None:
-        # All threads take from one iterator; its next step is atomic.
+        # All threads share one iterator; its next step is atomic.
         places = iter(range(count))
 
         def take() -> None:

@@ -34,7 +34,7 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The computer's own clock: the functions themselves, so that a call costs nothing extra."""
+    """The computer's own clock. It holds the functions themselves, so that a call costs nothing extra."""
 
     now = staticmethod(time.monotonic)
     sleep = staticmethod(time.sleep)
@@ -61,7 +61,7 @@ class Cancellation:
             tell()
 
     def follow(self, tell: Callable[[], object]) -> Callable[[], None]:
-        """Make `cancel` also call `tell`, once; return what ends that: work that is over is not kept in memory."""
+        """Make `cancel` also call `tell`, once; return what undoes this, so that finished work leaves memory."""
         with self._lock:
             self._followers.append(tell)
         if self._event.is_set():
@@ -146,7 +146,7 @@ class Progress:
     @cached_property
     def cancellation(self) -> Cancellation:
         """Return what stops the work."""
-        # Made here, because not everybody who derives from this calls `super().__init__()`.
+        # Created here, because a derived class may not call `super().__init__()`.
         return Cancellation()
 
     def step(self, name: str, *, total: int | None, unit: str) -> ProgressStep:
@@ -164,8 +164,7 @@ class Progress:
 
 
 class LateStep(ProgressStep):
-    """A step that opens at the first byte and closes at the last: most copies never begin, and a finished one is read
-    long after."""
+    """A step from the first byte to the last: most copies never begin, and a finished one may be read for long."""
 
     def __init__(self, progress: Progress, name: str, total: int) -> None:
         self._progress = progress
@@ -188,7 +187,7 @@ class LateStep(ProgressStep):
 
     def _count(self, amount: int, tell: Callable[[ProgressStep], object]) -> None:
         with self._lock:
-            # Bytes that came twice do not count twice.
+            # Bytes that arrive twice count once.
             if self._done >= self._total > 0:
                 return
             if self._step is None:

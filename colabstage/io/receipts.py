@@ -1,13 +1,13 @@
-"""Receipts: the evidence that colabstage made what is at a place, and that it is still as it was made.
+"""Receipts: the evidence that colabstage made what is at a place, and that it is unchanged since.
 
-A receipt is one file beside its target, `.colabstage-NAME.OWNER.N.receipt`: beside it and not in it, so that a folder
-holds what its source holds and nothing else. It says which kind of work made the target, what that work has to know
-later (its source, and the state that this was in), and how the target was then: of a folder the size and time of
-everything in it, of a file what changes when anything writes to it, and the hash of each block.
+A receipt is one file beside its target, `.colabstage-NAME.OWNER.N.receipt`. It is not inside the target, so that a
+folder holds what its source holds and nothing else. It says which kind of work made the target, what that work needs to
+know later (its source, and the source's state), and the target's own state: for a folder the size and time of
+everything in it; for a file what changes when anything writes to it, and the hash of each block.
 
-A receipt is written right before its target gets its name. So while one thing replaces another there are two, and at
-any moment one of them is true: **only a receipt that is true counts**. The other ones go when the work is done, or when
-the next call finds what a dead process left. Packs and published files have manifests, which are their receipts.
+A receipt is written right before its target gets its name. So while one target replaces another there are two receipts,
+and at any moment one of them is true: **only a true receipt counts**. The others are removed when the work is done, or
+when the next call finds what a dead process left. Packs and published files have manifests instead.
 """
 
 from __future__ import annotations
@@ -56,37 +56,36 @@ _TOLD = 3
 
 Seal = dict[str, int | str]
 Inventory = dict[str, str]
-"""What is in a folder by name: size and time of a file, the target of a link, or that it is a folder."""
+"""The content of a folder by name: size and time of a file, the target of a link, or that it is a folder."""
 
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What one piece of work made, and how it was right after that."""
+    """What one piece of work made, and its state right afterwards."""
 
     kind: str
     """The kind of work."""
     about: dict[str, Any] = field(default_factory=dict)
-    """What that work notes of it, as JSON values."""
+    """What that work notes about it, as JSON values."""
     inventory: Inventory = field(default_factory=dict)
-    """Of a folder: everything in it."""
+    """For a folder: everything in it."""
     seal: Seal = field(default_factory=dict)
-    """Of a file: what changes when anything writes to it; empty before it has its name."""
+    """For a file: what changes when anything writes to it; empty before it has its name."""
     hashes: tuple[str, ...] = ()
-    """Of a file: the xxh3-64 of each 8 MiB block."""
+    """For a file: the xxh3-64 of each 8 MiB block."""
 
     def describes(self, file: Path, *, thorough: bool = False) -> bool:
-        """Return whether a file is what this says: by its seal, or by its content where that does not tell, or always
-        with `thorough`."""
+        """Return whether a file is the described one: by its seal, or else, or if `thorough`, by its content."""
         sealed = bool(self.seal) and self.seal.items() <= file_seal(file).items()
         if not self.hashes or (sealed and not thorough):
             return sealed
         ranges = block_ranges(file.stat().st_size, BLOCK_BYTES)
-        # Their number costs nothing to check, while the hashes read everything.
+        # Comparing their number is free, while hashing reads everything.
         return len(ranges) == len(self.hashes) and tuple(hash_ranges(file, ranges, threads=_THREADS)) == self.hashes
 
 
 def file_seal(file: Path) -> Seal:
-    """Return what changes when anything writes to a file; and the boot, which may lose what was not forced out."""
+    """Return what changes when anything writes to a file, with the boot, which may lose what was not synced."""
     found = file.stat()
     return {
         "inode": found.st_ino,
@@ -105,9 +104,9 @@ class Standing:
     receipt: Receipt | None = None
     """The receipt that fits best; `None` if there is none, or if everything that it lists is gone."""
     strange: tuple[str, ...] = ()
-    """Names that are there but not in the receipt."""
+    """Names that are at the place but not in the receipt."""
     changed: tuple[str, ...] = ()
-    """Names that are there, but differ from the receipt."""
+    """Names in both whose state differs."""
     gone: tuple[str, ...] = ()
     """Names that are only in the receipt."""
 
@@ -118,17 +117,17 @@ class Standing:
 
     @property
     def is_replaceable(self) -> bool:
-        """Return whether removing it would lose nothing of anybody else's."""
+        """Return whether removing it would lose nothing that belongs to others."""
         nothing_else = self.receipt is not None and not (self.strange or self.changed)
         return self.kind in ("nothing", "empty folder") or nothing_else
 
     def about(self, kind: str, record: type[Record]) -> Record | None:
-        """Return what this kind of work noted of it; `None` for what something else made."""
+        """Return what this kind of work noted about it; `None` if other work made it."""
         receipt = self.receipt
         return None if receipt is None or receipt.kind != kind else read_fields(record, receipt.about)
 
     def distance(self) -> tuple[bool, int, bool]:
-        """Return how far it is from the receipt; without one it is farthest."""
+        """Return how far it is from the receipt; without one, it is farthest."""
         nameless = self.receipt is None or not self.receipt.kind
         return self.receipt is None, len(self.strange) + len(self.changed) + len(self.gone), nameless
 
@@ -141,7 +140,7 @@ class Standing:
 
 
 def look_at(target: Path, *, thorough: bool = False) -> Standing:
-    """Compare what is at `target` with its receipt; `thorough`: as of `Receipt.describes`."""
+    """Compare what is at `target` with its receipt; `thorough`: as for `Receipt.describes`."""
     try:
         found = target.lstat()
     except (FileNotFoundError, NotADirectoryError):
@@ -165,7 +164,7 @@ def look_at(target: Path, *, thorough: bool = False) -> Standing:
 def _compared(listed: Inventory, there: Inventory, receipt: Receipt) -> Standing:
     strange, gone = sorted(there.keys() - listed.keys()), sorted(listed.keys() - there.keys())
     changed = sorted(name for name, facts in listed.items() if there.get(name, facts) != facts)
-    # Nothing of it is here any more, or it is the receipt of a file.
+    # Nothing that it lists is here any more, or it is the receipt of a file.
     if len(changed) + len(gone) == len(listed):
         return Standing("folder")
     return Standing("folder", receipt, tuple(strange), tuple(changed), tuple(gone))
@@ -205,7 +204,7 @@ def receipts_of(target: Path) -> Iterator[Found]:
 
 
 def find_receipts(folder: Path) -> dict[Path, Receipt]:
-    """Return the receipts in a folder by what they are of; of several for one target any."""
+    """Return the receipts in a folder by their targets; if a target has several, any of them."""
     read = [_read(one.path) for one in find_owned(folder, suffixes=(RECEIPT,))]
     earlier = [path.name[1:].removesuffix(RECORD_SUFFIX) for path in folder.glob(f".*{RECORD_SUFFIX}")]
     return {
@@ -215,10 +214,9 @@ def find_receipts(folder: Path) -> dict[Path, Receipt]:
 
 
 def note_receipt(target: Path, receipt: Receipt) -> Path:
-    """Write the receipt of what is about to get the name `target`; return the file that holds it."""
+    """Write the receipt of what is about to get the name `target`; return the receipt's file."""
     path = owned_name(target, RECEIPT)
-    # Not a temporary of the receipt's own name, which nobody would look for, nor of the target's, which would be
-    # adopted.
+    # Its temporary is not named for the receipt, where nobody would look, nor for the target, which would adopt it.
     draft, values = path.with_suffix(DRAFT), {one.name: getattr(receipt, one.name) for one in fields(Receipt)}
     try:
         draft.write_bytes(json.dumps({**values, "receipt": _VERSION, "name": target.name}).encode())
@@ -234,11 +232,11 @@ def settle_receipt(target: Path, receipt: Receipt, noted: Path | None = None) ->
 
     noted: the file that holds it, if there is one.
     """
-    # Another thread that has put the same there may have removed it.
+    # Another thread that put the same there may have removed it.
     keep = noted if noted is not None and noted.exists() else note_receipt(target, receipt)
     for suffix in (RECEIPT, EARLIER_INVENTORY):
         for path, owner in owned_beside(target, suffix):
-            # One of a living process is for what it is about to put there.
+            # A living process's receipt is for what it is about to put there.
             if path != keep and (owner == owner_token() or is_abandoned(path, owner)):
                 remove_named(path)
     for path in _earlier_records(target):
@@ -247,9 +245,9 @@ def settle_receipt(target: Path, receipt: Receipt, noted: Path | None = None) ->
 
 
 def sweep_receipts(target: Path, here: Standing | None = None) -> None:
-    """Remove the receipts that dead processes left beside the true one of what is as it was made, and seal a file anew.
+    """Remove what dead processes left beside the true receipt of an unchanged target, and seal a file again.
 
-    A disk that fails now is no reason to do the work again.
+    A failure of the disk here is no reason to do the work again.
 
     here: what was found at the target; by default it is looked at if there are several.
     """
@@ -257,7 +255,7 @@ def sweep_receipts(target: Path, here: Standing | None = None) -> None:
         if here is None and len(owned_beside(target, RECEIPT)) > 1:
             here = look_at(target)
         if here is not None and here.is_as_made and here.receipt is not None:
-            # Where its hashes proved it, as after a reboot or a death before it was sealed, the next one reads nothing.
+            # If its hashes proved it, as after a reboot or a death before it was sealed, the next check reads nothing.
             true = replace(here.receipt, seal=file_seal(target) if here.kind == "file" else {})
             held = [one.path for one in receipts_of(target) if one.receipt == true and one.path.suffix == RECEIPT]
             settle_receipt(target, true, held[0] if held else None)
@@ -267,7 +265,7 @@ def _read(path: Path) -> tuple[str, Receipt] | None:
     raw = read_json(path)
     if not isinstance(raw, dict) or raw.pop("receipt", None) != _VERSION:
         return None
-    # Checked as a whole: there may be a million names in it.
+    # Checked as a whole, because it may have a million names.
     name, inventory = raw.pop("name", None), raw.pop("inventory", None)
     receipt = read_fields(Receipt, raw)
     if receipt is None or not isinstance(name, str) or not isinstance(inventory, dict):
@@ -336,7 +334,7 @@ def _take_inventory(folder: Path) -> Inventory:
 
 
 def _written_before(target: Path) -> Iterator[Found]:
-    """Yield what version 0.1 noted of `target`, as receipts."""
+    """Yield what version 0.1 noted about `target`, as receipts."""
     inventories = {digest: (path, inventory) for path, digest, inventory in _earlier_inventories(target)}
     for path in _earlier_records(target):
         raw = read_json(path) if is_made_here(path) else None
@@ -347,7 +345,7 @@ def _written_before(target: Path) -> Iterator[Found]:
                 yield Found(receipt, path)
     for path, _ in owned_beside(target, EARLIER_EXCHANGE):
         yield Found(Receipt("", {"manifests": read_json(path)}), path)
-    # Without a record it still proves whose the folder is.
+    # Even without a record it proves who made the folder.
     yield from (Found(Receipt("", {}, inventory), path) for path, inventory in inventories.values())
 
 

@@ -1,8 +1,8 @@
 """`Report`: a result that shows itself as text, as HTML in a notebook, as JSON values and as a picture.
 
 A report is a headline, tables and notes. A table has rows of plain text in columns; a row may have a status (what a
-check found), a line below it (what to do about it) and a bar (a quantity to compare). A result that has figures of its
-own is a subclass with fields and properties, all of which `to_dict` gives.
+check found), a line below it (what to do about it) and a bar (a quantity to compare). A result with figures of its own
+is a subclass with fields and properties, which `to_dict` returns.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ MUTED = "#66727f"
 # The foreground colours of our plots and of matplotlib, and the background.
 _INK = re.compile(r"#1f2933|#000000")
 _PAPER = re.compile(r"fill: #ffffff")
-# Author and date: a page that drops the drawing's elements keeps their text.
+# Author and date: a page that removes the drawing's elements would still show their text.
 _METADATA = re.compile(r"<metadata>.*?</metadata>", re.DOTALL)
 
 
@@ -158,7 +158,7 @@ def plain_axes(axis: Axes) -> None:
     axis.tick_params(colors=INK, labelsize=9)
 
 
-# Made when the first picture is drawn, because importing matplotlib takes longer than everything else here.
+# Created with the first picture, because importing matplotlib takes longer than everything else here.
 @cache
 def _shown_figure() -> type[Figure]:
     """Return the class of figures that have their own canvas and render as PNGs wherever PNGs are shown."""
@@ -265,16 +265,16 @@ class Table:
             elif row.status is not None and advises:
                 lines += _wrap(aligned[-1].rstrip(), start, indent)
             else:
-                # Values, such as paths, stay on one line, so that they can be copied.
+                # Values such as paths stay on one line, so that they can be copied.
                 lines.append(start + aligned[-1])
-            # A remedy is told from what was found; the reason for a change follows it like any sentence.
+            # An arrow separates a remedy from the finding; the reason for a change just follows it.
             arrow, indent = "→ " if row.status in {"warn", "fail"} else "", " " * (len(mark) + widths[0] + 3)
             lines += _wrap(row.below, indent + arrow, indent + " " * len(arrow)) if row.below else []
         return "\n".join(line.rstrip() for line in lines)
 
     @property
     def html(self) -> str:
-        """The table as HTML; empty without rows."""
+        """Return the table as HTML; empty without rows."""
         head = "".join(self._cell("th", at, name) for at, name in enumerate(self.head))
         rows = ([f"<tr>{head}</tr>"] if head else []) + list(map(self._row_html, self.rows))
         return f"<table>{''.join(rows)}</table>" if self.rows else ""
@@ -289,7 +289,7 @@ class Table:
         if row.status is not None:
             colour = COLOURS["accent" if row.status == "change" else row.status]
             mark = f"<td style='color:{colour};font-weight:600;white-space:nowrap'>{_WORDS[row.status]}</td>"
-        # Without a head the first column has the names.
+        # Without a head, the first column holds the names.
         cells = [
             self._cell("td" if at or self.head else "th", at, text, code=row.status == "change" and at > 0)
             for at, text in enumerate(row.cells)
@@ -340,7 +340,7 @@ class Report:
 
     def __str__(self) -> str:
         tables = (str(table) for table in self.tables if table.rows)
-        # Names come from archives and servers.
+        # Names come from archives and servers, so they may hold control characters.
         return printable("\n".join([self.headline, *tables, *(f"Note: {note}" for note in self.notes)]))
 
     def __repr__(self) -> str:
@@ -350,7 +350,7 @@ class Report:
         return page(self.headline, "".join(table.html for table in self.tables) + notes(self.notes))
 
     def plot(self) -> Figure:
-        """Draw the bars as a matplotlib figure, which a notebook shows; `.savefig("report.png")` writes it."""
+        """Return the bars as a matplotlib figure, which a notebook shows; `.savefig("report.png")` writes it."""
         drawn = [(row, row.bar) for table in self.tables for row in table.rows if row.bar is not None]
         if not drawn:
             msg = f"This {type(self).__name__} has no figures to draw. print(report) shows it as text."
@@ -358,7 +358,7 @@ class Report:
         heading = textwrap.wrap(self.headline, _LINE)
         figure = new_figure(9.0, 0.6 + 0.24 * len(heading) + 0.38 * len(drawn))
         figure.suptitle("\n".join(heading), x=0.01, ha="left", fontsize=10.5, weight="bold", color=INK)
-        # What follows the first two figures is for reading, and does not fit a picture.
+        # The text after the first two figures is for reading, and does not fit into a picture.
         draw_panel(
             figure.subplots(),
             "",
@@ -371,7 +371,7 @@ class Report:
 
 
 class ResultList(list[_Result]):
-    """A list of results that prints and appears in a notebook as one report, made when it is shown."""
+    """A list of results that prints and shows in a notebook as one report, made on demand."""
 
     def __init__(self, results: Iterable[_Result], report: Callable[[Sequence[_Result]], Report]) -> None:
         super().__init__(results)
@@ -391,8 +391,8 @@ def _wrap(text: str, first: str, further: str) -> list[str]:
 
 
 def json_values(value: Any) -> Any:
-    """Return JSON values for anything in a report: of objects, their public fields and properties; numbers that JSON
-    cannot express become `None`."""
+    """Return JSON values for anything in a report: for objects, their public fields and properties; for numbers that
+    JSON cannot express, `None`."""
     if is_dataclass(value) and not isinstance(value, type):
         properties = [name for name, _ in inspect.getmembers(type(value), lambda one: isinstance(one, property))]
         names = [one.name for one in fields(value)] + properties

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
-# How many names of a list are shown, such as those of classes.
+# How many names of a list, such as class names, are shown.
 NAMES_SHOWN = 12
 _DECIMAL = ("B", "kB", "MB", "GB", "TB", "PB")
 _FACTORS: dict[str, int] = {
@@ -55,14 +55,14 @@ def parse_bytes(text: str | int, name: str = "", *, may_be_zero: bool = False) -
     # A float would lose the last bytes of a petabyte.
     count = round(Fraction(match[1]) * factor)
     if name and not count and not may_be_zero:
-        # In other software 0 means "no limit"; here it would be divided by.
+        # In other software 0 means "no limit"; here the size would be a divisor.
         msg = f"{name}={text!r} leaves no room at all. Leave it out, or write a number with a unit, as '500 MB'."
         raise OptionError(msg)
     return count
 
 
 def parse_sides(text: str) -> tuple[int, int]:
-    """Read a height and width in pixels as a face's field has them: `256x320`, `256,320`, or `256` for a square."""
+    """Read a height and width in pixels from an option or form field: `256x320`, `256,320`, or `256` for a square."""
     sides = text.lower().replace(",", "x").split("x")
     if len(sides) > 2 or not all(side.strip().isdecimal() for side in sides):
         msg = f"{text!r} is not a size. Write HEIGHTxWIDTH in pixels, for example 256x256."
@@ -71,7 +71,7 @@ def parse_sides(text: str) -> tuple[int, int]:
 
 
 def parse_fractions(text: str) -> dict[str, float] | list[float] | float:
-    """Read the fractions of splits as a face's field has them: `train=0.8,test=0.2`, `0.8,0.2`, or `0.8`."""
+    """Read the fractions of splits from a command-line or form field: `train=0.8,test=0.2`, `0.8,0.2`, or `0.8`."""
     pairs = [part.rpartition("=") for part in text.split(",")]
     names = [name.strip() for name, _, _ in pairs]
     try:
@@ -120,7 +120,7 @@ _OF_ONE = {"are": "is", "have": "has", "were": "was", "match": "matches"}
 
 
 def counted(count: int, things: str, verb: str, *, of: int | None = None, which: str = "") -> str:
-    """Write how many of `things` there are, and which, as a subject with its verb, which is given as of several.
+    """Write how many of `things` there are, and which, as a subject with its verb, which is given in the plural.
 
     >>> counted(2, "boxes", "are"), counted(1, "images", "have", of=7, which="that were examined")
     ('2 boxes are', '1 of 7 images that were examined has')
@@ -179,17 +179,17 @@ def format_rate(amount: float, seconds: float, unit: str) -> str:
 
 # Hide passwords, tokens and signatures in everything that is shown: addresses, and messages of other software.
 #
-# One rule says what may be shown, not what must be hidden, because services invent new names for their keys faster
-# than any list grows. Of an address, the server, the path and the *names* of parameters are shown, and the values of
-# a few parameters that say which object is meant. Other software's text cannot be checked that way; in it every
-# address follows the rule, and values with a name that suggests a secret are hidden.
+# One rule says what may be shown, not what must be hidden, because services invent names for their keys faster than any
+# list grows. Of an address it shows the server, the path, the *names* of parameters, and the values of a few parameters
+# that only identify an object. Other software's text cannot be checked that way; in it every address follows the rule,
+# and values with a name that suggests a secret are hidden.
 #
 # This is in the lowest layer, so that every message can use it.
 
 
 HIDDEN = "…"
 
-# Parameters whose values say which object, version or form is meant. Only the names of all others are shown.
+# Parameters whose values only identify an object, version or format. For all others, only the name is shown.
 _SHOWN_VALUES = frozenset(
     "dl download export file filename files format generation id lang page path raw ref rev revision version "  # noqa: SIM905
     "versionid".split()
@@ -199,10 +199,10 @@ _SHOWN_VALUES = frozenset(
 _LOOKS_SECRET = re.compile(
     r"eyJ[\w-]{8,}.*|[0-9a-fA-F-]{32,}|(?=[^0-9]*[0-9])(?=[^a-z]*[a-z])(?=[^A-Z]*[A-Z])(?:[\w+/=-]|%[0-9A-Fa-f]{2}){20,}"
 )
-# Drive's ids are such mixtures and open nothing by themselves.
+# Drive's ids are such mixtures, and grant no access by themselves.
 _OBJECT_ID = re.compile(r"[\w-]{19,64}")
 
-# Names of values that grant access, for text and options, for which there is no list of what may be shown.
+# Names of values that grant access, in text and in options, for which no list of harmless names exists.
 _SECRET_NAME = (
     r"x-(?:amz|goog|oss|cos|bz|ms)-[\w-]+|aws_?access_?key_?id|google_?access_?id|oss_?access_?key_?id|key-pair-id"
     r"|sig|jwt|rlkey|resourcekey|pwd|hmac|nonce|otp"
@@ -210,7 +210,7 @@ _SECRET_NAME = (
     r"|auth|api[_-]?key|access[_-]?key|account[_-]?key|private[_-]?key|connection[_-]?string)"
     r"|[\w.-]*[_.-]key"
 )
-# Words of ordinary sentences as well, so that only `name=value` makes a secret of what follows.
+# These are words of ordinary sentences too, so only `name=value` makes the value a secret.
 _WORDY_NAME = r"key|code|pass|pin|policy|sas|sid"
 # Other parts of a login; user names are hidden too, because notebooks are shared.
 _SECRET_OPTION = re.compile(rf"(?:{_SECRET_NAME}|{_WORDY_NAME}|user(?:name)?|account_name)", re.IGNORECASE)
@@ -221,12 +221,12 @@ _SIGNATURE = re.compile(
 # fsspec's chains, and not the colons of an address such as [::1].
 _CHAIN = re.compile(r"::(?=[A-Za-z][A-Za-z0-9+.-]*(?:://|::))")
 _SCHEME = re.compile(r"\s*([A-Za-z][A-Za-z0-9+.-]*)://")
-# In these, a part of the address is before the "@": a container, an organisation and its repository.
+# In these, the part before the "@" belongs to the address: a container, an organisation and its repository.
 _PUBLIC_USERINFO = {
     **dict.fromkeys(("abfs", "abfss", "az", "wasb", "wasbs"), re.compile(r"[^:@]*")),
     **dict.fromkeys(("github", "gitlab"), re.compile(r"[^:@]*(?::[^:@]*)?")),
 }
-# Their "@" is before a revision, behind a name; a colon before it is a login.
+# In these, "@" separates a revision from the name; a colon before it means a login.
 _NO_SERVER = frozenset({"hf", "kaggle", "gdrive"})
 _PORT = re.compile(r"[^:]*(?::\d{1,5})?|\[[0-9A-Fa-f:.]+\](?::\d{1,5})?")
 _WEB = frozenset({"http", "https", "ws", "wss"})
@@ -268,14 +268,14 @@ def show_address(address: str) -> str:
 def _show_one(address: str) -> str:
     found = _SCHEME.match(address)
     if found is None:
-        # "::" or "@" is left of an address that lost its scheme; a path has no user.
+        # An address that lost its scheme still has "::" or "@"; a path has no user.
         return f"{HIDDEN}{address[address.rindex('@') :]}" if re.match(r"[^/]*:[^/]*@", address) else address
     scheme, rest = found[1], address[found.end() :]
     is_web = scheme.lower() in _WEB
-    # Elsewhere a fragment is a part of the name.
+    # With other schemes, a fragment belongs to the name.
     whole = rest.partition("#")[0] if is_web else rest
     place, mark, query = whole.partition("?")
-    # Keys in buckets may hold a question mark, so there a query must have a value.
+    # Keys in buckets may contain a question mark, so there only a query with a value counts.
     if not is_web and not (mark and "=" in query):
         place, query = whole, ""
     shown = _show_place(scheme.lower(), place)
@@ -295,20 +295,20 @@ def _show_place(scheme: str, place: str) -> str | None:
     if scheme in _PUBLIC_USERINFO:
         if not _PUBLIC_USERINFO[scheme].fullmatch(user):
             return None
-        # `az://container@account:KEY/…`: what follows the colon of an account is not a port.
+        # `az://container@account:KEY/…`: what follows the account's colon is not a port.
         return place if _PORT.fullmatch(host) else f"{user}{at}{host.partition(':')[0]}:{HIDDEN}{slash}{path}"
     if scheme in _NO_SERVER:
         return re.sub(r"[^/@]*:[^@]*@", f"{HIDDEN}@", place)
     if at or _PORT.fullmatch(server):
         return f"{host}{slash}{path}"
-    # A password may hold a slash that should have been written %2F; then no port follows the first colon.
+    # A password may hold a slash that should have been written %2F; then the first colon is not followed by a port.
     return path.partition("@")[2] or None
 
 
 def _is_web_place(place: str) -> bool:
     try:
         parts = urlsplit(f"https://{place}")
-        # Raises if the port is not a number, as for an open bracket.
+        # Reading `port` raises if it is not a number, as does an open bracket.
         return bool(parts.hostname) and (parts.port is None or parts.port >= 0)
     except ValueError:
         return False
@@ -341,7 +341,7 @@ def is_signed_address(url: str) -> bool:
 
 
 def hide_secrets(text: str, secrets: Sequence[str] = ()) -> str:
-    """Return a message of other software on one line of at most 300 characters, without secrets.
+    """Return another software's message on one line of at most 300 characters, without secrets.
 
     Args:
         text: the message; addresses in it are shown as `show_address` shows them.
@@ -354,9 +354,9 @@ def hide_secrets(text: str, secrets: Sequence[str] = ()) -> str:
     text = _URL_IN_TEXT.sub(lambda url: show_address(end := url[0].rstrip(".,:)]}")) + url[0][len(end) :], text)
     text = _LOGIN_IN_TEXT.sub(f"{HIDDEN}@", text)
     text = _QUERY_IN_TEXT.sub(lambda found: f"?{_show_query(found[1])}", text)
-    # Headers first: "Authorization: Bearer x" is a pair as well, whose value would seem to be "Bearer".
+    # Headers first: "Authorization: Bearer x" also looks like a pair whose value is "Bearer".
     text = _HEADER_IN_TEXT.sub(rf"\1{HIDDEN}", text)
-    # "Authorization: Bearer …" is already hidden, and nothing is left to hide in "key: …".
+    # "Authorization: Bearer …" is already hidden, and "key: …" has nothing left to hide.
     text = _PAIR_IN_TEXT.sub(lambda found: found[0] if HIDDEN in found[0] else f"{found[1]}{HIDDEN}", text)
     text = _OPTION_IN_TEXT.sub(rf"\1{HIDDEN}", text)
     text = _TOKEN_IN_TEXT.sub(HIDDEN, text)
@@ -369,7 +369,7 @@ def secrets_in(options: Mapping[str, Any]) -> tuple[str, ...]:
     for name, value in options.items():
         if isinstance(value, dict):
             found += secrets_in(value)
-        # A shorter value would hide half of every message, and is hardly a secret.
+        # Hiding a shorter value would garble every message, and it is hardly a secret.
         elif isinstance(value, str) and len(value) >= 4 and _SECRET_OPTION.fullmatch(name):
             found.append(value)
     return tuple(found)

@@ -1,8 +1,8 @@
-"""Imports that run to their end: Ctrl-C and a notebook's stop button are delivered after them.
+"""Imports that run to their end: Ctrl-C and a notebook's stop button take effect after them.
 
-Torch, TensorFlow, and libraries that numpy is part of cannot be imported a second time in a process where their first
-import was cut short: that raises strange errors, or crashes the process. A first call imports them, for seconds, inside
-what looks like work that may be stopped.
+If the first import of torch, TensorFlow or another library that contains numpy is cut short, importing it again in the
+same process raises strange errors, or crashes the process. The first call of a session imports them, for seconds, while
+it seems to do work that may be stopped.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def whole_imports() -> Iterator[None]:
-    """Deliver an interrupt that comes during the block, which only imports, at its end.
+    """Deliver an interrupt that comes during the block, which only imports, at the block's end.
 
-    Interrupts reach the main thread alone, and only where Python handles them; elsewhere this does nothing.
+    Interrupts reach only the main thread, and only where Python handles them; elsewhere this does nothing.
     """
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):
@@ -32,7 +32,7 @@ def whole_imports() -> Iterator[None]:
     came: list[Any] = []
     try:
         signal.signal(signal.SIGINT, lambda *details: came.append(details))
-    except ValueError:  # in an interpreter within an interpreter
+    except ValueError:  # in a subinterpreter
         yield
         return
     try:
@@ -44,9 +44,9 @@ def whole_imports() -> Iterator[None]:
 
 
 def refuse_import(package: str, user: str, error: ImportError) -> NoReturn:
-    """Say what to do about a package that cannot be imported, and that something needs, as "make_loader needs"."""
+    """Say what to do about a package that cannot be imported; `user` is who needs it, as in "make_loader needs"."""
     msg = f"{user} {package}. Install it with: pip install {package}"
-    # What is installed is not installed again by that.
+    # An installed package would not be installed again.
     if _is_installed(package):
         msg = (
             f"{user} {package}, which is installed and cannot be imported: {said_by(error)}. If its import was stopped "
@@ -58,5 +58,5 @@ def refuse_import(package: str, user: str, error: ImportError) -> NoReturn:
 def _is_installed(package: str) -> bool:
     try:
         return find_spec(package) is not None
-    except (ImportError, ValueError):  # what stands in its place is no module that can be loaded
+    except (ImportError, ValueError):  # `sys.modules` holds something that is not a module
         return False

@@ -1,16 +1,16 @@
 """Unfinished work: temporary files and folders with their owner in the name, workspaces, and journals.
 
-`.colabstage-NAME.OWNER.N.tmp` stands for NAME until NAME is complete. The name tells the leftovers of a dead owner,
+`.colabstage-NAME.OWNER.N.tmp` stands for NAME until NAME is complete. The name separates the leftovers of a dead owner,
 which are taken over or removed, from the work of a living one, which is left alone. This needs no lock, because locks
 have no effect on many file systems that notebooks use. What is removed is first renamed to `….old`, so that nobody
-continues with half of it.
+continues with half.
 
-Anybody can give a file such a name, so what has it is looked at: only a regular file or a folder of this user counts,
-never a link (see `is_made_here`), and what is taken over has nothing else in it. It is left where it is otherwise.
+Anybody can give a file such a name, so the file itself is checked: only a regular file or a folder of this user counts,
+never a link (see `is_made_here`), and one that is taken over must hold nothing else. Otherwise it stays where it is.
 
 Long work (a copy, a download, an extracted folder, a pack) is done in a workspace, which is such a folder. The next
-call for the same target finds the workspace of a dead process, takes it over by one rename, which succeeds for only one
-process, and reads in its journal what is already done.
+call for the same target finds the workspace of a dead process and takes it over by one rename, which succeeds for only
+one process. The workspace's journal says what is already done.
 
 A journal is a text file. Its first line, the head, says which work it belongs to; each further line is one JSON value,
 appended with one write. A kill therefore leaves complete lines, and at most one that is cut off, which is not read.
@@ -44,21 +44,21 @@ OWN_MARK = ".colabstage-"
 # Work in progress; what is being removed; what made room for its successor; a receipt (`receipts`), and its name until
 # it is complete.
 TEMP, OLD, WAS, RECEIPT, DRAFT = ".tmp", ".old", ".was", ".receipt", ".draft"
-# Version 0.1 had inventories of folders, notes of packs that are being replaced, and records under the target's name.
+# Version 0.1 had inventories of folders, notes of packs that were being replaced, and records under the target's name.
 EARLIER_INVENTORY, EARLIER_EXCHANGE = ".deed", ".exchange"
 RECORD_SUFFIX, ANNOUNCED_SUFFIX = ".colabstage.json", ".coming"
-# Evidence of something beside it, which is removed with what it describes and not by its age.
+# Evidence about a file beside it. It is removed with that file, not by its age.
 _EVIDENCE = (RECEIPT, EARLIER_INVENTORY, EARLIER_EXCHANGE)
 _OWNED = (TEMP, OLD, WAS, DRAFT, *_EVIDENCE)
-# Work of an owner in another boot or container, which cannot be checked, counts as abandoned after so long without a
-# change; what only made room for a moment, much sooner.
+# If the owner is of another boot or container, it cannot be checked. Its work counts as abandoned after this long
+# without a change; a name that only made room for a moment, much sooner.
 FOREIGN_AGE_S, _FOREIGN_RENAME_S = 3600.0, 60.0
 _counter = itertools.count()
-# 255 minus the longest possible mark, owner's token, number and suffix.
+# 255 minus the longest mark, owner token, number and suffix.
 _MAX_NAME_BYTES = 160
 # How often to create a dataset's folder again if others remove it because it is empty.
 _TRIES = 8
-# Lines joined for one write when a journal is begun: that of a pack of a million samples has 125,000.
+# Lines joined into one write when a journal is begun: the journal of a pack of a million samples has 125,000.
 _LINES_AT_ONCE = 4096
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -81,7 +81,7 @@ def current_world() -> str:
         return _world_of(path)
 
 
-# A boot keeps its id, but a process that is forked may be in another namespace.
+# A boot keeps its id, but a forked process may be in another namespace.
 @functools.lru_cache(maxsize=4)
 def _world_of(namespace: str) -> str:
     path = "/proc/sys/kernel/random/boot_id"
@@ -93,13 +93,13 @@ def _world_of(namespace: str) -> str:
 
 
 def _started(pid: int) -> str:
-    """Return the start time of a process in clock ticks, as the kernel has it; empty if there is no such process."""
+    """Return the start time of a process in clock ticks, from the kernel; empty if there is no such process."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
     fields = text.rpartition(")")[2].split()  # from field 3 of proc(5) on, after the command's name
-    # A process that has ended but was not waited for (Z, X) owns nothing any more.
+    # A process that has ended but was not waited for (Z, X) no longer owns anything.
     return "" if fields[0] in "ZX" else fields[19]
 
 
@@ -110,9 +110,9 @@ def owner_token() -> str:
 
 
 def owner_is_alive(token: str) -> bool | None:
-    """Return whether the process that made `token` still runs; `None` if that cannot be checked: it is from another
-    boot or container, or from a system that does not say when processes started."""
-    # Process ids start over in each boot and each container, so elsewhere they mean nothing.
+    """Return whether the process that made `token` still runs; `None` if that cannot be checked, because it belongs to
+    another boot or container, or the system does not report start times."""
+    # Process ids start over in each boot and each container, so they mean nothing elsewhere.
     world, _, rest = token.partition("-")
     pid, _, started = rest.partition("-")
     if not pid.isdigit() or not started or world != current_world():
@@ -130,8 +130,7 @@ def is_abandoned(path: Path, owner: str) -> bool:
 
 
 def shortened(name: str) -> str:
-    """Return `name`, shortened so that it fits the file systems' limit of 255 bytes together with the owner and
-    suffix."""
+    """Shorten `name` so that it fits into the file systems' limit of 255 bytes, with the owner and suffix."""
     whole = os.fsencode(name)
     if len(whole) <= _MAX_NAME_BYTES:
         return name
@@ -140,7 +139,7 @@ def shortened(name: str) -> str:
 
 def owned_name(path: Path, suffix: str) -> Path:
     """Return a new name beside `path` that says what it stands for and who owns it."""
-    # Random digits, so that nobody can put a link under the name before it is used.
+    # Random digits, so that nobody can put a link under the name in advance.
     number = f"{next(_counter)}-{secrets.token_hex(4)}"
     return path.with_name(f"{OWN_MARK}{shortened(path.name)}.{owner_token()}.{number}{suffix}")
 
@@ -171,7 +170,7 @@ def is_own(path: Path) -> bool:
 
 
 def check_own(path: Path) -> None:
-    """Refuse a path that is not in one of our temporaries, nor one itself: a mistake in colabstage, not of its user."""
+    """Refuse a path that is not one of our temporaries, nor inside one: a bug in colabstage, not a user's mistake."""
     if not is_own(path):
         msg = f"'{path}' is not a temporary file of colabstage's, and not in one, so it is not removed or changed."
         raise ValueError(msg)
@@ -191,9 +190,9 @@ class Owned(NamedTuple):
 
 
 def find_owned(folder: Path, *, name: str = "", prefix: str = "", suffixes: tuple[str, ...] = _OWNED) -> list[Owned]:
-    """Return what in a folder has an owned name and was made by this user, in order.
+    """Return the owned names in a folder that this user made, sorted.
 
-    With `name`, only what stands for a file or folder of that name; with `prefix`, for names that begin so.
+    With `name`, only those that stand for a file or folder of that name; with `prefix`, for names that begin so.
     """
     try:
         entries = sorted(path for path in folder.iterdir() if path.suffix in suffixes)
@@ -213,7 +212,7 @@ def owned_beside(path: Path, suffix: str) -> list[tuple[Path, str]]:
 
 
 def find_orphans(path: Path) -> list[Path]:
-    """Return what dead processes left unfinished for `path`, on this machine or another, as far as it is ours."""
+    """Return what dead processes, on this machine or another, left unfinished for `path`, if it is ours."""
     found = find_owned(path.parent, name=path.name, suffixes=(TEMP,))
     return [one.path for one in found if one.is_abandoned and all(map(is_made_here, walk_parts(one.path)))]
 
@@ -228,7 +227,7 @@ def is_worked_in(folder: Path, *, but: Path) -> bool:
 
 
 def is_made_here(path: Path) -> bool:
-    """Return whether a path is a regular file or a folder that this user made; a link never is, nor a missing file."""
+    """Return whether a path is a regular file or a folder that this user made; false for links and missing files."""
     try:
         found = path.lstat()
     except (FileNotFoundError, NotADirectoryError):
@@ -238,13 +237,13 @@ def is_made_here(path: Path) -> bool:
     user = os.geteuid()
     if found.st_uid == user:
         return True
-    # Some mounts give all files one owner, whoever makes them.
+    # Some mounts give all files one owner, whoever creates them.
     with contextlib.suppress(OSError):
         return found.st_uid == _owner_given(path.parent, found.st_dev, user)
     return False
 
 
-# A failure is not remembered: the mount may have room, or answer, a minute later.
+# A failure is not cached: a minute later the mount may respond, or have room.
 @functools.lru_cache(maxsize=256)
 def _owner_given(folder: Path, _device: int, _user: int) -> int:
     """Return the owner that a new file of this user has in a folder."""
@@ -258,8 +257,8 @@ def _owner_given(folder: Path, _device: int, _user: int) -> int:
 
 
 def walk_parts(path: Path) -> Iterator[Path]:
-    """Return `path` itself and everything below it, even while others create and remove files there, which
-    `Path.rglob` does not bear; no link is followed."""
+    """Yield `path` and everything below it, even while others create and remove files there, which `Path.rglob` cannot
+    handle; links are not followed."""
     yield path
     for folder, folders, files in () if path.is_symlink() else os.walk(path):
         for name in (*folders, *files):
@@ -267,7 +266,7 @@ def walk_parts(path: Path) -> Iterator[Path]:
 
 
 def disk_use(path: Path) -> int:
-    """Return the bytes that a file, or everything in a folder, takes on the disk, without holes; 0 if it does not
+    """Return the bytes that a file, or everything in a folder, takes up on disk, without holes; 0 if it does not
     exist."""
     total = 0
     for part in walk_parts(path):
@@ -292,19 +291,19 @@ def last_touched(path: Path) -> float:
 def leave_for_next(temp: Path) -> None:
     """Give up a temporary file or folder of ours, so that any process, including this one, can take it over.
 
-    If that is impossible it is removed, because nobody could see that it was given up.
+    If that is impossible, the temporary is removed, because nobody could see that it was given up.
     """
     check_own(temp)
     base, _, number = temp.name.removesuffix(TEMP).rpartition(".")
     try:
-        # No process has the id 0, so the owner counts as dead.
+        # No process has the id 0, so this owner counts as dead.
         temp.rename(temp.with_name(f"{base.rpartition('.')[0]}.{current_world()}-0-0.{number}{TEMP}"))
     except OSError:
         remove_own(temp)
 
 
 def take_orphan(orphan: Path, temp: Path) -> bool:
-    """Rename what `find_orphans` found to `temp`, our own name; return whether it was still there: the rename is
+    """Rename what `find_orphans` found to `temp`, our own name; return whether it was still there. The rename is
     atomic, so only one of several processes succeeds."""
     check_own(orphan)
     try:
@@ -318,14 +317,14 @@ def remove_own(path: Path, *, empty: bool = False) -> None:
     """Remove one of our temporaries, or something in one, as far as possible; a missing one is fine.
 
     It never raises a disk's error, because it cleans up after errors that must not be hidden; a later sweep finds what
-    is left. `empty`: empty files first, for Google Drive, whose trash counts against the account; a file with a second
+    is left. `empty`: empty files first, for Google Drive, whose trash counts against the quota. A file with a second
     name is somebody's copy, and only loses this name.
     """
     check_own(path)
     with contextlib.suppress(OSError):
         found = path.lstat()
         for part in walk_parts(path) if empty else ():
-            with contextlib.suppress(OSError):  # a full account may refuse even this
+            with contextlib.suppress(OSError):  # an account over its quota may refuse even this
                 _set_length(part, 0, most_names=1)
         if not stat.S_ISDIR(found.st_mode):
             path.unlink()
@@ -344,8 +343,8 @@ def cut_own(path: Path, size: int) -> None:
 
 
 def _set_length(path: Path, size: int, *, most_names: int | None = None) -> None:
-    """Set the length of a regular file, which is no link and has at most so many names."""
-    # A FIFO is not waited for.
+    """Set the length of a regular file that is not a link and has at most `most_names` names."""
+    # Opening must not block on a FIFO.
     handle = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         if most_names is None or os.fstat(handle).st_nlink <= most_names:
@@ -357,7 +356,7 @@ def _set_length(path: Path, size: int, *, most_names: int | None = None) -> None
 def link_own(path: Path, to: Path) -> bool:
     """Give a file with a single name a second one, in one of our temporaries; return whether that succeeded.
 
-    So work on it can continue while others still find it. A file that already has several names is somebody's copy,
+    Work on it can then continue while others still find it. A file that already has several names is somebody's copy,
     which must not change; some file systems have no links.
     """
     check_own(to)
@@ -370,7 +369,7 @@ def link_own(path: Path, to: Path) -> bool:
 
 
 def rename_own(path: Path, to: Path) -> Path:
-    """Rename one of our temporaries, or something in one, to a name in one, or to one not in use; return that name."""
+    """Rename one of our temporaries, or something in one, to a name in one or a free name; return that name."""
     check_own(path)
     if not is_own(to) and os.path.lexists(to):
         msg = f"'{to}' is there already. Rename it, then try again."
@@ -385,13 +384,13 @@ def sweep_temporaries(owned: Iterable[Owned], *, empty: bool = False) -> list[Pa
     """
     removed: list[Path] = []
     for one in owned:
-        # What this process is done with is no longer worked on.
+        # This process has finished with what it renamed to `.old`.
         is_done = one.path.suffix == OLD and one.owner == owner_token()
         if one.path.suffix in _EVIDENCE or not (is_done or one.is_abandoned):
             continue
         if one.path.suffix == WAS and (put_back(one.target) or not os.path.lexists(one.target)):
             continue
-        remove_own(one.path, empty=empty)  # another sweeper may be at it too
+        remove_own(one.path, empty=empty)  # another sweeper may be removing it too
         removed += [] if os.path.lexists(one.path) else [one.path]
     return removed
 
@@ -446,9 +445,9 @@ def open_workspace(
             has disappeared, it would be created on the disk below.
     """
     folder = temp_beside(target)
-    # The one that holds most is continued; the others are removed.
+    # The fullest one is continued; the others are removed.
     orphans = sorted(find_orphans(target), key=disk_use, reverse=True)
-    # A file was left by work of another kind for the same target: a copy that was to become it.
+    # A file is a leftover of other work for the same target: a copy that was to become it.
     resumed = any(orphan.is_dir() and accepts(orphan) and take_orphan(orphan, folder) for orphan in orphans)
     sweep_temporaries(find_owned(target.parent, name=target.name), empty=empty)
     if not resumed:
@@ -458,8 +457,8 @@ def open_workspace(
     except BaseException as error:
         if not answers(folder):
             raise
-        # The block may have put the folder itself in its place. Checked in a way that a dead mount does not hide the
-        # block's error.
+        # The block may have put the folder itself in its place. `lexists` is used because on a dead mount it does not
+        # raise an error that would hide the block's.
         if os.path.lexists(folder) and isinstance(error, keeps) and not isinstance(error, drops):
             leave_for_next(folder)
         else:
@@ -469,7 +468,7 @@ def open_workspace(
 
 
 def _make(folder: Path, *, tries: int) -> None:
-    """Create a workspace's folder; its presence keeps others from removing the folder that it is in."""
+    """Create a workspace's folder; once it exists, nobody removes the folder around it."""
     for _ in range(tries):
         with contextlib.suppress(FileNotFoundError):
             folder.mkdir()
@@ -480,9 +479,9 @@ def _make(folder: Path, *, tries: int) -> None:
 
 @contextlib.contextmanager
 def open_spool(name: Path) -> Iterator[Path]:
-    """Yield a path beside `name` for data that has to be unpacked before it can be read; it is removed at the end.
+    """Yield a path beside `name` for data that must be unpacked before it can be read; it is removed at the end.
 
-    The caller creates it if needed. Leftovers of a dead run there are not used, because they have not been verified.
+    The caller creates it if needed. Leftovers of a dead run are not used, because they have not been verified.
     """
     sweep_temporaries(find_owned(name.parent, name=name.name))
     place = temp_beside(name)
@@ -496,8 +495,8 @@ def open_spool(name: Path) -> Iterator[Path]:
 
 
 def read_journal(path: Path, head: Mapping[str, object]) -> list[Any] | None:
-    """Return the values in the complete lines of a journal, which the caller has to check; `None` if there is no
-    journal, if it belongs to other work, or if a complete line is not JSON."""
+    """Return the values in a journal's complete lines, which the caller has to check; `None` if there is no journal, if
+    it belongs to other work, or if a complete line is not JSON."""
     try:
         return list(walk_journal(path, head))
     except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
@@ -505,8 +504,8 @@ def read_journal(path: Path, head: Mapping[str, object]) -> list[Any] | None:
 
 
 def walk_journal(path: Path, head: Mapping[str, object]) -> Iterator[Any]:
-    """Yield the values in the complete lines of a journal one by one, for journals that are too large for memory;
-    `head`: the work that it has to belong to."""
+    """Yield the values in a journal's complete lines one by one, for journals too large for memory; `head` names its
+    work."""
     with path.open("rb") as file:
         # A last line without a line end was cut off by a kill.
         whole = takewhile(lambda line: line.endswith(b"\n"), file)
@@ -524,8 +523,8 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
     """
 
     def __init__(self, path: Path, head: Mapping[str, object], kept: Iterable[object] = ()) -> None:
-        """Begin a journal, in one of our temporaries, for the work `head`; `kept`: the values of an earlier run that
-        are still true."""
+        """Begin a journal, in one of our temporaries, for the work `head`; `kept`: earlier values that are still
+        true."""
         check_own(path)
         lines = map(_line, chain([head], kept))
         fresh = path.with_name(f"{path.name}.new")

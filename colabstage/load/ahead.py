@@ -1,6 +1,6 @@
-"""Iterate in a background thread, a few results ahead of the consumer, and end the thread in every case.
+"""Iterate in a background thread, a few results ahead of the consumer, and always end the thread.
 
-A thread is stopped by its `Demand` alone, a `Cancellation` that whatever it reads checks. No wait is unbounded: `close`
+A thread is stopped only through its `Demand`, a `Cancellation` that its source checks. No wait is unbounded: `close`
 wakes a waiting thread, and the consumer checks every second that the thread is alive.
 """
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _LOOK_S = 1.0
-# A producer that is cancelled ends after the rows it is at; a slow mount may need its time for them.
+# A cancelled producer ends after the rows that it is reading, which may take long on a slow mount.
 _JOIN_S = 30.0
-# By then a finalizer has returned.
+# Long enough for a finalizer to return.
 _AGAIN_S = 0.01
 
 _log = logger_of(__name__)
@@ -47,11 +47,11 @@ class _Handover(Generic[T]):
 
     @property
     def is_short(self) -> bool:
-        """Return whether the consumer waits, or would have to. Takes no lock."""
+        """Return whether the consumer waits, or would have to if it asked now. Takes no lock."""
         return self._waiting or not self._items
 
     def put(self, item: T, linger_s: float | None) -> bool:
-        """Wait for room and add an item; return `False` if the queue is closed, or nothing was taken for so long."""
+        """Wait for room and add an item; return `False` if the queue is closed, or nothing was taken for `linger_s`."""
         with self._changed:
             lapsed = False
             while len(self._items) >= self._depth and not (self._closed or lapsed):
@@ -65,7 +65,7 @@ class _Handover(Generic[T]):
     def end(self, error: BaseException | None) -> None:
         """Announce that no item will follow, because of `error` if there was one."""
         with self._changed:
-            # After `close` the error is never read, and would keep what its frames hold.
+            # After `close` nobody reads the error, and it would keep alive what its frames hold.
             self._ended, self._error = True, None if self._closed else error
             self._changed.notify_all()
 
@@ -91,11 +91,11 @@ class _Handover(Generic[T]):
         try:
             raise error
         finally:
-            # The error's traceback holds this frame; without this the frame would hold the error.
+            # The error's traceback refers to this frame, so this frame must not refer to the error.
             del error
 
     def close(self) -> None:
-        """Discard what is left, and wake both sides."""
+        """Discard the remaining items and wake both sides."""
         with self._changed:
             self._closed = True
             self._items.clear()
@@ -105,7 +105,7 @@ class _Handover(Generic[T]):
 def _produce(source: Generator[T], queue: _Handover[T], linger_s: float | None) -> None:
     error: BaseException | None = None
     try:
-        # No name for the item: it would keep a batch alive while the next one is made.
+        # The item gets no name: it would keep a batch alive while the next one is made.
         while queue.put(next(source), linger_s):
             pass
     except StopIteration:
@@ -121,8 +121,8 @@ def _produce(source: Generator[T], queue: _Handover[T], linger_s: float | None) 
 def _stop(queue: _Handover[Any], demand: Demand, thread: threading.Thread, pid: int) -> None:
     """End a thread and wait for it."""
     if os.getpid() != pid:
-        return  # after a fork there is no such thread here, and its lock may be locked for ever
-    # In this order: what the thread then fails with is discarded.
+        return  # a forked process does not have this thread, and its lock may stay locked for ever
+    # In this order, the queue discards the error with which the thread then ends.
     queue.close()
     demand.cancel()
     if thread is threading.current_thread() or not thread.is_alive():
@@ -133,17 +133,17 @@ def _stop(queue: _Handover[Any], demand: Demand, thread: threading.Thread, pid: 
 
 
 def _stop_dropped(queue: _Handover[Any], demand: Demand, thread: threading.Thread, pid: int) -> None:
-    """As `_stop`, in a finalizer: Python would print a Ctrl-C and continue, so it is sent again."""
+    """Do as `_stop`, in a finalizer: Python would print a Ctrl-C there and continue, so it is sent again."""
     try:
         _stop(queue, demand, thread, pid)
     except KeyboardInterrupt:
-        # Not from here, where it would be raised before this has returned.
+        # Later, because here it would be raised before the finalizer has returned.
         main = threading.main_thread().ident or 0
         threading.Timer(_AGAIN_S, signal.pthread_kill, (main, signal.SIGINT)).start()
 
 
 class Ahead(Generic[T]):
-    """Iterate over what a generator yields in a thread, at most `depth` results ahead. The thread ends with the
+    """Iterate over a generator that runs in a thread, at most `depth` results ahead. The thread ends with the
     generator, with an error (raised at the consumer), with `close`, when this object is dropped, and at interpreter
     exit."""
 
@@ -162,7 +162,7 @@ class Ahead(Generic[T]):
         self._queue: _Handover[T] = _Handover(depth)
         queue, demand = self._queue, demand or Demand()
         demand.ask(lambda: queue.is_short)
-        # A daemon: Python waits for others at exit before anything could cancel them.
+        # A daemon, because at exit Python waits for other threads before anything could cancel them.
         self._thread = threading.Thread(target=_produce, args=(source, queue, linger_s), name=name, daemon=True)
         self._thread.start()
         self._finalizer = weakref.finalize(self, _stop_dropped, queue, demand, self._thread, self._pid)
@@ -177,7 +177,7 @@ class Ahead(Generic[T]):
         try:
             return self._queue.get(self._thread.is_alive)
         except BaseException:
-            # After an error nothing more comes, and what waits is freed now.
+            # After an error nothing more comes; the results that wait are freed now.
             self.close()
             raise
 
@@ -191,7 +191,7 @@ S_co = TypeVar("S_co", covariant=True)
 
 
 class Source(Protocol[S_co]):
-    """The results of an iteration: of a thread (`Ahead`), or of a generator."""
+    """The results of an iteration, from a thread (`Ahead`) or a generator."""
 
     def __next__(self) -> S_co: ...
 
@@ -204,7 +204,7 @@ B = TypeVar("B")
 
 
 class Iteration(Generic[T]):
-    """One iteration of a loader. It refers to nothing of the loader, so that either may be dropped first."""
+    """One iteration of a loader. It holds no reference to the loader, so that either may be dropped first."""
 
     def __init__(
         self,
@@ -216,9 +216,9 @@ class Iteration(Generic[T]):
         waited: Callable[[float], object] | None = None,
         let_go: Callable[[], object] | None = None,
     ) -> None:
-        """Take over `source`, which gives groups of batches. In the consumer's thread `unpack` returns the batches of a
-        group, `hand_out` makes a batch the consumer's, `waited` gets the seconds that it was waited for, and `at_end`
-        is called when there are no more; `let_go` once, when nothing more will come, for whatever reason."""
+        """Take over `source`, which gives groups of batches. In the consumer's thread, `unpack` returns the batches of
+        a group, `hand_out` gives a batch to the consumer, `waited` gets the seconds that the consumer waited for it,
+        and `at_end` is called when there are no more. `let_go` is called once, when nothing more will come."""
         self._source: Source[Any] = source
         self._unpack: Callable[[Any], Iterable[Any]] = unpack
         self._hand_out: Callable[[Any], T] = hand_out
@@ -228,7 +228,7 @@ class Iteration(Generic[T]):
         self._waited = waited
         self.closed = False
         """Whether it was closed before its end."""
-        # Not only when it is dropped: whoever keeps it, in a variable or in the traceback of its error, wants no more.
+        # Called early, not when this object is dropped: a variable or a traceback may keep it alive unused.
         self._let_go: Callable[[], object] = lambda: None
         if let_go is not None:
             self._let_go = finalizer = weakref.finalize(self, let_go)
@@ -245,7 +245,7 @@ class Iteration(Generic[T]):
             )
             raise CancelledError(msg)
         began = 0.0 if self._waited is None else time.perf_counter()
-        # What waits here after a fork is the parent's, which hands it out as well.
+        # After a fork, the batches that wait here belong to the parent, which hands them out too.
         if not self._ready or os.getpid() != self._pid:
             self._receive()
         if self._waited is not None:
@@ -267,7 +267,7 @@ class Iteration(Generic[T]):
 
     def close(self) -> None:
         """End it, with the thread behind it."""
-        # First, so that whoever continues with it gets an error instead of an early end.
+        # Set first, so that a consumer who continues gets an error instead of an early end.
         self.closed = True
         self._ready.clear()
         self._source.close()
@@ -275,29 +275,29 @@ class Iteration(Generic[T]):
 
 
 def _raise_typed(error: BaseException) -> None:
-    """Raise a typed error in place of a raw one of the system; return for any other."""
+    """Raise a typed error in place of a raw system error; return for any other error."""
     typed = typed_error(error) if isinstance(error, OSError) else error
     try:
         if typed is not error:
             raise typed from error
     finally:
-        # It holds this frame: a name for it here would keep open files until a collection of garbage.
+        # Its traceback refers to this frame: a name here would keep files open until the next garbage collection.
         del typed
 
 
 class Iterated(Closing):
     """Base of loaders that know their running iterations, and end them on `close` and at the end of a `with`."""
 
-    # Held weakly: a loop that was left ends its thread without being asked.
+    # Weak references: an abandoned loop ends its thread by itself.
     _running: tuple[weakref.ref[Iteration[Any]], ...] = ()
 
     def _begun(self, iteration: Iteration[T]) -> Iteration[T]:
-        """Register an iteration that has begun."""
+        """Register an iteration that has begun, and return it."""
         self._running = (*(one for one in self._running if one() is not None), weakref.ref(iteration))
         return iteration
 
     def close(self) -> None:
-        """End the iterations that run. The loader can be iterated again."""
+        """End the running iterations. The loader can be iterated again."""
         self._end_iterations()
 
     def _end_iterations(self) -> None:

@@ -5,8 +5,8 @@ move with x. In a loader the parameters of a sample follow from the seed, the ep
 do not change with the batch size or where an epoch is resumed. Called by hand, they come from torch's generator, which
 `torch.manual_seed` seeds.
 
-torchvision's v2 transforms and kornia's modules can stand wherever these can. They draw from torch's generators, and
-torchvision's draw once for the whole batch.
+torchvision's v2 transforms and kornia's modules can take the place of any of these. They draw from torch's generators,
+and torchvision's draw once for the whole batch.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ if TYPE_CHECKING:
     from colabstage.load.reading.reader import SplitReader
 
     Size = tuple[int, int]
-    # Moves pixels that cannot be mixed, `(B, K, H, W)` of any dtype.
+    # Moves pixels whose values must not be mixed, `(B, K, H, W)` of any dtype.
     Movement = Callable[[torch.Tensor], torch.Tensor]
     Transform = Callable[[Any, Any], tuple[Any, Any]] | SeededTransform
 
-# Move pixels, masks and boxes when the images of a batch are cut, mirrored and resized, each in its own way.
+# Move pixels, masks and boxes when each image of a batch is cut, mirrored and resized in its own way.
 #
-# On a GPU one kernel does a step for the whole batch. On the processor what is fastest is to copy image by image (64
-# of 256x256x3 uint8 cut to 224: 11 ms so, 128 ms by one indexed gather), so there the same functions do that.
+# On a GPU, one kernel does each step for the whole batch. On the processor, copying image by image is fastest (64
+# images of 256x256x3 uint8, cut to 224: 11 ms; by one indexed gather: 128 ms), so there the same functions do that.
 
 
 _TRIES = 10
-# Numbers that `resized_crops` needs for each image: area and ratio of each try, then the place.
+# Random numbers that `resized_crops` needs per image: area and ratio of each try, then the position.
 CROP_DRAWS = 2 * _TRIES + 2
 
 AREAS = (0.08, 1.0)
@@ -68,17 +68,17 @@ def resized_crops(
     scale: tuple[float, float] = AREAS,
     ratio: tuple[float, float] = RATIOS,
 ) -> NDArray[np.int64]:
-    """Choose a crop of each image, distributed as torchvision's `RandomResizedCrop` chooses them.
+    """Choose a crop of each image, with the distribution of torchvision's `RandomResizedCrop`.
 
-    Ten times an area, evenly from `scale`, and a ratio of the sides, evenly in its logarithm from `ratio`, are drawn;
-    the first pair that fits the image is taken, at a place drawn evenly. Where none fits, it is the middle of the
-    image, with the ratio as near the image's as `ratio` allows.
+    Ten pairs are drawn of an area, uniform in `scale`, and a ratio of the sides, log-uniform in `ratio`. The first pair
+    that fits the image is taken, at a uniform position. If none fits, the crop is the middle of the image, with the
+    ratio as near the image's as `ratio` allows.
 
     Args:
         sizes: `(B, 2)`, or `(2,)` for all: height and width of the images in pixels.
         draws: float64 `(B, CROP_DRAWS)` in [0, 1), such as `BatchPlace.draws` gives.
-        scale: least and most part of the image's area.
-        ratio: least and most width by height.
+        scale: smallest and largest part of the image's area.
+        ratio: smallest and largest ratio of width to height.
 
     Returns:
         int64 `(B, 4)`: top, left, height, width of the crops in pixels.
@@ -87,14 +87,14 @@ def resized_crops(
     height, width = image[:, :1], image[:, 1:]
     areas = height * width * (scale[0] + (scale[1] - scale[0]) * draws[:, :_TRIES])
     low, high = math.log(ratio[0]), math.log(ratio[1])
-    # Evenly in the logarithm, so that 3:4 is as likely as 4:3.
+    # Uniform in the logarithm, so that 3:4 is as likely as 4:3.
     ratios = np.exp(low + (high - low) * draws[:, _TRIES : 2 * _TRIES])
     tries = np.rint(np.sqrt(np.stack([areas / ratios, areas * ratios], axis=2))).astype(np.int64)
     # All ten tries of all images at once: a loop in Python would take longer than decoding.
     fits = np.all((tries > 0) & (tries <= image[:, None]), axis=2)
     crop = np.take_along_axis(tries, fits.argmax(axis=1)[:, None, None], axis=1)[:, 0]
     place = np.floor((image - crop + 1) * draws[:, 2 * _TRIES :]).astype(np.int64)
-    # For all, and taken for few: choosing rows would cost more than computing them.
+    # Computed for all although few need it: selecting rows would cost more.
     middle = _middle_crops(image, ratio)
     found = np.any(fits, axis=1)[:, None]
     return np.where(found, np.concatenate([place, crop], axis=1), middle)
@@ -117,13 +117,13 @@ def _middle_crops(image: NDArray[np.int64], ratio: tuple[float, float]) -> NDArr
 
 @dataclass(frozen=True, slots=True)
 class BoxMovement:
-    """What happens to places in each image: `new = old * scale + shift`."""
+    """How coordinates in each image change: `new = old * scale + shift`."""
 
     scale: NDArray[np.float64]
     """`(B, 2)`, x first."""
     shift: NDArray[np.float64]
     size: Size | None = None
-    """Height and width that boxes are cut at; boxes with nothing inside are dropped. `None` where all stay inside."""
+    """Height and width at which boxes are clipped; boxes with nothing inside are dropped. `None` if all stay inside."""
 
 
 def move_targets(y: Any, image_size: Size, movement: Movement, boxes: BoxMovement) -> Any:
@@ -135,7 +135,7 @@ def move_targets(y: Any, image_size: Size, movement: Movement, boxes: BoxMovemen
     """
     if isinstance(y, torch.Tensor):
         return _move_mask(y, image_size, movement)
-    # Padded boxes are told by what they have, because collate functions make plain dicts.
+    # Padded boxes are recognised by their keys, because collate functions make plain dicts.
     if isinstance(y, dict):
         if {BOXES, LENGTHS} <= y.keys():
             return _move_padded(y, boxes)
@@ -159,7 +159,7 @@ def _move_mask(y: torch.Tensor, size: Size, movement: Movement) -> torch.Tensor:
 
 
 def _move_list(targets: list[dict[str, Any]], movement: BoxMovement) -> list[dict[str, Any]]:
-    """Move all boxes of the batch at once: one wait for the device, not one for each image."""
+    """Move all boxes of the batch at once: this waits for the device once, not once per image."""
     counts = [len(target[BOXES]) for target in targets]
     boxes = torch.cat([target[BOXES] for target in targets])
     each = torch.tensor(counts, device=boxes.device)
@@ -168,7 +168,7 @@ def _move_list(targets: list[dict[str, Any]], movement: BoxMovement) -> list[dic
         for part in (movement.scale, movement.shift)
     )
     first, second = boxes[:, :2] * scale + shift, boxes[:, 2:] * scale + shift
-    # Where it is mirrored, the right edge has become the left one.
+    # In a mirrored image, the right edge has become the left one.
     moved = torch.cat([torch.minimum(first, second), torch.maximum(first, second)], dim=1)
     kept = None
     if movement.size is not None:
@@ -181,7 +181,7 @@ def _move_list(targets: list[dict[str, Any]], movement: BoxMovement) -> list[dic
         columns, end = {**target, BOXES: part}, end + len(part)
         if kept is not None and not (inside := kept[end - len(part) : end]).all():
             which = torch.from_numpy(np.flatnonzero(inside)).to(part.device)
-            # In every tensor that has a row for each box.
+            # For every tensor that has a row for each box.
             for name, value in columns.items():
                 if isinstance(value, torch.Tensor) and value.dim() and len(value) == len(inside):
                     columns[name] = value[which]
@@ -196,7 +196,7 @@ def _move_padded(target: dict[str, Any], movement: BoxMovement) -> dict[str, Any
     moved = _move_list(rows, movement) if rows else []
     padded = {}
     for name, column in columns.items():
-        # As wide as before, so that a batch keeps its shape, and filled up as `pad_boxes` does.
+        # As wide as before, so that the batch keeps its shape, and padded as by `pad_boxes`.
         signed = column.dtype.is_signed and not column.dtype.is_floating_point
         padded[name] = torch.full_like(column, -1 if signed else 0)
         for number, row in enumerate(moved):
@@ -207,12 +207,12 @@ def _move_padded(target: dict[str, Any], movement: BoxMovement) -> dict[str, Any
 def mirror(images: torch.Tensor, chosen: NDArray[np.bool_], axis: int) -> torch.Tensor:
     """Mirror the `chosen` images of `(B, C, H, W)` along an axis: -1 swaps left and right, -2 top and bottom. The
     result is a new tensor; `images` itself when none is chosen."""
-    # With a rare flip many batches have no image that is mirrored, and need no copy.
+    # With a small probability, many batches have no mirrored image and need no copy.
     if not chosen.any():
         return images
     if images.device.type != "cpu":
         return mirror_by_mask(images, chosen, axis)
-    # All are mirrored at once, and the few that should not be are put back.
+    # All are mirrored at once, and the few that should not be are restored.
     result = _flipped(images, axis)
     source, target = _as_array(images), _as_array(result)
     for row in np.flatnonzero(~chosen).tolist():
@@ -225,7 +225,7 @@ def mirror_by_mask(images: torch.Tensor, chosen: NDArray[np.bool_], axis: int) -
     return torch.where(_on(chosen, images.device)[:, None, None, None], _flipped(images, axis), images)
 
 
-# torch has no `flip` of the first ones, whose values it moves as well by the others' names.
+# torch's `flip` lacks the unsigned types, so their memory is viewed as the signed ones.
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
 
@@ -234,8 +234,8 @@ def _flipped(images: torch.Tensor, axis: int) -> torch.Tensor:
 
 
 def cut(images: torch.Tensor, corners: NDArray[np.int64], size: Size, fill: float) -> torch.Tensor:
-    """Cut a window of `size` out of each image of `(B, C, H, W)`. `corners`, `(B, 2)`, are top and left; negative ones
-    begin outside, where `fill` is put."""
+    """Cut a window of `size` out of each image of `(B, C, H, W)`. `corners`, `(B, 2)`, are top and left; windows with
+    negative ones begin outside the image, and are padded with `fill`."""
     by_image = images.device.type == "cpu"
     return _cut_each(images, corners, size, fill) if by_image else cut_by_windows(images, corners, size, fill)
 
@@ -262,7 +262,7 @@ def _cut_each(images: torch.Tensor, corners: NDArray[np.int64], size: Size, fill
     )
     limits = np.array(images.shape[2:])
     starts, stops = np.clip(corners, 0, limits), np.clip(corners + size, 0, limits)
-    # Filling costs as much as copying, so only where something is outside.
+    # Filling costs as much as copying, so it is done only if something is outside.
     if (stops - starts != size).any():
         result.fill_(fill)
     source, target = _as_array(images), _as_array(result)
@@ -301,7 +301,7 @@ def _resize_each(images: torch.Tensor, crops: NDArray[np.int64], size: Size) -> 
 
 def resize_by_weights(images: torch.Tensor, crops: NDArray[np.int64], size: Size) -> torch.Tensor:
     """`resize_crops` for GPUs: two products with a matrix of weights for each image."""
-    # Bytes are exact in half precision, and what is lost of sums of them is less than rounding loses.
+    # Bytes are exact in half precision, and their sums lose less than rounding does.
     is_short = images.dtype == torch.uint8 and images.device.type == "cuda"
     kind = torch.float16 if is_short else torch.float64 if images.dtype == torch.float64 else torch.float32
     places = _on(crops, images.device).to(torch.float32)
@@ -312,7 +312,7 @@ def resize_by_weights(images: torch.Tensor, crops: NDArray[np.int64], size: Size
 
 
 def _weights(start: torch.Tensor, length: torch.Tensor, count: int, wanted: int) -> torch.Tensor:
-    """Return how much each of `count` pixels gives to each of the `wanted` ones: `(B, wanted, count)`, 1 in sum."""
+    """Return the weights of `count` pixels for each of the `wanted` ones: `(B, wanted, count)`; each row sums to 1."""
     step = (length / wanted)[:, None, None]
     centre = step * (torch.arange(wanted, device=start.device)[:, None] + 0.5)
     pixel = torch.arange(count, device=start.device) - start[:, None, None]
@@ -323,17 +323,17 @@ def _weights(start: torch.Tensor, length: torch.Tensor, count: int, wanted: int)
 
 
 def pick_crops(masks: torch.Tensor, crops: NDArray[np.int64], size: Size) -> torch.Tensor:
-    """Resize a part of each mask to one size by taking the nearest pixel: `resize_crops` for what cannot be mixed.
+    """Resize a part of each mask to one size by its nearest pixels: `resize_crops` for values that must not be mixed.
 
-    The pixel whose centre is nearest, as torch's `nearest-exact`: its `nearest` is half a pixel off.
+    The nearest pixel is that of torch's `nearest-exact`; its `nearest` is half a pixel off.
     """
     batch = torch.arange(len(masks), device=masks.device)[:, None, None]
     rows, columns = (
-        # In whole numbers: the centre of pixel i of `wanted` is at (2 i + 1) / 2 of a step.
+        # In integers: the centre of pixel i of `wanted` is at (2 i + 1) / 2 steps.
         _on(start[:, None] + (2 * np.arange(wanted) + 1) * length[:, None] // (2 * wanted), masks.device)
         for start, length, wanted in zip(crops[:, :2].T, crops[:, 2:].T, size, strict=True)
     )
-    # The axis of channels, between indexed ones, comes last.
+    # The axis of channels, between two indexed ones, ends up last.
     return masks[batch, :, rows[:, :, None], columns[:, None, :]].movedim(3, 1)
 
 
@@ -361,7 +361,7 @@ _SEEDS = 2**62
 
 
 class _Seeded:
-    """Base of batch transforms: called by hand, they draw a seed of their own."""
+    """Base of batch transforms: when called by hand, they draw a seed themselves."""
 
     def __call__(self, x: Any, y: Any) -> tuple[Any, Any]:
         """Return the new `(x, y)`, with parameters from torch's generator."""
@@ -418,13 +418,13 @@ class RandomFlip(_Seeded):
 
     def apply_at(self, x: Any, y: Any, place: BatchPlace) -> tuple[Any, Any]:
         size = _image_size(x)
-        # As x, y: the order that boxes have.
+        # As x, y: the order in boxes.
         chosen = place.draws(2) < (self.horizontal, self.vertical)
 
         def flip(images: torch.Tensor) -> torch.Tensor:
             return mirror(mirror(images, chosen[:, 0], -1), chosen[:, 1], -2)
 
-        # What is at p in a mirrored image lay at its length minus p.
+        # A point at p in a mirrored image was at the image's length minus p.
         boxes = BoxMovement(np.where(chosen, -1.0, 1.0), np.where(chosen, (size[1], size[0]), 0.0))
         return flip(x), move_targets(y, size, flip, boxes)
 
@@ -444,7 +444,7 @@ class RandomCrop(_Seeded):
     fill: float = 0
     """Their value, in the units of x."""
     mask_fill: float | None = None
-    """Their class in masks; by default 255, which is none, but 0 in masks of bools or fractions."""
+    """Their class in masks; by default 255, which means no class, or 0 in masks of bools or fractions."""
 
     def __post_init__(self) -> None:
         _height_and_width(self.size)
@@ -460,7 +460,7 @@ class RandomCrop(_Seeded):
                 f"{image[1]} (height x width). Use a smaller size or more padding."
             )
             raise OptionError(msg)
-        # Draws are below 1, so the last place is as likely as the others.
+        # Draws are below 1, so the last position is as likely as the others.
         corners = np.floor(place.draws(2) * (room + 1)).astype(np.int64) - self.padding
         boxes = BoxMovement(np.ones((len(x), 2)), -corners[:, ::-1].astype(np.float64), size)
 
@@ -488,9 +488,9 @@ class RandomResizedCrop(_Seeded):
     size: int | Size
     """A number, or height and width."""
     scale: tuple[float, float] = AREAS
-    """Least and most part of the area."""
+    """Smallest and largest part of the area."""
     ratio: tuple[float, float] = RATIOS
-    """Least and most width by height, drawn evenly in its logarithm."""
+    """Smallest and largest ratio of width to height, log-uniform."""
 
     def __post_init__(self) -> None:
         _height_and_width(self.size)
@@ -523,17 +523,17 @@ class RandomResizedCrop(_Seeded):
         return resized_crops(sizes, place.draws(CROP_DRAWS), scale=self.scale, ratio=self.ratio)
 
     def move(self, y: Any, sizes: NDArray[np.int64], crops: NDArray[np.int64]) -> Any:
-        """Return the targets of images of these sizes after these crops of them."""
+        """Return the targets of images of these sizes after these crops."""
         size = _height_and_width(self.size)
         is_listed = isinstance(y, list) and len(y) == len(sizes) > 0
-        # Masks of their own sizes cannot be one tensor before they are cut.
+        # Masks of different sizes cannot be one tensor before they are cut.
         if is_listed and all(
             isinstance(mask, torch.Tensor) and mask.shape == tuple(own)
             for mask, own in zip(y, sizes.tolist(), strict=True)
         ):
             parts = [pick_crops(mask[None, None], crops[row : row + 1], size)[:, 0] for row, mask in enumerate(y)]
             return torch.cat(parts)
-        # One that nothing has, where they differ.
+        # If sizes differ: a size that no target has.
         common = (0, 0) if not len(sizes) or (sizes != sizes[0]).any() else (int(sizes[0, 0]), int(sizes[0, 1]))
         factors = np.divide(size[::-1], crops[:, :1:-1], dtype=np.float64)
         boxes = BoxMovement(factors, np.multiply(-crops[:, 1::-1], factors), size)
@@ -552,7 +552,7 @@ class Normalize(_Seeded):
         self, mean: Iterable[float], std: Iterable[float], *, dtype: torch.dtype | DTypeLike = torch.float32
     ) -> None:
         self.mean, self.std = _numbers(mean), _numbers(std)
-        # A std of 0 would make infinities that only show in the loss.
+        # A std of 0 would make infinities that show only in the loss.
         fits = all(map(math.isfinite, self.mean)) and all(0 < value < math.inf for value in self.std)
         if not fits or not self.mean or len(self.mean) != len(self.std):
             msg = (
@@ -563,7 +563,7 @@ class Normalize(_Seeded):
         self.dtype = torch_dtype(dtype) or torch.float32
 
     def apply_at(self, x: Any, y: Any, place: BatchPlace) -> tuple[Any, Any]:
-        # Images of their own sizes come as a list, and each is a batch of one.
+        # Images of different sizes come as a list, and each is a batch of one.
         if isinstance(x, list):
             return [self._normalised(image[None])[0] for image in x], y
         return self._normalised(x), y
@@ -579,12 +579,12 @@ class Normalize(_Seeded):
         white = white_of(x.dtype) or 1.0
         # 65535 is beyond float16.
         values = x.to(torch.float32 if x.dtype == torch.uint16 else self.dtype)
-        # One for all leaves the axes as they are.
+        # With one value for all channels, the axes stay as they are.
         shape = (1, -1, 1, 1) if channels > 1 else ()
-        # One product and one difference, instead of a division by 255, a difference and a quotient.
+        # One multiplication and one subtraction, instead of a division by 255, a subtraction and a division.
         factor = values.new_tensor([1 / (white * std) for std in self.std]).view(shape)
         shift = values.new_tensor([mean / std for mean, std in zip(self.mean, self.std, strict=True)]).view(shape)
-        # Bytes have become a tensor of their own already, which may be changed in place.
+        # If this tensor was made from bytes it is a new one, which may be changed in place.
         values = values * factor if values is x else values.mul_(factor)
         return values.sub_(shift).to(self.dtype)
 
@@ -607,7 +607,7 @@ class OneHot(_Seeded):
     """Of the result."""
 
     def __post_init__(self) -> None:
-        # Before the first batch, where the line that is wrong is still in sight.
+        # Checked before the first batch, while the wrong line is still in sight.
         whole_number("classes", self.classes, least=1)
 
     def apply_at(self, x: Any, y: Any, place: BatchPlace) -> tuple[Any, Any]:
@@ -615,11 +615,11 @@ class OneHot(_Seeded):
             kind = y.dtype if isinstance(y, torch.Tensor) else type(y).__name__
             msg = f"OneHot needs a tensor of class indices as y, got {kind}."
             raise OptionError(msg)
-        # Zeros would be a sample whose loss is 0, whatever the model says.
+        # With zeros the sample's loss would be 0, whatever the model predicts.
         if y.dim() == 1 and len(y) and y.device.type == "cpu" and (highest := int(y.max())) >= self.classes:
             msg = f"OneHot({self.classes}) is too small for a sample of class {highest}. Write OneHot({highest + 1})."
             raise OptionError(msg)
-        # In 64 bits: 255 classes and more do not fit the bytes that masks come in.
+        # In 64 bits: 255 classes and more do not fit into the bytes of masks.
         channels = torch.arange(self.classes, device=y.device).view(-1, *(1,) * (y.dim() - 1))
         return x, (y[:, None] == channels).to(self.dtype)
 
@@ -634,7 +634,7 @@ def _height_and_width(size: int | Size) -> Size:
 
 
 def _number(value: Any) -> float:
-    """Return a number as Python's own; NaN, which is within no limits, for anything else."""
+    """Return a number as Python's own; for anything else NaN, which is within no limits."""
     if isinstance(value, torch.Tensor) and not value.dim():
         value = value.item()
     return float(value) if isinstance(value, Real) else math.nan
@@ -665,17 +665,17 @@ def _image_size(x: Any) -> Size:
 
 @dataclass(frozen=True, slots=True)
 class FirstCrop:
-    """What a batch transform begins with."""
+    """The crop that a batch transform begins with."""
 
     crop: RandomResizedCrop
     stream: tuple[int, ...]
     rest: Compose | None
-    """What follows, with the numbers that it draws after the crop; `None` where nothing does."""
+    """The transforms after it, with the random numbers that follow the crop's; `None` if there are none."""
 
 
 def first_crop(transform: Transform | None) -> FirstCrop | None:
-    """Return the crop that a transform begins with; `None` where it begins with anything else."""
-    # Not what derives from them, which may do something else.
+    """Return the crop that a transform begins with; `None` if it begins with anything else."""
+    # Not a subclass, which may do something else.
     if type(transform) is RandomResizedCrop:
         return FirstCrop(transform, (), None)
     if type(transform) is not Compose or not transform.transforms:
@@ -684,14 +684,15 @@ def first_crop(transform: Transform | None) -> FirstCrop | None:
     inner = first_crop(first)
     if inner is None:
         return None
-    # Parts draw by their number, so the crop leaves something in its place.
+    # Parts draw by their number, so a placeholder replaces the crop.
     rest = Compose([inner.rest or _unchanged, *others])
     return FirstCrop(inner.crop, (0, *inner.stream), rest if others or inner.rest else None)
 
 
 def check_axes(transform: object, row_shape: tuple[int, ...] | None) -> None:
-    """Refuse to move inputs `(H, W, C)` that are no images to a loader, because their channels would be taken for their
-    width. Those whose first axis is the shortest are `(C, H, W)`, and any function before may have turned them."""
+    """Refuse a transform that moves pixels if inputs `(H, W, C)` are not images to a loader, because their channels
+    would be taken for their width. If the first axis is the shortest, inputs are `(C, H, W)`; and any earlier function
+    may have turned them."""
     if row_shape is None or len(row_shape) != 3 or is_image_shape(row_shape) or row_shape[2] >= row_shape[0]:
         return
     if (mover := _first_mover(transform)) is not None:
@@ -723,7 +724,7 @@ class CroppedInputs:
     """Read the crops that an epoch's batches begin with, instead of a reader's whole inputs."""
 
     def __init__(self, reader: SplitReader, first: FirstCrop, seed: int, epoch: int) -> None:
-        """Take `first`, what is cut; crops depend on `seed`, `epoch` and row."""
+        """Take the first crop; its parameters depend on `seed`, `epoch` and row."""
         self._reader, self._first, self._seed, self._epoch = reader, first, seed, epoch
         self.row_shape = (*first.crop.target_size, reader.crop_channels)
         self.row_dtype = np.dtype(np.uint8)
@@ -736,12 +737,12 @@ class CroppedInputs:
         )
 
     def move(self, y: Any, rows: NDArray[np.intp]) -> Any:
-        """Return the targets of a batch of these rows, where they go with the crops."""
+        """Return the targets of these rows, moved with the crops if they depend on pixels."""
         reader = self._reader
-        # Labels stay what they are, and no header is read for them.
+        # Labels do not change, and no header is read for them.
         if not reader.has_boxes and reader.target_shape in ((), None) and not isinstance(y, list):
             return y
-        # From headers that the crops have read already: they are remembered.
+        # From headers that were read for the crops already, and cached.
         sizes = reader.image_sizes(rows)
         return self._first.crop.move(y, sizes, self._crops(rows, sizes))
 

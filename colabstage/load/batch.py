@@ -1,4 +1,4 @@
-"""Make batches as numpy arrays, once for every framework: rows are read in reused memory, small batches in groups."""
+"""Make batches as numpy arrays, for every framework: rows are read into reused memory, and small batches in groups."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ Ragged = Literal["list", "pad"]
 LENGTHS = "lengths"
 # The value of white in each integer dtype that images have.
 WHITE = {"uint8": 255.0, "uint16": 65535.0}
-# Gray, colours, and colours with transparency: two values for each place are no image.
+# Grey, colour, and colour with transparency: two values per pixel are not an image.
 _CHANNELS = (1, 3, 4)
 
-# A consumer that waits wakes in a tenth of this. One that keeps its batches is waited for in vain so many times.
+# A waiting consumer wakes within a tenth of this. If it keeps its batches, this many waits in vain are tolerated.
 _HAND_OVER_S = 0.0005
 _PATIENCE = 3
-# Three of these are in the processor's caches as well as two.
+# Three buffers of this size fit into the processor's caches as well as two.
 _LARGE_BYTES = 4 * 1024 * 1024
 
 
 class Inputs(Protocol):
-    """Reads x: a reader, or what crops images while it decodes them."""
+    """Reads x: a reader, or code that crops images while it decodes them."""
 
     @property
     def row_shape(self) -> tuple[int, ...] | None:
@@ -90,12 +90,12 @@ class Batcher:
         idle: int = 2,
         allocate: Callable[[int], Block] | None = None,
     ) -> None:
-        """Take what reads rows. `workers`: threads that copy or decode at once. `together`: batches in a group, of
-        small rows of one shape; they share their memory, without overlapping. `idle`: blocks of memory that are held
-        for reuse. `allocate`: makes a block, pinned memory for example."""
+        """Take the reader of rows. `workers`: threads that copy or decode at once. `together`: batches in a group, of
+        small rows of one shape; they share a block of memory, without overlapping. `idle`: blocks of memory that are
+        kept for reuse. `allocate`: makes a block, for example of pinned memory."""
         self.reader = reader
         self._workers, self._together = workers, together
-        # Two pools, because a block of one does not fit the other.
+        # Two pools, because their blocks have different sizes.
         self._inputs, self._targets = BufferPool(idle, allocate), BufferPool(idle, allocate)
 
     def groups(
@@ -105,20 +105,20 @@ class Batcher:
         make: Callable[[Group], T],
         inputs: Inputs | None = None,
     ) -> Generator[T]:
-        """Read the rows of each batch, group after group, once the file is in memory if it is to be, and yield what
-        `make` makes of each. `cancellation`: stops the reading, also inside a batch. `inputs`: what x is read by; the
+        """Read the rows of each batch, group after group, and yield what `make` makes of each; first load the file into
+        memory if it should be there. `cancellation` stops the reading, also inside a batch. `inputs` reads x; the
         reader by default."""
         inputs = inputs or self.reader
         self.reader.warm_up(cancellation)
-        # Whoever waits for a batch drops the one before it as soon as it comes, which the processor's caches may still
-        # hold: so two buffers serve by turns, where the third would come from memory.
+        # A consumer that waits for a batch drops the one before as soon as it comes, and the processor's caches may
+        # still hold that one: so two buffers take turns, where a third would come from memory.
         patience = _PATIENCE if inputs.row_shape is not None and self._together == 1 else 0
         made: deque[T] = deque()
         waiting = iter(batches)
         with ThreadPool(self._workers, cancellation) as pool:
             while group := list(islice(waiting, self._together)):
                 rows = group[0] if len(group) == 1 else np.concatenate(group)
-                # Nothing here may keep a name on a batch: it would occupy a buffer while the next one is made.
+                # No name here may refer to a batch: it would occupy a buffer while the next one is made.
                 made.append(make(Group(*self.read(rows, pool, inputs), group)))
                 hand_over = patience > 0 and pool.urgent and len(rows) * inputs.row_bytes >= _LARGE_BYTES
                 if hand_over:
@@ -128,7 +128,7 @@ class Batcher:
                     patience -= 1
 
     def read(self, rows: NDArray[np.intp], pool: ThreadPool, inputs: Inputs | None = None) -> tuple[Any, Any]:
-        """Read x and y of rows, into reused memory where they share one shape."""
+        """Read x and y of rows, into reused memory if they share one shape."""
         reader, inputs = self.reader, inputs or self.reader
         x = y = None
         if inputs.row_shape is not None:
@@ -143,14 +143,14 @@ class Batcher:
 
 
 def is_image_shape(shape: tuple[int, ...] | None) -> bool:
-    """Return whether rows of this shape are images `(H, W, C)` of 1, 3 or 4 channels. So are rows of many shapes that
-    have three axes."""
+    """Return whether rows of this shape are images `(H, W, C)` of 1, 3 or 4 channels. `None`, many shapes, counts
+    too."""
     return shape is None or (len(shape) == 3 and shape[-1] in _CHANNELS)
 
 
 def target_array(y: NDArray[Any]) -> NDArray[Any]:
-    """Return targets as losses expect them: int64 where each is one integer, `(B,)` or `(B, 1)`, as stored otherwise.
-    An OptionError where a number is beyond int64."""
+    """Return targets as losses expect them: int64 if each is one integer, `(B,)` or `(B, 1)`, otherwise as stored.
+    Raises OptionError if a number exceeds int64."""
     if y.dtype.kind not in "iu" or y.shape[1:] not in ((), (1,)):
         return y
     if y.dtype.kind == "u" and int(y.max(initial=0)) > np.iinfo(np.int64).max:
@@ -173,7 +173,7 @@ def pad_boxes(targets: list[dict[str, Any]]) -> dict[str, NDArray[Any]]:
         dtype = columns[0].dtype
         if name == LABELS and dtype.kind in "bu":
             dtype = np.dtype(np.int64)
-        # -1 is not a class, so a loss with ignore_index=-1 skips it.
+        # -1 is not a class; a loss with ignore_index=-1 skips it.
         padded[name] = np.full((len(targets), most, *columns[0].shape[1:]), -1 if dtype.kind == "i" else 0, dtype)
         for row, column in enumerate(columns):
             padded[name][row, : lengths[row]] = column

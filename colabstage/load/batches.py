@@ -31,7 +31,7 @@ _IMAGE_AXES = 3
 
 def map_leaves(batch: Any, change: Callable[[Any], Any]) -> Any:
     """Rebuild a batch with `change` applied to every element that is not a list, tuple or mapping; these keep their
-    types. What has a method `to` of its own, such as torch's `PackedSequence`, counts as one thing."""
+    types. An object with a method `to`, such as torch's `PackedSequence`, counts as one element."""
     if not isinstance(batch, list | tuple | Mapping) or moves_itself(batch):
         return change(batch)
     filled: Any
@@ -39,7 +39,7 @@ def map_leaves(batch: Any, change: Callable[[Any], Any]) -> Any:
         values = {key: map_leaves(value, change) for key, value in batch.items()}
         if type(batch) is dict or not isinstance(batch, MutableMapping):
             return values if type(batch) is dict else type(batch)(values)  # type: ignore[call-arg]
-        # A copy keeps what else there is in a mapping, such as a defaultdict's factory, and in a subclass of list.
+        # A copy keeps the other attributes of a mapping, such as a defaultdict's factory, or of a subclass of list.
         filled = copy.copy(batch)
         filled.update(values)
         return filled
@@ -60,7 +60,7 @@ def moves_itself(thing: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """The form of a batch's targets, and what makes batches of a dataset's samples."""
+    """The form of a batch's targets, and how batches are made of a dataset's samples."""
 
     dataset: dataset_h5
     ragged: Ragged = "list"
@@ -85,11 +85,11 @@ class Form:
             raise OptionError(msg)
 
     def tensors(self, x: Any, y: Any) -> tuple[Any, Any]:
-        """Return what was read as tensors."""
+        """Return arrays as tensors."""
         return input_tensors(x), self.targets(y)
 
     def targets(self, y: Any) -> Any:
-        """Return targets as tensors; those of rows with shapes of their own in a list, boxes as `ragged` says."""
+        """Return targets as tensors; rows of different shapes as a list, boxes as `ragged` says."""
         if not isinstance(y, list):
             return tensor_of(target_array(y))
         if self.label_offset:
@@ -99,8 +99,8 @@ class Form:
         return _tensors(y)
 
     def batches(self, group: Group) -> list[tuple[Any, Any]]:
-        """Return the batches of a group, each as tensors of its own over its part of the memory: one that is saved or
-        sent takes nothing of the others along."""
+        """Return the batches of a group. Each has tensors of its own over its part of the memory, so that saving or
+        sending one does not take along the others."""
         if len(group.rows) == 1:
             return [self.batch(group.x, group.y, group.rows[0])]
         # Converted once for the group, not for each batch.
@@ -108,25 +108,25 @@ class Form:
         return [(input_tensor(x), torch.from_numpy(y)) for x, y, _ in parts]
 
     def batch(self, x: Any, y: Any, rows: Iterable[int]) -> tuple[Any, Any]:
-        """Return the batch of what was read of `rows`, by the dataset's transforms if it has any: called in this
-        thread, sample by sample, as by a stock `DataLoader`. A side without one is as in batches without transforms."""
+        """Return the batch of `rows` that were read, transformed by the dataset's transforms if it has any: these are
+        called in this thread, sample by sample, as by a stock `DataLoader`. A side without one stays as it was."""
         dataset = self.dataset
         if not dataset.per_sample:
             return self.tensors(x, y)
         xs, ys = map(list, zip(*dataset.samples_of(x, y, rows), strict=True))
-        # As a stock DataLoader stacks what a transform returns, so that code moves here unchanged.
+        # As a stock DataLoader stacks the results of a transform, so that code moves here unchanged.
         made_x = input_tensors(x) if dataset.transform is None else collate_results("transform", xs)
         if dataset.target_transform is None:
             return made_x, self.targets(y)
         if dataset.reader.has_boxes:
-            # It may have made something else of the dicts; that is handed on as it is.
+            # The transform may have replaced the dicts; other results are passed on unchanged.
             return made_x, self.targets(ys) if all(isinstance(target, dict) for target in ys) else ys
         return made_x, collate_results("target_transform", ys)
 
 
 def input_tensors(x: NDArray[Any] | list[Any]) -> Any:
     """Return inputs as tensors over the same memory: images `(B, H, W, C)` as a `(B, C, H, W)` view (`channels_last`),
-    those of their own sizes in a list of `(C, H, W)`."""
+    images of different sizes as a list of `(C, H, W)`."""
     if not isinstance(x, list):
         return input_tensor(x)
     return [
@@ -146,7 +146,7 @@ def _tensors(values: Any) -> Any:
 
 
 def tensor_of(array: NDArray[Any]) -> torch.Tensor:
-    """Return a tensor over the same memory; an OptionError where torch has no such dtype."""
+    """Return a tensor over the same memory; an OptionError if torch lacks the dtype."""
     try:
         return torch.from_numpy(array)
     except TypeError as error:
@@ -158,16 +158,15 @@ def tensor_of(array: NDArray[Any]) -> torch.Tensor:
 
 
 def torch_dtype(dtype: torch.dtype | DTypeLike | None) -> torch.dtype | None:
-    """Return the floating-point dtype that is meant by torch's, numpy's or a name of it, an OptionError if it is none;
-    `None` for `None`."""
+    """Return the floating-point dtype for torch's, numpy's or its name, or `None`; an OptionError if it is none."""
     if dtype is None:
         return None
     name: object = dtype
     if not isinstance(dtype, str | torch.dtype):
-        # numpy's have the names of torch's.
+        # numpy's names are also torch's.
         with suppress(TypeError):
             name = np.dtype(dtype).name
-    # As Keras has it, and as torch prints it.
+    # Names as in Keras, or as torch prints them.
     found = getattr(torch, name.removeprefix("torch."), None) if isinstance(name, str) else name
     if not isinstance(found, torch.dtype) or not found.is_floating_point:
         msg = (
@@ -179,31 +178,31 @@ def torch_dtype(dtype: torch.dtype | DTypeLike | None) -> torch.dtype | None:
 
 
 def white_of(dtype: torch.dtype) -> float | None:
-    """Return the value of white in images of this dtype; `None` where the dtype does not tell."""
+    """Return the value of white in images of this dtype; `None` if the dtype does not tell."""
     return WHITE.get(str(dtype).removeprefix("torch."))
 
 
 def scale_to(x: Any, dtype: torch.dtype) -> Any:
-    """Convert tensors, also in lists, to a floating-point dtype on the device they are on; uint8 and uint16 become
-    [0, 1], other values stay, as do texts."""
+    """Convert tensors, also in lists, to a floating-point dtype on their device; uint8 and uint16 are scaled to [0, 1],
+    others are not."""
     if isinstance(x, list):
         return [scale_to(part, dtype) for part in x]
     if isinstance(x, str):
         return x
     white = white_of(x.dtype)
     if white is None:
-        # Floats and wide integers say nothing of a range that they come in.
+        # Floats and wide integers do not tell the range of their values.
         return x.to(dtype)
-    # 65535 is beyond float16, so its range is divided first.
+    # 65535 exceeds float16, so it is divided in float32 first.
     wide = torch.float32 if x.dtype == torch.uint16 else dtype
     scaled = x.to(wide)
-    # CUDA multiplies by the reciprocal of a number, which differs in the last bit from the division that CPUs do.
+    # For a plain number, CUDA multiplies by the reciprocal, which differs in the last bit from division on CPUs.
     divisor = white if not x.is_cuda else torch.full((), white, dtype=wide, device=x.device)
     return scaled.div_(divisor).to(dtype)
 
 
 def move_to(x: Any, device: torch.device) -> Any:
-    """Copy tensors, also in lists and dicts, to a device; those that are there already stay."""
+    """Copy tensors, also in lists and dicts, to a device; those already there stay."""
     return map_leaves(x, lambda part: part.to(device) if isinstance(part, torch.Tensor) else part)
 
 
@@ -215,12 +214,12 @@ class Finish:
     batch_transform: Callable[[Any, Any], tuple[Any, Any]] | None
 
     def scale(self, batch: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return the batch with x in its dtype, on the device that it is on."""
+        """Return the batch with x in its dtype, on its device."""
         return batch if self.dtype is None else (scale_to(batch[0], self.dtype), *batch[1:])
 
     def transform(self, batch: tuple[Any, ...], place: BatchPlace | None = None) -> Any:
         """Return the batch as the caller gets it: `(x, y)`, or `((x, y), index)`. `place`: what random transforms draw
-        by, if that is known."""
+        by, if known."""
         # With `return_index` the batch has a third part.
         x, y, *index = batch
         sample, change = (x, y), self.batch_transform
@@ -229,6 +228,6 @@ class Finish:
         return (sample, index[0]) if index else sample
 
     def collate(self, batch: tuple[Any, ...]) -> Any:
-        """Finish what frameworks get that build loaders of our parts: it is in host memory by then. Stands where they
-        expect a `collate_fn`."""
+        """Finish batches for frameworks that build loaders from our parts, where they expect a `collate_fn`; the
+        batches are in host memory."""
         return self.transform(self.scale(batch))

@@ -1,4 +1,4 @@
-"""Call functions of the caller's on samples and batches, and say what they were given if they fail."""
+"""Call the caller's functions on samples and batches, and say what they were given if they fail."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class SeededTransform(Protocol):
-    """Transform batches by random parameters that follow from seed, epoch and rows."""
+    """Transforms batches by random parameters that depend on seed, epoch and rows."""
 
     def apply_at(self, x: Any, y: Any, place: BatchPlace) -> tuple[Any, Any]:
         """Return the new `(x, y)`."""
 
 
 _NAMES_SHOWN = 4
-# Those of torchvision's transforms that take arrays, and what looks at a sample first and may be anybody's.
+# torchvision's transforms that take arrays, and those that run the caller's own code first.
 _TAKE_ARRAYS = frozenset({"ToTensor", "ToImage", "ToPILImage", "Lambda", "ToDtype", "ConvertImageDtype"})
 
 
@@ -51,8 +51,8 @@ def describe(value: object) -> str:
 
 
 def check_batch_transform(name: str, given: object) -> None:
-    """Refuse what cannot be called as a batch transform: a class, whose objects can, or no function."""
-    # A class has the methods of its objects, and would only fail at the first batch.
+    """Refuse anything that cannot be a batch transform: a class instead of its object, or no function."""
+    # A class has its objects' methods, so it would fail only at the first batch.
     if isinstance(given, type):
         msg = f"{name}={given.__name__} is a class; expected an object of it: {given.__name__}(…)."
         raise OptionError(msg)
@@ -63,7 +63,7 @@ def check_batch_transform(name: str, given: object) -> None:
 def _takes_images(transform: object) -> bool:
     """Return whether a transform is torchvision's and begins with one that takes PIL images but not arrays."""
     kind = type(transform)
-    # By name: torchvision is not imported for this, and who passes one of its transforms has done it.
+    # By the module's name, so that torchvision is not imported: whoever passes its transforms has done that.
     if kind.__module__.partition(".")[0] != "torchvision":
         return False
     parts: Any = getattr(transform, "transforms", None)
@@ -72,15 +72,15 @@ def _takes_images(transform: object) -> bool:
     return kind.__name__ not in _TAKE_ARRAYS
 
 
-# Parts of the names of torchvision's transforms that move pixels, and of those that do so by chance.
+# Parts of the names of torchvision's transforms that move pixels, and of those that do so at random.
 _MOVES = re.compile("Flip|Crop|Affine|Rotation|Perspective|Elastic|Resize|Pad|Zoom|ScaleJitter|Augment|AugMix")
 _BY_CHANCE = re.compile("Random|Elastic|ScaleJitter|Augment|AugMix")
 
 
 def check_moves(name: str, transform: object, reader: SplitReader, *, alone: bool) -> None:
-    """Refuse one of torchvision's transforms that moves the pixels of x by chance, where y is a mask or boxes, which
-    would stay. `alone`: whether nothing changes y, so that one that always moves them alike is refused as well where
-    y is boxes."""
+    """Refuse a transform of torchvision that moves the pixels of x at random if y is a mask or boxes, which would not
+    move. `alone`: whether no transform changes y; then one that always moves pixels alike is refused too if y is
+    boxes."""
     parts = [*_walk(transform)]
     shape, image = reader.target_shape, reader.row_shape
     is_mask = reader.decodes_targets or (shape is not None and image is not None and shape[:2] == image[:2] != ())
@@ -96,7 +96,7 @@ def check_moves(name: str, transform: object, reader: SplitReader, *, alone: boo
 
 
 def _walk(transform: object) -> Iterator[object]:
-    """Yield a transform of torchvision's, and the parts of one that is made of several."""
+    """Yield a torchvision transform, or the parts of one that is made of several."""
     if type(transform).__module__.partition(".")[0] != "torchvision":
         return
     yield transform
@@ -105,8 +105,8 @@ def _walk(transform: object) -> Iterator[object]:
 
 
 def image_for(transform: object, x: Any) -> Any:
-    """Return what a transform gets for an x: a PIL image if it takes those and no arrays, else x as it is. So are
-    pixels that make no such image (16 bits, fractions, other shapes)."""
+    """Return what a transform gets for an x: a PIL image if it takes those and no arrays, otherwise x itself. Pixels
+    that make no such image (16 bits, fractions, other shapes) stay arrays."""
     if not isinstance(x, np.ndarray) or x.dtype != np.uint8 or x.ndim not in (2, 3) or not _takes_images(transform):
         return x
     from PIL import Image
@@ -118,8 +118,8 @@ def image_for(transform: object, x: Any) -> Any:
 
 
 def call_theirs(name: str, function: Callable[..., Any], *arguments: Any, row: int | None = None) -> Any:
-    """Call a function of the caller's, keep it from ending an epoch by StopIteration, and say what it was given, and of
-    which row, if it fails."""
+    """Call a function of the caller's so that its StopIteration ends no epoch; if it fails, say what it was given, and
+    which row."""
     try:
         return function(*arguments)
     except StopIteration as error:
@@ -140,13 +140,13 @@ def call_theirs(name: str, function: Callable[..., Any], *arguments: Any, row: i
 def apply_transform(
     transform: Callable[[Any, Any], tuple[Any, Any]] | SeededTransform, x: Any, y: Any, place: BatchPlace | None
 ) -> Any:
-    """Call a batch transform: with `place` if it takes one and that is known, otherwise with `(x, y)` alone."""
+    """Call a batch transform: with `place` if it takes one and it is known, otherwise with `(x, y)` alone."""
     if place is not None and isinstance(transform, SeededTransform):
         return call_theirs("batch_transform", transform.apply_at, x, y, place)
     if is_foreign(transform):
         return call_theirs("batch_transform", apply_foreign, transform, x, y)
     made = call_theirs("batch_transform", transform, x, y)  # type: ignore[arg-type]  # one with `apply_at` is called too
-    # A loop would only say that it cannot unpack it; and of two samples it would, as x and y.
+    # A loop would only report that it cannot unpack the result; and two samples it would unpack, as x and y.
     if made is None or isinstance(made, torch.Tensor | np.ndarray):
         remedy = "does it lack a return?" if made is None else "write return x, y."
         msg = f"batch_transform returned {describe(made)}: {transform!r}. Expected the new (x, y); {remedy}"
@@ -155,8 +155,8 @@ def apply_transform(
 
 
 def collate_results(name: str, results: list[Any]) -> Any:
-    """Make a batch of what a transform has returned for its samples, as a stock `DataLoader` does, or refuse them."""
-    # They would be converted to one dtype, and bytes up to 255 would stand among fractions up to 1.
+    """Stack what a transform returned for each sample into a batch, as a stock `DataLoader` does, or refuse it."""
+    # Stacking converts to one dtype, so that bytes up to 255 would mix with fractions up to 1.
     arrays = [one for one in results if isinstance(one, torch.Tensor | np.ndarray) and len(one.shape)]
     mixed = len({"float" in str(one.dtype) for one in arrays}) > 1
     try:
@@ -175,23 +175,23 @@ def _no_batch(name: str, results: list[Any], why: str) -> OptionError:
     )
 
 
-# Batch transforms of torchvision and kornia: called as their libraries mean them, with masks and boxes, or refused.
+# Batch transforms of torchvision and kornia: called as their libraries intend, with masks and boxes, or refused.
 
 
-# They mix the samples of a batch, and so take all of it.
+# These mix the samples of a batch, so they take the whole batch.
 _OF_BATCHES = frozenset({"CutMix", "MixUp"})
 
 
 def is_foreign(transform: object) -> bool:
     """Return whether a transform is torchvision's or kornia's."""
-    # By name: neither is imported for this, and who passes one of theirs has done it.
+    # By the module's name, so that neither is imported: whoever passes one of their transforms has done that.
     return type(transform).__module__.partition(".")[0] in ("torchvision", "kornia")
 
 
 def apply_foreign(transform: Any, x: Any, y: Any) -> tuple[Any, Any]:
-    """Apply a transform of another library to a batch. torchvision's take one sample, and draw once for it: they are
-    called for each, the newer ones (`v2`) with mask and boxes in torchvision's own types. kornia's take batches of
-    images alone, and draw for each. What would move images and not their masks or boxes is refused."""
+    """Apply another library's transform to a batch. torchvision's take one sample and draw once per call: they are
+    called for each sample, the newer ones (`v2`) with mask and boxes in torchvision's own types. kornia's take batches
+    of images alone, and draw for each image. One that would move images but not their masks or boxes is refused."""
     kind = type(transform)
     if kind.__module__.startswith("kornia"):
         if _moves_with(x, y):
@@ -224,7 +224,7 @@ def moves_pixels(transform: object) -> bool:
 
 
 def _parts_of(transform: Any) -> list[Any]:
-    """Return the transforms that one is made of, if it is made of any."""
+    """Return the transforms that one is made of, if any."""
     return list(getattr(transform, "transforms", ()))
 
 
@@ -234,7 +234,7 @@ def _mixes(transform: Any) -> bool:
 
 
 def _mixed(transform: Any, x: Any, y: Any) -> tuple[Any, Any]:
-    """Apply a transform that takes whole batches, or part by part a `Compose` that ends in one."""
+    """Apply a transform that takes whole batches; a `Compose` that ends in one is applied part by part."""
     parts, kind = _parts_of(transform), type(transform)
     if kind.__name__ == "Compose":
         for part in parts:

@@ -1,4 +1,4 @@
-"""Decide how batches are loaded, by pure functions of facts and options, with the reason beside every number."""
+"""Decide how batches are loaded, by pure functions of facts and options, with a reason for every number."""
 
 from __future__ import annotations
 
@@ -32,39 +32,39 @@ __all__ = ["DeviceFacts", "EngineChoice", "LoaderFacts", "Shard", "choose_loader
 
 # More threads than this do not copy faster: the memory is the limit (benchmarks/read_pixels.py).
 _MOST_COPY_THREADS = 4
-# Reads under way at once from a disk; twice as many are hardly faster (benchmarks/read_cold.py).
+# Reads in flight at once from a disk; twice as many are hardly faster (benchmarks/read_cold.py).
 _READ_THREADS = 16
 _PREFETCH = 2
-# Part of the free memory that batches in flight may take by default.
+# The part of free memory that batches in flight may take by default.
 _MEMORY_PART = 4
-# Part of the memory to spare that a split may take unasked: other splits and the model come after it.
+# The part of spare memory that a split may take by default: other splits and the model come after it.
 _UNASKED_PART = 2
-# The same on a GPU, where the model, its gradients and its activations are still to come.
+# The same on a GPU, which must also hold the model, its gradients and its activations.
 _UNASKED_DEVICE_PART = 8
-# What stays free of a GPU's memory when it was asked for: batches, and the least that a model can do with.
+# What stays free of a GPU's memory if `"device"` was asked for: batches, and the least that a model needs.
 _DEVICE_RESERVE_BYTES = 500_000_000
 
-# Values that are gone, and what to write instead.
+# Values that no longer exist, and what to write instead.
 _GONE = {
     ("strategy", "workers"): f"a stock loader reads whole batches in processes: {STOCK_LOADER}.",
     ("shuffle", "window"): "rows of a file larger than memory are read by position. Write shuffle=True.",
 }
 
-# Each group makes the threads take turns with Python's lock some ten times, which costs as much as copying these bytes:
-# groups of a quarter gave 0.4 to 0.7 of the limit where these give 0.75 to 1. Whoever keeps one batch keeps the memory
-# of its group.
+# For each group the threads take turns with Python's lock some ten times, which costs as much as copying this many
+# bytes: groups of a quarter reached 0.4 to 0.7 of the limit, these reach 0.75 to 1. A caller who keeps one batch keeps
+# the memory of its group.
 _GROUP_BYTES = 8 * 1024 * 1024
 _MOST_TOGETHER = 128
-# For rows that are read from the disk, so that the first batch need not wait for many others.
+# For rows that are read from disk, so that the first batch need not wait for many others.
 _SLOW_GROUP_BYTES = 2 * 1024 * 1024
 _MOST_SLOW_TOGETHER = 32
-# Where less than this part of an epoch could be kept, its memory is of more use to others.
+# If less than this part of an epoch could be kept, others can use the memory better.
 _LEAST_KEPT_PART = 8
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceFacts:
-    """The device that batches go to: its type, in torch's words, and how many bytes of its memory are free."""
+    """The device that batches go to: its type, as torch names it, and the free bytes of its memory."""
 
     type: str
     free_bytes: int
@@ -101,18 +101,18 @@ class LoaderFacts:
     layout: UnitLayout | None = None
     """The units that rows come in, if they arrive."""
     complete: bool = True
-    """Whether all rows are here to stay."""
+    """Whether all rows are local and stay."""
 
 
 def gather_facts(
     reader: SplitReader, layout: UnitLayout | None, *, crop_size: tuple[int, int] | None = None
 ) -> LoaderFacts:
-    """Look at a dataset and this computer. Reads no sample, but a few headers of encoded ones.
+    """Examine a dataset and this computer. Reads no sample, only a few headers of encoded ones.
 
     `layout`: the units that order the rows. `crop_size`: height and width of the random resized crops that the batch
     transform begins with.
     """
-    # Now and not at import: a notebook's limits and free memory change.
+    # Read now, not at import: a notebook's limits and free memory change.
     resources = read_resources()
     return LoaderFacts(
         rows=len(reader),
@@ -137,16 +137,16 @@ def choose_loader(facts: LoaderFacts, batch_size: int, options: LoaderOptions | 
     """Decide how to load.
 
     Raises:
-        OptionError: a value that cannot work, with those that can.
-        NotEnoughSpaceError: `"memory"` or `"device"` was asked for, and the split does not fit there.
+        OptionError: a value cannot work; the message lists those that can.
+        NotEnoughSpaceError: `"memory"` or `"device"` was asked for, and the split does not fit.
     """
     options = options or LoaderOptions()
-    # Before anything is measured or read.
+    # Checked before anything is measured or read.
     batch_size = _check(batch_size, options)
-    # A sampler may visit fewer rows than there are, or some more than once.
+    # A sampler may visit fewer rows than there are, or repeat some.
     rows = facts.rows if facts.epoch_rows is None else facts.epoch_rows
     batches = count_batches(rows, batch_size, facts.shard, drop_last=options.drop_last)
-    # An epoch of nothing would train nothing, without a word.
+    # An empty epoch would train nothing, without an error.
     if options.drop_last and rows and not batches:
         ranks = "" if facts.shard.world_size == 1 else f" for {facts.shard.world_size} ranks"
         msg = (
@@ -157,7 +157,7 @@ def choose_loader(facts: LoaderFacts, batch_size: int, options: LoaderOptions | 
     strategy, engine = _choose_strategy(facts, options.strategy)
     decode, keep = _choose_decoding(facts), _choose_keeping(facts, options, strategy)
     facts = replace(facts, engine=engine)
-    # From here on a row is as long as its crop, which is what is held in memory.
+    # From here on, `row_bytes` is the length of a crop, because crops are what memory holds.
     if decode is not None and decode.name == "crops" and facts.crop_bytes is not None:
         facts = replace(facts, row_bytes=facts.crop_bytes)
     batch_bytes = batch_size * facts.row_bytes
@@ -199,7 +199,7 @@ def _check(batch_size: int, options: LoaderOptions) -> int:
             "ahead. Leave out one of them."
         )
         raise OptionError(msg)
-    # No more than that: only the caller knows what a batch is.
+    # Nothing else is checked: only the caller knows what a batch is.
     return whole_number("batch_size", batch_size, least=1)
 
 
@@ -215,7 +215,7 @@ def _choose_strategy(facts: LoaderFacts, asked: Strategy) -> tuple[Literal["devi
         return "direct", facts.engine
     if asked == "device":
         return "device", _on_device(facts)
-    # The fastest first, where others do not need the memory.
+    # The fastest first, if nothing else needs the memory.
     device = None if facts.device is None or facts.device.type == "cpu" else facts.device
     alone = facts.shard.world_size == 1
     if asked == "auto" and device and alone and facts.uniform and not facts.per_sample:
@@ -228,14 +228,14 @@ def _choose_strategy(facts: LoaderFacts, asked: Strategy) -> tuple[Literal["devi
 
 def _file_or_memory(facts: LoaderFacts, asked: Strategy) -> tuple[Literal["memory", "direct"], EngineChoice]:
     engine, size = facts.engine, format_bytes(facts.stored_bytes)
-    # The dataset was opened with in_memory=True: nothing is left to choose.
+    # The dataset was opened with in_memory=True, so nothing is left to choose.
     if engine.name == "memory":
         return "memory", engine
     if asked == "memory":
         remedy = 'Use strategy="direct" or "auto".'
         check_memory(facts.stored_bytes, facts.free_memory_bytes, 'strategy="memory"', remedy=remedy)
         return "memory", EngineChoice("memory", f"as asked, all {size} are read once")
-    # Elsewhere the system's cache serves rows as fast, and gives the memory back.
+    # Otherwise the system's cache serves rows as fast, and gives the memory back.
     if engine.name == "h5py" and facts.stored_bytes * _UNASKED_PART <= spare_memory(facts.free_memory_bytes):
         why = f"reading in random order would be slow, as {engine.reason}; its {size} fit, and are read once"
         return "memory", EngineChoice("memory", why)
@@ -243,12 +243,12 @@ def _file_or_memory(facts: LoaderFacts, asked: Strategy) -> tuple[Literal["memor
 
 
 def _device_bytes(facts: LoaderFacts) -> int:
-    # As they are on the device, decoded, and not as they are stored.
+    # Decoded, as they are on the device, not as stored.
     return facts.rows * (facts.row_bytes + facts.target_bytes)
 
 
 def _on_device(facts: LoaderFacts) -> EngineChoice:
-    """Return how rows of a split on the device are read, or refuse those that cannot be there."""
+    """Return how rows of a split on the device are read; refuse a split that cannot be there."""
     if facts.per_sample:
         msg = (
             'strategy="device" cannot work with the dataset\'s transforms, which take samples one by one in this '
@@ -261,7 +261,7 @@ def _on_device(facts: LoaderFacts) -> EngineChoice:
             'with image_size=… or use strategy="auto".'
         )
         raise OptionError(msg)
-    # Without a device batches stay in this computer's memory, and so does the split.
+    # Without a device, batches and the split stay in this computer's memory.
     free = facts.free_memory_bytes if facts.device is None else facts.device.free_bytes
     needed = _device_bytes(facts)
     if needed > max(0, free - _DEVICE_RESERVE_BYTES):
@@ -295,7 +295,7 @@ def _choose_workers(facts: LoaderFacts, asked: int | Literal["auto"], keep: Keep
         return ReasonedValue(max(_READ_THREADS, facts.cores), "most wait for the disk")
     if facts.encoded:
         return _choose_decoding_threads(facts, keep)
-    # More threads would take turns at HDF5's lock.
+    # More threads would only wait for HDF5's lock.
     if facts.engine.name == "h5py":
         return ReasonedValue(1, "HDF5 lets only one thread read at a time")
     if facts.cores <= _MOST_COPY_THREADS:
@@ -305,8 +305,8 @@ def _choose_workers(facts: LoaderFacts, asked: int | Literal["auto"], keep: Keep
 
 def _choose_decoding_threads(facts: LoaderFacts, keep: KeepChoice | None) -> ReasonedValue:
     most = most_decoding_threads(facts.stored_bytes // max(1, facts.rows))
-    # Beside a ResNet-50 on an H100, four fed later epochs at 2,670 images/s and six at 2,160; the first one, in which
-    # all are decoded, at 1,590 and 1,710.
+    # Beside a ResNet-50 on an H100, four threads fed later epochs at 2,670 images/s and six at 2,160; the first epoch,
+    # in which all images are decoded, at 1,590 and 1,710.
     fewer = most * 2 // 3
     on_gpu = facts.device is not None and facts.device.type != "cpu"
     if on_gpu and keep is not None and keep.part == 1 and facts.cores > fewer:
@@ -321,7 +321,7 @@ def _choose_prefetch(facts: LoaderFacts, batch_bytes: int, options: LoaderOption
         return ReasonedValue(0, "nothing works beside the loop")
     if isinstance(asked := options.prefetch_factor, int):
         return ReasonedValue(asked, "as asked")
-    # One more is with the consumer, and one in the making.
+    # Two more batches exist: one with the consumer, one being made.
     fitting = facts.free_memory_bytes // _MEMORY_PART // max(1, batch_bytes) - 2
     copied = facts.engine.name in ("mapped", "memory")
     several = min(fitting, 2 * _most_together(facts, batch_bytes, copied=copied))
@@ -334,9 +334,9 @@ def _choose_prefetch(facts: LoaderFacts, batch_bytes: int, options: LoaderOption
 
 
 def _most_together(facts: LoaderFacts, batch_bytes: int, *, copied: bool = True) -> int:
-    """Return how many batches may be gathered at once, of which two groups are prepared ahead. `copied`: whether rows
-    are only copied, out of memory."""
-    # Rows of one shape only: of others a group cannot be taken apart by slices. And what is read at once must be here.
+    """Return how many batches may be gathered at once; two such groups are prepared ahead. `copied`: whether rows are
+    only copied from memory."""
+    # Only if all rows have one shape, or a group could not be split by slices. And all rows of a group must be local.
     if facts.encoded or facts.decodes_targets or facts.per_sample or not (facts.uniform and facts.complete):
         return 1
     most, nbytes = (_MOST_TOGETHER, _GROUP_BYTES) if copied else (_MOST_SLOW_TOGETHER, _SLOW_GROUP_BYTES)
@@ -344,14 +344,14 @@ def _most_together(facts: LoaderFacts, batch_bytes: int, *, copied: bool = True)
 
 
 def _choose_decoding(facts: LoaderFacts) -> DecodeChoice | None:
-    """Decide how much of each image file is decoded; `None` where inputs are no image files."""
+    """Decide how much of each image file is decoded; `None` if inputs are not image files."""
     if not facts.encoded:
         return None
     if facts.crop_bytes is None:
         return DecodeChoice("whole", "batch_transform does not begin with a RandomResizedCrop")
     if facts.whole_reason is not None:
         return DecodeChoice("whole", f"images cannot be cropped while they are decoded, as {facts.whole_reason}")
-    # It may need the whole image.
+    # The transform may need the whole image.
     if facts.per_sample:
         return DecodeChoice("whole", "the dataset's own transform takes whole images")
     return DecodeChoice(
@@ -360,8 +360,7 @@ def _choose_decoding(facts: LoaderFacts) -> DecodeChoice | None:
 
 
 def _choose_keeping(facts: LoaderFacts, options: LoaderOptions, strategy: str) -> KeepChoice | None:
-    """Decide how much memory decoded images may take that are kept for later epochs; `None` where no epoch after the
-    first decodes any."""
+    """Decide how much memory may hold decoded images for later epochs; `None` if no later epoch decodes any."""
     budget = options.memory_budget
     asked = None if budget is None else parse_bytes(budget, "memory_budget", may_be_zero=True)
     if not (facts.encoded or facts.decodes_targets) or strategy == "device":
@@ -371,11 +370,11 @@ def _choose_keeping(facts: LoaderFacts, options: LoaderOptions, strategy: str) -
     rows = facts.rows if facts.epoch_rows is None else min(facts.rows, facts.epoch_rows)
     row_bytes = facts.row_bytes if facts.encoded else 0
     if facts.decodes_targets:
-        # Masks of their own sizes have one channel where their images mostly have three.
+        # Masks of different sizes have one channel; their images mostly have three.
         row_bytes += facts.target_bytes if facts.uniform else facts.row_bytes // 3
     needed = max(1, rows * row_bytes)
     free = facts.free_memory_bytes
-    # Ranks are mostly on one computer, and each of them visits other images in each epoch.
+    # Ranks mostly share a computer, and each visits different images in each epoch.
     most = keepable_bytes(free) // facts.shard.world_size if asked is None else asked
     size = format_bytes(min(most, needed))
     if asked is None and most * _LEAST_KEPT_PART < needed:
@@ -390,10 +389,10 @@ def _choose_keeping(facts: LoaderFacts, options: LoaderOptions, strategy: str) -
 def _choose_order(facts: LoaderFacts, options: LoaderOptions) -> OrderChoice:
     """Decide in which order rows are visited.
 
-    Ranks share out one order, and each decides here alone: so nothing that may differ from rank to rank decides.
+    Ranks share one order, and each decides it alone: so it must not depend on anything that may differ between ranks.
 
     Raises:
-        OptionError: rows wanted at random of a file of which some are not here.
+        OptionError: random access was asked for to a file of which some rows are not local.
     """
     layout, shuffle = facts.layout, options.shuffle
     if layout is not None and not facts.sampled and shuffle in ("auto", None):

@@ -41,7 +41,7 @@ else:
 
 
 class _NoNamesError(PackFormatError, AttributeError):
-    """A file without names of samples: to `hasattr`, by which libraries look for `samples`, there are none."""
+    """The file has no sample names. An `AttributeError`, because libraries look for `samples` by `hasattr`."""
 
 
 class dataset_h5(_Base):  # noqa: N801 - the name that people know from the recipe
@@ -125,7 +125,7 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
         called: dict[str, object] = {"transform": transform, "target_transform": target_transform}
         for name, given in called.items():
             if given is not None:
-                # Whoever writes dataset_h5(path, "train") means the split.
+                # A caller who writes dataset_h5(path, "train") means the split.
                 remedy = f"For that split write split={given!r}." if isinstance(given, str) else ""
                 check_argument(name, given, "function", remedy=remedy)
         if x is None and y is not None:
@@ -159,7 +159,7 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
                 UserWarning,
                 stacklevel=4,
             )
-        # Told once, here, where the path is chosen: later it would only be slow.
+        # Said once, here, where the path is chosen: later, reading would only be slow.
         if self.reader.slow_mount is not None and not in_memory:
             warnings.warn(
                 f"'{self.reader.path}' is on {self.reader.slow_mount}: every sample is fetched through it, in every "
@@ -244,27 +244,27 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
         """
         if isinstance(index, slice):
             return self._samples(range(*index.indices(len(self))))
-        # True is 1 to Python, and one of a mask's values to whoever writes it here.
+        # To Python True is 1, but here it is probably meant as a value of a mask.
         if not hasattr(index, "__index__") or np.ndim(index) or isinstance(index, bool):
             msg = (
                 f"dataset[…] takes a row or a slice, got {type(index).__name__}. Write "
                 "torch.utils.data.Subset(dataset, rows) for samples of many rows, or x, y = dataset.read_batch(rows)."
             )
             raise OptionError(msg)
-        # By way of the list, so that one sample and a batch cannot differ.
+        # By the same code as several samples, so that one sample and a batch cannot differ.
         return self._samples([operator.index(index)])[0]
 
     @public()
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """Return several samples by one read, which `DataLoader` does for each batch; by `__getitem__` where a subclass
-        has its own, which a `DataLoader` would never call."""
+        """Return several samples by one read, as `DataLoader` asks for each batch; by `__getitem__` if a subclass
+        overrides it, because a `DataLoader` would never call that."""
         if type(self).__getitem__ is not dataset_h5.__getitem__:
             return [self[index] for index in indices]
         return self._samples(indices)
 
     def _samples(self, indices: Sequence[int]) -> list[Any]:
         xs, ys = self.read_batch(indices)
-        # Rows and not indices, so that the same sample has one number.
+        # Rows, not indices, so that a sample always has the same number.
         rows = [row % len(self) for row in map(operator.index, indices)]
         samples = self.samples_of(xs, ys, rows)
         return list(zip(samples, rows, strict=True)) if self.return_index else samples
@@ -291,7 +291,7 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
             ValueError: `out` does not fit.
             DecodeError: an encoded image is broken; the message names its row.
         """
-        # For this call only: a pool that stays would not survive a fork of the dataset.
+        # For this call only: a pool that stays would not survive a fork.
         with ThreadPool(threads) as pool:
             return self.reader.read_x(indices, out, pool=pool), self.reader.read_y(indices, pool=pool)
 
@@ -300,7 +300,7 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
         self.reader.close()
 
     def samples_of(self, xs: Any, ys: Any, rows: Iterable[int]) -> list[tuple[Any, Any]]:
-        """Turn what was read of `rows` into the samples that `__getitem__` returns."""
+        """Turn rows that were read into the samples that `__getitem__` returns."""
         return [self._sample(*parts) for parts in zip(xs, ys, rows, strict=True)]
 
     def _sample(
@@ -325,7 +325,7 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
     def _which(self) -> str:
         """Return the arguments that say which samples of the file these are."""
         fields = self.reader.fields
-        # A name that was not in the file would say nothing of which samples these are.
+        # A name that is not in the file would not tell which samples these are.
         return f"split={self.split!r}" if fields is None else f"x={fields.x!r}, y={fields.y!r}"
 
     def _facts(self) -> list[tuple[str, str]]:

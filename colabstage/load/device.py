@@ -3,20 +3,20 @@
 `CudaDataLoader` does it for any loader: with T1 seconds to load a batch and T2 to train on it, a batch costs
 max(T1, T2) instead of T1 + T2.
 
-Copies are built on a `CopyStream`, the few operations of a CUDA stream and its events that they need. Tests drive the
-same code with one that copies late, in a thread, on any machine.
+Copies are built on a `CopyStream`, the few operations that they need of a CUDA stream and its events. Tests run the
+same code on any machine, with a stream that copies late, in a thread.
 
-Copies go to one stream for as long as the loader lives; each iteration has a stager and pinned memory of its own. Four
-things make them safe:
+All copies use one stream for the life of the loader; each iteration has a stager and pinned memory of its own. Four
+rules make them safe:
 
-- That stream first waits for all that the consumer had begun when an iteration starts: batches may be made from it.
-- Pinned memory is used in turns: an event, recorded after the copies out of it, is awaited before it is filled again,
-  and batches that came pinned are kept until theirs is reached.
+- When an iteration starts, that stream first waits for all work that the consumer has queued: it may make batches.
+- Pinned memory is reused only after an event that was recorded after the copies out of it; batches that came pinned are
+  kept until their event is reached.
 - The consumer's stream waits for an event, recorded after the batch's copies, before the batch is handed out.
-- Everything handed out is recorded on the consumer's stream, so the allocator gives its memory to no later batch
-  while kernels that the consumer has queued still read it. The copying stream need not wait for them.
+- Everything handed out is recorded on the consumer's stream, so the allocator gives its memory to no later batch while
+  kernels that the consumer has queued still read it. The copying stream need not wait for them.
 
-Small batches are copied, and gathered on the device, in groups: a copy of one costs less than its calls.
+Small batches are copied, and gathered on the device, in groups: copying a single one costs less than its calls.
 """
 
 from __future__ import annotations
@@ -59,14 +59,13 @@ from colabstage.load.batches import map_leaves, moves_itself
 
 
 def usable_device(device: str | torch.device) -> torch.device:
-    """Return the device of that name, with its number where there may be several; an OptionError where there is
-    none."""
+    """Return the named device, with its number if there may be several; raise OptionError if it does not exist."""
     try:
-        # An empty tensor is there at once, and on the device that "cuda" without a number means now, in this thread.
+        # An empty tensor is made at once, on the device that plain "cuda" means now in this thread.
         return torch.empty(0, device=torch.device(device)).device
     except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
         reason = str(error).partition("\n")[0].rstrip(".")
-        # TensorFlow, Keras and Lightning call it so; torch alone has a name for each maker's.
+        # TensorFlow, Keras and Lightning call it "gpu"; torch has a name for each vendor's.
         gpu = re.fullmatch(r"/?(?:device:)?gpu(:\d+)?", str(device), re.IGNORECASE)
         remedy = "On Colab choose Runtime, Change runtime type."
         if gpu is not None:
@@ -77,13 +76,13 @@ def usable_device(device: str | torch.device) -> torch.device:
 
 
 def free_device_memory(device: torch.device) -> int | None:
-    """Return the bytes of a CUDA device that this process may still take, what torch holds ready there included; `None`
-    for devices that share this computer's memory or do not tell."""
-    # Apple's and the like share this computer's memory, which is counted elsewhere.
+    """Return the bytes of a CUDA device that this process may still take, including those that torch's allocator holds;
+    `None` for devices that share this computer's memory or do not tell."""
+    # Apple's and similar devices share this computer's memory, which is counted elsewhere.
     if device.type != "cuda":
         return None
     free, _ = torch.cuda.mem_get_info(device)
-    # The driver calls this taken, but torch will hand it out again.
+    # The driver counts this as used, but torch will allocate from it.
     idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return int(free) + int(idle)
 
@@ -96,13 +95,13 @@ class CopyEvent(Protocol):
 
 
 class CopyStream(Protocol):
-    """Do work for one device in order, beside the consumer's own. Its methods only put work there."""
+    """Does work for one device in order, beside the consumer's own stream. Its methods only queue work."""
 
     pinned: bool
     """Whether host memory must be pinned for its copies to be asynchronous."""
 
     def takes(self, host: torch.Tensor) -> bool:
-        """Return whether copies of this tensor are asynchronous without a stop in pinned memory."""
+        """Return whether this tensor is copied asynchronously without first going through pinned memory."""
 
     def follow(self) -> None:
         """Make later work on this stream wait for everything queued so far on the caller's stream."""
@@ -111,7 +110,7 @@ class CopyStream(Protocol):
         """Return a context in which this thread's device work goes onto the stream."""
 
     def copy(self, host: torch.Tensor) -> torch.Tensor:
-        """Begin to copy, in a new tensor on the device, what must stay unchanged in the host's memory until then."""
+        """Begin to copy a tensor to a new one on the device; the original must not change until then."""
 
     def record(self) -> CopyEvent:
         """Return an event that follows everything queued on this stream so far."""
@@ -142,11 +141,11 @@ class CudaCopyStream:
         return torch.cuda.stream(self._stream)
 
     def copy(self, host: torch.Tensor) -> torch.Tensor:
-        # Made on this stream, by which torch's allocator knows when the memory may be used again.
+        # Allocated on this stream, so that torch's allocator knows when the memory may be reused.
         return torch.empty_like(host, device=self._device).copy_(host, non_blocking=True)
 
     def record(self) -> CopyEvent:
-        # Blocking, so that a thread that waits for it sleeps instead of turning on a core.
+        # Blocking, so that a waiting thread sleeps instead of spinning on a core.
         event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         event.record(self._stream)
         return event
@@ -165,7 +164,7 @@ def _dense_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     if tensor.layout == torch.strided:
         return (tensor,)
     if tensor.layout == torch.sparse_coo:
-        # Those without the underscore refuse tensors with repeated indices.
+        # The methods without underscore refuse tensors with repeated indices.
         return tensor._indices(), tensor._values()
     by_rows = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
     starts = tensor.crow_indices() if by_rows else tensor.ccol_indices()
@@ -182,12 +181,12 @@ class Batches(Protocol[T_co]):
     def __iter__(self) -> Iterator[T_co]: ...
 
     def close(self) -> None:
-        """End it, and free what it holds."""
+        """End it, and free its resources."""
 
 
 # One is filled while the other is copied from.
 _SLOTS = 2
-# Each tensor begins at a multiple of this in the pinned memory: any dtype fits there.
+# Each tensor in pinned memory begins at a multiple of this, which fits any dtype.
 _ALIGNMENT_BYTES = 64
 
 
@@ -201,15 +200,15 @@ class Staged(Generic[T]):
 
 
 class PinnedBuffer:
-    """Host memory that tensors are laid out in, one after the other, before they are copied to a device."""
+    """Host memory in which tensors are laid out one after the other before they are copied to a device."""
 
     def __init__(self, *, pinned: bool) -> None:
         self._pinned = pinned
         self._memory = torch.empty(0, dtype=torch.uint8)
 
     def fill(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Copy CPU tensors here, over what was here; return tensors over this memory, each equal to its original, and
-        dense in the order of axes that it had."""
+        """Copy CPU tensors here, over the previous ones; return tensors over this memory, each equal to its original,
+        dense and with the same order of axes."""
         starts, end = [], 0
         for tensor in tensors:
             starts.append(end)
@@ -220,20 +219,20 @@ class PinnedBuffer:
         return [self._placed(tensor, start) for tensor, start in zip(tensors, starts, strict=True)]
 
     def _placed(self, tensor: torch.Tensor, start: int) -> torch.Tensor:
-        # On "meta" nothing is allocated: this asks for the strides of a dense copy, channels_last kept.
+        # "meta" allocates nothing: this computes the strides of a dense copy that keeps channels_last.
         strides = torch.empty_like(tensor, device="meta").stride()
         flat = self._memory[start : start + tensor.nbytes]
         placed = flat.view(tensor.dtype).as_strided(tensor.shape, strides)
         if strides != tensor.stride() or tensor.is_conj() or tensor.is_neg():
             return placed.copy_(tensor)
-        # Without gaps, so one copy of its bytes: torch's own uses as many threads as there are cores, which decode.
+        # Without gaps, one copy of bytes does: torch's own would use as many threads as cores, which are decoding.
         values = tensor.detach().as_strided((tensor.numel(),), (1,))
         np.copyto(flat.numpy(), values.view(torch.uint8).numpy())
         return placed
 
 
 class _Slot:
-    """Host memory that copies are under way from, and the event after which it may be filled again."""
+    """Host memory from which copies are in flight, and the event after which it may be filled again."""
 
     def __init__(self, *, pinned: bool) -> None:
         self.stage = PinnedBuffer(pinned=pinned)
@@ -241,16 +240,16 @@ class _Slot:
         self.emptied: CopyEvent | None = None
 
     def empty(self) -> None:
-        """Wait until nothing is copied from here any more."""
-        # Nothing was ever copied from a new one.
+        """Wait until no copy from here is in flight."""
+        # Nothing has been copied from a new slot.
         if self.emptied is not None:
             self.emptied.synchronize()
         self.borrowed.clear()
 
 
 class Stager:
-    """Take the batches of one iteration to a device: by a stream, or plainly where the device has no streams of ours,
-    such as the CPU itself. `stage` belongs to the thread that prepares, the rest to the consumer."""
+    """Take the batches of one iteration to a device: by a stream, or directly if we have no streams for the device,
+    such as the CPU. The thread that prepares calls `stage`, the consumer calls the rest."""
 
     def __init__(self, stream: CopyStream | None, device: torch.device) -> None:
         self._stream = stream
@@ -259,31 +258,31 @@ class Stager:
         self._turn = 0
 
     def begin(self) -> None:
-        """Let the copies of an iteration come after all that the caller's stream was given so far."""
+        """Make the copies of an iteration follow all work that the caller's stream has queued so far."""
         if self._stream is not None:
             self._stream.follow()
 
     def stage(self, batches: Batches[T]) -> Generator[Staged[T]]:
-        """Start the copies of batch after batch. Batches are also made on the stream, so those that are on the device
-        already are ordered like the rest."""
+        """Start the copies of each batch in turn. Batches are also made on the stream, so that those already on the
+        device are ordered like the rest."""
         entered = nullcontext() if self._stream is None else self._stream.entered()
         with closing(batches), entered, torch.no_grad():
             try:
                 yield from map(self._start, batches)
             finally:
-                # Before the memory goes back to where it came from.
+                # Before the memory is returned to its pool.
                 for slot in self._slots:
                     slot.empty()
 
     def hand_out(self, staged: Staged[T]) -> T:
-        """Make a batch the caller's: what its stream is given from now on finds the batch on the device."""
+        """Give a batch to the caller: work that the caller's stream queues from now on finds it on the device."""
         stream = self._stream
         if stream is not None and staged.copied is not None:
             stream.lead(staged.copied)
 
         def finish(leaf: Any) -> Any:
             if moves_itself(leaf):
-                # Here, because nobody could record what is inside of it on the consumer's stream.
+                # Moved here, because nothing could record its contents on the consumer's stream.
                 return leaf.to(self._device)
             if isinstance(leaf, torch.Tensor) and stream is not None:
                 stream.used(leaf)
@@ -317,18 +316,18 @@ class Stager:
         return copies
 
     def _moved(self, leaf: Any) -> Any:
-        """Return what does not go through pinned memory: tensors on a device, sparse ones, and things that are no
+        """Move what does not go through pinned memory: tensors on a device, sparse ones, and objects that are not
         tensors."""
         return leaf.to(self._device) if isinstance(leaf, torch.Tensor) else leaf
 
 
 def _is_stageable(leaf: Any) -> bool:
-    # Subclasses may carry more than their numbers; `to` knows how to take it along.
+    # Subclasses may carry more than their numbers, which `to` moves too.
     return type(leaf) is torch.Tensor and leaf.device.type == "cpu" and leaf.layout == torch.strided
 
 
 def copy_stream(device: torch.device) -> CopyStream | None:
-    """Return a stream for copies to a device; `None` for devices without streams of ours."""
+    """Return a stream for copies to a device; `None` if we have no streams for that kind of device."""
     return CudaCopyStream(device) if device.type == "cuda" else None
 
 
@@ -380,12 +379,12 @@ class CudaDataLoader(Iterated, Generic[T]):
         Raises:
             OptionError: there is no such device here, or an argument that cannot work.
         """
-        # Before the device is touched, which may take seconds the first time.
+        # Checked before the device is touched, which may take seconds the first time.
         _check_queue(loader, queue_size)
         self.loader = loader
         self.device = usable_device(device)
         self._queue_size = queue_size
-        # For all iterations: a new stream each time would strand the memory that the allocator keeps for the old one.
+        # One for all iterations: each new stream would strand the memory that the allocator keeps for the old one.
         self._stream = copy_stream(self.device)
 
     def __len__(self) -> int:
@@ -397,9 +396,9 @@ class CudaDataLoader(Iterated, Generic[T]):
         return len(self.loader)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[T]:
-        """Start the next iteration; the loader's own begins here, in the caller's thread."""
+        """Start the next iteration; the loader's own iterator is created here, in the caller's thread."""
         self._end_iterations()
-        # Before our thread is there: worker processes that a loader forks should inherit no locks from it.
+        # Before our thread exists: worker processes that a loader forks should inherit no locks from it.
         batches = iter(self.loader)
         own = None if _gives_new_batches(self.loader) else partial(_own_leaf, self.device)
         source = _own_batches(batches, own, owned=batches is not self.loader)
@@ -412,15 +411,15 @@ class CudaDataLoader(Iterated, Generic[T]):
 
 
 def _check_queue(loader: object, queue_size: object) -> None:
-    # Anything with __getitem__ may be iterable too, by counting up from 0.
+    # Anything with __getitem__ may also be iterable, by counting up from 0.
     if not (isinstance(loader, Iterable) or hasattr(loader, "__getitem__")) or isinstance(loader, (str, bytes)):
         refuse_argument("loader", loader, "a loader of batches")
     whole_number("queue_size", queue_size, least=1)
 
 
 def _gives_new_batches(loader: Any) -> bool:
-    """Return whether each batch has memory of its own for certain: batches of a `DataLoader` that stacks samples, or
-    whose processes send them. Any other loader may fill the same memory again while a batch waits."""
+    """Return whether each batch certainly has memory of its own: those of a `DataLoader` that stacks samples, or whose
+    processes send them. Any other loader may reuse the memory while a batch waits."""
     # Other classes may keep anything, and a copy costs less than a wrong batch.
     if not isinstance(loader, DataLoader):
         return False
@@ -431,37 +430,36 @@ def _gives_new_batches(loader: Any) -> bool:
 
 
 def _own_leaf(device: torch.device, leaf: Any) -> Any:
-    """Return a part of a batch that stays what it is when its loader fills its memory again. What is copied on its way
-    to the device anyway, before the loader is asked for more, is left."""
+    """Return a part of a batch that does not change if its loader reuses the memory. Parts that are copied anyway
+    before the loader is asked for more stay as they are."""
     if isinstance(leaf, np.ndarray):
         return leaf.copy()
     if not isinstance(leaf, torch.Tensor):
         return leaf
     index: Any = device.index
     there = leaf.device.type == device.type and (index is None or leaf.device.index == index)
-    # Pinned memory is copied from later.
+    # Copies from pinned memory happen later.
     return leaf.detach().clone() if there or leaf.is_pinned() else leaf
 
 
 def _own_batches(batches: Iterator[T], own: Callable[[Any], Any] | None, *, owned: bool) -> Generator[T]:
-    """Yield the batches of an iterator, made our own by `own`; one that was made for this is closed at the end, if it
-    can be."""
+    """Yield an iterator's batches, each part passed through `own`; if `owned`, close the iterator at the end."""
     try:
         yield from batches if own is None else map(partial(map_leaves, change=own), batches)
     finally:
-        # A generator's own clean-up runs now, not whenever it is collected.
+        # So that a generator's clean-up runs now, not whenever it is collected.
         close: Any = getattr(batches, "close", None)
         if owned and callable(close):
             close()
 
 
-# Large enough for the full rate of a disk and of PCIe, small enough to stay pinned twice.
+# Large enough for the full rate of a disk and of PCIe, small enough to keep two pinned.
 _BLOCK_BYTES = 16 * 1024 * 1024
 _WORDS = (torch.int64, torch.int32, torch.int16)
 
 
 class DeviceTable:
-    """N rows of one shape and dtype on a device, gathered as words of up to eight bytes: a gather of single bytes would
+    """N rows of one shape and dtype on a device, gathered as words of up to eight bytes: gathering single bytes would
     use a fraction of a GPU's memory bandwidth."""
 
     def __init__(self, count: int, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
@@ -470,7 +468,7 @@ class DeviceTable:
         self._dtype = dtype
         self._length = int(np.prod(self._shape, dtype=np.int64))
         row_bytes = dtype.itemsize * self._length
-        # The longest word that rows are made of.
+        # The longest word that divides a row.
         word = next((word for word in _WORDS if row_bytes % word.itemsize == 0), torch.uint8)
         self._words = torch.empty((count, row_bytes // word.itemsize), dtype=word, device=device)
 
@@ -489,8 +487,8 @@ class ResidentSplit:
     """A split on a device, which gathers batches out of its own memory."""
 
     def __init__(self, reader: SplitReader, device: torch.device, stream: CopyStream | None, threads: int) -> None:
-        """Read all rows, of one shape, with targets of one shape, in blocks, by way of pinned memory; `threads` copy or
-        decode at once. Whether it fits has been decided before."""
+        """Read all rows, which have one shape, as have their targets, in blocks, through pinned memory; `threads` copy
+        or decode at once. The caller has checked that they fit."""
         self._device = device
         self._images = is_image_shape(reader.row_shape)
         self._tables: tuple[DeviceTable, DeviceTable] | None = None
@@ -509,7 +507,7 @@ class ResidentSplit:
                 self._fill(len(reader), start, *stager.hand_out(block))
                 del block
         if device.type == "cuda":
-            # Batches may be gathered on any stream from now on.
+            # From now on, any stream may gather batches.
             torch.cuda.synchronize(device)
 
     def _fill(self, count: int, start: int, x: torch.Tensor, y: torch.Tensor) -> None:
@@ -524,22 +522,22 @@ class ResidentSplit:
     def groups(
         self, batches: Sequence[NDArray[np.intp]], together: int, *, with_index: bool
     ) -> Generator[tuple[torch.Tensor, ...]]:
-        """Gather so many batches at once, when they are taken, on the stream that is current then."""
+        """Gather `together` batches at once, when they are taken, on the stream that is then current."""
         if not batches or self._tables is None:
             return
         x, y = self._tables
-        # One copy of all numbers for the epoch, not one for each batch.
+        # The row numbers of the epoch are copied at once, not batch by batch.
         order = torch.from_numpy(np.concatenate(batches)).to(self._device)
         ends = np.cumsum([len(rows) for rows in batches])[together - 1 :: together].tolist()
         ends += [len(order)] if not ends or ends[-1] < len(order) else []
         for start, stop in pairwise([0, *ends]):
-            # The consumer may run on another stream than the one that made it.
+            # The consumer's stream may differ from the one that made it.
             if order.is_cuda:
                 order.record_stream(torch.cuda.current_stream(self._device))
             index = order[start:stop]
             images = x.take(index)
             images = images.permute(0, 3, 1, 2) if self._images else images
-            # Copied, because a batch is the caller's to keep and to change.
+            # Copied, because the caller may keep and change a batch.
             made = (images, y.take(index), *([index.clone()] if with_index else []))
             del images
             yield made
@@ -547,7 +545,7 @@ class ResidentSplit:
 
 
 def split_group(group: tuple[Any, ...], sizes: Iterator[int]) -> Iterator[tuple[Any, ...]]:
-    """Return the batches of a group of tensors; `sizes`: the lengths of the batches that are left of an epoch."""
+    """Return the batches of a group of tensors; `sizes`: the lengths of the epoch's remaining batches."""
     count, start = len(group[1]), 0
     found = deque[tuple[Any, ...]]()
     while start < count or not found:
@@ -558,14 +556,14 @@ def split_group(group: tuple[Any, ...], sizes: Iterator[int]) -> Iterator[tuple[
 
 
 class StreamGuard:
-    """Let the batches of a group be used on the stream that is current when each is taken."""
+    """Make the batches of a group usable on the stream that is current when each is taken."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device if device.type == "cuda" else None
         self._stream: Any = None
 
     def begin(self) -> None:
-        """Remember the stream on which a group has been made or waited for."""
+        """Remember the stream on which a group was made, or which waited for it."""
         if self._device is not None:
             self._stream = torch.cuda.current_stream(self._device)
 

@@ -1,6 +1,6 @@
-"""Order an epoch, draw its random numbers, and share its rows out among ranks: functions of seed and epoch.
+"""Order an epoch, draw its random numbers, and divide its rows among ranks: functions of seed and epoch.
 
-So neither the order nor augmentation depends on how samples are batched, on who draws first, or on where an epoch was
+So neither the order nor augmentation depends on the batch size, on which thread draws first, or on where an epoch was
 resumed.
 
 Every sample is visited exactly once an epoch, by one rank, and ranks differ by one sample at most. All ranks make
@@ -45,16 +45,16 @@ class BatchPlace:
     rows: NDArray[np.intp]
     """`(B,)`, the samples' places in the dataset."""
     stream: tuple[int, ...] = ()
-    """Tells transforms that are called one after the other on the same batch apart."""
+    """Separates transforms that are called one after the other on the same batch."""
 
     def draws(self, count: int) -> NDArray[np.float64]:
-        """Return `count` numbers for each row, float64 `(B, count)`, even in [0, 1); the same ones each time."""
-        # In the spawn key a further number makes another stream; SeedSequence takes [1] and [1, 0] for the same.
+        """Return `count` numbers for each row, float64 `(B, count)`, uniform in [0, 1); always the same ones."""
+        # A further number in the spawn key makes another stream; as entropy, [1] and [1, 0] are the same.
         words = np.random.SeedSequence([self.seed, self.epoch], spawn_key=self.stream).generate_state(2, np.uint64)
         states = _mixed(self.rows.astype(np.uint64) * _GOLDEN + words[0])
         counters = np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN
         bits = _mixed((states ^ words[1])[:, None] + counters)
-        # 53 bits are all that a float64 below 1 holds.
+        # A float64 below 1 holds 53 bits.
         return np.asarray((bits >> np.uint64(11)) * 2.0**-53)
 
     def inner(self, number: int) -> BatchPlace:
@@ -68,12 +68,12 @@ def _mixed(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return state ^ (state >> np.uint64(31))
 
 
-# Below this many bits of a row's number, 40 random bits are left: enough that hardly ever two rows draw the same.
+# If a row number has fewer bits, 40 random bits are left: enough that two rows hardly ever draw the same.
 _MOST_ROW_BITS = 24
 
 
 class Order(Protocol):
-    """The order in which epochs visit rows. It knows no ranks, which share out what it returns."""
+    """The order in which epochs visit rows. It does not know about ranks, which divide what it returns."""
 
     @property
     def count(self) -> int:
@@ -83,19 +83,19 @@ class Order(Protocol):
         """Return the rows of an epoch, each as often as it is visited, intp `(count,)`."""
 
     def identity(self) -> dict[str, int]:
-        """Return what two loaders must share to visit rows in the same order, seed and number of samples apart."""
+        """Return what two loaders must share to visit rows in the same order, besides seed and number of samples."""
 
 
 def random_order(count: int, *entropy: int) -> NDArray[np.intp]:
-    """Return a permutation of `range(count)` that depends on the numbers given, each at least 0, alone: numpy promises
-    that for the raw numbers of its generators with every version, not for `permutation`."""
+    """Return a permutation of `range(count)` that depends only on the given numbers, each at least 0. numpy promises
+    this in every version for the raw numbers of its generators, not for `permutation`."""
     drawn = np.random.PCG64(np.random.SeedSequence(entropy)).random_raw(count)
     bits = max(1, (count - 1).bit_length())
     if bits > _MOST_ROW_BITS:
         return np.argsort(drawn, kind="stable")
-    # The upper random bits with the row below them: sorting numbers takes a fifth of the time of sorting places.
+    # The upper random bits with the row number below: sorting such numbers takes a fifth of the time of an argsort.
     low = np.uint64((1 << bits) - 1)
-    # In place: memory of millions of rows that is new takes as long as all of this.
+    # In place: allocating memory for millions of rows takes as long as all of this.
     drawn &= ~low
     drawn |= np.arange(count, dtype=np.uint64)
     drawn.sort()
@@ -104,26 +104,26 @@ def random_order(count: int, *entropy: int) -> NDArray[np.intp]:
 
 
 def random_fractions(count: int, *entropy: int) -> NDArray[np.float64]:
-    """Return so many numbers, even in [0, 1), that depend on nothing but the numbers given; as `random_order` says."""
+    """Return `count` numbers, uniform in [0, 1), that depend only on the given numbers; as `random_order`."""
     drawn = np.random.PCG64(np.random.SeedSequence(entropy)).random_raw(count)
-    # 53 bits are all that a float64 below 1 holds.
+    # A float64 below 1 holds 53 bits.
     return np.asarray((drawn >> np.uint64(11)) * 2.0**-53)
 
 
 def stable_order(keys: NDArray[np.float64]) -> NDArray[np.intp]:
-    """Return the places of numbers in ascending order; equal numbers keep their order."""
+    """Return the positions of numbers in ascending order; equal numbers keep their order."""
     order = np.argsort(keys)
     found = keys[order]
-    # Sorting that keeps no order among equals takes half the time, and drawn numbers are hardly ever equal.
+    # An unstable sort takes half the time, and drawn numbers are hardly ever equal.
     return np.argsort(keys, kind="stable") if (found[1:] == found[:-1]).any() else order
 
 
 def spread_order(count: int, *entropy: int) -> NDArray[np.intp]:
-    """Return a random permutation of `range(count)` whose every stretch comes evenly from all of the range.
+    """Return a random permutation of `range(count)` of which every stretch is spread evenly over the range.
 
-    The first two are of different halves, the first four of different quarters, and so on; and so is each such pair
-    and each such four that follow. Which is first is drawn for every half, quarter and eighth by itself. (Owen's
-    scrambling of the numbers whose bits are read backwards.)
+    The first two are from different halves, the first four from different quarters, and so on, as are each following
+    pair and four. Which comes first is drawn for every half, quarter and eighth. (Owen's scrambling of bit-reversed
+    numbers.)
     """
     order = np.zeros(1, np.intp)
     sides = (random_fractions(1 << max(0, count - 1).bit_length(), *entropy) < 0.5).astype(np.intp)
@@ -137,7 +137,7 @@ def digest_of(*values: NDArray[Any]) -> int:
     """Return a 63-bit hash of arrays and their order."""
     digest = hashlib.sha256()
     for part in values:
-        # Bytes alone would not tell two arrays from one that joins them.
+        # Bytes alone would not distinguish two arrays from their concatenation.
         digest.update(f"{part.dtype.str}{part.shape}".encode())
         digest.update(np.ascontiguousarray(part).data)
     return int.from_bytes(digest.digest()[:8], "big") >> 1
@@ -164,8 +164,8 @@ class RowOrder:
 class Shard:
     """One rank's part of an epoch.
 
-    Rank r of W takes every W-th row, from its r-th on: then what all ranks see in a step is what one process would see
-    in a batch W times as large.
+    Rank r of W takes every W-th row, starting at the r-th: all ranks together then see in a step what one process would
+    see in a batch W times as large.
     """
 
     rank: int = 0
@@ -176,16 +176,16 @@ class Shard:
         return values[self.rank :: self.world_size]
 
     def share(self, count: int) -> int:
-        """Return how many of `count` this rank gets."""
+        """Return how many of `count` rows this rank gets."""
         return count // self.world_size + (self.rank < count % self.world_size)
 
 
 def choose_shard(rank: int | None, world_size: int | None) -> Shard:
-    """Return the part that was asked for; by default that of the process group, where one is initialised."""
+    """Return the requested part; by default that of the process group, if one is initialised."""
     if rank is None and world_size is None:
         from torch import distributed
 
-        # As torch's own DistributedSampler does, so that one script runs alone and on many.
+        # As torch's own DistributedSampler does, so that one script runs on one process and on many.
         if distributed.is_available() and distributed.is_initialized():
             return Shard(distributed.get_rank(), distributed.get_world_size())
         return Shard()
@@ -203,9 +203,9 @@ def _is_count(value: object, least: int) -> bool:
 
 
 def count_batches(count: int, batch_size: int, shard: Shard, *, drop_last: bool) -> int:
-    """Return how many batches a rank has of an epoch of `count` rows. With `drop_last` they are full ones only, and
-    equally many on all ranks."""
-    # Equally many on all ranks without more ado: the rest of all is left out.
+    """Return how many batches of an epoch of `count` rows a rank has. With `drop_last` only full ones count, and all
+    ranks have the same number."""
+    # This is the same number on all ranks: the remaining rows of all are left out.
     if drop_last:
         return count // (batch_size * shard.world_size)
     longest = -(-count // shard.world_size)
@@ -215,16 +215,16 @@ def count_batches(count: int, batch_size: int, shard: Shard, *, drop_last: bool)
 
 
 def choose_seed(asked: int | None, draw: Callable[[], Any], *, fixed: bool) -> int:
-    """Return the seed; drawn, if it is not given, unless it must be `fixed`: alike on all ranks, or that in whose order
-    rows are brought here."""
+    """Return the seed. If it is not given it is drawn, unless it must be `fixed`: because all ranks must share it, or
+    rows arrive in its order."""
     if asked is not None:
         return whole_number("seed", asked)
     return 0 if fixed else int(draw())
 
 
 def sampler_order(sampler: Iterable[int], samples: int, *, shuffle: bool | None) -> RowOrder | SampledOrder:
-    """Return the order of what was passed as `sampler=`: of rows in a list, an array or a tensor, shuffled or not
-    (refused if `shuffle` is `None`); of anything else the order that it gives."""
+    """Return the order of a `sampler=`: of rows in a list, an array or a tensor, shuffled or not (refused if `shuffle`
+    is `None`); of any other object, the order that it gives."""
     import torch
     from torch.utils.data import BatchSampler, Sampler
 
@@ -255,7 +255,7 @@ def sampler_order(sampler: Iterable[int], samples: int, *, shuffle: bool | None)
 
 
 def _check_source(sampler: object, samples: int) -> None:
-    """Refuse a sampler of torch's that was made for another number of rows, of which some would never be visited."""
+    """Refuse a torch sampler made for another number of rows: it would never visit some."""
     from torch.utils.data import DistributedSampler, RandomSampler, SequentialSampler, WeightedRandomSampler
 
     count, remedy = samples, "Make it for this dataset; or visit some rows alone by a Subset of them."
@@ -272,8 +272,7 @@ def _check_source(sampler: object, samples: int) -> None:
 
 
 def chosen_order(name: str, values: Any, samples: int, *, shuffle: bool | None) -> RowOrder:
-    """Return the order of some rows, shuffled or as they are listed; refused if `shuffle` is `None`.
-    `name`: what they were given as."""
+    """Return the order of given rows, shuffled or as listed; refused if `shuffle` is `None`. `name`: the argument."""
     rows = given_rows(name, values, samples)
     if shuffle is None:
         msg = (
@@ -286,14 +285,14 @@ def chosen_order(name: str, values: Any, samples: int, *, shuffle: bool | None) 
 
 
 def order_within(order: RowOrder | SampledOrder, rows: NDArray[np.intp]) -> RowOrder | SampledOrder:
-    """Return an order of numbers as one of these rows of the dataset."""
+    """Return an order over a subset as an order over the dataset: `rows` are the subset's rows."""
     return replace(order, chosen=rows if order.chosen is None else rows[order.chosen])
 
 
 def given_rows(name: str, values: Any, samples: int) -> NDArray[np.intp]:
-    """Return the rows that were given as `name`, an OptionError where there are no such rows."""
+    """Return the rows that were given as `name`; raise OptionError if they do not exist."""
     try:
-        # Not by a cast, which makes rows 0 and 1 of a mask.
+        # Not by a cast, which would turn a mask into rows 0 and 1.
         return resolve_rows(np.asarray(values), samples)
     except (IndexError, TypeError, ValueError) as error:
         msg = f"{name} has rows that cannot be read. {error}"
@@ -304,28 +303,28 @@ def given_rows(name: str, values: Any, samples: int) -> NDArray[np.intp]:
 class SampledOrder:
     """Visit the rows that a sampler draws.
 
-    While it draws, the generators of torch, numpy and Python, and its own of torch, are seeded with seed and epoch, and
-    put back afterwards: so its draws are the same on every rank, and again after a resume. A generator of another kind
-    of its own is out of reach; a state has a digest of the rows, by which another order is refused.
+    While it draws, the generators of torch, numpy and Python, and a torch generator of its own, are seeded with seed
+    and epoch, and restored afterwards: so it draws the same on every rank, and again after a resume. If it has a
+    generator of another kind, it cannot be seeded, but a state's digest of the rows detects another order.
     """
 
     sampler: Any
     samples: int
     chosen: NDArray[np.intp] | None = None
-    """The row of each number that the sampler draws; `None` where it draws rows."""
+    """The row of each number that the sampler draws; `None` if it draws rows."""
     _drawn: dict[tuple[int, int], NDArray[np.intp]] = field(default_factory=dict)
-    """What was drawn for the last epoch: a sampler may draw others the next time."""
+    """What was drawn for the last epoch: a second draw may differ."""
 
     @property
     def count(self) -> int:
         return len(self.sampler)
 
     def rows(self, seed: int, epoch: int) -> NDArray[np.intp]:
-        """Draw the rows of an epoch, as `Order`; an OptionError where they are not there, or others than it says."""
+        """Draw the rows of an epoch, as `Order`; raise OptionError if they or their number are wrong."""
         if (seed, epoch) not in self._drawn:
-            # One more than its length shows one that never ends.
+            # Drawing one more than its length detects a sampler that never ends.
             rows = given_rows("sampler=", self._draw(seed, epoch), self.samples)
-            # The plan counts batches by len(sampler), and ranks would part ways.
+            # The plan counts batches by len(sampler), so ranks would get different numbers of steps.
             if len(rows) != self.count:
                 found = f"{len(rows):,}" if len(rows) < self.count else "more"
                 msg = f"The sampler gave {found} rows, and len(sampler) is {self.count:,}; both must be the same."
@@ -336,11 +335,11 @@ class SampledOrder:
         return drawn if self.chosen is None else self.chosen[drawn]
 
     def identity(self) -> dict[str, int]:
-        # The rows that a sampler has drawn are in the state themselves.
+        # The rows that a sampler has drawn are digested in the state itself.
         return {"sampled": self.count}
 
     def _draw(self, seed: int, epoch: int) -> list[int]:
-        # As torch's own DistributedSampler wants it.
+        # As torch's own DistributedSampler requires.
         if callable(set_epoch := getattr(self.sampler, "set_epoch", None)):
             set_epoch(epoch)
         number = int(np.random.SeedSequence([seed, epoch]).generate_state(1, np.uint64)[0] >> np.uint64(1))
@@ -371,7 +370,7 @@ def _seeded(number: int, own: object) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Schedule:
-    """Share out rows into the batches of each epoch, for one rank."""
+    """Divide rows into the batches of each epoch, for one rank."""
 
     order: Order
     seed: int
@@ -385,8 +384,8 @@ class Schedule:
         return count_batches(self.order.count, self.batch_size, self.shard, drop_last=self.drop_last)
 
     def steps_as(self, state: Mapping[str, Any]) -> bool:
-        """Return whether the ranks of the loader of `state` together have handed out what this one's would have in as
-        many steps."""
+        """Return whether the ranks of the loader of `state` together have handed out the same rows as this one's would
+        have in as many steps."""
         size: Any = state.get("batch_size")
         ranks: Any = state.get("world_size")
         done: Any = state.get("batches_done")
@@ -399,9 +398,9 @@ class Schedule:
         )
 
     def _is_even(self, batches_done: int) -> bool:
-        """Return whether every rank has full batches up to there, or all that it has."""
+        """Return whether, after this many batches, every rank has had only full ones, or all of its own."""
         least, more = divmod(self.order.count, self.shard.world_size)
-        # For ranks that have one sample less, the last full batch may be shorter, so that another one comes after it.
+        # On ranks with one sample less, the last full batch may be shorter so that another one follows.
         if batches_done * self.batch_size < least + (self.batch_size == 1):
             return True
         return batches_done == replace(self, shard=Shard(0, self.shard.world_size)).batches and (
@@ -409,10 +408,10 @@ class Schedule:
         )
 
     def rows_left(self, epoch: int, batches_done: int) -> list[NDArray[np.intp]]:
-        """Return the rows of the batches that are left of an epoch."""
+        """Return the rows of an epoch's remaining batches."""
         rows = self.shard.every(self.order.rows(self.seed, epoch))
         edges = self._edges(len(rows))
-        # Full ones as rows of a table: of millions of small batches, a slice of each would take several times as long.
+        # Full ones as rows of a table: for millions of small batches, slicing each would take several times as long.
         done, full = edges[batches_done], max(batches_done, min(len(edges) - 3, len(rows) // self.batch_size))
         left = list(rows[done : edges[full]].reshape(-1, self.batch_size))
         return left + [rows[start:stop] for start, stop in pairwise(edges[full:])]
@@ -421,6 +420,6 @@ class Schedule:
         batches, size = self.batches, self.batch_size
         edges: list[int] = np.minimum(np.arange(batches + 1) * size, count).tolist()
         if batches > 1 and edges[-1] == edges[-2]:
-            # Another rank has one sample more, and with it one batch more.
+            # Another rank has one sample more, and so one batch more.
             edges[-2] -= 1
         return edges

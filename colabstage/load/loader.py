@@ -60,9 +60,9 @@ if TYPE_CHECKING:
 else:
     _Base = DataLoader
 
-# Counting the classes of more rows would take as long as the first batch does.
+# Counting the classes of more rows would take as long as the first batch.
 _MOST_MEASURED = 2**21
-# Below it, the counts of classes in a batch vary four times as much as chance has it.
+# Below this, the counts of classes in a batch vary more than four times as much as at random.
 _LEAST_MIXING = 0.25
 _SEEDS = 2**62
 
@@ -125,26 +125,26 @@ def make_loader(
     asked = read_options(LoaderOptions, options, arguments)
     if asked.batch_transform is not None:
         check_batch_transform("batch_transform", asked.batch_transform)
-        # What a dataset's own transform returns is not known before it is called.
+        # What a dataset's own transform returns is unknown before it is called.
         check_axes(asked.batch_transform, None if dataset.transform else dataset.reader.row_shape)
     finish, form = (
         Finish(torch_dtype(asked.dtype), asked.batch_transform),
         Form(dataset, asked.ragged, asked.label_offset),
     )
     in_train, layout = dataset.split == "train", dataset.reader.layout
-    # Such a sampler gives each rank rows of its own.
+    # Such a sampler gives each rank its own rows.
     by_itself = isinstance(asked.sampler, DistributedSampler) and asked.rank is None
     shard = Shard() if by_itself else choose_shard(asked.rank, asked.world_size)
     if layout is not None and shard.world_size > 1 and not layout.lasting:
-        # Another rank may have waited until all was here, and must have the same order.
+        # Another rank may have waited until all rows were local, and must have the same order.
         layout = lasting_layout(dataset.reader.path, layout)
     is_fixed = shard.world_size > 1 or by_itself or layout is not None
     seed = choose_seed(asked.seed, lambda: torch.randint(_SEEDS, ()), fixed=is_fixed)
-    # Some rows of `train` are as often held out of the training as they are trained on.
+    # Rows of `train` may be held out of the training as well as trained on.
     unclear = asked.shuffle is None and in_train
     shuffle: Shuffle = ("auto" if in_train else False) if asked.shuffle is None else asked.shuffle
     is_shuffled = None if unclear else shuffle is not False
-    # By the numbers of the subset's own rows, where there is one.
+    # Numbered within the subset, if there is one.
     shown: RowOrder | SampledOrder | None = None
     if asked.sampler is not None:
         shown = sampler_order(asked.sampler, len(dataset) if rows is None else len(rows), shuffle=is_shuffled)
@@ -171,7 +171,7 @@ def make_loader(
         order = order_of(layout, dataset.split, None if some is None else some.chosen)
     if isinstance(order, FirstEpochOrder) and order.first.first_units > 1:
         plan = _with_mixing(plan, dataset, order.first.rows(seed, 0), batch_size * shard.world_size)
-    # Now, so that an error comes where the loader is made. The caller's dataset continues to read from the file.
+    # Read now, so that an error comes where the loader is made. The caller's dataset continues to read from the file.
     reader = dataset.reader.into_memory() if plan.strategy == "memory" else dataset.reader
     schedule = Schedule(order, seed, batch_size, asked.drop_last, shard)
     is_cropped = crop is not None and plan.decode is not None and plan.decode.name == "crops"
@@ -184,7 +184,7 @@ def make_loader(
         batch_size,
         sampler=EpochSampler(visited, seed) if shard.world_size == 1 else RankSampler(visited, seed, shard),
         drop_last=asked.drop_last,
-        # Loaders that frameworks build of these parts read whole images, and apply all of the transform.
+        # Loaders that frameworks build from these parts read whole images, and apply the whole transform.
         collate_fn=finish.collate,  # type: ignore[arg-type]  # a BatchDataset gives it batches, not lists of samples
     )
     loader._pipeline, loader._seed_drawn = pipeline, asked.seed is None
@@ -193,9 +193,9 @@ def make_loader(
 
 
 def _below_subsets(dataset: object) -> tuple[dataset_h5, NDArray[np.intp] | None]:
-    """Return the dataset below torch's `Subset`s, and the rows that they leave of it; refuse any other."""
+    """Return the dataset below torch's `Subset`s, and the rows that they select; refuse any other wrapper."""
     subsets: list[Subset[Any]] = []
-    # More than once of a split of a split.
+    # In a loop, because a split may be split again.
     while isinstance(dataset, Subset):
         _check_overrides(dataset, (Subset,))
         subsets.append(dataset)
@@ -211,12 +211,12 @@ def _below_subsets(dataset: object) -> tuple[dataset_h5, NDArray[np.intp] | None
     return dataset, rows
 
 
-# By what a stock DataLoader gets samples, and this one does not: it reads rows by the reader below.
+# The methods by which a stock DataLoader gets samples. This loader does not call them: it uses the reader below.
 _GIVES_SAMPLES = ("__getitem__", "__getitems__", "__len__", "read_batch", "samples_of")
 
 
 def _check_overrides(dataset: object, known: tuple[type, ...]) -> None:
-    """Refuse a subclass whose samples are made by methods of its own, which would not be called."""
+    """Refuse a subclass that makes samples by its own methods, which would not be called."""
     own = [
         name
         for name in _GIVES_SAMPLES
@@ -232,7 +232,7 @@ def _check_overrides(dataset: object, known: tuple[type, ...]) -> None:
 
 
 def _with_mixing(plan: LoaderPlan, dataset: dataset_h5, rows: NDArray[np.intp], together: int) -> LoaderPlan:
-    """Add how even the classes are in batches of so many `rows` of the first epoch, and warn where they are uneven."""
+    """Add how even the classes are in each `together` of the first epoch's `rows`; warn if they are uneven."""
     dtype = dataset.reader.target_dtype
     is_labels = bool(dataset.classes) and dataset.reader.target_shape == () and dtype is not None and dtype.kind in "iu"
     if not is_labels or len(rows) > _MOST_MEASURED:
@@ -250,7 +250,7 @@ def _with_mixing(plan: LoaderPlan, dataset: dataset_h5, rows: NDArray[np.intp], 
 
 
 def _of_the_dataset(name: str) -> Any:
-    """Make an attribute that is the dataset's: it may be exchanged there or here, as with a stock loader."""
+    """Make an attribute that belongs to the dataset: it may be replaced there or here, as with a stock loader."""
     return property(
         lambda self: getattr(self._form.dataset, name), lambda self, value: setattr(self._form.dataset, name, value)
     )
@@ -259,17 +259,17 @@ def _of_the_dataset(name: str) -> Any:
 class BatchDataset(dataset_h5):
     """Give a `DataLoader` whole batches instead of lists of samples.
 
-    A `DataLoader` asks `__getitems__` for a batch and hands what it gets to `collate_fn`: so one read makes a batch,
-    in any worker, also of loaders that frameworks build of these parts.
+    A `DataLoader` asks `__getitems__` for a batch and passes the result to `collate_fn`: so one read makes a batch, in
+    any worker, also in loaders that frameworks build from these parts.
     """
 
     _form: Form
 
     @classmethod
     def over(cls, form: Form, reader: SplitReader) -> BatchDataset:
-        """Return a view of the same rows, read by `reader`; the dataset itself stays what it is."""
+        """Return a view of the same rows, read by `reader`; the dataset itself does not change."""
         view = cls.__new__(cls)
-        # Not by the constructor, which would look at the file again.
+        # Not by the constructor, which would examine the file again.
         view.__dict__.update({**vars(form.dataset), "reader": reader, "_form": form})
         return view
 
@@ -288,7 +288,7 @@ class BatchDataset(dataset_h5):
 
 
 def _as_views(rows: Any) -> Any:
-    """Return rows of variable length as views of one tensor: each tensor on its way between processes keeps a file
+    """Return rows of variable length as views of one tensor: each tensor that is sent between processes keeps a file
     open."""
     if not isinstance(rows, list) or not all(isinstance(row, torch.Tensor) and row.dim() == 1 for row in rows):
         return rows
@@ -296,13 +296,13 @@ def _as_views(rows: Any) -> Any:
 
 
 class EpochSampler(Sampler[int]):
-    """Give a whole epoch's rows, all ranks' together: for frameworks that take a loader apart and share rows out among
-    ranks by themselves, as Accelerate does."""
+    """Gives a whole epoch's rows, all ranks' together, to frameworks that take a loader apart and divide rows among
+    ranks themselves, as Accelerate does."""
 
     def __init__(self, order: Order, seed: int) -> None:
         self.order, self.seed = order, seed
         self.epoch = 0
-        # The argument of the last `set_epoch` that the loader has not followed yet.
+        # The argument of the last `set_epoch` that the loader has not acted on.
         self.asked: int | None = None
 
     def set_epoch(self, epoch: int) -> None:
@@ -327,11 +327,10 @@ class RankSampler(EpochSampler, DistributedSampler[int]):
 class Loader(Iterated, _Base):
     """Iterate over batches; each iteration is the next epoch. Made by `make_loader`.
 
-    Iterations may run beside each other, as in `zip(loader, loader)`, and each is an epoch of its own. `state_dict` is
-    of the one that handed out a batch last.
+    Iterations may run side by side, as in `zip(loader, loader)`, and each is an epoch of its own. `state_dict`
+    describes the one that handed out a batch last.
 
-    Leaving a loop early, by `break` or an exception, ends the background threads with it, each after the row that it is
-    at.
+    Leaving a loop early, by `break` or an exception, ends its background threads, each after the row that it is at.
 
     It is a `torch.utils.data.DataLoader`, so frameworks that insist on one take it. Those that use it as it is
     (Lightning on one device) get its full speed. Those that take it apart and build one of their own (Accelerate,
@@ -344,24 +343,24 @@ class Loader(Iterated, _Base):
         dataset: where from.
     """
 
-    # Not public: Ignite passes each public attribute to the constructor. `None` of a loader that a framework built of
+    # Not public: Ignite passes each public attribute to the constructor. `None` if a framework built the loader from
     # another one's parts: that is a plain DataLoader.
     _pipeline: Pipeline | None = None
     _seed_drawn = False
     _position: Position
 
     def __len__(self) -> int:
-        """Count the batches in an epoch, of this rank."""
+        """Count the batches of this rank in an epoch."""
         return super().__len__() if self._pipeline is None else self._pipeline.plan.batches
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # the base promises a class of its own
         """Start the next epoch, or continue where `load_state_dict` said."""
-        # It is a plain DataLoader, which frameworks build by this class's constructor.
+        # A plain DataLoader, which a framework built by this class's constructor.
         if self._pipeline is None:
             return super().__iter__()
         sampler: Any = self.sampler
         asked, sampler.asked = sampler.asked, None
-        # A framework calls set_epoch with the epoch that comes anyway, which must not lose a resumed position.
+        # A framework also calls set_epoch with the epoch that comes anyway, which must not lose a resumed position.
         position = self._position
         if asked is not None and asked != position.next.epoch:
             position.next = EpochPlace(asked, 0)
@@ -372,8 +371,8 @@ class Loader(Iterated, _Base):
         return self._begun(self._pipeline.start(position))
 
     def _rest_of(self, place: EpochPlace) -> Iterator[Any]:
-        """Give nothing of an epoch that is over; but all of the epoch that has been set since the iteration began:
-        Lightning sets it that late where it resumes, and a stock loader's sampler honours it as well."""
+        """Yield nothing if the epoch is over, but a whole epoch if it has been set since the iteration began: when it
+        resumes, Lightning sets it that late, and a stock loader's sampler respects it too."""
         sampler: Any = self.sampler
         asked, sampler.asked = sampler.asked, None
         if asked is None or asked == place.epoch:
@@ -406,14 +405,14 @@ class Loader(Iterated, _Base):
         whose transform failed is over as well, where the loop continues. All ranks have the same state at the same
         step, so one rank's serves all.
         """
-        # Only the loop's end tells that nothing of the epoch is left to ask for.
+        # Only the loop's end shows that nothing of the epoch is left.
         done = self._position.done
         done = EpochPlace(done.epoch + 1, 0) if done.ended else done
         state = {**self._made_by.identity(done.epoch), "epoch": done.epoch, "batches_done": done.batches_done}
         return {**state, **self._made_by.drawn(done.epoch)} if done.batches_done else state
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Make the next iteration go on exactly where `state_dict` was taken.
+        """Make the next iteration continue exactly where `state_dict` was taken.
 
         Another number of ranks is fine where all ranks together have as many samples in a step as before: four with 16
         continue where two with 32 were (but for the last step of an epoch, if ranks share it unevenly). A loader whose
@@ -435,12 +434,12 @@ class Loader(Iterated, _Base):
         ours = {**pipeline.identity(epoch), **(pipeline.drawn(epoch) if "order" in state else {})}
         theirs = {name: state[name] for name in state if name not in _PLACE}
         done = whole_number("batches_done", state.get("batches_done"))
-        # Of a whole epoch the same rows are done, or left, in any order.
+        # At the edges of an epoch the same rows are done, or left, in any order.
         is_whole = done in (0, len(self))
-        # Refused rather than resumed a little off: the samples left would be others. Also where the state has what this
-        # loader has not: its rows came in an order of which this one knows nothing.
+        # Refused rather than resumed slightly wrong: other samples would be left. Also refused if the state has an
+        # entry that this loader lacks: its rows came in an order that this loader does not know.
         for name in sorted({**ours, **theirs}, key=lambda name: name not in _ARRIVING):
-            # A state may have anything, an array too.
+            # A state may hold anything, even an array.
             saved: Any = theirs.get(name)
             wanted: Any = ours.get(name)
             if (
@@ -458,24 +457,24 @@ class Loader(Iterated, _Base):
             raise OptionError(msg)
         if pipeline is not self._pipeline:
             self._pipeline = pipeline
-            # Frameworks draw the epoch's rows by the sampler.
+            # Frameworks draw the epoch's rows through the sampler.
             sampler: Any = self.sampler
             sampler.seed = pipeline.schedule.seed
         self._position.move_to(EpochPlace(epoch, done))
 
     def close(self) -> None:
-        """End the iterations that run, and release decoded images that are kept. The loader can be iterated again."""
+        """End the running iterations, and release kept decoded images. The loader can be iterated again."""
         self._end_iterations()
         if self._pipeline is not None:
             self._pipeline.kept.clear()
 
     def __copy__(self) -> Loader:
-        """Return another one over the same parts, with a place of its own."""
+        """Return another loader over the same parts, with its own position."""
         copied = type(self).__new__(type(self))
-        # Past `DataLoader.__setattr__`, which guards what belongs to the sampler.
+        # Bypasses `DataLoader.__setattr__`, which guards the sampler's attributes.
         copied.__dict__.update(self.__dict__, _running=())
         if self._pipeline is not None:
-            # Frameworks set the epoch by the sampler.
+            # Frameworks set the epoch through the sampler.
             sampler, batches = copy.copy(self.sampler), copy.copy(self.batch_sampler)
             batches.sampler = sampler  # type: ignore[union-attr]  # a BatchSampler, as in every loader with a batch_size
             position = Position(replace(self._position.done), replace(self._position.next))
@@ -503,7 +502,7 @@ class Loader(Iterated, _Base):
 
     @property
     def _made_by(self) -> Pipeline:
-        """Return what makes the batches."""
+        """Return the pipeline that makes the batches."""
         if self._pipeline is None:
             msg = (
                 "Another framework built this loader from the parts of one, so it has no plan and no state. Save the "
@@ -516,12 +515,12 @@ class Loader(Iterated, _Base):
 
 # Entries of a state that are its position, not its order.
 _PLACE = ("epoch", "batches_done")
-# Entries that describe an order by units or blocks of a pack that is not all here.
+# Entries that describe an order by units or blocks of a pack that is only partly local.
 _ARRIVING = ("unit_order", "units", "window_units", "together")
 
 
 class OtherOrderError(OptionError):
-    """A state is from the middle of an epoch whose rows come in another order here; all else fits."""
+    """A state is from the middle of an epoch whose rows come in another order here; everything else fits."""
 
     def __init__(self, message: str, epoch: int = 0) -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""A pack that is elsewhere, here in part or on its way: an `Arrival` brings its rows."""
+"""A pack that is remote, partly local or on its way: an `Arrival` brings its rows."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ if TYPE_CHECKING:
 
 # The order in which an epoch visits rows that are still arriving, in units.
 #
-# It shuffles units, then rows within a window of some units. It depends on seed, epoch and layout alone, never on
-# what came first, so that what will be needed next is known beforehand.
+# It shuffles units, then rows within a window of some units. It depends only on seed, epoch and layout, never on what
+# arrived first, so that what will be needed next is known in advance.
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +77,7 @@ class FirstEpochOrder:
 
 
 def order_of(layout: UnitLayout, split: str, subset: NDArray[np.intp] | None) -> Order:
-    """Return the order by units of all rows or of `subset`, for as many epochs as rows arrive."""
+    """Return the order by units of all rows or of `subset`, for as long as rows arrive."""
     by_units = UnitOrder(layout.units(split), layout.window_units, subset, layout.first_units, layout.together)
     if not layout.first_epoch_only:
         return by_units
@@ -90,26 +90,25 @@ class UnitOrder:
 
     Windows overlap: a row is visited while the next `window_units` units are taken. They grow from the first units,
     which are taken all at once, and shrink to a single unit at the end: so the first batch does not wait for a whole
-    window, and little is left to visit once the last unit is here. As units are spread, the classes of a source that is
-    sorted by class are even in a batch as soon as there are more units in a window than classes.
+    window, and little is left to visit once the last unit is local. Because units are spread, the classes of a source
+    that is sorted by class are even in a batch as soon as a window has more units than there are classes.
 
-    The rows of a unit are drawn in random order, one from each of as many equal parts of its window as it has rows. So
-    each has the same chance of every moment, but a batch does not happen to have many of one unit and none of another:
-    the classes of a batch are as even as after moments drawn one by one from a window twice as long.
+    Each unit's rows are drawn in random order, one from each of as many equal parts of its window as it has rows. So
+    every moment is equally likely for each row, but a batch does not happen to have many rows of one unit and none of
+    another: the classes of a batch are as even as if moments were drawn independently from a window twice as long.
 
-    A row that is in two units comes after the later one of them. All ranks of one machine read the same window, which
-    is fetched once.
+    A row that spans two units comes after the later one. A machine's ranks all read the same window, fetched once.
     """
 
     units: NDArray[np.intp]
     """The unit of each row, `(N,)`, or its first and its last, `(N, 2)`; counted from 0."""
     window_units: int
-    """Units among whose rows a row is put."""
+    """The number of units whose rows a row is mixed with."""
     subset: NDArray[np.intp] | None = None
-    """Rows that are visited, `None` for all."""
+    """The visited rows, `None` for all."""
     first_units: int = 1
     together: int = 1
-    """How many neighbours are visited shortly after each other."""
+    """How many neighbours are visited close together."""
 
     @property
     def count(self) -> int:
@@ -130,7 +129,7 @@ class UnitOrder:
         turn = turn[rows]
         counts = np.bincount(turn, minlength=count)
         part = np.arange(len(rows)) - (np.cumsum(counts) - counts)[turn]
-        # In place: memory of millions of rows that is new takes as long as filling it.
+        # In place: allocating memory for millions of rows takes as long as filling it.
         moments = random_fractions(len(rows), seed, epoch, 5)
         moments += part
         moments /= counts[turn]
@@ -140,37 +139,37 @@ class UnitOrder:
         return order if self.subset is None else self.subset[order]
 
     def identity(self) -> dict[str, int]:
-        # `unit_order` is raised whenever the same seed and layout give another order than before, so that a state of
-        # an older version is refused: it would continue with other rows.
+        # `unit_order` is raised whenever the same seed and layout give a new order, so that an older version's state is
+        # refused: it would continue with other rows.
         found = {"unit_order": 3, "units": int(self.units.max(initial=-1)) + 1, "window_units": self.window_units}
-        # Not where it is 1, as it was before there were others.
+        # Left out if it is 1, as before other values existed.
         found |= {"together": self.together} if self.together > 1 else {}
         return found if self.subset is None else {**found, "sampled": self.count, "rows": digest_of(self.subset)}
 
 
-# Labels say nothing of what else neighbours have in common, such as a camera: a batch is to come from so many places,
-# and from more where that costs nothing worth mentioning: this share of all units is half left to train on at the end.
+# Labels do not tell what else neighbours share, such as a camera. So a batch should come from at least this many
+# places, and from more if that costs next to nothing: of this share of all units, half is left to train on at the end.
 _LEAST_WINDOW, _CHEAP = 12, 40
-# A tenth of what a window is longer than that is left once the last unit is here. With a hundred sorted classes a
-# small network learned more by it in the first epoch (top-1 0.70 for 0.68, with windows twice as long 0.74 for 0.70);
-# where training takes as long as arrival it costs nothing, because more than that is left anyway.
+# A tenth of what a window is longer than that is left once the last unit is here. With a hundred sorted classes a small
+# network learned more by it in the first epoch (top-1 0.70 for 0.68, with windows twice as long 0.74 for 0.70); if
+# training takes as long as arrival it costs nothing, because more than that is left anyway.
 _LATE = 10
-# Nothing is left of windows up to a twentieth of all units.
+# Windows of up to a twentieth of all units leave nothing.
 _NOT_LATE = 20
 
 
-# As few stretches of neighbours as a window has units: any such stretch is visited within a few windows.
+# As few stretches of neighbours as a window has units: any stretch is visited within a few windows.
 _PLACES = 12
 
 
 def visited_units(count: int, seed: int, epoch: int, together: int = 1) -> NDArray[np.intp]:
     """Return `count` units in the order in which an epoch visits them.
 
-    With several `together`, they are cut into stretches of so many neighbours. Twelve stretches are visited by turns,
-    one unit of each, then the next of each, before the next twelve: consecutive units are of different stretches, as
-    where each is visited by itself, and who fetches can bring neighbours at once without bringing what is needed late.
+    With `together` above 1, units are cut into stretches of so many neighbours. Twelve stretches take turns, one unit
+    of each, then the next of each, before the next twelve. Consecutive units are then from different stretches, as
+    without stretches, and neighbours can be fetched at once without fetching what is needed late.
     """
-    # The 3, and the 4 and 5 of the rows, tell these draws from each other and from those of other orders.
+    # The 3, and the 4 and 5 for rows, separate these draws from each other and from those of other orders.
     stretches = spread_order(-(-count // together), seed, epoch, 3)
     if together == 1:
         return stretches
@@ -186,27 +185,28 @@ def visited_units(count: int, seed: int, epoch: int, together: int = 1) -> NDArr
 def unit_windows(count: int, window_units: int, first_units: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """Return when the window of each of `count` units begins, by its turn, and how long it is; in units, intp each."""
     begins = np.maximum(np.arange(count) - first_units + 1, 0)
-    # The last unit's window is one unit long, and all end with it; or some units later where a long window was wanted
-    # because the classes come one after the other: then the last batches would be of the classes that come last.
+    # The last unit's window is one unit long, and all end with it; or some units later if a long window was wanted
+    # because the classes follow each other: otherwise the last batches would hold only the last classes.
     after = max(0, min(window_units, count) - count // _NOT_LATE) // _LATE if first_units > 1 else 0
     left = count - np.maximum(np.arange(count), min(first_units, count) - 1) + after
     return begins, np.minimum(window_units, np.minimum(min(first_units, count) + begins, left))
 
 
-# How even classes have to be, by `mixing_of`, over stretches from this many rows on. Of thirty sorted classes a small
-# network learned as much with 0.5 as with more, and less with a third.
+# How even classes must be, by `mixing_of`, over stretches of at least this many rows. With thirty sorted classes a
+# small network learned as much at 0.5 as above, and less at a third.
 _EVEN, _STRETCH_ROWS = 0.5, 64
-# Enough of them to tell: of all rows of a large source it would take as long as a round trip.
+# Enough rows to tell: all rows of a large source would take as long as a round trip.
 _MOST_ROWS = 2**15
 
 
 def even_window(
     units: NDArray[np.intp], labels: NDArray[np.integer], most_units: int, first_units: int, together: int = 1
 ) -> int:
-    """Return how many units a window needs for the classes to be even, in a batch and over any longer stretch.
+    """Return how many units a window needs for even classes, in a batch and over any longer stretch.
 
-    A longer one costs time where training takes as long as arrival: up to half a window is left to train on when the
-    last unit has come. It follows from layout and labels alone, for an order must not depend on what has arrived.
+    A longer window costs time if training takes as long as arrival: up to half a window is left to train on when the
+    last unit has come. The result depends only on layout and labels, not on what has arrived, so that the order is
+    fixed.
 
     Args:
         units: `(N,)`, the unit of each row, counted from 0.
@@ -238,46 +238,47 @@ def _is_even(labels: NDArray[np.integer]) -> bool:
 def mixing_of(labels: NDArray[np.integer], batch_size: int) -> float:
     """Return how even the classes are in consecutive batches of `labels`, which are in the order of visits.
 
-    It is the variance of their counts that a full shuffle would have, by the one that they have: 1 is as after a full
-    shuffle, and 1/n where the variance is n times that."""
+    It is the variance of class counts after a full shuffle, divided by the actual variance: 1 is as even as a full
+    shuffle, and 1/n means n times the variance.
+    """
     classes, numbers = np.unique(labels, return_inverse=True)
     batches = numbers[: len(numbers) // batch_size * batch_size].reshape(-1, batch_size)
     if not len(batches):
         return 1.0
     share = np.bincount(numbers, minlength=len(classes)) / len(numbers)
-    # Most of many classes are in no batch, so only those in one are counted.
+    # Most of many classes are in no batch, so only those present are counted.
     places = np.arange(len(batches))[:, None] * len(classes) + batches
     counts = np.unique(places, return_counts=True)[1]
-    # Drawn without putting back.
+    # Drawn without replacement.
     left = (len(numbers) - batch_size) / max(1, len(numbers) - 1)
     expected = batch_size * (1 - (share**2).sum()) * left
-    # The sum over classes of (count - expected count)², written out.
+    # The sum over classes of (count - expected count)², expanded.
     cross = (share[batches]).sum()
     found = ((counts.astype(np.float64) ** 2).sum() - 2 * batch_size * cross) / len(batches)
     found += batch_size**2 * (share**2).sum()
     return float(expected / found) if found > 1e-9 else 1.0
 
 
-# A window of more blocks mixes no better: rows of a split are in the order of a hash in the pack already.
+# A longer window mixes no better: a split's rows are already in hashed order in the pack.
 _MOST_WINDOW = 16
 # A window takes at most this fraction of the limit, because the next one is fetched while it is read.
 _WINDOW_PART = 8
-# Manifests that are asked for at once.
+# How many manifests are fetched at once.
 _OPENERS = 8
 # The folder of partial packs among staged datasets, and the record in each that names its source.
 PARTS, PART_RECORD = "partial", "part.json"
-# Characters of a digest that tell contents apart.
+# Characters of the digest that separates contents.
 _CONTENT_LENGTH = 8
 
 
 class PartialPack:
-    """The `Arrival` of a pack that is elsewhere.
+    """The `Arrival` of a remote pack.
 
     `paths`: the local sparse files, which readers open; `path`: the first of them. `file`: their blocks. `place`: where
-    the file will be when it is copied completely; `None` where there is never more of it here than a limit.
+    the file will be once it is copied completely; `None` if a limit keeps it partial for ever.
     """
 
-    # What is done with rows, so that they are here.
+    # What happens to rows that makes them local.
     verb = "copied"
 
     def __init__(
@@ -287,7 +288,7 @@ class PartialPack:
         window_units: int,
         place: Path | None = None,
     ) -> None:
-        """Take what `open_partial` or `open_restored` found out."""
+        """Take what `open_partial` or `open_restored` found."""
         self.file, self._fields, self._window_units, self._place = file, fields, window_units, place
         self.paths, self.path = file.paths, file.paths[0]
         self.handed_out = HandedOut()
@@ -296,7 +297,7 @@ class PartialPack:
     def __reduce__(self) -> tuple[Any, ...]:
         if self._place is None or isinstance(self.file, WholeFile):
             return PartialPack, (self.file, self._fields, self._window_units, self._place)
-        # By the time that another process unpickles it, the copy may be complete and in its place.
+        # When another process unpickles it, the copy may already be complete and in place.
         return _reopen, (self.file.__reduce__()[1], self._fields, self._window_units, self._place)
 
     @property
@@ -306,8 +307,7 @@ class PartialPack:
 
     @property
     def layout(self) -> UnitLayout:
-        """Return the blocks that rows are in. A batch may wait for one, whose rows are of all classes, and each is a
-        request."""
+        """Return the blocks that rows are in. The first batch may wait for one: its rows are of all classes."""
         files, limit = self.file.files, self.file.limit
         of_all = f"{format_bytes(files.size)} in {files.blocks:,} of them"
         why = "" if isinstance(self.file, WholeFile) else ", copied from the cache"
@@ -317,13 +317,13 @@ class PartialPack:
             self._window_units,
             f"blocks of {format_bytes(files.block_bytes)}; {of_all}{why}",
             self._place,
-            # Later epochs are ordered as usual where all of the file is here by then.
+            # Later epochs have the usual order if the whole file is local by then.
             first_epoch_only=self._place is not None,
         )
 
     @property
     def bar(self) -> tuple[str, int, str]:
-        """Return what a bar of the copying says: what is done, how much of it in all, and in which unit."""
+        """Return what a progress bar shows of the copying: what is done, the total, and the unit."""
         return "copy from cache", self.file.files.size, "B"
 
     @property
@@ -333,7 +333,7 @@ class PartialPack:
 
     @property
     def ready(self) -> Readiness:
-        """Return how many rows are here completely."""
+        """Return how many rows are completely local."""
         splits = {field.split for field in self._fields}
         here = [self._of(split).count_here(self.file.state) for split in splits]
         return Readiness(sum(here), sum(len(self._of(split).units) for split in splits))
@@ -343,7 +343,7 @@ class PartialPack:
         self.file.check()
 
     def fill(self, step: ProgressStep, cancellation: Cancellation, *, begun: Callable[[], object]) -> int:
-        """Wait until all of it is here, and return how many bytes were fetched for it; as `BlockwiseFile.fill`."""
+        """Wait until all of it is local, and return how many bytes were fetched for it; as `BlockwiseFile.fill`."""
         return self.file.fill(self._first_blocks(), step, cancellation, begun=begun)
 
     def end(self, error: BaseException) -> None:
@@ -352,7 +352,7 @@ class PartialPack:
 
     def _first_blocks(self) -> NDArray[np.int64]:
         """Return all blocks, in the order in which a loader of `train` with the default seed needs them."""
-        # Most likely that is the loader that will be made, and it can then start at once.
+        # Most likely that loader will be made, and it can then start at once.
         train = self._of("train")
         count = int(train.units.max(initial=-1)) + 1
         order = np.concatenate([train.low + visited_units(count, 0, 0), np.arange(self.file.blocks)])
@@ -361,8 +361,8 @@ class PartialPack:
 
     @property
     def complete(self) -> bool:
-        """Return whether all of it is here, to stay, and where it will stay."""
-        # Readers of a whole file keep its path, under which it is only until the copy has moved to its place.
+        """Return whether all of it is local for good, in its final place."""
+        # Readers of a whole file keep its path, which is temporary until the copy has moved to its place.
         return self.file.complete and (self._place in (None, self.path) or not self.path.exists())
 
     @property
@@ -372,14 +372,14 @@ class PartialPack:
 
     @property
     def waits_for(self) -> str:
-        """Return why nothing comes at present although it is still asked for; "" where it does."""
+        """Return why nothing arrives at present although it is needed; "" if something does."""
         return self.file.waits_for
 
     def expect(
         self, split: str, rows: NDArray[np.intp], *, then: Callable[[], NDArray[np.intp]] | None = None
     ) -> Expectations:
         """Fetch rows in the order in which they will be read, as `Arrival.expect`."""
-        # Where the whole file is copied, all of it is here by the time that `then` is read.
+        # If the whole file is copied, all of it is local by the time `then` would be read.
         return Expectations(self, self._of(split), rows, None if self._place is not None else then)
 
     def hold(
@@ -390,11 +390,11 @@ class PartialPack:
         return self.file.hold(blocks, edges, cancellation)
 
     def close(self) -> None:
-        """Stop fetching. Blocks that are here stay for the next time."""
+        """Stop fetching. Local blocks stay for the next time."""
         self.file.close()
 
     def _of(self, split: str) -> Places:
-        # Two threads may both compute this, which costs a moment and needs no lock, which a fork could leave locked.
+        # Two threads may both compute this, which costs a moment; a lock could be left locked by a fork.
         if split not in self._places:
             self._places[split] = find_places(self.file, [one for one in self._fields if one.split == split])
         return self._places[split]
@@ -422,7 +422,7 @@ class Expectations:
         for one in self._expected:
             one.reached(rows)
         if then is not None:
-            # Ordering the next epoch takes time that neither the first batch should wait for, nor the second.
+            # Neither the first nor the second batch should wait while the next epoch is ordered.
             threading.Thread(target=self._follow, args=(then,), name="colabstage-next-epoch", daemon=True).start()
 
     def close(self) -> None:
@@ -433,7 +433,7 @@ class Expectations:
                 one.close()
 
     def _follow(self, then: Callable[[], NDArray[np.intp]]) -> None:
-        # On a full disk, say, nothing is fetched ahead of the next epoch; whoever waits for its rows gets the error.
+        # If this fails, as on a full disk, nothing is fetched ahead; whoever waits for the rows gets the error.
         with suppress(ColabstageError, OSError):
             self._expect(then(), self._rows)
 
@@ -458,7 +458,7 @@ def open_partial(
     manifests: Sequence[Manifest] = (),
     step: ProgressStep | None = None,
 ) -> PartialPack:
-    """Open a pack that is elsewhere, with no more than `disk_limit` bytes of it on the local disk at any time.
+    """Open a remote pack, with at most `disk_limit` bytes of it on the local disk at any time.
 
     Its index, labels and other small datasets are fetched now, and stay.
 
@@ -485,7 +485,7 @@ def open_partial(
     sources = [source for source, _ in wanted_files]
     first, opened = remote_opener(sources[0]), list[Any]()
     with DaemonPool(_OPENERS, "colabstage-open") as pool:
-        # At the same time, because each takes a round trip or more.
+        # In parallel, because each takes a round trip or more.
         opening = pool.submit(lambda: opened.append(first()))
         try:
             manifests = manifests or pool.run(find_manifest, wanted_files)
@@ -493,7 +493,7 @@ def open_partial(
             wanted = FileSet(name_files(sources, manifests), label_of(files, sources))
             folder = _folder_of(sources, base, wanted.digest[:_CONTENT_LENGTH])
             make_folder(folder)
-            # For the list of datasets: blocks alone do not say what they are of.
+            # For the list of datasets: blocks alone do not tell their source.
             if not (folder / PART_RECORD).exists():
                 write_json(folder / PART_RECORD, {"address": sources[0].address, "samples": wanted.samples})
             openers = [lambda: opened.pop() if opened else first(), *map(remote_opener, sources[1:])]
@@ -504,7 +504,7 @@ def open_partial(
             finally:
                 file.step = None
         finally:
-            # Where another process fetches, or something failed, it is not needed, now or once it is open.
+            # If another process fetches, or something failed, it is not needed, now or later.
             opening.add_done_callback(lambda _: [opened.pop().close() for _ in range(len(opened))])
 
 
@@ -520,17 +520,17 @@ def open_whole(place: Path) -> PartialPack | None:
 
 
 def lasting_layout(path: Path, layout: UnitLayout) -> UnitLayout:
-    """Return the units of a file as every process finds them, also once all of it is here.
+    """Return the units of a file as every process finds them, also once all of it is local.
 
-    Of a file that is being packed these are the blocks of the finished one, whose layout it has from the beginning.
+    For a file that is being packed, these are the blocks of the finished one, whose layout it has from the beginning.
     """
     place = layout.place or path
     try:
         size = path.stat().st_size
     except FileNotFoundError:
-        # It got its own name since it was opened.
+        # It has been given its final name since it was opened.
         path, size = place, place.stat().st_size
-    # Rows are not read by it, so it needs no hashes.
+    # Only the layout is used, so no hashes are needed.
     return _open_pack(_whole_file(path, Manifest(size, BLOCK_BYTES, ("",) * -(-size // BLOCK_BYTES))), path).layout
 
 
@@ -560,16 +560,16 @@ def _reopen(arguments: tuple[Any, ...], fields: tuple[PackField, ...], window_un
 
 
 def forget_parts(files: Sequence[str | os.PathLike[str]], base: Path) -> None:
-    """Remove what is here below `base` of files, of whatever content they were."""
+    """Remove the local parts of files below `base`, whatever content they belong to."""
     _folder_of([source_of(file) for file in files], base, "")
 
 
 def _folder_of(sources: Sequence[SingleSource], base: Path, content: str) -> Path:
-    """Return the folder of what is here of files of this content; those of what they were before are removed."""
+    """Return the folder for the local parts of files of this content; those of earlier contents are removed."""
     addresses = "\n".join(source.address for source in sources)
     mine = f"{sources[0].name}.part-{short_digest(addresses, 8)}-"
     folder = base / PARTS
-    # By its beginning and not by a pattern: a file may be called "photos[1].h5".
+    # By prefix, not by a pattern: a file may be called "photos[1].h5".
     for other in folder.iterdir() if folder.is_dir() else ():
         if (
             other.name.startswith(mine)
@@ -583,7 +583,7 @@ def _folder_of(sources: Sequence[SingleSource], base: Path, content: str) -> Pat
 def _open_pack(file: BlockwiseFile | WholeFile, place: Path | None = None) -> PartialPack:
     try:
         if isinstance(file, BlockwiseFile):
-            # Nearly always the index and the labels; asked for together, as each takes a round trip.
+            # Nearly always the index and the labels; requested together, because each takes a round trip.
             file.wish(np.unique(np.array([0, file.blocks - 1])) if len(file.paths) == 1 else file.files.firsts)
         fields = find_fields(file)
         if isinstance(file, BlockwiseFile):

@@ -1,4 +1,4 @@
-"""Make a loader's batches: read rows ahead of the consumer, as tensors, scaled, on the device."""
+"""Make a loader's batches: read rows ahead of the consumer, and make tensors, scaled and on the device."""
 
 from __future__ import annotations
 
@@ -64,27 +64,27 @@ class EpochPlace:
 
 @dataclass(slots=True)
 class Position:
-    """Where a loader is. Iterations refer to it and not to the loader, which they may outlive."""
+    """Where a loader is. Iterations refer to this, not to the loader, which they may outlive."""
 
     done: EpochPlace
-    """What was handed out last, or the place that was set since."""
+    """What was handed out last, or the position that was set since."""
     next: EpochPlace
     """Where the next iteration begins."""
     follows: bool = False
-    """Whether `done` follows the iterations; not once somebody has set another place."""
+    """Whether `done` follows the iterations; false once another position has been set."""
 
     def move_to(self, place: EpochPlace) -> None:
-        """Begin the next iteration at a place."""
+        """Begin the next iteration at a position."""
         self.done = self.next = place
         self.follows = False
 
     def begin(self) -> None:
-        """Record that the next iteration has begun, and the one after it is the epoch after."""
+        """Record that the next iteration has begun; the one after it is the next epoch."""
         self.done, self.follows = self.next, True
         self.next = EpochPlace(self.next.epoch + 1, 0)
 
     def hand_out(self, place: EpochPlace) -> None:
-        """Record that an iteration has handed out one more batch of the epoch that it is in."""
+        """Record that an iteration has handed out one more batch of its epoch."""
         place.batches_done += 1
         if self.follows:
             self.done = place
@@ -102,20 +102,20 @@ class Pipeline:
     device: torch.device
     crop: FirstCrop | None
     stream: CopyStream | None = field(init=False)
-    """For the copies of all iterations: a new one each time would strand the memory that is kept for the old one."""
+    """For the copies of all iterations: each new stream would strand the memory that is kept for the old one."""
     batcher: Batcher = field(init=False)
     resident: ResidentSplit | None = field(init=False, default=None)
     kept: list[KeptImages] = field(init=False, default_factory=list)
-    """Memory with decoded images, which goes with the loader."""
+    """Memory with decoded images, which is freed with the loader."""
 
     def __post_init__(self) -> None:
         plan, reader = self.plan, self.reader
         if self.crop is not None:
-            # The crop is done by then; what follows it is not.
+            # The crop is done at that point; the transforms after it are not.
             self.finish = replace(self.finish, batch_transform=self.crop.rest)
         on_gpu = self.device.type == "cuda" and not self.in_loop
-        # One block with the consumer, one in the making, the others in between; with a GPU one that waits to be copied
-        # there, and two that are.
+        # One block is with the consumer, one being filled, the others in between; with a GPU, one also waits to be
+        # copied, and two are being copied.
         idle = plan.prefetch.value // plan.together + (5 if on_gpu else 2)
         workers = max(1, plan.workers.value)
         self.stream = None if self.device.type == "cpu" else copy_stream(self.device)
@@ -127,13 +127,13 @@ class Pipeline:
 
     @property
     def in_loop(self) -> bool:
-        """Return whether tensors are made in the thread that iterates: that of the dataset's transforms."""
+        """Return whether tensors are made in the thread that iterates, which is that of the dataset's transforms."""
         return self.form.dataset.per_sample or not self.plan.workers.value
 
     def start(self, position: Position) -> Iteration[Any]:
-        """Begin to make the batches that are left of an epoch: the next one of `position`, which moves on as they are
+        """Begin to make the epoch's remaining batches, from the next position of `position`, which advances as they are
         handed out."""
-        # One for each iteration: a new one must not be stopped by the end of the last.
+        # One for each iteration: the end of the last one must not stop a new one.
         place, demand = position.next, Demand()
         batches = self.schedule.rows_left(place.epoch, place.batches_done)
         position.begin()
@@ -148,7 +148,7 @@ class Pipeline:
 
         def take(batch: Any) -> Any:
             nonlocal waited_s
-            # First: where code of the caller's fails and the loop continues, this batch is over.
+            # Recorded first: if the caller's code fails and the loop continues, this batch is over.
             position.hand_out(place)
             number = place.batches_done - 1 - first
             if expected is not None:
@@ -164,14 +164,14 @@ class Pipeline:
         return Iteration(source, unpack, take, at_end=place.end, waited=waited, let_go=expected.close)
 
     def _steps(self, batches: Sequence[NDArray[np.intp]], epoch: int, demand: Demand) -> tuple[Any, Any, Any]:
-        """Return what gives groups of batches, takes a group apart, and makes a batch of a part of it."""
+        """Return the source of groups of batches, what splits a group, and what makes a batch of a part."""
         reader, finish, device, batcher = self.reader, self.finish, self.device, self.batcher
         with_index = self.form.dataset.return_index
         if self.form.dataset.per_sample and (self.resident is not None or self.crop is not None):
             made_for = "samples on the device" if self.crop is None else "crops that are decoded alone"
             msg = f"The dataset was given a transform after this loader was planned for {made_for}. Make a new loader."
             raise OptionError(msg)
-        # The device gathers by itself, and a thread would only stand between.
+        # The device gathers by itself; a thread would only be in the way.
         if self.resident is not None:
             return self.resident.groups(batches, self.plan.together, with_index=with_index), *self._divide(batches)
         if self.plan.keep is not None and self.plan.keep.most_bytes:
@@ -185,23 +185,23 @@ class Pipeline:
         def tensors(x: Any, y: Any, rows: NDArray[np.intp]) -> tuple[Any, ...]:
             return complete(self.form.batch(x, y, rows), rows)
 
-        # One more group is in the making, and one with the consumer.
+        # One more group is being made, and one is with the consumer.
         several = self.plan.together > 1
         depth = max(1, self.plan.prefetch.value // self.plan.together - several)
         if self.in_loop:
-            # What the dataset's transforms make has its device and dtype from here, in the thread they ran in.
+            # What the dataset's transforms make gets its device and dtype here, in the thread they ran in.
             groups = batcher.groups(batches, demand, lambda group: list(group.parts()), crops)
             source = Ahead(groups, depth, _THREAD, demand) if self.plan.workers.value else groups
             return source, iter, lambda part: finish.scale(move_to(tensors(*part), device))
         if device.type == "cpu":
-            # Scaled in the thread: here it would take the consumer's time.
+            # Scaled in the thread, so that it does not take the consumer's time.
             def finished(group: Group) -> list[tuple[Any, ...]]:
                 pairs = zip(self.form.batches(group), group.rows, strict=True)
                 return [complete(batch, rows) for batch, rows in pairs]
 
             ready = batcher.groups(batches, demand, finished, crops)
             if finish.dtype is not None:
-                # In few at a time, so that floats are made in memory that the consumer has just released.
+                # A few at a time, so that floats are made in memory that the consumer has just released.
                 depth = max(1, self.plan.prefetch.value // _FEW_FLOATS - 1) if several else depth
                 ready = _in_parts(ready, finish.scale)
             return Ahead(ready, depth, _THREAD, demand), iter, _unchanged
@@ -210,8 +210,8 @@ class Pipeline:
             return tensors(group.x, group.y, np.concatenate(group.rows))
 
         stager, read = Stager(self.stream, device), batcher.groups(batches, demand, whole, crops)
-        # One thread gathers while another has batches copied: 1.15 times as fast on an H100 with 16 cores. With images
-        # of their own sizes, where threads that decode compete for Python's lock, it was 0.9 times.
+        # One thread gathers while another starts copies: 1.15 times as fast on an H100 with 16 cores. With images of
+        # different sizes, whose decoding threads compete for Python's lock, it was 0.9 times.
         dense = reader.row_shape is not None
         copied: Batches[Any] = Ahead(read, 1, _THREAD, demand) if dense else read
         staged = stage_ahead(copied, stager, depth, f"{_THREAD}-copy", demand)
@@ -219,7 +219,7 @@ class Pipeline:
         return staged, lambda one: unpack(stager.hand_out(one)), take
 
     def _divide(self, batches: Sequence[NDArray[np.intp]]) -> tuple[Any, Any]:
-        """Return what takes a group of tensors on the device apart, and what makes a batch the consumer's."""
+        """Return what splits a group of tensors on the device, and what makes a batch the consumer's."""
         guard, sizes = StreamGuard(self.device), map(len, batches)
 
         def unpack(group: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
@@ -229,7 +229,7 @@ class Pipeline:
         return unpack, guard.take
 
     def _expect(self, batches: list[NDArray[np.intp]], epoch: int) -> Expectation | None:
-        """Announce the rows of this epoch and the next, if some have still to arrive."""
+        """Announce the rows of this epoch and the next, if some have yet to arrive."""
         reader = self.reader
         if reader.arrival is None or reader.arrival.complete or not batches:
             return None
@@ -240,23 +240,23 @@ class Pipeline:
         )
 
     def identity(self, epoch: int) -> dict[str, int]:
-        """Return what a loader must share that continues where this one was in this epoch."""
+        """Return what a loader must share to continue where this one was in this epoch."""
         order = self.schedule.order
-        # What orders the first epoch alone says nothing of a position in a later one: a state from there continues in a
-        # loader of the same pack that came in another way, or was here from the beginning.
+        # What orders only the first epoch does not matter to a position in a later one: a state from there continues in
+        # a loader of the same pack that arrived in another way, or was local from the beginning.
         if epoch and isinstance(order, FirstEpochOrder):
             order = order.later
         shared = {"batch_size": self.schedule.batch_size, "samples": len(self.form.dataset)}
         return {"seed": self.schedule.seed, **order.identity(), **shared, "world_size": self.schedule.shard.world_size}
 
     def with_seed(self, seed: int) -> Pipeline:
-        """Return a machine of the same parts whose order and random numbers follow from another seed."""
+        """Return a pipeline of the same parts whose order and random numbers follow from another seed."""
         other = copy.copy(self)
         other.schedule = replace(self.schedule, seed=seed)
         return other
 
     def drawn(self, epoch: int) -> dict[str, int]:
-        """Return a digest of what a sampler drew: it may draw from generators that nobody can restore."""
+        """Return a digest of what a sampler drew: it may draw from generators that cannot be restored."""
         order, seed = self.schedule.order, self.schedule.seed
         return {"order": digest_of(order.rows(seed, epoch))} if isinstance(order, SampledOrder) else {}
 

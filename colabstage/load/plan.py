@@ -85,7 +85,7 @@ class LoaderOptions:
 
 
 class LoaderArguments(TypedDict, total=False):
-    """The fields of `LoaderOptions` as arguments, for type checkers; `tests/test_options.py` holds both alike."""
+    """The fields of `LoaderOptions` as arguments, for type checkers; `tests/test_options.py` keeps the two the same."""
 
     device: str | torch.device | None
     strategy: Strategy
@@ -139,7 +139,7 @@ class ArrayOptions:
 
 
 class ArrayArguments(TypedDict, total=False):
-    """The fields of `ArrayOptions` as arguments, for type checkers; `tests/test_options.py` holds both alike."""
+    """The fields of `ArrayOptions` as arguments, for type checkers; `tests/test_options.py` keeps the two the same."""
 
     shuffle: bool | None
     seed: int | None
@@ -154,7 +154,7 @@ class ArrayArguments(TypedDict, total=False):
 
 # The lines that take whole batches from worker processes, seeded as torch seeds them.
 STOCK_LOADER = "torch.utils.data.DataLoader(dataset, batch_size, shuffle=True, num_workers=2)"
-# Arguments that are gone, or that only a stock `DataLoader` has, and the line to write instead.
+# Arguments that no longer exist, or that only a stock `DataLoader` has, and the line to write instead.
 TORCH_REMEDIES = {
     "decode": "Leave it out: crops are cut while images are decoded wherever batch_transform begins with one.",
     "generator": "Write seed=generator.initial_seed().",
@@ -165,7 +165,7 @@ TORCH_REMEDIES = {
         f"A stock loader has it and reads whole batches too: {STOCK_LOADER}.",
     ),
 }
-# Arguments that `make_loader`, Keras's PyDataset or tf.data have for the same.
+# Arguments that have equivalents in `make_loader`, Keras's PyDataset or tf.data.
 ARRAY_REMEDIES = {
     "batch_transform": "Give the dataset_h5 a transform; or augment in layers of the model, or by the map of tf.data.",
     "sampler": "Write rows= for some of the samples, and sample_weight= for their weights.",
@@ -193,8 +193,8 @@ class OrderChoice:
     """The order in which an epoch visits rows."""
 
     name: Literal["permutation", "arrival", "file", "sampler"]
-    """`"permutation"` any order is as likely as any other; `"arrival"` rows are shuffled within windows of units that
-    arrive; `"file"` as stored; `"sampler"` as the sampler says."""
+    """`"permutation"`: all orders are equally likely; `"arrival"`: rows are shuffled within windows of units that
+    arrive; `"file"`: as stored; `"sampler"`: as the sampler says."""
     reason: str
     window_units: int = 0
     mixing: float | None = None
@@ -209,7 +209,7 @@ class DecodeChoice:
     """How much of each image file is decoded."""
 
     name: Literal["crops", "whole"]
-    """`"crops"` no more than the crop that the batch transform begins with needs; `"whole"` all of it."""
+    """`"crops"`: no more than the crop that the batch transform begins with; `"whole"`: all of it."""
     reason: str
 
     def __str__(self) -> str:
@@ -221,10 +221,10 @@ class KeepChoice:
     """How much memory is used to keep decoded images for later epochs."""
 
     most_bytes: int
-    """The budget; 0 where none are kept."""
+    """The budget; 0 if none are kept."""
     reason: str
     part: float = 0.0
-    """Of an epoch's images those that fit into it, 0 to 1."""
+    """The part of an epoch's images that fits into it, 0 to 1."""
 
     def __str__(self) -> str:
         return f"kept, {self.reason}" if self.most_bytes else f"not kept, {self.reason}"
@@ -235,26 +235,26 @@ class LoaderPlan:
     """How batches will be loaded: each choice with its reason."""
 
     strategy: Literal["device", "memory", "direct"]
-    """Where a background thread takes batches from: the memory of the device, memory that holds the whole split, or the
+    """Where a background thread takes batches from: the device's memory, memory that holds the whole split, or the
     file."""
     reason: str
     batch_size: int
     batches: int
-    """In an epoch, of this rank."""
+    """Batches of this rank in an epoch."""
     workers: ReasonedValue
     prefetch: ReasonedValue
     engine: EngineChoice
     order: OrderChoice
     decode: DecodeChoice | None = None
-    """`None` where inputs are no image files."""
+    """`None` if inputs are not image files."""
     keep: KeepChoice | None = None
-    """`None` where nothing is decoded in each epoch."""
+    """`None` if nothing is decoded in each epoch."""
     together: int = 1
-    """How many batches are gathered at once, because each would cost more than its copy."""
+    """How many batches are gathered at once, because gathering each would cost more than its copy."""
 
     @property
     def facts(self) -> list[tuple[str, str]]:
-        """Return the choices and their reasons, one after the other."""
+        """Return each choice with its reason."""
         chosen = {
             "strategy": f"{self.strategy}: {self.reason}",
             "batches": f"{self.batches:,} of {self.batch_size:,}",

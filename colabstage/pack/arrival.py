@@ -1,10 +1,10 @@
-"""Rows of a pack that is being written: which are there, what a loader waits for, and which come next.
+"""Rows of a pack that is being written: which are written, which a loader waits for, and which come next.
 
 The file has its final layout before the first sample is decoded, so readers open it at once, and a row can be read as
-soon as it is in its place. A map that all processes share has a byte for each row. Samples are packed in *units*,
-neighbours in the source: a byte range of an archive that one request fetches, or a few files of a folder. Which samples
-form a unit follows from the source's layout alone. The first epoch visits units in a seeded order, so packing knows
-what readers need next, and may change its order while it is used.
+soon as it is in place. A map that all processes share has a byte for each row. Samples are packed in *units* of
+neighbours in the source: a byte range of an archive that one request fetches, or a few files of a folder. Units depend
+only on the source's layout. The first epoch visits them in a seeded order, so packing knows what comes next, and may
+change its order.
 """
 
 from __future__ import annotations
@@ -57,39 +57,39 @@ if TYPE_CHECKING:
     Range = tuple[int, int]
 
 
-# What one request may bring of a far archive. Its round trip is hidden by those beside it as long as it is not too
-# short: with 16 of them and 0.4 s, 2.5 MB keep a line of 100 MB/s busy. It is longer in a long archive: short ones mix
-# better, and in a short archive there is little time to lose with their round trips.
+# How much one request may fetch from a remote archive. Parallel requests hide its round trip unless it is too short:
+# with 16 requests and 0.4 s, 2.5 MB keep a line of 100 MB/s busy. It is longer in a long archive: short ranges mix
+# better, and in a short archive there is little time to lose on round trips.
 _LEAST_FAR_BYTES, _MOST_FAR_BYTES = 2**20, 4 * 2**20
 _STRETCHES_OF = 8_000
-# Its units are shorter: a first batch is of a few, and each is mostly of one class. On a line that is slow, or near,
-# each is a request; on others those that are visited shortly after each other are one. Never more than so many units.
+# A remote archive's units are shorter: a first batch takes a few, and each is mostly of one class. On a slow or short
+# line each is one request; otherwise units that are visited close together share one. This is the most units.
 _FAR_UNIT_BYTES, _MOST_FAR_UNITS = 3 * 2**18, 2**18
-# Of an archive that is here: a disk with a head, too, reads so much in the time of a few seeks.
+# The unit of a local archive: even a disk with a head reads this much in the time of a few seeks.
 _NEAR_UNIT_BYTES = 2**18
-# Rows that are packed one by one, as a reader needs them, before whole units are: where each file costs a round trip,
-# the first batch does not wait for its rows' neighbours. Few, because a kill loses what units lack rows of by then.
+# Rows that are packed one by one, as a reader needs them, before whole units: if each file costs a round trip, the
+# first batch does not wait for its rows' neighbours. Only a few, because a kill loses unfinished units.
 FIRST_ROWS = 128
-# Neighbours in a source are often of one class, so training begins when so many units are here; the first batches come
-# of twice as many where a unit has fewer rows than a batch.
+# Neighbours in a source are often of one class, so training begins once this many units are local; the first batches
+# come from twice as many if a unit has fewer rows than a batch.
 FIRST_UNITS = 4
 _LEAST_WINDOW, _MOST_WINDOW = 64, 512
-# Waiting means looking at a row's byte: often at first, because a batch that is nearly complete should not lose time.
+# Waiting is polling a row's byte: often at first, so that a batch that is nearly complete loses no time.
 _FIRST_LOOK_S, _LONGEST_LOOK_S = 0.001, 0.02
-# Whether the packing process is alive is a question to the system, and only of interest when nothing arrives.
+# Checking whether the packing process is alive is a system call, and matters only when nothing arrives.
 _LOOK_AT_OWNER_S = 1.0
-# Kinds of trees whose positions count bytes of one file.
+# Kinds of trees whose positions are bytes of one file.
 _ARCHIVES = ("zip", "tar")
 # The map of rows, beside the file.
 _MAP = "rows"
 
 
 def window_units(units: int) -> int:
-    """Return how many of so many units are in a window of the first epoch, where labels do not say how many it needs.
+    """Return how many of `units` are in a window of the first epoch, if labels do not tell how many it needs.
 
-    A quarter, so that a source that is sorted by class is mixed; where labels say so, it is fewer, or up to twice as
-    many. A tenth would mix single batches of many classes, but not those of some time: of a hundred classes a small
-    network learned less in the first epoch (top-1 0.59, with a quarter 0.70, with half 0.74), and as much after the
+    A quarter, so that a source that is sorted by class is mixed; if labels are known, it may be fewer, or up to twice
+    as many. A tenth would mix single batches of many classes, but not longer stretches: with a hundred classes, a small
+    network learned less in the first epoch (top-1 0.59; with a quarter 0.70, with half 0.74), and as much after the
     second.
     """
     return min(max(units // 4, _LEAST_WINDOW), _MOST_WINDOW)
@@ -101,7 +101,7 @@ def unit_bytes(nbytes: int, *, far: bool) -> int:
 
 
 def units_together(nbytes: int, units: int) -> int:
-    """Return how many of the units of a far archive one request brings."""
+    """Return how many units of a remote archive one request fetches."""
     request_bytes = min(max(math.isqrt(_STRETCHES_OF * nbytes), _LEAST_FAR_BYTES), _MOST_FAR_BYTES)
     return max(1, round(request_bytes * units / max(1, nbytes)))
 
@@ -111,36 +111,36 @@ def pack_units(costs: NDArray[np.int64], most_bytes: int) -> NDArray[np.int32]:
 
     Args:
         costs: int64 `(N,)`, how many bytes are read for each sample.
-        most_bytes: how many of them arrive sooner together, as in an archive; 0 for files of a folder, whose units are
+        most_bytes: how many bytes to read together, as in an archive; 0 for files of a folder, whose units are
             as small as the journal allows.
     """
-    # Whole blocks of the journal, because a kill loses the unfinished ones.
+    # Whole blocks of the journal, because a kill loses unfinished ones.
     blocks = np.arange(len(costs)) // BLOCK_SAMPLES
     if not most_bytes or not len(costs):
         return blocks.astype(np.int32)
     at_block = (np.cumsum(costs) - costs)[::BLOCK_SAMPLES] // most_bytes
-    # Numbers without gaps, even where one sample is longer than a unit.
+    # Numbers without gaps, even if one sample is longer than a unit.
     numbers = np.concatenate([[0], np.cumsum(np.diff(at_block) > 0)])
     return numbers[blocks].astype(np.int32)
 
 
 def number_units(units: NDArray[np.int32]) -> NDArray[np.intp]:
-    """Return the unit of each row, `(N,)`, counted from 0 without those that none of these rows is of."""
+    """Return the unit of each row, `(N,)`, renumbered from 0 without unused units."""
     # Sorting millions of rows would take as long as a round trip to the source.
     return (np.cumsum(_are_among(units, int(units.max(initial=-1)) + 1)) - 1)[units]
 
 
 def _are_among(units: NDArray[np.int32], count: int) -> NDArray[np.bool_]:
-    """Return for each of `count` units whether any of some rows is of it."""
+    """Return for each of `count` units whether any of the rows belongs to it."""
     found = np.zeros(count, np.bool_)
     found[units] = True
     return found
 
 
 def units_in_turn(units: NDArray[np.int32]) -> NDArray[np.intp]:
-    """Return the units of rows, `(N,)`, each once, in the order in which the rows come to them."""
+    """Return the units of rows, each once, in order of first use."""
     first = np.full(int(units.max(initial=-1)) + 1, -1, np.intp)
-    # Backwards, because of several values for one place the last one stays.
+    # Backwards, because the last of several values assigned to one place stays.
     first[units[::-1]] = np.arange(len(units))[::-1]
     named = np.flatnonzero(first >= 0)
     return named[np.argsort(first[named])]
@@ -152,19 +152,19 @@ class PackState(IntEnum):
     RUNNING = 0
     """More rows will come."""
     PLACED = 1
-    """All rows are there, and the file is in its place."""
+    """All rows are written, and the file is in place."""
     FAILED = 2
-    """It ended before that; the header says why."""
+    """Packing ended early; the header says why."""
 
 
-# The beginning of the map: who packs, and how packing ended. An error has at most so many characters, and JSON writes
-# one with up to twelve bytes.
+# The beginning of the map: which process packs, and how packing ended. An error message is limited to this many
+# characters, each of which takes up to twelve bytes in JSON.
 _LONGEST_MESSAGE = 2_000
 _HEAD = np.dtype([("state", "u1"), ("owner", "S255"), ("error", "S32512")])
 
 
 class RowMap:
-    """The mapped file. Any process may read it; only the one that packs writes.
+    """The mapped file. Any process may read it; only the packing process writes.
 
     Readers look at a row's byte without taking a lock, so a fork can never leave one locked.
 
@@ -182,7 +182,7 @@ class RowMap:
     @classmethod
     def create(cls, path: Path, rows: int) -> RowMap:
         """Create a map at `path`, in a workspace of this process, with all rows missing."""
-        # Removed and not truncated: readers of an earlier run may have it mapped, and would be killed by a signal.
+        # Removed, not truncated: readers of an earlier run may have it mapped, and a signal would kill them.
         remove_own(path)
         path.touch()
         with path.open("r+b") as file:
@@ -198,16 +198,16 @@ class RowMap:
 
     @property
     def abandoned(self) -> bool:
-        """Return whether the packing process has ended without saying so, as after a kill."""
+        """Return whether the packing process has ended without recording it, as after a kill."""
         return self.state is PackState.RUNNING and owner_is_alive(self._head["owner"][0].decode()) is False
 
     @property
     def here(self) -> int:
-        """Return how many rows are in their places."""
+        """Return how many rows are in place."""
         return int(np.count_nonzero(self.rows))
 
     def set_placed(self) -> None:
-        """Record that the file is complete and in its place."""
+        """Record that the file is complete and in place."""
         self._head["state"] = PackState.PLACED
 
     def set_failed(self, error: BaseException) -> None:
@@ -220,7 +220,7 @@ class RowMap:
         self._head["state"] = PackState.FAILED
 
     def failure(self, unit: str) -> ColabstageError:
-        """Return the error for readers of rows that will not come: what happened, and how much is there."""
+        """Return the error for readers of rows that will not come: what happened, and how much is local."""
         text = self._head["error"][0]
         rest = (
             f"{self.here:,} of {len(self.rows):,} {unit} were packed. Call stage_dataset with the same arguments "
@@ -230,7 +230,7 @@ class RowMap:
             return NotStagedError(f"The process that packed has ended before all was here. {rest}")
         raw = json.loads(text)
         kind, message = error_from_json(raw, NotStagedError)
-        # The message of another library's error does not say what failed.
+        # Another library's message does not say what failed.
         what = message if raw[0] else f"Packing has ended: {message}"
         return kind(f"{ended(what)} {rest}")
 
@@ -245,15 +245,15 @@ class SplitRows(NamedTuple):
 
 
 class ArrivalPlan(NamedTuple):
-    """What is known about a pack before a row of it is there."""
+    """What is known about a pack before its first row is written."""
 
     splits: Mapping[str, SplitRows]
     unit: str
     """What samples are called."""
     window_units: int
-    """How many units one window of the first epoch may hold: a function of the source's layout."""
+    """How many units one window of the first epoch may hold; depends on the source's layout."""
     together: int
-    """How many neighbouring units are visited shortly after each other, so that one request can bring them."""
+    """How many neighbouring units are visited close together, so that one request can fetch them."""
     knows_targets: bool
     """Whether targets are in the file from the beginning."""
 
@@ -261,8 +261,8 @@ class ArrivalPlan(NamedTuple):
 class PackArrival:
     """The `h5.arrival.Arrival` of a pack that is being written.
 
-    Thread-safe; can be pickled, and works after a fork. What readers expect changes the order of packing only in the
-    process that packs, and only there are `figures` and `waits_for` known.
+    Thread-safe; can be pickled, and works after a fork. Readers' expectations change the order of packing only in the
+    packing process, and only there are `figures` and `waits_for` known.
     """
 
     verb = "packed"
@@ -270,7 +270,7 @@ class PackArrival:
     def __init__(
         self, data: Path, place: Path, rows: RowMap, plan: ArrivalPlan, stream: PackStream | None = None
     ) -> None:
-        """Take the file while it is written, and where it will be; its map; and the run that packs."""
+        """Take the file that is being written, its final place, its map, and the run that packs."""
         self.path, self.place = data, place
         self._plan, self.unit = plan, plan.unit
         self._map: RowMap | None = rows
@@ -283,18 +283,18 @@ class PackArrival:
 
     @property
     def figures(self) -> Mapping[str, int]:
-        """Return how many bytes of the source's samples are here: `fetched` by this run and `kept` from an earlier one.
-        None is `evicted`."""
+        """Return how many bytes of the source's samples are local: `fetched` by this run and `kept` from an earlier
+        one. None is `evicted`."""
         return {} if self._stream is None else self._stream.bytes_moved()
 
     @property
     def waits_for(self) -> str:
-        """Return why nothing comes at present; "" where it does."""
+        """Return why nothing arrives at present; "" if something does."""
         return "" if self._stream is None else self._stream.waits_for
 
     @property
     def complete(self) -> bool:
-        """Tell whether the file is complete, and in its place."""
+        """Tell whether the file is complete, and in place."""
         rows = self._rows()
         return rows is None or rows.state is PackState.PLACED
 
@@ -305,8 +305,8 @@ class PackArrival:
 
     @property
     def layout(self) -> UnitLayout:
-        """Return the units of the source. Only the first epoch is read unit by unit: at its end the whole split is
-        there, and once all is packed, nobody knows any more how the source was laid out."""
+        """Return the units of the source. Only the first epoch is read by units: at its end the whole split is local,
+        and once packing is done, nobody knows the source's layout any more."""
         return UnitLayout(
             lambda split: number_units(self._plan.splits[split].units),
             self._plan.window_units,
@@ -320,7 +320,7 @@ class PackArrival:
 
     @property
     def bar(self) -> tuple[str, int, str]:
-        """Return what a bar of the packing says: what is done, how much of it in all, and in which unit."""
+        """Return what a progress bar shows of the packing: what is done, the total, and the unit."""
         return "pack", self.ready.total, self.unit
 
     @property
@@ -339,8 +339,8 @@ class PackArrival:
         self, split: str, rows: NDArray[np.intp], *, then: Callable[[], NDArray[np.intp]] | None = None
     ) -> Expectation:
         """Have rows packed in the order in which they will be read."""
-        # `then`, what is read after these, is not needed: by that time the whole split is there.
-        # After a fork the thread that packs belongs to another process.
+        # `then`, what is read next, is not needed: by that time the whole split is local. After a fork the packing
+        # thread belongs to another process.
         if self._stream is None or os.getpid() != self._pid or self.complete:
             return Need(np.arange(0), np.arange(0), self.handed_out)
         known, stream = self._plan.splits[split], weakref.ref(self._stream)
@@ -357,14 +357,14 @@ class PackArrival:
         side: Side = "row",
         cancellation: Cancellation | None = None,
     ) -> Iterator[None]:
-        """Wait until these rows are in their places, where they stay."""
+        """Wait until these rows are in place, where they stay."""
         known = self._rows()
         if known is not None and not (side == "targets" and self._plan.knows_targets):
             self._wait(known, self._plan.splits[split].start + np.asarray(rows), cancellation)
         try:
             yield
         except SourceNotFoundError:
-            # Removed with the work that it belonged to, which says why.
+            # It was removed with the work it belonged to, whose error says why.
             self.check()
             raise
 
@@ -376,14 +376,14 @@ class PackArrival:
             now = SYSTEM_CLOCK.now()
             looks = now - looked_at > _LOOK_AT_OWNER_S
             looked_at = now if looks else looked_at
-            # Only where a row is missing: those that were packed before the failure can still be read.
+            # Only if a row is missing: rows that were packed before the failure can still be read.
             if known.state is PackState.FAILED or (looks and known.abandoned):
                 raise known.failure(self.unit)
             SYSTEM_CLOCK.sleep(look_s)
             look_s = min(1.5 * look_s, _LONGEST_LOOK_S)
 
     def _rows(self) -> RowMap | None:
-        """Return the map; `None` once it was removed because the pack is finished."""
+        """Return the map; `None` once the pack is finished and the map removed."""
         if self._map is None:
             try:
                 self._map = RowMap(self.path.with_name(_MAP))
@@ -410,13 +410,13 @@ class Need:
     """The units of all of them, each once, in order."""
     handed_out: HandedOut
     stream: weakref.ref[PackStream] | None = None
-    """The run that packs. A finalizer of the reader refers to this object: a strong reference would keep the packing
-    alive, and with it the reader."""
+    """The run that packs, as a weak reference: a reader's finalizer refers to this object, and a strong one would keep
+    the packing alive, and with it the reader."""
     dropped: bool = False
     done: int = 0
 
     def reached(self, rows: int, waited_s: float = 0.0) -> None:
-        """Count rows that were read; packing need not know, as they have been packed."""
+        """Count rows that were read. Packing need not know, because they are packed."""
         self.handed_out.note(max(0, rows - self.done), waited_s)
         self.done = rows
 
@@ -428,7 +428,7 @@ class Need:
 
 
 class PackingOrder(Sequence[int]):
-    """The positions that are left to pack, for `run_pipeline`. The order of those not taken yet may change at any time.
+    """The positions left to pack, for `run_pipeline`. The order of those not yet taken may change at any time.
 
     Its items are taken one after the other, possibly several times.
     """
@@ -436,55 +436,54 @@ class PackingOrder(Sequence[int]):
     def __init__(
         self, left: NDArray[np.int64], units: NDArray[np.int32], row_of: NDArray[np.int64], *, by_row: bool
     ) -> None:
-        """Take the unit and the row of each position, -1 where it has none; `by_row`: whether single rows may come
-        before whole units."""
+        """Take each position's unit and row, -1 for none; `by_row`: whether single rows may precede whole units."""
         self._left, self._units, self._row_of, self._by_row = left, units, row_of, by_row
         self._taken = 0
-        # A sort may be interrupted by the finalizer of a reader, which sorts again.
+        # A reader's finalizer may interrupt a sort and sort again, in the same thread.
         self._lock = threading.RLock()
 
     def __len__(self) -> int:
         return len(self._left)
 
     def __getitem__(self, number: Any) -> Any:
-        """Return an item; from now on it stays where it is, and so do all before it."""
+        """Return an item, which is then fixed in its place, as are all before it."""
         with self._lock:
             self._taken = max(self._taken, number + 1)
             return int(self._left[number])
 
     def sort(self, turns: NDArray[np.int64], first: NDArray[np.int64]) -> None:
-        """Sort what is left: the rows `first`, `(F,)`, in their order; then by the turn of each unit, `(U,)`, and in a
+        """Sort the rest: the rows `first`, `(F,)`, in their order; then by the turn of each unit, `(U,)`, and within a
         unit as in the source."""
         with self._lock:
             rest = self._left[self._taken :]
             keys: list[NDArray[Any]] = [rest, turns[self._units[rest]]]
             if self._by_row:
-                # The last one is that of samples without a row.
+                # The last rank is for samples without a row.
                 ranks = np.full(len(self._row_of) + 1, len(first), np.int32)
                 ranks[first] = np.arange(len(first))
                 keys.append(ranks[self._row_of[rest]])
             self._left[self._taken :] = rest[np.lexsort(keys)]
 
     def units_left(self) -> NDArray[np.bool_]:
-        """Return which units have samples that were not taken yet."""
+        """Return which units have samples that are not taken yet."""
         with self._lock:
             return _are_among(self._units[self._left[self._taken :]], int(self._units.max(initial=-1)) + 1)
 
 
 class FirstEpoch(Protocol):
-    """Say how readers visit the units of a split."""
+    """How readers visit the units of a split in the first epoch."""
 
     def window(
         self, units: NDArray[np.intp], labels: NDArray[np.integer], most_units: int, first_units: int, together: int
     ) -> int:
-        """Return how many units one window needs, with the class of each row."""
+        """Return how many units one window needs, given the class of each row."""
 
     def rows(self, units: NDArray[np.intp], window_units: int, first_units: int, together: int) -> NDArray[np.intp]:
-        """Return the rows that are read first, in order, until a reader says so itself."""
+        """Return the rows that are read first, in order, until a reader announces its own."""
 
 
 class PackStream:
-    """One run of packing as readers see it: created before the run, and called for each sample and at the end.
+    """One run of packing as readers see it: created before the run, called for each sample and at the end.
 
     Attributes:
         arrival: the object through which readers wait for rows, once there is one.
@@ -503,8 +502,8 @@ class PackStream:
 
     @staticmethod
     def obstacle(job: PackJob) -> str | None:
-        """Return why rows of a pack cannot be read before all of them are packed; `None` where they can."""
-        # In each case readers would wait for the end anyway, or see values that still change.
+        """Return why rows of a pack cannot be read before all are packed; `None` if they can."""
+        # In these cases readers would wait for the end anyway, or see values that still change.
         if job.plan.x.is_open:
             return (
                 f"with encoding='{job.plan.encoding}' lengths and positions are known only when everything is encoded"
@@ -518,8 +517,8 @@ class PackStream:
         return None
 
     def plan(self, job: PackJob, source: OpenedSource) -> None:
-        """Prepare for what will be packed, and tell `source` in which order byte ranges of its archive are needed, now
-        and whenever that changes."""
+        """Prepare what will be packed, and tell `source` in which order byte ranges of its archive are needed, now and
+        whenever that changes."""
         # By position in the archive, because a unit is a range of it; stable, so that each run has the same units.
         order = np.argsort(sample_positions(job.table), kind="stable")
         self._source, self._costs = source, sample_costs(job.table)[order]
@@ -527,7 +526,7 @@ class PackStream:
         apart = job.tree is None or job.tree.kind == "folder"
         self._by_row = apart and source.cost.reads_slowly
         self._by_position = pack_units(self._costs, 0 if apart else unit_bytes(nbytes, far=far))
-        # Four bytes: a pack of a hundred million samples has this array in memory while it is written.
+        # Four bytes: a pack of a hundred million samples holds this array in memory while it is written.
         units = np.empty(len(order), np.int32)
         units[order] = self._by_position
         self._count = int(units.max(initial=-1)) + 1
@@ -546,7 +545,7 @@ class PackStream:
         self._announce()
 
     def _choose_window(self, job: PackJob, units: NDArray[np.int32], together: int) -> int:
-        """Return how many units are in a window: as few as keep the classes even, where they are known."""
+        """Return how many units are in a window: as few as keep the classes even, if these are known."""
         most, targets = window_units(self._count), job.table.targets
         splits = sorted(job.plan.splits, key=lambda split: split.name != "train")
         if not splits or not job.table.classes or not isinstance(targets, Values):
@@ -558,7 +557,7 @@ class PackStream:
         return self._first_epoch.window(own, labels, most, FIRST_UNITS, together)
 
     def _guess(self) -> Need:
-        """Return what the first reader will most likely read: split after split, and train first."""
+        """Return what the first reader will most likely read: split after split, `train` first."""
         first, units = [np.arange(0)], [np.zeros(0, np.int32)]
         for name, split in sorted(self._plan.splits.items(), key=lambda item: item[0] != "train"):
             # Loaders shuffle `train` by default, and nothing else.
@@ -577,7 +576,7 @@ class PackStream:
         self._announce()
 
     def drop(self, need: Need) -> None:
-        """Remove the needs of a reader that stopped; without any others the last order stays."""
+        """Remove the needs of a reader that stopped; if it was the only one, the last order stays."""
         with self._needs_lock:
             need.dropped = True
             others = [other for other in self._needs if not other.dropped]
@@ -586,7 +585,7 @@ class PackStream:
             self._announce()
 
     def _announce(self) -> None:
-        """Sort what is left by what readers need, and tell the source."""
+        """Sort the rest by readers' needs, and tell the source."""
         needs, self._turns = list(self._needs), np.full(self._count, self._count, np.int64)
         for need in needs:
             self._turns[need.units] = np.minimum(self._turns[need.units], np.arange(len(need.units)))
@@ -603,22 +602,22 @@ class PackStream:
             return
         units = np.argsort(self._turns, kind="stable")
         if self._left is not None:
-            # What is packed need not be fetched again; telling the source so frees its connections for the rest.
+            # Packed units need not be fetched again; telling the source so frees its connections for the rest.
             units = units[self._left.units_left()[units]]
-        # What is in between has come by then, or is of no sample; after a kill that is most of the archive, which
-        # would come while the last samples are decoded.
+        # Bytes in between have been fetched by then, or belong to no sample. After a kill they are most of the archive,
+        # and would be fetched while the last samples are decoded.
         alone = self._left is not None
         self._source.prefer([bounds for unit in units.tolist() for bounds in self._ranges[unit]], alone=alone)
 
     def begin(self, work: WriteJob, place: Path, left: NDArray[np.bool_]) -> PackingOrder:
-        """Let readers in, as the file has its final layout; return the positions that are left to pack. The source
-        starts now, unless it has: what is packed need not come again.
+        """Let readers in, because the file has its final layout; return the positions left to pack. The source starts
+        now, unless it has: it need not fetch what is packed.
 
-        `place`: where the file will be. `left`: which positions are not in their places yet.
+        `place`: where the file will be. `left`: which positions are not in place yet.
         """
         self._rows = RowMap.create(work.target.with_name(_MAP), len(self._row_of[self._row_of >= 0]))
         self._rows_at = self._row_of[work.order]
-        # Rows that are there are announced first: a reader of a continued pack need not wait for them.
+        # Finished rows are announced first: a reader of a continued pack need not wait for them.
         self._rows.rows[self._rows_at[~left & (self._rows_at >= 0)]] = True
         self._kept_bytes = self._bytes_here()
         order = PackingOrder(np.flatnonzero(left), self._by_position, self._rows_at, by_row=self._by_row)
@@ -627,21 +626,21 @@ class PackStream:
         if not left.all():
             self._prefer()
         self._source.start()
-        # Readers open it here and keep it open: renaming it to its place later changes nothing for them.
+        # Readers open the file here and keep it open: its later rename changes nothing for them.
         self.arrival = PackArrival(work.target, place, self._rows, self._plan, self)
         self._begun(self.arrival)
         return order
 
     def arrived(self, position: int) -> None:
-        """Record that a sample is in its place; from any thread."""
+        """Record that a sample is in place; from any thread."""
         assert self._rows is not None
         row = self._rows_at[position]
         if row >= 0:
-            # After the bytes of the row are in the file: readers look at this byte alone.
+            # After the row's bytes are in the file: readers check only this byte.
             self._rows.rows[row] = True
 
     def placed(self) -> None:
-        """Record that the file has been moved to its place."""
+        """Record that the file has been moved into place."""
         if self._rows is not None:
             self._rows.set_placed()
 
@@ -652,34 +651,34 @@ class PackStream:
 
     @property
     def waits_for(self) -> str:
-        """Return why nothing comes at present; "" where it does."""
+        """Return why nothing arrives at present; "" if something does."""
         return self._source.waits_for
 
     def bytes_moved(self) -> dict[str, int]:
         """Return the figures of `PackArrival`."""
-        # Counted by rows and not by requests, so that the figures agree with what readers see.
+        # Counted by rows, not by requests, so that the figures agree with what readers see.
         here = self._bytes_here()
         kept = min(here, max(self._kept_bytes, self._source.resumed_bytes))
         return {"fetched": here - kept, "kept": kept, "evicted": 0}
 
     def _bytes_here(self) -> int:
         assert self._rows is not None
-        here = np.append(self._rows.rows, False)  # the last one is that of samples without a row
+        here = np.append(self._rows.rows, False)  # the last one is for samples without a row
         return int(self._costs[here[self._rows_at]].sum())
 
 
 class MemberRanges:
-    """Where the members of an archive that samples are read from are in it, each up to the next one."""
+    """Where in an archive the members are that samples are read from, each up to the next one."""
 
     def __init__(self, job: PackJob) -> None:
-        """Look at all samples of a job."""
+        """Examine all samples of a job."""
         source = None if job.tree is None or job.tree.kind not in _ARCHIVES else job.tree.source
         self._starts = np.empty(0, np.int64) if source is None else _each_once(np.concatenate(_positions(job.table)))
         self._ends = np.append(self._starts[1:], 0 if source is None else source.size)
 
     def of(self, job: PackJob, samples: NDArray[np.int64] | None = None) -> list[Range]:
-        """Return `(begin, end)` of each member that a part of that job, or some of its samples, need; nothing where it
-        is no archive."""
+        """Return `(begin, end)` of each member that a part of that job, or some of its samples, need; empty if it is
+        not an archive."""
         if not len(self._starts):
             return []
         chosen = slice(None) if samples is None else samples
@@ -688,12 +687,12 @@ class MemberRanges:
         return list(zip(self._starts[places].tolist(), self._ends[places].tolist(), strict=True))
 
     def of_units(self, job: PackJob, units: NDArray[np.int32]) -> list[list[Range]]:
-        """Return the byte ranges of each unit, neighbours as one; `units`: of each sample of the job."""
+        """Return the byte ranges of each unit, with neighbours joined; `units`: of each sample of the job."""
         if not len(self._starts):
             return []
         parts = [np.searchsorted(self._starts, positions) for positions in _positions(job.table)]
         owners = np.concatenate([units] * len(parts)).astype(np.int64)
-        # As one number each: sorting pairs takes ten times as long.
+        # As single numbers: sorting pairs takes ten times as long.
         pairs = _each_once(owners * len(self._starts) + np.concatenate(parts))
         owners, places = np.divmod(pairs, len(self._starts))
         first = np.flatnonzero(np.r_[True, (np.diff(owners) != 0) | (np.diff(places) != 1)])
@@ -706,14 +705,14 @@ class MemberRanges:
 
 
 def _positions(table: SampleTable) -> list[NDArray[np.int64]]:
-    """Return where each sample's content is, and its target's where that is read as well."""
+    """Return where each sample's content is, and its target's if that is read as well."""
     target = target_source(table)
     return [table.inputs.source.positions, *([] if target is None else [target.positions])]
 
 
 def _each_once(values: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the different values, sorted."""
-    # They are nearly sorted already, so this takes a tenth of what `np.unique` does, which goes by hashes.
+    """Return the distinct values, sorted."""
+    # The values are nearly sorted, so this takes a tenth of the time of `np.unique`, which hashes.
     ordered = np.sort(values, kind="stable")
     found: NDArray[np.int64] = ordered[np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]]
     return found

@@ -1,10 +1,10 @@
-"""Tell a user's functions apart by what they do: their code, and the content of everything that it can see.
+"""Tell a user's functions apart by what they do: their code, and the content of everything they refer to.
 
-Libraries that hash or pickle functions name what can be imported instead of looking into it: an edited function under
-its old name, or another value of a global, would be "the same" to them. So this walks by itself: through code,
+Libraries that hash or pickle functions name whatever can be imported instead of looking into it: to them, an edited
+function under its old name, or a new value of a global, would be "the same". So this walks by itself: through code,
 defaults, closures, the globals and classes that the code names, and through objects by what they would be pickled as.
-What belongs to an installed library counts by its name and version. What nobody could pickle cannot be compared, and is
-never the same as anything, itself included.
+An installed library counts by name and version. What cannot be pickled cannot be compared, and equals nothing, not even
+itself.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ _GLOBALS = frozenset({"LOAD_GLOBAL", "LOAD_NAME"})
 
 
 class Description(NamedTuple):
-    """What a function is, for comparing it with another one."""
+    """A description of a function, to compare it with another one."""
 
     name: str
     """Its name for people."""
     digest: str
-    """16 hexadecimal digits that change whenever it may do something else."""
+    """16 hexadecimal digits that change whenever the function may behave differently."""
     unknown: tuple[str, ...] = ()
-    """The types of objects in it that cannot be compared; then the digest means nothing."""
+    """The types of objects in it that cannot be compared; if there are any, the digest means nothing."""
     code: str = ""
     """16 hexadecimal digits of its code alone, without its objects, which may change while it works."""
 
@@ -54,7 +54,7 @@ class Description(NamedTuple):
 def describe_callable(function: Callable[..., Any]) -> Description:
     """Describe a function, or anything else that can be called.
 
-    Of libraries that it uses only the versions count, and files that it reads do not count.
+    Libraries that it uses count only by their versions, and files that it reads do not count.
     """
     walk = _CodeWalk()
     try:
@@ -93,7 +93,7 @@ class _CodeWalk:
         known = self._known.get(id(value))
         if known is not None:
             return known[1]
-        # A value that contains itself, by how many steps back it began; its id would differ in each process.
+        # A value that contains itself is named by how many steps back it began: its id differs between processes.
         if id(value) in self._under_way:
             return _hash("cycle", len(self._under_way) - self._under_way[id(value)])
         self._under_way[id(value)] = len(self._under_way)
@@ -130,9 +130,9 @@ class _CodeWalk:
         kind = type(value).__name__
         if isinstance(value, (dict, types.MappingProxyType)):
             if {*map(type, value), *map(type, value.values())} <= _PLAIN:
-                return (kind, repr(dict(value)))  # in one step, since tables of labels may be long
+                return (kind, repr(dict(value)))  # in one step, because tables of labels may be long
             return (kind, *self._each(value.keys()), *self._each(value.values()))
-        # The order of a set differs from process to process.
+        # The order of a set differs between processes.
         if isinstance(value, (set, frozenset)):
             return (kind, *sorted(self._each(value)))
         return (kind, repr(value)) if set(map(type, value)) <= _PLAIN else (kind, *self._each(value))
@@ -172,14 +172,14 @@ class _CodeWalk:
         cells = [_content(cell) for cell in value.__closure__ or ()]
         held = self._each(([value.__defaults__, value.__kwdefaults__], cells))
         library = _library_of(value.__module__ or "", value.__code__.co_filename)
-        # By version: walking through torch for each function that calls it would never end.
+        # By version: walking through torch for each function that calls it would take for ever.
         if library:
             return ("library", library, value.__module__, value.__qualname__, *held)
         return ("function", self.digest(value.__code__), *held, *self._globals(value))
 
     def _code(self, code: types.CodeType) -> Iterable[Any]:
-        """Return what a code object does, without its position in its file."""
-        # The higher bits are the `from __future__` imports of the file, which the code itself does not show.
+        """Return what a code object does, without its position in the file."""
+        # The higher bits are the file's `from __future__` imports, which the code itself does not show.
         flags = code.co_flags & 0xFFFF
         shape = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, flags)
         names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
@@ -188,7 +188,7 @@ class _CodeWalk:
 
     def _globals(self, function: types.FunctionType) -> Iterator[Any]:
         """Return the globals that a function and the functions inside it use."""
-        # Of the user's own modules only the attributes in use count: another function there may change freely.
+        # In the user's own modules only the used attributes count: another function there may change freely.
         codes = list(codes_in(function.__code__))
         attributes = {name for code in codes for name in code.co_names}
         named = {str(one.argval) for code in codes for one in dis.get_instructions(code) if one.opname in _GLOBALS}
@@ -248,7 +248,7 @@ def _hash(*parts: Any) -> bytes:
 
 
 def codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
-    """Yield a function's code, and that of the functions inside of it."""
+    """Yield a function's code, and that of the functions inside it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
@@ -258,12 +258,12 @@ def codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
 def _content(cell: types.CellType) -> Any:
     try:
         return cell.cell_contents
-    except ValueError:  # of a function that is still being defined
+    except ValueError:  # the variable of a function that is still being defined
         return "empty"
 
 
 def _function_of(member: Any) -> Any:
-    """Return what a class's member does, of the kinds that hold a function and cannot be pickled."""
+    """Return the function that a class's member holds, for kinds of members that cannot be pickled."""
     if isinstance(member, property):
         return [member.fget, member.fset, member.fdel]
     if isinstance(member, (staticmethod, classmethod)):
@@ -278,7 +278,7 @@ def _function_of(member: Any) -> Any:
 def _tensor_bytes(tensor: Any) -> Any:
     try:
         return tensor.detach().cpu().numpy()
-    except (TypeError, RuntimeError):  # of a dtype that numpy has not: as it is pickled
+    except (TypeError, RuntimeError):  # for a dtype that is not numpy's own: as it is pickled
         return tensor
 
 
@@ -288,7 +288,7 @@ def _library_folders() -> tuple[str, ...]:
 
 
 def _library_of(module: str, file: str) -> str:
-    """Name and version of the installed library that a module belongs to; "" for code of the user's own."""
+    """Return name and version of the installed library that a module belongs to; "" for the user's own code."""
     top = module.partition(".")[0]
     if top == "__main__":
         return ""

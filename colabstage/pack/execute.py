@@ -70,18 +70,18 @@ if TYPE_CHECKING:
     from colabstage.trees.listing import Tree
 
 
-# Notes on image files that are in a dataset several times, byte for byte: with two labels, or in two splits.
+# Notes on image files that a dataset has several times, byte for byte: with two labels, or in two splits.
 #
-# A person would take either for a mistake, and neither shows in a listing. Bytes are read while a pack is made, so it
-# is found then, for the price of a digest of each file.
+# Either is probably a mistake, and neither shows in a listing. Packing reads the bytes anyway, so it finds them for the
+# price of a digest per file.
 
 
 def repeated_notes(digests: NDArray[np.uint64], table: SampleTable, splits: Sequence[SplitPlan]) -> tuple[str, ...]:
-    """Return a note on images that have several labels, and one on those that are in several splits.
+    """Return a note on images that have several labels, and one on images that are in several splits.
 
-    Images that are there twice with one label, in one split, are no mistake that anybody need hear of.
+    Copies with one label, in one split, are not worth a note.
 
-    `digests`: of each sample's file, 0 where none was taken. `splits`: what was packed of the table.
+    `digests`: of each sample's file, 0 if none was taken. `splits`: what was packed of the table.
     """
     ordered = np.sort(digests)
     repeated = np.unique(ordered[1:][(ordered[1:] == ordered[:-1]) & (ordered[1:] != 0)])
@@ -96,9 +96,9 @@ def repeated_notes(digests: NDArray[np.uint64], table: SampleTable, splits: Sequ
     firsts = samples[places][files.reshape(-1)]
 
     def note(values: NDArray[Any], name_of: Callable[[int], str], where: str, why: str) -> list[str]:
-        """Return a note where copies of one file have different values."""
+        """Return a note if copies of one file have different values."""
         here, there = (values[which].reshape(len(samples), -1) for which in (samples, firsts))
-        # A value that is missing is NaN, which would differ from itself.
+        # A missing value is NaN, which does not equal itself.
         differs = ((here != there) & ~((here != here) & (there != there))).any(axis=1)  # noqa: PLR0124 - only NaN does
         if not differs.any():
             return []
@@ -134,14 +134,14 @@ def _label_of(table: SampleTable, targets: Values, sample: int) -> str:
     return table.classes[int(value)] if is_class else str(value.tolist())
 
 
-# Longer than a read from a local disk takes; and longer than one from memory, the limit where nothing is decoded.
+# Longer than a read from a local disk; and longer than one from memory, the limit if nothing is decoded.
 _SLOW_READ_S = 0.001
 _COLD_READ_S = 0.0002
-# Below these means, in bytes of a file, two workers are slower than one: up to 1.6 times where files of 400 bytes are
-# kept as they are, 1.2 times where they are decoded (measured on two cores, by turns).
+# Below these mean lengths of files, in bytes, two workers are slower than one: up to 1.6 times if files of 400 bytes
+# are stored unchanged, 1.2 times if they are decoded (measured on two cores, by turns).
 _TINY_KEPT_BYTES = 16 * 1024
 _TINY_DECODED_BYTES = 1024
-# The file whose manifest is that of the file which was moved to its place last.
+# The file that holds a copy of the manifest of the file that was moved into place last.
 _PUBLISHED = "published"
 _ROWS = "rows.npz"
 _TURNED = (
@@ -155,11 +155,11 @@ class PackReport:
     """What packing did."""
 
     path: Path | str
-    """The file; an address where the target is one; for shards a pattern that matches them, for `dataset_h5`."""
+    """The file; an address if the target is one; for shards a pattern that matches them, for `dataset_h5`."""
     encoding: str
     """How samples are stored."""
     reason: str
-    """Why they are stored that way, in a sentence."""
+    """The reason for that, in a sentence."""
     samples: Mapping[str, int]
     """Rows of each split."""
     classes: tuple[str, ...]
@@ -171,32 +171,31 @@ class PackReport:
     seconds: float
     """How long it took."""
     packing_s: float
-    """How much of that time was reading, decoding and writing."""
+    """How much of that time went into reading, decoding and writing."""
     resumed: int
     """How many samples an earlier, interrupted run had already put in place."""
     readers: int
     """The largest number of reads in flight."""
     found: tuple[tuple[str, str], ...]
-    """What was found in a source of files, in words by name: layout, classes, examples."""
+    """What was found in a source of files, as named texts: layout, classes, examples."""
     notes: tuple[str, ...]
-    """Everything else that the user should know: of the source, of its samples, and of what showed when all had been
-    read."""
+    """What else the user should know: about the source, its samples, and what showed when all had been read."""
     files: tuple[Path | str, ...] = ()
-    """All shards, where the pack consists of shards."""
+    """All shards, if the pack consists of shards."""
     animated: tuple[str, ...] = ()
     """Names of images that have further frames or pages; only the first is stored."""
     reduced: tuple[str, ...] = ()
     """Names of images that have 16 bits for each value; only the upper 8 are stored."""
     turned: tuple[str, ...] = ()
-    """Names of images that EXIF turns, where nothing shows whether boxes or a mask were drawn before or after that."""
+    """Names of images that EXIF turns, if nothing shows whether boxes or a mask were drawn before or after that."""
     resizer: Resizer | None = None
-    """What resized the images, `"torch"` or `"pillow"`; `None` where they were not resized."""
+    """What resized the images, `"torch"` or `"pillow"`; `None` if they were not resized."""
     odd_boxes: OddBoxes = field(default_factory=OddBoxes)
     """How many boxes a model may refuse or misread."""
     takeover: Takeover | None = None
-    """What was taken over of an earlier pack of the same source; `None` where there was none to take from."""
+    """What was taken over from an earlier pack of the same source; `None` if there was none."""
     unit: str = "samples"
-    """What samples are called where they are counted: images, clips of sound, rows, or just samples."""
+    """What samples are called when they are counted: images, sound clips, rows, or just samples."""
 
     def __str__(self) -> str:
         total = sum(self.samples.values())
@@ -219,7 +218,7 @@ class PackReport:
 
 
 def notes_on_losses(found: PackReport) -> tuple[str, ...]:
-    """Return notes on images of which a part is not stored."""
+    """Return notes on images that are stored incompletely."""
     table = (
         (found.animated, "several frames or pages", "the first of each counts"),
         (found.reduced, "16 bits for each value", "the upper 8 are used, so what is below 256 becomes 0"),
@@ -241,13 +240,13 @@ class PackRun:
     out: Path
     """The file to make, in a folder that exists."""
     slow: bool
-    """Whether the tree is known to answer slowly, so that many reads are started at once."""
+    """Whether the tree is known to respond slowly, so that many reads are started at once."""
     progress: Progress
-    """Where the work is shown, and how it is stopped."""
+    """Shows the work, and stops it."""
     key: str = ""
     """What the manifest records as the source's key in the cache."""
     identity: Callable[[], Mapping[str, Any]] = dict
-    """Returns what the manifest records as the source's state; asked when everything has been read, and of an archive
+    """Returns what the manifest records as the source's state; called when everything has been read, and for an archive
     also before."""
     address: str = ""
     """What the file itself records about the source; by default the job's label."""
@@ -258,9 +257,9 @@ class PackRun:
     overwrite: bool = True
     """Whether a file at `out` may be replaced."""
     records_rows: bool = False
-    """Whether a record of its rows goes beside it, by which the next pack takes them over."""
+    """Whether a record of its rows is written beside it, from which the next pack takes them over."""
     base: BasePack | None = None
-    """An earlier pack, whose rows are taken over as far as they are proved unchanged; it may be at `out`."""
+    """An earlier pack, whose rows are taken over if they are proved unchanged; it may be at `out`."""
 
     def execute(self) -> PackReport:
         """Write the pack, replacing an existing file only at the very end."""
@@ -277,26 +276,26 @@ class PackRun:
                 run = replace(run, job=replace(found.plan_again(run.job, fixed=fixed), takeover=None))
 
     def _attempt(self) -> PackReport:
-        """Write one plan beside the target, then publish; work is kept for the next attempt where that may succeed."""
+        """Write one plan beside the target, then publish it; if the next attempt may succeed, work is kept."""
         with (
             typed_write_errors(self.out),
-            # What has come to the target meanwhile can be moved away.
+            # A file that appeared at the target meanwhile can be moved away.
             open_workspace(self.out, keeps=(*KEPT_AFTER, TargetExistsError)) as workspace,
-            typed_write_errors(self.out),  # also inside, since the type of the error decides whether work is kept
+            typed_write_errors(self.out),  # also inside, because the type of the error decides whether work is kept
         ):
             folder = workspace.path
             _take_back(self.out, folder)
-            # An incomplete copy of the final file, or the manifest of one that was never moved to its place.
+            # An incomplete copy of the final file, or the manifest of one that was never moved into place.
             for leftover in (folder / "final.h5", folder / _ROWS, *folder.glob("*.json")):
                 remove_own(leftover)
             try:
                 file, report = self._write(folder)
             except BaseException as error:
                 if self.stream is not None:
-                    # Before the workspace is removed, or readers would only find that the file is gone.
+                    # Before the workspace is removed; otherwise readers would only find that the file is gone.
                     self.stream.failed(error)
                 raise
-            # The memory of decoding would otherwise stay with the process while the whole file is hashed.
+            # The process would otherwise hold the memory of decoding while the whole file is hashed.
             release_freed_memory()
             self._publish(file, report)
             if self.stream is not None:
@@ -305,11 +304,11 @@ class PackRun:
             return report
 
     def _write(self, workspace: Path) -> tuple[Path, PackReport]:
-        """Make the final file, which is not in its place yet. Data about single samples is freed when this returns."""
+        """Make the final file, not yet in place. Data about single samples is freed when this returns."""
         job, table = self.job, self.job.table
         # Stable, because the journal counts positions: two samples of one file must keep their order in the next run.
         order = np.argsort(sample_positions(table), kind="stable")
-        # The record vouches for each row, so what an interrupted run has packed must be proved as a row is.
+        # The record vouches for each row, so what an interrupted run has packed must be proved like a row.
         stamp = sample_marks if self.records_rows else sample_stamp
         with (
             PackJournal(
@@ -322,7 +321,7 @@ class PackRun:
             ExitStack() as stack,
         ):
             work = self._open_work(workspace, stack, order, journal)
-            release_freed_memory()  # of planning, sorting and writing names, before hours of packing
+            release_freed_memory()  # from planning, sorting and writing names, before hours of packing
             resumed, began, left = journal.finished_samples, time.monotonic(), journal.unfinished()
             takeover = None if self.base is None else job.takeover or plan_takeover(job, self.base.rows)
             if self.base is not None and takeover is not None and takeover.taken:
@@ -375,12 +374,12 @@ class PackRun:
         }
 
     def _fingerprint(self, order: NDArray[np.int64]) -> str:
-        """Return digits that change whenever this run would write other bytes than an earlier one to the same places.
+        """Return digits that change whenever this run would write other bytes to the same places than an earlier one.
 
-        Samples that changed do not matter here, because the journal compares the stamp of each.
+        Changed samples do not matter here, because the journal compares the stamp of each.
         """
         table, plan = self.job.table, self.job.plan
-        # Not for folders: their identity includes the times of folders, which change when a file is added.
+        # Not for folders: their identity includes the folders' times, which change when a file is added.
         is_archive = self.job.tree is not None and self.job.tree.kind != "folder"
         fields = [(part.side, part.shape, str(part.dtype), dict(part.attributes)) for part in plan.fields]
         facts = (
@@ -388,7 +387,7 @@ class PackRun:
             dict(self.identity()) if is_archive else None,
             FORMAT_VERSION,
             # Another version may decode pixels differently, and one file would then hold both; and an install from the
-            # repository may change the form of the records beside it without another version.
+            # repository may change the form of the records beside it within a version.
             installed_version("colabstage"),
             FACTS.descr,
             self.job.options.places_fingerprint(),
@@ -404,15 +403,14 @@ class PackRun:
             encoded = [text.encode(errors="surrogatepass") for text in texts]
             digest.update(b"".join(encoded))
             digest.update(np.fromiter(map(len, encoded), np.int64, len(encoded)).tobytes())
-        # A listing may have another order, or an archive may have been made again: the journal's positions then stand
-        # for other samples.
+        # If a listing's order changes, or an archive is made again, the journal's positions mean other samples.
         lengths = [part.lengths for part in plan.fields if part.lengths is not None]
         for rows in (order, *lengths, *target_arrays(table), *(split.samples for split in plan.splits)):
             digest.update(array_bytes(rows))
         return digest.hexdigest()
 
     def _open_work(self, workspace: Path, stack: ExitStack, order: NDArray[np.int64], journal: PackJournal) -> WriteJob:
-        """Make the file that samples are written to, unless an earlier run did, and the columns of facts beside it."""
+        """Make the file that samples are written to, and the columns of facts beside it, unless an earlier run did."""
         data, table, plan, count = workspace / "data.h5", self.job.table, self.job.plan, len(order)
         content = pack_content(table, plan, self.job.options, attributes=self._attributes())
         offsets = reserved_offsets(data, content) if journal.finished_samples else None
@@ -420,24 +418,24 @@ class PackRun:
             journal.forget()
             for leftover in ("data.h5", "spool", "facts", "contents", "values"):
                 remove_own(workspace / leftover)
-        # What has unknown lengths takes its space twice, in the spool, and then in the file. Boxes are small, but the
-        # file that has room for them is another one.
+        # Samples of unknown length take their space twice, in the spool and then in the file. Boxes are small, but
+        # their final file is a second one.
         copied = content.nbytes if plan.y is not None and plan.y.is_open else 0
         needed = content.nbytes + copied + 2 * plan.open_bytes + OVERHEAD_BYTES
         check_space(self.out.parent, max(0, needed - disk_use(workspace)), f"The pack of '{self.job.label}'")
         if offsets is None:
-            release_freed_memory()  # of finding and sorting samples: from here on packing takes most
+            release_freed_memory()  # from finding and sorting samples: packing is the part that takes most
             offsets = create_pack(data, content)
 
         def column(name: str, dtype: np.dtype[Any], *, if_needed: bool) -> SampleColumn | None:
             return stack.enter_context(SampleColumn(workspace / name, dtype, count)) if if_needed else None
 
-        # Of most packs every byte has its place from the start, and nothing is learnt that is needed at the end.
+        # In most packs every byte has its place from the start, and nothing needs to be recorded for the end.
         facts = column("facts", FACTS, if_needed=plan.is_open or isinstance(table.targets, Boxes))
         spool = None
         if facts is not None and plan.is_open:
             spool = stack.enter_context(Spool(workspace / "spool", start=spool_end(facts)))
-        # A shard has some of the samples, and would find what is in it alone.
+        # A shard would find only the repetitions among its own samples.
         compares = self.shard is None and isinstance(table.inputs, Images) and not table.inputs.decoded
         return WriteJob(
             self.job,
@@ -452,8 +450,7 @@ class PackRun:
         )
 
     def _pack(self, work: WriteJob, journal: PackJournal, left: NDArray[np.bool_], *, is_part: bool) -> int:
-        """Read, decode and write what is `left`, and return how many threads read; `is_part`: of what is read, from
-        here and there."""
+        """Read, decode and write what is `left`; return how many threads read. `is_part`: whether it is scattered."""
         # In the order of the source, unless readers ask for another: one pass over an archive, and no seeking on a
         # mount. A new pack of millions of samples needs no list of them.
         in_order: Sequence[int] = range(len(left)) if left.all() else array("q", np.flatnonzero(left).tobytes())
@@ -464,7 +461,7 @@ class PackRun:
         limits = pipeline_limits(
             self.job.tree,
             slow=self.slow,
-            # Images that are stored as files are looked through as well, to find broken ones.
+            # Images that are stored as files are decoded as well, to find broken ones.
             decodes=not kept or isinstance(table.inputs, Images),
             tiny=mean_bytes < (_TINY_KEPT_BYTES if kept else _TINY_DECODED_BYTES),
             threads=most_decoding_threads(mean_bytes),
@@ -473,7 +470,7 @@ class PackRun:
         return write_samples(work, journal, left=in_order, limits=limits, progress=self.progress, stream=self.stream)
 
     def _learn(self, work: WriteJob, plan: PackPlan) -> tuple[str, ...]:
-        """Return notes on the values of all masks, and on images that are there several times."""
+        """Return notes on the values of all masks, and on repeated images."""
         found: tuple[str, ...] = ()
         if work.levels is not None:
             masks = self.job.table.targets
@@ -484,7 +481,7 @@ class PackRun:
                     "The masks have the values 0 and 255 alone, which is a foreground, and those that were looked at "
                     "first had no 255. Pack them into one file, without streaming=True."
                 )
-                # All shards have to mean the same, and this one knows its own masks alone.
+                # All shards must mean the same, and this one knows only its own masks.
                 raise ReplanError(msg, with_foreground if self.shard is None else None)
         if work.contents is not None:
             found = (*found, *repeated_notes(work.contents.read(), self.job.table, plan.splits))
@@ -501,7 +498,7 @@ class PackRun:
             shard="" if self.shard is None else str(self.shard),
         )
         write_manifest(file, manifest)
-        # A copy stays in the workspace: by it the next call recognises the file if this one dies between two renames.
+        # A copy stays in the workspace, by which the next call recognises the file after a kill between two renames.
         write_manifest(file.with_name(_PUBLISHED), manifest)
         may_replace = is_replaceable_pack if self.key else whatever_is_there if self.overwrite else None
         if (rows := file.with_name(_ROWS)).exists():
@@ -526,11 +523,11 @@ def _take_back(out: Path, workspace: Path) -> None:
     data = workspace / "data.h5"
     manifest = read_manifest(workspace / _PUBLISHED)
     if manifest is not None and not data.exists() and out.is_file() and is_whole(out, manifest):
-        link_own(out, data)  # where that cannot be, it is packed again
+        link_own(out, data)  # if that fails, it is packed again
 
 
 def space_for(out: Path) -> int:
-    """Return the bytes that a pack at `out` may take: free space, and that of an unfinished pack to be continued."""
+    """Return the bytes that a pack at `out` may take: free space, plus that of an unfinished pack to continue."""
     return free_space(out.parent) + sum(disk_use(orphan) for orphan in find_orphans(out))
 
 
@@ -547,23 +544,23 @@ def pipeline_limits(
 
     Args:
         tree: the source's files; `None` for a dataset of Python objects.
-        slow: whether the tree is known to answer slowly.
-        decodes: whether samples are decoded, or at least looked through.
+        slow: whether the tree is known to respond slowly.
+        decodes: whether samples are decoded, or at least checked.
         tiny: whether they are so small that most of the work is Python's own.
-        threads: with how many threads they are decoded soonest, if that is known.
-        is_part: whether only some of the samples are read, from here and there.
+        threads: the number of threads that decode them fastest, if known.
+        is_part: whether only scattered samples are read.
     """
     cores = usable_cores() if threads is None else min(threads, usable_cores())
     few = min(2, cores)
     if tree is None:
-        # The caller's own code, which a DataLoader without workers would call in one thread.
+        # The caller's own code, which a DataLoader without workers would also call in one thread.
         return PipelineLimits(readers=1, max_readers=1, workers=cores, caller_reads=True)
     if tree.kind != "folder" and not (slow and is_part):
-        # An archive is one file, here or arriving: more reads at once would only wake each other whenever some of it
+        # An archive is one file, local or arriving: more reads at once would only wake each other whenever some of it
         # arrives.
         return PipelineLimits(readers=few, max_readers=few, workers=cores)
-    # In a fast folder each worker reads for itself until reads prove slow. Where hardly anything is decoded one worker
-    # does that, since several would wait for each other in Python and in the file.
+    # In a fast folder each worker reads for itself until reads prove slow. If hardly anything is decoded there is one
+    # worker, because several would wait for each other in Python and in the file.
     return PipelineLimits(
         readers=SLOW_READERS if slow else 0,
         max_readers=SLOW_READERS,

@@ -1,7 +1,7 @@
-"""What is left to do when every sample is written: one file is made of what there is.
+"""What remains to do when every sample is written: make one file of it.
 
-Of decoded samples gaps are closed, spooled bytes are moved into place, and boxes are written; when samples are left
-out, the others keep their split, their label and their order.
+Gaps between decoded samples are closed, spooled bytes are moved into place, and boxes are written. If samples are left
+out, the others keep their split, label and order.
 """
 
 from __future__ import annotations
@@ -58,18 +58,18 @@ if TYPE_CHECKING:
 
 # For HDF5's own structures around the samples.
 OVERHEAD_BYTES = 4 * 1024 * 1024
-# Large enough for a disk's full rate, and little beside the memory of one decoder.
+# Large enough for a disk's full rate, and little compared with the memory of one decoder.
 COPY_BYTES = 8 * 1024 * 1024
 # The value of other columns in rows that cropping left without a box; these rows come last.
 _UNUSED = -1
-# Formats that count from 1, and coordinates that were rounded, put an edge as far outside; in pixels, and in parts.
+# Formats that count from 1, and rounded coordinates, put an edge this far outside; in pixels, and as a fraction.
 _EDGE_SLACK, _EDGE_SLACK_OF_PARTS = 1.0, 0.01
 
 
 def copy_runs(
     old: int, new: TargetFile, starts: NDArray[np.int64], places: NDArray[np.int64], lengths: NDArray[np.int64]
 ) -> None:
-    """Copy rows from where they begin in an open file to their places in a new one."""
+    """Copy rows from their places in an open file to their places in a new one."""
     for start, length, place in _runs_of_rows(starts, places, lengths):
         for offset, size in block_ranges(length, COPY_BYTES):
             new.write(pread_exactly(old, size, start + offset), place + offset)
@@ -89,13 +89,13 @@ def _runs_of_rows(
 def finish_pack(
     work: WriteJob, *, left_out: NDArray[np.int64], skipped: tuple[str, ...], attributes: Mapping[str, Any]
 ) -> tuple[Path, PackPlan, OddBoxes]:
-    """Make the final file from decoded samples. May be called again after it was interrupted.
+    """Make the final file from decoded samples. May be called again after an interruption.
 
     Returns:
-        The file to publish; the plan that it follows, without the samples that were left out; and their odd boxes.
+        The file to publish; its plan, without the samples that were left out; and their odd boxes.
     """
     job, data = work.job, work.target
-    # Every sample is in its final place, so nothing has to be copied.
+    # Every sample is in its final place, so nothing is copied.
     if not skipped and not job.plan.is_open:
         return data, job.plan, _write_boxes(work, job, job.plan, data, work.offsets)
     # Gaps are closed, so that the file is byte for byte that of a source without the broken samples.
@@ -105,13 +105,13 @@ def finish_pack(
         msg = f"None of the {len(job.table):,} {job.table.unit} can be decoded. The first: {skipped[0]}"
         raise LayoutError(msg)
     copies, spool = [(data, places) for places in work.places], data.with_name("spool")
-    # JPEGs made while packing were spooled in the order in which workers finished; only now that all their lengths are
-    # known do they have places.
+    # JPEGs made while packing were spooled in the order in which workers finished; their places follow only now, from
+    # all their lengths.
     if plan.x.is_open:
         noted = _noted(work)
         plan = replace(plan, x=replace(plan.x, lengths=noted["length"][:, 0].astype(np.int64)))
         copies[0] = spool, noted["start"][:, 0].astype(np.int64)
-    # Boxes too: from here on they are those of a source that had them in files of their own.
+    # Boxes too: from here on they are like those of a source with boxes in separate files.
     if isinstance(job.table.targets, UnreadBoxes):
         job = replace(job, table=replace(job.table, targets=_spooled_boxes(job.table.targets, spool, _noted(work))))
         plan, copies = replace(plan, y=None), copies[:1]
@@ -129,7 +129,7 @@ def finish_pack(
 
 
 def _noted(work: WriteJob) -> NDArray[np.void]:
-    """Return what was recorded of each sample, `(N,)`."""
+    """Return the facts recorded about each sample, `(N,)`."""
     assert work.facts is not None
     return work.facts.read()
 
@@ -144,13 +144,13 @@ def _spooled_boxes(targets: UnreadBoxes, spool: Path, noted: NDArray[np.void]) -
 
 
 def _write_boxes(work: WriteJob, job: PackJob, plan: PackPlan, file: Path, offsets: Mapping[str, int]) -> OddBoxes:
-    """Write the boxes of all samples, now that every image's own size is known; return what is odd about them."""
+    """Write the boxes of all samples, now that every image's size is known; return what is odd about them."""
     boxes = job.table.targets
     if not isinstance(boxes, Boxes):
         return OddBoxes()
     noted = _noted(work)
     sizes = np.stack([noted["height"], noted["width"]], axis=1).astype(np.int64)
-    # Images stored as files are resized when they are read, and their boxes with them; arrays are not resized.
+    # Images stored as files are resized on reading, and their boxes with them; arrays are not resized.
     image = ImageOptions() if plan.encoding in ("encoded", "arrays") else job.options.image
     with TargetFile(file, fresh=False) as target:
         for split in plan.splits:
@@ -176,12 +176,12 @@ def _split_boxes(
     # YOLO and others give fractions of the image's sides.
     if boxes.relative:
         corners *= own[:, [1, 0, 1, 0]]
-    # Only now that the size of every image is known, because cropping and padding move boxes by it.
+    # Only now is the size of every image known, by which cropping and padding move boxes.
     corners, kept = fit_boxes(corners, own, options.size, options.resize)
     kept_counts = np.bincount(owner[kept], minlength=len(split.samples))
 
     def filled(values: NDArray[Any], unused: int) -> NDArray[Any]:
-        # The dataset was allocated before anybody knew how many boxes cropping would leave.
+        # The dataset was allocated before it was known how many boxes cropping would leave.
         rest = np.full((len(owner) - len(values), *values.shape[1:]), unused, values.dtype)
         return np.ascontiguousarray(np.concatenate([values, rest]))
 
@@ -197,23 +197,23 @@ def _split_boxes(
 
 
 class OddBoxes(NamedTuple):
-    """Boxes that are kept as they are written, although a model may refuse or misread them: how many of each kind, and
-    the image of the first."""
+    """Boxes that are stored as written, although a model may refuse or misread them: how many of each kind, and the
+    image of the first."""
 
     outside: tuple[int, str] = (0, "")
-    """Partly or wholly outside of their image, by more than what rounding makes of an edge."""
+    """Partly or wholly outside their image, by more than rounding explains."""
     flat: tuple[int, str] = (0, "")
     """Without width or height."""
     repeated: tuple[int, str] = (0, "")
-    """As another of the same image, in each number."""
+    """Equal to another box of the same image in every number."""
 
     def with_those_of(self, other: OddBoxes) -> OddBoxes:
-        """Return these and those of another shard."""
+        """Return the sum of these and those of another shard."""
         pairs = zip(self, other, strict=True)
         return OddBoxes(*((count + further, first or second) for (count, first), (further, second) in pairs))
 
     def notes(self) -> tuple[str, ...]:
-        """Return a note for each kind that there is."""
+        """Return a note for each kind that occurs."""
         kinds = (
             f"partly or wholly outside of the image (first in '{self.outside[1]}')",
             f"without any width or height (first in '{self.flat[1]}')",
@@ -229,7 +229,7 @@ class OddBoxes(NamedTuple):
 def odd_boxes(
     boxes: Boxes, sizes: NDArray[np.int64], samples: NDArray[np.int64], name: Callable[[int], str]
 ) -> OddBoxes:
-    """Count the odd boxes of some samples; `sizes`: as for `_split_boxes`, zeros where a sample is no image."""
+    """Count the odd boxes of some samples; `sizes`: as for `_split_boxes`, zeros if a sample is not an image."""
     counts = np.isin(np.arange(len(boxes)), samples)
     of_image = np.repeat(np.arange(len(boxes)), np.diff(boxes.offsets))
     first, last = boxes.boxes[:, :2], boxes.boxes[:, 2:]
@@ -251,7 +251,7 @@ def odd_boxes(
 
 # Shards are joined into the rows and the bytes that a single process would have written.
 #
-# They hold consecutive rows of each split, so each dataset of the joined file is theirs one after the other. Only
+# They hold consecutive rows of each split, so each dataset of the joined file is a concatenation of theirs. Only
 # offsets, which count from the beginning of a file, are shifted; and unused rows of boxes are moved to the end.
 
 
@@ -266,7 +266,7 @@ def place_joined(
     identity: Mapping[str, Any],
     address: str,
 ) -> Manifest:
-    """Join all shards of a set in `folder`, and put the pack with its manifest, which is returned, in its place.
+    """Join all shards of a set in `folder`, and put the pack into place with its manifest, which is returned.
 
     `samples`: rows of each split, in the order of the file.
     """
@@ -275,7 +275,7 @@ def place_joined(
     joined = folder / "joined.h5"
     with typed_write_errors(joined):
         join_shards(shards, joined, splits=tuple(samples), attributes={"source": address})
-    # Hashed again: blocks of the joined file begin elsewhere than those of the shards.
+    # Hashed again, because the joined file's blocks begin elsewhere than the shards'.
     stored = {name: rows for name, rows in samples.items() if rows}
     manifest = manifest_of_pack(joined, key=key, identity=identity, samples=stored, skipped=skipped)
     write_manifest(joined, manifest)
@@ -284,14 +284,14 @@ def place_joined(
 
 
 def splits_in_order(shards: Sequence[Path]) -> list[str]:
-    """Return the splits of a set in the order in which its shards have them, which that of manifests is not."""
+    """Return the splits of a set in the order of its shards; manifests do not preserve it."""
     orders: list[list[str]] = []
     for path in shards:
         with open_with_any_locking(path) as file:
-            # Each was reserved before those that come after it.
+            # Each was reserved before those after it.
             places = {split: _first_byte(file[name]) for name in file if (split := split_of(name)) is not None}
         orders.append(sorted(places, key=places.__getitem__))
-    # A small split has fewer rows than there are shards; hardly ever are two so small that no shard has both.
+    # A small split has fewer rows than there are shards; two splits so small that no shard has both are very rare.
     most = max(orders, key=len)
     return [*most, *sorted({split for order in orders for split in order} - {*most})]
 
@@ -308,17 +308,17 @@ class _Column(NamedTuple):
     name: str
     """Its path."""
     nodes: list[Any]
-    """The datasets of the shards that it is made of, in order."""
+    """The shards' datasets that it is made of, in order."""
     used: list[int]
-    """How many rows of each come first; unused ones of all come last."""
+    """How many rows of each come first; the unused rows of all come last."""
     values: NDArray[Any] | None = None
-    """All of it, where it is not copied."""
+    """Its whole content, if it is not copied."""
 
 
 def join_shards(shards: Sequence[Path], out: Path, *, splits: Iterable[str], attributes: Mapping[str, Any]) -> None:
     """Write the file that the shards are parts of.
 
-    `splits`: in the order of the file. `attributes`: of its root, in place of the shards' own.
+    `splits`: in the order of the file. `attributes`: of the root, instead of the shards' own.
     """
     with contextlib.ExitStack() as stack:
         files = [stack.enter_context(open_with_any_locking(path)) for path in shards]
@@ -327,7 +327,7 @@ def join_shards(shards: Sequence[Path], out: Path, *, splits: Iterable[str], att
             # A small split may have fewer rows than there are shards.
             if having := [file for file in files if key_name(split) in file]:
                 columns += _columns_of(split, having)
-        # All shards of a set have the same classes: they were planned together.
+        # All shards of a set have the same classes, because they were planned together.
         columns.append(_Column(CLASSES, [files[0][CLASSES]], []))
         if skipping := [file[SKIPPED] for file in files if SKIPPED in file]:
             columns.append(_Column(SKIPPED, skipping, []))
@@ -340,7 +340,7 @@ def join_shards(shards: Sequence[Path], out: Path, *, splits: Iterable[str], att
             else:
                 joined = np.concatenate([node[()] for node in nodes]) if values is None else values
                 arrays[name] = [text.decode() for text in joined.tolist()] if joined.dtype.kind == "S" else joined
-        # The format is written by `create_pack`; the other two would make the file a shard.
+        # `create_pack` writes the format; the other two would make the file a shard.
         left_out = {FORMAT_ATTRIBUTE, SHARD_SET_ATTRIBUTE, "shard"}
         own = {name: value for name, value in _attributes(files[0]).items() if name not in left_out}
         tops = {column.name.partition("/")[0]: column.nodes[0].file for column in columns}
@@ -353,8 +353,8 @@ def join_shards(shards: Sequence[Path], out: Path, *, splits: Iterable[str], att
 
 
 def _columns_of(split: str, files: Sequence[Any]) -> Iterator[_Column]:
-    """Yield the datasets of a split, in the order in which a single process lays them out (boxes, then x, then y),
-    since the bytes must not show who wrote the parts."""
+    """Yield the datasets of a split in the order in which a single process lays them out (boxes, then x, then y),
+    because the bytes must not show who wrote the parts."""
     x, y = x_name(split), y_name(split)
     has_boxes = y in files[0] and hasattr(files[0][y], "keys") and BOXES in files[0][y]
     for top in (key_name(split), *((y, x) if has_boxes else (x, y))):
@@ -378,13 +378,13 @@ def _is_reserved(node: Any) -> bool:
     """Tell whether a dataset was created to be written without HDF5."""
     from h5py import h5d
 
-    # HDF5 stores this property, and for small datasets it is another one.
+    # HDF5 stores this property, and it differs for small datasets.
     found: bool = node.id.get_create_plist().get_alloc_time() == h5d.ALLOC_TIME_EARLY
     return found
 
 
 def _write_column(column: _Column, target: TargetFile, place: int) -> None:
-    """Write a dataset from a byte on, without HDF5, which would copy through its own buffers, holding its lock."""
+    """Write a dataset from a byte on without HDF5, which would copy through its own buffers and hold its lock."""
     if column.values is not None:
         target.write(array_bytes(column.values), place)
         return

@@ -1,13 +1,12 @@
-"""What comes before the first byte is written: the source is opened, its samples are found, their pack is planned.
+"""What precedes the first byte: the source is opened, its samples are found, and their pack is planned.
 
 A part of the samples of a planned job is a job as well, which is how shards are made.
 
-What takes long is planned by an estimate, and done before the first sample is read (`settled`): text is tokenized, the
-images in Parquet are measured where they are kept as files, and torch is imported; if it turns out to be unusable,
-Pillow resizes.
+Slow steps are planned by an estimate, and done before the first sample is read (`settled`): text is tokenized, images
+in Parquet are measured if they are stored as files, and torch is imported; if torch proves unusable, Pillow resizes.
 
-A plan goes by a few samples. If another one contradicts it, `ReplanError` says how to plan again, and packing starts
-over.
+A plan is based on a few samples. If another one contradicts it, `ReplanError` says how to plan again, and packing
+starts over.
 """
 
 from __future__ import annotations
@@ -74,24 +73,24 @@ if TYPE_CHECKING:
 
 # Enough to notice that a folder holds images of many sizes; few enough to cost one round trip of parallel reads.
 SAMPLES = 16
-# Of as many of 16 bits the upper half has four at the most: 16 greys, all of them nearly black.
+# The upper half of this many bits in 16 has four at most: 16 greys, all nearly black.
 _DARK_BITS = 12
 _AS_THEY_ARE = ImageOptions(color_mode="keep")
 
 
 class ReplanError(LayoutError):
-    """The samples that a plan was made by are not as all are.
+    """The samples that a plan was based on are not like all others.
 
-    `again`: makes the plan of all.
+    `again`: makes the plan for all samples.
     """
 
     def __init__(self, message: str, again: Callable[[PackJob], PackJob] | None = None) -> None:
         super().__init__(message)
-        # Not an argument of the exception, whose arguments are its text; what a worker raises is pickled with both.
+        # Not an argument of the exception, whose arguments are its text; a worker's error is pickled with both.
         self.again = again
 
     def plan_again(self, job: PackJob, *, fixed: str = "") -> PackJob:
-        """Return the job that all samples agree with; `fixed`: why only `job` will do, where that is so."""
+        """Return the job that all samples agree with; `fixed`: why only `job` will do, if so."""
         if self.again is keeps_files and (fixed or job.options.encoding == "pixels"):
             msg = f"These images cannot be stored as pixels{fixed}: {self}."
             raise LayoutError(msg) from self
@@ -120,8 +119,8 @@ class OpenSource:
     slow: bool = False
     """Whether reads take long."""
     identity: Callable[[], Mapping[str, int]] = dict
-    """Returns size and time of an archive, which tell it from one that has members of the same names, sizes and times;
-    `SourceChangedError` if it was written to since it was opened."""
+    """Returns size and time of an archive, which tell it from another with members of the same names, sizes and times;
+    raises `SourceChangedError` if it was written to since it was opened."""
 
     def find(self, *, is_more: bool = False) -> SampleTable:
         """Return the samples; `is_more`: whether they are to be appended to a dataset."""
@@ -146,11 +145,11 @@ def open_source(source: PackSource | CallersDataset, options: PackOptions, *, be
     place, layout = Path(source), options.layout
     if is_table_file(place, layout):
         place, layout = place.absolute().parent, TableFile(place.name)
-    # The path as it was given and not an absolute one, because the pack records it and must not depend on the current
-    # folder. And without a folder for copies, because each of many workers would make its own copy of the archive.
+    # The path as given, not absolute, because the pack records it and must not depend on the current folder. And
+    # without a folder for copies, because each of many workers would make its own copy of the archive.
     named = LocalSource(str(place), place.name, str(place), place)
     opening = Opening(None, Progress(), Cancellation(), only=options.parts, zip_encoding=options.zip_encoding)
-    # For the unpacked form of a compressed tar; made only where there is such a tar.
+    # For the unpacked form of a compressed tar; created only if there is one.
     with (
         open_spool(beside.with_name(f"{beside.name}-spool")) as spool,
         OpenedSource(named, opening, unpack=True) as opened,
@@ -170,7 +169,7 @@ def open_source(source: PackSource | CallersDataset, options: PackOptions, *, be
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Makes what `prepare` returns of a sample's content."""
+    """Makes of a sample's content what `prepare` returns."""
 
     inputs: Inputs
     prepare: Prepare
@@ -195,7 +194,7 @@ def prepared_table(table: SampleTable, prepare: Prepare, options: ImageOptions) 
         raise OptionError(msg)
     source = table.inputs.source
     content = read_with_retry(lambda: source.read(0), source.name(0), policy=RetryPolicy())
-    # Of 12 bits in 16 the upper half is nearly black: whoever scales them needs all.
+    # The upper half of 12 bits in 16 is nearly black: a function that scales them needs all 16.
     if isinstance(content, bytes) and isinstance(table.inputs, Images) and options.color_mode == "auto":
         options = replace(options, color_mode="keep") if probe_image(content).deep else options
     prepared = Prepared(table.inputs, prepare, options)
@@ -211,13 +210,13 @@ class PackJob:
     """A pack that is planned but not begun."""
 
     tree: Tree | None
-    """The source's files; `None` where samples come from Python objects."""
+    """The source's files; `None` if samples come from Python objects."""
     table: SampleTable
     plan: PackPlan
     options: PackOptions
     """The options that the plan was made for."""
     takeover: Takeover | None = None
-    """What is taken over of an earlier pack, once that is decided."""
+    """What is taken over from an earlier pack, once that is decided."""
 
     @property
     def label(self) -> str:
@@ -226,7 +225,7 @@ class PackJob:
 
     @property
     def found(self) -> tuple[tuple[str, str], ...]:
-        """Return what was found in the source, if it is of files."""
+        """Return what was found in a source of files."""
         return () if self.tree is None else self.table.summary()
 
     @property
@@ -237,16 +236,16 @@ class PackJob:
 
 
 def prepare_pack(tree: Tree, options: PackOptions, *, free_bytes: int | None) -> PackJob:
-    """Find the samples of a tree and plan their pack, reading names, and the headers of a few images where needed."""
+    """Find the samples of a tree and plan their pack, reading names, and the headers of a few images if needed."""
     return plan_job(tree, detect_layout(tree, options.layout), options, free_bytes=free_bytes)
 
 
 def plan_job(tree: Tree | None, table: SampleTable, options: PackOptions, *, free_bytes: int | None) -> PackJob:
     """Plan the pack of a table of samples, as `prepare_pack`.
 
-    Whether torch resizes goes by whether it is installed, which has to be settled before packing (`settled`).
+    Whether torch resizes depends on whether it is installed, which must be settled before packing (`settled`).
     """
-    # Before the first one is looked at.
+    # Checked before the first sample is read.
     if len(table) == 0:
         msg = "The source has no samples to split."
         raise LayoutError(msg)
@@ -261,17 +260,17 @@ def plan_job(tree: Tree | None, table: SampleTable, options: PackOptions, *, fre
             _say_why_none(table.inputs.source)
     table = replace(table, notes=(*table.notes, *_notes_on_images(table, options, facts)))
     has_torch = gains_by_torch(table, options) and expects_torch()
-    release_freed_memory()  # of listing and sorting, as planning takes some for each sample again
+    release_freed_memory()  # from listing and sorting, because planning allocates for each sample again
     plan = plan_pack(table, options, facts=facts, free_bytes=free_bytes, has_torch=has_torch)
     return PackJob(tree, table, plan, options)
 
 
 def look_at_images(table: SampleTable, *, spread: bool, in_caller: bool = False) -> Sequence[ImageFacts]:
     """Examine a few images: with `spread` across all of them, otherwise the first; `in_caller` in this thread."""
-    # The first images of an archive are those that arrive first.
+    # The first images of an archive arrive first.
     source = table.inputs.source
     chosen = _spread(source) if spread else np.argsort(source.positions)[:SAMPLES].tolist()
-    # Broken files are found again when they are packed, and named then.
+    # Packing finds broken files again, and names them then.
     return read_each(
         source,
         chosen,
@@ -283,7 +282,7 @@ def look_at_images(table: SampleTable, *, spread: bool, in_caller: bool = False)
 
 
 def _say_why_none(source: SampleSource) -> None:
-    """Raise what is wrong with the first of images of which none says what form their pixels have."""
+    """If none of the first images tells the form of its pixels, raise what is wrong with the first."""
     try:
         read_each(source, [0], lambda _, content: _image_facts(content), readers=1)
     except DecodeError as error:
@@ -292,7 +291,7 @@ def _say_why_none(source: SampleSource) -> None:
 
 
 def _spread(source: SampleSource) -> list[int]:
-    """Return a few samples, from as many folders as there are, spread evenly."""
+    """Return a few samples, spread evenly, from as many folders as possible."""
     even: list[int] = np.linspace(0, len(source) - 1, min(SAMPLES, len(source))).astype(int).tolist()
     if not isinstance(source, TreeFiles):
         return even
@@ -302,19 +301,19 @@ def _spread(source: SampleSource) -> list[int]:
     for number, count in Counter(_evenly(len(folders), SAMPLES)).items():
         rows = np.flatnonzero(of_files == order[number])
         found += rows[sorted(set(_evenly(len(rows), count)))].tolist()
-    # Where some folders hold too few.
+    # If some folders hold too few.
     return sorted([*found, *(row for row in even if row not in found)][: len(even)])
 
 
 def _evenly(things: int, count: int) -> list[int]:
-    """Return the numbers of `count` of some things, spread evenly; some more than once where there are fewer."""
+    """Return the numbers of `count` of `things`, spread evenly; with repeats if there are fewer."""
     return [(2 * number + 1) * things // (2 * count) for number in range(count)]
 
 
 def _image_facts(content: Content) -> ImageFacts:
     if isinstance(content, bytes):
         facts = probe_image(content)
-        # Headers say 16 bits also where a camera of 12 wrote them.
+        # Headers also say 16 bits if a camera of 12 wrote them.
         return facts if facts.dtype != np.uint16 else replace(facts, peak=_peak(decode_image(content, _AS_THEY_ARE)))
     pixels = fit_pixels(content, _AS_THEY_ARE)
     height, width, channels = pixels.shape
@@ -326,7 +325,7 @@ def _peak(pixels: NDArray[Any]) -> int | None:
 
 
 def _notes_on_labels(table: SampleTable) -> Iterator[str]:
-    """Yield which labels are none of the named classes: secret ones of test sets are -1."""
+    """Yield which labels are none of the named classes: secret ones in test sets are -1."""
     if not (isinstance(table.targets, Values) and table.classes and table.targets.values.ndim == 1):
         return
     below = np.flatnonzero(table.targets.values < 0)
@@ -340,7 +339,7 @@ def _notes_on_labels(table: SampleTable) -> Iterator[str]:
 
 
 def _notes_on_arrays(table: SampleTable, options: PackOptions) -> Iterator[str]:
-    """Yield which options change nothing, as the inputs are arrays."""
+    """Yield which options have no effect because the inputs are arrays."""
     if not isinstance(table.inputs, Arrays):
         return
     shape = "x".join(map(str, table.inputs.shape)) or "one number"
@@ -352,9 +351,9 @@ def _notes_on_arrays(table: SampleTable, options: PackOptions) -> Iterator[str]:
 
 
 def _notes_on_images(table: SampleTable, options: PackOptions, facts: Sequence[ImageFacts]) -> Iterator[str]:
-    """Yield what may be said of images before any is packed: files of 0 bytes, and values that 8 bits would lose."""
+    """Yield what is known about images before packing: files of 0 bytes, and values that 8 bits would lose."""
     for what, part in (("images", table.inputs), ("masks", table.targets)):
-        # Of other sources a size of 0 may mean that it is not known.
+        # In other sources a size of 0 may mean that it is unknown.
         if not isinstance(part, Images | Masks) or not isinstance(part.source, TreeFiles):
             continue
         empty = np.flatnonzero(part.source.sizes == 0)
@@ -384,8 +383,7 @@ def _notes_on_images(table: SampleTable, options: PackOptions, facts: Sequence[I
 
 
 def settled(job: PackJob) -> PackJob:
-    """Return the job with samples that are all known, and a resizer that works, importing torch where the plan has
-    it."""
+    """Return the job with all samples known and a resizer that works; this imports torch if the plan uses it."""
     job = listed_job(job)
     if job.plan.resizer != "torch" or can_torch_resize():
         return job
@@ -393,8 +391,8 @@ def settled(job: PackJob) -> PackJob:
 
 
 def listed_job(job: PackJob) -> PackJob:
-    """Return the job with samples that are all known."""
-    # Pixels have places whatever the length of their files.
+    """Return the job with all samples known."""
+    # Pixels have fixed places, whatever the length of their files.
     if job.table.complete is None or job.plan.encoding not in ("arrays", "encoded"):
         return job
     encoding = "encoded" if job.plan.encoding == "encoded" else job.options.encoding
@@ -402,7 +400,7 @@ def listed_job(job: PackJob) -> PackJob:
 
 
 def keeps_files(job: PackJob) -> PackJob:
-    """Return the same job with the original image files stored, as for images that differ in size."""
+    """Return the same job, but storing the original image files, as for images of different sizes."""
     return _planned_again(job, "encoded", why_kept(image_options(job.table, job.options)))
 
 
@@ -413,12 +411,12 @@ def _planned_again(job: PackJob, encoding: str, reason: str) -> PackJob:
 
 
 def completed(table: SampleTable) -> SampleTable:
-    """Return a table of which everything is known, reading contents where needed."""
+    """Return the table with everything known, reading contents if needed."""
     return table if table.complete is None else table.complete(table)
 
 
 def with_foreground(job: PackJob) -> PackJob:
-    """Return the same job for masks that are of 0 and 255 alone."""
+    """Return the same job for masks whose only values are 0 and 255."""
     assert isinstance(job.table.targets, Masks)
     masks = replace(job.table.targets, foreground=True)
     table = replace(job.table, targets=masks, classes=masks.classes)
@@ -426,7 +424,7 @@ def with_foreground(job: PackJob) -> PackJob:
 
 
 def target_source(table: SampleTable) -> SampleSource | None:
-    """Return where targets are read from; `None` where they are known beforehand."""
+    """Return where targets are read from; `None` if they are known in advance."""
     targets = table.targets
     return targets.source if isinstance(targets, Arrays | Masks | UnreadBoxes) else None
 
@@ -439,6 +437,6 @@ def take_rows(plan: PackPlan, chosen: NDArray[np.int64], splits: Sequence[SplitP
     renumbered = tuple(SplitPlan(split.name, np.searchsorted(chosen, split.samples)) for split in splits)
     x, *y = (part if part.lengths is None else replace(part, lengths=part.lengths[chosen]) for part in plan.fields)
     everything = sum(len(split.samples) for split in plan.splits)
-    # An estimate over all samples, shared out by number.
+    # An estimate over all samples, divided in proportion.
     open_bytes = plan.open_bytes * len(chosen) // max(1, everything)
     return replace(plan, x=x, y=y[0] if y else None, splits=renumbered, open_bytes=open_bytes)

@@ -1,11 +1,11 @@
-"""What an unfinished pack keeps beside it, so that a killed run continues where it was.
+"""What an unfinished pack stores beside it, so that a killed run can continue.
 
-`PackJournal` says which samples are in their places: a journal (see `io.workspace`) with one line for each finished
-block of samples. A line cannot be verified without decoding the samples again, so a journal counts only in the boot
-that wrote it: a crash of the machine may keep the line and lose the pixels. The local disk of a rented machine does not
-outlive a boot anyway.
+`PackJournal` says which samples are in place: a journal (see `io.workspace`) with one line for each finished block of
+samples. A line cannot be verified without decoding the samples again, so a journal counts only in the boot that wrote
+it: a crash of the machine may keep the line and lose the pixels. The local disk of a rented machine does not outlive a
+boot anyway.
 
-`Spool` has the bytes that have no place yet, and each `SampleColumn` what one fact is of each sample.
+`Spool` holds bytes that have no place yet, and each `SampleColumn` one fact about each sample.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ if TYPE_CHECKING:
 
 # Samples in a block. With 32 reads in flight several blocks are unfinished, and a kill loses those; a line costs 3 µs.
 BLOCK_SAMPLES = 8
-# What finished samples are kept after, because the next attempt may succeed: an interrupt, a source or a mount that is
-# back by then, a file that has been repaired. Not after a full disk, of which they take a part.
+# The errors after which finished samples are kept, because the next attempt may succeed: an interrupt, a source or
+# mount that is back by then, a repaired file. Not a full disk, of which they take a part.
 KEPT_AFTER = (KeyboardInterrupt, CancelledError, SourceError, DriveError, DecodeError)
-# The stamp of an unfinished block. No finished one has it: a stamp that would be 0 is written as 1.
+# The stamp of an unfinished block. Finished blocks never have it: a stamp that would be 0 is written as 1.
 _NO_STAMP = 0
-# For each sample: the size of its upright image, and which bytes of the spool are its x, and its y.
+# For each sample: the size of its upright image, and which bytes of the spool are its x and its y.
 FACTS = np.dtype([("height", "<i4"), ("width", "<i4"), ("start", "<i8", (2,)), ("length", "<i8", (2,))])
 
 
 class PackJournal(Closing):
     """Which of N samples are finished.
 
-    A block counts only as long as each of its samples has the stamp that it had when the block was finished, so a file
-    that is repaired or replaced costs its own block, and not all the work.
+    A block counts only while each of its samples has the stamp that it had when the block was finished. So a file that
+    is repaired or replaced costs its own block, not all the work.
 
     Attributes:
         skipped: why samples were left out, by their positions.
-        lost: the positions of samples whose images are stored without a part of their file, by that part.
+        lost: for each part of an image file that may not be stored, the positions of samples that lack it.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class PackJournal(Closing):
         self.lost: dict[str, set[int]] = {}
 
     def _read(self, *, keep_skipped: bool) -> None:
-        """Take over what the journal says, where it belongs to this work, of blocks whose samples have not changed."""
+        """If the journal belongs to this work, take over its blocks whose samples have not changed."""
         try:
             for value in walk_journal(self._path, self._head):
                 if "block" in value:
@@ -82,18 +82,18 @@ class PackJournal(Closing):
                     self.lost.setdefault(value["lost"], set()).add(value["of"])
         except (FileNotFoundError, NotADirectoryError):
             return
-        # Whatever else is in the file: packing again is always right, so nothing is worth an error.
+        # Whatever else the file holds: packing again is always right, so nothing is worth an error.
         except (ValueError, LookupError, TypeError, OverflowError, RecursionError):
             self._clear()
         for block in np.flatnonzero(self._stamps != _NO_STAMP).tolist():
-            # The source may have changed since, and what was packed of it is of the old one then.
+            # The source may have changed since; then the packed samples are the old ones.
             if self._stamps[block] != self._block_stamp(block):
                 self._stamps[block] = _NO_STAMP
-        # With on_error="raise" a broken sample has to be met again.
+        # With on_error="raise", a broken sample must raise again.
         for position in () if keep_skipped else self.skipped:
             self._stamps[position // BLOCK_SAMPLES] = _NO_STAMP
 
-        # The blocks of the others are packed again, and with them these samples.
+        # The other blocks are packed again, and these samples with them.
         def is_kept(position: int) -> bool:
             return bool(self._stamps[position // BLOCK_SAMPLES] != _NO_STAMP)
 
@@ -101,7 +101,7 @@ class PackJournal(Closing):
         self.lost = {part: set(filter(is_kept, positions)) for part, positions in self.lost.items()}
 
     def _begin(self) -> Journal:
-        # How many samples of each block are not finished; one byte each, since there may be millions of blocks.
+        # How many samples of each block are unfinished; one byte each, because there may be millions of blocks.
         self._left = np.full(len(self._stamps), BLOCK_SAMPLES, np.uint8)
         self._left[-1:] = self._samples - BLOCK_SAMPLES * (len(self._left) - 1)
         finished = np.flatnonzero(self._stamps != _NO_STAMP)
@@ -124,7 +124,7 @@ class PackJournal(Closing):
         return int(np.count_nonzero(~self.unfinished()))
 
     def unfinished(self) -> NDArray[np.bool_]:
-        """Return which positions the next run would pack again, `(N,)`."""
+        """Return which positions the next run must pack, `(N,)`."""
         return np.repeat(self._stamps == _NO_STAMP, BLOCK_SAMPLES)[: self._samples]
 
     def forget(self) -> None:
@@ -146,7 +146,7 @@ class PackJournal(Closing):
                 self.skipped[position] = skipped
                 self._lines.append({"skipped": position, "why": skipped})
             self._left[block] -= 1
-            # Workers finish in any order; the line is written by whoever finishes the block's last sample.
+            # Workers finish in any order; whoever finishes a block's last sample writes the line.
             if not self._left[block]:
                 stamp = self._block_stamp(block)
                 self._stamps[block] = stamp
@@ -166,7 +166,7 @@ class Spool(Closing):
     """Appends pieces to a file, from any thread. The caller remembers where each begins."""
 
     def __init__(self, path: Path, *, start: int) -> None:
-        """Open or create the file; the first new piece goes to `start`, behind everything that is still needed."""
+        """Open or create the file; the first new piece goes to `start`, after everything that is still needed."""
         self._file = TargetFile(path, fresh=False)
         self._lock = threading.Lock()
         self._end = start
@@ -186,9 +186,9 @@ class Spool(Closing):
 
 
 class SampleColumn(Closing):
-    """One fact about each of N samples, in a file: written in any order, from any thread, and read when all are there.
+    """One fact about each of N samples, in a file: written in any order, from any thread, and then read.
 
-    Zeros where nothing was written, as for samples that were left out.
+    Unwritten facts are zeros, as for samples that were left out.
     """
 
     def __init__(self, path: Path, dtype: np.dtype[Any], count: int) -> None:
@@ -196,7 +196,7 @@ class SampleColumn(Closing):
         self._path, self._dtype, self._count = path, dtype, count
         path.touch()
         cut_own(path, count * dtype.itemsize)
-        # Not mapped: what is mapped counts as memory of this process for as long as it packs.
+        # Not mapped: mapped pages count as this process's memory for as long as it packs.
         self._file = TargetFile(path, fresh=False)
 
     def write(self, index: int, value: bytes) -> None:
@@ -218,12 +218,12 @@ class SampleColumn(Closing):
             cut_own(self._path, nbytes)
 
     def close(self) -> None:
-        """Let go of the file, which can still be read."""
+        """Close the file, which can still be read."""
         self._file.close()
 
 
 def spool_end(facts: SampleColumn) -> int:
     """Return the end of the last piece of the spool that belongs to a sample, in bytes."""
-    # Pieces behind it were written by a run that died before it recorded them.
+    # A run that died before it recorded them wrote the pieces after it.
     noted = facts.read()
     return int((noted["start"] + noted["length"]).max(initial=0))

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     Prepare = Callable[[NDArray[Any]], NDArray[Any]]
 
 # Increased when the same files with the same options mean other samples (labels, classes, masks, order), so that packs
-# made under older rules are never used as if made under these.
+# made under older rules are never used in place of new ones.
 RULES_VERSION = 5
 # Layouts whose rules are newer than those of all: lists beside tables, boxes and masks state splits now, and names of
 # two forms of Unicode, second masks and labels such as 25_0 are read right. Arrays and features state splits as well.
@@ -41,7 +41,7 @@ _NEWER_RULES = {
     "auto": 9,
 }
 
-# Beside `"color_mode": "rgb"`, which is written for `"auto"` too: so the default's options, and with them its keys, are
+# Written beside `"color_mode": "rgb"`, which `"auto"` writes too, so that the default options, and their keys, stay
 # what they were before the two were told apart.
 _ASKED = "color_mode_asked"
 
@@ -78,7 +78,7 @@ def remedies_for_batches(loader: str) -> dict[str, str]:
 
 
 class ImageArguments(TypedDict, total=False):
-    """Name, for type checkers, the fields of `PackOptions` that say what an image becomes; a test compares both."""
+    """The fields of `PackOptions` that say what an image becomes, for type checkers; a test compares both."""
 
     layout: str | LayoutFunction
     image_size: int | tuple[int, int] | None
@@ -88,7 +88,7 @@ class ImageArguments(TypedDict, total=False):
 
 
 class WrittenArguments(ImageArguments, total=False):
-    """Name the fields of `PackOptions` that can be written as text, as in a form."""
+    """The fields of `PackOptions` that can be written as text, as in a form."""
 
     splits: Splits | None
     group_by: str | None
@@ -99,7 +99,7 @@ class WrittenArguments(ImageArguments, total=False):
 
 
 class PackArguments(WrittenArguments, total=False):
-    """Name all fields of `PackOptions` as arguments."""
+    """All fields of `PackOptions` as arguments."""
 
     prepare: Prepare | None
 
@@ -162,8 +162,7 @@ class PackOptions:
     """`splits` as `(name, fraction)` pairs."""
     functions: tuple[Description | None, Description | None] = field(init=False, repr=False, compare=False)
     """Descriptions of `layout` and `prepare`, made once: their contents may change while they work, and a worker must
-    not take the same function for another.
-    """
+    not take a different function for the same."""
 
     def __post_init__(self) -> None:
         for name, given in (("encoding", self.encoding), ("on_error", self.on_error)):
@@ -192,8 +191,7 @@ class PackOptions:
             for one in (self.layout, self.prepare)
         )
         object.__setattr__(self, "functions", described)
-        # Imported here, because options are also made without packing, as in the command line's help, which must not
-        # load numpy.
+        # Imported late: options are also made for the command line's help, which must not load numpy.
         from colabstage.layouts.detect import check_layout_name
 
         if isinstance(self.layout, str):
@@ -234,12 +232,12 @@ class PackOptions:
         return cast("tuple[str, ...]", self.only)
 
     def to_json(self) -> dict[str, Any]:
-        """Return everything that determines the samples in the file, as the JSON values stored there."""
+        """Return everything that determines the samples in the file, as the JSON values stored in it."""
         return self._to_json(self.once)
 
     @property
     def incomparable(self) -> tuple[str, ...]:
-        """Return the types in the functions that cannot be compared; what was made with them is never reused."""
+        """Return the types in the functions that cannot be compared; packs made with them are never reused."""
         return tuple(dict.fromkeys(name for one in self.functions if one for name in one.unknown))
 
     def check_code(self) -> None:
@@ -255,7 +253,7 @@ class PackOptions:
                 raise SourceChangedError(msg)
 
     def _to_json(self, once: str) -> dict[str, Any]:
-        # That imports numpy, and options are also made where only help is wanted.
+        # Imported late: this imports numpy, and options are also made just to show help.
         from colabstage.h5.info import image_options_to_json
 
         return {
@@ -266,7 +264,7 @@ class PackOptions:
             "group_by": self.group_by,
             "prepare": _identity_text(self.functions[1], once) if self.functions[1] else None,
             "seed": self.seed,
-            # Only where they are given: packs and keys made without them stay the same.
+            # Only if they are given: packs and keys made without them stay the same.
             **({"only": list(self.parts)} if self.only else {}),
             **({"zip_encoding": self.zip_encoding} if self.zip_encoding else {}),
         }
@@ -278,12 +276,12 @@ class PackOptions:
         return self._digest("", self.on_error)
 
     def places_fingerprint(self) -> str:
-        """Return 16 hexadecimal digits that differ whenever the bytes or the place of some sample would differ."""
+        """Return 16 hexadecimal digits that differ whenever some sample's bytes or place would differ."""
         return self._digest(self.once)
 
     def _digest(self, once: str, *further: str) -> str:
         rules = _NEWER_RULES.get(self.layout, RULES_VERSION) if isinstance(self.layout, str) else RULES_VERSION
-        # JSON's objects are sorted, and the order of splits decides which rows each of them gets.
+        # JSON's objects are sorted, but the order of splits decides which rows each of them gets.
         values = {**self._to_json(once), "splits": self.fractions}
         return short_digest(json.dumps([FORMAT_VERSION, rules, values, *further], sort_keys=True))
 
@@ -312,7 +310,7 @@ def square(size: object) -> tuple[int, int] | None:
     return sides
 
 
-# What fractions without names are of.
+# The names of splits whose fractions have none.
 _SPLIT_NAMES = {1: ("train",), 2: ("train", "test"), 3: ("train", "val", "test")}
 
 
@@ -324,7 +322,7 @@ def split_fractions(splits: Splits | None) -> tuple[tuple[str, float], ...] | No
     if isinstance(found, int | float) and not isinstance(found, bool):
         # In other libraries a single number is the held-out part: Keras's validation_split, scikit-learn's test_size.
         if 0 < found < 0.5:
-            found = float(found)  # numpy's numbers show themselves with their type
+            found = float(found)  # numpy's numbers would print with their type
             rest = round(1 - found, 9)
             msg = (
                 f"splits={found!r} would train on {100 * found:.4g} % of the samples, and test on the others. Write "

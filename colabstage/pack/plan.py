@@ -1,8 +1,8 @@
-"""Decide what a pack will be before a byte of it is written: how each sample is stored, and where.
+"""Decide before a byte is written what a pack will be: how each sample is stored, and where.
 
-Where a box is in the stored image depends on how large the image was, which is known only once it has been decoded. So
-packing records every image's size, and the boxes, which are small, are computed and written at the end (`finish`), for
-a whole split at once.
+Where a box is in the stored image depends on the image's original size, which is known only once it has been decoded.
+So packing records every image's size; the boxes, which are small, are computed and written at the end (`finish`), for a
+whole split at once.
 """
 
 from __future__ import annotations
@@ -52,15 +52,15 @@ if TYPE_CHECKING:
 
 # The split and the row of each sample.
 #
-# Both come from a hash of (seed, sample key), not from a random generator: they are the same on every version of
-# every library, and a sample that is added later moves few of the others.
+# Both come from a hash of (seed, sample key), not from a random generator: they are the same in every version of every
+# library, and a sample that is added later moves few of the others.
 
 
 _GOLDEN = (5**0.5 - 1) / 2
 
 
 class SplitPlan(NamedTuple):
-    """Say which samples a split holds."""
+    """The samples of a split."""
 
     name: str
     samples: NDArray[np.int64]
@@ -69,7 +69,7 @@ class SplitPlan(NamedTuple):
 
 def key_hashes(keys: Sequence[str], *, seed: int, purpose: str) -> NDArray[np.uint64]:
     """Return one hash for each key, uint64 `(N,)`. Different purposes give independent orders."""
-    # The purpose is in the hash, so that the order of rows tells nothing of who is in which split.
+    # The purpose is hashed too, so that the order of rows is independent of the split.
     prefix = f"{seed}/{purpose}/".encode()
     encoded = (prefix + key.encode(errors="surrogateescape") for key in keys)
     return np.fromiter(map(xxhash.xxh3_64_intdigest, encoded), np.uint64, len(keys))
@@ -88,7 +88,7 @@ def split_rows(
         names, assigned = [name for name, _ in fractions], _divide(table, fractions, seed=seed, group_by=group_by)
         counts = np.bincount(assigned, minlength=len(names)).tolist()
         for (name, fraction), count in zip(fractions, counts, strict=True):
-            # An empty split is found here and not in the first epoch that asks for it.
+            # An empty split is refused here, not in the first epoch that uses it.
             if count == 0:
                 msg = (
                     f"splits gives '{name}' the fraction {fraction}, which of {len(table):,} samples comes to none. "
@@ -102,7 +102,7 @@ def split_rows(
     # usually submitted.
     if (train := rows.get("train")) is not None:
         own = table.keys if len(train) == len(table) else take_strings(table.keys, train)
-        # In one expression, so that the hashes of millions are gone before the rows are there twice.
+        # In one expression, so that the hashes of millions are freed before the rows exist twice.
         rows["train"] = train[np.argsort(key_hashes(own, seed=seed, purpose="row"), kind="stable")]
     return rows
 
@@ -117,7 +117,7 @@ def _splits_of_source(
         )
         raise OptionError(msg)
     _check_whole_files(table, splits, "splits")
-    # In the order in which they first occur, which is that of the source.
+    # In the order of first occurrence, which is that of the source.
     index = {name: number for number, name in enumerate(dict.fromkeys(splits))}
     return list(index), np.fromiter((index[name] for name in splits), np.int64, len(table))
 
@@ -139,24 +139,25 @@ def _divide(table: SampleTable, fractions: Fractions, *, seed: int, group_by: st
 def assign_splits(
     keys: Sequence[str], labels: NDArray[np.int64], fractions: Fractions, *, seed: int
 ) -> NDArray[np.int64]:
-    """Divide samples among splits, stratified: every class has every split's fraction, within one sample.
+    """Divide samples among splits, stratified: every split gets its fraction of every class, within one sample.
 
     `labels`: int64 `(N,)`. `fractions`: adding up to 1.
 
     Returns:
         int64 `(N,)`, index into `fractions` of each sample's split.
     """
-    # Each class is rounded by itself, so a sample that is added moves only samples of its own class. They are rounded
-    # in different ways, so that errors cancel out and the totals are right as well.
+    # Each class is rounded by itself, so that adding a sample moves only samples of its own class. Classes are rounded
+    # differently, so that errors cancel out and the totals are right as well.
     hashes, edges = key_hashes(keys, seed=seed, purpose="split"), _edges(fractions)
     assigned = np.empty(len(keys), dtype=np.int64)
     order = np.lexsort((hashes, labels))
     starts = np.unique(labels[order], return_index=True)[1]
     for number, members in enumerate(np.split(order, starts)[1:]):
-        # With one rounding for all edges of a class, what lies between two of them is rounded up or down, no further.
-        # Half for the first class is rounding to the nearest; the golden ratio spreads those of any number of classes.
+        # All edges of a class are rounded alike, so the count between two of them is rounded up or down, no further.
+        # Half, for the first class, rounds to the nearest; the golden ratio spreads the roundings of any number of
+        # classes.
         rounding = (0.5 + number * _GOLDEN) % 1
-        # A product that is whole but for a float's last bit is meant to be whole.
+        # A product that is an integer but for a float's last bit is meant to be one.
         cuts = np.floor(edges * len(members) + rounding + 1e-9).astype(np.int64)
         assigned[members] = np.searchsorted(cuts, np.arange(len(members)), side="right")
     return assigned
@@ -165,19 +166,19 @@ def assign_splits(
 def assign_groups(groups: Sequence[str], fractions: Fractions, *, seed: int) -> NDArray[np.int64]:
     """Divide samples among splits so that no group is in two: whole groups, in an order given by a hash.
 
-    The fractions hold as closely as the groups allow: each group goes where its middle sample would. A group that is
-    added, or grows, moves few of the others.
+    The fractions hold as closely as the groups allow: each group goes where its middle sample would. Adding or growing
+    a group moves few of the others.
 
     Returns:
         int64 `(N,)`, index into `fractions` of each sample's split.
     """
-    # As objects: numpy's own texts take four bytes a character and the longest one's length for each.
+    # As objects: numpy's own texts take four bytes a character, at the longest one's length for each.
     names, members, counts = np.unique(np.array(groups, dtype=object), return_inverse=True, return_counts=True)
     order = np.argsort(key_hashes(names.tolist(), seed=seed, purpose="group"), kind="stable")
     middles = np.cumsum(counts[order]) - counts[order] / 2
     of_group = np.empty(len(names), np.int64)
     of_group[order] = np.searchsorted(_edges(fractions) * len(groups), middles, side="right")
-    # numpy's versions differ in the shape of the inverse.
+    # The inverse has different shapes in different versions of numpy.
     return of_group[members.reshape(-1)]
 
 
@@ -186,7 +187,7 @@ def _edges(fractions: Fractions) -> NDArray[np.float64]:
 
 
 def groups_of_keys(keys: Sequence[str], pattern: str) -> tuple[str, ...]:
-    """Return what a regular expression finds in each key: its first group where it has one, else all that matches."""
+    """Return what a regular expression finds in each key: its first group if it has one, otherwise the whole match."""
     found = [re.search(pattern, key) for key in keys]
     missing = next((key for key, match in zip(keys, found, strict=True) if match is None), None)
     if missing is not None:
@@ -196,9 +197,9 @@ def groups_of_keys(keys: Sequence[str], pattern: str) -> tuple[str, ...]:
 
 
 def _files(table: SampleTable) -> NDArray[np.int64] | None:
-    """Return the number of the file that each sample is made of, int64 `(N,)`; `None` where no two are of one file."""
+    """Return the number of the file that each sample comes from, int64 `(N,)`; `None` if no two come from one file."""
     source = table.inputs.source
-    # Most layouts use the files' names as keys, which are unique: then nothing need be counted.
+    # Most layouts use file names as keys, which are unique: then nothing need be counted.
     if not isinstance(source, TreeFiles) or source.entries.names is table.keys:
         return None
     numbers: dict[str, int] = {}
@@ -207,7 +208,7 @@ def _files(table: SampleTable) -> NDArray[np.int64] | None:
 
 
 def _check_whole_files(table: SampleTable, parts: Sequence[str], what: str) -> None:
-    """Refuse a file whose samples are in two splits or groups, so that it would be trained on and tested with."""
+    """Refuse a file whose samples are in two splits or groups: it would be both trained on and tested with."""
     files = _files(table)
     seen: dict[int, str] = {}
     for sample, (file, part) in enumerate(zip(files.tolist(), parts, strict=True) if files is not None else ()):
@@ -218,34 +219,34 @@ def _check_whole_files(table: SampleTable, parts: Sequence[str], what: str) -> N
 
 
 def _strata(table: SampleTable) -> NDArray[np.int64]:
-    """Return what every split should have its part of: the class of each sample where it has one, else one for all.
+    """Return what every split should have its share of: the class of each sample if it has one, otherwise one for all.
 
-    Whole numbers are classes whatever they are called, unless most samples have one of their own.
+    Integers count as classes, whatever they are called, unless most samples have one of their own.
     """
     targets = table.targets
     if isinstance(targets, Values) and targets.values.ndim == 1 and targets.values.dtype.kind in "biu":
         labels = targets.values.astype(np.int64)
-        # Whole numbers may also be counts or prices, of which most are single.
+        # Integers may also be counts or prices, most of which occur once.
         if table.classes or 2 * len(np.unique(labels)) <= len(labels):
             return labels
     return np.zeros(len(table), np.int64)
 
 
 _UINT8 = np.dtype(np.uint8)
-# Enough that a step costs nothing beside its samples.
+# So many that a step costs nothing compared with its samples.
 _PLACED_TOGETHER = 1 << 14
 # Left free on the disk: the rest of the session needs some, and a full disk fails in ways that nobody has tested.
 _SPARE_FRACTION = 0.05
-# A photograph as JPEG of quality 90 takes about two bits a pixel; twice that is planned for.
+# A JPEG photograph of quality 90 takes about two bits a pixel; twice that is planned for.
 _PIXELS_OF_A_BYTE = 2
-# Importing torch, as one before 2.10 needs, takes one core 1.6 s; its kernel saves 1 ms for each photograph, divided
-# among all cores. The number shows in the bytes, so it stays although to load the kernel alone takes 0.2 s.
+# Importing a torch before 2.10 takes one core 1.6 s; its kernel saves 1 ms for each photograph, divided among all
+# cores. The number shows in the bytes, so it stays although loading the kernel alone takes 0.2 s.
 TORCH_SAMPLES = 2_000
 TORCH_BYTES = 4_096
-# Said beforehand, because a list surprises people who expect `x.to(device)` to work.
+# Said in advance, because a list surprises people who expect `x.to(device)` to work.
 LISTS = "; a batch of them is a list, and with {} it is a tensor"
 _ONE_SIZE, _ONE_FORM = "image_size=(height, width)", "color_mode='rgb'"
-# Part of the reason in a file that another machine, or the same one with more free space, would have stored as pixels.
+# Part of the reason in a file that a machine with more free space would have stored as pixels.
 _NO_ROOM = "are free, so they are kept as they are"
 
 
@@ -255,12 +256,12 @@ class StoredField:
 
     side: Literal["x", "y"]
     shape: tuple[int, ...] | None
-    """Shape of one row; `None` for bytes whose length differs from sample to sample."""
+    """Shape of one row; `None` for bytes whose lengths differ."""
     dtype: np.dtype[Any]
     lengths: NDArray[np.int64] | None = None
-    """int64 `(N,)`, bytes of each sample, where `shape` is `None`; `None` until all samples have been encoded."""
+    """int64 `(N,)`, bytes of each sample, if `shape` is `None`; `None` until all samples have been encoded."""
     attributes: Mapping[str, Any] = field(default_factory=dict)
-    """Attributes of the group of bytes, which say how they are decoded."""
+    """Attributes of the group of bytes, which say how to decode them."""
 
     @property
     def is_open(self) -> bool:
@@ -269,7 +270,7 @@ class StoredField:
 
     @property
     def row_bytes(self) -> int:
-        """Return the length of one row in bytes; 0 where lengths differ."""
+        """Return the length of one row in bytes; 0 if lengths differ."""
         return 0 if self.shape is None else int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
 
     def name(self, split: str) -> str:
@@ -308,8 +309,8 @@ class StoredField:
         for split in splits:
             at = offsets.get(self.reserve(split).name, 0)
             # Final before the first sample is decoded, so that threads write each one straight into its place, in any
-            # order, without HDF5's lock. Some at a time: the columns on the way, of all samples at once, would be the
-            # most memory that packing takes.
+            # order, without HDF5's lock. Some at a time, because the temporary columns of all samples at once would set
+            # the peak of packing's memory.
             for first in range(0, len(split.samples), _PLACED_TOGETHER):
                 samples = split.samples[first : first + _PLACED_TOGETHER]
                 lengths = self.lengths_of(samples)
@@ -324,20 +325,18 @@ class PackPlan:
     """What will be written."""
 
     encoding: str
-    """How inputs are stored, with `"auto"` decided: `"pixels"`, `"encoded"`, `"jpeg:Q"`, or `"arrays"` where they are
-    not images.
-    """
+    """How inputs are stored, with `"auto"` decided: `"pixels"`, `"encoded"`, `"jpeg:Q"`, or `"arrays"` for others."""
     reason: str
     """The reason for that, in a sentence."""
     x: StoredField
-    """The inputs. Where only a few images were examined, another one may still contradict their shape."""
+    """The inputs. If only a few images were examined, another one may still contradict their shape."""
     y: StoredField | None
-    """Targets that are read with the samples; `None` where they are known beforehand."""
+    """Targets that are read with the samples; `None` if they are known in advance."""
     splits: tuple[SplitPlan, ...]
     open_bytes: int = 0
     """An estimate of the size of inputs whose lengths are not known yet."""
     resizer: Resizer | None = None
-    """What resizes the images, which shows in the bytes; `None` where they are not resized."""
+    """What resizes the images, which shows in the bytes; `None` if they are not resized."""
 
     @property
     def fields(self) -> tuple[StoredField, ...]:
@@ -346,7 +345,7 @@ class PackPlan:
 
     @property
     def is_open(self) -> bool:
-        """Return whether the places of something are known only when all samples have been read."""
+        """Return whether some places are known only once all samples have been read."""
         return any(part.is_open for part in self.fields)
 
     @property
@@ -386,7 +385,7 @@ def pack_content(
         CLASSES: table.classes,
         **({SKIPPED: skipped} if skipped else {}),
     }
-    # Bytes of unknown lengths are spooled first, and get a dataset in the final file.
+    # Bytes of unknown length are spooled first, and get a dataset in the final file.
     known = [part for part in plan.fields if not part.is_open]
     for split in plan.splits:
         arrays[key_name(split.name)] = take_strings(table.keys, split.samples)
@@ -408,8 +407,8 @@ def lacked_room(info: PackInfo) -> bool:
 
 def image_options(table: SampleTable, options: PackOptions) -> ImageOptions:
     """Return how images become what is stored, with the colour mode decided."""
-    # Rows of arrays keep their channels, which people chose; except for JPEG, which has only some forms. Files become
-    # RGB, because a folder of photographs usually holds a few grey ones.
+    # Arrays keep their channels, which somebody chose; except for JPEG, which has only some forms. Files become RGB,
+    # because a folder of photographs usually holds a few grey ones.
     if options.image.color_mode != "auto":
         return options.image
     keeps = isinstance(table.inputs, Images) and table.inputs.own_channels and options.jpeg_quality is None
@@ -422,14 +421,14 @@ def mask_options(masks: Masks, options: PackOptions) -> MaskOptions:
 
 
 def has_files(table: SampleTable) -> bool:
-    """Return whether images, and masks if there are any, come as files that can be stored unchanged."""
+    """Return whether images, and masks if there are any, are files that can be stored unchanged."""
     parts = (table.inputs, table.targets) if isinstance(table.targets, Masks) else (table.inputs,)
     return all(isinstance(part, Images | Masks) and not part.decoded for part in parts)
 
 
 def needs_facts(table: SampleTable, options: PackOptions) -> bool:
-    """Return whether some images have to be examined before planning: options alone do not say in which form and shape
-    they are stored."""
+    """Return whether some images must be examined before planning, because options alone do not tell in which form and
+    shape they are stored."""
     image = image_options(table, options)
     knows = options.encoding not in ("auto", "pixels") or (image.size is not None and image.color_mode != "keep")
     return isinstance(table.inputs, Images) and not knows
@@ -437,8 +436,8 @@ def needs_facts(table: SampleTable, options: PackOptions) -> bool:
 
 def gains_by_torch(table: SampleTable, options: PackOptions) -> bool:
     """Return whether the images to resize are so many, and so large, that importing torch pays."""
-    # By the samples and options alone, and not by cores or by whether torch happens to be imported, because the resizer
-    # shows in the bytes.
+    # By samples and options alone, not by cores or by whether torch happens to be imported, because the resizer shows
+    # in the bytes.
     if not isinstance(table.inputs, Images) or options.image.size is None or options.encoding == "encoded":
         return False
     if options.image.color_mode == "grayscale" or len(table) < TORCH_SAMPLES:
@@ -459,7 +458,7 @@ def plan_pack(
     Args:
         table: the samples.
         options: what the caller asked for.
-        facts: those of a few images, where `needs_facts` says so.
+        facts: those of a few images, if `needs_facts` says so.
         free_bytes: the free space of the disk; `None` to skip the question whether the pack fits.
         has_torch: whether torch's kernel is available to resize images.
     """
@@ -490,7 +489,7 @@ def plan_pack(
 
 
 def _plan_files(table: SampleTable, options: PackOptions, splits: tuple[SplitPlan, ...], reason: str) -> PackPlan:
-    """Plan images whose files are kept as they are."""
+    """Plan images whose files are stored unchanged."""
     group = {IMAGE_OPTIONS_ATTRIBUTE: image_options_to_json(options.image)}
     # The listing has the lengths of the files, so their places are known before one is read.
     x = StoredField("x", None, _UINT8, table.inputs.source.sizes, group)
@@ -500,7 +499,7 @@ def _plan_files(table: SampleTable, options: PackOptions, splits: tuple[SplitPla
 def _plan_jpeg(images: Images, table: SampleTable, options: PackOptions, splits: tuple[SplitPlan, ...]) -> PackPlan:
     """Plan images that are encoded again, whose lengths are known only afterwards."""
     size = options.image.size
-    # Stored images have the final size already; resizing them again when they are read changes nothing.
+    # Stored images already have the final size; resizing them again when they are read changes nothing.
     x = StoredField("x", None, _UINT8, attributes={IMAGE_OPTIONS_ATTRIBUTE: image_options_to_json(options.image)})
     y = plan_target(table, options, None if size is None else (*size, 3))
     # Only for the check of free space; the file becomes as large as its JPEGs are.
@@ -515,10 +514,10 @@ def _plan_pixels(
     facts: Sequence[ImageFacts],
     free_bytes: int | None,
 ) -> PackPlan:
-    """Plan images that are decoded, or kept as files where `encoding="auto"` and they have no form or no room."""
+    """Plan images that are decoded; with `encoding="auto"`, as files if they differ in form, or do not fit."""
     image = image_options(table, options)
     channels = {"rgb": 3, "grayscale": 1}.get(image.color_mode)
-    # What options say is the same for all; what only the files say may differ.
+    # What options determine is the same for all; what only the files tell may differ.
     sizes = {image.size} if image.size else {(fact.height, fact.width) for fact in facts}
     forms = {(channels, _UINT8)} if channels else {(fact.channels, np.dtype(fact.dtype)) for fact in facts}
     if len(sizes) != 1 or len(forms) != 1:
@@ -548,7 +547,7 @@ def plan_target(table: SampleTable, options: PackOptions, image_shape: tuple[int
     targets = table.targets
     if isinstance(targets, Arrays):
         return StoredField("y", targets.shape, targets.dtype)
-    # Their number is known in the end; until then their rows are spooled.
+    # Their number is known only at the end; until then their rows are spooled.
     if isinstance(targets, UnreadBoxes):
         return StoredField("y", None, targets.dtype)
     if not isinstance(targets, Masks):
@@ -560,7 +559,7 @@ def plan_target(table: SampleTable, options: PackOptions, image_shape: tuple[int
 
 
 def why_kept(image: ImageOptions) -> str:
-    """Return why images are kept as files that do not have the form of the few that were examined, and the remedy."""
+    """Return why images are stored as files although the few examined ones have a common form, and the remedy."""
     sizes, forms = image.size is None, image.color_mode == "keep"
     what = " or ".join(["many sizes"] * sizes + ["different channels"] * forms)
     remedy = " and ".join([_ONE_SIZE] * sizes + [_ONE_FORM] * forms)
@@ -569,7 +568,7 @@ def why_kept(image: ImageOptions) -> str:
 
 def _why_not_pixels(sizes: set[tuple[int, int]], forms: set[tuple[int, np.dtype[Any]]]) -> tuple[str, str]:
     """Return why images of these sizes and forms have no common row, and the options that give them one."""
-    # Rows of one shape are what makes reading fast; several shapes would need padding, or a size that nobody asked for.
+    # Rows of one shape make reading fast; several shapes would need padding, or a size that nobody asked for.
     if len(sizes) > 1:
         (a, b), (c, d) = min(sizes), max(sizes)
         remedy = f"{_ONE_SIZE} and {_ONE_FORM}" if len(forms) > 1 else _ONE_SIZE

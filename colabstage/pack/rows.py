@@ -1,8 +1,8 @@
-"""The record of a pack's rows, `NAME.h5.DIGITS.rows` beside it: of which state of which content each row was made.
+"""The record of a pack's rows, `NAME.h5.DIGITS.rows` beside it: which state of which content each row was made from.
 
-The next staging of the same source reads only what this record does not prove unchanged. Its name has a
-digest of the pack's hashes, so it describes that very pack; a pack without one is staged afresh. Columns and not JSON:
-the record of a hundred thousand rows has five megabytes.
+The next staging of the same source reads only what this record does not prove unchanged. Its name has a digest of the
+pack's hashes, so it describes that very pack; without one, everything is staged again. Columns, not JSON: the record of
+a hundred thousand rows takes five megabytes.
 """
 
 from __future__ import annotations
@@ -54,11 +54,10 @@ if TYPE_CHECKING:
 
 _SUFFIX = re.compile(r"\.[0-9a-f]{16}\.rows")
 _KIND, _FORMAT = "colabstage rows ", "colabstage rows 2"
-# What numpy, zipfile and json raise of a file that anybody may have written; the last one of flags that none can read.
+# What numpy, zipfile and json raise for a file that anybody may have written; the last one for unknown flags.
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, RuntimeError)
-# Of one row: hashes of the names of its files, and of these with what shows their state (0 where nothing does); a hash
-# of the image file, where it was taken; the size of the upright image, where it was noted; and what of its file
-# is not stored.
+# Of one row: hashes of the names of its files, and of these with what shows their state (0 if nothing does); a hash of
+# the image file, if it was taken; the size of the upright image, if it was noted; and what of its file is not stored.
 _STATES = ("name", "digest", "version")
 ROW = np.dtype(
     [
@@ -70,7 +69,7 @@ ROW = np.dtype(
 
 
 class PackRows(NamedTuple):
-    """What is recorded of a pack's rows."""
+    """The record of a pack's rows."""
 
     form: str
     """Everything besides its content that a row's bytes depend on."""
@@ -79,7 +78,7 @@ class PackRows(NamedTuple):
     rows: NDArray[np.void]
     """`(N,)` of `ROW`, split after split."""
     levels: NDArray[np.uint8] | None = None
-    """`(N, 32)`, the values of each mask, a bit for each; `None` where they were not compared."""
+    """`(N, 32)`, the values of each mask, a bit for each; `None` if they were not compared."""
 
 
 def rows_name(pack: str, manifest: Manifest) -> str:
@@ -89,7 +88,7 @@ def rows_name(pack: str, manifest: Manifest) -> str:
 
 
 def is_rows_name(name: str, pack: str) -> bool:
-    """Tell whether a file has the name of a record of some pack that was, or is, called `pack`."""
+    """Tell whether a file name is that of a record of some pack that was, or is, called `pack`."""
     return name.startswith(pack) and _SUFFIX.fullmatch(name[len(pack) :]) is not None
 
 
@@ -102,7 +101,7 @@ def write_rows(path: Path, found: PackRows) -> None:
 
 
 def read_rows(pack: Path, manifest: Manifest) -> PackRows | None:
-    """Return the record beside a pack; `None` where there is none."""
+    """Return the record beside a pack; `None` if there is none."""
     path = pack.with_name(rows_name(pack.name, manifest))
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         if is_made_here(path):
@@ -111,11 +110,11 @@ def read_rows(pack: Path, manifest: Manifest) -> PackRows | None:
 
 
 def parse_rows(content: bytes, manifest: Manifest) -> PackRows | None:
-    """Return the record of a pack; `None` for anything that is not a whole one, or of other rows."""
+    """Return the record of a pack; `None` for anything incomplete, or of other rows."""
     try:
         with np.load(io.BytesIO(content), allow_pickle=False) as stored:
             head, found_rows, levels = json.loads(stored["head"].tobytes()), stored["rows"], stored.get("levels")
-        # Earlier versions noted less of the files.
+        # Earlier versions noted less about the files.
         rows = np.zeros(found_rows.shape, ROW)
         for name in found_rows.dtype.names:
             rows[name] = found_rows[name]
@@ -129,11 +128,11 @@ def parse_rows(content: bytes, manifest: Manifest) -> PackRows | None:
 
 
 def is_rows(path: Path) -> bool:
-    """Tell whether a file is a record of rows that colabstage wrote for this user, of whatever version."""
+    """Tell whether a file is a record of rows that colabstage wrote for this user, in any version."""
     if not is_made_here(path) or not path.is_file():
         return False
     try:
-        # Opened here, as numpy leaves a file open that it cannot read.
+        # Opened here, because numpy leaves a file open that it cannot read.
         with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             return str(json.loads(stored["head"].tobytes())["format"]).startswith(_KIND)
     except _UNREADABLE:
@@ -141,12 +140,12 @@ def is_rows(path: Path) -> bool:
 
 
 def put_rows(made: Path, pack: Path, manifest: Manifest) -> None:
-    """Put a record from a workspace in its place; before its pack is, so that each pack that counts has its own."""
+    """Put a record from a workspace into place; before its pack, so that each pack that counts has its own."""
     put_file(made, pack.with_name(rows_name(pack.name, manifest)), replaces=is_rows)
 
 
 def sweep_rows(pack: Path) -> None:
-    """Remove the records of packs that had this name before; all of them where there is none now."""
+    """Remove the records of earlier packs with this name; all of them if there is no pack now."""
     records = [one for one in pack.parent.glob(f"{glob.escape(pack.name)}.*.rows") if is_rows_name(one.name, pack.name)]
     if not records:
         return
@@ -165,7 +164,7 @@ def inputs_of(table: SampleTable) -> Images | Arrays:
 
 
 def are_files(table: SampleTable) -> bool:
-    """Tell whether each sample is an image file, with a mask file perhaps, or with what is known of it anyway."""
+    """Tell whether each sample is an image file, perhaps with a mask file, or with targets that are known anyway."""
     parts = [inputs_of(table), *([table.targets] if target_source(table) is not None else [])]
     return all(
         isinstance(part, Images | Masks) and not part.decoded and isinstance(part.source, TreeFiles) for part in parts
@@ -173,7 +172,7 @@ def are_files(table: SampleTable) -> bool:
 
 
 def states_of(table: SampleTable) -> NDArray[np.void] | None:
-    """Return the names and states of the files of each sample, `(N,)` of `ROW`; `None` where its samples are no files
+    """Return the names and states of the files of each sample, `(N,)` of `ROW`; `None` if its samples are not files
     that can be compared."""
     sources = [source for source in (inputs_of(table).source, target_source(table)) if source is not None]
     parts = [_file_states(source) for source in sources]
@@ -182,7 +181,7 @@ def states_of(table: SampleTable) -> NDArray[np.void] | None:
         return None
     found = np.zeros(len(table), ROW)
     for state, columns in zip(_STATES, zip(*known, strict=True), strict=True):
-        # What is proved of one of two files proves nothing of the sample.
+        # A proof about one of two files proves nothing about the sample.
         found[state] = np.where(np.all([column != 0 for column in columns], axis=0), hash_rows(*columns), 0)
     return found
 
@@ -195,13 +194,13 @@ def _file_states(source: SampleSource) -> tuple[NDArray[np.uint64], ...] | None:
     entries = source.entries
     digests, versions = (states[places] for states in source.tree.file_states())
     names = hash_texts(entries.names)
-    # By the bare name too, as 32 bits alone would be equal by chance among many files.
+    # With the bare name, because 32 bits alone would be equal by chance among many files.
     bare = hash_texts(name.rpartition("/")[2] for name in entries.names) if digests.any() else names
     return names, hash_rows(bare, entries.sizes, digests), hash_rows(names, entries.sizes, versions)
 
 
 def _places(source: TreeFiles) -> NDArray[np.int64] | None:
-    """Return the number of each file among those of its tree; `None` where one is not listed."""
+    """Return the number of each file in its tree's listing; `None` if one is not listed."""
     entries, listing = source.entries, source.tree.entries
     places = np.arange(len(entries)) if entries.places is None else entries.places
     # A part of a tree numbers its files as the whole does, and some listings do not number them.
@@ -212,14 +211,14 @@ def _places(source: TreeFiles) -> NDArray[np.int64] | None:
     return None if None in found else np.array(found, np.int64)
 
 
-# Take rows over from an earlier pack of the same source, in place of reading and decoding them again.
+# Take rows over from an earlier pack of the same source, instead of reading and decoding them again.
 #
-# What is taken is decided once, for each sample: a row is copied where its record (`rows`) proves that it was made of
-# the same content, and the form of both packs is the same. Everything else is read. Splits, order, labels and hashes
-# are those of any packing, so the pack is, byte for byte, the one that reading everything would make.
+# This is decided once, for each sample: a row is copied if its record (`rows`) proves that it was made from the same
+# content, and both packs have the same form. Everything else is read. Splits, order, labels and hashes are those of any
+# packing, so the pack is, byte for byte, the one that reading everything would make.
 
 
-# Enough that a step costs nothing beside its samples, and that a kill loses little.
+# So many that a step costs nothing compared with its samples, and so few that a kill loses little.
 _TAKEN_AT_ONCE = 1 << 12
 _DECODERS = ("pillow", "pillow-heif", "simplejpeg")
 
@@ -232,29 +231,29 @@ class BasePack(NamedTuple):
     rows: PackRows
     """Its record."""
     state: tuple[int, ...] = ()
-    """The state of the file whose bytes were verified, as `file_state` returns it."""
+    """The state of the file whose bytes were verified, from `file_state`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Takeover:
-    """What is taken over of an earlier pack, and what is read."""
+    """What is taken over from an earlier pack, and what is read."""
 
     rows: NDArray[np.int64]
-    """int64 `(N,)`, the row of each sample in the earlier pack; -1 for what is read."""
+    """int64 `(N,)`, the row of each sample in the earlier pack; -1 for samples that are read."""
     states: NDArray[np.void] | None = field(repr=False)
-    """The state of each sample now, as `states_of` returns it."""
+    """The present state of each sample, from `states_of`."""
     added: int
-    """Samples of files that it has no row of."""
+    """Samples whose files have no row in it."""
     changed: int
-    """Samples of files that it has a row of, which is not proved to be of the same content."""
+    """Samples whose files have a row in it that is not proved to have the same content."""
     gone: int
-    """Rows of it whose files are no longer there."""
+    """Its rows whose files no longer exist."""
     files: int
     """Files that are read."""
     nbytes: int
     """Their bytes."""
     why_none: str = ""
-    """Why nothing of it can be used, in a clause; "" where something could be."""
+    """Why nothing of it can be used, in a clause; "" if something could be."""
 
     @property
     def taken(self) -> int:
@@ -271,7 +270,7 @@ class Takeover:
 
 
 def form_of(job: PackJob) -> str:
-    """Return a text of everything but the content that the bytes of a job's rows depend on; "" where rows cannot be
+    """Return a text of everything but the content that the bytes of a job's rows depend on; "" if rows cannot be
     compared."""
     table, plan = job.table, job.plan
     if not are_files(table) or job.options.incomparable:
@@ -281,7 +280,7 @@ def form_of(job: PackJob) -> str:
         image = table.inputs.decode.options
     masks = (targets.colors, targets.foreground, targets.guessed) if isinstance(targets, Masks) else None
     fields = [(part.side, part.shape, str(part.dtype), dict(part.attributes)) for part in plan.fields]
-    # Other versions may decode other pixels of the same file.
+    # Other versions may decode the same file to other pixels.
     torch = ("torch",) if plan.resizer == "torch" else ()
     decodes = any(part.lengths is None for part in plan.fields)
     versions = [(name, installed_version(name)) for name in ("colabstage", *_DECODERS, *torch)] if decodes else None
@@ -319,17 +318,17 @@ def plan_takeover(job: PackJob, base: PackRows) -> Takeover:
 
 
 def _proved(states: NDArray[np.void], base: NDArray[np.void]) -> NDArray[np.int64]:
-    """Return the row of each sample that is proved to be of the same content; -1 for all others."""
+    """Return the row of each sample that is proved to have the same content; -1 for all others."""
     rows, same_name = _find(base["digest"], states["digest"]), _find(base["version"], states["version"])
     if not len(base):
         return rows
-    # Where both have a checksum that alone decides: times may be equal although a file was written.
+    # If both have a checksum, that alone decides: times may be equal although a file was written.
     both = (states["digest"] != 0) & (base["digest"][same_name] != 0)
     return np.where((rows < 0) & ~both, same_name, rows)
 
 
 def _find(known: NDArray[np.uint64], wanted: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """Return for each hash its place among those that are known; -1 where it is not there, or says nothing."""
+    """Return for each hash its place among the known ones; -1 if it is not there, or is 0."""
     if not known.any() or not wanted.any():
         return np.full(len(wanted), -1, np.int64)
     order = np.argsort(known, kind="stable")
@@ -338,7 +337,7 @@ def _find(known: NDArray[np.uint64], wanted: NDArray[np.uint64]) -> NDArray[np.i
 
 
 def _without_odd(job: PackJob, rows: NDArray[np.int64], base: NDArray[np.void]) -> NDArray[np.int64]:
-    """Leave to be read what is refused when it is read: an image that has not the size that its boxes were drawn on."""
+    """Have samples read that reading would refuse: images whose size is not the one that their boxes were drawn on."""
     targets = job.table.targets
     if not isinstance(targets, Boxes) or targets.sizes is None or not len(base):
         return rows
@@ -383,12 +382,12 @@ def take_over(
 ) -> None:
     """Copy the rows of an earlier pack to their places.
 
-    `left`: bool `(N,)`, which positions of the reading order are not in their places yet; those that are copied are
-    taken out. Nothing is copied where the file is no longer the one that was verified.
+    `left`: bool `(N,)`, which positions of the reading order are not in place yet; those that are copied are cleared.
+    Nothing is copied if the file is no longer the verified one.
     """
     with ExitStack() as stack:
         step = stack.enter_context(progress.step("take over", total=takeover.taken, unit=work.job.table.unit))
-        # Another process may remove it, or put its own pack there, at any time.
+        # Another process may remove it, or replace it, at any time.
         try:
             old = stack.enter_context(base.path.open("rb")).fileno()
             if file_state(old) != base.state:
@@ -416,7 +415,7 @@ def take_over(
                     facts["length"][:, number] = lengths[rows]
                 else:
                     copy_runs(old, new, starts[rows], work.places[number][samples], lengths[rows])
-            # As the writer notes of a sample that it reads.
+            # As the writer notes for a sample that it reads.
             for column, values in (
                 (work.facts, facts),
                 (work.contents, base.rows.rows["content"][rows]),
@@ -440,12 +439,12 @@ def _positions_to_copy(
         if part.lengths is not None:
             samples = work.order[wanted]
             wanted = wanted[stored.lengths[takeover.rows[samples]] == part.lengths[samples]]
-    # Most rows are neighbours in both packs, and are copied in one go then.
+    # Most rows are neighbours in both packs, and are then copied in one go.
     return wanted[np.argsort(fields[0].starts[takeover.rows[work.order[wanted]]], kind="stable")]
 
 
 def rows_made(work: WriteJob, plan: PackPlan, journal: PackJournal, takeover: Takeover | None) -> PackRows | None:
-    """Return the record of a finished pack; `None` where its rows cannot be compared with a later state.
+    """Return the record of a finished pack; `None` if its rows cannot be compared with a later state.
 
     `plan`: without the samples that were left out.
     """

@@ -1,6 +1,6 @@
 """`pack_dataset`: a local folder or archive becomes one HDF5 file, or several, or is appended to a packed dataset.
 
-What is added has the same form as what is there, or is refused with the difference named.
+Appended samples must have the form of the existing ones; otherwise they are refused with the difference named.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 
 
 def read_base(target: Path) -> PackInfo:
-    """Return the pack that is appended to: the file `target`, or the first of its shards."""
+    """Return the pack to append to: the file `target`, or the first of its shards."""
     # `find_parts` refuses an incomplete set. One shard speaks for all, because they have one form.
     shards = [] if target.exists() else shards_beside(target)
     if shards:
@@ -77,7 +77,7 @@ def dataset_of_part(part: Path) -> Path:
 
 
 def options_like(base: PackInfo, options: PackOptions) -> PackOptions:
-    """Return the options for appending to `base`: those left at their defaults are taken from it."""
+    """Return the options for appending to `base`, which provides those left at their defaults."""
     plain, asked, recorded = ImageOptions(), options.image, recorded_image(base.options)
     encoding = options.encoding
     # "auto" would decide by the new images and today's free space, and might differ.
@@ -93,8 +93,8 @@ def options_like(base: PackInfo, options: PackOptions) -> PackOptions:
 
 
 def with_classes(table: SampleTable, classes: tuple[str, ...]) -> SampleTable:
-    """Return the table with labels numbered as in `classes`, where it has no other classes."""
-    # More data often lacks some classes. Numbers would then shift, and the same label mean two things.
+    """Return the table with labels numbered as in `classes`, unless it has other classes."""
+    # More data often lacks some classes. Numbers would then shift, and the same label would mean two things.
     if table.classes == classes or not set(table.classes) <= set(classes) or not table.classes:
         return table
     numbers = np.array([classes.index(name) for name in table.classes], np.int64)
@@ -108,7 +108,7 @@ def with_classes(table: SampleTable, classes: tuple[str, ...]) -> SampleTable:
 
 
 def check_fits(base: PackInfo, table: SampleTable, plan: PackPlan, options: PackOptions) -> None:
-    """Make sure that what is planned can be read as one with `base`."""
+    """Make sure that the planned pack can be read as one with `base`."""
     expected = pack_schema(base, next(iter(base.splits)))
     difference = schema_difference(expected, _planned_schema(table, plan))
     # Shapes may agree although values differ: a function is compared by its code, the encoding by its name.
@@ -126,8 +126,8 @@ def check_fits(base: PackInfo, table: SampleTable, plan: PackPlan, options: Pack
 
 
 def repeated_names(base: Path, table: SampleTable, *, but: Path) -> int:
-    """Return how many of the samples have the name of a sample in the dataset, `but` left out."""
-    # As bytes, the way they are stored, so that millions of names need not be decoded.
+    """Return how many of the samples have the name of a sample in the dataset, not counting the file `but`."""
+    # As stored bytes, so that millions of names need not be decoded.
     there: set[bytes] = set()
     for part in (base, *shards_beside(base), *appended_beside(base)):
         if part.is_file() and part != but:
@@ -220,7 +220,7 @@ def pack_dataset(
             "executor", executor, "a concurrent.futures.Executor", remedy="For example ProcessPoolExecutor(5)."
         )
     shown = resolve_progress(progress)
-    # Before any mount is asked for: these names may be ones that no path can have.
+    # Before any mount is checked: these names may be impossible as paths.
     target, append_to = (None if place is None else _as_meant(place) for place in (target, append_to))
     if isinstance(source, str | os.PathLike):
         refuse_address("source", source, "stage_dataset takes it, and fetch_files brings it here first")
@@ -271,7 +271,7 @@ def pack_dataset(
             make_folder(path.parent)
             return PackRun(job, path, opened.slow, shown, identity=opened.identity, overwrite=overwrite).execute()
 
-    # All of them are watched: the work ends with a reason whichever of the mounts dies.
+    # All are watched, so that the work ends with a reason whichever mount dies.
     places = [place for place in (target, append_to) if place is not None]
 
     def pack_there(source: PackSource | CallersDataset) -> PackReport:
@@ -295,7 +295,7 @@ def _check_apart(source: Path, target: Path, *, in_shards: bool) -> None:
     """Refuse a pack that would replace its own source, or be a part of it."""
     require_answer(source)
     goes = {source: target, manifest_path(target): source}
-    # All shards of the set that was there are removed.
+    # All shards of the previous set are removed.
     if in_shards and PartName.of(source).count:
         goes[dataset_of_part(source)] = target
     if any(place_in(one, other) == PurePath() for one, other in goes.items()):
@@ -309,16 +309,16 @@ def _check_apart(source: Path, target: Path, *, in_shards: bool) -> None:
 
 
 def _append(source: PackSource | CallersDataset, dataset: Path, options: PackOptions, progress: Progress) -> PackReport:
-    """Write a further file of the dataset that would be called `dataset` if it were one file."""
+    """Write a further file of `dataset`, which is the name that it would have as one file."""
     base = read_base(dataset)
-    # Before anything is opened: samples in another form could not be read beside those that are there.
+    # Before anything is opened: samples in another form could not be read beside the existing ones.
     options = options_like(base, options)
-    # The number of the file is chosen before the work and used after it, so nobody else may choose one meanwhile.
+    # The file's number is chosen before the work and used after it, so nobody else may choose one meanwhile.
     with local_lock(lock_for(dataset), timeout_s=0) as alone:
         if not alone:
             msg = f"Something is being appended to '{dataset}' by another process. Append when it is done."
             raise TargetExistsError(msg)
-        # The run that made the latest file may have been killed when that was finished, before it tidied up.
+        # The run that made the latest file may have been killed before it cleaned up.
         for latest in appended_beside(dataset)[-1:]:
             sweep_orphans(latest.parent, name=latest.name)
         target = next_appended(dataset)
@@ -330,7 +330,7 @@ def _append(source: PackSource | CallersDataset, dataset: Path, options: PackOpt
             check_fits(base, job.table, job.plan, options)
             run = PackRun(job, target, opened.slow, progress, identity=opened.identity, overwrite=False)
             report = run.execute()
-        # A note and not an error: names repeat where two sources number their files from 1.
+        # A note, not an error: names repeat if two sources both number their files from 1.
         again = repeated_names(dataset, job.table, but=target)
     if not again:
         return report
@@ -345,7 +345,7 @@ def _check_pack_target(target: Path, *, overwrite: bool, in_shards: bool) -> Non
     if os.path.lexists(target) and not overwrite:
         msg = f"'{target}' exists. Choose another name, or give overwrite=True to replace it."
         raise TargetExistsError(msg)
-    # A pattern that matches the new files would match these too, and there is no telling whether they are still wanted.
+    # A pattern that matches the new files would match these too, and nothing tells whether they are still wanted.
     stale = appended_beside(target) + ([] if in_shards else shards_beside(target))
     if stale:
         msg = f"'{stale[0]}' belongs to a dataset of this name. Remove such files, or choose another name."

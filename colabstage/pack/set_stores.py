@@ -1,8 +1,8 @@
-"""Where the shards of a set go: a folder here, or a bucket or file server.
+"""Where the shards of a set go: a local folder, or a bucket or file server.
 
-A shard is written on its worker's disk, kept with those that are finished, and gets its name when all of them are. A
-store elsewhere has neither an atomic rename nor locks, so shards are uploaded into a folder beside the target, whose
-name follows from what the set is made of: packing the same set again, on any machine, continues with what is there.
+A shard is written on its worker's disk, kept with the finished ones, and gets its name when all are finished. A remote
+store has neither an atomic rename nor locks, so shards are uploaded into a folder beside the target, named by a digest
+of what the set is made from: packing the same set again, on any machine, continues with what is there.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ if TYPE_CHECKING:
     from colabstage.pack.execute import PackReport
     from colabstage.pack.job import PackJob
 
-# A file beside unfinished shards: workers continue as long as it exists. A shared folder is the one thing that all
-# executors' workers have in common, so cancelling works for each of them.
+# A file beside unfinished shards: workers continue while it exists. A shared folder is the one thing that all
+# executors' workers have in common, so cancelling works with any executor.
 _WANTED = "wanted"
-# In a shard's manifest, beside the state of an archive: a digest of the state of its samples.
+# In a shard's manifest, beside the state of an archive: a digest of its samples' states.
 STAMPS = "stamps"
 
 
@@ -59,18 +59,18 @@ class ShardName(NamedTuple):
     total: int
     """How many files there are."""
     state: str = ""
-    """Hexadecimal digits that change with the state of its samples in the source; "" where others compare that."""
+    """Hexadecimal digits that change with the state of its samples in the source; "" if that is compared elsewhere."""
 
     def __str__(self) -> str:
         return f"{self.made_of} {self.number}/{self.total}"
 
     def file_of(self, target: str) -> str:
-        """Return what its file is called, `target` being the name of the single file that the set stands for."""
+        """Return its file name; `target` is the name of the single file that the set stands for."""
         return shard_path(Path(target), self.number, self.total).name
 
     def result_of(self, manifest: Manifest | None, size: int | None) -> ShardResult | None:
-        """Return the result of a file of `size` bytes if its manifest says that it is this shard, whole."""
-        # By the manifest, which is written last: a file without one was being written when its worker died.
+        """Return the result of a file of `size` bytes if its manifest says that it is this shard, complete."""
+        # By the manifest, which is written last: if a file has none, its worker died while writing it.
         if manifest is None or manifest.shard != str(self) or manifest.size != size:
             return None
         if self.state and manifest.identity.get(STAMPS, self.state) != self.state:
@@ -79,7 +79,7 @@ class ShardName(NamedTuple):
 
 
 class ShardResult(NamedTuple):
-    """What one task has written; the last four as far as this run has seen them."""
+    """What one task has written; the last four only if this run has seen them."""
 
     samples: Mapping[str, int]
     """Rows of each split."""
@@ -96,7 +96,7 @@ class ShardResult(NamedTuple):
 
     @classmethod
     def of(cls, report: PackReport) -> ShardResult:
-        """Return the result of a shard that was written now."""
+        """Return the result of a newly written shard."""
         return cls._make(getattr(report, name) for name in cls._fields)
 
     @property
@@ -115,11 +115,11 @@ class LocalStore:
     """A folder on this machine, or on a disk that all workers share."""
 
     target: Path
-    """The single file whose shards these are."""
+    """The single file that these are the shards of."""
     folder: Path
-    """The folder of those that are finished, beside it."""
+    """The folder of finished shards, beside it."""
     look_s: float = 0.25
-    """How often a worker may ask whether its shard is wanted, in seconds."""
+    """How often a worker may check whether its shard is wanted, in seconds."""
     _others: list[Path] = field(default_factory=list)
 
     @contextlib.contextmanager
@@ -130,7 +130,7 @@ class LocalStore:
     @contextlib.contextmanager
     def begin(self, names: Sequence[ShardName], job: PackJob, *, overwrite: bool) -> Iterator[Self]:
         """Yield the store while workers may write shards into it."""
-        # What must not be replaced is an error within a second, and not after hours of work.
+        # If something must not be replaced, this raises within a second, not after hours of work.
         self._find_others(names, overwrite=overwrite)
         model = self.target.with_name(f"{self.target.stem}-shards{self.target.suffix}")
         # After the first of these errors shards of another form are needed; before the second nothing was written.
@@ -145,8 +145,7 @@ class LocalStore:
                 self.stop()
 
     def finished(self, name: ShardName) -> ShardResult | None:
-        """Return the result of a shard that is complete, in its place or in the folder; `None` when it is not, or
-        belongs to another set."""
+        """Return the result of a complete shard, in place or in the folder; otherwise `None`."""
         return self._result(self._final(name), name) or self._result(self._part(name), name)
 
     @staticmethod
@@ -163,15 +162,15 @@ class LocalStore:
         yield self._part(name)
 
     def keep(self, file: Path, name: ShardName) -> None:
-        """Take a shard that was written there, with its manifest: it is where it belongs."""
+        """Take a shard that was written there, with its manifest: it is already where it belongs."""
 
     def signs(self) -> object:
-        """Return another value whenever a worker has written something."""
+        """Return a value that changes whenever a worker has written something."""
         return disk_use(self.folder)
 
     def _find_others(self, names: Sequence[ShardName], *, overwrite: bool) -> None:
-        """Find the files that are removed at the end: all but this set's own shards and those to be replaced."""
-        # Shards of this very set were placed by a run that was interrupted while it put them there.
+        """Find the files to remove at the end: those to be replaced, and all shards that are not of this set."""
+        # A run that was interrupted while placing shards has already placed some of this set.
         own = {self._final(name): name for name in names}
         there = [path for path in (self.target, *shards_beside(self.target)) if os.path.lexists(path)]
         foreign = [path for path in there if path not in own or self._result(path, own[path]) is None]
@@ -179,23 +178,23 @@ class LocalStore:
             msg = f"'{foreign[0]}' exists. Choose another name, or give overwrite=True to replace it."
             raise TargetExistsError(msg)
         for path in foreign:
-            # The caller named `target` and gave overwrite=True for it; nobody named these.
+            # The caller named `target` with overwrite=True, but nobody named these.
             if path != self.target and not is_replaceable_pack(path):
                 msg = f"'{path}' has the name of a shard, and colabstage did not write it as it is now. Rename it."
                 raise TargetExistsError(msg)
         self._others = [path for path in foreign if path not in own]
 
     def stop(self) -> None:
-        """No longer want the set: workers that still write a shard stop."""
+        """Withdraw the set: workers that still write a shard stop."""
         remove_own(self.folder / _WANTED)
 
     def place(self, names: Sequence[ShardName]) -> int:
-        """Move all shards to their places; return their length in bytes."""
+        """Move all shards into place; return their length in bytes."""
         for name in names:
             if self._part(name).exists():
                 place_pack(self._part(name), self._final(name), replaces=whatever_is_there)
         for other in self._others:
-            # Last, when the whole new set is in place: until then the old one is all there is.
+            # Last, when the whole new set is in place: until then there is only the old one.
             if remove_vouched(other, whatever_is_there if other == self.target else is_as_written):
                 remove_manifest(other)
         return sum(self._final(name).stat().st_size for name in names)
@@ -213,14 +212,14 @@ class LocalStore:
 
 @dataclass(slots=True)
 class RemoteStore:
-    """A folder of a bucket or file server; whoever uses it opens a connection of its own."""
+    """A folder of a bucket or file server; each user opens a connection of its own."""
 
     url: str
     """The address that a single file with the whole dataset would have."""
     made_of: str
-    """The set, which its folder is named after."""
+    """The set that its folder is named for."""
     look_s: float = 2.0
-    """As of `LocalStore`: each look is a request to the storage."""
+    """As in `LocalStore`: each check is a request to the storage."""
     _others: list[str] = field(default_factory=list)
     _store: ObjectStore | None = None
 
@@ -255,7 +254,7 @@ class RemoteStore:
         return self._store
 
     def finished(self, name: ShardName) -> ShardResult | None:
-        """Return the result of a shard that is complete, in its place or uploaded."""
+        """Return the result of a complete shard, in place or uploaded."""
         return self._result(self._final(name), name) or self._result(self._part(name), name)
 
     def _result(self, path: str, name: ShardName) -> ShardResult | None:
@@ -264,7 +263,7 @@ class RemoteStore:
         return None if manifest is None else name.result_of(manifest, self._open.size(path))
 
     def is_wanted(self) -> bool:
-        """Ask the storage; no answer does not mean that the set is not wanted."""
+        """Ask the storage. No response does not mean that the set is not wanted."""
         with contextlib.suppress(SourceError):
             return self._open.exists(self._mark)
         return True
@@ -273,14 +272,14 @@ class RemoteStore:
     def scratch(self, name: ShardName) -> Iterator[Path]:
         """Yield a file in this machine's folder for temporary files."""
         model = Path(tempfile.gettempdir()) / f"colabstage-{name.made_of}-{name.number:05}"
-        # Kept after any error: the journal of the shard on this disk says what is finished in it.
+        # Kept after any error: the shard's journal on this disk says what is finished.
         with open_workspace(model) as workspace:
             yield workspace.path / name.file_of(self._name)
 
     def keep(self, file: Path, name: ShardName) -> None:
         """Upload a shard, its manifest last."""
-        # The work took long: the set may have been finished meanwhile, or during the upload, by workers that took over
-        # from this one.
+        # The work took long: meanwhile, or during the upload, workers that took over from this one may have finished
+        # the set.
         if self._is_placed(name):
             return
         self._open.put(file, self._part(name))
@@ -292,7 +291,7 @@ class RemoteStore:
         return not self.is_wanted() and self._result(self._final(name), name) is not None
 
     def signs(self) -> object:
-        """Return nothing: a worker gives no sign between the beginning of a shard and its end."""
+        """Find the files to remove at the end, as `LocalStore`."""
         return None
 
     def _find_others(self, names: Sequence[ShardName], *, overwrite: bool) -> None:
@@ -305,7 +304,7 @@ class RemoteStore:
             part = PartName.of(Path(found))
             if row.get("type") == "directory" or (part.stem, part.suffix) != (target.stem, target.suffix):
                 continue
-            # Rows would be read behind others than those they were appended to.
+            # Its rows would be read after other rows than those they were appended to.
             if part.appended:
                 msg = f"'{found}' at '{store.label}' belongs to a dataset of this name. Choose another name."
                 raise TargetExistsError(msg)
@@ -317,7 +316,7 @@ class RemoteStore:
         self._others = [f"{self._folder}/{found}" for found in foreign if found not in own]
 
     def stop(self) -> None:
-        """No longer want the set: workers that still write a shard stop."""
+        """Withdraw the set: workers that still write a shard stop."""
         self._open.remove(self._mark)
 
     def place(self, names: Sequence[ShardName]) -> int:
@@ -333,7 +332,7 @@ class RemoteStore:
         return sum(self._open.size(self._final(name)) or 0 for name in names)
 
     def _place(self, part: str, final: str) -> None:
-        # As for local files: a new shard appears complete, and one that is replaced has no manifest for a moment.
+        # As for local files: a new shard appears complete, and a replaced one briefly has no manifest.
         replaces = self._open.exists(final)
         if replaces:
             self._open.remove(f"{final}.json")

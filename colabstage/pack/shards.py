@@ -1,8 +1,8 @@
 """One dataset in several files, each written by a task of its own, here or on another machine.
 
-Which rows a shard holds follows from the samples and the number of shards alone, so the files have the same bytes
-whoever writes them. A task has the rows that were planned for it, opens the source by its address, and makes sure that
-it is the same there. When all shards are finished, they are moved to their places (`set_stores`).
+Which rows a shard holds depends only on the samples and the number of shards, so the files have the same bytes whoever
+writes them. A task gets its planned rows, opens the source by its address, and makes sure that it is the same there.
+When all shards are finished, they are moved into place (`set_stores`).
 """
 
 from __future__ import annotations
@@ -73,25 +73,25 @@ if TYPE_CHECKING:
     Written = Generator[tuple[ShardName, ShardResult]]
 
 
-# Large enough that opening and uploading a file does not count, small enough that a lost one is soon written again.
+# Large enough that opening and uploading a file does not matter, small enough that a lost one is soon written again.
 _SHARD_BYTES = 1_000_000_000
 # Fewer shards would leave workers of a small cluster idle; with too few samples, a shard costs more than it gains.
 _FEWEST, _FEWEST_SAMPLES = 8, 64
 # Names have five digits.
 _MOST = 99_999
-# Rows that are sent to a worker; more for each sample would be a whole listing or the contents themselves.
+# The most bytes of rows sent to a worker; more per sample would be a whole listing, or the contents.
 _MOST_SENT_BYTES, _SENT_BYTES_OF_SAMPLE = 1 << 20, 1024
-# A worker whose storage is far gives no sign between the beginning of a shard and its end.
+# A worker whose storage is remote gives no sign between the beginning of a shard and its end.
 _LONGEST_SHARD_S = 4 * 3600.0
 
 
 def count_shards(asked: int | None, job: PackJob) -> int:
-    """Return how many shards are made: the number that was asked for, or about one for each GB."""
+    """Return how many shards are made: the requested number, or about one for each GB."""
     if asked is None:
-        # From the samples alone and not from the number of workers, so that the files are the same on any cluster.
+        # From the samples alone, not the number of workers, so that the files are the same on any cluster.
         by_size = max(_FEWEST, -(-job.plan.nbytes // _SHARD_BYTES))
         return max(1, min(by_size, len(job.table) // _FEWEST_SAMPLES, _MOST))
-    # A shard without a row in any split would be a file that nobody can read.
+    # A shard without a row in any split would be a file that cannot be read.
     most = min(_MOST, max(len(split.samples) for split in job.plan.splits))
     if not 1 <= asked <= most:
         msg = f"shards={asked!r} cannot work; expected 1 to {most:,}, at most the rows of the largest split."
@@ -100,12 +100,11 @@ def count_shards(asked: int | None, job: PackJob) -> int:
 
 
 class ShardRows(NamedTuple):
-    """The samples of one shard: a consecutive part of every split, so that the shards one after the other are the rows
-    of the single file."""
+    """The samples of one shard: a consecutive part of every split, so that shards in sequence are the single file's
+    rows."""
 
     chosen: NDArray[np.int64]
-    """Their numbers in the whole table, ascending, which is the order of the source: a worker reads its part of it from
-    front to back."""
+    """Their numbers in the whole table, ascending, the source's order: a worker reads its part front to back."""
     plan: PackPlan
     """The plan for them."""
 
@@ -129,18 +128,18 @@ def shard_job(job: PackJob, name: ShardName) -> PackJob:
 
 
 def _shard_options(job: PackJob) -> PackOptions:
-    # How many samples may be left out, all shards say together.
+    # All shards together decide how many samples may be left out.
     return job.options if job.options.skip_share is None else replace(job.options, on_error="skip")
 
 
 def shard_names(job: PackJob, count: int, identity: Mapping[str, Any] | None = None) -> list[ShardName]:
-    """Return all shards of the set that a job makes, in order.
+    """Return all shards of a job's set, in order.
 
-    `identity`: the state of an archive; with it names have the state of their samples.
+    `identity`: the state of an archive; with it, names include the state of their samples.
     """
     plan = job.plan
-    # Another version may write other bytes for the same samples. The state is no part of this, which is in the file:
-    # another machine may have other times.
+    # Another version may write other bytes for the same samples. The source's state is left out, because this digest is
+    # in the file: another machine may have other times.
     options = job.options.places_fingerprint()
     facts = (installed_version("colabstage"), job.label, options, plan.encoding, plan.resizer, count)
     digest = hashlib.sha256(repr(facts).encode(errors="surrogateescape"))
@@ -152,7 +151,7 @@ def shard_names(job: PackJob, count: int, identity: Mapping[str, Any] | None = N
 
 
 def _hash_table(digest: hashlib._Hash, table: SampleTable) -> str:
-    # A key may hold what is not UTF-8, as file names on Linux can.
+    # A key need not be UTF-8, because file names on Linux need not be.
     for text in (*table.classes, *table.keys):
         digest.update(f"{text}\n".encode(errors="surrogateescape"))
     # Lengths stand for contents: hashing all images would read the source twice.
@@ -180,10 +179,10 @@ class ShardTask:
     options: PackOptions
     rows: ShardRows
     table: bytes | None
-    """Its samples, pickled without the open source that they are read from; `None` where they cannot be, and are found
+    """Its samples, pickled without the open source that they are read from; `None` if they cannot be, and are found
     again."""
     digest: str
-    """Of all samples, where they are found again."""
+    """The number of all samples, if they are found again."""
 
 
 class _TablePickler(pickle.Pickler):
@@ -201,24 +200,24 @@ class _TableUnpickler(pickle.Unpickler):
 
 
 def _pickled(table: SampleTable, opened: object) -> bytes | None:
-    """Return a table as bytes; `None` where its samples are read by functions or open files, which have none."""
+    """Return a table as bytes; `None` if its samples are read by functions or open files, which cannot be pickled."""
     file = io.BytesIO()
     pickler = _TablePickler(file)
     pickler.opened = opened
     try:
         pickler.dump(table)
-    # What a layout's own objects raise.
+    # A layout's own objects may raise anything.
     except Exception:  # noqa: BLE001
         return None
     return file.getvalue() if file.tell() <= _MOST_SENT_BYTES + _SENT_BYTES_OF_SAMPLE * len(table) else None
 
 
 def write_shard(task: ShardTask) -> ShardResult:
-    """Write one shard unless it exists. Called in a worker, and again when a worker died."""
+    """Write one shard unless it exists. Called in a worker, and again if a worker died."""
     with task.store.open() as store:
         if (done := store.finished(task.name)) is not None:
             return done
-        # Asked of the plan and not of this machine: the set has one resizer, or its bytes would show who wrote them.
+        # By the plan, not by this machine: the set has one resizer, or its bytes would show who wrote them.
         if task.rows.plan.resizer == "torch" and not can_torch_resize():
             msg = (
                 "This pack was planned where torch resizes images, and on this worker torch is missing, broken, or the "
@@ -226,7 +225,7 @@ def write_shard(task: ShardTask) -> ShardResult:
                 "plan the pack where there is none."
             )
             raise MissingDependencyError(msg)
-        # Rows computed by a function that has changed since it was planned would stand beside others in one dataset.
+        # Rows computed by a function that has changed since planning would mix with others in one dataset.
         task.options.check_code()
         with store.scratch(task.name) as path, open_source(task.source, task.options, beside=path) as opened:
             job = PackJob(opened.tree, _planned_table(task, opened), task.rows.plan, task.options)
@@ -247,7 +246,7 @@ def _planned_table(task: ShardTask, opened: OpenSource) -> SampleTable:
     else:
         table = completed(opened.find())
         if _hash_table(hashlib.sha256(), table) == task.digest:
-            # Before rows are taken: what the first of all samples is decides for all.
+            # Before rows are taken: the first of all samples decides the form of all.
             if (prepare := task.options.prepare) is not None:
                 table = prepared_table(table, prepare, task.options.image)
             return take_rows_of_table(table, task.rows.chosen)
@@ -260,8 +259,8 @@ def _planned_table(task: ShardTask, opened: OpenSource) -> SampleTable:
 
 
 def _is_listed(table: SampleTable, tree: Tree) -> bool:
-    """Tell whether a tree has the files of a table, of the same lengths and, in an archive, in the same places."""
-    # In a folder positions are places in its listing.
+    """Tell whether a tree has the files of a table, with the same lengths and, in an archive, in the same places."""
+    # In a folder, positions are places in its listing.
     columns = 1 if tree.kind == "folder" else 2
 
     def facts(entries: FileEntries) -> Iterator[tuple[Any, ...]]:
@@ -278,7 +277,7 @@ def _is_listed(table: SampleTable, tree: Tree) -> bool:
 
 
 class _AsLongAs(Cancellation):
-    """A cancellation that takes effect when a set is no longer wanted, which works for other processes and machines."""
+    """A cancellation that takes effect when a set is no longer wanted; it works across processes and machines."""
 
     def __init__(self, store: SetStore) -> None:
         super().__init__()
@@ -289,7 +288,7 @@ class _AsLongAs(Cancellation):
     def cancelled(self) -> bool:
         """Return whether the set is no longer wanted, or `cancel` has been called."""
         now = time.monotonic()
-        # It is asked for every sample, and the store may be on a network.
+        # This is called for every sample, and the store may be on a network.
         if now - self._looked > self._store.look_s:
             self._looked = now
             if not self._store.is_wanted():
@@ -297,7 +296,7 @@ class _AsLongAs(Cancellation):
         return super().cancelled
 
     def check(self) -> None:
-        """Raise `CancelledError` if it is."""
+        """Raise `CancelledError` if so."""
         if self.cancelled:
             super().check()
 
@@ -309,7 +308,7 @@ def write_shards(
     write: Callable[[list[ShardName], Progress], Written],
     progress: Progress,
 ) -> list[ShardResult]:
-    """Return the results of all shards, in order: those that were `done` before, and those that are written now.
+    """Return the results of all shards, in order: those `done` before, and those written now.
 
     `write`: writes some shards, and shows their samples as a part of one step.
     """
@@ -333,7 +332,7 @@ def write_shards(
 
 
 class _PartOfStep(Progress, ProgressStep):
-    """Show the steps of one shard as a part of one step of all, which stays open."""
+    """Show the steps of one shard as part of a single step for all, which stays open."""
 
     def __init__(self, step: ProgressStep, cancellation: Cancellation) -> None:
         super().__init__(cancellation)
@@ -365,10 +364,10 @@ def pack_set(
     `target`: the single file whose shards are made: a path, or the address of one.
     """
     began = time.monotonic()
-    # Of an address, a path of its name in this machine's folder for temporary files.
+    # For an address, a path with its name in this machine's folder for temporary files.
     path = target if isinstance(target, Path) else Path(tempfile.gettempdir()) / target.rpartition("/")[2]
     with open_source(source, options, beside=path) as opened:
-        # Workers use the resizer that is planned here, so it has to be certain and not only expected.
+        # Workers use the resizer that is planned here, so it must be certain, not only expected.
         job = settled(plan_job(opened.tree, opened.find(), options, free_bytes=free_space(path.parent)))
         count = count_shards(shards, job)
         make_folder(path.parent)
@@ -381,10 +380,10 @@ def pack_set(
                     done = {name.number: found for name in names if (found := begun.finished(name)) is not None}
                     write = partial(_write_elsewhere, executor, source) if executor is not None else _write_here
                     results = write_shards(names, job, done, partial(write, opened, job, begun), progress)
-                    # Too many broken samples have left the old set as it was.
+                    # Too many broken samples have left the old set unchanged.
                     nbytes = begun.place(names)
             except ReplanError as found:
-                # Once more from the beginning: shards of pixels and shards of files cannot be read as one.
+                # Start over: shards of pixels and shards of files cannot be read as one.
                 job = found.plan_again(job)
                 continue
             pattern = store.shown(shard_pattern(path, count).name)
@@ -445,11 +444,11 @@ def pack_by_executor(
 ) -> PackReport:
     """Write one file whose parts an executor's workers make; they need access to `source` and to `out`'s folder.
 
-    Shards that are finished when this fails are kept for the next attempt.
+    Finished shards are kept for the next attempt if this fails.
     """
     began = time.monotonic()
     model = out.with_name(f"{out.stem}-parts{out.suffix}")
-    # Kept after any error: each shard in there has its own manifest, and is checked before it is used again.
+    # Kept after any error: each shard has its own manifest, and is checked before it is used again.
     with open_workspace(model) as workspace:
         pack = workspace.path / "pack.h5"
         parts = pack_set(source, pack, options, progress, shards=None, executor=executor, overwrite=True)
@@ -468,7 +467,7 @@ def pack_by_executor(
 
 
 def set_report(job: PackJob, results: Sequence[ShardResult], began: float) -> PackReport:
-    """Return the report of a set that was begun at monotonic time `began`, without its files."""
+    """Return the report, without files, of a set that was begun at the monotonic time `began`."""
     seconds = time.monotonic() - began
     odd = reduce(OddBoxes.with_those_of, (result.odd_boxes for result in results), OddBoxes())
     report = PackReport(
@@ -504,9 +503,9 @@ Result = TypeVar("Result")
 # How often one task may lose its worker. Dask itself tries three times before it reports a loss.
 _MOST_LOSSES = 4
 _LOOK_S = 0.5
-# Without a result or a sign of work for this long, the workers are gone. A busy cluster may keep tasks waiting.
+# After this long without a result or a sign of work, the workers are gone. A busy cluster may keep tasks waiting.
 _SILENCE_S = 1800.0
-# Workers that are told to stop do so between two samples, which takes a moment on a slow source.
+# Stopped workers end between two samples, which may take a moment on a slow source.
 _END_S = 60.0
 
 
@@ -523,7 +522,7 @@ def run_tasks(
 
     Close the generator to stop early: that stops running tasks, and waits for them.
 
-    A task whose worker died is submitted again. A broken process pool takes no more tasks, so it is replaced by a new
+    A task whose worker died is submitted again. A broken process pool accepts no more tasks, so it is replaced by a new
     one with as many processes.
 
     Args:
@@ -546,7 +545,7 @@ def run_tasks(
             size = getattr(executor, "_max_workers", None) or usable_cores()
             if own is not None:
                 own.shutdown(wait=False, cancel_futures=True)
-            # With spawned processes, since forking a process that has threads may hang the child.
+            # With spawned processes, because forking a process that has threads may hang the child.
             executor = own = ProcessPoolExecutor(size, mp_context=multiprocessing.get_context("spawn"))
             future = executor.submit(function, tasks[number])
         pending[future] = number
@@ -570,7 +569,7 @@ def run_tasks(
                 losses[number] += 1
                 if losses[number] >= _MOST_LOSSES:
                     _refuse_loss(loss)
-                # Submitted only after this loop: a broken pool fails all its futures, and is replaced once.
+                # Submitted after this loop: a broken pool fails all its futures, and is replaced once.
                 lost.append(number)
             for number in lost:
                 submit(number)
@@ -578,7 +577,7 @@ def run_tasks(
         stop()
         raise
     finally:
-        # Tasks that have not begun are cancelled, the others waited for.
+        # Tasks that have not begun are cancelled; the others are waited for.
         for future in pending:
             future.cancel()
         wait(pending, timeout=_END_S)
@@ -603,13 +602,13 @@ def _refuse_loss(why: BaseException) -> NoReturn:
 
 
 def _loss_of(future: Future[Any]) -> BaseException | None:
-    """Return why the worker of a task failed; `None` where the task itself has ended, by a result or an error."""
+    """Return why the worker of a task failed; `None` if the task itself has ended, by a result or an error."""
     error = CancelledError("cancelled") if future.cancelled() else future.exception()
     if error is None or isinstance(error, BrokenExecutor | CancelledError):
         return error
     frames = list(traceback.walk_tb(error.__traceback__))
     # By the names of Dask's modules, so that it need not be imported, or installed. If a worker dies as its task ends,
-    # the executor takes the result for the parts of an error, which is an error of its own.
+    # the executor takes the result for the parts of an error, which is itself an error.
     is_dasks = type(error).__module__.partition(".")[0] == "distributed" or (
         bool(frames) and frames[-1][0].f_globals.get("__name__") == "distributed.cfexecutor"
     )

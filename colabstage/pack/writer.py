@@ -1,4 +1,4 @@
-"""Samples from their sources into their places in the file: read, decode, write, in any order."""
+"""Move samples from their sources into their places in the file: read, decode, write, in any order."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ if TYPE_CHECKING:
 
 # Which values of a byte a mask has, a bit for each.
 LEVELS = np.dtype(("u1", (32,)))
-# Of a photograph that the eye cannot tell from it.
+# Saves a photograph without EXIF and without visible loss.
 WITHOUT_EXIF = "from PIL import Image; Image.open(path).save(path, quality=95)"
-# Of an image file; 0 stands for none, because its sample was left out.
+# A digest of an image file; 0 stands for none, because its sample was left out.
 CONTENT = np.dtype("<u8")
 
 Size = tuple[int, int]
@@ -62,7 +62,7 @@ class RawSample(NamedTuple):
 
     x: Content
     y: Content | None
-    """`None` where targets are known beforehand."""
+    """`None` if targets are known in advance."""
 
 
 class StoredSample(NamedTuple):
@@ -71,11 +71,11 @@ class StoredSample(NamedTuple):
     parts: tuple[memoryview, ...]
     """The bytes of each of its fields."""
     size: Size
-    """Height and width of its upright image before it was resized; zeros where it is not an image."""
+    """Height and width of its upright image before resizing; zeros if it is not an image."""
     lost: tuple[Loss, ...]
     """What of its image file is not stored."""
     levels: NDArray[np.bool_] | None = None
-    """Which values its mask has, `(256,)`; `None` where they are not compared with those of others."""
+    """Which values its mask has, `(256,)`; `None` if masks are not compared."""
 
 
 class BrokenSampleError(Exception):
@@ -90,8 +90,8 @@ class BrokenSampleError(Exception):
 def sample_positions(table: SampleTable) -> NDArray[np.int64]:
     """Return int64 `(N,)`: the position of each sample in the source, so that ascending ones are read in order."""
     target = target_source(table)
-    # For a sample in two files the later position counts, because in an archive that is still arriving it cannot be
-    # read before. A mask often is in another folder than its image, gigabytes behind it.
+    # For a sample in two files the later position counts, because in an arriving archive it cannot be read before that.
+    # A mask is often in another folder than its image, gigabytes further on.
     positions = table.inputs.source.positions
     return positions if target is None else np.maximum(positions, target.positions)
 
@@ -109,15 +109,16 @@ def sample_stamp(table: SampleTable, index: int) -> str:
 
 
 def sample_marks(table: SampleTable, index: int) -> str:
-    """Return as `sample_stamp` what changes with the content of a sample, and what shows it on this machine alone."""
+    """Return a text that changes with the content of a sample, like `sample_stamp`, and with what shows it only on this
+    machine."""
     sources = [source for source in (table.inputs.source, target_source(table)) if isinstance(source, TreeFiles)]
     marks = [source.tree.mark_of(source.entries[index]) for source in sources]
     return " ".join(filter(None, [sample_stamp(table, index), *marks]))
 
 
 def compares_masks(table: SampleTable) -> bool:
-    """Return whether all masks are compared with what a few of them said of their values."""
-    # Those of a foreground have two values, and each is refused that has another.
+    """Return whether all masks are compared with what a few of them suggest about their values."""
+    # Foreground masks have two values, and each mask with another value is refused.
     return isinstance(table.targets, Masks) and table.targets.guessed and not table.targets.foreground
 
 
@@ -129,7 +130,7 @@ class SampleEncoder:
         self._target, self._compares_masks = target_source(job.table), compares_masks(job.table)
 
     def encode(self, index: int, raw: RawSample, scratch: Scratch) -> StoredSample:
-        """Make the bytes of one sample, which may be in this thread's `scratch` until the next call."""
+        """Encode one sample; the bytes may be in this thread's `scratch` until the next call."""
         part, levels = self._table.inputs.source.name(index), None
         try:
             x, size, lost = self._encode_x(index, raw.x, scratch)
@@ -164,13 +165,13 @@ class SampleEncoder:
                 f"'{inputs.source.name(index)}' has shape {pixels.shape} and dtype {pixels.dtype} among images of "
                 f"shape {field.shape} and dtype {field.dtype}; give {remedy}, or encoding='encoded'"
             )
-            # "auto" has examined only sixteen images. When another size turns up, packing starts over with the original
-            # files: that loses work, but no image is stretched without being asked for.
+            # "auto" has examined only sixteen images. If another size turns up, packing starts over with the original
+            # files: that loses work, but no image is stretched unasked.
             raise ReplanError(msg, keeps_files)
         return pixels.data.cast("B"), size, lost
 
     def _stated_size(self, index: int) -> Size | None:
-        """Return the size of the image that boxes were drawn on, zeros where nothing says it; `None` without boxes."""
+        """Return the size of the image that boxes were drawn on, zeros if nothing states it; `None` without boxes."""
         targets = self._table.targets
         if not isinstance(targets, Boxes):
             return None
@@ -185,8 +186,8 @@ class SampleEncoder:
         return DecodedImage(fit_pixels(content, image, resizer=resizer), (content.shape[0], content.shape[1]), lost=())
 
     def _encode_y(self, index: int, content: Content) -> tuple[memoryview, Size | None, NDArray[np.bool_] | None]:
-        """Return the bytes of a target; of boxes and masks, the size of what they were drawn on, zeros where it is not
-        said; and of a mask which values it has, where they are compared."""
+        """Return the bytes of a target; for boxes and masks, the size of what they were drawn on, zeros if unknown; and
+        for a mask, which values it has, if these are compared."""
         targets, field = self._table.targets, self._plan.y
         assert field is not None
         if isinstance(targets, UnreadBoxes):
@@ -197,7 +198,7 @@ class SampleEncoder:
         data = None if field.lengths is None else _checked_file(content, field.lengths, index, targets.source)[0]
         if targets.guessed:
             check_lossless(content)
-        # Decoded although the file may be what is stored: a broken one is found now, and not in the third epoch.
+        # Decoded even if the file itself is stored: a broken one is found now, not in the third epoch.
         options = mask_options(targets, self._options)
         indices = read_mask(content, options)
         levels = level_counts(indices) > 0 if self._compares_masks else None
@@ -206,15 +207,15 @@ class SampleEncoder:
 
 
 def is_turned(image: Content, size: Size, drawn: Size, *, mask: Content | None) -> bool:
-    """Tell whether EXIF turns an image, and nothing shows if its boxes or its mask were drawn before or after that;
-    refuse those that were drawn on another size.
+    """Tell whether EXIF turns an image and nothing shows if its boxes or mask were drawn before or after that; refuse
+    those that were drawn on another size.
 
     `drawn`: height and width by the label file, zeros if it does not say, or those of the `mask`.
     """
     turns = [orientation_of(one) if isinstance(one, bytes) else 1 for one in (image, mask)]
     is_across = len({upright_size(size, turn) for turn in turns}) > 1
     if drawn in ((0, 0), size):
-        # Only upright does one that EXIF lays across have these sides.
+        # An image that EXIF turns sideways has these sides only upright.
         return turns[0] != turns[1] and not (is_across and drawn == size)
     remedy = "Take the images that they were drawn on, or scale them."
     if drawn == size[::-1]:
@@ -236,7 +237,7 @@ def _checked_file(
     if not isinstance(content, bytes):
         msg = f"'{source.name(index)}' arrived as an array, expected the bytes of an image file."
         raise LayoutError(msg)
-    # A truncated JPEG opens without complaint and shows grey below the cut.
+    # A truncated JPEG opens without complaint and is grey below the cut.
     facts = check_complete(content)
     if color_mode != "keep" and facts.dtype.kind == "f":
         msg = (
@@ -270,26 +271,26 @@ def array_bytes(values: NDArray[Any]) -> memoryview:
 
 @dataclass(frozen=True, slots=True)
 class WriteJob:
-    """Everything that one run of the writer works on, read-only."""
+    """What one run of the writer works on, read-only."""
 
     job: PackJob
     """What is packed."""
     order: NDArray[np.int64]
     """int64 `(N,)`, the sample at each position of the reading order."""
     target: Path
-    """The file, which has room for all samples whose lengths are known."""
+    """The file, which has space for all samples whose lengths are known."""
     offsets: Mapping[str, int]
     """Byte offsets of its datasets."""
     places: tuple[NDArray[np.int64], ...]
     """For each field of the plan, int64 `(N,)`: byte offset of each sample in `target`."""
     facts: SampleColumn | None = None
-    """Where the images' own sizes, and places in the spool, are recorded; `None` where they are not needed."""
+    """Where the images' own sizes, and places in the spool, are recorded; `None` if they are not needed."""
     spool: Spool | None = None
-    """Takes the bytes that have no place yet; `None` where all have one."""
+    """Takes the bytes that have no place yet; `None` if all have one."""
     contents: SampleColumn | None = None
-    """Where digests of image files are noted; `None` where they are not compared."""
+    """Where digests of image files are noted; `None` if they are not compared."""
     levels: SampleColumn | None = None
-    """Where the values of masks are noted; `None` where they are not compared."""
+    """Where the values of masks are noted; `None` if they are not compared."""
 
 
 class _Memory(threading.local):
@@ -321,14 +322,14 @@ def write_samples(
         try:
             x = _read_part(inputs, index)
             return RawSample(x, None if target is None else _read_part(target, index))
-        # Returned and not raised, because the worker records which samples are left out.
+        # Returned, not raised, because the worker records which samples are left out.
         except BrokenSampleError as error:
             return error
 
     def use(position: int, raw: RawSample | BrokenSampleError) -> None:
         why: str | None = None
         lost: tuple[Loss, ...] = ()
-        # A few kilobytes of PNG may hold 170 million pixels, so these limit what is decoded at the same time.
+        # A few kilobytes of PNG may hold 170 million pixels, so this limits what is decoded at the same time.
         with room.room_for(raw.x if isinstance(raw, RawSample) else None):
             try:
                 if isinstance(raw, BrokenSampleError):
@@ -338,12 +339,12 @@ def write_samples(
                 why = _leave_out(options, error)
             # One huge image would otherwise keep its memory in each thread until the end.
             memory.scratch.forget_huge()
-        # Last, because a sample that is in the journal but not in its place would be lost.
+        # Last, because a sample that is in the journal but not in place would be lost.
         journal.finish(position, skipped=why, lost=lost)
         if stream is not None:
             stream.arrived(position)
         step.advance()
-        # After each sample, so that a folder of something else entirely is noticed within seconds.
+        # After each sample, so that a folder of the wrong files is noticed within seconds.
         check_left_out()
 
     with (
@@ -366,7 +367,7 @@ def write_samples(
 def _read_part(source: SampleSource, index: int) -> Content:
     name = source.name(index)
     try:
-        # Damaged content is no failure of the medium: reading it again returns the same.
+        # Damaged content is not a failure of the medium: reading it again returns the same.
         return read_with_retry(lambda: source.read(index), name, policy=RetryPolicy())
     except (CorruptArchiveError, DecodeError) as error:
         raise BrokenSampleError(name, error) from error

@@ -1,4 +1,4 @@
-"""The cached copy of a pack: found by its manifest, copied here or opened in part, published when it is new."""
+"""The cached copy of a pack: found by its manifest, copied here or opened in part, published when new."""
 
 from __future__ import annotations
 
@@ -72,12 +72,12 @@ if TYPE_CHECKING:
     from colabstage.stage.source import Freshness, SourceOnce, StageCall
 
 
-# How much of the local disk staging takes, and what to do where that is more than is free or than the disk limit.
+# How much of the local disk staging takes, and what to do if that exceeds the free space or the disk limit.
 
 
-# A smaller limit is no useful advice.
+# Advising a smaller limit would not help.
 _LEAST_LIMIT_BYTES = 10_000
-# What to do with a source that has to be here whole.
+# What to do with a source of which everything must be local.
 _INSTEAD = (
     "Unpack it into a folder, a zip or an uncompressed tar, on your Drive or in a bucket: that is read where it "
     "is. Or make the pack smaller: image_size=, encoding='jpeg:90'."
@@ -91,7 +91,7 @@ class StageFigures:
     source_bytes: int = 0
     """Bytes read from the source."""
     archive_bytes: int = 0
-    """Size of an archive that is copied here first; 0 otherwise."""
+    """Size of an archive that is first copied to this machine; 0 otherwise."""
     pack_bytes: int = 0
     """Size of the pack."""
     files_bytes: int = 0
@@ -102,39 +102,39 @@ class StageFigures:
     @property
     def peak_bytes(self) -> int:
         """Return how much free space the local disk needs during the work."""
-        # Drive's client drops small files from its cache as the disk fills, but not an archive that is being read.
+        # As the disk fills, Drive's client drops small files from its cache, but not an archive that is being read.
         return self.archive_bytes + self.mount_bytes + self.pack_bytes + self.files_bytes
 
 
 def exceeds(request: StageRequest, figures: StageFigures) -> bool:
-    """Return whether what staging takes here is more than the disk limit."""
-    # The peak and not the pack alone: an archive and what is made of it are on the disk at one time.
+    """Return whether staging takes more of the local disk than the disk limit."""
+    # The peak, not just the pack: an archive and its pack are on the disk at the same time.
     return request.disk_limit is not None and figures.peak_bytes > request.disk_limit
 
 
 def less_room(request: StageRequest, free_bytes: int) -> str:
-    """Return what takes less space on the local disk than the whole dataset, as the end of a sentence."""
+    """Return what takes less local space than the whole dataset, as the end of a sentence."""
     larger = "give local_dir= on a larger disk"
-    # Plain files are here whole.
+    # Plain files must all be local.
     if request.keep != "pack" or request.disk_limit is not None or free_bytes < _LEAST_LIMIT_BYTES:
         return larger
-    # Not all of the space: other files need some. Without a blank, which a shell would take for the next argument.
+    # Not all of the space, because other files need some. No space in it, because a shell would split there.
     limit = format_bytes(int(0.8 * free_bytes)).replace(" ", "")
     cache = "" if request.cache_dir is not None else " and a cache_dir= with room for it"
     return f"{larger}, or disk_limit='{limit}'{cache}: then a part of the pack is here, and all of it in the cache"
 
 
 def on_slow_disk(request: StageRequest) -> list[str]:
-    """Return a sentence where the dataset's folder is on a mount, from which every epoch would read."""
+    """Return a sentence if the dataset's folder is on a mount, from which every epoch would read."""
     slow = slow_reason(mount_of(request.folder))
     what = f"Datasets are staged to '{request.folder.parent}', on {slow}, from which every epoch reads"
     return [] if slow is None else [f"{what}: give local_dir= on a local disk. What is to last goes to cache_dir=."]
 
 
 def beyond_limit(request: StageRequest) -> list[str]:
-    """Return a sentence where the pack that is here whole takes more than the disk limit; otherwise nothing."""
+    """Return a sentence if the complete local pack exceeds the disk limit; otherwise nothing."""
     limit = request.disk_limit
-    # Used all the same: the space is taken, and an earlier call asked for all of it.
+    # It is used anyway: the space is taken, and an earlier call asked for the whole pack.
     if limit is None or (size := request.pack_path.stat().st_size) <= limit:
         return []
     where = f"--only here --yes --local-dir {quote(str(request.folder.parent))}"
@@ -147,9 +147,9 @@ def beyond_limit(request: StageRequest) -> list[str]:
 
 
 def check_disk_limit(request: StageRequest, figures: StageFigures | None) -> None:
-    """Refuse to make what the disk limit does not allow here, and which cannot be made in shards either.
+    """Refuse to stage what the disk limit does not allow, and what cannot be packed in shards either.
 
-    `figures`: what it takes; `None` where that is known only once all of it is here.
+    `figures`: what it takes; `None` if that is known only once everything is local.
     """
     limit = request.disk_limit
     if limit is None or (figures is not None and not exceeds(request, figures)):
@@ -170,17 +170,17 @@ OUTDATED = "made from an earlier state of the source"
 
 @dataclass(frozen=True, slots=True)
 class CachedPack:
-    """A pack in the cache whose manifest is complete and whose length is right."""
+    """A pack in the cache with a complete manifest and the right length."""
 
     files: tuple[CachedFile, ...]
     """The packed file in the cache, or all shards of a set, in order."""
     manifest: Manifest
-    """What it was made from, and the hash of each block; of a set what all shards are together, without hashes."""
+    """What it was made from, and the hash of each block; for a set, what the shards add up to, without hashes."""
     place: Place
 
     @classmethod
     def of_set(cls, shards: Sequence[CachedFile], place: Place) -> CachedPack:
-        """Return the pack that is made of all shards of a set."""
+        """Return the pack that the shards of a set form."""
         files = _files_of(shards)
         whole = replace(shards[0].manifest, size=files.size, hashes=(), samples=files.samples, skipped=files.skipped)
         return cls(tuple(shards), whole, place)
@@ -191,17 +191,17 @@ class CachedPack:
 
     @property
     def identity(self) -> SourceIdentity | None:
-        """Return the state of the source that it was made from, where it is known."""
+        """Return the state of the source that it was made from, if known."""
         return identity_of(self.manifest)
 
     @property
     def label(self) -> str:
-        """Return what messages call it; of a set the pattern that matches all shards."""
+        """Return its name in messages; for a set, the pattern that matches all shards."""
         return re.sub(r"-\d{5}(-of-\d{5}\.h5)$", r"-*\1", self.files[0].source.label)
 
     def exceeds_limit(self, request: StageRequest) -> bool:
-        """Return whether it is not to be copied here whole."""
-        # Shards would have to be joined, which takes their space twice.
+        """Return whether it must not be copied here in full."""
+        # Joining shards would take their space twice.
         return request.disk_limit is not None and (self.in_shards or self.manifest.size > request.disk_limit)
 
 
@@ -212,7 +212,7 @@ def _files_of(shards: Sequence[CachedFile]) -> FileSet:
 class Cache:
     """The cache as one call sees it.
 
-    Its folder is looked for once, and not before it is needed, because a Drive that hangs takes long to give up on.
+    Its folder is looked up once, and only when it is needed, because giving up on a Drive that hangs takes long.
     """
 
     def __init__(self, request: StageRequest) -> None:
@@ -221,12 +221,12 @@ class Cache:
 
     @property
     def place(self) -> Place | None:
-        """Return where it is, `None` for none."""
+        """Return its place; `None` without a cache."""
         return self._choose()[0]
 
     @property
     def why(self) -> str:
-        """Return the reason for that place, or for having none, in a few words."""
+        """Return in a few words why it is there, or why there is none."""
         return self._choose()[1]
 
     def _choose(self) -> tuple[Place | None, str]:
@@ -236,17 +236,17 @@ class Cache:
         return self._chosen
 
     def why_not(self) -> str:
-        """Say, for the report, why a pack is not in it; "" where there is no pack."""
+        """Say, for the report, why a pack is not in it; "" if there is no pack."""
         return f"no: {self.why}" if self.request.wants_pack else ""
 
     def find(self) -> CachedPack | None:
-        """Return the pack of the request; `None` where there is none, or none is wanted."""
+        """Return the requested pack; `None` if there is none, or none is wanted."""
         place = self.place if self.request.wants_pack else None
         if place is None:
             return None
         try:
             return place.ask(lambda: _find_cached(self.request, place))
-        # It answered a moment ago. The data can be had without the cache, and the report will say why it was.
+        # It answered a moment ago. The data can be staged without the cache, and the report will say why it was.
         except (DriveError, SourceReadError) as error:
             why = str(error)
         except ColabstageError:
@@ -260,7 +260,7 @@ class Cache:
 def find_cache_dir(asked: CacheDir, *, near: Path | None, local: Path) -> tuple[Place | None, str]:
     """Return the place of the cache, `None` for none, with the reason in a few words.
 
-    `near`: a path whose Drive is taken before any other. `local`: where packs are used.
+    `near`: a path whose Drive is preferred. `local`: where packs are used.
     """
     if asked is None:
         return None, "cache_dir=None"
@@ -270,7 +270,7 @@ def find_cache_dir(asked: CacheDir, *, near: Path | None, local: Path) -> tuple[
     if drive.folder is not None:
         return FolderPlace(drive.folder / "colabstage"), "on the mounted Google Drive"
     if drive.silent:
-        # Another folder would be a second cache, which the next session does not know about.
+        # Another folder would be a second cache, which the next session would not find.
         return None, f"the Drive client at '{drive.silent[0]}' does not answer"
     return _find_lasting(local)
 
@@ -281,7 +281,7 @@ def _find_lasting(local: Path) -> tuple[Place | None, str]:
     lasting = platform.persistent_dir
     if lasting is None or not lasting.is_dir():
         return None, platform.not_lasting or f"no Drive is mounted, and {platform.title} has no persistent folder"
-    # A copy on the same disk would save nothing and take the space twice.
+    # A copy on the same disk would save nothing and double the space.
     existing = next(place for place in (local, *local.parents) if place.exists())
     if lasting.stat().st_dev == existing.stat().st_dev:
         return None, f"a copy in '{lasting}' would be on the same disk"
@@ -289,17 +289,17 @@ def _find_lasting(local: Path) -> tuple[Place | None, str]:
 
 
 def _find_cached(request: StageRequest, place: Place) -> CachedPack | None:
-    """Find the pack of this request in the cache, or its previous version where publishing was interrupted."""
+    """Find the requested pack in the cache, or its previous version if publishing was interrupted."""
     name = f"{request.name}.h5"
     for one in place.look([name, name + PREVIOUS_SUFFIX]):
-        # The name has eight digits of the key, the manifest has all of them.
+        # The name has eight digits of the key; the manifest has all of them.
         if one is not None and one.manifest.key == request.key and one.is_whole:
             return CachedPack((one,), one.manifest, place)
     sets: dict[tuple[str, int], list[CachedFile]] = {}
     for one in find_shards(request, place):
         sets.setdefault((one.made_of, PartName.of(Path(one.name)).count), []).append(one)
     for (_, count), parts in sets.items():
-        # One state of the source: what a set is made of says nothing of the content of files of the same lengths.
+        # All of one state of the source: file lengths alone do not prove that the shards have the same content.
         first, *others = [identity_of(one.manifest) for one in parts]
         same = [first is not None and one is not None and compare_states(first, one) != "changed" for one in others]
         if len(parts) == count and first is not None and all(same):
@@ -308,7 +308,7 @@ def _find_cached(request: StageRequest, place: Place) -> CachedPack | None:
 
 
 def find_shards(request: StageRequest, place: Place) -> list[CachedFile]:
-    """Find all shards of this request in the cache, whether or not their set is whole, in order."""
+    """Find all shards of this request in the cache, in order, whether or not their set is complete."""
     return [one for one in place.shards(f"{request.name}.h5") if one.manifest.key == request.key and one.is_whole]
 
 
@@ -316,10 +316,10 @@ def find_shards(request: StageRequest, place: Place) -> list[CachedFile]:
 
 
 def restore(call: StageCall, source: SourceOnce, cached: CachedPack, known: Freshness | None) -> SourceIdentity | None:
-    """Copy a pack from the cache, and return the source's state; `None` where it cannot be used. Then the source is
-    read instead, unless readers have seen rows of the copy.
+    """Copy a pack from the cache, and return the source's state; `None` if it cannot be used: then the source is read
+    instead, unless readers have seen rows of the copy.
 
-    `known`: how the source compares with the pack; `None` to compare them beside the copy: for a folder of some
+    `known`: how the source compares with the pack; `None` to compare them during the copy, because for a folder of some
     thousand files on a mount that takes seconds.
     """
     report, recorded, is_lent = call.report, cached.identity, False
@@ -328,7 +328,7 @@ def restore(call: StageCall, source: SourceOnce, cached: CachedPack, known: Fres
     def let_in(pack: PartialPack) -> None:
         nonlocal is_lent
         assert call.let_in is not None
-        # From here on it is the copy or an error, and the report is read while it arrives.
+        # From here on the copy must succeed or raise, and the report is read while it arrives.
         is_lent, report.origin = True, "cache"
         call.let_in(pack)
 
@@ -345,7 +345,7 @@ def restore(call: StageCall, source: SourceOnce, cached: CachedPack, known: Fres
                     size, already = cached.place.ask(copy)
                     freshness = comparison.agree()
                 except (StateDiffersError, CancelledError):
-                    # Why the copy was stopped, unless the call itself was.
+                    # Raise the reason why the copy was stopped, unless the call itself was.
                     with contextlib.suppress(StateDiffersError):
                         comparison.agree()
                         raise
@@ -359,12 +359,12 @@ def restore(call: StageCall, source: SourceOnce, cached: CachedPack, known: Fres
                 raise
             report.note(unusable(error))
             return None
-    # Where the source was opened and is the same, with its present times.
+    # With its present times, if the source was opened and is the same.
     return source.opened.identify() if source.opened is not None and freshness.proved else recorded
 
 
 def unusable(error: BaseException) -> str:
-    """Say that a cached pack is not used, without the remedy of the copy that failed: the source is read instead."""
+    """Say that a cached pack is not used. The failed copy's remedy is left out: the source is read instead."""
     why = error.__cause__ if isinstance(error.__cause__, ColabstageError) else error
     return f"The pack in the cache cannot be used: {why}"
 
@@ -380,10 +380,9 @@ def copy_pack(
     """Copy a cached pack to its place on the local disk, verifying every block on the way; a set of shards is joined to
     the file that a single process would have made.
 
-    What an interrupted copy left is compared with the manifest, and only missing blocks are read from the cache. With
-    `let_in` blocks come in the order in which readers need them, and it is called once rows can be waited for.
-    `confirm` is called before that, and before the copy takes its place; it raises what should keep both from
-    happening.
+    An interrupted copy is compared with the manifest, and only missing blocks are read from the cache. With `let_in`,
+    blocks come in the order in which readers need them, and it is called once rows can be waited for. `confirm` is
+    called before that, and again before the copy takes its place; it raises whatever should prevent these.
 
     Returns:
         The number of bytes, and how many of them were here already.
@@ -398,7 +397,7 @@ def copy_pack(
     try:
         with open_workspace(request.copy_path, keeps=KEPT_AFTER, in_own_folder=True) as workspace:
             here = min(disk_use(workspace.path), size) if workspace.resumed else 0
-            # Whatever a mounted Drive caches, too; shards have the file that is made of them beside them.
+            # Including what a mounted Drive caches; shards are on the disk beside the joined file.
             needed = cached.place.copies * (size - here) + (size if cached.in_shards else 0)
             remedy = less_room(request, free_space(request.folder))
             check_space(request.folder, needed, f"The packed copy of '{request.source.name}'", remedy=remedy)
@@ -412,7 +411,7 @@ def copy_pack(
                     cut_own(copy, one.manifest.size)
             with call.progress.step("copy from cache", total=size, unit="B") as step:
                 if let_in is None or cached.in_shards:
-                    # In the order of the file, which by one reader is fastest on a mount.
+                    # In file order: with a single reader, that is fastest on a mount.
                     with contextlib.closing(BlockwiseFile(files, workspace.path, None, mount_readers=1)) as file:
                         file.settle(np.zeros(file.blocks, np.bool_), Edges.none(file.blocks), least=1)
                         moved = file.fill(np.arange(file.blocks), step, cancellation)
@@ -451,7 +450,7 @@ def copy_pack(
 
 
 def _is_here(target: Path, manifest: Manifest, cancellation: Cancellation) -> bool:
-    """Return whether the pack is already in its place, as after a kill before its manifest; then write that."""
+    """Return whether the pack is already in place, as after a kill before its manifest; if so, write that."""
     with contextlib.suppress(OSError, NewerFormatError):
         if is_made_here(target) and read_manifest(target) in (None, manifest):
             found = verified(target, manifest, cancellation)
@@ -462,7 +461,7 @@ def _is_here(target: Path, manifest: Manifest, cancellation: Cancellation) -> bo
 
 
 def open_in_part(call: StageCall, cached: CachedPack, *, origin: Origin = "cache") -> StagedDataset:
-    """Open a pack in part: no more than `disk_limit` of it is ever on the local disk."""
+    """Open a pack in part: never more than `disk_limit` of it is on the local disk."""
     request, report, limit = call.request, call.report, call.request.disk_limit
     assert limit is not None
     report.origin = origin
@@ -485,7 +484,7 @@ def open_in_part(call: StageCall, cached: CachedPack, *, origin: Origin = "cache
         f"The pack stays in the cache ('{cached.label}') and is read from there block by block; keep it there and "
         "reachable while loaders run."
     )
-    # Looked up when the report is shown: figures grow as long as loaders read.
+    # Looked up when the report is shown: the figures grow while loaders read.
     report.arrival = partial(getattr, part, "figures")
     info = joined_info([read_info(path, in_part=True) for path in part.paths])
     return StagedDataset(path=part.path, files=None, report=report, info=info, part=part)
@@ -513,15 +512,15 @@ def publish_pack(
     name = f"{request.name}.h5"
     with call.report.timed("publish to cache", unit="B") as step:
         try:
-            # In the background a bar would be drawn into whatever cell runs then.
+            # In the background, a bar would appear in whatever cell runs then.
             progress = Progress() if quietly else call.progress
-            # Without a bar: nobody gave that name.
+            # Without a bar, because the user does not know this name.
             _publish_rows(request.pack_path, place, Progress(call.cancellation))
             done = publish(place, request.pack_path, name, progress=progress)
             step.amount = done.nbytes - done.kept_bytes
             uploading = "; uploading" if done.uploading else ""
             step.note = f"'{place.label}/{name}', read back and verified{uploading}"
-        # Not raised: the data is here and can be used, and the next session merely stages it again.
+        # Not raised: the data is local and usable, and the next session just stages it again.
         except (ColabstageError, OSError) as error:
             step.note = "failed"
             call.report.note(f"Not cached, so the next session stages from the source again: {error}")
@@ -532,8 +531,8 @@ def publish_pack(
 
 
 def find_published(request: StageRequest) -> PublishReport[Any] | None:
-    """Return what an earlier call published of the local pack."""
-    # Only on request and not in every call, because a Drive takes time to answer.
+    """Return the report of what an earlier call published of the local pack."""
+    # Only on request, not in every call, because a Drive takes time to answer.
     if request.cache_dir is None:
         return None
     cache = Cache(request)
@@ -549,11 +548,11 @@ def find_published(request: StageRequest) -> PublishReport[Any] | None:
     return published_before(cached.place, cached.files[0].name, cached.manifest.size)
 
 
-# --- the record of a pack's rows: it comes before its pack and is purged before it, so that it is never alone ---
+# --- the record of a pack's rows: published before the pack and purged before it, so it is never alone ---
 
 
 def read_cached_rows(cached: CachedPack) -> bytes | None:
-    """Return the record of a pack's rows; `None` where it cannot be had, as it only saves reading."""
+    """Return the record of a pack's rows; `None` if it cannot be read, because it only saves reading."""
     name = cached.files[0].name.removesuffix(PREVIOUS_SUFFIX)
 
     def read() -> bytes | None:
@@ -580,13 +579,13 @@ def _publish_rows(pack: Path, place: Place, progress: Progress) -> None:
 
 
 def discard_rows(place: Place, pack: str, *, every: bool = False) -> None:
-    """Remove the records of packs that are no longer in a cache under this name, as far as possible; or `every` one."""
+    """Remove the row records of packs that a cache no longer has by this name, if possible; or `every` one."""
     with contextlib.suppress(ColabstageError, OSError):
         (there,) = [None] if every else place.look([pack])
         kept = None if there is None else rows_name(pack, there.manifest)
         for name in place.entries():
             if is_rows_name(name, pack) and name != kept:
                 place.discard(name)
-        # What was being removed, or copied there, when a process was killed has a name that is not looked for again.
+        # A killed process leaves what it was removing or copying under a name that nobody looks for.
         if isinstance(place, FolderPlace):
             sweep_orphans(place.folder, prefix=f"{pack}.", empty=place.on_drive)

@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 
 _log = logger_of(__name__)
 
-# What a source or a pack holds, in words by name: its layout, its classes, an example.
+# What a source or pack holds, as named texts: its layout, its classes, an example.
 Found = tuple[tuple[str, str], ...]
 
 
 def found_in(info: PackInfo | None) -> Found:
-    """Return the layout and the classes of a pack, in words by name."""
+    """Return the layout and the classes of a pack, as named texts."""
     if info is None:
         return ()
     layout = () if info.layout is None else (("layout", info.layout),)
@@ -50,7 +50,7 @@ def found_in(info: PackInfo | None) -> Found:
 
 
 def which_file(path: Path) -> tuple[int, ...]:
-    """Tell a file from one that takes its place, and from itself after a write."""
+    """Identify a file, so that a replacement or a write shows."""
     found = path.stat()
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
@@ -62,9 +62,9 @@ _ORIGINS = {
     "cache": "from the packed copy in the cache",
     "source": "from the source",
 }
-# A thousand broken images would push the rest of the report off the screen.
+# Listing a thousand broken images would push the rest of the report off the screen.
 _SKIPPED_SHOWN = 10
-# What is said of times, and of bytes where there are any.
+# How times are worded, and bytes if there are any.
 _TOOK = {
     "first_batch_s": "First batch after {}",
     "overlap_s": "{} of training while data arrived",
@@ -99,14 +99,14 @@ class StageStep:
     @property
     def quantity(self) -> str:
         """Return the amount as text."""
-        # A step that decides something counts nothing.
+        # A step that only decides something has no amount.
         if not self.unit:
             return ""
         return format_bytes(self.amount) if self.unit == "B" else format_count(self.amount, self.unit)
 
     @property
     def rate(self) -> str:
-        """Return amount by time as text; empty for steps that moved nothing."""
+        """Return amount per time as text; empty for steps that moved nothing."""
         return format_rate(self.amount, self.seconds, self.unit) if self.moves and self.unit and self.amount else ""
 
 
@@ -123,40 +123,39 @@ class StageReport:
     notes: list[str] = field(default_factory=list)
     """What else the user should know."""
     arrival: Callable[[], Mapping[str, float]] | None = field(default=None, repr=False, compare=False)
-    """Tells how it stands with data that is used while it arrives: bytes `fetched`, `kept` from an earlier run and
-    `evicted`; `first_batch_s` from the call, `overlap_s` of training while rows arrived, and `waited_s` of loops
-    for their batches, the first included, once there was any. `None` where all was here first."""
+    """Returns the progress of data that is used while it arrives: bytes `fetched`, `kept` from an earlier run and
+    `evicted`; `first_batch_s` from the call, `overlap_s` of training while rows arrived, and `waited_s` of loops for
+    their batches, including the first, once there was one. `None` if everything was local first."""
     found: Found = ()
-    """Layout, classes and examples of what was staged, in words by name."""
+    """Layout, classes and examples of the staged data, as named texts."""
     cached: str = ""
-    """Whether the pack is in the cache, in words that begin with "yes" or "no"; "" without a pack, or while it is not
-    known yet."""
+    """Whether the pack is in the cache, in words that begin with "yes" or "no"; "" without a pack, or while unknown."""
     state: Literal["done", "arriving", "stopped", "failed"] = "done"
-    """How it stands with what `streaming=True` leaves to the background; `"done"` without."""
+    """The state of what `streaming=True` leaves to the background; `"done"` without it."""
     began_s: float = field(default_factory=time.monotonic, repr=False, compare=False)
     """When it was begun."""
 
     @property
     def seconds(self) -> float:
-        """Return the time of all steps together."""
+        """Return the total time of all steps."""
         return sum(step.seconds for step in self.steps)
 
     @contextmanager
     def timed(self, name: str, *, unit: str = "", moves: bool = True) -> Iterator[StageStep]:
         """Time a step, without the steps inside it; the caller fills in its amount and note."""
         step = StageStep(name, unit=unit, moves=moves)
-        # A step may contain another one, as a look at the source contains opening it. Its time is counted once.
+        # A step may contain others, as looking at the source contains opening it. Their time counts once.
         began, others_s = time.monotonic(), self.seconds
         try:
             yield step
-        # Also Ctrl-C: the report of a stopped call shows which step it was in.
+        # Ctrl-C too: the report of a stopped call shows which step it was in.
         except BaseException as error:
             stopped = isinstance(error, CancelledError | KeyboardInterrupt)
             step.note = step.note or ("stopped" if stopped else "failed")
             raise
         finally:
             step.seconds = max(0.0, time.monotonic() - began - (self.seconds - others_s))
-            # Checks before and after taking the lock are one line if they had the same result.
+            # Equal checks, before and after taking the lock, are one line if their results are equal.
             same = [one for one in self.steps if not unit and (one.name, one.note) == (name, step.note)]
             if same:
                 same[0].seconds += step.seconds
@@ -166,7 +165,7 @@ class StageReport:
                 _log.info("%s", "  ".join(filter(None, words)))
 
     def note(self, *sentences: str) -> None:
-        """Add each sentence that is not among the notes yet."""
+        """Add each sentence that is not yet among the notes."""
         for note in map(ended, sentences):
             # Checks before and after taking the lock would add the same note twice.
             if note not in self.notes:
@@ -195,7 +194,7 @@ class StageReport:
 
     @property
     def arrived(self) -> str:
-        """Return how it stands with data that is used while it arrives, in a sentence; "" where all was here first."""
+        """Return in a sentence how far data has arrived that is used meanwhile; "" if everything was local first."""
         figures = {} if self.arrival is None else self.arrival()
         said = [words.format(format_duration(figures[name])) for name, words in _TOOK.items() if name in figures]
         moved = {words: int(figures[name]) for name, words in _MOVED.items() if figures.get(name)}
@@ -203,7 +202,7 @@ class StageReport:
         return f"{'; '.join(said)}." if said else ""
 
     def shown(self, *, found: bool = True) -> Report:
-        """Return the headline, what was found where wanted, the steps, what was left out, and the notes."""
+        """Return a report: headline, what was found (if wanted), steps, what was left out, and notes."""
         steps = (Row((s.name, format_duration(s.seconds), s.quantity, s.rate), s.note) for s in self.steps)
         skipped, more = self.skipped[:_SKIPPED_SHOWN], len(self.skipped) - _SKIPPED_SHOWN
         skipped += (f"… and {more:,} more, in report.skipped",) if more > 0 else ()
@@ -220,7 +219,7 @@ class StageReport:
     @property
     def headline(self) -> str:
         """Return where the data came from, and how long it took."""
-        # The step that is not done yet is not among the steps.
+        # The running step is not among the steps yet.
         seconds = time.monotonic() - self.began_s if self.state == "arriving" else self.seconds
         return _HEADLINES[self.state].format(_ORIGINS[self.origin], format_duration(seconds))
 
@@ -244,14 +243,14 @@ class StagedDataset:
     info: PackInfo | None
     """What the packed file holds, `None` without one."""
     published: Callable[[float], PublishReport[Any] | None] | None = field(default=None, repr=False, compare=False)
-    """Waits so many seconds for the copy in the cache, and returns its report; `None` where none is made."""
+    """Waits at most so many seconds for the copy to the cache, and returns its report; `None` if none is made."""
     arriving: BackgroundPack | None = field(default=None, repr=False)
-    """The work that continues with `streaming=True`; `None` where everything was here from the start."""
+    """The work that continues with `streaming=True`; `None` if everything was local from the start."""
     state: tuple[int, ...] = field(default=(), repr=False, compare=False)
-    """Which file the pack was, so that one that took its place since is not read for it; empty where none could."""
+    """Identifies the file of the pack, so that a replacement is not read instead; empty if none can replace it."""
     part: PartialPack | None = field(default=None, repr=False, compare=False)
-    """The blocks of a pack in the cache that is larger than `disk_limit`, and their figures; with `streaming=True` of
-    one that was whole from the beginning, what orders its first epoch. `None` for all others."""
+    """The blocks and figures of a pack in the cache that is larger than `disk_limit`; with `streaming=True` and a pack
+    that was complete from the start, what orders its first epoch. Otherwise `None`."""
     _opened: dict[str, dataset_h5] = field(default_factory=dict, init=False, repr=False, compare=False)
     """The splits that were opened by name."""
 
@@ -288,10 +287,10 @@ class StagedDataset:
             self.arriving.arrival.check()
         if split in self._opened:
             return self._opened[split]
-        # Asked first: its file may be under a name that changes when the last row is here.
+        # Checked first: its file may still have a name that changes when the last row arrives.
         if self.arriving is not None:
             return self._opened.setdefault(split, self.arriving.open(split))
-        # Imported on use, because it imports torch, which staging does not need.
+        # Imported late, because this imports torch, which staging does not need.
         with whole_imports():
             from colabstage.load.dataset import dataset_h5
 
@@ -448,7 +447,7 @@ class StagedDataset:
         return described
 
     def _reader(self, split: str) -> dataset_h5 | SplitReader:
-        """Return what reads a split, without torch where all of it is planned."""
+        """Return what reads a split; without torch if all rows are planned."""
         info = self._pack()
         if self.arriving is not None:
             return self.arriving.open(split)
@@ -530,7 +529,7 @@ class StagedDataset:
             return None
         from colabstage.stage.publish import await_upload
 
-        # One time for both: whoever gives a minute does not want to wait for two.
+        # One timeout for both: a caller who allows a minute does not want to wait for two.
         left_s = max(0.0, timeout_s - (time.monotonic() - began))
         return await_upload(published, self.path, timeout_s=left_s)
 
@@ -548,7 +547,7 @@ class StagedDataset:
 
     def _by_split(self) -> str:
         names = ", ".join(f"'{name}'" for name in self.splits) or "none"
-        # A split that is there, so that the line can be pasted as it is.
+        # An existing split, so that the line can be pasted as it is.
         first = next(iter(self.splits), "train")
         return f"Write data['{first}'] for samples, data.loader('{first}', 64) for batches. Splits: {names}."
 
@@ -566,23 +565,23 @@ class StagedDataset:
 
     @property
     def _classes(self) -> str:
-        """Return how many classes are named, in words: numbers, boxes and masks may have some without a name."""
+        """Say how many classes have names: numbers, boxes and masks may have more without."""
         return format_count(len(self.classes), "classes") if self.classes else "no named classes"
 
     @property
     def _place(self) -> str:
-        """Return where the pack is; of one that is opened in part, where all of it is."""
+        """Return where the pack is; if it is opened in part, where the whole pack is."""
         in_part = self.part is not None and self.part.file.limit is not None
         return self.part.file.files.label if in_part and self.part is not None else str(self.path)
 
     @property
     def _size(self) -> str:
         """Return the size of the packed file as text, or how much of it is packed."""
-        # Its file here has holes where blocks are elsewhere, and so a length that says nothing.
+        # The local file has holes for remote blocks, so its length says nothing.
         if self.part is not None:
             size, limit = format_bytes(self.part.file.files.size), self.part.file.limit
             return size if limit is None else f"{size}, never more than {format_bytes(limit)} of it here"
-        # While data arrives the file is under another name until its last byte is here.
+        # While data arrives, the file has another name until its last byte is local.
         if self.path.exists():
             return format_bytes(self.path.stat().st_size)
         state = self.report.state if self.arriving is None else self.arriving.state

@@ -1,5 +1,5 @@
-"""What one call of `stage_dataset` does: reuse what is on this machine, restore the packed copy in the cache, or read
-the source; and what reading takes. `plan_stage` prints the decision that `stage_dataset` executes."""
+"""Decide what one call of `stage_dataset` does: reuse local data, restore the packed copy from the cache, or read the
+source; and what reading takes. `plan_stage` prints the decision that `stage_dataset` executes."""
 
 from __future__ import annotations
 
@@ -67,20 +67,20 @@ class Decision:
     record: LocalRecord | None = None
     """The record of what is reused."""
     seal: Seal | None = None
-    """The seal of the reused pack before that was checked, so that a write during the check breaks it."""
+    """The seal of the reused pack, taken before the pack was checked, so that a write during the check breaks it."""
     cached: CachedPack | None = None
     """What is restored."""
     freshness: Freshness | None = None
-    """How the source compares with what is used; `None` where it is to be compared beside the copy."""
+    """How the source compares with what is used; `None` if it is to be compared during the copy."""
     in_part: bool = False
-    """Whether the cached pack is larger than `disk_limit`, so that it stays there and is opened in part."""
+    """Whether the cached pack exceeds `disk_limit`, so that it stays there and is opened in part."""
 
 
 def decide(call: StageCall, source: SourceOnce, cache: Cache, *, beside: bool = False) -> Decision:
     """Take the shortest way. Nothing is written, and nothing is read before it has to be.
 
-    Local data is checked first, because that costs a few `stat`s; then the cache, which is one sequential read; and
-    only then the source. With `beside` the source may be compared while a cached pack is copied.
+    Local data is checked first, which costs a few `stat`s; then the cache, which is one sequential read; and only then
+    the source. With `beside`, the source may be compared while a cached pack is copied.
     """
     local = decide_here(call, source)
     if local.action == "reuse":
@@ -108,7 +108,7 @@ def decide(call: StageCall, source: SourceOnce, cache: Cache, *, beside: bool = 
 
 
 def decide_here(call: StageCall, source: SourceOnce) -> Decision:
-    """Reuse what is on this machine, if it is complete and the source has not changed; otherwise say why not."""
+    """Reuse local data if it is complete and the source has not changed; otherwise say why not."""
     request, report, thorough = call.request, call.report, call.request.verify == "full"
     if request.refresh:
         return Decision("stage", (f"Here: not used, because of {_why_again(request)}.",))
@@ -117,7 +117,7 @@ def decide_here(call: StageCall, source: SourceOnce) -> Decision:
         return Decision("stage", ("Here: it is not staged on this machine.",))
     seal, problem, freshness = seal_of(request) if request.wants_pack else {}, None, None
     with report.timed("look") as step:
-        # The cheapest checks first, and the source only when everything else is right.
+        # The cheapest checks first, and the source only if everything else is right.
         if request.wants_pack:
             problem = pack_problem(request, record, thorough=thorough, cancellation=call.cancellation)
         if problem is None and request.wants_files:
@@ -134,31 +134,31 @@ def decide_here(call: StageCall, source: SourceOnce) -> Decision:
 
 
 def _why_again(request: StageRequest) -> str:
-    """Name what keeps this call from using what was staged or cached before."""
+    """Name what prevents this call from reusing what was staged or cached before."""
     held = ", ".join(request.options.incomparable)
     return f"what layout= or prepare= holds and cannot be compared ({held})" if held else "refresh=True"
 
 
-# --- the earlier pack of a source that has changed, here or in the cache: a new one takes its rows over ---
+# --- the earlier pack of a changed source, local or cached: a new pack takes over its rows ---
 
 
 class Base(NamedTuple):
-    """An earlier pack with the record of its rows, without which it is of no use; and how it is had."""
+    """An earlier pack with the record of its rows, without which it is of no use, and where to get it."""
 
     pack: BasePack
-    """The pack on this machine, or its place there."""
+    """The local pack, or where it will be."""
     manifest: Manifest
     """What it was made from, and the hash of each block."""
     cached: CachedPack | None = None
-    """Where it has to be copied from first; `None` where it is here."""
+    """Where it must be copied from first; `None` if it is local."""
     record: bytes = b""
-    """Its record, of one in the cache."""
+    """The row record of a pack in the cache."""
 
 
 def find_base(call: StageCall, cache: Cache) -> Base | None:
-    """Return the pack of an earlier state of the same source with the same options, whole and with its record."""
+    """Return a complete pack, with its row record, of an earlier state of the same source with the same options."""
     request, pack = call.request, call.request.pack_path
-    # Plain files are fetched anyway, and packed from here; workers read what they pack.
+    # Plain files are fetched anyway, and packed from the local disk; workers read what they pack.
     if request.refresh or request.wants_files or call.executor is not None:
         return None
     if pack.exists():
@@ -167,7 +167,7 @@ def find_base(call: StageCall, cache: Cache) -> Base | None:
             rows = None if manifest is None or manifest.key != request.key else read_rows(pack, manifest)
             return None if manifest is None or rows is None else Base(BasePack(pack, rows), manifest)
         return None
-    # Under a limit the disk would have to hold both.
+    # Under a limit, the disk would have to hold both.
     cached = cache.find() if request.cache_dir is not None and request.disk_limit is None else None
     record = None if cached is None or cached.in_shards else read_cached_rows(cached)
     if cached is None or record is None:
@@ -177,11 +177,11 @@ def find_base(call: StageCall, cache: Cache) -> Base | None:
 
 
 def bring_base(call: StageCall, base: Base) -> BasePack | None:
-    """Verify an earlier pack, copied from the cache if it is not here, and return it; `None` where that fails."""
+    """Return an earlier pack, verified, after copying it from the cache if needed; `None` if that fails."""
     request, cached = call.request, base.cached
     if cached is None:
-        # Hashed, as nothing else would tell: the new pack's own hashes vouch for whatever is copied. One that cannot be
-        # read is as good as damaged, and the source may well be read.
+        # Hashed, because nothing else would notice damage: the new pack's own hashes vouch for whatever is copied. A
+        # pack that cannot be read counts as damaged; the source may still be readable.
         with contextlib.suppress(OSError), call.report.timed("verify earlier pack", unit="B") as step:
             state, step.amount = file_state(base.pack.path), base.manifest.size
             if is_whole(base.pack.path, base.manifest, call.cancellation):
@@ -212,24 +212,24 @@ class Reading:
 
     tree: Tree
     job: PackJob | None
-    """How its files are packed, and what is taken over of an earlier pack; `None` where only plain files are wanted."""
+    """How its files are packed, and what is taken over from an earlier pack; `None` if only plain files are wanted."""
     figures: StageFigures
     room: int
-    """The space that the pack may take here, with what an interrupted run has written of it."""
+    """The local space that the pack may take, including what an interrupted run has written of it."""
     in_shards: bool = False
-    """Whether it takes more than `disk_limit`, and is packed into the cache shard by shard."""
+    """Whether it exceeds `disk_limit`, and is packed into the cache shard by shard."""
     base: Base | None = None
     """The earlier pack that rows are taken from; `None` where none are."""
     note: str = ""
-    """What is taken over of an earlier pack in a sentence, or why nothing is; "" where there is no earlier pack."""
+    """A sentence on what is taken over from an earlier pack, or why nothing is; "" without an earlier pack."""
     in_place: bool = False
-    """Whether the few members of an archive that are read are fetched alone, and no copy of it."""
+    """Whether only the few members that are read are fetched from an archive, instead of copying it."""
 
 
 def plan_reading(
     request: StageRequest, source: OpenedSource, spool: Path, *, packs: bool, base: Base | None = None
 ) -> Reading:
-    """Plan everything that is made of a source, as far as nothing has to be written for that.
+    """Plan everything that is made from a source, as far as possible without writing.
 
     `spool`: where an archive inside an archive may be unpacked. `packs`: whether a pack is made. `base`: an earlier
     pack, whose rows may be taken over.
@@ -246,7 +246,7 @@ def plan_reading(
     takeover = plan_takeover(job, base.pack.rows)
     note = str(takeover)
     if takeover.taken and base.cached is not None:
-        # Copying it takes the time of all its rows.
+        # Copying the earlier pack takes the time of all its rows.
         if 2 * takeover.taken < len(job.table):
             note = "The earlier pack in the cache has less than half of the samples, so all are read"
             return replace(reading, note=note)
@@ -272,18 +272,18 @@ def staging_figures(
 ) -> StageFigures:
     """Add up what staging moves, as far as it is known; `tree` is `None` for a source that cannot be listed yet."""
     cost = source.cost
-    # What is looked through where it is will be packed from there.
+    # A source that is listed in place will be packed from there.
     stays = tree is None and cost.is_walked
     return StageFigures(
         source_bytes=source.take_state()[1],
         archive_bytes=0 if stays else cost.archive_bytes,
         pack_bytes=0 if job is None else job.plan.nbytes,
-        # The sum of what is unpacked: plain files take that, however small their archive is.
+        # The unpacked total: plain files take that, however small their archive is.
         files_bytes=total_size(tree.entries) if tree is not None and request.wants_files else 0,
         mount_bytes=0 if stays else cost.mount_bytes,
     )
 
 
 def has_to_come(source: OpenedSource) -> bool:
-    """Return whether all of a source has to be here before a pack can be planned, or made shard by shard."""
+    """Return whether the whole source must be local before a pack can be planned, or made shard by shard."""
     return not source.cost.opens_at_once or source.cost.unpacks_first

@@ -1,8 +1,8 @@
 """Where packs and checkpoints are kept: a folder, on a mounted Drive for example, or a prefix in a bucket.
 
-Each file has its manifest beside it, `NAME.json`, which makes it count. Both kinds of places keep the same files under
-the same names, so a bucket that is filled from a folder by other means is a cache too. A new version comes in four
-steps, and each leaves one complete version and the evidence of what colabstage wrote:
+Each file has its manifest beside it, `NAME.json`, without which it does not count. Both kinds of places keep the same
+files under the same names, so a bucket that is filled from a folder by other means is a cache too. A new version comes
+in four steps, each of which leaves one complete version and the evidence of what colabstage wrote:
 
 1. In a folder, the file is written beside its place, read back and compared.
 2. `NAME.unfinished` takes its manifest: the note of what is coming. In a folder only one process can create it, and it
@@ -82,9 +82,9 @@ MANIFEST_SUFFIX, UNFINISHED_SUFFIX = ".json", ".unfinished"
 _NOTES = (MANIFEST_SUFFIX, UNFINISHED_SUFFIX)
 # Manifests that are read at once.
 _READERS = 8
-# Another process of this machine may take so long to put a file in its place.
+# How long another process of this machine may take to put a file in its place.
 _TURN_S = 60.0
-# The note of another machine is waited for so long, and looked at so often.
+# How long to wait for another machine's note, and how often to look.
 _PLACING_S, _LOOK_S = 20.0, 0.02
 _NO_MANIFEST = "is not a manifest that colabstage wrote, which has to go there"
 # The key of a note that names the workspace of the run that wrote it.
@@ -94,14 +94,14 @@ _WITH_BUCKETS = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"})
 
 
 class Entry(NamedTuple):
-    """What a place says of one name."""
+    """What a place knows about one name."""
 
     size: int
     mtime_ns: int
     version: str
-    """A text that is another one when the content is."""
+    """A text that differs if the content does."""
     ours: bool = True
-    """Whether it is a file that this user made, and no link."""
+    """Whether this user made it, and it is a file and not a link."""
 
 
 class Note(NamedTuple):
@@ -122,12 +122,12 @@ class Note(NamedTuple):
 
 
 class Present(NamedTuple):
-    """A file of a place and the notes beside it, as they are now; each may be missing."""
+    """A file of a place and the notes beside it at this moment; any of them may be missing."""
 
     name: str
     entry: Entry | None
     notes: Mapping[str, Note]
-    """By the suffix of their names."""
+    """By the suffixes of their names."""
 
     @property
     def manifest(self) -> Manifest | None:
@@ -154,7 +154,7 @@ class CachedFile(NamedTuple):
     manifest: Manifest
     """What it was made from, and the hash of each block."""
     nbytes: int
-    """Its length as it is."""
+    """Its actual length."""
     changed_s: float
     """When it was last written, in seconds since 1970."""
 
@@ -169,12 +169,12 @@ class CachedFile(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """Return whether its length is that of its manifest; nothing is hashed."""
+        """Return whether its length is that in its manifest; nothing is hashed."""
         return self.nbytes == self.manifest.size
 
     @property
     def made_of(self) -> str:
-        """Return the digits that all shards of one set have in common."""
+        """Return the digits that all shards of one set share."""
         return self.manifest.shard.partition(" ")[0]
 
 
@@ -185,13 +185,13 @@ class Publication:
     file: Path
     name: str
     manifest: Manifest
-    """Of the file as it was in `state`."""
+    """The manifest of the file in `state`."""
     state: tuple[int, ...]
     step: ProgressStep
     cancellation: Cancellation
 
     def check_unchanged(self) -> None:
-        """Refuse a file that something wrote to since its state was taken: its copy would be a mixture."""
+        """Refuse a file that was written to since its state was taken: its copy would be a mixture."""
         with contextlib.suppress(OSError):
             if file_state(self.file) == self.state:
                 return
@@ -202,7 +202,7 @@ class Publication:
         raise SourceChangedError(msg)
 
     def note(self, mtime_ns: int) -> bytes:
-        """Return the content of its manifest, with the time of the published file, 0 where that is not known."""
+        """Return the content of its manifest, with the time of the published file, or 0 if that is unknown."""
         return _content_of(replace(self.manifest, mtime_ns=mtime_ns))
 
 
@@ -241,10 +241,10 @@ def _has_blocks(source: LocalSource | ObjectSource, manifest: Manifest, cancella
 
 
 class Place(ABC):
-    """Where files are kept. What kind of place it is shows only in the methods that it overrides."""
+    """Where files are kept. The kinds of place differ only in the methods that they override."""
 
     copies = 1
-    """How often what is read from it takes its space on the local disk."""
+    """How many times a file that is read from it takes its size on the local disk."""
     keeps_previous = False
     """Whether an earlier version stays, under another name."""
 
@@ -258,35 +258,35 @@ class Place(ABC):
 
     @abstractmethod
     def entries(self, names: Sequence[str] | None = None) -> dict[str, Entry]:
-        """Return what is there now, by name: everything, or only of some names."""
+        """Return what is there now, by name: everything, or only these names."""
 
     @abstractmethod
     def read(self, name: str) -> bytes | None:
-        """Return all of a small file; `None` where there is none."""
+        """Return the whole content of a small file; `None` if it does not exist."""
 
     @abstractmethod
     def write(self, name: str, content: bytes, *, create: bool) -> None:
-        """Write a manifest, of which readers see all or nothing; with `create` only where nothing is."""
+        """Write a manifest so that readers see all of it or nothing; with `create`, only if nothing has the name."""
 
     @abstractmethod
     def remove(self, name: str) -> None:
-        """Remove what this module has seen to be ours; a missing file is fine."""
+        """Remove a file that this module has checked to be ours; a missing file is fine."""
 
     def ask(self, question: Callable[[], T]) -> T:
-        """Ask something that may hang; raises `DriveDisconnectedError` or `SourceError` where nothing answers."""
+        """Call a function that may hang; raises `DriveDisconnectedError` or `SourceError` if nothing answers."""
         with given_up():
             return question()
 
     @abstractmethod
     def bring(self, new: Publication) -> int:
-        """Bring a new version in place of what is there, where that is ours; return how many bytes of it an interrupted
+        """Put a new version in place of an existing one, if that is ours; return how many of its bytes an interrupted
         run has left."""
 
     def sweep(self, name: str) -> None:  # noqa: B027 - a bucket has nothing unfinished
-        """Remove what dead runs left behind for a file, its previous version and their manifests."""
+        """Remove what dead runs left of a file, its previous version and their manifests."""
 
     def look(self, names: Sequence[str]) -> list[CachedFile | None]:
-        """Look at files; `None` for one that has no manifest, or does not exist."""
+        """Look up files; `None` for one that has no manifest, or does not exist."""
 
         def cached(one: Present) -> CachedFile | None:
             if one.entry is None or (manifest := one.manifest) is None:
@@ -308,10 +308,10 @@ class Place(ABC):
         return [one for one in self.look(packs) if one is not None]
 
     def put(self, new: Publication) -> int:
-        """Put a finished file there in place of an earlier version; return how many bytes of it were there already.
+        """Put a finished file in place of an earlier version; return how many of its bytes were already there.
 
         Raises:
-            TargetExistsError: what is there is not an unchanged version that colabstage wrote.
+            TargetExistsError: the existing file is not an unchanged version that colabstage wrote.
         """
         with given_up():
             if self._adopt(new):
@@ -320,23 +320,22 @@ class Place(ABC):
             return self.bring(new)
 
     def discard(self, name: str, *, ours: Callable[[CachedFile], bool] = lambda _: True) -> bool:
-        """Remove a file that is as it was written, and that `ours` recognises, with its manifest; return whether it is
-        gone."""
+        """Remove an unchanged file that `ours` recognises, with its manifest; return whether it is gone."""
         with given_up():
             (there,), (now,) = self._present([name]), self.look([name])
             is_gone = there.entry is None
             if now is not None and ours(now) and self._written(there) is not None:
-                # The file first: a manifest alone counts for nothing, and tells whose it is.
+                # The file first: a manifest alone counts for nothing, but says whose file it was.
                 for one in (name, *there.our_notes):
                     self.remove(one)
                 is_gone = True
             if is_gone:
-                # Uploads that were cut off take space under names of their own.
+                # Interrupted uploads take space under names of their own.
                 self.sweep(name)
             return is_gone
 
     def _present(self, names: Sequence[str], notes: Sequence[str] = _NOTES) -> list[Present]:
-        """Look at files and the notes beside them."""
+        """Look up files and the notes beside them."""
         there = self.entries([name + end for name in names for end in ("", *notes)]) if names else {}
 
         def look(name: str) -> Present:
@@ -346,7 +345,7 @@ class Place(ABC):
         return _each(look, names, _READERS)
 
     def check(self, name: str) -> list[Present]:
-        """Refuse to replace what is not an unchanged version that colabstage wrote, or its manifest; return what is
+        """Refuse to replace anything but an unchanged version that colabstage wrote, or its manifest. Return what is
         there: the file, and the previous version that makes room for it."""
         found = self._present([name, name + PREVIOUS_SUFFIX] if self.keeps_previous else [name])
         for one in found if found[0].entry is not None else found[:1]:
@@ -365,8 +364,8 @@ class Place(ABC):
         return TargetExistsError(f"'{shown}' exists, and {why}. {remedy}")
 
     def _written(self, there: Present) -> Manifest | None:
-        """Return the manifest that describes a file as it is now, by its length, and its time or its hashes; `None`
-        where it is not as colabstage wrote it."""
+        """Return the manifest that describes the present file, by its length, and its time or hashes; `None` if the
+        file is not as colabstage wrote it."""
         entry = there.entry
         for note in there.notes.values() if entry is not None and entry.ours else ():
             manifest = note.manifest
@@ -380,7 +379,7 @@ class Place(ABC):
     def _has_content(
         self, name: str, entry: Entry, manifest: Manifest, cancellation: Cancellation | None = None
     ) -> bool:
-        """Compare each block of a file; it is looked at before the work and again right before it is replaced."""
+        """Compare each block of a file. Called before the work, and again right before the file is replaced."""
         if entry.size != manifest.size:
             return False
         asked = name, entry, manifest.hashes
@@ -392,8 +391,8 @@ class Place(ABC):
         return self._compared[asked]
 
     def _adopt(self, new: Publication) -> bool:
-        """Return whether the very content is there already, as after a kill at the end, or from somebody else; then it
-        has its manifest."""
+        """Return whether exactly this content is already there, as after a kill at the end; then it has its
+        manifest."""
         (there,) = self._present([new.name])
         entry, known = there.entry, there.manifest
         # Other hashes mean another version, which need not be read.
@@ -411,7 +410,7 @@ class Place(ABC):
         return True
 
     def _vouch(self, new: Publication, mtime_ns: int) -> None:
-        """Write the manifest, with which the file counts; raises `TargetExistsError` where somebody else was faster."""
+        """Write the manifest, with which the file counts; raises `TargetExistsError` if another process was faster."""
         beside, content = new.name + MANIFEST_SUFFIX, new.note(mtime_ns)
         try:
             self.write(beside, content, create=True)
@@ -422,8 +421,7 @@ class Place(ABC):
             known = read_note(there, beside)
             if known is not None and known.hashes != new.manifest.hashes:
                 raise self.occupied(beside, "another process wrote it meanwhile") from None
-            # The same file, perhaps made of another state of the source; or the first part of a manifest, which counts
-            # for nothing.
+            # The same file, perhaps made from another state of the source; or a truncated manifest, which is none.
             if there != content:
                 self.write(beside, content, create=False)
 
@@ -436,7 +434,7 @@ class FolderPlace(Place):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, str(folder))
         self.folder = folder
-        # Removed files continue to take space in Drive's trash, and its client caches what is read on the local disk.
+        # Removed files continue to take space in Drive's trash, and its client caches on the local disk what is read.
         self.on_drive = drive_root(folder) is not None
         self.copies = 2 if self.on_drive else 1
 
@@ -448,7 +446,7 @@ class FolderPlace(Place):
             except (FileNotFoundError, NotADirectoryError):
                 names = []
             except OSError as error:
-                # An unreadable folder is not an empty one: purging would report what is in it as removed.
+                # An unreadable folder is not an empty one: purging would report its files as removed.
                 msg = f"'{self.folder}' cannot be listed: {error.strerror}. Correct its permissions, or mount it again."
                 raise SourceReadError(msg) from error
         return {name: entry for name in names if (entry := self._entry(name))}
@@ -458,7 +456,7 @@ class FolderPlace(Place):
         try:
             found = path.lstat()
             ours = stat.S_ISREG(found.st_mode) and is_made_here(path)
-            # What a link leads to can be read; it is somebody's decision, and not ours to replace.
+            # The file behind a link can be read; the link itself is somebody's decision, and not ours to replace.
             if stat.S_ISLNK(found.st_mode):
                 with contextlib.suppress(OSError):
                     found = path.stat()
@@ -470,7 +468,7 @@ class FolderPlace(Place):
     def read(self, name: str) -> bytes | None:
         path = self.folder / name
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            # A pipe or a device may have no end.
+            # Reading a pipe or a device might never end.
             return path.read_bytes() if path.is_file() else None
         return None
 
@@ -515,7 +513,7 @@ class FolderPlace(Place):
         return already
 
     def check(self, name: str) -> list[Present]:
-        # Another process may be between two of its renames: a refusal counts if nothing has changed meanwhile.
+        # Another process may be between two of its renames: a refusal counts only if nothing has changed meanwhile.
         names = [file + end for file in (name, name + PREVIOUS_SUFFIX) for end in ("", *_NOTES)]
         return among_others(lambda: super(FolderPlace, self).check(name), *(self.folder / one for one in names))
 
@@ -526,7 +524,7 @@ class FolderPlace(Place):
             with open_workspace(
                 target, keeps=(), answers=lambda folder: silence_of(folder) is None, empty=self.on_drive
             ) as workspace:
-                # Before free space is asked for: on Drive the leftovers of a dead run count against the account.
+                # Before free space is checked: on Drive, a dead run's leftovers count against the quota.
                 self.sweep(new.name)
                 here = min(disk_use(workspace.path), size) if workspace.resumed else 0
                 check_space(self.folder, size - here, f"The copy of '{new.file.name}'")
@@ -601,7 +599,7 @@ class FolderPlace(Place):
             with contextlib.suppress(TargetExistsError):
                 self.write(note, content, create=True)
                 return
-            # A note is of a run that died, or of one that is about to put its file there.
+            # A note belongs to a run that died, or to one that is about to put its file there.
             (there,) = self._present([name])
             found = there.notes.get(UNFINISHED_SUFFIX)
             if found is None:
@@ -645,7 +643,7 @@ def _read_back(temp: Path, new: Publication) -> None:
 
 
 def look_at_file(path: Path) -> CachedFile | None:
-    """Return the file at a path, if it has a manifest; a disk that fails has none."""
+    """Return the file at a path, if it has a manifest; `None` if the disk fails."""
     with contextlib.suppress(OSError):
         return FolderPlace(path.parent).look([path.name])[0]
     return None
@@ -655,13 +653,13 @@ class BucketPlace(Place):
     """A prefix in a bucket."""
 
     def __init__(self, source: ObjectSource) -> None:
-        """Load what speaks to the service, which is not asked yet."""
+        """Load the client of the service, without calling it yet."""
         self.url = source.url.rstrip("/")
         super().__init__(self.url, source.label)
-        # Imported where they are needed, here and below: they bring libraries that folders do without.
+        # Imported late, here and below: folders do not need these libraries.
         from colabstage.sources.buckets import ObjectStore
 
-        # One for all questions, since a cache is asked a few times in hours and never closed.
+        # One store for all calls: a cache is asked a few times in hours, and never closed.
         self._store = ObjectStore(self.url)
         self._folder = self._store.path.rstrip("/")
         weakref.finalize(self, self._store.close).atexit = False
@@ -696,7 +694,7 @@ class BucketPlace(Place):
         if self._replace(new, there, advance):
             version = self._compare(new)
         else:
-            # Only what was judged: another process may have put its own there meanwhile.
+            # Only what was checked: another process may have put its own there meanwhile.
             for one in [name] * (there.entry is not None) + [name + MANIFEST_SUFFIX] * (MANIFEST_SUFFIX in there.notes):
                 self.remove(one)
         if version is None:
@@ -706,7 +704,7 @@ class BucketPlace(Place):
             msg = f"What was written to '{show_address(os.fspath(self.at(name)))}' reads back differently. Try again."
             raise DamagedPackError(msg)
         new.check_unchanged()
-        # The time as listings give it, which need not be what the service says of one object.
+        # The time as listings give it, which may differ from the one in the object's own metadata.
         entry = self.entries([name]).get(name)
         self._vouch(new, entry.mtime_ns if entry is not None and entry.version == version else 0)
         if begins_as_manifest(self.read(name + UNFINISHED_SUFFIX)):
@@ -714,7 +712,7 @@ class BucketPlace(Place):
         return 0
 
     def _compare(self, new: Publication) -> str | None:
-        """Return the version of an object that reads back as it was sent; one that does not is removed."""
+        """Return the version of an object that reads back as sent; remove one that does not."""
         path = self._path(new.name)
         written = self._store.look(path)
         if _has_blocks(_source_of(self.at(new.name)), new.manifest, new.cancellation):
@@ -725,7 +723,7 @@ class BucketPlace(Place):
         return None
 
     def _replace(self, new: Publication, there: Present, advance: Callable[[int], None]) -> bool:
-        """Have the service copy the blocks that an earlier version has too; return whether it did, and all is there."""
+        """Have the service copy the blocks that an earlier version has too; return whether the result is complete."""
         from colabstage.sources.buckets import Piece, join_pieces, replace_object
 
         earlier = there.manifest
@@ -744,7 +742,7 @@ class BucketPlace(Place):
             replace_object(self._store, self._path(new.name), new.file, pieces, advance)
         except TargetNotWritableError:
             return False
-        # Until here it describes what is there.
+        # Until here, the manifest describes what is there.
         self.remove(new.name + MANIFEST_SUFFIX)
         return True
 

@@ -1,4 +1,4 @@
-"""`plan_stage`: what `stage_dataset` would do, and why, without doing anything; and `StagePlan`, which says it."""
+"""`plan_stage`: what `stage_dataset` would do, and why, without doing it; and `StagePlan`, which says it."""
 
 from __future__ import annotations
 
@@ -69,12 +69,12 @@ class StagePlan:
     samples: dict[str, int]
     """Rows of each split, where known."""
     found: Found = ()
-    """Layout, classes and examples, in words by name; empty where they are not known yet."""
+    """Layout, classes and examples, as named texts; empty if they are not known yet."""
     in_part: bool = False
-    """Whether it would be opened in part, because it is larger than `disk_limit`."""
+    """Whether it would be opened in part, because it exceeds `disk_limit`."""
     refused: str = ""
-    """The error that it would raise, because something that is not from colabstage, or was changed since, is where the
-    result goes; "" if there is nothing in the way."""
+    """The error that it would raise, because the result's place holds something that is not from colabstage, or was
+    changed since; "" if nothing is in the way."""
 
     @property
     def fits(self) -> bool:
@@ -120,7 +120,7 @@ class StagePlan:
         facts = list(self.found)
         if self.samples:
             facts.append(("samples", ", ".join(f"{name} {rows:,}" for name, rows in self.samples.items())))
-        # Nothing would be read or written, so figures of it would only puzzle.
+        # Nothing would be read or written, so figures would only confuse.
         if self.action != "reuse":
             figures = self.figures
             written = figures.pack_bytes + figures.files_bytes
@@ -130,7 +130,7 @@ class StagePlan:
                 facts.append(("write", f"known only then, to '{self.target}'"))
             elif not self.in_part:
                 facts.append(("write", f"{format_bytes(written)} to '{self.target}'"))
-            # The peak and not what stays: an archive that is copied here goes again.
+            # The peak, not what stays: an archive that is copied here is removed again.
             if written or figures.peak_bytes:
                 least, room = "" if written else "at least ", "" if self.fits else ": too little"
                 free = "" if self.free_bytes == UNKNOWN_SPACE else f" of {format_bytes(self.free_bytes)} free"
@@ -216,7 +216,7 @@ def _plan_restore(
     figures = StageFigures(source_bytes=size + files, pack_bytes=size, files_bytes=files)
     count = len(pack.files) if pack.in_shards else 0
     plan = _plan(request, cache, decision, reasons, figures, samples=pack.manifest.samples, count=count)
-    # A pack that is opened in part stays where it is, and nothing here is replaced.
+    # A pack that is opened in part stays where it is, and replaces nothing here.
     return replace(plan, in_part=True, refused="") if decision.in_part else plan
 
 
@@ -227,13 +227,13 @@ def _plan_reading(call: StageCall, source: SourceOnce, cache: Cache, decision: D
         return _plan(request, cache, decision, reasons, staging_figures(request, opened))
     base = find_base(call, cache) if request.wants_pack else None
     reading = plan_reading(request, opened, spool, packs=request.wants_pack, base=base)
-    # What would be left out is worth knowing before, not after: these are the report's notes.
+    # The report's notes, which say what would be left out: that is worth knowing before, not after.
     job, figures, said = reading.job, reading.figures, [*opened.notes, *reading.tree.notes]
     if job is None:
         return _plan(request, cache, decision, [*reasons, *map(ended, said)], figures)
     reasons.append(f"Pack: {job.plan.encoding}, because {job.plan.reason}.")
     reasons.extend(map(ended, filter(None, (reading.note,))))
-    # Under a limit it is no choice: the two cannot be combined.
+    # Under a limit there is no choice: the two cannot be combined.
     pays = max(opened.identify().nbytes, job.plan.nbytes) >= _WORTH_BYTES
     if request.keep == "pack" and request.disk_limit is None and pays:
         obstacle = PackStream.obstacle(job)
@@ -263,7 +263,7 @@ def _plan(
     found: Found = (),
     count: int = 0,
 ) -> StagePlan:
-    """Return the plan with what is the same for each action; `count`: of shards, where the pack is in some."""
+    """Return the plan with what all actions share; `count`: the number of shards, if the pack has any."""
     free = free_space(request.folder)
     name = f"{request.name}-*-of-{count:05}.h5" if count else f"{request.name}.h5"
     place = cache.place if request.wants_pack else None
@@ -291,7 +291,7 @@ def _plan(
 
 
 def _why_unknown(source: OpenedSource) -> str:
-    """Say why a plan would have to read all of a source."""
+    """Say why planning would have to read the whole source."""
     if source.cost.is_walked:
         return "It has no table of contents: a tar is looked through where it is, which reads up to all of it once."
     if source.cost.opens_at_once:

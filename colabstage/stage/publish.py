@@ -1,11 +1,11 @@
 """`publish_file` and `restore_file`: a finished file to Google Drive, or any other persistent storage, and back.
 
-Whenever publishing is killed, one complete version has its manifest, the new one or the previous one, and the next run
+Whenever publishing is killed, one complete version, the new or the previous one, has its manifest, and the next run
 continues with the blocks that are already right (`places`). So restoring compares every block, and takes the previous
-version where one is wrong.
+version if one is wrong.
 
-A Drive mount answers "written" long before Google has the bytes. `wait_uploaded` waits until Drive's client reports the
-MD5 of what was written, of the file and of its manifest.
+A Drive mount reports a write long before Google has the bytes. `wait_uploaded` waits until Drive's client reports the
+MD5 of what was written, for the file and for its manifest.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ class PublishReport(Generic[P]):
     """What publishing did."""
 
     path: P
-    """Where the file is now; in a bucket its address."""
+    """Where the file is now; in a bucket, its address."""
     previous: Path | None
-    """Where the previous version is; `None` when there is none."""
+    """Where the previous version is; `None` if there is none."""
     nbytes: int
     """How much was published."""
     seconds: float
@@ -84,7 +84,7 @@ class PublishReport(Generic[P]):
     proof: Proof = "read back"
     """What is known about it."""
     why: str = ""
-    """Why it is unknown whether it was uploaded, where that was waited for and Drive's client does not report it."""
+    """Why it is unknown whether it was uploaded, if that was waited for and Drive's client does not report it."""
 
     def __str__(self) -> str:
         size, rate = format_bytes(self.nbytes), format_rate(self.nbytes, self.seconds, "B")
@@ -97,7 +97,7 @@ class PublishReport(Generic[P]):
         if self.proof == "uploaded":
             text += " Drive's client reports that it is in the cloud, with the MD5 of what was written."
         elif self.uploading:
-            # Where the client reports nothing, only a flush is left, and that unmounts Drive.
+            # If the client reports nothing, only flushing is left, which unmounts Drive.
             waits = "flush_drive(remount=False), at the end of the session," if self.why else "wait_uploaded=True"
             untold = f" Drive's client does not tell when that is done: {self.why}." if self.why else ""
             text += f" Drive uploads it in the background; {waits} waits for that.{untold}"
@@ -162,7 +162,7 @@ def publish_file(
                 raise OptionError(msg)
             return publish(FolderPlace(copy.parent), source, copy.name, keep_previous=keep_previous, progress=shown)
 
-    # The copy is continued, so a Drive that dies meanwhile costs no more than mounting it again.
+    # The copy is resumed, so a Drive that dies meanwhile costs no more than mounting it again.
     report = run_with_one_remount(
         work, place=to.path if drive_root(to.path) is not None else source, touches=(source, to.path)
     )
@@ -172,11 +172,11 @@ def publish_file(
 def publish(
     place: Place, source: Path, name: str, *, keep_previous: bool = True, progress: Progress
 ) -> PublishReport[Any]:
-    """Copy a finished file into a place, in place of a version that colabstage wrote; raises as `publish_file`."""
+    """Copy a finished file into a place, replacing a version that colabstage wrote; raises as `publish_file`."""
     began, cancellation = time.monotonic(), progress.cancellation
     check_is_file(source)
     state, known = file_state(source), look_at_file(source)
-    # A pack has its hashes beside it already.
+    # A pack already has its hashes beside it.
     manifest = known.manifest if known is not None and known.is_whole else manifest_of_bytes(source, cancellation)
     with progress.step(f"publish {name}", total=manifest.size, unit="B") as step:
         kept = place.put(Publication(source, name, manifest, state, step, cancellation))
@@ -203,12 +203,12 @@ def previous_path(target: Path) -> Path:
 
 
 def discard_version(file: Path) -> bool:
-    """Remove a published file with its manifest, if it is as it was written; return whether it is gone."""
+    """Remove a published file with its manifest, if it is unchanged; return whether it is gone."""
     return FolderPlace(file.parent).discard(file.name)
 
 
 def check_is_file(source: Path) -> None:
-    """Refuse what is not a file, or not there."""
+    """Refuse a path that is not a file, or does not exist."""
     if not source.is_file():
         what = "is not a file; expected one that is finished and closed."
         msg = f"'{source}' {what}" if source.exists() else f"There is nothing at '{source}'. {whereabouts(source)}"
@@ -228,7 +228,7 @@ def await_upload(
     def wait() -> PublishReport[P]:
         began, cancellation = time.monotonic(), shown.cancellation
         with required_to_stay(copy):
-            # A version cannot be restored without its manifest, so that has to arrive as well.
+            # A version cannot be restored without its manifest, so that must arrive as well.
             md5s = {
                 copy: _md5_published(source, read_manifest(copy), cancellation),
                 beside: _md5_of(beside, cancellation),
@@ -244,7 +244,7 @@ def await_upload(
 
 def _md5_published(source: Path, manifest: Manifest | None, cancellation: Cancellation) -> str:
     """Return the MD5 of the file that was published, if it still agrees with the manifest."""
-    # The local file's: reading the published one would only return what is in the client's cache.
+    # From the local file: reading the published one would only return what the client has cached.
     state, md5 = file_state(source), _md5_of(source, cancellation)
     if manifest is None or not is_whole(source, manifest, cancellation) or file_state(source) != state:
         msg = (
@@ -346,8 +346,7 @@ def _restore_newest(newest: Path, to: Target, *, overwrite: bool, shown: Progres
         raise OptionError(msg)
     target = to.file(newest.name)
     for version in versions:
-        # Only damage makes the previous version the right one. After an error of the mount it would be old data,
-        # without a sign of it.
+        # Only damage makes the previous version the right one. After a mount's error it would be old data.
         try:
             nbytes = _restore_version(version, target, shown, overwrite=overwrite)
         except DamagedPackError as error:
@@ -359,9 +358,9 @@ def _restore_newest(newest: Path, to: Target, *, overwrite: bool, shown: Progres
 
 
 def _restore_version(version: Path, target: Path, progress: Progress, *, overwrite: bool) -> int:
-    """Copy one version to `target`, unless it is there already; return its length."""
+    """Copy one version to `target`, unless it is already there; return its length."""
     place, size = FolderPlace(version.parent), version.stat().st_size
-    # One whose publishing was interrupted right before its end has the note of it alone.
+    # If publishing was interrupted right before its end, a version has only its note.
     manifest = read_manifest(version) or read_note(place.read(version.name + UNFINISHED_SUFFIX), version.name)
     if manifest is None or size != manifest.size:
         lacks = f"no complete manifest '{manifest_path(version).name}', so it cannot be checked"
@@ -378,7 +377,7 @@ def _restore_version(version: Path, target: Path, progress: Progress, *, overwri
         raise TargetExistsError(msg)
     make_folder(target.parent)
     sweep_orphans(target.parent, name=target.name)
-    # A mounted Drive caches whatever is read through it on the same disk.
+    # A mounted Drive caches everything that is read through it on the same disk.
     check_space(target.parent, place.copies * size, f"The copy of '{version.name}'")
     with (
         progress.step(f"restore {version.name}", total=size, unit="B") as step,

@@ -1,7 +1,7 @@
-"""What colabstage keeps on this machine and in the cache: the list of it, and its removal.
+"""What colabstage keeps on this machine and in the cache: listing and removing it.
 
-Only what has a receipt is listed or removed: in the cache a file whose manifest has the key that its name ends in, on
-this machine a folder whose record has it, or a part of a pack that is read under `disk_limit`.
+Only what has a receipt is listed or removed: in the cache, a file whose manifest has the key that its name ends in; on
+this machine, a folder whose record has it, or a part of a pack that is read under `disk_limit`.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class StoredDataset:
     previous: bool = False
     """Whether it is the previous version of another one in the cache."""
     options: dict[str, Any] = field(default_factory=dict)
-    """The options that it was packed with and that are not the defaults; empty where they are not known."""
+    """The options that differ from the defaults, with which it was packed; empty if they are unknown."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as JSON values."""
@@ -97,7 +97,7 @@ class PurgeReport(Report):
 
 
 def table_of(datasets: Sequence[StoredDataset]) -> Table:
-    """Return datasets as a table, the options that they were packed with below each."""
+    """Return datasets as a table, each with its packing options below."""
     return Table(tuple(map(_row, datasets)), ("where", "name", "size", "samples", "age", "source"), frozenset({2}))
 
 
@@ -153,7 +153,7 @@ def _places(
 
 
 def _folders_in(folder: Path) -> list[Path]:
-    """Return the folders in a folder, by name; raises where it cannot be listed, which a pattern would hide."""
+    """Return the folders in a folder, by name; raises if it cannot be listed, which a pattern would hide."""
     try:
         with os.scandir(folder) as entries:
             return sorted(Path(entry.path) for entry in entries if entry.is_dir())
@@ -163,8 +163,7 @@ def _folders_in(folder: Path) -> list[Path]:
 
 def _list_here(base: Path) -> Iterator[StoredDataset]:
     for folder in _folders_in(base):
-        # Unreadable JSON is `None`, so a damaged record keeps its folder from being removed; and so does somebody
-        # else's `stage.json`.
+        # Unreadable JSON is `None`, so a damaged or foreign record keeps its folder from being removed.
         record = read_json(folder / RECORD_NAME)
         if not isinstance(record, dict) or not _is_named_by(folder.name, record.get("key")):
             continue
@@ -175,7 +174,7 @@ def _list_here(base: Path) -> Iterator[StoredDataset]:
             name=folder.name,
             path=folder,
             source=str(record.get("address", "")),
-            # The space it takes and not its length, because a pack that is being written is a sparse file.
+            # The space used, not the length, because a pack that is being written is a sparse file.
             nbytes=disk_use(folder),
             changed_s=(folder / RECORD_NAME).stat().st_mtime,
             samples={} if pack is None else pack.manifest.samples,
@@ -190,7 +189,7 @@ def _list_parts(base: Path) -> Iterator[StoredDataset]:
         record = read_json(folder / PART_RECORD)
         known = record if isinstance(record, dict) else {}
         source, samples = str(known.get("address", "")), known.get("samples", {})
-        # Some of its blocks are elsewhere, by design.
+        # Some of its blocks are remote, by design.
         yield StoredDataset(
             "here", folder.name, folder, source, disk_use(folder), last_touched(folder), samples, whole=False
         )
@@ -198,7 +197,7 @@ def _list_parts(base: Path) -> Iterator[StoredDataset]:
 
 def _list_cache(cache: Place) -> Iterator[StoredDataset]:
     sets: dict[tuple[str, int, bool], list[CachedFile]] = {}
-    # People keep packs of their own in the place of the cache; those have no key of ours in their names.
+    # People keep packs of their own in the cache's folder; their names have no key of ours.
     for one in filter(_is_ours, cache.ask(cache.files)):
         count = PartName.of(Path(one.name)).count
         sets.setdefault((_dataset_of(one.name), count, one.name.endswith(PREVIOUS_SUFFIX)), []).append(one)
@@ -219,7 +218,7 @@ def _list_cache(cache: Place) -> Iterator[StoredDataset]:
 
 
 def _options_of(pack: CachedFile | None) -> dict[str, Any]:
-    """Read which options a pack was made with, but for the defaults; none of a pack in a bucket, or that is damaged."""
+    """Read which options of a pack differ from the defaults; empty for a pack in a bucket, or a damaged one."""
     if pack is None or not pack.is_whole or not isinstance(pack.path, Path):
         return {}
     try:
@@ -233,7 +232,7 @@ def _options_of(pack: CachedFile | None) -> dict[str, Any]:
 
 
 def _dataset_of(file: str) -> str:
-    """Return the name of the dataset that a file in the cache is of."""
+    """Return the name of the dataset that a file in the cache belongs to."""
     return PartName.of(Path(file.removesuffix(PREVIOUS_SUFFIX))).stem
 
 
@@ -270,7 +269,7 @@ def select_datasets(
     if not names and older_than_days is None and not everything:
         msg = "Say what to remove: names (`cache list` shows them), older_than_days=… or everything=True."
         raise OptionError(msg)
-    # Names are looked for in the chosen place alone, so that a copy in the cache is not taken for the local one.
+    # Names are looked up only in the chosen place, so that a copy in the cache is not taken for the local one.
     there = [one for one in datasets if place in (None, one.place)]
     chosen = there
     if names:
@@ -315,7 +314,7 @@ def purge_datasets(datasets: Sequence[StoredDataset]) -> PurgeReport:
     for number, one in enumerate(datasets):
         try:
             problem = _purge(one)
-        # One disk that fails does not keep the others from being cleared.
+        # One failing disk does not prevent clearing the others.
         except (DriveError, SourceError, TargetNotWritableError) as error:
             problem = str(error)
         except OSError as error:
@@ -341,7 +340,7 @@ def _purge(one: StoredDataset) -> str | None:
     path = Path(one.path)
 
     def purge() -> str | None:
-        # Removing on a mount that hangs would never come back.
+        # Removing on a mount that hangs would never return.
         require_answer(path)
         return _purge_part(one, path) if is_part(path) else _purge_here(one, path)
 
@@ -349,18 +348,18 @@ def _purge(one: StoredDataset) -> str | None:
 
 
 def _purge_here(one: StoredDataset, path: Path) -> str | None:
-    # Staging may hold the lock for half an hour, and nobody waits that long to remove something.
+    # Staging may hold the lock for half an hour, which is too long to wait for a removal.
     with local_lock(lock_path(path), timeout_s=0.1) as held:
         if not held:
             return f"'{one.name}' is being staged by another process"
-        # All or nothing: half a dataset is useless, and an unknown file may be the only copy that somebody has.
+        # All or nothing: half a dataset is useless, and an unknown file may be somebody's only copy.
         strange = _strangers(one.name, path)
         if strange or not remove_vouched(path, lambda folder: folder.is_dir()):
             shown = ", ".join(strange[:5]) or "it is a link"
             return (
                 f"'{path}' holds what colabstage did not make, or what was changed since, so all of it stays: {shown}"
             )
-    # A purge that was killed leaves folders under temporary names.
+    # A killed purge leaves folders under temporary names.
     sweep_orphans(path.parent)
     return None
 
@@ -376,7 +375,7 @@ def _purge_part(one: StoredDataset, path: Path) -> str | None:
 
 
 def _strangers(name: str, path: Path) -> list[str]:
-    """Return what colabstage did not write to a dataset's folder, or what was changed since."""
+    """Return what in a dataset's folder colabstage did not write, or was changed since."""
     evidence: dict[str, Callable[[Path], bool]] = {
         RECORD_NAME: is_made_here,
         f"{name}.h5": is_replaceable_pack,
@@ -401,11 +400,11 @@ def _purge_cached(one: StoredDataset) -> str | None:
 
     def purge() -> str | None:
         files = [file.name for file in cache.shards(f"{one.name}.h5")] if count else [name]
-        # Before the pack, without which nobody would look for them.
+        # Before the pack, because without it nobody would look for them.
         discard_rows(cache, f"{one.name}.h5", every=True)
         for file in files:
-            # Recognised by its manifest, because people keep other files in the place of the cache. A manifest that
-            # cannot be read proves nothing, and a file is removed only when it is gone.
+            # Recognised by its manifest, because people keep other files in the cache's folder. An unreadable manifest
+            # proves nothing, and a file counts as removed only once it is gone.
             is_of_set = PartName.of(Path(file)).count == count
             if is_of_set and not cache.discard(
                 file, ours=lambda now: _is_ours(now) and _dataset_of(now.name) == one.name
@@ -427,13 +426,13 @@ def sweep_leftovers(
         DriveDisconnectedError: one of them is on a mount that is dead or does not answer.
     """
     base, cache = _places(local_dir, cache_dir)
-    # A bucket has no unfinished files: an object appears when all of it has arrived.
+    # A bucket has no unfinished files: an object appears once all of it has arrived.
     folders = [base, cache.folder] if isinstance(cache, FolderPlace) else [base]
 
     def sweep() -> list[Path]:
         require_answer(*folders)
         removed = sweep_orphans(base)
-        # Locks are beside the folders of the datasets, and outlive them. One that somebody holds stays.
+        # Locks are beside the datasets' folders, and outlive them. A held one stays.
         for lock in sorted(base.glob(lock_path(base / "*").name)):
             clear_lock(lock)
             removed += [] if lock.exists() else [lock]

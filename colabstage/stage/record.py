@@ -1,9 +1,9 @@
 """The receipt of what is staged on this machine: `stage.json` in the folder of each dataset.
 
 It says what is complete there and of which state of the source, with a seal of the packed file: its inode, size and
-times, and the boot they were seen in. While they are unchanged, nothing has written to the file since its hashes were
-verified, so a second call costs a few `stat`s. When they differ (a copied disk, or a reboot in which data that was
-never forced to the disk may be lost), every block is hashed again.
+times, and the boot in which they were seen. While these are unchanged, nothing has written to the file since its hashes
+were verified, so a second call costs a few `stat`s. If they differ (a copied disk, or a reboot, which may lose data
+that was never synced), every block is hashed again.
 """
 
 from __future__ import annotations
@@ -42,32 +42,32 @@ class LocalRecord:
     identity: SourceIdentity
     """The source's state when it was staged."""
     seal: Seal = field(default_factory=dict)
-    """The seal of the packed file; empty where there is none, or where its hashes have not been verified."""
+    """The seal of the packed file; empty if there is none, or its hashes have not been verified."""
     files: bool = False
-    """Whether its plain files are here, which have a receipt of their own."""
+    """Whether its plain files are local; they have a receipt of their own."""
     published: bool | None = None
-    """Whether the pack is in the cache; `None` when there was none, or another pack in it has to stay."""
+    """Whether the pack is in the cache; `None` without a cache, or if another pack in it must stay."""
     published_in: str = ""
     """The `cache_dir=` of that call."""
 
     def is_published_in(self, request: StageRequest) -> bool:
-        """Return whether it is known that the pack is in the cache of `request`, or that it failed to get there."""
+        """Return whether it is known that the pack is in the cache of `request`, or that publishing it failed."""
         return self.published is not None and self.published_in == cache_name(request)
 
 
 def cache_name(request: StageRequest) -> str:
-    """Return what a record calls the cache of a request; "" for none."""
+    """Return the name of a request's cache in a record; "" for none."""
     cache = request.cache_dir
     return cache.address if isinstance(cache, ObjectSource) else str(cache or "")
 
 
 def seal_of(request: StageRequest) -> Seal:
-    """Return the seal of the packed file as it is now."""
+    """Return the present seal of the packed file."""
     return file_seal(request.pack_path) if request.pack_path.is_file() else {}
 
 
 def identity_of(manifest: Manifest) -> SourceIdentity | None:
-    """Return the state of the source that a pack was made from; comparing with it needs a listing of the source."""
+    """Return the state of the source that a pack was made from; comparing with it requires listing the source."""
     # Without the times of folders, which prove nothing on a machine that has not seen them before.
     identity = SourceIdentity.from_json(manifest.identity)
     return None if identity is None else identity.without_stamps
@@ -79,13 +79,13 @@ def read_record(request: StageRequest) -> LocalRecord | None:
     if not isinstance(raw, dict) or raw.pop("version", None) != _RECORD_VERSION:
         return None
     raw.pop("address", None)  # only for people who open the file
-    raw["files"] = bool(raw.get("files"))  # version 0.1 kept figures of them
+    raw["files"] = bool(raw.get("files"))  # version 0.1 stored their figures here
     record = read_fields(LocalRecord, raw)
     return record if record is not None and record.key == request.key else None
 
 
 def find_record(request: StageRequest) -> LocalRecord | None:
-    """Read the record; where a run died right before writing it, use what the pack's own manifest says."""
+    """Read the record; if a run died right before writing it, use what the pack's own manifest says."""
     record = read_record(request)
     seal = {} if request.wants_files else seal_of(request)
     # The usual case: nothing has written to the file since its hashes were compared.
@@ -109,8 +109,8 @@ def write_record(request: StageRequest, record: LocalRecord) -> None:
 
 
 def files_record(request: StageRequest, identity: SourceIdentity, *, files: bool) -> LocalRecord:
-    """Return the record to write when plain files were fetched and the pack, if there is one, was neither made nor
-    checked: its seal stays if it still fits."""
+    """Return the record to write when plain files were fetched and the pack, if any, was neither made nor checked: its
+    seal stays if it still fits."""
     record = read_record(request)
     if record is None or compare_states(record.identity, identity) != "same" or record.seal != seal_of(request):
         return LocalRecord(request.key, identity, files=files)
@@ -121,9 +121,9 @@ def files_record(request: StageRequest, identity: SourceIdentity, *, files: bool
 def pack_problem(
     request: StageRequest, record: LocalRecord, *, thorough: bool, cancellation: Cancellation | None = None
 ) -> str | None:
-    """Return why the staged pack cannot be used as it is; `None` when it can.
+    """Return why the staged pack cannot be used; `None` if it can.
 
-    With an unbroken seal this is a few `stat`s, otherwise, or when `thorough`, every block is hashed.
+    With an unbroken seal this takes a few `stat`s; otherwise, or if `thorough`, every block is hashed.
     """
     pack = request.pack_path
     if not pack.is_file():
@@ -147,12 +147,12 @@ def pack_problem(
 
 
 def files_problem(request: StageRequest, record: LocalRecord, *, thorough: bool) -> str | None:
-    """Return why the staged files cannot be used as they are; `None` when they can."""
+    """Return why the staged files cannot be used; `None` if they can."""
     if not record.files or not request.files_path.is_dir():
         return "its files are not on this machine"
     if not thorough:
         return None
-    # Each file by size and time, because people delete some, or add labels.
+    # By each file's size and time, because people delete some, or add labels.
     here = look_at(request.files_path)
     if not here.is_as_made:
         return f"its folder '{request.files_path}' {here}"
@@ -162,12 +162,12 @@ def files_problem(request: StageRequest, record: LocalRecord, *, thorough: bool)
 
 
 def files_receipt(request: StageRequest, identity: SourceIdentity) -> Receipt:
-    """Return the receipt of plain files that are of a state of the source."""
+    """Return the receipt of plain files from a state of the source."""
     return Receipt(_FILES, {"key": request.key, "identity": identity.to_json()})
 
 
 def are_files_staged(request: StageRequest, identity: SourceIdentity) -> bool:
-    """Return whether the local plain files are whole, and of this state of the source."""
+    """Return whether the local plain files are complete, and from this state of the source."""
     here = None if request.refresh else look_at(request.files_path)
     made_of = None if here is None or not here.is_as_made else _files_made_of(request, here, read_record(request))
     return made_of is not None and compare_states(made_of, identity) != "changed"
@@ -178,14 +178,14 @@ def _files_made_of(request: StageRequest, here: Standing, record: LocalRecord | 
     about = {} if here.receipt is None else here.receipt.about
     if about.get("key") == request.key:
         return SourceIdentity.from_json(about.get("identity", {}))
-    # Receipts of version 0.1 name no state of plain files: the record does.
+    # Version 0.1's receipts do not name the state of plain files, but its record does.
     return record.identity if not about and record is not None and record.files else None
 
 
 def is_spoilt(request: StageRequest) -> bool:
-    """Return whether a pack lost its proof because its manifest, although ours, cannot be read any more.
+    """Return whether a pack lost its proof because its manifest, although ours, has become unreadable.
 
-    A pack that contradicts a whole manifest, or has none, was put there by somebody, which is refused.
+    A pack that contradicts a complete manifest, or has none, was put there by somebody, and is refused.
     """
     pack, record = request.pack_path, read_record(request)
     if record is None or not record.seal or not is_manifest(manifest_path(pack)):

@@ -44,7 +44,7 @@ SOURCE_REMEDIES = {
     **remedies_for_batches('data.loader("train", 64'),
     "source": 'Write the dataset\'s path or address first: "photos.zip".',
 }
-# A folder, a prefix in a bucket, wherever this platform keeps things, or none.
+# A folder, a prefix in a bucket, this platform's default, or none.
 CacheDir = Union[Path, ObjectSource, Literal["auto"], None]  # noqa: UP007 - read at run time
 
 
@@ -53,7 +53,7 @@ class StageRequest:
     """Which dataset to stage, and how."""
 
     source: Source
-    """Where it comes from."""
+    """The source."""
     key: str
     """16 hexadecimal digits that change with the source and with every option."""
     name: str
@@ -65,15 +65,15 @@ class StageRequest:
     folder: Path
     """The folder of everything that belongs to this dataset on the local disk."""
     cache_dir: CacheDir
-    """As the caller gave it."""
+    """As the caller passed it."""
     refresh: bool
     """Whether existing data must not be used: on request, or because `prepare=` or `layout=` cannot be compared."""
     verify: Verify
     """How thoroughly existing data is checked."""
     checksum: Checksum | None = None
-    """The checksum of the source, which is a single file then."""
+    """The checksum of the source, which must then be a single file."""
     disk_limit: int | None = None
-    """How many bytes of the pack may be on the local disk; `None` for all of it."""
+    """How many bytes of the pack may be on the local disk; `None` for no limit."""
 
     @property
     def pack_path(self) -> Path:
@@ -82,8 +82,8 @@ class StageRequest:
 
     @property
     def copy_path(self) -> Path:
-        """Return what an unfinished copy of the pack in the cache is named after."""
-        # Not the pack: packing takes up leftovers of its name, and would continue a copy as if it were its own.
+        """Return the path that an unfinished copy of the cached pack is named for."""
+        # Not the pack's own: packing continues leftovers of that name, and would take a copy for its own work.
         return self.folder / f"{self.name}.h5.copy"
 
     @property
@@ -93,17 +93,17 @@ class StageRequest:
 
     @property
     def drive_path(self) -> Path | None:
-        """Return the path of a source on a Google Drive; `None` for one elsewhere."""
+        """Return the path of a source on Google Drive; `None` for other sources."""
         return drive_path_of(self.source)
 
     @property
     def touched_paths(self) -> list[Path]:
-        """Return the paths that staging cannot do without: those of the source and the dataset's folder."""
+        """Return the paths that staging needs: those of the source and the dataset's folder."""
         return [*paths_of(self.source), self.folder]
 
     @property
     def opened_path(self) -> Path | None:
-        """Return the path of a source that any process can open by that path; `None` for all others."""
+        """Return a path by which any process can open the source; `None` if there is none."""
         source = self.source
         return source.path if isinstance(source, LocalSource) and not glob.has_magic(str(source.path)) else None
 
@@ -117,7 +117,7 @@ class StageRequest:
 
 
 class PlaceArguments(TypedDict, total=False):
-    """Name, for type checkers, what `make_request` takes besides a pack's options; a test compares the two."""
+    """The arguments of `make_request` besides a pack's options, for type checkers; a test compares the two."""
 
     keep: Keep
     local_dir: str | os.PathLike[str] | None
@@ -129,11 +129,11 @@ class PlaceArguments(TypedDict, total=False):
 
 
 class FormArguments(WrittenArguments, PlaceArguments, total=False):
-    """Name those arguments of `stage_dataset` that can be written down."""
+    """Those arguments of `stage_dataset` that can be written down."""
 
 
 class StageArguments(PackArguments, PlaceArguments, total=False):
-    """Name the arguments of `stage_dataset` that say what is staged."""
+    """The arguments of `stage_dataset` that say what is staged."""
 
 
 @public(PackOptions, reads=("source",), writes=("local_dir", "cache_dir"))
@@ -174,7 +174,7 @@ def make_request(
         OptionError: an argument has a value that cannot work.
         TypeError: there is no such argument.
     """
-    # Everything that can be wrong with arguments is found before the source is touched, which may take minutes.
+    # All mistakes in arguments are found before the source is touched, which may take minutes.
     for value, kind, name in ((keep, Keep, "keep"), (verify, Verify, "verify")):
         if value not in get_args(kind):
             msg = f"{name}={value!r} is unknown; expected one of {', '.join(map(repr, get_args(kind)))}."
@@ -183,18 +183,18 @@ def make_request(
     if limit is not None and keep != "pack":
         msg = f"disk_limit= is for keep='pack', and keep={keep!r} makes plain files, never in part. Leave out one."
         raise OptionError(msg)
-    # Imported here, because the command line builds options even where only its help is shown, and layouts need numpy.
+    # Imported late: the command line builds options even to show its help, and layouts need numpy.
     from colabstage.layouts.detect import TableFile, is_table_file
 
     packing = read_options(PackOptions, options, arguments)
     parsed = parse_source(source)
     if isinstance(parsed, LocalSource) and is_table_file(parsed.path, packing.layout):
-        # The files that it names are beside it.
+        # The files that a table names are beside it.
         beside = cast("LocalSource", parse_source(parsed.path.parent))
         packing = replace(packing, layout=TableFile(parsed.path.name))
-        # Called after the table and not after the folder, which may hold several.
+        # Named for the table, not for the folder, which may hold several.
         parsed = replace(beside, name=parsed.path.stem)
-    # From the source and the options, and never from where the pack is made: any machine has to find it in the cache.
+    # From the source and the options, never from where the pack is made: any machine must find it in the cache.
     key = short_digest(f"{parsed.address}\n{packing.fingerprint()}")
     name = f"{parsed.name}-{key[:8]}"
     base = read_local_dir(local_dir)
@@ -204,15 +204,15 @@ def make_request(
     if wanted is not None and isinstance(parsed, ManySource):
         msg = "hash= is for one archive, and source is a list. Leave it out, or stage the archive alone."
         raise OptionError(msg)
-    # Nothing tells whether a lock or an open file is the same as yesterday's, so data made with one is not reused.
+    # Nothing tells whether a lock or an open file is the same as yesterday, so data made with one is not reused.
     again = refresh or bool(packing.incomparable)
     return StageRequest(parsed, key, name, packing, keep, base / name, cache, again, verify, wanted, limit)
 
 
 def _without_ours(source: Source, base: Path, name: str, cache: CacheDir) -> Source:
     """Return the source without what colabstage keeps in it: staged datasets and the cache."""
-    # By records where datasets are in the source folder itself. Nothing on a slow mount is looked at: it must not be
-    # able to hang the check of arguments.
+    # Found by records, if datasets are in the source folder itself. Nothing on a slow mount is checked, because it
+    # could hang the check of arguments.
     if isinstance(source, ManySource):
         return replace(source, parts=tuple(_without_ours_in(part, base, name, cache) for part in source.parts))
     return _without_ours_in(source, base, name, cache)
@@ -225,7 +225,7 @@ def _without_ours_in(source: SingleSource, base: Path, name: str, cache: CacheDi
         return source
     if not isinstance(source, LocalSource) or glob.has_magic(str(source.path)):
         return source
-    # A walk for each path: each asks which links lead there.
+    # One walk for each path, which finds the links that lead there.
     inside = [place_in(base, source.path)]
     if inside == [PurePath()]:
         ours = [base / name, *(record.parent for record in base.glob(f"*-{'[0-9a-f]' * 8}/{RECORD_NAME}"))]
@@ -278,7 +278,7 @@ def check_for_streaming(request: StageRequest, *, has_executor: bool) -> None:
 
 def lock_path(folder: Path) -> Path:
     """Return the path of the lock of a dataset's folder."""
-    # Beside the folder and not in it: purging removes the folder while it holds the lock.
+    # Beside the folder, not in it: purging removes the folder while it holds the lock.
     return folder.with_name(f".colabstage-{folder.name}.lock")
 
 
@@ -288,7 +288,7 @@ def read_cache_dir(cache_dir: str | os.PathLike[str] | None) -> CacheDir:
         return None
     check_argument("cache_dir", cache_dir, "path")
     text, name = value_and_name("cache_dir", os.fspath(cache_dir), "auto", CACHE_DIR_VARIABLE)
-    # Neither a shell nor a variable has Python's None; a folder of that name is written `./none`.
+    # Neither a shell nor a variable has Python's None; a folder called "none" is written `./none`.
     if text.lower() in ("auto", "none"):
         return "auto" if text.lower() == "auto" else None
     if is_address(text):
@@ -302,7 +302,7 @@ def read_cache_dir(cache_dir: str | os.PathLike[str] | None) -> CacheDir:
 def _read_address(text: str, name: str) -> ObjectSource | Path:
     shown = show_address(text)
     expected = "expected a folder, or an address as 's3://bucket/cache'"
-    # One slash is a typing error, which as a path would become a folder called "s3:".
+    # A single slash is a typing error; as a path it would become a folder called "s3:".
     source = parse_source(text) if "://" in text else None
     if isinstance(source, LocalSource):
         return source.path

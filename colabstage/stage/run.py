@@ -1,7 +1,7 @@
-"""`stage_dataset`: execute what `decide` decided.
+"""`stage_dataset`: execute the decision of `decide`.
 
-What is made of the source, plain files, a pack or both, is planned before anything is written. Then archives begin to
-arrive, and are packed meanwhile.
+Everything made from the source, plain files, a pack or both, is planned before anything is written. Then archives begin
+to arrive, and are packed meanwhile.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ if TYPE_CHECKING:
 
 
 _SPOOL = "spool"
-# How long a second notebook waits for one that stages the same dataset; after that it does the work itself.
+# How long a second notebook waits for one that stages the same dataset; then it does the work itself.
 _LOCK_TIMEOUT_S = 1800.0
 
 
@@ -197,16 +197,16 @@ def stage_dataset(
 
 
 def _stage_watched(first: StageCall, *, wait: bool) -> StagedDataset:
-    """Do one call, and once more where the Drive that it needs dies meanwhile and can be mounted again."""
+    """Do one call, and repeat it once if the Drive that it needs dies meanwhile and can be mounted again."""
     request, notes = first.request, list[str]()
-    # Each attempt opens everything again: nothing may be kept open on a mount that has died.
+    # Each attempt opens everything again: nothing may stay open on a mount that has died.
     calls = chain([first], repeat(replace(first, report=StageReport())))
 
     def work() -> StagedDataset:
         with required_to_stay(request.folder):
             return run_call(next(calls), wait=wait)
 
-    # Here once more, because with `streaming` a thread does this, and its error reaches readers too.
+    # Typed again here, because with `streaming` this runs in a thread, and its error reaches readers too.
     with typed_errors(reads=paths_of(request.source), writes=(request.folder, request.cache_dir)):
         if request.drive_path is None:
             return run_watched(work, *request.touched_paths)
@@ -231,12 +231,12 @@ def run_call(call: StageCall, *, wait: bool) -> StagedDataset:
             staged = _reuse(call, source, cache, decision, decision.record)
             clear_lock(lock)
             return staged
-        # Nothing is written yet, so this is the moment to report that the source cannot be read. With the pack in the
-        # cache it may not be needed at all, and listing it takes time.
+        # Nothing is written yet, so this is the moment to report an unreadable source. With the pack in the cache the
+        # source may not be needed at all, and listing it takes time.
         looks = request.cache_dir is not None and not request.refresh and not request.wants_files
         if not looks or cache.find() is None:
             source.open()
-        # Not where all of it is here already: that call is to take no longer than a look at the source.
+        # Not if everything is already local: that call should take no longer than a look at the source.
         call.report.note(*on_slow_disk(request))
         make_own_folder(request.folder.parent)
         with local_lock(lock, timeout_s=_LOCK_TIMEOUT_S, notice=call.report.note, cancellation=call.cancellation):
@@ -254,7 +254,7 @@ def run_call(call: StageCall, *, wait: bool) -> StagedDataset:
 
 
 def _reuse(call: StageCall, source: SourceOnce, cache: Cache, decision: Decision, found: LocalRecord) -> StagedDataset:
-    """Return what is staged on this machine, and publish it where that has not been done."""
+    """Return what is staged on this machine, and publish it if that is not done yet."""
     request, caches = call.request, call.request.wants_pack and call.request.cache_dir is not None
     call.report.origin, record = "local", found
     call.report.note(*beyond_limit(request))
@@ -263,10 +263,10 @@ def _reuse(call: StageCall, source: SourceOnce, cache: Cache, decision: Decision
     if caches and not (found.seal and found.is_published_in(request)):
         published = is_published(request, cache)
         if published and cache.place is not None:
-            discard_rows(cache.place, request.pack_path.name)  # a kill may have come before that
+            discard_rows(cache.place, request.pack_path.name)  # a kill may have prevented this
         record = replace(record, published=published, published_in=cache_name(request))
     if source.opened is not None and decision.freshness is not None and decision.freshness.proved:
-        # The quick look was not enough this time; with the new times it will be next time.
+        # The quick check was not enough this time; with the new times it will be next time.
         identity = source.opened.identify()
         seal = record.seal if request.wants_pack else files_record(request, identity, files=False).seal
         record = replace(record, identity=identity, seal=seal)
@@ -290,7 +290,7 @@ def _sweep_copies(request: StageRequest) -> None:
 
 
 def _restore(call: StageCall, source: SourceOnce, cached: CachedPack, known: Freshness | None) -> StagedDataset | None:
-    """Return what is in the cache, copied here; `None` where it turns out to be of no use."""
+    """Return what is in the cache, copied here; `None` if it turns out to be unusable."""
     request, report = call.request, call.report
     report.note(*set_aside(request))
     identity = restore(call, source, cached, known)
@@ -310,7 +310,7 @@ def _restore(call: StageCall, source: SourceOnce, cached: CachedPack, known: Fre
 
 
 def _stage_source(call: StageCall, source: SourceOnce, cache: Cache, *, wait: bool) -> StagedDataset:
-    """Read the source, make what was asked for, and publish the pack to the cache."""
+    """Read the source, make what was requested, and publish the pack to the cache."""
     request, report = call.request, call.report
     report.origin = "source"
     if request.options.incomparable:
@@ -325,7 +325,7 @@ def _stage_source(call: StageCall, source: SourceOnce, cache: Cache, *, wait: bo
         # Training already uses rows of the first listing, and their numbers cannot change any more.
         if call.stream is not None and call.stream.arrival is not None:
             raise
-        # A mounted Drive sometimes lists only a part of a folder, without an error. The second listing is complete.
+        # A mounted Drive sometimes lists only a part of a folder, without an error. A second listing is complete.
         report.note(f"{error} It was listed and read again.")
         source.close()
         made = make_local(call, source.open(), cache)
@@ -339,7 +339,7 @@ def _stage_source(call: StageCall, source: SourceOnce, cache: Cache, *, wait: bo
     if request.wants_pack:
         published = False if caches and cache.place is not None else None
         record = replace(record, seal=seal_of(request), published=published, published_in=cache_name(request))
-    # Before the copy of the source is removed: after a kill at this point, the next call has everything it needs.
+    # Before the copy of the source is removed: after a kill here, the next call has everything it needs.
     write_record(request, record)
     opened.discard()
     # This run may not have used what a dead one left behind.
@@ -356,10 +356,10 @@ def _stage_source(call: StageCall, source: SourceOnce, cache: Cache, *, wait: bo
 
 
 def make_local(call: StageCall, source: OpenedSource, cache: Cache | None = None) -> CachedPack | None:
-    """Make the source local in the forms that were asked for; each form that existed before is unchanged on an error.
+    """Make the source local in the requested forms; on an error, each existing form stays unchanged.
 
-    `cache`: where a pack that is larger than the disk limit goes, in shards; `None` when the pack is here already and
-    only plain files are wanted. Returns the set of shards of what is too large for the disk limit; `None` otherwise.
+    `cache`: where a pack that exceeds the disk limit goes, in shards; `None` if the pack is already local and only
+    plain files are wanted. Returns the set of shards of a pack that exceeds the disk limit; otherwise `None`.
     """
     request, report = call.request, call.report
     packs = cache is not None and request.wants_pack
@@ -369,10 +369,10 @@ def make_local(call: StageCall, source: OpenedSource, cache: Cache | None = None
     make_folder(request.folder)
     try:
         if request.wants_files:
-            # A run that died while it exchanged old files for new left the old ones under another name.
+            # A run that died while it exchanged old files for new ones left the old ones under another name.
             put_back(request.files_path)
             check_replaceable(request.files_path, FILES_REMEDY)
-        # Not the leftovers of the pack: packing continues what an interrupted run has finished.
+        # The pack's leftovers stay: packing continues what an interrupted run has finished.
         sweep_orphans(request.folder, name=request.copy_path.name)
         base = find_base(call, cache) if packs and cache is not None else None
         with open_spool(request.folder / _SPOOL) as spool:
@@ -383,13 +383,13 @@ def make_local(call: StageCall, source: OpenedSource, cache: Cache | None = None
             taken_from = None if reading.base is None else bring_base(call, reading.base)
             if reading.note and (reading.base is None or taken_from is not None):
                 report.note(reading.note)
-            # With an executor only its workers read, so a copy in this process would be made for nothing. Where an
-            # interrupted run has packed some of it, the stream knows soon what is left, and starts the source then.
+            # With an executor only its workers read, so a copy in this process would be useless. If an interrupted run
+            # has packed some rows, the stream soon knows which are left, and starts the source then.
             continues = stream is not None and (taken_from is not None or bool(find_orphans(request.pack_path)))
             job = reading.job
             takeover = None if job is None else job.takeover
             if reading.in_place and taken_from is not None and stream is None and job is not None and takeover:
-                # Nothing of the archive is fetched but the members that are read.
+                # Only the members that are read are fetched from the archive.
                 source.read_in_place()
                 read = MemberRanges(job).of(job, np.flatnonzero(takeover.rows < 0))
                 source.read_members(read, readers=SLOW_READERS)
@@ -401,13 +401,13 @@ def make_local(call: StageCall, source: OpenedSource, cache: Cache | None = None
                 _make_pack(call, source, job, stream, taken_from)
         return None
     finally:
-        remove_empty(request.folder)  # after an error, unless something was kept for the next try; and of shards
+        remove_empty(request.folder)  # after an error, unless something was kept for the next try; or with shards
 
 
 def _plan(
     call: StageCall, source: OpenedSource, spool: Path, *, packs: bool, base: Base | None
 ) -> tuple[Reading, PackStream | None]:
-    """Plan what is made, and check that it fits, before anything comes or is unpacked."""
+    """Plan what is made, and check that it fits, before anything is fetched or unpacked."""
     request, report = call.request, call.report
     make_folder(spool)
     with report.timed("plan", unit="files", moves=False) as step:
@@ -415,7 +415,7 @@ def _plan(
             cost = source.cost
             check_disk_limit(request, None if cost.unpacks_first else staging_figures(request, source))
         if request.checksum is not None:
-            # Before the listing is believed: a wrong file may well have one.
+            # Before the listing is trusted: a wrong file may well have one.
             source.verify(request.checksum)
         reading = plan_reading(request, source, spool, packs=packs, base=base)
         step.amount = len(reading.tree.entries)
@@ -433,20 +433,20 @@ def _plan(
             return reading, None
         # What an interrupted run has written is part of the figures, and does not need its space twice.
         in_place = source.cost.kept_bytes + (reading.room - free_space(request.folder) if packs else 0)
-        # Now, with everything known and nothing written: a disk that is full after an hour helps nobody.
+        # Now, when everything is known and nothing written: a disk that is full after an hour helps nobody.
         needed = max(0, reading.figures.peak_bytes - in_place)
         remedy = less_room(request, free_space(request.folder))
         check_space(request.folder, needed, f"Staging '{request.source.name}'", remedy=remedy)
         report.note(*source.notes, *reading.tree.notes)
         stream = call.stream if reading.job is not None else None
         obstacle = None if stream is None or reading.job is None else stream.obstacle(reading.job)
-        # Waiting is slower and gives the same pack, so it is a note and no error.
+        # Waiting is slower but gives the same pack, so this is a note, not an error.
         if obstacle is not None:
             report.note(f"streaming=True had to wait for the whole pack: {obstacle}.")
             return reading, None
-        # Before the source starts, so that its first bytes are those which the first epoch needs.
+        # Before the source starts, so that its first bytes are those that the first epoch needs.
         if stream is not None and reading.job is not None:
-            # What resizes is imported while the first bytes come.
+            # The resizing library is imported while the first bytes arrive.
             job = listed_job(reading.job)
             reading = replace(reading, job=job)
             stream.plan(job, source)
@@ -454,7 +454,7 @@ def _plan(
 
 
 def _fetch_files(call: StageCall, source: OpenedSource, tree: Tree) -> None:
-    """Fetch the plain files beside the previous ones, then replace those."""
+    """Fetch the plain files beside the previous ones, then exchange the two."""
     request, report = call.request, call.report
     if are_files_staged(request, source.identify()):
         report.note("The plain files that an earlier call brought here are used: they are of the same state.")
@@ -493,7 +493,7 @@ def _make_pack(
         job = prepare_pack(FolderTree(request.files_path), request.options, free_bytes=space_for(request.pack_path))
         slow = False
     if executor is None:
-        # The report's notes are those of what was packed.
+        # The report's notes are those of the packed job.
         job = listed_job(job)
     with report.timed("pack", unit=job.table.unit) as step:
         if executor is None:
@@ -503,17 +503,17 @@ def _make_pack(
                 slow,
                 call.progress,
                 key=request.key,
-                identity=lambda: source.identify().to_json(),  # that of the end
+                identity=lambda: source.identify().to_json(),  # at the end
                 address=request.source.address,
                 stream=stream,
                 records_rows=not request.wants_files,
                 base=base,
             ).execute()
         else:
-            # Workers open the data by its path: those on other machines cannot share this process's open source.
+            # Workers open the data by its path: on other machines they cannot share this process's open source.
             place = request.files_path if request.wants_files else request.opened_path
             assert place is not None
-            # Plain files are the part that was meant already.
+            # Plain files are already the requested part.
             options = replace(request.options, only=None) if request.wants_files else request.options
             done = pack_by_executor(
                 place,
@@ -526,7 +526,7 @@ def _make_pack(
                 address=request.source.address,
             )
         try:
-            # Only now, because the missing part of a listing is noticed by listing again, which takes as long as the
+            # Checked last, because only listing again shows whether a listing was incomplete, and takes as long as the
             # first time.
             check_listing(source)
         except SourceListingError:
@@ -546,19 +546,19 @@ def _make_pack(
 def _finish(
     call: StageCall, published: Callable[[float], PublishReport[Any] | None] | None, cached: str = ""
 ) -> StagedDataset:
-    """Clear up, and return the dataset; `published` and `cached`: as of `StagedDataset` and its report."""
+    """Clean up, and return the dataset; `published` and `cached`: as in `StagedDataset` and its report."""
     request, report = call.request, call.report
     if request.wants_pack:
         report.cached = cached or report.cached
-    # Everything is here, so what a dead run left behind is no longer needed.
+    # Everything is local, so a dead run's leftovers are no longer needed.
     sweep_orphans(request.folder)
     sweep_receipts(request.files_path)
     sweep_exchanges(request.pack_path)
     sweep_rows(request.pack_path)
-    # Not a folder of the user's, which may hold what is nowhere else.
+    # Not a folder of the user's, which may hold unique files.
     if request.folder.parent == read_local_dir(None):
         tag_cache_folder(request.folder.parent)
-    # From the file and not from the plan, so that the report says what a loader will find.
+    # From the file, not from the plan, so that the report says what a loader will find.
     info = read_info(request.pack_path) if request.wants_pack else None
     report.found = report.found or found_in(info)
     if info is not None:

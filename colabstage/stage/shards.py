@@ -1,8 +1,8 @@
 """A pack larger than the disk limit: made shard by shard, each published to the cache when it is finished, and dropped.
 
-While one shard is packed, the one before it is published, so there are never more than two here. The manifests in the
+While one shard is packed, the one before is published, so there are never more than two here. The manifests in the
 cache say what is finished: after a kill, the next call continues with the first shard that has none. Together, the
-shards are the file that a machine with enough room would have made, in parts.
+shards are the file that a machine with enough space would have made, in parts.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ if TYPE_CHECKING:
     from colabstage.stage.source import StageCall
     from colabstage.trees.listing import Tree
 
-# One shard is published while the next is packed, which may take its space twice when gaps are closed at the end; and
-# a quarter is left for what nobody can know beforehand.
+# One shard is published while the next is packed, which may take its space twice when gaps are closed at the end; a
+# quarter is left for what cannot be known in advance.
 _SHARDS_OF_LIMIT = 4
-# A limit that would do is looked for in such steps.
+# The step in which a sufficient limit is searched.
 _STEP = 1.1
 # In the folder in which shards are packed: which set a call with refresh=True has begun.
 _REFRESHING = "refreshing.json"
@@ -72,20 +72,19 @@ class ShardSizes(NamedTuple):
     most: int
     """The length of the longest shard, in bytes."""
     total: int
-    """The length of all together, in bytes."""
+    """The length of all shards together, in bytes."""
 
     def __str__(self) -> str:
         return f"{format_count(self.number, 'shards')} of up to {format_bytes(self.most)}"
 
 
 def divide(job: PackJob, limit: int, *, whole_bytes: int) -> ShardSizes:
-    """Decide how many shards a pack has under a limit: each so small that packing, publishing and reading have room.
+    """Decide how many shards a pack has under a limit: small enough that packing, publishing and reading have space.
 
     Raises:
         NotEnoughSpaceError: no number of shards will do; the message says which limit would.
     """
-    # Added up once, so that many limits can be tried on a million rows: for each split the bytes before each row, and
-    # of all.
+    # Summed once, so that many limits can be tried on a million rows: for each split the bytes before each row.
     plan = job.plan
     sums: list[NDArray[np.int64]] = []
     for split in plan.splits:
@@ -94,11 +93,11 @@ def divide(job: PackJob, limit: int, *, whole_bytes: int) -> ShardSizes:
     rows = sum(len(one) - 1 for one in sums)
     content = pack_content(job.table, plan, job.options, attributes={}).nbytes
     total = content + plan.open_bytes
-    # Labels, keys and offsets, which stay here when the pack is read; in bytes for each row.
+    # Labels, keys and offsets, which stay local when the pack is read; in bytes per row.
     small = (content - plan.nbytes + (plan.open_bytes if plan.x.is_open else 0)) / rows
 
     def fewest(limit: int) -> ShardSizes | None:
-        """Return the fewest shards that leave enough room under a limit; `None` where no number does."""
+        """Return the fewest shards that leave enough space under a limit; `None` if no number does."""
         count = max(1, -(-_SHARDS_OF_LIMIT * total // limit))
         while count <= max(len(one) - 1 for one in sums):
             of_shard, rows_of_shard = np.zeros(count, np.int64), np.zeros(count, np.int64)
@@ -110,7 +109,7 @@ def divide(job: PackJob, limit: int, *, whole_bytes: int) -> ShardSizes:
             of_shard += (small * rows_of_shard).astype(np.int64) + plan.open_bytes * rows_of_shard // rows
             most = int(of_shard.max())
             if most * _SHARDS_OF_LIMIT <= limit:
-                # The index of each, and blocks in which one split ends and the next begins.
+                # Each shard's index, and the blocks in which one split ends and the next begins.
                 kept = count * (1 + len(sums) + int(small * rows / count) // BLOCK_BYTES)
                 blocks = count * -(-most // BLOCK_BYTES)
                 needed = fixed_bytes(kept, blocks, count, BLOCK_BYTES) + LEAST_BLOCKS * BLOCK_BYTES
@@ -121,11 +120,11 @@ def divide(job: PackJob, limit: int, *, whole_bytes: int) -> ShardSizes:
     found, needed = fewest(limit), limit
     if found is not None:
         return found
-    # As it will be written, with three figures. A pack of which nothing stays here but its index has room in itself, so
-    # this ends.
+    # As it will be written, with three figures. If only a pack's index stays here, the pack's own size is enough, so
+    # this loop ends.
     while fewest(parse_bytes(format_bytes(needed), "disk_limit")) is None:
         needed = int(needed * _STEP) + 1
-    # A small pack takes less as one file than its shards would leave here. Three figures may be half a per cent less.
+    # A small pack takes less space as one file than its shards would. Three figures may be half a per cent less.
     enough = min(needed, whole_bytes + whole_bytes // 150)
     msg = (
         f"disk_limit={format_bytes(limit)} is too little to pack '{job.label}' in shards and to read them in part. "
@@ -135,16 +134,16 @@ def divide(job: PackJob, limit: int, *, whole_bytes: int) -> ShardSizes:
 
 
 def plan_without_room(tree: Tree, request: StageRequest, job: PackJob) -> PackJob:
-    """Return the plan that a machine with enough room would make; `job` is that of this one."""
-    # What is free here says nothing about a pack that will be in the cache; and the next call, with other free space,
-    # has to continue with the same shards.
+    """Return the plan that a machine with enough space would make; `job` is this machine's."""
+    # Free space here says nothing about a pack that will be in the cache; and the next call, with other free space,
+    # must continue with the same shards.
     if request.options.encoding != "auto" or job.plan.encoding != "encoded":
         return job
     return prepare_pack(tree, request.options, free_bytes=None)
 
 
 def check_cache(cache: Cache, job: PackJob, limit: int) -> Place:
-    """Return the cache, where shards go.
+    """Return the cache's place, where shards go.
 
     Raises:
         NotEnoughSpaceError: there is none; the message has the line to write.
@@ -162,7 +161,7 @@ def check_cache(cache: Cache, job: PackJob, limit: int) -> Place:
 def plan_shards(
     request: StageRequest, tree: Tree, job: PackJob, cache: Cache, limit: int, *, whole_bytes: int
 ) -> tuple[str, int]:
-    """Say how a pack would be made in shards, in a sentence, and return how many they would be.
+    """Say in a sentence how a pack would be made in shards, and return their number.
 
     Raises:
         NotEnoughSpaceError: as `divide` and `check_cache`.
@@ -180,8 +179,8 @@ def plan_shards(
 def pack_into_cache(
     call: StageCall, source: OpenedSource, job: PackJob, cache: Cache, *, whole_bytes: int
 ) -> CachedPack:
-    """Pack shard by shard into the cache, and return the whole set; `job` is as `plan_without_room` makes it, and
-    `whole_bytes` what it would take of the local disk to pack all of it at once.
+    """Pack shard by shard into the cache, and return the whole set. `job` is from `plan_without_room`; `whole_bytes` is
+    the local space that packing everything at once would take.
 
     Raises:
         NotEnoughSpaceError: the limit is too little, the cache has no room, or there is none.
@@ -193,11 +192,11 @@ def pack_into_cache(
     place = check_cache(cache, job, call.request.disk_limit)
     source.read_in_place()
     job = settled(job)
-    # First, so that a limit that is too little is refused with the figure that `plan_shards` has.
+    # First, so that a limit that is too small is refused with the same figure as by `plan_shards`.
     planned = _SetOfShards.of(call, job, place, whole_bytes)
     if job.options.encoding == "auto" and job.plan.encoding == "pixels" and has_files(job.table):
-        # An earlier call may have found that images have many sizes, by one that this call has not seen.
-        with suppress(NotEnoughSpaceError):  # with less to divide, shards would leave too little room for blocks
+        # An earlier call may have found, by an image that this call has not seen, that images have many sizes.
+        with suppress(NotEnoughSpaceError):  # with less to divide, shards would leave too little space for blocks
             kept = _SetOfShards.of(call, keeps_files(job), place, whole_bytes)
             if kept.find_finished(source):
                 planned = kept
@@ -209,15 +208,15 @@ def pack_into_cache(
 
 @contextmanager
 def _publishing(place: Place) -> Iterator[Callable[[Path], None]]:
-    """Yield what publishes a shard in a thread, once the one before it is published, and drops it here.
+    """Yield a function that publishes a shard in a thread, after the one before, and then drops it here.
 
-    The end waits for the last shard; after an error it stops that, because the folder is about to get another name.
+    The end waits for the last shard; after an error it stops it, because the folder is about to be renamed.
     """
     stop, last = Cancellation(), Future[None]()
     last.set_result(None)
 
     def publish_and_drop(file: Path) -> None:
-        # Not a bar of its own: it would be drawn into that of packing.
+        # Without a bar of its own, which would be drawn into that of packing.
         publish(place, file, file.name, keep_previous=False, progress=Progress(stop))
         remove_own(file)
         remove_own(manifest_path(file))
@@ -248,7 +247,7 @@ class _SetOfShards:
     """All shards, in order."""
     place: Place
     starts_over: bool
-    """Whether those that are finished must not be used."""
+    """Whether finished shards must not be used."""
 
     @classmethod
     def of(cls, call: StageCall, job: PackJob, place: Place, whole_bytes: int) -> Self:
@@ -258,14 +257,14 @@ class _SetOfShards:
         names = tuple(shard_names(job, sizes.number))
         starts_over = call.request.refresh
         if starts_over and not call.request.options.incomparable:
-            # Those that an interrupted call with refresh=True has made are what this one would make.
+            # An interrupted call with refresh=True has made the same shards as this one would.
             left = find_orphans(_workspace_of(call.request))
             starts_over = not any(read_json(folder / _REFRESHING) == names[0].made_of for folder in left)
         return cls(call, job, sizes, names, place, starts_over)
 
     @property
     def _target(self) -> str:
-        """Return what the single file would be called."""
+        """Return the path that the single file would have."""
         return f"{self.call.request.name}.h5"
 
     def find_finished(self, source: OpenedSource) -> dict[int, CachedFile]:
@@ -275,7 +274,7 @@ class _SetOfShards:
         return {wanted[one.manifest.shard]: one for one in there if self._is_current(one, source)}
 
     def _is_current(self, shard: CachedFile, source: OpenedSource) -> bool:
-        """Return whether a shard in the cache is one of this set, of the present state of the source."""
+        """Return whether a cached shard belongs to this set, and to the present state of the source."""
         state = identity_of(shard.manifest)
         if self.starts_over or shard.made_of != self.names[0].made_of or state is None:
             return False
@@ -285,27 +284,27 @@ class _SetOfShards:
         return verdict == "same" or (verdict == "unproved" and self.call.request.verify == "fast")
 
     def write(self, source: OpenedSource) -> CachedPack:
-        """Pack what is not in the cache, publish it, and return the set."""
+        """Pack the shards that are not in the cache, publish them, and return the set."""
         call, request = self.call, self.call.request
         finished = self.find_finished(source)
-        # First: beside shards of an earlier state, those of this one could make a set that looks whole.
+        # First: beside shards of an earlier state, this set's shards could look complete too early.
         for one in find_shards(request, self.place):
             if one not in finished.values():
                 self.place.discard(one.name)
         left = len(self.names) - len(finished)
         if left:
-            # What is here of an earlier state takes up to the whole limit, and is of no use.
+            # Local parts of an earlier state may take the whole limit, and are of no use.
             here = [self.place.at(name.file_of(self._target)) for name in self.names]
             forget_parts(here, request.folder.parent)
         what = f"Packing '{request.source.name}' in shards"
         check_space(request.folder, min(left, _SHARDS_OF_LIMIT - 1) * self.sizes.most, what)
         if isinstance(self.place, FolderPlace) and not self.place.on_drive:
-            # A mounted Drive does not report its free space; only a failed write tells.
+            # A mounted Drive does not report its free space; only a failed write shows it.
             check_space(self.place.folder, left * self.sizes.most, f"The cached pack of '{request.source.name}'")
         done = {number: result_of(one.manifest) for number, one in finished.items()}
         with (
             call.report.timed("pack in shards", unit=self.job.table.unit) as timing,
-            # After the error of mixed images, shards of another form are needed.
+            # After the error about mixed images, shards of another form are needed.
             open_workspace(_workspace_of(request), drops=(ReplanError,), in_own_folder=True) as workspace,
             _publishing(self.place) as publish_shard,
         ):
@@ -339,14 +338,14 @@ class _SetOfShards:
             local = folder / name.file_of(self._target)
             yield name, self._write_one(name, local, source, members, progress)
             if name is left[-1]:
-                # With the last one the set is complete, so this is the last moment to find that it is not.
+                # The last shard completes the set, so this is the last moment to find that the source has changed.
                 check_listing(source)
             publish_shard(local)
 
     def _write_one(
         self, name: ShardName, local: Path, source: OpenedSource, members: MemberRanges, progress: Progress
     ) -> ShardResult:
-        """Write one shard, unless an earlier call did, which was killed before it published it."""
+        """Write one shard, unless an earlier call did and was killed before it published it."""
         call = self.call
         left = look_at_file(local)
         if left is not None and left.is_whole and left.manifest.shard == str(name) and self._is_current(left, source):
@@ -361,7 +360,7 @@ class _SetOfShards:
             source.cost.reads_slowly,
             progress,
             key=call.request.key,
-            identity=lambda: source.identify().to_json(),  # that of the end
+            identity=lambda: source.identify().to_json(),  # at the end
             address=call.request.source.address,
             shard=name,
         ).execute()
@@ -369,5 +368,5 @@ class _SetOfShards:
 
 
 def _workspace_of(request: StageRequest) -> Path:
-    """Return what the folder is named after in which shards are packed."""
+    """Return the path that the folder in which shards are packed is named for."""
     return request.pack_path.with_name(f"{request.name}-shards.h5")

@@ -1,5 +1,5 @@
-"""The source of one call: opened once, when it is first needed, and compared with the state of an earlier call, at once
-or beside the copy of what was made of that state."""
+"""The source of one call: opened once, when first needed, and compared with the state of an earlier call, at once or
+during the copy of what was made from that state."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from colabstage.sources.opening import OpenedSource
     from colabstage.stage.request import StageRequest
 
-# Waits are cut into pieces this long, because Ctrl-C does not interrupt a wait for a future.
+# Waits are cut into pieces of this length, because Ctrl-C does not interrupt waiting for a future.
 _LOOK_S = 0.25
 
 
@@ -44,7 +44,7 @@ class StageCall:
     """The executor whose workers pack; `None` for this process."""
     report: StageReport = field(default_factory=StageReport)
     stream: PackStream | None = None
-    """Lets readers in before everything is packed; `None` where they wait for the whole pack."""
+    """Lets readers in before everything is packed; `None` if they wait for the whole pack."""
     let_in: Callable[[PartialPack], object] | None = None
     """Called with a pack that is copied from the cache, once rows of it can be waited for; `None` as for `stream`."""
 
@@ -55,7 +55,7 @@ class StageCall:
 
 
 class SourceOnce(Closing):
-    """The source of one call, opened once, when it is first needed; a context manager that closes it."""
+    """The source of one call, opened once, when first needed; a context manager that closes it."""
 
     def __init__(self, call: StageCall) -> None:
         self._call = call
@@ -63,7 +63,7 @@ class SourceOnce(Closing):
         """The source, once it is open."""
 
     def open(self, report: StageReport | None = None) -> OpenedSource:
-        """Return the source, open; the step goes to `report`, by default that of the call."""
+        """Return the open source; the step goes to `report`, by default that of the call."""
         if self.opened is not None:
             return self.opened
         request = self._call.request
@@ -81,7 +81,7 @@ class SourceOnce(Closing):
                 with contextlib.ExitStack() as undo:
                     source = open_source(request.source, opening, unpack=True)
                     undo.callback(source.close)
-                    # Before anything is read: what is written to the source meanwhile has to show as a change.
+                    # Before anything is read: a write to the source meanwhile must show as a change.
                     files, step.amount = source.take_state()
                     undo.pop_all()
             except (SourceError, DriveError, ArchiveError) as error:
@@ -103,7 +103,7 @@ class SourceListingError(SourceChangedError):
 
 
 def check_listing(source: OpenedSource) -> None:
-    """Raise `SourceListingError` where names, sizes or times differ from what was read."""
+    """Raise `SourceListingError` if names, sizes or times differ from what was read."""
     # A mounted Google Drive sometimes lists only a part of a folder, without an error.
     problem = source.changes()
     if problem:
@@ -111,7 +111,7 @@ def check_listing(source: OpenedSource) -> None:
 
 
 class Freshness(NamedTuple):
-    """How a source compares with a recorded state of it."""
+    """How a source compares with a recorded state."""
 
     same: bool
     """Whether data made from that state may be used."""
@@ -122,15 +122,15 @@ class Freshness(NamedTuple):
 
 
 def compare_source(call: StageCall, source: SourceOnce, recorded: SourceIdentity) -> Freshness:
-    """Return whether the source is still in the recorded state. A source that is gone does not count as changed."""
+    """Return whether the source is still in the recorded state. A missing source does not count as changed."""
     request, report, is_fast = call.request, call.report, call.request.verify == "fast"
     if request.checksum is not None:
         as_asked = recorded.checksum == str(request.checksum)
-        # The checksum names the content, so it does not matter what the source holds now.
+        # The checksum names the content, so the source's present state does not matter.
         if not as_asked or is_fast:
             return Freshness(as_asked)
-    # An open source has its identity at hand, which is more than the quick look could tell; and what is on the network
-    # is not looked at where that is switched off.
+    # An open source knows its identity, which is more than the quick check could tell; and sources on the network are
+    # not checked while that is switched off.
     is_local = all(isinstance(part, LocalSource | TreeSource) for part in parts_of(request.source))
     if is_fast and source.opened is None and (is_local or not is_set(OFFLINE_VARIABLE)):
         look = check_freshness(request.source, recorded, unpack=True, workers=SLOW_LISTERS if request.drive_path else 1)
@@ -143,7 +143,7 @@ def compare_source(call: StageCall, source: SourceOnce, recorded: SourceIdentity
     try:
         now = source.open(report).identify()
     except (SourceError, DriveError, ArchiveError) as error:
-        # A person whose account or network fails today wants to train on what is here.
+        # A user whose account or network fails today wants to train on the local data.
         report.note(f"The source cannot be read now; what was made from it before is used. {error}")
         return Freshness(same=True)
     verdict = compare_states(recorded, now)
@@ -163,7 +163,7 @@ class StateDiffersError(Exception):
 
 
 class Comparison:
-    """A source that is compared with a recorded state in a thread, beside work that is stopped when the two differ."""
+    """A comparison of a source with a recorded state, in a thread, beside work that is stopped if the two differ."""
 
     def __init__(self, call: StageCall, answer: Future[Freshness], report: StageReport) -> None:
         self.cancellation = Cancellation()
@@ -194,12 +194,12 @@ class Comparison:
 def compared_beside(
     call: StageCall, source: SourceOnce, recorded: SourceIdentity, known: Freshness | None
 ) -> Iterator[Comparison]:
-    """Compare a source beside the block, unless the result is known.
+    """Compare a source while the block runs, unless the result is known.
 
     The source belongs to the comparison until the block has ended; after an error it is closed when the comparison
     ends, without waiting.
     """
-    # Its steps are part of the time of the work beside it.
+    # Its steps count as time of the work beside it.
     report = StageReport()
     answer: Future[Freshness] = Future()
     if known is None:

@@ -40,19 +40,19 @@ if TYPE_CHECKING:
     from colabstage.stage.dataset import StageReport
     from colabstage.stage.publish import PublishReport
 
-    # A whole dataset on its way: a pack that is being written, or one that is copied from the cache.
+    # A whole dataset that is arriving: a pack that is being written, or is copied from the cache.
     Arriving = PackArrival | PartialPack
 
-# Waits are cut into pieces this long, because Ctrl-C does not interrupt a wait for a future.
+# Waits are cut into pieces of this length, because Ctrl-C does not interrupt waiting for a future.
 _LOOK_S = 0.1
-# A rate of training is told after so long: of the first batches alone it would be any number.
+# The rate of training is shown only after this long: the first batches alone would give any number.
 _RATE_S = 1.0
 # Cancelled work cleans up first.
 _CLEAR_UP_S = 30.0
 
 
 class _UntilHandedOut(Progress):
-    """A progress that shows steps until the dataset is handed out; it can be cancelled at any time.
+    """A progress that shows steps until the dataset is handed out, and can be cancelled at any time.
 
     After that the user's own cells run, and `BackgroundPack` shows one row for all steps.
     """
@@ -65,7 +65,7 @@ class _UntilHandedOut(Progress):
         return self._shown.step(name, total=total, unit=unit)
 
     def move_to_background(self) -> Progress:
-        """Show no further steps, and return where the one row of the background goes."""
+        """Show no further steps, and return where the background's single row goes."""
         shown, self._shown = self._shown, Progress()
         return shown.background()
 
@@ -73,8 +73,8 @@ class _UntilHandedOut(Progress):
 class BackgroundPack:
     """One call of `stage_dataset` that continues in a thread of its own.
 
-    The interpreter does not wait for it: when it ends, the work is stopped, and what is finished is kept for the next
-    call. A complete pack is published to the cache first, as `stage_dataset(wait=False)` promises.
+    The interpreter does not wait for it: at exit the work is stopped, and finished work is kept for the next call. But
+    a complete pack is first published to the cache, as `stage_dataset(wait=False)` promises.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class BackgroundPack:
         report: StageReport,
         shown: Progress,
     ) -> None:
-        """Prepare `work`, which makes the call."""
+        """Prepare `work`, the function that makes the call."""
         self._work, self._report, self._progress = work, report, _UntilHandedOut(shown)
         self._wanted = not shown.is_silent
         self._background: Progress = Progress()
@@ -103,8 +103,8 @@ class BackgroundPack:
         return self._arrival
 
     def start(self) -> StagedDataset:
-        """Begin, and return the dataset once the pack is planned, or complete where it was here already."""
-        # At its end the interpreter cuts daemon threads off, here perhaps in the middle of a write.
+        """Start, and return the dataset once the pack is planned, or complete if it was already local."""
+        # At exit, the interpreter cuts daemon threads off, here perhaps in the middle of a write.
         atexit.register(self._stop_at_exit)
         self._thread.start()
         try:
@@ -117,7 +117,7 @@ class BackgroundPack:
             raise
         if not self._planned.done():
             whole = self._done.result()
-            # Its first epoch has the order of one that is being copied, so that a loader continues where a killed one
+            # Its first epoch has the order of a pack that is being copied, so a loader continues where a killed one
             # was.
             return replace(whole, part=open_whole(whole.path))
         self._handed_out = StagedDataset(
@@ -132,7 +132,7 @@ class BackgroundPack:
 
     @property
     def ready(self) -> Readiness:
-        """Tell how many rows are here."""
+        """Return how many rows are local."""
         return self.arrival.ready
 
     @property
@@ -142,9 +142,9 @@ class BackgroundPack:
 
     @property
     def state(self) -> str:
-        """Return how it stands, as `StageReport.state`."""
+        """Return its state, as `StageReport.state`."""
         try:
-            # Readers know of a failure before the work has cleared up after it, which is when the report says so.
+            # Readers learn of a failure before the work has cleaned up, and the report says so only afterwards.
             self.arrival.check()
         except CancelledError:
             return "stopped"
@@ -153,8 +153,8 @@ class BackgroundPack:
         return self._report.state
 
     def wait_published(self, timeout_s: float) -> PublishReport[Any] | None:
-        """Wait until everything is here and in the cache; as `StagedDataset.wait_published`."""
-        # One time for both: what packing takes is not there for the upload.
+        """Wait until everything is local and in the cache; as `StagedDataset.wait_published`."""
+        # One timeout for both: the upload gets what packing leaves.
         deadline = SYSTEM_CLOCK.now() + timeout_s
         self.wait(timeout_s, progress=False)
         return self._done.result().wait_published(max(0.0, deadline - SYSTEM_CLOCK.now()))
@@ -164,23 +164,23 @@ class BackgroundPack:
         with whole_imports():
             from colabstage.load.dataset import dataset_h5
 
-        # The file may get its last name between the two lines; and after a failure there may still be one, but only
-        # for the next call to continue.
+        # The file may get its final name between the two lines; and after a failure a file may remain, but only for the
+        # next call to continue.
         for is_last in (False, True):
             self.arrival.check()
             try:
                 path = self.arrival.path if self.arrival.path.exists() else self.arrival.place
                 return dataset_h5(path, split=split, arrival=self.arrival)
             except OSError:
-                # Removed by a work that failed meanwhile, which is the reason then.
+                # If work that failed meanwhile removed it, that failure is the reason.
                 self.arrival.check()
                 if is_last:
                     raise
         raise AssertionError
 
     def wait(self, timeout_s: float | None, progress: bool | Progress | None) -> StagedDataset:
-        """Return the dataset once all of it is here; raises `TimeoutError` where it is not in time."""
-        # A bar would only jump from nothing to the end, below what the caller has printed meanwhile.
+        """Return the dataset once all of it is local; raises `TimeoutError` if that takes too long."""
+        # A bar would only jump from zero to the end, below what the caller has printed meanwhile.
         if not self._done.done():
             if os.getpid() != self._pid:
                 msg = "The dataset is staged by a thread of another process, before a fork. Wait for it there."
@@ -199,12 +199,12 @@ class BackgroundPack:
             with shown.step(name, total=total, unit=unit) as step:
                 self._follow(step, check)
         self._done.result()
-        # The one that was handed out, so that there is a single object.
+        # The object that was handed out, so that there is only one.
         assert self._handed_out is not None
         return self._handed_out
 
     def _show(self, step: ProgressStep) -> None:
-        """Show how far it is, and training beside it, until the work ends."""
+        """Show how far it is, and the training beside it, until the work ends."""
         error: BaseException | None = None
         try:
             self._follow(step, lambda: None)
@@ -213,8 +213,8 @@ class BackgroundPack:
             step.__exit__(None if error is None else type(error), error, None)
 
     def _follow(self, step: ProgressStep, check: Callable[[], object]) -> None:
-        """Advance a step with the work, until that ends or `check` raises."""
-        # What an earlier call did is no rate of this one.
+        """Advance a step with the work, until the work ends or `check` raises."""
+        # What an earlier call did does not count for this one's rate.
         step.start_at(done := self.arrival.moved)
         is_over = False
         while not is_over:
@@ -227,8 +227,7 @@ class BackgroundPack:
         step.note(self._training())
 
     def _training(self) -> str:
-        """Return how readers get on while data arrives, in words: why nothing comes, if so; "" before their first
-        batch."""
+        """Say how training proceeds while data arrives, and why nothing comes, if so; "" before the first batch."""
         got = self.arrival.handed_out
         if self.arrival.waits_for or got.first_s is None:
             return self.arrival.waits_for
@@ -237,29 +236,29 @@ class BackgroundPack:
         return f"training:{rate} waited {format_duration(got.waited_s)} for data"
 
     def cancel(self) -> None:
-        """Stop the work and wait for its end; what is packed is kept for the next call."""
+        """Stop the work and wait for its end; packed rows are kept for the next call."""
         self._progress.cancellation.cancel()
         self._thread.join(_CLEAR_UP_S)
 
     def figures(self) -> dict[str, float]:
-        """Return how it stands, as `StageReport.arrival` has it."""
+        """Return the figures of `StageReport.arrival`."""
         found: dict[str, float] = {**self.arrival.figures}
         got = self.arrival.handed_out
         if got.first_s is not None:
-            # Training goes on after the last row has come; only what was beside the work counts.
+            # Training continues after the last row has arrived; only the part beside the work counts.
             overlap_s = max(0.0, min(got.last_s, self._ended_s) - got.first_s)
             found |= {"first_batch_s": got.first_s - self._began, "overlap_s": overlap_s, "waited_s": got.waited_s}
         return found
 
     def _let_in(self, arrival: Arriving) -> None:
         self._arrival = arrival
-        # Before the dataset is handed out: from then on what is printed belongs to the user's cells.
+        # Before the dataset is handed out: from then on, output belongs to the user's cells.
         self._background = self._progress.move_to_background()
         self._report.arrival, self._report.state = self.figures, "arriving"
         self._report.note(
             f"Returned after {format_duration(SYSTEM_CLOCK.now() - self._began)}, with {arrival.ready} {arrival.verb}"
         )
-        # Now, while the file still has the name under which it is written.
+        # Now, while the file still has its temporary name.
         self._planned.set_result(replace(read_info(arrival.path), path=arrival.place))
 
     def _run(self) -> None:
@@ -277,7 +276,7 @@ class BackgroundPack:
             self._report.state = "done"
             self._done.set_result(staged)
         finally:
-            # When the interpreter ends the function is already being called, and cannot be unregistered.
+            # At exit the function is already being called, and cannot be unregistered.
             with contextlib.suppress(Exception):
                 atexit.unregister(self._stop_at_exit)
 
@@ -288,7 +287,7 @@ class BackgroundPack:
 
 
 def _said_again(error: BaseException) -> BaseException:
-    """Return the error that `wait` raises; that of a cancelled call says how to continue."""
+    """Return the error that `wait` raises; for a cancelled call it says how to continue."""
     if isinstance(error, CancelledError):
         msg = "Staging was cancelled; what is done is kept. Call stage_dataset again: it continues from there."
         return CancelledError(msg)

@@ -44,16 +44,16 @@ if TYPE_CHECKING:
     from colabstage.load.plan import ArrayArguments, LoaderPlan
 
     Source: TypeAlias = dataset_h5 | SplitReader | Files
-    # x and y, and the weights of samples where there are any.
+    # x and y, and the sample weights if there are any.
     Batch = tuple[Any, ...]
 
 
-# Batches that may be read at the same time, by TensorFlow's threads.
+# How many batches TensorFlow's threads may read at the same time.
 _MOST_AT_ONCE = 4
 # Batches in addition to the plan's: `fit` makes TensorFlow keep some in its own queue, and TensorFlow releases an array
 # only when it next calls Python. With fewer, 1 to 4 blocks were unmapped and mapped again in every epoch.
 _HELD_BY_FRAMEWORKS = 3
-# Limit for targets of all rows in memory, where a framework gathers them: eight million int64 labels.
+# The most bytes of targets of all rows to hold in memory if a framework gathers them: eight million int64 labels.
 _KEPT_TARGETS_BYTES = 64 * 1024 * 1024
 _SEEDS = 2**31
 
@@ -101,7 +101,7 @@ class ArrayBatches:
         self.shuffled = reader.split == "train" if options.shuffle is None else options.shuffle
         self._one_hot, self._dtype = _class_count(options.one_hot, reader), _float_dtype(options.dtype)
         layout = reader.layout
-        # Keras's own function seeds numpy's generator.
+        # Keras's own seeding function seeds numpy's generator.
         self._seed = choose_seed(options.seed, lambda: np.random.randint(_SEEDS), fixed=layout is not None)  # noqa: NPY002
         chosen: RowOrder | None = None
         if options.rows is not None:
@@ -117,7 +117,7 @@ class ArrayBatches:
         self._weights = _weights_of(options.sample_weight, len(reader), None if chosen is None else chosen.chosen)
         loading = LoaderOptions(
             drop_last=options.drop_last,
-            # 0 means no thread in addition to the loop's in `make_loader`; here it is the smallest number too.
+            # 0 means no thread in addition to the loop's, as in `make_loader`; here the smallest number is 1.
             num_workers=options.num_workers or 1,
             prefetch_factor=options.prefetch_factor,
             # If rows arrive in units, any order other than by units would wait for most of them.
@@ -283,7 +283,7 @@ def _resolved(source: Source, split: str | None) -> tuple[Any, SplitReader]:
         raise OptionError(msg)
     if isinstance(source, SplitReader):
         return None, source
-    # Told by its attributes, because the class would import torch.
+    # Recognised by its attribute, because the class would import torch.
     dataset: Any = source
     reader = getattr(dataset, "reader", None)
     if not isinstance(reader, SplitReader):
@@ -324,7 +324,7 @@ def _float_dtype(dtype: DTypeLike | None) -> np.dtype[Any] | None:
 
 
 def _class_count(wanted: object, reader: SplitReader) -> int | None:
-    # The names in the file, so that a class without samples counts too.
+    # By the names in the file, so that a class without samples counts too.
     if wanted == "auto":
         if not reader.classes:
             msg = f"'{reader.path}' names no classes; give their number, for example one_hot=10."
@@ -348,7 +348,7 @@ def _weights_of(weights: ArrayLike | None, samples: int, chosen: NDArray[np.intp
     with np.errstate(over="ignore"):
         found = found.astype(np.float32)
     rows = np.arange(samples) if chosen is None else chosen
-    # One alone makes the loss, and so the model, NaN.
+    # A single one makes the loss NaN, and with it the model.
     if len(bad := rows[~np.isfinite(found[rows])]):
         msg = (
             f"sample_weight is {found[bad[0]]} for row {bad[0]:,}, and for {len(bad):,} of {len(rows):,}; expected "

@@ -70,7 +70,7 @@ def to_hf(dataset: dataset_h5, *, x: str = "image", y: str = "label") -> Dataset
     features = datasets.Dataset.from_dict({name: column[:1] for name, column in columns.items()}).features
     if inputs and isinstance(inputs[0], dict):
         features[x] = datasets.Image()
-    # Names are of classes from 0: labels beyond them have none, and stay numbers.
+    # Names belong to classes from 0: labels beyond them have no name, and stay numbers.
     if reader.classes and targets and isinstance(targets[0], int) and max(targets) < len(reader.classes):
         features[y] = datasets.ClassLabel(names=list(reader.classes))
     return datasets.Dataset.from_dict(columns, features=features)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from colabstage.load.frameworks.arrays import ArrayBatches, Batch
     from colabstage.load.plan import LoaderPlan
 
-# Before training, Keras takes one or two batches to learn their shapes, and its prefetching takes two or three more.
+# Before training, Keras takes one or two batches to learn their shapes, and its prefetching two or three more.
 _LOOK_BATCHES = 4
 # Longer than most training steps, and short enough that no thread is left when training stops.
 _LINGER_S = 1.0
@@ -73,7 +73,7 @@ class EpochTracker:
         """Return the epoch and the batch that a request for batch `number` means."""
         done = len(self._asked)
         in_turn = number == done and max(self._asked, default=-1) == done - 1
-        # The first number of a pass is drawn, and may be the one after those that were looked at.
+        # The first number of a pass is random, and may by chance follow those that Keras looked at.
         if number in self._asked or (self._counted and (self._at_edge or not in_turn)):
             was_look = self._counted and done <= _LOOK_BATCHES and done < self._batches
             self.start_epoch(self.epoch + (not was_look))
@@ -203,7 +203,7 @@ class KerasBatches(PyDataset):  # type: ignore[misc]  # keras has no type inform
         try:
             batch = next(self._ahead)  # type: ignore[arg-type]  # begun just now
         except StopIteration:
-            # It ended because nothing was taken for a while.
+            # The read-ahead ended because nothing was taken for a while.
             batch = next(self._begin(epoch, number))
         # The thread has ended already; this frees its memory before validation begins.
         if number + 1 == len(self):

@@ -33,12 +33,12 @@ if TYPE_CHECKING:
     from colabstage.load.reading.reader import SplitReader
 
 _MOST_AT_ONCE = 4
-# Batches whose row numbers TensorFlow asks for at once: enough to make the call cheap, few enough to notice soon if the
+# Batches whose row numbers TensorFlow requests at once: enough to make the call cheap, few enough to notice soon if the
 # file has been written to.
 _ASKED_TOGETHER = 16
-# TensorFlow gathers into fresh memory. With more than this at a time the system provides its pages anew: 485 to 1,525
-# of the 2,352 of a batch of 64 photographs of 224x224, each of which took 66 us of the processor, and 46 by the reader,
-# into memory that is reused.
+# TensorFlow gathers into fresh memory. For more than this at a time the system provides new pages: 485 to 1,525 of the
+# 2,352 of a batch of 64 photographs of 224x224. A photograph then took 66 us of processor time; by the reader, which
+# reuses memory, 46.
 _GATHERED_BYTES = 4 * 1024 * 1024
 # The epoch of an iterator that has not begun.
 _NO_EPOCH = -1
@@ -103,8 +103,8 @@ def _dataset_of(tf: Any, batches: ArrayBatches, next_epoch: Callable[[], int]) -
     TensorFlow, when its first element is taken; TensorFlow keeps it for the life of the process, so it must not refer
     to `batches`."""
     total, workers = len(batches), batches.plan.workers.value
-    # Each batch that is read at once takes memory; more threads than these share the work of a batch.
-    # A dataset's transforms are the caller's code, which is never called concurrently.
+    # Each batch that is read at once takes memory; more threads than this share the work of one batch. A dataset's
+    # transforms are the caller's code, which is never called concurrently.
     read_at_once = 1 if batches.per_sample else min(workers, _MOST_AT_ONCE, total)
     tables = batches.tables() if batches.batch_bytes <= _GATHERED_BYTES else None
     shared = None if tables is None else _shared(tf, tables[0])
@@ -189,12 +189,12 @@ def _gathered(
         return current, rows
 
     def gather(rows: Any) -> Any:
-        # `read_value`, because to gather from the variable itself would first copy all of it.
+        # `read_value`, because gathering from the variable itself would first copy all of it.
         return tuple(tf.gather(table.read_value(), rows) for table in tables)
 
     # `scan` keeps an epoch for each iterator, even with several at the same time.
     blocks = tf.data.Dataset.range(-(-total // _ASKED_TOGETHER)).scan(np.int64(_NO_EPOCH), request)
-    # Of small batches several at a time: the call costs more than the copy.
+    # Several small batches at a time: the call costs more than the copy.
     together = min(_ASKED_TOGETHER, _GATHERED_BYTES // max(1, batches.batch_bytes))
     gathered = blocks.rebatch(size * together).map(gather, num_parallel_calls=read_at_once, deterministic=True)
     made = gathered.rebatch(size, drop_remainder=batches.all_full)
@@ -202,7 +202,7 @@ def _gathered(
 
 
 def _check_dtypes(tf: Any, dtypes: Iterable[np.dtype[Any]]) -> None:
-    """Refuse numbers that TensorFlow does not have, such as those of 16 bytes."""
+    """Refuse dtypes that TensorFlow does not have, such as numbers of 16 bytes."""
     for dtype in dtypes:
         try:
             tf.as_dtype(dtype)

@@ -1,10 +1,9 @@
-"""Fields: what reads the rows of one dataset, and the pure function that chooses how.
+"""Fields, which read the rows of one dataset, and the pure function that chooses the kind of field.
 
 `Mapped` gathers rows from memory, a file's mapping or an array; `Pread` reads rows by position from a file that is
 larger than memory; `Encoded` decodes image files; `Boxes` reads any number of boxes for each row; `Foreign` and
-`Ragged` leave to h5py whatever colabstage would not have written: chunks, filters, other byte orders, rows of any
-length. Fields differ in speed, never in the bytes. Row numbers are checked once, by `resolve_rows`, so that a copy loop
-can trust them.
+`Ragged` leave to h5py what colabstage never writes: chunks, filters, other byte orders, rows of variable length. Fields
+differ in speed, never in the bytes. Row numbers are checked once, by `resolve_rows`; copy loops trust them.
 
 Measured on two cores with a warm file (4,000 rows of 196,608 bytes, 64 at a time, shuffled): one `np.take` out of the
 mapping runs at the speed of memory, h5py at a third of it on contiguous data.
@@ -57,12 +56,12 @@ if TYPE_CHECKING:
 # Targets of B rows: one array `(B, …)`, or a list of B if rows have different shapes.
 TargetBatch = NDArray[Any] | list[NDArray[Any]] | list[dict[str, NDArray[Any]]] | list[str]
 
-# With this fraction of a file in memory, a batch waits for the disk so rarely that nothing else is faster.
+# If this fraction of a file is in memory, a batch waits for the disk so rarely that nothing else is faster.
 _WARM_PART = 0.8
-# Bytes that one thread copies alone and in one piece, in a few milliseconds. To split a batch takes Python's lock more
+# Bytes that one thread copies alone and in one piece, in a few milliseconds. Splitting a batch takes Python's lock more
 # often, and that costs a training step that holds the lock more than the copy itself.
 _ALONE_BYTES = 16 * 1024 * 1024
-# Most bytes that h5py reads at once, in addition to the result.
+# The most bytes that h5py reads at once, in addition to the result.
 _SLICE_BYTES = 64 * 1024 * 1024
 _RAGGED_ROWS = 65_536
 
@@ -85,7 +84,7 @@ class Storage:
     offset: int | None = None
     """Position of the first byte; `None` if the values are not one block of native values."""
     why_foreign: str = ""
-    """Why only HDF5 can read it; empty where `offset` says where its values are."""
+    """Why only HDF5 can read it; empty if `offset` says where the values are."""
     home: Path | None = None
     """The file that stores it, if a link in the opened file leads there."""
 
@@ -115,7 +114,7 @@ class CacheState:
 
     @property
     def fits(self) -> bool:
-        """Return whether memory can hold all of it."""
+        """Return whether all of it fits into memory."""
         return self.nbytes <= spare_memory(self.free_memory_bytes)
 
 
@@ -178,7 +177,7 @@ def read_storage(dataset: Any, name: str, path: Path) -> Storage:
             raise PackFormatError(msg)
     in_place = not (dataset.chunks or dataset.is_virtual)
     written = bool(dataset.id.get_storage_size())
-    # HDF5 would leave memory as it is.
+    # HDF5 would leave the memory uninitialised.
     undefined = properties.fill_value_defined() == h5d.FILL_VALUE_UNDEFINED
     if in_place and not written and dataset.size and undefined:
         msg = f"Nothing has been written to {name} in '{path}', and it has no fill value. Write its rows first."
@@ -206,7 +205,7 @@ def _is_native(dataset: Any) -> bool:
     if not dataset.dtype.isnative:
         return False
     if dataset.dtype.kind in "bc":
-        # h5py stores booleans as an enumeration and complex numbers as a pair, of the size that numpy's have.
+        # h5py stores booleans as an enumeration and complex numbers as a pair, with the size of numpy's.
         return bool(stored.get_size() == dataset.dtype.itemsize)
     return bool(stored.equal(h5t.py_create(dataset.dtype)))
 
@@ -237,7 +236,7 @@ def resolve_rows(indices: Indices, count: int) -> NDArray[np.intp]:
         if rows.dtype == bool:
             msg += " Of a mask take its rows: numpy.flatnonzero(mask)."
         raise TypeError(msg)
-    # Read as unsigned numbers, negative indices exceed any count, so a single comparison covers the usual case.
+    # Viewed as unsigned numbers, negative indices exceed any count, so one comparison covers the usual case.
     if rows.dtype == np.intp and rows.view(np.uintp).max() < count:
         return rows
     low, high = int(rows.min()), int(rows.max())
@@ -294,7 +293,7 @@ class Mapped:
         return self.table.reshape(-1)[start:stop].tobytes()
 
     def read(self, rows: NDArray[np.intp], pool: ThreadPool, out: NDArray[Any] | None = None) -> Any:
-        # Otherwise a write to the file would change pixels in the middle of a batch, unnoticed.
+        # Otherwise a write to the file could change pixels in the middle of a batch, unnoticed.
         self.check()
         assert out is not None
         if out.nbytes == 0:
@@ -314,7 +313,7 @@ class Mapped:
 
 def memory_table(values: NDArray[Any]) -> NDArray[np.uint8]:
     """Return a C-contiguous array of N rows as uint8 `(N, row_bytes)`."""
-    # For a few numbers, math.prod takes a tenth of np.prod's time, in which a small batch is gathered.
+    # For a few numbers, math.prod takes a tenth of np.prod's time, which is as long as gathering a small batch.
     row_bytes = math.prod(values.shape[1:]) * values.itemsize
     return values.reshape(-1).view(np.uint8).reshape(len(values), row_bytes)
 
@@ -421,7 +420,7 @@ class Ragged:
         for start in range(0, len(self._dataset), _RAGGED_ROWS):
             rows = np.arange(start, min(len(self._dataset), start + _RAGGED_ROWS))
             found += (block := self._values(rows))
-            # HDF5 does not tell beforehand how long rows are.
+            # HDF5 does not tell in advance how long rows are.
             held += sum(getattr(one, "nbytes", len(one)) for one in block)
             if held > most_bytes:
                 return False
@@ -440,7 +439,7 @@ class Ragged:
         found = self._values(rows) if every is None else [every[row] for row in rows.tolist()]
         if self._texts:
             return [self._text(row, value) for row, value in zip(rows.tolist(), found, strict=True)]
-        # Those in memory, and a row that was asked for twice, must not be changed by the caller.
+        # The caller must not change those in memory, or a row that was requested twice.
         return found if every is None else [value.copy() for value in found]
 
     def _values(self, rows: NDArray[np.intp]) -> list[Any]:
@@ -469,16 +468,15 @@ class Ragged:
 
 
 def check_offsets(offsets: NDArray[np.int64], count: int, label: str, what: str) -> None:
-    """Raise DamagedPackError unless offsets ascend and stay within the `count` values that they divide; `what` names
-    these."""
+    """Raise DamagedPackError unless offsets ascend and stay within the `count` values (`what`) that they divide."""
     if len(offsets) and (offsets[0] < 0 or offsets[-1] > count or bool((np.diff(offsets) < 0).any())):
         msg = f"The offsets of {label} do not ascend inside its {count:,} {what}. Stage or copy the file again."
         raise DamagedPackError(msg)
 
 
 class Boxes:
-    """Read the boxes of each row, with their labels and other columns. If images are resized when they are read, their
-    boxes move with them: the images' own sizes are read from their headers, and `image` says how they are fitted."""
+    """Read the boxes of each row, with their labels and other columns. If images are resized on reading, their boxes
+    move with them: the images' own sizes are read from their headers, and `image` says how they are fitted."""
 
     def __init__(
         self,
@@ -516,7 +514,7 @@ class Boxes:
             moved, kept = fit_boxes(values[BOXES].astype(np.float64), sizes, self._image.size, self._image.resize)
             values[BOXES] = moved.astype(values[BOXES].dtype)
             values = {name: column[kept] for name, column in values.items()}
-            # Boxes outside the image were dropped, which moves the end of each row.
+            # Boxes outside the image were dropped, which shifts the end of each row.
             ends = np.concatenate([[0], np.cumsum(kept)])[ends]
         starts = np.concatenate([[0], ends[:-1]])
         # Copies, because a view would keep the boxes of the whole batch in memory.
@@ -542,7 +540,7 @@ def read_keys(dataset: Any, rows: NDArray[np.intp] | None) -> list[str]:
 # Encoded fields: image and mask files, decoded when they are read, whole or no further than a crop needs.
 
 
-# Key of kept images in the form that `EncodedRows.read` returns; for images that crops are cut from, the scale factor.
+# Key of images kept in the form that `EncodedRows.read` returns; for images that crops are cut from, the scale factor.
 _FINAL = -1
 
 
@@ -618,7 +616,7 @@ class Encoded:
         return images
 
     def _decode(self, row: int, images: Any, place: int, *, in_array: bool) -> None:
-        """Decode a row into its place of an array, or of a list of arrays."""
+        """Decode a row into its place in an array, or in a list of arrays."""
         data, options = self.read_bytes(row), self._options
         # Large images wait for each other, so that the threads together do not fill memory.
         with self._room.room_for(data):
@@ -639,7 +637,7 @@ class Encoded:
             raise TypeError(msg)
         mode, (height, width) = self._options.color_mode, out.shape[1:3]
         number, kept = self._find_kept()
-        # Converted together: an element of an array, taken singly, is a slow numpy object.
+        # Converted together, because single elements of an array are slow numpy objects.
         numbers, parts = rows.tolist(), [tuple(crop) for crop in crops.tolist()]
 
         def cut(place: int) -> None:
@@ -689,7 +687,7 @@ class Encoded:
         files. Broken rows are left out."""
         lengths = []
         for row in rows:
-            # An estimate can do without a broken row; reading will name it.
+            # An estimate can do without a broken row; reading it will name it.
             with contextlib.suppress(DecodeError):
                 facts = probe_image(self.read_bytes(int(row)))
                 lengths.append(facts.height * facts.width * facts.channels * facts.dtype.itemsize)

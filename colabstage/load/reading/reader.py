@@ -73,10 +73,10 @@ if TYPE_CHECKING:
     from colabstage.images.geometry import MaskOptions
     from colabstage.load.reading.fields import Field, Indices, TargetBatch
 
-# Headers of so many images are read in a moment, and their mean is near enough to plan memory with.
+# Headers of so many images are read in a moment, and their mean is accurate enough to plan memory.
 _PROBED_ROWS = 16
 _PIXELS_A_BYTE = 10
-# Targets of any length are read into memory up to this length: labels of a million samples take some seconds.
+# Targets of variable length are read into memory up to this length: labels of a million samples take some seconds.
 _FEW_BYTES = 32 * 1024 * 1024
 _LEAVE_IN_FILE = "Leave in_memory=False: files on a local disk are read from the system's cache, as far as it goes."
 
@@ -89,25 +89,26 @@ class FieldSource:
 
     info: FieldInfo
     storage: Storage
-    """Of the rows; of the bytes of encoded rows; of the boxes; of rows of any length only their number and dtype."""
+    """The length of the rows; for encoded rows, of their bytes; for boxes, of the boxes. Rows of variable length only
+    have a number and dtype."""
     choice: EngineChoice
     coding: ImageOptions | MaskOptions | None = None
     columns: Mapping[str, tuple[Storage, EngineChoice]] = field(default_factory=dict)
 
     @property
     def of_any_length(self) -> bool:
-        """Return whether rows have any length by HDF5's own means."""
+        """Return whether HDF5 itself stores rows of variable length."""
         return self.info.kind in ("ragged", "texts")
 
     @property
     def nbytes(self) -> int:
-        """Return the length of all rows in memory, encoded ones as stored; an estimate for rows of any length."""
+        """Return the length of all rows in memory, encoded ones as stored; an estimate for rows of variable length."""
         return self.info.nbytes if self.of_any_length else self.storage.nbytes
 
 
 @dataclass(eq=False, repr=False)
 class RowFacts:
-    """What is known of the rows of a split before any is read."""
+    """What is known about the rows of a split before any is read."""
 
     encoded: bool
     """Whether inputs are image files that are decoded when they are read."""
@@ -128,11 +129,11 @@ class RowFacts:
     decodes_targets: bool
     """Whether targets are mask files that are decoded when they are read."""
     whole_reason: str | None
-    """Why images cannot be cropped while they are decoded; `None` if they can, as 8-bit ones of their own sizes."""
+    """Why images cannot be cropped while they are decoded; `None` if they can: 8-bit ones of different sizes."""
     crop_channels: int
     """Number of channels of such crops."""
     reversed_axes: bool
-    """Whether MATLAB wrote the inputs, which shows the last axis as the first."""
+    """Whether MATLAB wrote the inputs, which stores the axes in reverse order."""
 
     @property
     def target_bytes(self) -> int | None:
@@ -175,20 +176,20 @@ class RowFacts:
 
 
 class _OpenFile:
-    """What one process has open of a file. It closes when the last field over it is dropped: unmapping under a reader
+    """One process's open handles of a file. It closes when the last field over it is dropped: unmapping under a reader
     would crash the process."""
 
     def __init__(self, path: Path, stamps: Mapping[Path, FileStamp], open_file: Callable[[Path], Any]) -> None:
-        """Take the `stamps` of this file and of each that its links lead to, as they were described."""
+        """Take the `stamps` of this file, and of each that its links lead to, from when they were described."""
         self._path, self._stamps, self._open_file = path, stamps, open_file
-        # Inputs and targets share them. Closures over the stamps alone, because a cycle would keep files open.
+        # Inputs and targets share them. These closures refer only to the stamps, because a cycle would keep files open.
         self._mapping = cache(lambda home: MappedFile(home, stamps[home]))
         self._handle = cache(lambda home: ReadFile(home, stamps[home], at_random=True))
 
     @cached_property
     def h5(self) -> Any:
         """Return the file as h5py opens it."""
-        # Also those that links lead to, because HDF5 follows them by itself.
+        # Linked files too, because HDF5 follows links by itself.
         for path, stamp in self._stamps.items():
             check_stamp(path, path.stat(), stamp)
         return self._open_file(self._path)
@@ -214,23 +215,23 @@ class _OpenFile:
         return Mapped(memory_table(values), None)
 
     def offsets(self, source: FieldSource) -> NDArray[np.int64]:
-        """Read where each row begins: few numbers, needed for every row."""
+        """Read where each row begins: few numbers, and every row needs them."""
         with reading_contents(self._path):
             return np.asarray(self.h5[f"{source.info.name}/{OFFSETS}"][()], np.int64)
 
     def sequential(self, storage: Storage) -> ReadFile:
-        """Return a handle of its own: the system reads ahead for each handle by how that one is used."""
+        """Return a separate handle: the system adapts its read-ahead to the use of each handle."""
         home = storage.home or self._path
         return ReadFile(home, self._stamps[home], at_random=False)
 
     def resident_part(self, storage: Storage) -> float:
-        """Return which part of a contiguous dataset the system holds in memory, 0 to 1."""
+        """Return which part of a contiguous dataset the system caches in memory, 0 to 1."""
         start = storage.offset or 0
         return resident_part(self._mapping(storage.home or self._path).data[start : start + storage.nbytes])
 
 
 class SplitPart:
-    """The rows of a split that one file has, numbered `[0, N)`."""
+    """The rows of a split in one file, numbered `[0, N)`."""
 
     def __init__(
         self,
@@ -243,19 +244,19 @@ class SplitPart:
         resizer: Resizer,
         allow_external: bool,
     ) -> None:
-        """Look at the file; no sample is read. `number`: which of several parts this is."""
-        # Absolute, because a worker process may be in another folder.
+        """Examine the file; no sample is read. `number`: which of several parts this is."""
+        # Absolute, because a worker process may have another current folder.
         self.path = path.expanduser().absolute()
         self.split, self._resizer = split, resizer
         self._open_h5 = partial(open_h5, allow_external=allow_external, in_part=arrival is not None)
         self._open_file = partial(
             open_fields, fields=fields, allow_external=allow_external, in_part=arrival is not None
         )
-        # When all rows are here, an arrival only changes the order of an epoch.
+        # If all rows are local, an arrival only changes the order of an epoch.
         self._arrival = None if arrival is None or arrival.complete else arrival
         self._stamps: dict[Path, FileStamp] = {}
-        # Before it is opened, so that another one that takes its place meanwhile is refused when it is read. Opening
-        # says what is wrong where there is none.
+        # Taken before the file is opened, so that another file that takes its place meanwhile is refused when it is
+        # read. If it is missing, opening says so.
         with suppress(FileNotFoundError, NotADirectoryError):
             self._stamps[self.path] = FileStamp.of(self.path.stat(), arriving=self._arrival is not None)
         self.slow_mount = slow_reason(mount_of(self.path))
@@ -274,7 +275,7 @@ class SplitPart:
         stored = self._x.nbytes // max(1, len(self))
         self.row_bytes = stored if shape is None else math.prod(shape) * self.facts.row_dtype.itemsize
         self.stored_bytes = self._x.nbytes + (self._y.nbytes if self._y is not None and self._y.of_any_length else 0)
-        # The process that opened them, and fields. Not the file: it closes where no field needs it.
+        # The process that opened them, and fields. Not the file: it closes once no field needs it.
         self._opened: tuple[int, Field, Field | None] | None = None
         # For inputs and targets; shared with the copy in memory, which decodes the same images.
         self.slots = KeptSlot(2 * number), KeptSlot(2 * number + 1)
@@ -308,13 +309,13 @@ class SplitPart:
         storage = read_storage(dataset, name, self.path)
         slow = self.slow_mount
         if storage.home is not None:
-            # The linked file may be replaced as well, so it is looked at as the file itself is.
+            # The linked file may be replaced too, so it is stamped like the file itself.
             self._stamps.setdefault(storage.home, FileStamp.of(storage.home.stat()))
             slow = slow or slow_reason(mount_of(storage.home))
         return storage, choose_engine(storage, slow_mount=slow, path=self.path)
 
     def consider_cache(self, nbytes: int) -> None:
-        """Choose how inputs are read by what the system holds of them; `nbytes` of inputs are read at random."""
+        """Choose how inputs are read by how much of them the system caches; `nbytes` of inputs are read at random."""
         if self._x.choice.name != "mapped":
             return
         if self._arrival is not None:
@@ -327,18 +328,18 @@ class SplitPart:
 
     def warm_up(self, nbytes: int, cancellation: Cancellation) -> None:
         """Load the inputs into the page cache, as `SplitReader.warm_up`; `nbytes` of inputs are read at random."""
-        # Rows that are still to arrive cannot be read beforehand.
+        # Rows that have yet to arrive cannot be read in advance.
         if self.in_memory or self._arrival is not None or self._x.choice.name != "mapped":
             return
         file, storage = self._open_now(), self._x.storage
         state = self._cache_state(file, nbytes)
-        # What does not fit would push itself out of memory while it is read.
+        # Inputs that do not fit would push themselves out of memory while they are read.
         if state.warm or not state.fits:
             return
         for _ in file.sequential(storage).read_through(storage.offset or 0, storage.nbytes):
             cancellation.check()
-        # The system may have dropped the first pages while the last ones were read, as in a container whose cache is
-        # limited. Mapped reads of a cold file would then fetch twenty times what they need.
+        # The system may have dropped the first pages while the last ones were read, as in a container with a limited
+        # cache. Mapped reads of a cold file would then fetch twenty times what they need.
         state = self._cache_state(file, nbytes)
         if not state.warm:
             reason = f"after reading all of it once, only {state.resident_part:.0%} has stayed in memory"
@@ -376,12 +377,12 @@ class SplitPart:
     def _fields(self) -> tuple[int, Field, Field | None]:
         """Return this process's id and fields, opened now if they were not."""
         opened = self._opened
-        # Two threads may both find it closed; one opening is dropped then, and a fork finds no lock that is held.
+        # Two threads may both find it closed, and one opening is then dropped; a fork inherits no held lock.
         if opened is None or opened[0] != os.getpid():
             file = self._open_now()
             x = self._loaded or self._open_field(file, self._x, None)
             if self.in_memory:
-                # Apart from what is open, because forked children share it.
+                # Apart from the open handles, because forked children share it.
                 self._loaded = x
             y = None if self._y is None else self._open_field(file, self._y, x)
             opened = self._opened = os.getpid(), x, y
@@ -392,7 +393,7 @@ class SplitPart:
         return _OpenFile(path, {**self._stamps, path: self._stamps[self.path]}, self._open_file)
 
     def _path_now(self) -> Path:
-        """Return where the file is; one that is being packed gets its final name at the end."""
+        """Return where the file is now; a file that is being packed gets its final name at the end."""
         place = None if self._arrival is None else self._arrival.layout.place
         return self.path if place is None or self.path.exists() else place
 
@@ -432,9 +433,9 @@ class SplitPart:
         )
 
     def estimate_row_bytes(self) -> int:
-        """Estimate the length of an input in memory; from the headers of a few, where each has its own."""
+        """Estimate the length of an input in memory; if lengths differ, from the headers of a few."""
         if self._arrival is not None and self.facts.encoded:
-            # To fetch blocks for an estimate would take long. Photographs as JPEG take a tenth of their pixels.
+            # Fetching blocks for an estimate would take long. JPEG photographs take a tenth of their pixels.
             return self.row_bytes * _PIXELS_A_BYTE
         if not self.facts.encoded or not len(self):
             return self.row_bytes
@@ -454,7 +455,7 @@ class SplitPart:
             msg = f"'{self.path}' keeps no source keys for the split '{self.split}'; files that colabstage packs do."
             raise PackFormatError(msg)
         path = self._path_now()
-        # Keys of another file would name the wrong sources, without an error.
+        # Another file's keys would name the wrong sources, without an error.
         check_stamp(path, path.stat(), self._stamps[self.path])
         with self._open_h5(path) as file, reading_contents(path):
             return read_keys(file[self.info.keys], rows)
@@ -508,7 +509,7 @@ class SplitReader(RowFacts):
         # Before any other call to a mount, because a call to one that hangs would never return.
         require_answer(*((files,) if isinstance(files, str | os.PathLike) else files))
         paths = find_parts(files)
-        # A mapped file has its own handle and the mapping's.
+        # A mapped file has two handles: its own and the mapping's.
         allow_open_files(2 * len(paths))
         self.arrival, self.fields, self.split = arrival, fields, split
         self.allow_external, self.in_memory = allow_external, False
@@ -524,7 +525,7 @@ class SplitReader(RowFacts):
         parts = tuple(make(path, number=number) for number, path in enumerate(having))
         self._input_bytes = sum(part._x.nbytes for part in parts)
         for part in parts:
-            # Parts are read at random together, and share the memory that is free.
+            # Parts are read at random together, and share the free memory.
             part.consider_cache(self._input_bytes)
         self.paths = paths if len(paths) > 1 else (parts[0].path,)
         self.path = self.paths[0]
@@ -544,12 +545,12 @@ class SplitReader(RowFacts):
 
     def _take_over(self, parts: tuple[SplitPart, ...]) -> None:
         self._parts = parts
-        # With one file, row numbers are the file's own: to divide a small batch would take as long as to copy it.
+        # With one file, row numbers are the file's own: dividing a small batch would take as long as copying it.
         self._only = parts[0] if len(parts) == 1 else None
 
     @property
     def engine(self) -> EngineChoice:
-        """Return the engine that reads the inputs, and the reason; for several files, that of most rows."""
+        """Return the engine that reads the inputs, and the reason; for several files, the one that reads most rows."""
         engine = max(self._parts, key=len).engine
         if self._only is not None:
             return engine
@@ -557,7 +558,7 @@ class SplitReader(RowFacts):
 
     @property
     def layout(self) -> UnitLayout | None:
-        """Return the units that rows come in; `None` if all are here, as of any other file."""
+        """Return the units that rows come in; `None` if all are local, as with any other file."""
         return None if self.arrival is None else self.arrival.layout
 
     def estimate_row_bytes(self) -> int:
@@ -668,7 +669,7 @@ class SplitReader(RowFacts):
 
     def _shares(self, rows: NDArray[np.intp]) -> Iterator[tuple[SplitPart, NDArray[np.intp], NDArray[np.intp]]]:
         """Yield for each file with any of `rows` its part, the row numbers in the file, and their places in `rows`."""
-        # One bisection for all rows, because a loop over rows would take longer than to read them.
+        # One bisection for all rows, because a loop would take longer than reading them.
         owners = np.searchsorted(self._ends, rows, side="right")
         for number in np.unique(owners).tolist():
             part, places = self._parts[number], np.flatnonzero(owners == number)
@@ -686,7 +687,7 @@ class SplitReader(RowFacts):
             x.check()
 
     def into_memory(self) -> SplitReader:
-        """Return a reader of the same rows with all inputs read into memory now; this one if they are there already."""
+        """Return a reader of the same rows with all inputs read into memory now; this one if they already are."""
         if self.in_memory:
             return self
         if self.arrival is not None and not self.arrival.complete:
@@ -737,7 +738,7 @@ class SplitReader(RowFacts):
 
 
 def _check_one_set(infos: list[PackInfo], split: str) -> list[Path]:
-    """Return the files that have a split, after a check that they can be read as one."""
+    """Return the files that have a split, after checking that they can be read as one."""
     sets: dict[tuple[str, str, str], PackInfo] = {}
     for info in infos:
         # Files from other tools, and single files, belong to no set.
@@ -763,8 +764,8 @@ def _check_one_set(infos: list[PackInfo], split: str) -> list[Path]:
 def _fitting_array(
     out: NDArray[Any] | None, count: int, row_shape: tuple[int, ...] | None, dtype: np.dtype[Any] | None, what: str
 ) -> NDArray[Any] | None:
-    """Return `out`, or a new array, for so many rows of one shape; `None` if each has its own. A ValueError if `out`
-    does not fit."""
+    """Return `out`, or a new array, for `count` rows of one shape; `None` if shapes differ. ValueError if `out` does
+    not fit."""
     if row_shape is None or dtype is None:
         if out is None:
             return None
@@ -773,7 +774,7 @@ def _fitting_array(
     shape = (count, *row_shape)
     if out is None:
         return empty_array(shape, dtype)
-    # Engines write into it by address, so anything else would be written in the wrong places.
+    # Engines write into it by address, so in anything else values would go to the wrong places.
     if out.shape != shape or out.dtype != dtype or not out.flags.c_contiguous or not out.flags.writeable:
         msg = (
             f"out is {out.shape} {out.dtype}; expected a writable, C-contiguous array of shape {shape} and "
