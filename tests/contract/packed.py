@@ -71,9 +71,9 @@ def _counted(labels: list[Any], classes: list[str]) -> str:
     return ", ".join(f"{classes[label] if classes else label} {counts[label]}" for label in sorted(counts))
 
 
-def found(pattern: str) -> Callable[[Packed], bool]:
-    """Right is a pack of this description, a regular expression."""
-    return lambda packed: re.fullmatch(pattern, packed.found) is not None
+def found(pattern: str, *, note: str = "") -> Callable[[Packed], bool]:
+    """Right is a pack of this description, a regular expression, with a note that names `note`."""
+    return lambda packed: bool(re.fullmatch(pattern, packed.found) and (not note or noted(note)(packed)))
 
 
 def refused(pattern: str, *, but_not: str = "(?!)") -> Callable[[Packed], bool]:

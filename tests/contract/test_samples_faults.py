@@ -305,8 +305,7 @@ TABLES = [
       ]),
     row("a table of splits beside the table that is named", table("file,label", "{i}.jpg,{c}") | {"other.csv": b"file,label\n0.jpg,a\n1.jpg,b\n", "split.csv": b"file,split\n0.jpg,train\n1.jpg,train\n2.jpg,train\n3.jpg,val\n"},
         right=[found("train: cat 2, dog 1; val: dog 1")], layout=table_rows(table="labels.csv")),
-    *(row(f"a number and its word: {name}", files("images/{0..3}.jpg", {"labels.csv": "\n".join([header, *(line.format(i=i, n=numbers[i % 2], c=("cat", "dog")[i % 2]) for i in range(4))])}), right=[
-        lambda packed, right=right, said=said: found(right)(packed) and noted(said)(packed)])
+    *(row(f"a number and its word: {name}", files("images/{0..3}.jpg", {"labels.csv": "\n".join([header, *(line.format(i=i, n=numbers[i % 2], c=("cat", "dog")[i % 2]) for i in range(4))])}), right=[found(right, note=said)])
       for name, header, line, numbers, right, said in [
           ("from 0", "file,label,label_name", "{i}.jpg,{n},{c}", (1, 0), "train: dog 2, cat 2", "in the order of 'label'"),
           ("from 1", "file,class_name,class_id", "{i}.jpg,{c},{n}", (2, 1), "train: dog 2, cat 2", "in the order of 'class_id', which counts from 1"),
