@@ -515,9 +515,14 @@ def publish_pack(
         try:
             # In the background a bar would be drawn into whatever cell runs then.
             progress = Progress() if quietly else call.progress
-            # Without a bar: nobody gave that name.
-            _publish_rows(request.pack_path, place, Progress(call.cancellation))
-            done = publish(place, request.pack_path, name, progress=progress)
+
+            def put() -> PublishReport[Any]:
+                # Without a bar: nobody gave that name.
+                _publish_rows(request.pack_path, place, Progress(call.cancellation))
+                return publish(place, request.pack_path, name, progress=progress)
+
+            # Asked for itself: in the background nobody else sees that a mount hangs.
+            done = place.ask(put)
             step.amount = done.nbytes - done.kept_bytes
             uploading = "; uploading" if done.uploading else ""
             step.note = f"'{place.label}/{name}', read back and verified{uploading}"
@@ -581,7 +586,8 @@ def _publish_rows(pack: Path, place: Place, progress: Progress) -> None:
 
 def discard_rows(place: Place, pack: str, *, every: bool = False) -> None:
     """Remove the records of packs that are no longer in a cache under this name, as far as possible; or `every` one."""
-    with contextlib.suppress(ColabstageError, OSError):
+
+    def discard() -> None:
         (there,) = [None] if every else place.look([pack])
         kept = None if there is None else rows_name(pack, there.manifest)
         for name in place.entries():
@@ -590,3 +596,6 @@ def discard_rows(place: Place, pack: str, *, every: bool = False) -> None:
         # What was being removed, or copied there, when a process was killed has a name that is not looked for again.
         if isinstance(place, FolderPlace):
             sweep_orphans(place.folder, prefix=f"{pack}.", empty=place.on_drive)
+
+    with contextlib.suppress(ColabstageError, OSError):
+        place.ask(discard)
