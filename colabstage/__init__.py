@@ -146,7 +146,7 @@ if not TYPE_CHECKING:
         elif name in _HOMES:
             from importlib import import_module
 
-            whole_imports = import_module("colabstage.io.whole_imports").whole_imports
+            whole_imports = import_module("colabstage.io.packages").whole_imports
             with whole_imports():
                 value = getattr(import_module(f"colabstage.{_HOMES[name]}"), name)
         else:

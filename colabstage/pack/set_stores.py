@@ -32,7 +32,6 @@ from colabstage.io.workspace import disk_use, open_workspace, remove_own
 from colabstage.machine.resources import check_space
 from colabstage.pack.finish import OddBoxes
 from colabstage.pack.job import ReplanError
-from colabstage.sources.buckets import ObjectStore
 from colabstage.sources.parse import is_address
 
 if TYPE_CHECKING:
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
     from colabstage.h5.manifest import Manifest
     from colabstage.pack.execute import PackReport
     from colabstage.pack.job import PackJob
+    from colabstage.sources.buckets import ObjectStore
 
 # A file beside unfinished shards: workers continue as long as it exists. A shared folder is the one thing that all
 # executors' workers have in common, so cancelling works for each of them.
@@ -230,6 +230,8 @@ class RemoteStore:
     @contextlib.contextmanager
     def open(self) -> Iterator[Self]:
         """Yield the store with a connection of its own."""
+        from colabstage.sources.buckets import ObjectStore
+
         with contextlib.closing(ObjectStore(self.url)) as store:
             yield replace(self, _store=store)
 
