@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from colabstage.diagnose.gpu import GpuMonitor
     from colabstage.diagnose.profile import LoaderProfile, profile_loader
     from colabstage.errors import ColabstageError
-    from colabstage.h5.verify import verify_file
+    from colabstage.h5.manifest import verify_file
     from colabstage.load.dataset import dataset_h5
     from colabstage.load.device import CudaDataLoader
     from colabstage.load.frameworks.arrays import to_keras, to_numpy
@@ -115,7 +115,7 @@ _HOMES = {
     "to_keras": "load.frameworks.arrays",
     "to_numpy": "load.frameworks.arrays",
     "to_tf_data": "load.frameworks.tensorflow",
-    "verify_file": "h5.verify",
+    "verify_file": "h5.manifest",
 }
 
 # Modules that are there without an import of their own.

@@ -26,9 +26,8 @@ from colabstage.h5.manifest import (
 )
 from colabstage.h5.parts import PartName, shard_path, shards_beside
 from colabstage.io.files import parse_json
-from colabstage.io.ownership import remove_vouched, whatever_is_there
 from colabstage.io.units import show_address
-from colabstage.io.workspace import disk_use, open_workspace, remove_own
+from colabstage.io.workspace import disk_use, open_workspace, remove_own, remove_vouched, whatever_is_there
 from colabstage.machine.resources import check_space
 from colabstage.pack.finish import OddBoxes
 from colabstage.pack.job import ReplanError

@@ -35,10 +35,17 @@ from colabstage.h5.manifest import (
 )
 from colabstage.h5.parts import PartName, joined_info
 from colabstage.io.files import make_folder
-from colabstage.io.ownership import atomic_path, remove_empty, sweep_orphans
 from colabstage.io.progress import Progress
 from colabstage.io.units import format_bytes
-from colabstage.io.workspace import cut_own, disk_use, is_made_here, open_workspace
+from colabstage.io.workspace import (
+    atomic_path,
+    cut_own,
+    disk_use,
+    is_made_here,
+    open_workspace,
+    remove_empty,
+    sweep_orphans,
+)
 from colabstage.load.partial import open_partial, open_restored
 from colabstage.machine.drive import ask_drives
 from colabstage.machine.mounts import mount_of, slow_reason
