@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from colabstage.diagnose.gpu import GpuMonitor
     from colabstage.diagnose.profile import LoaderProfile, profile_loader
     from colabstage.errors import ColabstageError
-    from colabstage.h5.verify import verify_file
+    from colabstage.h5.manifest import verify_file
     from colabstage.load.dataset import dataset_h5
     from colabstage.load.device import CudaDataLoader
     from colabstage.load.frameworks.arrays import to_keras, to_numpy
@@ -115,7 +115,7 @@ _HOMES = {
     "to_keras": "load.frameworks.arrays",
     "to_numpy": "load.frameworks.arrays",
     "to_tf_data": "load.frameworks.tensorflow",
-    "verify_file": "h5.verify",
+    "verify_file": "h5.manifest",
 }
 
 # Modules that need no import of their own.
@@ -146,7 +146,7 @@ if not TYPE_CHECKING:
         elif name in _HOMES:
             from importlib import import_module
 
-            whole_imports = import_module("colabstage.io.whole_imports").whole_imports
+            whole_imports = import_module("colabstage.io.packages").whole_imports
             with whole_imports():
                 value = getattr(import_module(f"colabstage.{_HOMES[name]}"), name)
         else:

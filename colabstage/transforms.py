@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from colabstage.io.whole_imports import refuse_import, whole_imports
+from colabstage.io.packages import refuse_import, whole_imports
 
 try:
     with whole_imports():

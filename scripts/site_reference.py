@@ -33,7 +33,7 @@ REFERENCE = {
             "colabstage.pack_dataset",
             "colabstage.pack.execute.PackReport",
             "colabstage.verify_file",
-            "colabstage.h5.verify.VerifiedFile",
+            "colabstage.h5.manifest.VerifiedFile",
             "colabstage.io.progress.Progress",
             "colabstage.io.progress.ProgressStep",
             "colabstage.io.progress.Cancellation",

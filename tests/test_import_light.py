@@ -54,7 +54,7 @@ LOADED = {
             "stage.plan": {"numpy"},
             "pack.run": {"numpy"},
             "sources.fetching": {"numpy"},
-            "h5.verify": set[str](),
+            "h5.manifest": set[str](),
             "runs.listing": set[str](),
             "machine.drive": set[str](),
             "notebook.form": set[str](),

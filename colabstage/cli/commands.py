@@ -219,7 +219,7 @@ def verify(file: o.PackFile) -> Output:
       colabstage verify /content/drive/MyDrive/colabstage/kitti-1f2e3d4c.h5
       colabstage verify model.pt --json
     """
-    from colabstage.h5.verify import verify_file
+    from colabstage.h5.manifest import verify_file
 
     found = verify_file(file, progress=shows_progress())
     return Output(found, str(found)) if found.whole else Output(found, "", str(found))

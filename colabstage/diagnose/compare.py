@@ -22,11 +22,10 @@ from colabstage.io.arguments import check_argument
 from colabstage.io.boundary import NOTHING_DONE, public
 from colabstage.io.display import resolve_progress
 from colabstage.io.files import make_folder, read_with_retry
-from colabstage.io.ownership import remove_empty, sweep_orphans
 from colabstage.io.pipeline import DaemonPool, ThreadPool
 from colabstage.io.report import COLOURS, Report, Row, Table
 from colabstage.io.units import format_bytes, format_count, format_duration, format_rate
-from colabstage.io.workspace import remove_own, temp_beside
+from colabstage.io.workspace import remove_empty, remove_own, sweep_orphans, temp_beside
 from colabstage.layouts.table import Images
 from colabstage.load.reading.reader import SplitReader
 from colabstage.machine.mounts import mount_of, require_answer, slow_reason

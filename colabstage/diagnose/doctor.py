@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Self
 
 from colabstage.diagnose.machine_facts import inspect_machine
 from colabstage.errors import OptionError
-from colabstage.io.accelerated import ACCELERATORS
 from colabstage.io.arguments import check_argument
 from colabstage.io.boundary import NOTHING_DONE, public
+from colabstage.io.packages import ACCELERATORS
 from colabstage.io.report import Report, Row, Table
 from colabstage.io.units import format_bytes, format_count, format_duration
 from colabstage.sources.parse import refuse_address

@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from colabstage.diagnose.gpu import open_gpus
 from colabstage.errors import ColabstageError, NotSupportedHereError
-from colabstage.io.accelerated import ACCELERATORS
 from colabstage.io.arguments import whereabouts
-from colabstage.io.packages import installed_version
+from colabstage.io.packages import ACCELERATORS, installed_version
 from colabstage.io.pipeline import in_thread
 from colabstage.io.units import format_duration
 from colabstage.machine.mounts import (

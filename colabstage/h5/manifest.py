@@ -12,13 +12,19 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import os
 import re
 import stat
+import time
 from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from colabstage.errors import NewerFormatError, TargetExistsError
+from colabstage.errors import NewerFormatError, PackFormatError, SourceNotFoundError, TargetExistsError
+from colabstage.io.arguments import check_argument, whereabouts
+from colabstage.io.boundary import NOTHING_DONE, public
+from colabstage.io.display import resolve_progress
 from colabstage.io.files import (
     BLOCK_BYTES,
     block_ranges,
@@ -29,26 +35,27 @@ from colabstage.io.files import (
     read_fields,
     read_json,
 )
-from colabstage.io.ownership import (
+from colabstage.io.packages import installed_version
+from colabstage.io.receipts import Receipt, note_receipt, receipts_of
+from colabstage.io.units import format_bytes, format_count, format_duration, format_rate
+from colabstage.io.workspace import (
     among_others,
     atomic_path,
+    is_abandoned,
+    is_made_here,
+    name_and_owner,
     put_file,
     remove_named,
     remove_vouched,
     sweep_orphans,
     whatever_is_there,
 )
-from colabstage.io.packages import installed_version
-from colabstage.io.receipts import Receipt, note_receipt, receipts_of
-from colabstage.io.units import format_count
-from colabstage.io.workspace import is_abandoned, is_made_here, name_and_owner
 from colabstage.machine.resources import usable_cores
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-    from pathlib import Path
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from colabstage.io.progress import Cancellation
+    from colabstage.io.progress import Cancellation, Progress
 
 MANIFEST_VERSION = 1
 # The kind of receipt that is beside a pack while another takes its place.
@@ -57,6 +64,7 @@ _EXCHANGED = "packs being exchanged"
 _MOST_BLOCK_BYTES = 256 * 1024 * 1024
 # Every manifest begins like this, so one that a full disk cut off is still recognised as ours.
 _BEGINNING = b'{\n "block_bytes": '
+_MOST_RANGES = 20
 _HASH = re.compile("[0-9a-f]{16}")
 # The resolution of file times, in nanoseconds: Windows shares, microseconds, Google Drive, NFS and FAT.
 _TIME_UNITS = (1, 100, 1_000, 1_000_000, 1_000_000_000, 2_000_000_000)
@@ -194,9 +202,17 @@ def manifest_of_pack(
     )
 
 
-def damaged_blocks(file: Path, manifest: Manifest, cancellation: Cancellation | None = None) -> list[int]:
-    """Return the numbers of the blocks whose bytes differ from what was written; blocks are read in parallel."""
-    found = hash_ranges(file, manifest.ranges, threads=usable_cores(), cancellation=cancellation)
+def damaged_blocks(
+    file: Path,
+    manifest: Manifest,
+    cancellation: Cancellation | None = None,
+    advance: Callable[[int], object] = lambda _: None,
+) -> list[int]:
+    """Return the numbers of the blocks whose bytes differ from what was written; blocks are read in parallel.
+
+    `advance` is called, in any thread, with the number of bytes that were compared.
+    """
+    found = hash_ranges(file, manifest.ranges, threads=usable_cores(), cancellation=cancellation, advance=advance)
     return [number for number, digest in enumerate(found) if digest != manifest.hashes[number]]
 
 
@@ -214,16 +230,134 @@ def is_whole(file: Path, manifest: Manifest, cancellation: Cancellation | None =
     return verified(file, manifest, cancellation) is not None
 
 
-def damage_of(file: Path, manifest: Manifest, cancellation: Cancellation | None = None) -> str:
-    """Compare every byte of `file` with its manifest, and say in a clause how they differ; "" if they do not."""
-    size, bad = file.stat().st_size, damaged_blocks(file, manifest, cancellation)
-    wrong = [f"it has {size:,} bytes instead of {manifest.size:,}"] if size != manifest.size else []
-    if bad:
-        wrong.append(
-            f"{len(bad)} of its {format_count(len(manifest.hashes), 'blocks')} differ from what was written, the first "
-            f"at byte {bad[0] * manifest.block_bytes:,}"
+@dataclass(frozen=True, slots=True)
+class VerifiedFile:
+    """The result of `verify_file`."""
+
+    path: Path
+    """The file."""
+    nbytes: int
+    """Length of the file."""
+    expected_bytes: int
+    """Its length according to the manifest."""
+    block_bytes: int
+    """The size of each block except the last."""
+    blocks: int
+    """How many its manifest has, of `block_bytes` each."""
+    damaged: tuple[int, ...]
+    """Numbers of the blocks that differ, from 0."""
+    seconds: float
+    """Seconds that the comparison took."""
+
+    @property
+    def whole(self) -> bool:
+        """Tell whether the file is as it was written."""
+        return self.nbytes == self.expected_bytes and not self.damaged
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as JSON values."""
+        return {
+            "path": str(self.path),
+            "whole": self.whole,
+            "bytes": self.nbytes,
+            "expected_bytes": self.expected_bytes,
+            "block_bytes": self.block_bytes,
+            "blocks": self.blocks,
+            "damaged_blocks": list(self.damaged),
+            "seconds": self.seconds,
+        }
+
+    def __str__(self) -> str:
+        if self.whole:
+            rate = format_rate(self.nbytes, self.seconds, "B")
+            size, took = format_bytes(self.nbytes), format_duration(self.seconds)
+            compared = f"{format_count(self.blocks, 'blocks')} of {size} in all"
+            return f"'{self.path}' is intact: {compared}, each as it was written (compared in {took}, {rate})."
+        return f"{self.damage}. Delete it, then stage, copy or publish it again."
+
+    @property
+    def damage(self) -> str:
+        """Say in a clause how the file differs; "" where it does not."""
+        # Both may apply: a copy that was cut off also ends within a block.
+        faults = []
+        if self.nbytes != self.expected_bytes:
+            faults.append(f"it has {self.nbytes:,} bytes instead of {self.expected_bytes:,}")
+        if self.damaged:
+            size = format_bytes(self.block_bytes)
+            faults.append(
+                f"{len(self.damaged):,} of {self.blocks:,} blocks of {size} are not what was written: "
+                f"{join_ranges(self.damaged)} (the first block is 0)"
+            )
+        return f"'{self.path}' is damaged: {' and '.join(faults)}" if faults else ""
+
+
+@public(reads=("path",), stopped=NOTHING_DONE)
+def verify_file(path: str | os.PathLike[str], *, progress: bool | Progress = True) -> VerifiedFile:
+    """Compare every byte of a file, packed or published, with its manifest.
+
+    >>> verify_file("photos.h5").whole  # doctest: +SKIP
+    True
+
+    Args:
+        path: the file; its manifest has the same name with `.json` added.
+        progress: whether to show the progress; or an object that shows it.
+
+    Returns:
+        Which blocks are damaged, if any.
+
+    Raises:
+        SourceNotFoundError: there is no such file.
+        PackFormatError: it has no manifest, so there is nothing to compare it with.
+        NewerFormatError: a newer colabstage wrote the manifest.
+    """
+    check_argument("path", path, "path")
+    shown, file = resolve_progress(progress), Path(path)
+    if file.is_dir():
+        msg = f"'{path}' is a folder; expected a packed file, for example the .path of a staged dataset."
+        raise PackFormatError(msg)
+    if not file.is_file():
+        msg = f"There is no file '{path}'. {whereabouts(file)}"
+        raise SourceNotFoundError(msg)
+    # Refused before hashing: without a manifest, hours of reading would prove nothing.
+    manifest = read_manifest(file)
+    if manifest is None:
+        msg = (
+            f"'{path}' has no complete manifest '{manifest_path(file).name}' beside it, so nothing says what its bytes "
+            "should be. Packs and published files of colabstage have one."
         )
-    return f"'{file}' is damaged: {' and '.join(wrong)}" if wrong else ""
+        raise PackFormatError(msg)
+    with shown.step(f"verify {file.name}", total=manifest.size, unit="B") as step:
+        return _compare(file, manifest, shown.cancellation, step.advance)
+
+
+def _compare(
+    file: Path,
+    manifest: Manifest,
+    cancellation: Cancellation | None = None,
+    advance: Callable[[int], object] = lambda _: None,
+) -> VerifiedFile:
+    """Compare every byte of a file with its manifest."""
+    began = time.monotonic()
+    damaged = tuple(damaged_blocks(file, manifest, cancellation, advance))
+    seconds, size = time.monotonic() - began, file.stat().st_size
+    return VerifiedFile(file, size, manifest.size, manifest.block_bytes, len(manifest.hashes), damaged, seconds)
+
+
+def damage_of(file: Path, manifest: Manifest, cancellation: Cancellation | None = None) -> str:
+    """Compare every byte of `file` with its manifest, and say in a clause how they differ; "" where they do not."""
+    return _compare(file, manifest, cancellation).damage
+
+
+def join_ranges(numbers: Sequence[int]) -> str:
+    """Write ascending numbers as ranges.
+
+    >>> join_ranges([0, 1, 2, 7])
+    '0-2, 7'
+    """
+    # Damage often covers whole ranges; their ends say more than thousands of numbers.
+    runs = [list(run) for _, run in itertools.groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])]
+    texts = [str(run[0][1]) if len(run) == 1 else f"{run[0][1]}-{run[-1][1]}" for run in runs[:_MOST_RANGES]]
+    return ", ".join(texts) + (", …" if len(runs) > _MOST_RANGES else "")
 
 
 def is_manifest(path: Path) -> bool:

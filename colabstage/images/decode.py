@@ -48,9 +48,8 @@ from colabstage.images.headers import (
     read_jpeg_header,
     segments_before_codes,
 )
-from colabstage.io.accelerated import find_simplejpeg
 from colabstage.io.files import stand_in
-from colabstage.io.whole_imports import whole_imports
+from colabstage.io.packages import find_simplejpeg, whole_imports
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

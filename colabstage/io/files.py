@@ -35,10 +35,9 @@ from colabstage.errors import (
     said_by,
 )
 from colabstage.io.callers_code import is_callers_own
-from colabstage.io.ownership import atomic_path, remove_named
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.progress import SYSTEM_CLOCK
-from colabstage.io.workspace import cut_own, is_own, short_digest
+from colabstage.io.workspace import atomic_path, cut_own, is_own, remove_named, short_digest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -438,7 +437,12 @@ def close_quietly(handle: int) -> None:
 
 
 def hash_ranges(
-    path: Path, ranges: Sequence[tuple[int, int]], *, threads: int, cancellation: Cancellation | None = None
+    path: Path,
+    ranges: Sequence[tuple[int, int]],
+    *,
+    threads: int,
+    cancellation: Cancellation | None = None,
+    advance: Callable[[int], object] = lambda _: None,
 ) -> list[str]:
     """Hash parts of a file, in parallel.
 
@@ -447,6 +451,7 @@ def hash_ranges(
         ranges: `(offset, length)` of each part, in bytes; a part that crosses the end is hashed up to the end.
         threads: how many parts are read at once. xxh3 releases the interpreter lock, so more threads are faster.
         cancellation: checked between parts.
+        advance: called, in any thread, with the length of each part that was hashed.
 
     Returns:
         One 16-digit hash for each part, in the order of `ranges`.
@@ -457,7 +462,9 @@ def hash_ranges(
         def one(part: tuple[int, int]) -> str:
             if cancellation is not None:
                 cancellation.check()
-            return _hash_part(handle, *part)
+            digest = _hash_part(handle, *part)
+            advance(part[1])
+            return digest
 
         # For one part a thread costs more than it gains.
         if len(ranges) < 2 or threads < 2:

@@ -1,11 +1,41 @@
-"""What is installed: the entry points that packages add to colabstage, and their versions."""
+"""Other packages: which are installed, and how they are imported.
+
+Imports run to their end: Ctrl-C and a notebook's stop button are delivered after them. Torch, TensorFlow, and libraries
+that numpy is part of cannot be imported a second time in a process where their first import was cut short: that raises
+strange errors, or crashes the process. A first call imports them, for seconds, inside what looks like work that may be
+stopped.
+
+Some only make work faster: isal and simplejpeg. Where one is missing, as after an installation without dependencies on
+a machine without internet, zlib and Pillow do the same, and a warning says so once. `igzip_lib`, `isal_zlib` and
+`igzip` have the names of isal's modules that colabstage uses.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import signal
 import sys
-from functools import cache, lru_cache
-from importlib.metadata import EntryPoints, PackageNotFoundError, entry_points, version
+import threading
+import warnings
+import zlib
+from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from colabstage.errors import MissingDependencyError, said_by
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from importlib.metadata import EntryPoints
+
+# What each is for, and what does it otherwise.
+ACCELERATORS = {
+    "isal": "archives are unpacked and checked by zlib, at a third of the rate",
+    "simplejpeg": "JPEGs are decoded and encoded by Pillow, at about half the rate",
+}
+_GIVEN_BYTES = 64 * 1024
 
 
 def added_by_packages(group: str) -> EntryPoints:
@@ -17,20 +47,25 @@ def added_by_packages(group: str) -> EntryPoints:
     return _read(group, tuple((folder, _modified_ns(folder)) for folder in sys.path))
 
 
-@cache
+@functools.cache
 def installed_version(package: str) -> str:
     """Return the version of a package as first seen, because modules stay as they were imported; "" if it is missing.
 
     Python parses the package's whole description for it, which takes as long as decoding some images.
     """
+    # Imported here and below: it takes longer than to look at what is staged.
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
         return version(package)
     except PackageNotFoundError:
         return ""
 
 
-@lru_cache(maxsize=8)
+@functools.lru_cache(maxsize=8)
 def _read(group: str, _state: tuple[tuple[str, int], ...]) -> EntryPoints:
+    from importlib.metadata import entry_points
+
     return entry_points(group=group)
 
 
@@ -39,3 +74,140 @@ def _modified_ns(folder: str) -> int:
         return Path(folder).stat().st_mtime_ns
     except OSError:
         return 0
+
+
+@contextlib.contextmanager
+def whole_imports() -> Iterator[None]:
+    """Deliver an interrupt that comes during the block, which only imports, at its end.
+
+    Interrupts reach the main thread alone, and only where Python handles them; elsewhere this does nothing.
+    """
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield
+        return
+    came: list[Any] = []
+    try:
+        signal.signal(signal.SIGINT, lambda *details: came.append(details))
+    except ValueError:  # in an interpreter within an interpreter
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if came:
+            handler(*came[-1])
+
+
+def refuse_import(package: str, user: str, error: ImportError) -> NoReturn:
+    """Say what to do about a package that cannot be imported, and that something needs, as "make_loader needs"."""
+    msg = f"{user} {package}. Install it with: pip install {package}"
+    # What is installed is not installed again by that.
+    if _is_installed(package):
+        msg = (
+            f"{user} {package}, which is installed and cannot be imported: {said_by(error)}. If its import was stopped "
+            "before, in this session, restart the runtime (the process), and run this again."
+        )
+    raise MissingDependencyError(msg) from error
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return find_spec(package) is not None
+    except (ImportError, ValueError):  # what stands in its place is no module that can be loaded
+        return False
+
+
+@functools.cache
+def tell_missing(package: str) -> None:
+    """Warn that a package is missing; once, and not in each worker process."""
+    import multiprocessing
+
+    if multiprocessing.parent_process() is None:
+        msg = f"{package} is not installed, so {ACCELERATORS[package]}. For full speed: pip install {package}"
+        warnings.warn(msg, UserWarning, stacklevel=3)
+
+
+@functools.cache
+def find_simplejpeg() -> Any:
+    """Return the module; `None` where it is not installed."""
+    try:
+        import simplejpeg
+    except ImportError:
+        tell_missing("simplejpeg")
+        return None
+    return simplejpeg
+
+
+class _Inflater:
+    """`isal.igzip_lib.IgzipDecompressor` of raw deflate, by zlib."""
+
+    def __init__(self, flag: int = 0) -> None:
+        self._inflater, self._left, self._full = zlib.decompressobj(-zlib.MAX_WBITS), memoryview(b""), False
+
+    @property
+    def eof(self) -> bool:
+        return self._inflater.eof
+
+    @property
+    def needs_input(self) -> bool:
+        # After a full piece zlib may hold more of what it has read already.
+        return not (self._left or self._full or self.eof)
+
+    def decompress(self, data: bytes, max_length: int = -1) -> bytes:
+        """Return up to `max_length` bytes, or all that there are in what was given so far."""
+        if data:
+            self._left = memoryview(bytes(self._left) + data if self._left else data)
+        pieces: list[bytes] = []
+        room = max_length
+        while room and not self.eof:
+            # A little at a time: zlib copies what it leaves.
+            given = self._left[:_GIVEN_BYTES]
+            piece = self._inflater.decompress(given, max(0, room))
+            self._left = self._left[len(given) - len(self._inflater.unconsumed_tail) :]
+            pieces.append(piece)
+            room -= len(piece) if room > 0 else 0
+            if not self._left and (room < 0 or len(piece) < max_length):
+                break
+        self._full = not room
+        return b"".join(pieces)
+
+
+def _by_zlib() -> tuple[Any, Any, Any]:
+    """Return what stands in for isal's modules."""
+    import gzip
+
+    def inflate(data: bytes, _flag: int = 0, _hist_bits: int = 15, bufsize: int = 16384) -> bytes:
+        tell_missing("isal")
+        return zlib.decompress(data, -zlib.MAX_WBITS, bufsize)
+
+    def decompress(data: bytes, wbits: int = 15, bufsize: int = 16384) -> bytes:
+        tell_missing("isal")
+        return zlib.decompress(data, wbits, bufsize)
+
+    def inflater(flag: int = 0) -> _Inflater:
+        tell_missing("isal")
+        return _Inflater(flag)
+
+    def gzip_file(fileobj: Any) -> gzip.GzipFile:
+        tell_missing("isal")
+        return gzip.GzipFile(fileobj=fileobj, mode="rb")
+
+    lib = SimpleNamespace(
+        DECOMP_DEFLATE=0, IgzipDecompressor=inflater, decompress=inflate, IsalError=zlib.error, error=zlib.error
+    )
+    return (
+        lib,
+        SimpleNamespace(crc32=zlib.crc32, decompress=decompress, IsalError=zlib.error, error=zlib.error),
+        SimpleNamespace(IGzipFile=gzip_file, igzip_lib=lib),
+    )
+
+
+igzip_lib: Any
+isal_zlib: Any
+igzip: Any
+try:
+    from isal import igzip, igzip_lib, isal_zlib
+except ImportError:
+    igzip_lib, isal_zlib, igzip = _by_zlib()

@@ -159,17 +159,21 @@ class _Run(Generic[T]):
         with self._lock:
             while self._used < len(self._items) and self._error is None:
                 self._clock.wait(self._end, _LOOK_S)
-                cancellation.check()
-                silent_s = self._clock.now() - self._last_sign
-                if silent_s > self._limits.stall_timeout_s:
-                    msg = (
-                        f"Nothing could be read for {silent_s:.0f} seconds ({self._used} of {len(self._items)} done). "
-                        "The source hangs. Run this cell once more: finished work is kept. If it is Google Drive, end "
-                        "its client before (!pkill -9 -x drive) and call mount_drive()."
-                    )
-                    raise SourceReadError(msg)
+                self._check(cancellation)
             if self._error is not None:
                 raise self._error
+
+    def _check(self, cancellation: Cancellation) -> None:
+        """Raise for the thread that runs the pipeline what ends its waiting."""
+        cancellation.check()
+        silent_s = self._clock.now() - self._last_sign
+        if silent_s > self._limits.stall_timeout_s:
+            msg = (
+                f"Nothing could be read for {silent_s:.0f} seconds ({self._used} of {len(self._items)} done). The "
+                "source hangs. Run this cell once more: finished work is kept. If it is Google Drive, end its client "
+                "before (!pkill -9 -x drive) and call mount_drive()."
+            )
+            raise SourceReadError(msg)
 
     def stop(self) -> None:
         """Make every thread end, and wait for those that can."""
@@ -205,7 +209,7 @@ class _Run(Generic[T]):
                 self._halt()
 
     def _fetch(self, cancellation: Cancellation | None = None) -> None:
-        while (item := self._take()) is not None:
+        while (item := self._take(cancellation)) is not None:
             if cancellation is not None:
                 cancellation.check()
             began = self._clock.now()
@@ -228,7 +232,7 @@ class _Run(Generic[T]):
                 self._spawn_reader()
         return item, data
 
-    def _take(self) -> int | None:
+    def _take(self, cancellation: Cancellation | None) -> int | None:
         """Return the next item, once the budget allows it; `None` when there are no more."""
         with self._lock:
             while not self._stopping and self._taken < len(self._items):
@@ -238,6 +242,8 @@ class _Run(Generic[T]):
                     self._room.notify()
                     return item
                 self._clock.wait(self._room, _LOOK_S)
+                if cancellation is not None:
+                    self._check(cancellation)
             return None
 
     def _claim(self) -> int | None:

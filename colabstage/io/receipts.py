@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from colabstage.errors import TargetExistsError
 from colabstage.io.files import BLOCK_BYTES, Record, block_ranges, hash_ranges, read_fields, read_json
-from colabstage.io.ownership import among_others, exchange, remove_named, sync_file
 from colabstage.io.units import listed
 from colabstage.io.workspace import (
     ANNOUNCED_SUFFIX,
@@ -31,16 +30,20 @@ from colabstage.io.workspace import (
     EARLIER_INVENTORY,
     RECEIPT,
     RECORD_SUFFIX,
+    among_others,
     check_own,
     current_world,
+    exchange,
     find_owned,
     is_abandoned,
     is_made_here,
     owned_beside,
     owned_name,
     owner_token,
+    remove_named,
     remove_own,
     rename_own,
+    sync_file,
 )
 
 if TYPE_CHECKING:

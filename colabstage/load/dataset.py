@@ -12,10 +12,10 @@ from colabstage.errors import OptionError, PackFormatError
 from colabstage.h5.info import NamedFields
 from colabstage.io.arguments import check_argument
 from colabstage.io.boundary import public
+from colabstage.io.packages import refuse_import
 from colabstage.io.pipeline import ThreadPool
 from colabstage.io.report import Report, facts
 from colabstage.io.units import format_bytes
-from colabstage.io.whole_imports import refuse_import
 from colabstage.load.reading.reader import SplitReader
 
 try:

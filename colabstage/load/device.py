@@ -35,8 +35,8 @@ import numpy as np
 from colabstage.errors import OptionError
 from colabstage.io.arguments import refuse_argument, whole_number
 from colabstage.io.boundary import public_class
+from colabstage.io.packages import refuse_import
 from colabstage.io.progress import Demand
-from colabstage.io.whole_imports import refuse_import
 from colabstage.load.ahead import Ahead, Iterated, Iteration
 from colabstage.load.batch import Batcher, is_image_shape, target_array
 

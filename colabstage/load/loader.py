@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 import numpy as np
 
 from colabstage.errors import OptionError
-from colabstage.io.whole_imports import refuse_import
+from colabstage.io.packages import refuse_import
 
 try:
     import torch

@@ -14,10 +14,9 @@ from colabstage.h5.arrival import HandedOut, Readiness, UnitLayout
 from colabstage.h5.manifest import Manifest, read_manifest
 from colabstage.h5.parts import check_files
 from colabstage.io.files import BLOCK_BYTES, make_folder, write_json
-from colabstage.io.ownership import remove_vouched
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.units import format_bytes, parse_bytes
-from colabstage.io.workspace import short_digest
+from colabstage.io.workspace import remove_vouched, short_digest
 from colabstage.load.epoch import RowOrder, digest_of, random_fractions, spread_order, stable_order
 from colabstage.sources.blocks import is_part
 from colabstage.sources.in_part import BlockwiseFile, FileOfSet, FileSet, WholeFile

@@ -47,9 +47,9 @@ from colabstage.errors import (
 )
 from colabstage.io.boundary import public
 from colabstage.io.environment import DRIVE_VARIABLE
-from colabstage.io.ownership import remove_empty
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.units import format_duration, listed
+from colabstage.io.workspace import remove_empty
 from colabstage.machine.drive_errors import WITHOUT_DRIVE, drive_log_size, flush_error, mount_error
 from colabstage.machine.mounts import (
     DEFAULT_MOUNTPOINT,

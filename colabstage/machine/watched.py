@@ -70,9 +70,9 @@ def watch(work: Callable[[InCaller], T], slow: Sequence[str | os.PathLike[str]])
             if silence is not None and not errand.serve(_DIES_S):
                 errand.interrupt(_stopped_by(silence))
                 raise silence
-    except KeyboardInterrupt:
-        # The interrupt reaches this thread only; the work is in the other one.
-        errand.interrupt(KeyboardInterrupt)
+    except (KeyboardInterrupt, CancelledError) as error:
+        # What interrupts this thread reaches no other one, and the work is in one.
+        errand.interrupt(type(error))
         wait((errand.future,), _CLEAR_UP_S)
         raise
     return errand.future.result()

@@ -23,12 +23,11 @@ from colabstage.h5.manifest import (
 from colabstage.h5.schema import FORMAT_VERSION, RESIZER_ATTRIBUTE, SHARD_SET_ATTRIBUTE, create_pack, reserved_offsets
 from colabstage.images.decode import most_decoding_threads
 from colabstage.io.files import typed_write_errors
-from colabstage.io.ownership import whatever_is_there
 from colabstage.io.packages import installed_version
 from colabstage.io.pipeline import PipelineLimits
 from colabstage.io.report import Report
 from colabstage.io.units import counted, format_bytes, format_count, format_duration, format_rate
-from colabstage.io.workspace import disk_use, find_orphans, link_own, open_workspace, remove_own
+from colabstage.io.workspace import disk_use, find_orphans, link_own, open_workspace, remove_own, whatever_is_there
 from colabstage.layouts.formats.masks import compare_with_all
 from colabstage.layouts.table import Boxes, Images, Masks, Values
 from colabstage.machine.resources import check_space, free_space, release_freed_memory, usable_cores

@@ -34,8 +34,8 @@ from colabstage.h5.schema import (
 from colabstage.h5.untrusted import open_with_any_locking
 from colabstage.images.geometry import ImageOptions, fit_boxes
 from colabstage.io.files import TargetFile, block_ranges, pread_exactly, typed_write_errors
-from colabstage.io.ownership import whatever_is_there
 from colabstage.io.units import counted
+from colabstage.io.workspace import whatever_is_there
 from colabstage.layouts.evidence import take_targets
 from colabstage.layouts.table import Boxes, UnreadBoxes
 from colabstage.machine.resources import check_space

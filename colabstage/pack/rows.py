@@ -26,10 +26,9 @@ from colabstage.h5.schema import BYTES, OFFSETS
 from colabstage.h5.untrusted import open_with_any_locking
 from colabstage.images.decode import LOSSES
 from colabstage.io.files import TargetFile, file_state, hash_block, pread_exactly
-from colabstage.io.ownership import put_file, remove_vouched
 from colabstage.io.packages import installed_version
 from colabstage.io.units import format_count
-from colabstage.io.workspace import is_made_here
+from colabstage.io.workspace import is_made_here, put_file, remove_vouched
 from colabstage.layouts.table import Arrays, Boxes, Images, Masks, TreeFiles
 from colabstage.pack.finish import copy_runs
 from colabstage.pack.job import Prepared, target_source

@@ -37,8 +37,8 @@ from colabstage.io.arguments import read_options, refuse_argument
 from colabstage.io.boundary import GOES_ON, public
 from colabstage.io.display import resolve_progress
 from colabstage.io.files import local_lock, lock_for, make_folder
-from colabstage.io.ownership import sweep_orphans
 from colabstage.io.units import show_address
+from colabstage.io.workspace import sweep_orphans
 from colabstage.layouts.table import Boxes, UnreadBoxes, Values
 from colabstage.machine.mounts import place_in, require_answer, required_to_stay, run_watched, run_watched_for_caller
 from colabstage.pack.execute import PackRun, space_for

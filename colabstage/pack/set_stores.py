@@ -26,13 +26,11 @@ from colabstage.h5.manifest import (
 )
 from colabstage.h5.parts import PartName, shard_path, shards_beside
 from colabstage.io.files import parse_json
-from colabstage.io.ownership import remove_vouched, whatever_is_there
 from colabstage.io.units import show_address
-from colabstage.io.workspace import disk_use, open_workspace, remove_own
+from colabstage.io.workspace import disk_use, open_workspace, remove_own, remove_vouched, whatever_is_there
 from colabstage.machine.resources import check_space
 from colabstage.pack.finish import OddBoxes
 from colabstage.pack.job import ReplanError
-from colabstage.sources.buckets import ObjectStore
 from colabstage.sources.parse import is_address
 
 if TYPE_CHECKING:
@@ -41,6 +39,7 @@ if TYPE_CHECKING:
     from colabstage.h5.manifest import Manifest
     from colabstage.pack.execute import PackReport
     from colabstage.pack.job import PackJob
+    from colabstage.sources.buckets import ObjectStore
 
 # A file beside unfinished shards: workers continue while it exists. A shared folder is the one thing that all
 # executors' workers have in common, so cancelling works with any executor.
@@ -229,6 +228,8 @@ class RemoteStore:
     @contextlib.contextmanager
     def open(self) -> Iterator[Self]:
         """Yield the store with a connection of its own."""
+        from colabstage.sources.buckets import ObjectStore
+
         with contextlib.closing(ObjectStore(self.url)) as store:
             yield replace(self, _store=store)
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import io
-import multiprocessing
 import pickle
 import tempfile
 import time
 import traceback
-from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, Future, wait
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial, reduce
@@ -58,7 +57,7 @@ from colabstage.pack.writer import check_share, sample_stamp
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-    from concurrent.futures import Executor
+    from concurrent.futures import Executor, ProcessPoolExecutor
     from typing import Self
 
     from numpy.typing import NDArray
@@ -545,7 +544,11 @@ def run_tasks(
             size = getattr(executor, "_max_workers", None) or usable_cores()
             if own is not None:
                 own.shutdown(wait=False, cancel_futures=True)
-            # With spawned processes, because forking a process that has threads may hang the child.
+            # Imported where a pool has broken: few calls have one.
+            import multiprocessing
+            from concurrent.futures import ProcessPoolExecutor
+
+            # With spawned processes, since forking a process that has threads may hang the child.
             executor = own = ProcessPoolExecutor(size, mp_context=multiprocessing.get_context("spawn"))
             future = executor.submit(function, tasks[number])
         pending[future] = number

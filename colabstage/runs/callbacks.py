@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from colabstage.errors import OptionError
-from colabstage.io.whole_imports import refuse_import
+from colabstage.io.packages import refuse_import
 from colabstage.runs.listing import PLACES
 
 try:

@@ -25,10 +25,10 @@ from colabstage.io.arguments import check_argument, whole_number
 from colabstage.io.boundary import public, typed_errors
 from colabstage.io.display import resolve_progress
 from colabstage.io.files import make_folder
+from colabstage.io.packages import refuse_import
 from colabstage.io.progress import SYSTEM_CLOCK, Progress
 from colabstage.io.report import Report, facts, in_notebook
 from colabstage.io.units import format_bytes, format_duration
-from colabstage.io.whole_imports import refuse_import
 from colabstage.io.workspace import open_spool, remove_own
 from colabstage.machine.mounts import require_drive
 from colabstage.machine.watched import run_with_one_remount

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from colabstage.errors import DriveError, DriveNotMountedError, said_by
 from colabstage.io.boundary import typed_errors
 from colabstage.io.files import typed_write_errors
+from colabstage.io.packages import refuse_import
 from colabstage.io.progress import Progress
 from colabstage.io.units import format_duration
-from colabstage.io.whole_imports import refuse_import
 from colabstage.io.workspace import remove_own
 from colabstage.machine.mounts import drive_root, remount_words
 from colabstage.runs.versions import Version, list_versions, superseded

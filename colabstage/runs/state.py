@@ -16,8 +16,8 @@ import numpy as np
 from colabstage.errors import OptionError, said_by
 from colabstage.h5.manifest import read_manifest
 from colabstage.io.arguments import refuse_argument
+from colabstage.io.packages import refuse_import
 from colabstage.io.units import listed
-from colabstage.io.whole_imports import refuse_import
 from colabstage.io.workspace import short_digest
 from colabstage.load.loader import OtherOrderError
 

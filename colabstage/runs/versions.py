@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from colabstage.h5.manifest import manifest_path
-from colabstage.io.ownership import sweep_orphans
+from colabstage.io.workspace import sweep_orphans
 from colabstage.machine.mounts import drive_root
 
 if TYPE_CHECKING:

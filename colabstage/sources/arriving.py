@@ -38,10 +38,19 @@ from colabstage.io.files import (
     pwrite_exactly,
     typed_write_errors,
 )
-from colabstage.io.ownership import put_file, sweep_orphans, whatever_is_there
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.progress import SYSTEM_CLOCK
-from colabstage.io.workspace import cut_own, find_orphans, leave_for_next, remove_own, take_orphan, temp_beside
+from colabstage.io.workspace import (
+    cut_own,
+    find_orphans,
+    leave_for_next,
+    put_file,
+    remove_own,
+    sweep_orphans,
+    take_orphan,
+    temp_beside,
+    whatever_is_there,
+)
 from colabstage.sources.blocks import UNPROVED, WHOLE, Blocks, Layout, count_noted
 from colabstage.sources.fetcher import Fetcher, Remotes, prove_rest
 from colabstage.sources.order import RangeOrder

@@ -14,11 +14,10 @@ from colabstage.io.arguments import check_zip_encoding, read_only
 from colabstage.io.boundary import GOES_ON, public
 from colabstage.io.display import resolve_progress
 from colabstage.io.files import hash_block, make_folder
-from colabstage.io.ownership import sweep_orphans
 from colabstage.io.pipeline import PipelineLimits
 from colabstage.io.receipts import Receipt, look_at, sweep_receipts
 from colabstage.io.units import format_bytes, format_count, format_duration, format_rate
-from colabstage.io.workspace import disk_use, find_orphans, open_spool, put_back, temp_beside
+from colabstage.io.workspace import disk_use, find_orphans, open_spool, put_back, sweep_orphans, temp_beside
 from colabstage.machine.mounts import drive_root, place_in, required_to_stay
 from colabstage.machine.resources import check_space, usable_cores
 from colabstage.machine.watched import run_with_one_remount

@@ -15,7 +15,6 @@ from urllib.parse import urlsplit
 
 from colabstage.errors import ChecksumMismatchError, OptionError
 from colabstage.io.files import PATIENT, Closing, read_json, write_json
-from colabstage.io.ownership import sweep_orphans
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.progress import LateStep
 from colabstage.io.units import format_count
@@ -25,6 +24,7 @@ from colabstage.io.workspace import (
     leave_for_next,
     remove_own,
     short_digest,
+    sweep_orphans,
     take_orphan,
     temp_beside,
 )

@@ -35,10 +35,17 @@ from colabstage.h5.manifest import (
 )
 from colabstage.h5.parts import PartName, joined_info
 from colabstage.io.files import make_folder
-from colabstage.io.ownership import atomic_path, remove_empty, sweep_orphans
 from colabstage.io.progress import Progress
 from colabstage.io.units import format_bytes
-from colabstage.io.workspace import cut_own, disk_use, is_made_here, open_workspace
+from colabstage.io.workspace import (
+    atomic_path,
+    cut_own,
+    disk_use,
+    is_made_here,
+    open_workspace,
+    remove_empty,
+    sweep_orphans,
+)
 from colabstage.load.partial import open_partial, open_restored
 from colabstage.machine.drive import ask_drives
 from colabstage.machine.mounts import mount_of, slow_reason
@@ -514,9 +521,14 @@ def publish_pack(
         try:
             # In the background, a bar would appear in whatever cell runs then.
             progress = Progress() if quietly else call.progress
-            # Without a bar, because the user does not know this name.
-            _publish_rows(request.pack_path, place, Progress(call.cancellation))
-            done = publish(place, request.pack_path, name, progress=progress)
+
+            def put() -> PublishReport[Any]:
+                # Without a bar: nobody gave that name.
+                _publish_rows(request.pack_path, place, Progress(call.cancellation))
+                return publish(place, request.pack_path, name, progress=progress)
+
+            # Asked for itself: in the background nobody else sees that a mount hangs.
+            done = place.ask(put)
             step.amount = done.nbytes - done.kept_bytes
             uploading = "; uploading" if done.uploading else ""
             step.note = f"'{place.label}/{name}', read back and verified{uploading}"
@@ -579,8 +591,9 @@ def _publish_rows(pack: Path, place: Place, progress: Progress) -> None:
 
 
 def discard_rows(place: Place, pack: str, *, every: bool = False) -> None:
-    """Remove the row records of packs that a cache no longer has by this name, if possible; or `every` one."""
-    with contextlib.suppress(ColabstageError, OSError):
+    """Remove the records of packs that are no longer in a cache under this name, as far as possible; or `every` one."""
+
+    def discard() -> None:
         (there,) = [None] if every else place.look([pack])
         kept = None if there is None else rows_name(pack, there.manifest)
         for name in place.entries():
@@ -589,3 +602,6 @@ def discard_rows(place: Place, pack: str, *, every: bool = False) -> None:
         # A killed process leaves what it was removing or copying under a name that nobody looks for.
         if isinstance(place, FolderPlace):
             sweep_orphans(place.folder, prefix=f"{pack}.", empty=place.on_drive)
+
+    with contextlib.suppress(ColabstageError, OSError):
+        place.ask(discard)

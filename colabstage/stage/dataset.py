@@ -11,9 +11,9 @@ from colabstage.errors import CancelledError, NotStagedError, OptionError, ended
 from colabstage.h5.arrival import Readiness
 from colabstage.io.boundary import public
 from colabstage.io.environment import logger_of
+from colabstage.io.packages import whole_imports
 from colabstage.io.report import Report, Row, Table, facts
 from colabstage.io.units import NAMES_SHOWN, format_bytes, format_count, format_duration, format_names, format_rate
-from colabstage.io.whole_imports import whole_imports
 from colabstage.load.plan import ARRAY_REMEDIES, TORCH_REMEDIES, ArrayOptions, LoaderOptions
 
 if TYPE_CHECKING:

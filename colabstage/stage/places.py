@@ -46,19 +46,24 @@ from colabstage.io.files import (
     parse_json,
     typed_write_errors,
 )
-from colabstage.io.ownership import among_others, atomic_path, move_vouched, put_file, remove_vouched, sync_file
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.io.units import show_address
 from colabstage.io.workspace import (
+    among_others,
+    atomic_path,
     disk_use,
     find_owned,
     is_made_here,
     is_own,
     is_worked_in,
+    move_vouched,
     open_workspace,
+    put_file,
+    remove_vouched,
     shortened,
     sweep_temporaries,
+    sync_file,
     take_orphan,
     temp_beside,
 )

@@ -29,8 +29,8 @@ from colabstage.io.arguments import whereabouts
 from colabstage.io.boundary import GOES_ON, public
 from colabstage.io.display import resolve_progress
 from colabstage.io.files import file_state, make_folder
-from colabstage.io.ownership import atomic_path, sweep_orphans
 from colabstage.io.units import format_bytes, format_duration, format_rate, show_address
+from colabstage.io.workspace import atomic_path, sweep_orphans
 from colabstage.machine.drive_attributes import wait_uploaded as wait_until_uploaded
 from colabstage.machine.mounts import drive_root, place_in, required_to_stay
 from colabstage.machine.resources import check_space

@@ -19,11 +19,10 @@ from colabstage.h5.parts import PartName, shard_pattern
 from colabstage.io.arguments import refuse_argument
 from colabstage.io.boundary import public
 from colabstage.io.files import clear_lock, local_lock, read_json
-from colabstage.io.ownership import remove_vouched, sweep_orphans
 from colabstage.io.receipts import look_at
 from colabstage.io.report import Report, ResultList, Row, Table
 from colabstage.io.units import format_bytes, format_count, format_duration
-from colabstage.io.workspace import disk_use, is_made_here, is_our_name, last_touched
+from colabstage.io.workspace import disk_use, is_made_here, is_our_name, last_touched, remove_vouched, sweep_orphans
 from colabstage.load.partial import PART_RECORD, PARTS
 from colabstage.machine.mounts import require_answer, run_watched
 from colabstage.pack.rows import is_rows, is_rows_name

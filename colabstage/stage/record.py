@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from colabstage.errors import CancelledError, ColabstageError, NewerFormatError
 from colabstage.h5.manifest import damage_of, is_manifest, is_replaceable_pack, manifest_path, read_manifest
 from colabstage.io.files import read_fields, read_json, write_json
-from colabstage.io.ownership import move_vouched
 from colabstage.io.receipts import Receipt, Seal, file_seal, look_at
+from colabstage.io.workspace import move_vouched
 from colabstage.sources.identity import SourceIdentity, compare_states
 from colabstage.sources.parse import ObjectSource
 from colabstage.stage.request import RECORD_NAME

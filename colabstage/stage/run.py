@@ -19,11 +19,10 @@ from colabstage.h5.manifest import check_replaceable_pack, sweep_exchanges
 from colabstage.io.boundary import GOES_ON, public, typed_errors
 from colabstage.io.display import resolve_progress
 from colabstage.io.files import check_own_folder, clear_lock, local_lock, make_folder, make_own_folder, tag_cache_folder
-from colabstage.io.ownership import remove_empty, sweep_orphans
 from colabstage.io.pipeline import in_thread
 from colabstage.io.receipts import check_replaceable, sweep_receipts
 from colabstage.io.units import format_bytes, format_count
-from colabstage.io.workspace import find_orphans, open_spool, put_back
+from colabstage.io.workspace import find_orphans, open_spool, put_back, remove_empty, sweep_orphans
 from colabstage.machine.mounts import required_to_stay, run_watched
 from colabstage.machine.resources import check_space, free_space
 from colabstage.machine.watched import run_with_one_remount

@@ -212,12 +212,13 @@ def _publishing(place: Place) -> Iterator[Callable[[Path], None]]:
 
     The end waits for the last shard; after an error it stops it, because the folder is about to be renamed.
     """
+    # That thread is waited for without a deadline: it asks the place, which has one.
     stop, last = Cancellation(), Future[None]()
     last.set_result(None)
 
     def publish_and_drop(file: Path) -> None:
-        # Without a bar of its own, which would be drawn into that of packing.
-        publish(place, file, file.name, keep_previous=False, progress=Progress(stop))
+        # Not a bar of its own: it would be drawn into that of packing.
+        place.ask(lambda: publish(place, file, file.name, keep_previous=False, progress=Progress(stop)))
         remove_own(file)
         remove_own(manifest_path(file))
 

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 from colabstage.errors import CancelledError, NotStagedError, WorkersLostError, said_by
 from colabstage.h5.info import read_info
 from colabstage.io.display import resolve_progress
+from colabstage.io.packages import whole_imports
 from colabstage.io.progress import SYSTEM_CLOCK, Progress
 from colabstage.io.units import format_duration, format_rate
-from colabstage.io.whole_imports import whole_imports
 from colabstage.load.partial import UnitOrder, even_window, open_whole
 from colabstage.pack.arrival import PackStream
 from colabstage.stage.dataset import StagedDataset

@@ -86,7 +86,7 @@ def _unpacker(packed: IO[bytes], compression: Compression) -> tuple[IO[bytes], t
     damage: tuple[type[Exception], ...] = (EOFError, OSError, ValueError)
     if compression == "gz":
         # ISA-L's reader in place of Python's, which is slower: all of a compressed tar comes through it.
-        from colabstage.io.accelerated import igzip
+        from colabstage.io.packages import igzip
 
         return igzip.IGzipFile(fileobj=packed), (*damage, igzip.igzip_lib.IsalError)
     if compression == "bz2":

@@ -28,8 +28,8 @@ from colabstage.errors import (
     NotEnoughSpaceError,
     UnsafeArchiveError,
 )
-from colabstage.io.accelerated import isal_zlib
 from colabstage.io.files import block_ranges, make_folder
+from colabstage.io.packages import isal_zlib
 from colabstage.io.progress import Cancellation
 from colabstage.io.workspace import remove_own, temp_beside
 from colabstage.trees.bytes import HEAD_BYTES, PIECE_BYTES, LocalBytes, kind_by_magic, owners_bytes

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from colabstage.errors import ColabstageError, CorruptArchiveError, MissingDependencyError
-from colabstage.io.accelerated import igzip_lib, isal_zlib
+from colabstage.io.packages import igzip_lib, isal_zlib
 from colabstage.trees.bytes import PIECE_BYTES, cut_while_read
 
 if TYPE_CHECKING:

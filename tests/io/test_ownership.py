@@ -16,7 +16,7 @@ import pytest
 
 from colabstage import fetch_files
 from colabstage.errors import TargetExistsError
-from colabstage.io import ownership, workspace
+from colabstage.io import workspace
 from colabstage.io.receipts import Receipt, look_at, note_receipt, put_folder, receipts_of, sweep_receipts
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class TestOwners:
 
 @pytest.mark.parametrize("name", ["n" * 255, "ü" * 127, "数" * 85])
 def test_a_long_name_leaves_room_for_the_owner(name: str, tmp_path: Path) -> None:
-    with ownership.atomic_path(tmp_path / name) as temp:
+    with workspace.atomic_path(tmp_path / name) as temp:
         temp.write_bytes(b"whole")
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
@@ -73,7 +73,7 @@ class TestSweep:
         for path in kept:
             path.write_text("text", encoding="utf-8")
             os.utime(path, (0, 0))
-        assert ownership.sweep_orphans(tmp_path) == []
+        assert workspace.sweep_orphans(tmp_path) == []
         assert set(tmp_path.iterdir()) == kept
 
     def test_a_foreign_folder_is_as_young_as_its_youngest_file(self, tmp_path: Path) -> None:
@@ -82,9 +82,9 @@ class TestSweep:
         (folder / "deep" / "file").write_text("being written", encoding="utf-8")
         os.utime(folder / "deep", (0, 0))
         os.utime(folder, (0, 0))
-        assert ownership.sweep_orphans(tmp_path) == []
+        assert workspace.sweep_orphans(tmp_path) == []
         os.utime(folder / "deep" / "file", (0, 0))
-        assert ownership.sweep_orphans(tmp_path) == [folder]
+        assert workspace.sweep_orphans(tmp_path) == [folder]
 
 
 class TestSync:
@@ -101,7 +101,7 @@ class TestSync:
         monkeypatch.setattr(os, "fsync", watched)
         places = (tmp_path, Path("/proc/version"))
         for place in places:
-            ownership.sync_file(place)
+            workspace.sync_file(place)
         assert synced == list(map(str, places))
 
         def broken(_: int) -> None:
@@ -109,16 +109,16 @@ class TestSync:
 
         monkeypatch.setattr(os, "fsync", broken)
         with pytest.raises(OSError, match="broken"):
-            ownership.sync_file(tmp_path)
+            workspace.sync_file(tmp_path)
 
 
 class TestOneOwner:
     def test_whoever_removes_asks(self) -> None:
-        package = Path(ownership.__file__).parent.parent
+        package = Path(workspace.__file__).parent.parent
         found = {
             name: calls
             for path in sorted(package.rglob("*.py"))
-            if (name := str(path.relative_to(package))) not in ("io/ownership.py", "io/workspace.py")
+            if (name := str(path.relative_to(package))) != "io/workspace.py"
             and not name.startswith(_MAY_REMOVE)
             and (calls := removals(path.read_text("utf-8")))
         }
@@ -154,10 +154,10 @@ def test_what_another_process_removes_meanwhile_is_gone(tmp_path: Path, vouches:
 
     for look in (lost, lost_while_read):
         target.write_bytes(b"old")
-        assert ownership.remove_vouched(target, look)
+        assert workspace.remove_vouched(target, look)
         made.write_bytes(b"new")
         target.write_bytes(b"old")
-        ownership.put_file(made, target, replaces=look)
+        workspace.put_file(made, target, replaces=look)
         assert target.read_bytes() == b"new"
     assert list(tmp_path.iterdir()) == [target]
 
@@ -168,7 +168,7 @@ def test_only_what_is_finished_in_a_temporary_is_put_in_a_place(tmp_path: Path) 
     file.write_bytes(b"mine")
     folder.mkdir()
     with pytest.raises(ValueError, match="not a temporary"):
-        ownership.put_file(file, out, replaces=ownership.whatever_is_there)
+        workspace.put_file(file, out, replaces=workspace.whatever_is_there)
     with pytest.raises(ValueError, match="not a temporary"):
         put_folder(folder, out, receipt)
     assert sorted(tmp_path.iterdir()) == [file, folder]
@@ -189,12 +189,12 @@ class TestAmongOthers:
 
         target.write_bytes(b"strange")
         made.write_bytes(b"new")
-        ownership.put_file(made, target, replaces=look)
+        workspace.put_file(made, target, replaces=look)
         assert target.read_bytes() == b"new"
         assert looks == [b"strange", b"ours, of another process"]
         made.write_bytes(b"newer")
         with pytest.raises(TargetExistsError):
-            ownership.put_file(made, target, replaces=lambda path: path.read_bytes() != b"new")
+            workspace.put_file(made, target, replaces=lambda path: path.read_bytes() != b"new")
         assert target.read_bytes() == b"new"
 
 

@@ -101,10 +101,12 @@ def run_with(
     count: int = 1000,
     *,
     clock: Clock = SYSTEM_CLOCK,
+    cancellation: Cancellation | None = None,
 ) -> int:
     """Run over `count` items that cost a byte each."""
+    stop = cancellation or Cancellation()
     return run_pipeline(
-        range(count), read=read, use=use, cost=lambda _: 1, limits=limits, cancellation=Cancellation(), clock=clock
+        range(count), read=read, use=use, cost=lambda _: 1, limits=limits, cancellation=stop, clock=clock
     )
 
 
@@ -246,6 +248,33 @@ def test_a_read_that_hangs_is_an_error_within_the_deadline(readers: int, budget:
     try:
         with pytest.raises(SourceReadError, match=r" 1[89]\d seconds .*7 of 1000.*mount_drive\(\)"):
             run_with(read, use_nothing, replace(limits, readers_end_s=0.1), clock=SilentClock())
+    finally:
+        release.set()
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_a_use_that_hangs_ends_the_thread_that_reads_for_all(
+    is_cancelled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a worker writes to a mount that hangs, and the caller's own code makes the items."""
+    monkeypatch.setattr("colabstage.io.pipeline._WORKERS_END_S", 0.1)
+    release, cancellation = threading.Event(), Cancellation()
+
+    def use(item: int, data: bytes) -> None:
+        if is_cancelled:
+            cancellation.cancel()
+        release.wait(60)
+
+    limits = replace(LIMITS, caller_reads=True, budget_bytes=1, stall_timeout_s=180.0)
+    try:
+        with pytest.raises(CancelledError if is_cancelled else SourceReadError):
+            run_with(
+                read_nothing,
+                use,
+                limits,
+                clock=SYSTEM_CLOCK if is_cancelled else SilentClock(),
+                cancellation=cancellation,
+            )
     finally:
         release.set()
 

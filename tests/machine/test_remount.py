@@ -166,6 +166,36 @@ def test_a_call_that_hangs_while_the_mount_answers_is_an_error_in_time(
     os.close(out)
 
 
+def test_a_cache_that_hangs_in_the_background_is_a_note_in_time(
+    colab: SimulatedColab, drive: SimulatedDrive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The dataset is here, and the next call publishes it."""
+    for name, value in {"_ASK_EVERY_S": 0.1, "_ASLEEP_TIMES": 20, "_DIES_S": 0.1}.items():
+        monkeypatch.setattr(f"colabstage.machine.watched.{name}", value)
+    make_tree(colab.root / "photos", in_classes(4))
+    (out, end), sync = os.pipe(), os.fsync
+
+    def hang(handle: int) -> None:
+        if "/MyDrive/" in str(Path(f"/proc/self/fd/{handle}").readlink()):
+            os.read(out, 1)
+        sync(handle)
+
+    monkeypatch.setattr(os, "fsync", hang)
+    options: dict[str, Any] = {
+        "cache_dir": colab.root / "content/drive/MyDrive/cache",
+        "local_dir": colab.root / "fast",
+    }
+    try:
+        staged = stage_dataset(colab.root / "photos", **options, wait=False, progress=False)
+        assert staged.wait_published(40) is None
+        assert "has not returned" in str(staged.report)
+    finally:
+        monkeypatch.setattr(os, "fsync", sync)
+        os.close(end)
+    assert stage_dataset(colab.root / "photos", **options, progress=False).wait_published(20) is not None
+    os.close(out)
+
+
 def test_a_client_that_hangs_in_a_write_is_an_error_in_time(
     colab: SimulatedColab, drive: SimulatedDrive, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,9 +19,9 @@ from colabstage.errors import OptionError
 from colabstage.h5.schema import BOXES
 from colabstage.io.arguments import refuse_argument, whole_number
 from colabstage.io.boundary import public
+from colabstage.io.packages import whole_imports
 from colabstage.io.pipeline import SOLO, ThreadPool
 from colabstage.io.progress import Demand
-from colabstage.io.whole_imports import whole_imports
 from colabstage.load.ahead import Ahead, Iterated, Iteration
 from colabstage.load.batch import WHITE, Batcher, pad_boxes, target_array
 from colabstage.load.choosing import choose_loader, gather_facts

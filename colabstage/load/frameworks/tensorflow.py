@@ -16,8 +16,8 @@ import numpy as np
 from colabstage.errors import OptionError
 from colabstage.io.arguments import whole_number
 from colabstage.io.boundary import public
+from colabstage.io.packages import refuse_import, whole_imports
 from colabstage.io.pipeline import ThreadPool
-from colabstage.io.whole_imports import refuse_import, whole_imports
 from colabstage.load.frameworks.arrays import ArrayBatches
 from colabstage.load.plan import ARRAY_REMEDIES, ArrayOptions
 
