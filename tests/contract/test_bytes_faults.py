@@ -594,7 +594,9 @@ def test_addresses_without_an_ending_are_images_by_what_arrives(tmp_path: Path, 
     """As in a table of addresses: the name gets the ending of the image, also where only one file is fetched; what is no
     image keeps its name, and is refused as before."""
     served = {f"image/{1000 + n}": image(n) for n in range(12)}
-    with WebServer({**served, "image/note": b"\0\1\2\3", "image/more": b"\0\1"}, knobs=WebKnobs(content_type="image/png")) as web:
+    with WebServer(
+        {**served, "image/note": b"\0\1\2\3", "image/more": b"\0\1"}, knobs=WebKnobs(content_type="image/png")
+    ) as web:
         addresses = [web.url(name) for name in served]
         assert stage(addresses, layout="images").found.startswith("train 12")
         table = "".join(f"{address},{'cat' if n < 6 else 'dog'}\n" for n, address in enumerate(addresses))
