@@ -482,12 +482,11 @@ def read_through(
         (SYSTEM_CLOCK.sleep, lambda: None) if cancellation is None else (cancellation.sleep, cancellation.check)
     )
     size = source.facts.size
-    if size and source.facts.ranges and (head := source.known(0, min(size, LOOK_BYTES))):
+    head = source.known(0, min(size, LOOK_BYTES)) if size and source.facts.ranges else None
+    if head:
         yield head
-        rest = _pieces(source, len(head), size - len(head), RetryBudget(policy), sleep=sleep, check=check, tell=tell)
-    else:
-        rest = _pieces(source, 0, size, RetryBudget(policy), sleep=sleep, check=check, tell=tell)
-    yield from rest
+    start, rest = len(head or b""), None if size is None else size - len(head or b"")
+    yield from _pieces(source, start, rest, RetryBudget(policy), sleep=sleep, check=check, tell=tell)
 
 
 def _pieces(
