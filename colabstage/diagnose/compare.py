@@ -28,7 +28,7 @@ from colabstage.io.units import format_bytes, format_count, format_duration, for
 from colabstage.io.workspace import remove_empty, remove_own, sweep_orphans, temp_beside
 from colabstage.layouts.table import Images
 from colabstage.load.reading.reader import SplitReader
-from colabstage.machine.mounts import mount_of, require_answer, slow_reason
+from colabstage.machine.mounts import mount_of, require_answer, run_watched, slow_reason
 from colabstage.machine.resources import check_space, read_resources, usable_cores
 from colabstage.pack.job import open_source
 from colabstage.pack.options import ImageArguments, PackOptions
@@ -169,15 +169,19 @@ def compare_sources(
     require_answer(source, local)
     check_outside([source], local / "compare", "local_dir")
     shown = resolve_progress(progress)
-    with _temporary_folder(local) as folder:
-        files = _Files(options, num_workers, shown)
-        rows = files.read_source(source, folder / "unpacked", samples, budget_s=budget_s, seed=seed)
-        files.read_copies(folder / "files", min(_LEAST_S, budget_s * _OTHER_PART))
-        # The copies are in class folders, whatever the original layout was.
-        pack = folder / "pack.h5"
-        report = pack_dataset(folder / "files", pack, options=options, layout="image_folder", progress=shown)
-        packed = _read_pack(report, batch_size, min(_LEAST_S, budget_s * _OTHER_PART), shown)
-    return _describe(source, rows, files, packed, report)
+
+    def compare() -> SourceComparison:
+        with _temporary_folder(local) as folder:
+            files = _Files(options, num_workers, shown)
+            rows = files.read_source(source, folder / "unpacked", samples, budget_s=budget_s, seed=seed)
+            files.read_copies(folder / "files", min(_LEAST_S, budget_s * _OTHER_PART))
+            # The copies are in class folders, whatever the original layout was.
+            pack = folder / "pack.h5"
+            report = pack_dataset(folder / "files", pack, options=options, layout="image_folder", progress=shown)
+            packed = _read_pack(report, batch_size, min(_LEAST_S, budget_s * _OTHER_PART), shown)
+        return _describe(source, rows, files, packed, report)
+
+    return run_watched(compare, source, local)
 
 
 @contextlib.contextmanager

@@ -50,6 +50,7 @@ from colabstage.io.workspace import (
     sweep_orphans,
     whatever_is_there,
 )
+from colabstage.machine.mounts import run_watched
 from colabstage.machine.resources import usable_cores
 
 if TYPE_CHECKING:
@@ -312,17 +313,21 @@ def verify_file(path: str | os.PathLike[str], *, progress: bool | Progress = Tru
     """
     check_argument("path", path, "path")
     shown, file = resolve_progress(progress), Path(path)
+    return run_watched(lambda: _verify(file, shown), file)
+
+
+def _verify(file: Path, shown: Progress) -> VerifiedFile:
     if file.is_dir():
-        msg = f"'{path}' is a folder; expected a packed file, for example the .path of a staged dataset."
+        msg = f"'{file}' is a folder; expected a packed file, for example the .path of a staged dataset."
         raise PackFormatError(msg)
     if not file.is_file():
-        msg = f"There is no file '{path}'. {whereabouts(file)}"
+        msg = f"There is no file '{file}'. {whereabouts(file)}"
         raise SourceNotFoundError(msg)
     # Refused before hashing: without a manifest, hours of reading would prove nothing.
     manifest = read_manifest(file)
     if manifest is None:
         msg = (
-            f"'{path}' has no complete manifest '{manifest_path(file).name}' beside it, so nothing says what its bytes "
+            f"'{file}' has no complete manifest '{manifest_path(file).name}' beside it, so nothing says what its bytes "
             "should be. Packs and published files of colabstage have one."
         )
         raise PackFormatError(msg)

@@ -342,17 +342,23 @@ def remove_own(path: Path, *, empty: bool = False) -> None:
     """
     check_own(path)
     with contextlib.suppress(OSError):
-        found = path.lstat()
         for part in walk_parts(path) if empty else ():
             with contextlib.suppress(OSError):  # an account over its quota may refuse even this
                 _set_length(part, 0, most_names=1)
-        if not stat.S_ISDIR(found.st_mode):
-            path.unlink()
+    # Twice, because no later call may come to sweep here: a mount may refuse in passing.
+    for _ in range(2):
+        try:
+            path.unlink(missing_ok=True)
             return
-        if path.suffix == TEMP and name_and_owner(path):
-            # Nobody must continue with half a folder. A mount that refuses renames may still remove.
-            with contextlib.suppress(OSError):
-                path = path.rename(path.with_suffix(OLD))
+        except IsADirectoryError:
+            break
+        except OSError:
+            continue
+    if path.suffix == TEMP and name_and_owner(path):
+        # Nobody must continue with half a folder. A mount that refuses renames may still remove.
+        with contextlib.suppress(OSError):
+            path = path.rename(path.with_suffix(OLD))
+    for _ in range(2):
         shutil.rmtree(path, ignore_errors=True)
 
 

@@ -13,7 +13,7 @@ from colabstage.io.boundary import public
 from colabstage.io.report import COLOURS, INK, MUTED, Report, ResultList, Row, Table, new_figure, plain_axes
 from colabstage.io.units import format_bytes, format_count, listed
 from colabstage.io.workspace import owner_is_alive
-from colabstage.machine.mounts import require_drive
+from colabstage.machine.mounts import require_drive, run_watched
 from colabstage.runs.lease import NAME, SILENT_S, Lease, read_lease
 from colabstage.runs.versions import Version, list_versions
 from colabstage.sources.parse import absolute_path
@@ -74,9 +74,6 @@ def list_runs(folder: str | os.PathLike[str]) -> ResultList[RunFacts]:
     """
     place = absolute_path(folder, "folder")
     require_drive(place)
-    if not place.is_dir():
-        msg = f"There is no folder '{place}'; expected one that resumable() saves to, or one that holds several."
-        raise SourceNotFoundError(msg)
 
     def report(runs: Sequence[RunFacts]) -> Report:
         head = ("run", "state", "session", "epoch", "step", "host")
@@ -90,10 +87,13 @@ def list_runs(folder: str | os.PathLike[str]) -> ResultList[RunFacts]:
         table = Table(tuple(rows), head, frozenset({2, 3, 4}))
         return Report(f"{format_count(len(runs), 'runs')} in '{place}'", (table,))
 
-    return ResultList(_runs_in(place), report)
+    return ResultList(run_watched(lambda: list(_runs_in(place)), place), report)
 
 
 def _runs_in(place: Path) -> Iterator[RunFacts]:
+    if not place.is_dir():
+        msg = f"There is no folder '{place}'; expected one that resumable() saves to, or one that holds several."
+        raise SourceNotFoundError(msg)
     for folder in [place, *sorted(entry for entry in place.iterdir() if entry.is_dir())]:
         versions = list_versions(folder)
         if not versions and not (folder / NAME).is_file():

@@ -44,7 +44,16 @@ from colabstage.sources.remote import (
     parse_checksum,
     with_retries,
 )
-from colabstage.trees.bytes import ARCHIVE_SUFFIXES, DATA_SUFFIXES, HEAD_BYTES, describe_contents, is_text, lacks_data
+from colabstage.trees.bytes import (
+    ARCHIVE_SUFFIXES,
+    DATA_SUFFIXES,
+    HEAD_BYTES,
+    describe_contents,
+    image_ending,
+    is_text,
+    lacks_data,
+)
+from colabstage.trees.names import extension_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -317,6 +326,9 @@ def _describe(
     # What is in a shared folder is what its owner put there.
     suffixes = ARCHIVE_SUFFIXES if session.is_of_service else DATA_SUFFIXES
     check_is_data(session.url, label, name, beginning, is_page_type=answer.is_page_type, suffixes=suffixes)
+    # Addresses such as https://host/image/1234 say nothing of what they give.
+    if not session.is_of_service and not extension_of(name):
+        name += image_ending(beginning)
     facts = RemoteFacts(
         label=label,
         name=name,

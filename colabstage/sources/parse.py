@@ -527,10 +527,8 @@ def _without_suffixes(name: str) -> str:
 
 
 def expand_source(source: Source, *, unpack: bool) -> Source:
-    """Return all that a source stands for (`expand_pattern`); with `unpack`, for whoever takes the files in archives,
-    the whole of each archive (`whole_of`)."""
-    expanded = expand_pattern(source)
-    return whole_of(expanded) if unpack else expanded
+    """Return all that a source stands for; with `unpack`, whose caller takes the files in archives, whole archives."""
+    return whole_of(expand_pattern(source)) if unpack else expand_pattern(source)
 
 
 def whole_of(source: Source) -> Source:

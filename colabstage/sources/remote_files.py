@@ -19,7 +19,7 @@ from colabstage.sources.parse import KaggleSource, LocalSource, ObjectSource, Sh
 from colabstage.sources.remote import MountedFile, given_up, read_directly, read_through
 from colabstage.trees.bytes import RequestedBytes
 from colabstage.trees.listing import FileEntries, FileEntry, FileStates, Tree, hash_texts, unknown_entry
-from colabstage.trees.names import check_collisions, clean_member_name, distinct_names
+from colabstage.trees.names import check_collisions, clean_member_name, distinct_names, extension_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -67,7 +67,8 @@ def _address_steps(address: str) -> list[str]:
 class RemoteFileTree(Tree):
     """A tree of files anywhere, each opened when it is read. Their sizes are requested when it is made.
 
-    `files`: the name of each in the tree, and what opens it, any number of times; in the order in which to read.
+    `files`: the name of each in the tree, and what opens it, any number of times; in the order in which to read. A name
+    without an ending gets that of the file as its service names it.
     `stamp`: what is the same while no file is added, removed or renamed; "" if nothing tells. `facts`: what is known of
     each file already, as from a listing; otherwise each is opened for it. `on_close`: called when the tree is closed.
     """
@@ -93,13 +94,16 @@ class RemoteFileTree(Tree):
         self._on_close = on_close
         self._stamp = stamp
         self._policy = policy
-        names = [clean_member_name(label, name) for name, _ in files]
+        names, openers = [clean_member_name(label, name) for name, _ in files], [opener for _, opener in files]
         check_collisions(label, names, ())
-        self._open = dict(zip(names, (opener for _, opener in files), strict=True))
         if facts is None:
             # A service that hangs must not delay the interpreter's exit.
             with DaemonPool(min(askers, len(files)) or 1, "colabstage-list") as pool:
-                facts = pool.run(self._ask, names, cancellation=cancellation)
+                facts = pool.run(self._ask, openers, cancellation=cancellation)
+        endings = ["" if extension_of(name) else extension_of(one.name) for name, one in zip(names, facts, strict=True)]
+        if any(endings):
+            names = list(distinct_names(map("".join, zip(names, endings, strict=True)), of_files=True))
+        self._open = dict(zip(names, openers, strict=True))
         # In the order of `files`.
         self.facts: dict[str, RemoteFacts] = dict(zip(names, facts, strict=True))
         entries = [
@@ -111,8 +115,8 @@ class RemoteFileTree(Tree):
     def close(self) -> None:
         self._on_close()
 
-    def _ask(self, name: str) -> RemoteFacts:
-        with given_up(), contextlib.closing(self._open[name]()) as file:
+    def _ask(self, opener: Callable[[], RemoteFile]) -> RemoteFacts:
+        with given_up(), contextlib.closing(opener()) as file:
             if file.facts.size is not None:
                 return file.facts
             # A plan needs its length, which only reading all of it shows.

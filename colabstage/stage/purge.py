@@ -138,7 +138,7 @@ def list_datasets(
         return [*_list_here(base), *_list_parts(base)]
 
     found = run_watched(found_here, base)
-    found += [] if cache is None else _list_cache(cache)
+    found += [] if cache is None else cache.ask(lambda: list(_list_cache(cache)))
     return ResultList(
         found, lambda all_: Report(f"{total_of(all_)} in all" if all_ else "Nothing is kept.", (table_of(all_),))
     )
@@ -197,7 +197,7 @@ def _list_parts(base: Path) -> Iterator[StoredDataset]:
 def _list_cache(cache: Place) -> Iterator[StoredDataset]:
     sets: dict[tuple[str, int, bool], list[CachedFile]] = {}
     # People keep packs of their own in the cache's folder; their names have no key of ours.
-    for one in filter(_is_ours, cache.ask(cache.files)):
+    for one in filter(_is_ours, cache.files()):
         count = PartName.of(Path(one.name)).count
         sets.setdefault((_dataset_of(one.name), count, one.name.endswith(PREVIOUS_SUFFIX)), []).append(one)
     for (name, count, is_previous), files in sets.items():

@@ -335,6 +335,23 @@ def describe_contents(head: bytes) -> str:
     return next((what for fits, what in guesses if fits), "a file of unknown kind")
 
 
+# What images begin with, and the usual ending of their names.
+_IMAGE_ENDINGS = {
+    ".jpg": re.compile(rb"\xff\xd8\xff"),
+    ".png": re.compile(rb"\x89PNG\r\n\x1a\n"),
+    ".gif": re.compile(rb"GIF8"),
+    ".webp": re.compile(rb"RIFF.{4}WEBP", re.DOTALL),
+    ".bmp": re.compile(rb"BM.{4}\0{4}", re.DOTALL),
+    ".tif": re.compile(rb"II\*\0|MM\0\*"),
+    ".avif": re.compile(rb".{4}ftypavif", re.DOTALL),
+}
+
+
+def image_ending(head: bytes) -> str:
+    """Return what the name of an image usually ends in, by its first bytes; "" for anything else."""
+    return next((ending for ending, mark in _IMAGE_ENDINGS.items() if mark.match(head)), "")
+
+
 def base_name(label: str) -> str:
     """Return what a file is called by its address: the last part of a path; of a web address without its query.
 

@@ -222,7 +222,7 @@ def is_junk_folder(base: str) -> bool:
     return base in JUNK_FOLDERS or is_our_name(base)
 
 
-def distinct_names(names: Sequence[str], *, of_files: bool = False) -> tuple[str, ...]:
+def distinct_names(names: Iterable[str], *, of_files: bool = False) -> tuple[str, ...]:
     """Return the names, those that were there before with a number behind them; two that differ in case are the same.
 
     Args:

@@ -44,9 +44,12 @@ THEIRS = ["mine", "out/mine.txt"]
 
 
 def stage(home: Path, **options: Any) -> Any:
-    """Stage the folder, with a cache."""
+    """Stage the folder, with a cache. What is used though its source does not answer, with a note, is no success."""
     places = {"local_dir": home / "out/local", "cache_dir": home / "out/cache", "progress": False}
-    return stage_dataset(home / "mine/photos", **{**places, **options})
+    data = stage_dataset(home / "mine/photos", **{**places, **options})
+    if unreached := [note for note in data.report.notes if note.startswith("The source cannot be")]:
+        raise SourceAccessError(unreached[0])
+    return data
 
 
 def stage_streaming(home: Path) -> None:

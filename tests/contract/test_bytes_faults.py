@@ -588,3 +588,23 @@ def test_the_page_of_a_service_leads_to_its_data(
             monkeypatch.setenv(name, value)
         with pytest.raises(WebPageError, match=re.escape(given)):
             fetch_files(page, tmp_path / "got", progress=False)
+
+
+def test_addresses_without_an_ending_are_images_by_what_arrives(tmp_path: Path, stage: Callable[..., Packed]) -> None:
+    """As in a table of addresses: the name gets the ending of the image, also where only one file is fetched; what is no
+    image keeps its name, and is refused as before."""
+    served = {f"image/{1000 + n}": image(n) for n in range(12)}
+    with WebServer(
+        {**served, "image/note": b"\0\1\2\3", "image/more": b"\0\1"}, knobs=WebKnobs(content_type="image/png")
+    ) as web:
+        addresses = [web.url(name) for name in served]
+        assert stage(addresses, layout="images").found.startswith("train 12")
+        table = "".join(f"{address},{'cat' if n < 6 else 'dog'}\n" for n, address in enumerate(addresses))
+        write_files(tmp_path, {"labels.csv": f"url,label\n{table}".encode()})
+        assert stage([tmp_path / "labels.csv", *addresses]).found == "train 12: cat dog"
+        fetch_files(addresses, tmp_path / "copies", progress=False)
+        assert {path.name for path in (tmp_path / "copies").iterdir()} == {f"{1000 + n}.png" for n in range(12)}
+        for name, arrived in (("image/1000", "1000.png"), ("image/note", "note")):
+            fetch_files(web.url(name), f"{tmp_path}/one/", progress=False)
+            assert (tmp_path / "one" / arrived).exists()
+        assert stage([web.url("image/note"), web.url("image/more")], layout="images").refusal

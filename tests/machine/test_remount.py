@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -14,7 +16,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from colabstage import fetch_files, publish_file, stage_dataset
+from colabstage import (
+    compare_sources,
+    extract_archive,
+    fetch_files,
+    list_datasets,
+    list_runs,
+    pack_dataset,
+    plan_stage,
+    publish_file,
+    restore_file,
+    stage_dataset,
+    verify_file,
+)
 from colabstage.errors import DriveAuthError, DriveDisconnectedError, DriveError, SourceReadError
 from simulated_drive.drive import SimulatedDrive
 from simulated_drive.knobs import DriveFaults, DriveKnobs, OpFault
@@ -194,6 +208,55 @@ def test_a_cache_that_hangs_in_the_background_is_a_note_in_time(
         os.close(end)
     assert stage_dataset(colab.root / "photos", **options, progress=False).wait_published(20) is not None
     os.close(out)
+
+
+# What asks the system about a path.
+CALLS = "stat lstat open rename replace link unlink mkdir rmdir listdir scandir statvfs utime chmod truncate readlink"
+
+
+def test_no_call_to_a_drive_is_made_by_the_callers_own_thread(
+    colab: SimulatedColab, drive: SimulatedDrive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call that hangs could not be left behind there: also what only looks is watched."""
+    make_tree(drive.cloud / "MyDrive/photos", in_classes(6))
+    root, here = colab.root / "content/drive/MyDrive", colab.root / "here"
+    quiet: dict[str, Any] = {"progress": False}
+    places: dict[str, Any] = {"local_dir": here, "cache_dir": root / "cache"}
+    calls: dict[str, Callable[[], Any]] = {
+        "plan": lambda: plan_stage(root / "photos", **places),
+        "stage": lambda: stage_dataset(root / "photos", **places, **quiet).wait_published(),
+        "stage again": lambda: stage_dataset(root / "photos", **places, **quiet),
+        "restore": lambda: stage_dataset(root / "photos", **{**places, "local_dir": colab.root / "other"}, **quiet),
+        "list": lambda: list_datasets(**places),
+        "pack": lambda: pack_dataset(root / "photos", root / "photos.h5", **quiet),
+        "verify": lambda: verify_file(root / "photos.h5", **quiet),
+        "compare": lambda: compare_sources(root / "photos", local_dir=colab.root / "some", budget_s=0.5, **quiet),
+        "fetch": lambda: fetch_files(root / "photos", root / "copy", **quiet),
+        "extract": lambda: extract_archive(root / "photos.zip", root / "out", **quiet),
+        "publish": lambda: publish_file(root / "photos.h5", root / "again.h5", **quiet),
+        "restore a file": lambda: restore_file(root / "again.h5", colab.root / "again.h5", **quiet),
+        "runs": lambda: list_runs(root),
+    }
+    shutil.make_archive(str(drive.cloud / "MyDrive/photos"), "zip", drive.cloud / "MyDrive/photos")
+    made, doing, caller = list[str](), list[str](), threading.current_thread()
+
+    def watched(name: str) -> Any:
+        real = getattr(os, name)
+
+        def call(path: Any, *arguments: Any, **options: Any) -> Any:
+            if threading.current_thread() is caller and str(path).startswith(str(root.parent)):
+                made.append(f"{doing[-1]}: {name} {path}")
+            return real(path, *arguments, **options)
+
+        return call
+
+    for name in CALLS.split():
+        monkeypatch.setattr(os, name, watched(name))
+    for what, work in calls.items():
+        doing.append(what)
+        work()
+    monkeypatch.undo()
+    assert not made
 
 
 def test_a_client_that_hangs_in_a_write_is_an_error_in_time(
