@@ -200,7 +200,7 @@ class Source:
     def without(self, names: Collection[str]) -> Source:
         """Return the source as if it did not have some files; what is read of either is held for both."""
         rest = copy.copy(self)
-        rest.files = self.files.where(lambda name: name not in names)
+        rest.files = self.files.without(names)
         return rest
 
     def ending_in(self, extensions: tuple[str, ...]) -> FileEntries:
@@ -247,7 +247,7 @@ class Source:
             for entry in (wanted if self._held else ())
             if entry.name in self._held
         }
-        unread = TreeFiles(self.tree, wanted.where(lambda name: name not in found) if found else wanted)
+        unread = TreeFiles(self.tree, wanted.without(found))
 
         def use(index: int, content: Content) -> None:
             entry = unread.entries[index]

@@ -117,11 +117,23 @@ class FileEntries(Sequence[FileEntry]):
             return self
         sizes, times, positions, executable = [column[rows] for column in self._columns]
         places = rows.astype(np.int64) if self.places is None else self.places[rows]
-        return FileEntries(take_strings(self.names, rows), sizes, times, positions, executable, places)
+        made = FileEntries(take_strings(self.names, rows), sizes, times, positions, executable, places)
+        # What is known of all is known of these: each name is looked at once.
+        for known in {"folders", "endings"} & self.__dict__.keys():
+            texts, of_files = self.__dict__[known]
+            there, firsts, numbers = np.unique(of_files[rows], return_index=True, return_inverse=True)
+            order = np.argsort(firsts)
+            made.__dict__[known] = [texts[number] for number in there[order]], np.argsort(order)[numbers]
+        return made
 
     def where(self, fits: Callable[[str], bool]) -> FileEntries:
         """Return those whose names fit, in the same order."""
         return self.take(np.flatnonzero(np.fromiter(map(fits, self.names), np.bool_, len(self))))
+
+    def without(self, names: Collection[str]) -> FileEntries:
+        """Return those that are not called so, in the same order."""
+        called = np.fromiter(map(names.__contains__, self.names), np.bool_, len(self))
+        return self.take(np.flatnonzero(~called))
 
     def ending_in(self, extensions: Collection[str]) -> FileEntries:
         """Return those with one of these extensions, as `extension_of` has them, in the same order."""

@@ -366,7 +366,7 @@ def _sides(source: Source, x: str | None, y: str | None) -> _Sides:
     if y is not None:
         masks = files.where(lambda name: _called(name, y) and not (x is not None and _called(name, x)))
         chosen = set(masks.names)
-        images = (images if x is None else files).where(lambda name: name not in chosen)
+        images = (images if x is None else files).without(chosen)
     if x is not None:
         images = images.where(lambda name: _called(name, x))
     if not masks or not images:
