@@ -34,7 +34,7 @@ from colabstage.h5.manifest import (
     write_manifest,
 )
 from colabstage.h5.parts import PartName, joined_info
-from colabstage.io.files import make_folder
+from colabstage.io.files import BLOCK_BYTES, make_folder
 from colabstage.io.ownership import atomic_path, remove_empty, sweep_orphans
 from colabstage.io.progress import Progress
 from colabstage.io.units import format_bytes
@@ -49,6 +49,7 @@ from colabstage.pack.rows import is_rows, is_rows_name, parse_rows, read_rows, r
 from colabstage.sources.blocks import Edges
 from colabstage.sources.identity import compare_states
 from colabstage.sources.in_part import KEPT_AFTER, BlockwiseFile, FileOfSet, FileSet
+from colabstage.sources.packs import LEAST_BLOCKS
 from colabstage.sources.parse import ObjectSource
 from colabstage.sources.remote_files import read_small_file
 from colabstage.stage.dataset import StagedDataset
@@ -75,8 +76,8 @@ if TYPE_CHECKING:
 # How much of the local disk staging takes, and what to do where that is more than is free or than the disk limit.
 
 
-# A smaller limit is no useful advice.
-_LEAST_LIMIT_BYTES = 10_000
+# What is read in part keeps the index of each shard here, and as many blocks again; a smaller limit would be refused.
+_LEAST_OF_LIMIT = 3 * LEAST_BLOCKS
 # What to do with a source that has to be here whole.
 _INSTEAD = (
     "Unpack it into a folder, a zip or an uncompressed tar, on your Drive or in a bucket: that is read where it "
@@ -116,10 +117,13 @@ def less_room(request: StageRequest, free_bytes: int) -> str:
     """Return what takes less space on the local disk than the whole dataset, as the end of a sentence."""
     larger = "give local_dir= on a larger disk"
     # Plain files are here whole.
-    if request.keep != "pack" or request.disk_limit is not None or free_bytes < _LEAST_LIMIT_BYTES:
+    # Not all of the space: other files need some.
+    limit_bytes = int(0.8 * free_bytes)
+    too_little = limit_bytes < _LEAST_OF_LIMIT * BLOCK_BYTES
+    if request.keep != "pack" or request.disk_limit is not None or too_little:
         return larger
-    # Not all of the space: other files need some. Without a blank, which a shell would take for the next argument.
-    limit = format_bytes(int(0.8 * free_bytes)).replace(" ", "")
+    # Without a blank, which a shell would take for the next argument.
+    limit = format_bytes(limit_bytes).replace(" ", "")
     cache = "" if request.cache_dir is not None else " and a cache_dir= with room for it"
     return f"{larger}, or disk_limit='{limit}'{cache}: then a part of the pack is here, and all of it in the cache"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import posixpath
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -312,6 +312,13 @@ def masks_state(
     if 2 * len(pairs) < len(expected) or not pairs:
         paired = {image.name for image, _ in pairs}
         first = next((image.name for image in sides.images if image.name not in paired), "")
+        by_stem: dict[str, list[str]] = defaultdict(list)
+        for mask, (_, stem) in sides.masks.items():
+            by_stem[stem].append(mask.name)
+        several = next((by_stem[stem] for _, stem in sides.images.values() if len(by_stem[stem]) > 1), [])
+        # A mask of each class in folders of these.
+        if several and not pairs:
+            return near(str(_two(*several[:2])))
         msg = (
             f"Of {len(sides.images):,} images in '{source.label}' {len(pairs):,} have a mask of the same name (first "
             f"without: '{first}'); expected at least half."
