@@ -25,8 +25,8 @@ from colabstage.layouts.columns import other_number, show
 from colabstage.layouts.evidence import Evidence, class_of_samples, near, refuse, size_in_file
 from colabstage.layouts.lists import lists_state
 from colabstage.layouts.names import bare_stem
+from colabstage.layouts.reading import joins_classes
 from colabstage.layouts.records import IMAGE_HEADS
-from colabstage.layouts.statements import joins_classes
 from colabstage.layouts.table import Boxes, SampleTable, TreeFiles, Values
 from colabstage.trees.bytes import HEAD_BYTES
 from colabstage.trees.listing import only_line
@@ -38,8 +38,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from colabstage.layouts.evidence import Found
-    from colabstage.layouts.reading import Source
-    from colabstage.layouts.statements import Statement
+    from colabstage.layouts.reading import Source, Statement
     from colabstage.trees.listing import FileEntries
 
 # More folders than this are classes.

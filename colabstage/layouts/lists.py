@@ -19,8 +19,7 @@ from colabstage.io.units import counted, format_count, left_out, listed
 from colabstage.layouts.columns import other_number, same_partition, show, splits_of_column
 from colabstage.layouts.evidence import Evidence, class_of_samples, take_rows
 from colabstage.layouts.formats.tables import parse_table
-from colabstage.layouts.reading import broken, decode_text
-from colabstage.layouts.statements import lines_of
+from colabstage.layouts.reading import broken, decode_text, lines_of
 from colabstage.layouts.table import Boxes, BrokenDatasetError, Masks, SampleTable, TreeFiles
 from colabstage.layouts.words import (
     SPLIT_FIELDS,

@@ -426,7 +426,7 @@ class SampleTable:
             raise LayoutError(msg)
         odd = next((name for name in self.classes if _CONTROL.search(name)), None)
         if odd is not None:
-            msg = f"The class {odd!r} has a line break or another control character in it. Correct it where it is written."
+            msg = f"The class {odd!r} has a line break or another control character in it. Correct it in its file."
             raise LayoutError(msg)
         # Splits and the order of rows depend on keys, so two equal keys would be one sample in two places.
         twice = first_repeated(self.keys)

@@ -36,7 +36,7 @@ from colabstage.layouts.table import Arrays, Boxes, Images, Masks, TreeFiles, Un
 from colabstage.trees.listing import take_strings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from typing import Literal
 
     from numpy.typing import NDArray
@@ -70,11 +70,8 @@ class SplitPlan(NamedTuple):
 def key_hashes(keys: Sequence[str], *, seed: int, purpose: str) -> NDArray[np.uint64]:
     """Return one hash for each key, uint64 `(N,)`. Different purposes give independent orders."""
     # The purpose is in the hash, so that the order of rows tells nothing of who is in which split.
-    before = f"{seed}/{purpose}/"
-    encoded: Iterable[bytes] = map(str.encode, map(before.__add__, keys))
-    # Names of files that are not UTF-8 have no other encoding.
-    if not "".join(keys).isascii():
-        encoded = ((before + key).encode(errors="surrogateescape") for key in keys)
+    prefix = f"{seed}/{purpose}/".encode()
+    encoded = (prefix + key.encode(errors="surrogateescape") for key in keys)
     return np.fromiter(map(xxhash.xxh3_64_intdigest, encoded), np.uint64, len(keys))
 
 

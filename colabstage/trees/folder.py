@@ -329,9 +329,8 @@ class _Found:
     def add_files(self, names: list[str], statuses: list[os.stat_result]) -> None:
         """Append files."""
         self.names += names
-        numbers = [n for one in statuses for n in (one.st_size, one.st_mtime_ns, one.st_ino, one.st_ctime_ns)]
-        # Some disks have times before 1970.
-        self.facts.extend(numbers if min(numbers, default=0) >= 0 else [number & _64_BITS for number in numbers])
+        numbers = ((one.st_size, one.st_mtime_ns, one.st_ino, one.st_ctime_ns) for one in statuses)
+        self.facts.extend([number & _64_BITS for four in numbers for number in four])
 
     def add(self, other: _Found) -> None:
         """Append others."""
@@ -472,8 +471,7 @@ class _Walk:
             with contextlib.suppress(OSError):  # what cannot be asked now is asked again below
                 plain = [entry for entry in entries if entry.is_file(follow_symlinks=False)]
                 found.add_files([prefix + entry.name for entry in plain], [entry.stat() for entry in plain])
-                files = {*plain}
-                odd = [entry for entry in entries if entry not in files] if len(plain) < len(entries) else []
+                odd = [entry for entry in entries if not entry.is_file(follow_symlinks=False)]
         # An entry that was looked at holds nearly a kilobyte, and there may be millions.
         entries.clear()
         for entry in odd:

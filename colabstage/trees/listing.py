@@ -117,14 +117,7 @@ class FileEntries(Sequence[FileEntry]):
             return self
         sizes, times, positions, executable = [column[rows] for column in self._columns]
         places = rows.astype(np.int64) if self.places is None else self.places[rows]
-        made = FileEntries(take_strings(self.names, rows), sizes, times, positions, executable, places)
-        # What is known of all is known of these: each name is looked at once.
-        for known in {"folders", "endings"} & self.__dict__.keys():
-            texts, of_files = self.__dict__[known]
-            there, firsts, numbers = np.unique(of_files[rows], return_index=True, return_inverse=True)
-            order = np.argsort(firsts)
-            made.__dict__[known] = [texts[number] for number in there[order]], np.argsort(order)[numbers]
-        return made
+        return FileEntries(take_strings(self.names, rows), sizes, times, positions, executable, places)
 
     def where(self, fits: Callable[[str], bool]) -> FileEntries:
         """Return those whose names fit, in the same order."""
