@@ -76,7 +76,7 @@ from colabstage.layouts.names import (
 from colabstage.layouts.reading import Source
 from colabstage.layouts.rows import TABLE, TableSearch, tables_agree
 from colabstage.layouts.stored import AS_THEY_ARE, ClipOptions, clip_rows
-from colabstage.layouts.table import BrokenDatasetError, Masks, SampleTable, Values, known_splits
+from colabstage.layouts.table import BrokenDatasetError, Masks, SampleTable, TreeFiles, Values, known_splits
 from colabstage.trees.listing import only_line
 
 if TYPE_CHECKING:
@@ -373,7 +373,8 @@ def _bare(name: str) -> str:
 def _classes_of_others(case: Case, found: Evidence) -> Found | None:
     """Return folders that look like classes, of images that no row of a table names: most images are in them, or they
     are called as the table's classes, and none of its own images is in them."""
-    named = {key.partition("#")[0] for key in found.table.keys}
+    files = found.table.inputs.source
+    named = {*files.entries.names} if isinstance(files, TreeFiles) else set[str]()
     rest = Case(case.source.without(named | found.used))
     if not named or not len(rest.images):
         return None

@@ -80,7 +80,7 @@ class Evidence:
     def as_table(self) -> SampleTable:
         """Return the samples, with the name of what labels them, and a note of the files that were left out."""
         table = self.in_split_folders().table
-        others = None if self.others is None else self.others.where(lambda name: name not in self.used)
+        others = None if self.others is None else self.others.without(self.used)
         if not others:
             return replace(table, told_by=self.who)
         # A person sees whether labels were among them.

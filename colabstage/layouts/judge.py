@@ -25,8 +25,8 @@ from colabstage.layouts.columns import other_number, show
 from colabstage.layouts.evidence import Evidence, class_of_samples, near, refuse, size_in_file
 from colabstage.layouts.lists import lists_state
 from colabstage.layouts.names import bare_stem
+from colabstage.layouts.reading import joins_classes
 from colabstage.layouts.records import IMAGE_HEADS
-from colabstage.layouts.statements import joins_classes
 from colabstage.layouts.table import Boxes, SampleTable, TreeFiles, Values
 from colabstage.trees.bytes import HEAD_BYTES
 from colabstage.trees.listing import only_line
@@ -38,8 +38,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from colabstage.layouts.evidence import Found
-    from colabstage.layouts.reading import Source
-    from colabstage.layouts.statements import Statement
+    from colabstage.layouts.reading import Source, Statement
     from colabstage.trees.listing import FileEntries
 
 # More folders than this are classes.
@@ -148,8 +147,9 @@ def _split_twice(table: SampleTable) -> str:
     if len(several) > 1:
         return f"The {table.unit} are in the splits {listed(several)}, which look like one. Use one name."
     split_of: dict[str, str] = {}
-    for key, split in zip(table.keys, table.splits or (), strict=False) if table.layout in _OF_ROWS else ():
-        name = key.partition("#")[0]
+    # Its first row has its own name.
+    own = _entries(table).names if table.layout in _OF_ROWS and table.keys else ()
+    for name, split in zip(own, table.splits or (), strict=False):
         if split_of.setdefault(name, split) != split:
             return (
                 f"'{name}' is in the splits '{split_of[name]}' and '{split}', so it would be trained and tested on. "
@@ -516,7 +516,7 @@ def _left_over(source: Source, found: Evidence) -> Iterator[_Left]:
         names = images.names if len(images) > max(1, len(used)) else []
         yield _Left(names, beside, "may hold the samples, and would be left out", how)
         how = "Save it as an array too, numpy.save('y.npy', y), in the order of the rows." if of_arrays else ""
-        names = others.where(lambda name: name not in used and not words.is_note(name)).names
+        names = others.without(used).where(lambda name: not words.is_note(name)).names
         yield _Left(names, beside, "may hold their targets, and would be left out", how)
     if table.layout in _OF_ROWS:
         how = "For images and masks give layout=image_masks(FOLDER), from colabstage.options."
@@ -569,7 +569,7 @@ class _Unused:
         """Texts that name samples and their classes, as they are."""
 
     def _ending_in(self, extensions: tuple[str, ...]) -> FileEntries:
-        return self.source.ending_in(extensions).where(lambda name: name not in self.found.used)
+        return self.source.ending_in(extensions).without(self.found.used)
 
     def _statements(self, files: FileEntries) -> dict[str, list[Statement]]:
         """Return what some texts state in their beginnings; nothing for other files."""

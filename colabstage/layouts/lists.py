@@ -19,8 +19,7 @@ from colabstage.io.units import counted, format_count, left_out, listed
 from colabstage.layouts.columns import other_number, same_partition, show, splits_of_column
 from colabstage.layouts.evidence import Evidence, class_of_samples, take_rows
 from colabstage.layouts.formats.tables import parse_table
-from colabstage.layouts.reading import broken, decode_text
-from colabstage.layouts.statements import lines_of
+from colabstage.layouts.reading import broken, decode_text, lines_of
 from colabstage.layouts.table import Boxes, BrokenDatasetError, Masks, SampleTable, TreeFiles
 from colabstage.layouts.words import (
     SPLIT_FIELDS,
@@ -28,6 +27,7 @@ from colabstage.layouts.words import (
     TABLES,
     is_split,
     normal,
+    normal_names,
     same_split,
     split_name,
     split_of_path,
@@ -62,7 +62,7 @@ class Lookup:
     """
 
     def __init__(self, names: Iterable[str]) -> None:
-        self.names = [normal(name) for name in names]
+        self.names = normal_names(names)
         folders = {name.rpartition("/")[0] for name in self.names}
         self._folders = {part for folder in folders for part in folder.split("/") if part}
         self.has_splits = any(map(is_split, self._folders))
@@ -205,8 +205,6 @@ class _SplitList(NamedTuple):
     file: str
     split: str
     samples: list[int]
-    missing: int
-    """How many of its names no file has."""
     beside: list[str]
     """What is written behind each sample's name, as a number of its class; "" for nothing."""
 
@@ -226,55 +224,51 @@ def lists_state(
     table = found.table
     if not isinstance(table.inputs.source, TreeFiles):
         return found, []
-    names = stated
-    if names is None:
-        own = _lists_within(source, found, within) if within else {}
-        texts = source.ending_in(_LISTS).names
-        called = {name: split for name in texts if (split := _listed_split(name)) and name not in found.used}
-        tables = [name for name in _tables_of_splits(source) if name not in found.used]
-        names, within = own or called | dict.fromkeys(tables, ""), within if own else ""
+    own = _lists_within(source, found, within) if within and stated is None else {}
+    names, within = stated or own or _lists_called(source, found), within if own else ""
     if not 0 < len(names) <= _MOST_LISTS:
         return found, []
     # Several rows of a table may be of one file.
-    rows: dict[str, list[int]] = defaultdict(list)
-    for number, name in enumerate(table.inputs.source.entries.names):
-        rows[normal(name)].append(number)
-    lookup = Lookup(rows)
+    rows = _Index(normal_names(table.inputs.source.entries.names))
+    lookup = Lookup(rows.last)
 
-    def file_of(line: str, file: str, split: str) -> str:
-        """Return the one file that a line of a list means."""
-        there = [lookup.names[number] for number in lookup.search(line, posixpath.dirname(file))]
+    def file_of(line: str, file: str, split: str) -> int:
+        """Return the number of the one file that a line of a list means."""
+        there = [*lookup.search(line, posixpath.dirname(file))]
         # Several datasets may have images of one name.
         root = normal(posixpath.dirname(file).removesuffix(within)) if within else ""
-        there = [name for name in there if name.startswith(root)] or there
-        split_of = {name: table.splits[rows[name][0]] for name in there} if table.splits is not None else {}
-        own = [name for name in there if same_split(split_of.get(name, split), split)]
+        there = [number for number in there if lookup.names[number].startswith(root)] or there
+        states = zip(there, (rows.last[lookup.names[number]] for number in there), strict=True)
+        split_of = {number: table.splits[row] for number, row in states} if table.splits is not None else {}
+        own = [number for number in there if same_split(split_of.get(number, split), split)]
         # The same base name in several classes: a list of bare names cannot mean one of them.
         if len(own) == 1:
             return own[0]
         why = f"'{line}', which is in another folder"
         if own:
-            why = f"'{line}', which is '{own[0]}' or '{own[1]}'"
+            why = f"'{line}', which is '{lookup.names[own[0]]}' or '{lookup.names[own[1]]}'"
         elif there:
-            why = f"'{there[0]}', which is in the split '{split_of[there[0]]}'"
+            why = f"'{lookup.names[there[0]]}', which is in the split '{split_of[there[0]]}'"
         raise _contradiction(file, why, table)
 
     def read(entry: FileEntry, content: bytes) -> list[_SplitList]:
-        lines = _lines_in(entry.name, content, names[entry.name])
-        alone, _ = lookup.search_each([path for _, path, _ in lines], posixpath.dirname(entry.name))
-        named = [line for line in lines if line[1] in alone or lookup.may_find(line[1])]
+        stated, paths, more = _lines_in(entry.name, content, names[entry.name])
+        alone, _ = lookup.search_each(paths, posixpath.dirname(entry.name))
+        named = [place for place, path in enumerate(paths) if path in alone or lookup.may_find(path)]
         # A list of mostly other files is one of another dataset, or of classes.
-        if not named or (2 * len(named) < len(lines) and not within):
+        if not named or (2 * len(named) < len(paths) and not within):
             return []
-        made = {split: _SplitList(entry.name, split, [], 0, []) for split in sorted({line[0] for line in named})}
-        for split, path, beside in named:
+        found = {split: _SplitList(entry.name, split, [], []) for split in stated}
+        for place in named:
+            path, split = paths[place], stated[place]
             number = alone.get(path, SEVERAL) if table.splits is None and not within else SEVERAL
-            own = rows[lookup.names[number] if number >= 0 else file_of(path, entry.name, split)]
-            made[split].samples.extend(own)
-            made[split].beside.extend([beside] * len(own))
-        first, *others = made.values()
-        return [first._replace(missing=len(lines) - len(named)), *others]
+            own = rows.get(lookup.names[number if number >= 0 else file_of(path, entry.name, split)])
+            found[split].samples.extend(own)
+            found[split].beside.extend([more[place]] * len(own))
+        missing[entry.name] = len(paths) - len(named)
+        return [*found.values()]
 
+    missing = dict[str, int]()
     entries = source.ending_in((*_LISTS, *TABLES, "")).where(names.__contains__)
     lists = [*itertools.chain.from_iterable(source.parse(entries, read).values())]
     if within and not lists:
@@ -286,8 +280,18 @@ def lists_state(
     are_folds = not within and stated is None and len({split for _, split in several}) < len(several)
     if table.splits is None and (are_folds or ("train" not in splits and len(listed_rows) == len(table))):
         return found, used
-    made = table if table.splits is not None else _with_listed_splits(table, lists)
+    made = table if table.splits is not None else _with_listed_splits(table, lists, missing)
     return replace(found, table=made, used=found.used.union(used)).noting(*_about_labels(found, lists)), []
+
+
+def _lists_called(source: Source, found: Evidence) -> dict[str, str]:
+    """Return the lists that are called after splits, with these; and tables of splits, of which each row has one."""
+    called = {name: _listed_split(name) for name in source.ending_in(_LISTS).names}
+    tables = source.ending_in(_READ_BY_HEAD)[:_MOST_LISTS]
+    heads = {one.name: source.head(one, _HEAD_BYTES).partition(b"\n")[0] for one in tables}
+    rows = [name for name, head in heads.items() if states_splits(parse_table(name, head).header)]
+    called = {name: split for name, split in called.items() if split} | dict.fromkeys(rows, "")
+    return {name: split for name, split in called.items() if name not in found.used}
 
 
 def _lists_within(source: Source, found: Evidence, within: str) -> dict[str, str]:
@@ -308,14 +312,7 @@ def _listed_split(name: str) -> str:
     return read.split if set(read.rest) <= _BESIDE_LISTS else ""
 
 
-def _tables_of_splits(source: Source) -> list[str]:
-    """Return the tables whose header says that they state the splits of files alone."""
-    entries = source.ending_in(_READ_BY_HEAD)
-    heads = {one.name: source.head(one, _HEAD_BYTES).partition(b"\n")[0] for one in entries[:_MOST_LISTS]}
-    return [name for name, head in heads.items() if states_splits(parse_table(name, head).header)]
-
-
-def _lines_in(name: str, content: bytes, split: str) -> list[tuple[str, str, str]]:
+def _lines_in(name: str, content: bytes, split: str) -> tuple[Sequence[str], Sequence[str], Sequence[str]]:
     """Return what the lines of a list, or the rows of a table, state: a split, a path, and what is behind it. Paths are
     whole lines; or the first word where each has two paths, of an image and of its mask, or a path and a number."""
     if not split:
@@ -327,15 +324,17 @@ def _lines_in(name: str, content: bytes, split: str) -> list[tuple[str, str, str
             raise broken(name, str(error).rstrip(".")) from error
         if table.fault:
             raise BrokenDatasetError(table.fault)
-        return [(split, normal(cell), "") for split, cell in zip(splits, path.cells, strict=True)] if splits else []
+        return splits, normal_names(path.cells if splits else ()), [""] * len(splits)
     lines = lines_of(decode_text(content))
     words = [line.split() for line in lines]
     pairs = all(
         2 <= len(one) <= 4 and (one[1].lstrip("-").isdecimal() or all(posixpath.splitext(word)[1] for word in one[:2]))
         for one in words
     )
-    paths = [(one[0], one[1] if len(one) == 2 else "") for one in words] if pairs else [(line, "") for line in lines]
-    return [(split, normal(one.replace("\\", "/").removeprefix("./").lstrip("/")), more) for one, more in paths]
+    paths = [one[0] for one in words] if pairs else lines
+    more = [one[1] if len(one) == 2 else "" for one in words] if pairs else [""] * len(lines)
+    plain = (one.replace("\\", "/").removeprefix("./").lstrip("/") for one in paths)
+    return [split] * len(lines), normal_names(plain), more
 
 
 def _about_labels(found: Evidence, lists: list[_SplitList]) -> list[str]:
@@ -368,36 +367,39 @@ def _contradiction(file: str, why: str, table: SampleTable) -> BrokenDatasetErro
     return BrokenDatasetError(f"The list '{file}' names {why}. Correct the list, or {without}.")
 
 
-def _with_listed_splits(table: SampleTable, lists: list[_SplitList]) -> SampleTable:
-    names = [one.split for one in lists]
-    # One number for each sample: which list names it.
+def _with_listed_splits(table: SampleTable, lists: list[_SplitList], missing: Mapping[str, int]) -> SampleTable:
+    """Return the samples with the splits of lists. `missing`: how many names of each file are those of none."""
+    splits = [*dict.fromkeys(one.split for one in lists)]
+    is_split = splits != ["train"]
+    # One number for each sample, that of its split.
     of = np.full(len(table), -1)
-    for number, one in enumerate(lists):
+    for one in lists:
+        samples, number = np.array(one.samples, np.int64), splits.index(one.split)
         # A file in two lists would be trained and tested on.
-        for sample in one.samples:
-            if of[sample] >= 0 and names[of[sample]] != one.split:
-                why = f"'{table.keys[sample]}', and so does '{lists[of[sample]].file}'"
-                raise _contradiction(one.file, why, table)
-            of[sample] = number
-    rest = np.flatnonzero(of < 0).size
-    is_split = {*names} != {"train"}
+        for twice in samples[(of[samples] >= 0) & (of[samples] != number)].tolist():
+            other = next(each.file for each in lists if twice in each.samples)
+            why = (
+                f"'{table.keys[twice]}', and so does '{other}'" if other != one.file else f"'{table.keys[twice]}' twice"
+            )
+            raise _contradiction(one.file, why, table)
+        of[samples] = number
     what, more = ("Splits", "") if is_split else (f"The {table.unit}", "; none is held out")
-    notes = [f"{what} are those of {' and '.join(dict.fromkeys(repr(one.file) for one in lists))}{more}."]
-    notes += [
-        f"{counted(one.missing, 'names', 'match', which=f'in {one.file!r}')} no file." for one in lists if one.missing
-    ]
+    rest = np.flatnonzero(of < 0).size
+    files = list(dict.fromkeys(one.file for one in lists))
+    lost = [counted(missing[file], "names", "match", which=f"in '{file}'") for file in files if missing[file]]
+    notes = [f"{what} are those of {' and '.join(map(repr, files))}{more}.", *(f"{one} no file." for one in lost)]
     if rest:
         trained = f"The split 'train' has {format_count(rest, table.unit)} that no list names."
-        notes.append(f"{left_out(rest, table.unit, 'that no list names')}." if "train" in names else trained)
-    if "train" not in names:
+        notes.append(f"{left_out(rest, table.unit, 'that no list names')}." if "train" in splits else trained)
+    if "train" not in splits:
         # People list what they hold out and train on the rest.
-        of[of < 0] = len(lists)
-        names.append("train")
+        of[of < 0] = len(splits)
+        splits.append("train")
     chosen = np.flatnonzero(of >= 0)
     made = take_rows(replace(table, splits=None), chosen)
     # What is all to train on may still be divided.
-    splits = tuple(names[number] for number in of[chosen].tolist()) if is_split else None
-    return replace(made, splits=splits, notes=(*table.notes, *notes))
+    called = tuple(splits[number] for number in of[chosen].tolist()) if is_split else None
+    return replace(made, splits=called, notes=(*table.notes, *notes))
 
 
 # --- what lists of names and data.yaml, which tools leave beside numbered boxes, say: classes, keypoints, splits ------

@@ -1,4 +1,5 @@
-"""Bytes of files in a tree: at any place of one, the first of one, and many small ones at once; and texts of them.
+"""Bytes of files in a tree: at any place of one, the first of one, and many small ones at once; texts of them, and what
+these state: a statement for each line, or key of JSON.
 
 This and the index of names in `lists` are where layouts touch a tree.
 """
@@ -7,12 +8,14 @@ from __future__ import annotations
 
 import codecs
 import copy
+import json
 import os
 import re
 import tempfile
 from contextlib import closing, suppress
+from functools import cached_property
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, NoReturn, TypeVar
+from typing import IO, TYPE_CHECKING, Any, NoReturn, TypeVar
 from xml.etree.ElementTree import TreeBuilder
 from xml.parsers import expat
 
@@ -21,8 +24,8 @@ from colabstage.io.files import read_with_retry, stand_in
 from colabstage.io.pipeline import PipelineLimits, run_pipeline
 from colabstage.io.progress import Cancellation
 from colabstage.layouts.columns import show
-from colabstage.layouts.statements import statements_of
 from colabstage.layouts.table import BrokenDatasetError, TreeFiles
+from colabstage.layouts.words import normal
 from colabstage.machine.resources import check_space, free_space
 from colabstage.trees.bytes import HEAD_BYTES, LocalBytes, compression_of
 from colabstage.trees.compressed import unpack_into
@@ -32,7 +35,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
     from xml.etree.ElementTree import Element
 
-    from colabstage.layouts.statements import Statement
     from colabstage.layouts.table import Content, SampleSource
     from colabstage.trees.bytes import ByteSource
     from colabstage.trees.listing import FileEntry, Tree
@@ -200,7 +202,7 @@ class Source:
     def without(self, names: Collection[str]) -> Source:
         """Return the source as if it did not have some files; what is read of either is held for both."""
         rest = copy.copy(self)
-        rest.files = self.files.where(lambda name: name not in names)
+        rest.files = self.files.without(names)
         return rest
 
     def ending_in(self, extensions: tuple[str, ...]) -> FileEntries:
@@ -247,7 +249,7 @@ class Source:
             for entry in (wanted if self._held else ())
             if entry.name in self._held
         }
-        unread = TreeFiles(self.tree, wanted.where(lambda name: name not in found) if found else wanted)
+        unread = TreeFiles(self.tree, wanted.without(found))
 
         def use(index: int, content: Content) -> None:
             entry = unread.entries[index]
@@ -264,6 +266,91 @@ class Source:
         if len(content) <= _HELD_BYTES and len(self._held) < _MOST_HELD:
             self._held[entry.name] = content
         return in_place(entry.name, content)
+
+
+# What texts state.
+
+_WORD = re.compile(r"[^\s,;|\"'<>\[\]{}()=:]+")
+_CELL = re.compile(r"[^,;\t|\"<>]+")
+# "# file label", "#file label"; but #1.jpg is a name.
+_COMMENT = re.compile(r"#(\s|[^.]*$)")
+
+
+class Statement:
+    """One line of a text, or one key or item of JSON."""
+
+    def __init__(self, text: str, *, is_record: bool = False) -> None:
+        self.text, self.is_record = text, is_record
+        """And whether it is one of a list of records, which say more of a sample than its path."""
+        self.words = _WORD.findall(text)
+        """What is between blanks, quotes and delimiters."""
+
+    @cached_property
+    def cells(self) -> list[str]:
+        """Return what may be a name or a label: the words, and what is between delimiters, where names have blanks."""
+        return [*self.words, *(cell.strip() for cell in _CELL.findall(self.text))]
+
+    @property
+    def folders(self) -> list[str]:
+        """Return the parts of paths among the words."""
+        return [part for word in self.words for part in word.split("/")]
+
+    @cached_property
+    def parts(self) -> set[str]:
+        """Return the folders and base names in those."""
+        return {part for cell in self.cells for part in _split_path(cell)}
+
+    def beside(self, name: str) -> list[str]:
+        """Return the words beside a name."""
+        rest = [word for word in self.words if name not in _split_path(word)]
+        return rest if len(rest) < len(self.words) else _WORD.findall(self.text.replace(name, "", 1))
+
+
+def _split_path(word: str) -> list[str]:
+    return word.replace("\\", "/").split("/")
+
+
+def is_comment(line: str) -> bool:
+    """Tell whether a line of a text is a comment."""
+    return _COMMENT.match(line) is not None
+
+
+def lines_of(text: str) -> list[str]:
+    """Return the lines of a text that are neither empty nor comments.
+
+    >>> lines_of("# file label\\n1.jpg cat\\n\\n#1.jpg dog")
+    ['1.jpg cat', '#1.jpg dog']
+    """
+    lines = map(str.strip, text.splitlines())
+    return [line for line in lines if line and not is_comment(line)]
+
+
+def items_of(text: str) -> list[Any] | None:
+    """Return the items of JSON, or its keys with their values; `None` for another text."""
+    try:
+        found = json.loads(text) if text.lstrip().startswith(("{", "[")) else None
+    except (ValueError, RecursionError):
+        found = None
+    # {"classes": {"cat": 0}}
+    while isinstance(found, dict) and len(found) == 1 and isinstance(inner := next(iter(found.values())), dict | list):
+        found = inner
+    return [*found.items()] if isinstance(found, dict) else found if isinstance(found, list) else None
+
+
+def statements_of(text: str) -> list[Statement]:
+    """Return what a text states in each line, of JSON in each item."""
+    text = normal(text)
+    items = items_of(text)
+    if items is None:
+        return list(map(Statement, lines_of(text)))
+    pairs = ((dict([one]) if isinstance(one, tuple) else one, isinstance(one, dict)) for one in items)
+    return [Statement(json.dumps(one, ensure_ascii=False), is_record=is_record) for one, is_record in pairs]
+
+
+def joins_classes(beside: Sequence[str]) -> bool:
+    """Tell whether what is written beside each class is one for several of them and another for others, as labels of
+    folders are, and not a name, a number or a remark."""
+    return 1 < len(set(beside)) < len(beside)
 
 
 # XML of annotations, read element by element.

@@ -463,7 +463,7 @@ class TableSearch:
             if split is not None:
                 known = {cell: split_of_cell(split.name, cell) for cell in split.distinct}
                 own = [known[cell] for cell in split.cells]
-            leads = np.fromiter((table.leads.get(cell, NONE) for cell in cells), np.int64, len(cells))
+            leads = np.fromiter(map(table.leads.get, cells, itertools.repeat(NONE)), np.int64, len(cells))
             # `0001.jpg` often is in the folders of several splits; the row's own split says which one is meant, and
             # counts wherever its file lies: fast.ai holds rows of one folder out.
             for row in np.flatnonzero(leads != NONE).tolist() if self.lookup.has_splits else ():

@@ -8,6 +8,7 @@ text need no kind of their own: they are arrays of one shape, with a decoder.
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -372,6 +373,8 @@ def known_splits(splits: Sequence[str]) -> tuple[str, ...] | None:
     return tuple(splits) if splits and all(splits) else None
 
 
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+
 Inputs = Images | Arrays
 Targets = Values | Arrays | Masks | Boxes | UnreadBoxes
 
@@ -420,6 +423,10 @@ class SampleTable:
         if wrong:
             found = ", ".join(f"{count} {name}" for name, count in wrong.items())
             msg = f"A sample table needs one entry of each kind for each of its {len(self.keys)} keys, got {found}."
+            raise LayoutError(msg)
+        odd = next((name for name in self.classes if _CONTROL.search(name)), None)
+        if odd is not None:
+            msg = f"The class {odd!r} has a line break or another control character in it. Correct it in its file."
             raise LayoutError(msg)
         # Splits and the order of rows depend on keys, so two equal keys would be one sample in two places.
         twice = first_repeated(self.keys)

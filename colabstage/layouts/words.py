@@ -86,6 +86,12 @@ def normal(name: str) -> str:
     return name if name.isascii() else unicodedata.normalize("NFC", name)
 
 
+def normal_names(names: Iterable[str]) -> list[str]:
+    """Return names in that form; nearly always all are."""
+    found = list(names)
+    return found if "".join(found).isascii() else [normal(name) for name in found]
+
+
 def stem_of(name: str) -> str:
     """Return the bare name of a file without its extension."""
     return posixpath.splitext(posixpath.basename(name))[0]

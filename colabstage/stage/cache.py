@@ -34,7 +34,7 @@ from colabstage.h5.manifest import (
     write_manifest,
 )
 from colabstage.h5.parts import PartName, joined_info
-from colabstage.io.files import make_folder
+from colabstage.io.files import BLOCK_BYTES, make_folder
 from colabstage.io.progress import Progress
 from colabstage.io.units import format_bytes
 from colabstage.io.workspace import (
@@ -56,6 +56,7 @@ from colabstage.pack.rows import is_rows, is_rows_name, parse_rows, read_rows, r
 from colabstage.sources.blocks import Edges
 from colabstage.sources.identity import compare_states
 from colabstage.sources.in_part import KEPT_AFTER, BlockwiseFile, FileOfSet, FileSet
+from colabstage.sources.packs import LEAST_BLOCKS
 from colabstage.sources.parse import ObjectSource
 from colabstage.sources.remote_files import read_small_file
 from colabstage.stage.dataset import StagedDataset
@@ -82,8 +83,9 @@ if TYPE_CHECKING:
 # How much of the local disk staging takes, and what to do if that exceeds the free space or the disk limit.
 
 
-# Advising a smaller limit would not help.
-_LEAST_LIMIT_BYTES = 10_000
+# A pack that is read in part keeps the index of each shard here, and as many blocks again; a smaller limit would be
+# refused.
+_LEAST_OF_LIMIT = 3 * LEAST_BLOCKS
 # What to do with a source of which everything must be local.
 _INSTEAD = (
     "Unpack it into a folder, a zip or an uncompressed tar, on your Drive or in a bucket: that is read where it "
@@ -122,11 +124,13 @@ def exceeds(request: StageRequest, figures: StageFigures) -> bool:
 def less_room(request: StageRequest, free_bytes: int) -> str:
     """Return what takes less local space than the whole dataset, as the end of a sentence."""
     larger = "give local_dir= on a larger disk"
-    # Plain files must all be local.
-    if request.keep != "pack" or request.disk_limit is not None or free_bytes < _LEAST_LIMIT_BYTES:
+    # Plain files must all be local. Not all of the space, because other files need some.
+    limit_bytes = int(0.8 * free_bytes)
+    too_little = limit_bytes < _LEAST_OF_LIMIT * BLOCK_BYTES
+    if request.keep != "pack" or request.disk_limit is not None or too_little:
         return larger
-    # Not all of the space, because other files need some. No space in it, because a shell would split there.
-    limit = format_bytes(int(0.8 * free_bytes)).replace(" ", "")
+    # No space in it, because a shell would split there.
+    limit = format_bytes(limit_bytes).replace(" ", "")
     cache = "" if request.cache_dir is not None else " and a cache_dir= with room for it"
     return f"{larger}, or disk_limit='{limit}'{cache}: then a part of the pack is here, and all of it in the cache"
 

@@ -123,6 +123,11 @@ class FileEntries(Sequence[FileEntry]):
         """Return those whose names fit, in the same order."""
         return self.take(np.flatnonzero(np.fromiter(map(fits, self.names), np.bool_, len(self))))
 
+    def without(self, names: Collection[str]) -> FileEntries:
+        """Return those that are not called so, in the same order."""
+        called = np.fromiter(map(names.__contains__, self.names), np.bool_, len(self))
+        return self.take(np.flatnonzero(~called))
+
     def ending_in(self, extensions: Collection[str]) -> FileEntries:
         """Return those with one of these extensions, as `extension_of` has them, in the same order."""
         return self._by_ending(lambda extension: extension in extensions)

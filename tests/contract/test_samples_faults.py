@@ -294,6 +294,9 @@ FORMS = [
 # A quote that is not closed makes one cell of the rows up to the next one.
 OPEN = [refused(r"labels\.csv.*after row 2"), found("train: cat 2, dog 2")]
 TABLES = [
+    row("a class with a line break", files("images/{0..3}.jpg", {"labels.csv": 'file,label\n0.jpg,"ca\nt"\n1.jpg,dog\n2.jpg,"ca\nt"\n3.jpg,dog\n'}), right=[refused(r"'ca\\nt'")]),
+    row("masks of each class in a folder", files("images/{0..3}.jpg", {"masks/{cat,dog}/{0..3}.png": DIAGONAL}), right=[refused(r"layout=image_masks\('cat'\)")]),
+    row("masks of each class in a folder, one named", files("images/{0..3}.jpg", {"masks/{cat,dog}/{0..3}.png": grey(np.zeros((48, 64), np.uint8))}), right=[found("train: 4 masks .*")], layout=image_masks("cat")),
     *(row(f"a table of splits alone: {name}", {**made, "split.csv": ("\n".join([header, *(line.format(name=one) for one, line in zip(names, lines, strict=True))]) + "\n").encode()}, right=[right])
       for name, made, names, header, lines, right in [
           ("folders", files("{cat,dog}/{0,1}.jpg"), ["cat/0.jpg", "dog/0", "cat/1.jpg", "dog/1.jpg"], "path,split", ["{name},train", "{name},train", "{name},val", "{name},val"], found("train: cat 1, dog 1; val: cat 1, dog 1")),

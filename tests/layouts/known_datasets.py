@@ -322,7 +322,7 @@ TABLES = [
     known("iWildCam", "train/{000..004}-21a1.jpg test/{100..103}-21a1.jpg",
           {"iwildcam2022_train_annotations.json": coco_classes("{000..002}-21a1.jpg", "{003,004}-21a1.jpg", names="empty,deer"), "sample_submission.csv": rows("Id,Predicted", "{100..103}-21a1,1")},
           layout="coco_classes", found="train: deer 2, empty 3"),
-    known("FGVC-Aircraft", "fgvc-aircraft-2013b/data/images/{0034309..0034313}.jpg", {"fgvc-aircraft-2013b/data/images_variant_{train,test}.txt": rows("{0034309..0034312} 707-320", "0034313 Cessna 172"), "fgvc-aircraft-2013b/data/variants.txt": "707-320\n"},
+    known("FGVC-Aircraft", "fgvc-aircraft-2013b/data/images/{0034309..0034313}.jpg", {"fgvc-aircraft-2013b/data/images_variant_{train,test}.txt": rows("{0034309..0034311} 707-320", "0034312 F/A-18", "0034313 Cessna 172"), "fgvc-aircraft-2013b/data/variants.txt": "707-320\nCessna 172\nF/A-18\n"},
           error=r"'fgvc-aircraft-2013b/data/.*txt'.*table"),
     known("Market-1501", "Market-1501/{bounding_box_train,bounding_box_test,query}/0002_c1s1_{000451..000453}_03.jpg", layout="file_names", error=r"file_names"),
 ]

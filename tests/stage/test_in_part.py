@@ -217,10 +217,12 @@ def test_a_plan_says_when_to_stream_and_when_to_read_in_part(source: Path, monke
     little = os.statvfs_result([1, 1, 10**9, 100_000, 100_000, *real(source)[5:]])
     with monkeypatch.context() as patch:
         patch.setattr(os, "statvfs", lambda path: little if str(source.parent) in str(path) else real(path))
-        for cache in (places, nothing_cached):
-            assert "disk_limit='80kB': then a part" in str(plan_stage(source, **cache))
-        without = str(plan_stage(source, **{**places, "cache_dir": None}))
-    assert "disk_limit='80kB' and a cache_dir= with room" in without
+        # Less than the blocks that a pack keeps here would be refused.
+        assert "disk_limit=" not in str(plan_stage(source, **places))
+        little = os.statvfs_result([1, 1, 10**9, 2_000_000, 2_000_000, *real(source)[5:]])
+        assert "disk_limit='1.6MB': then a part" in str(plan_stage(large, **nothing_cached))
+        without = str(plan_stage(large, **{**places, "cache_dir": None}))
+    assert "disk_limit='1.6MB' and a cache_dir= with room" in without
     # As large as one whose copy takes a while.
     (cached,) = (source.parent / "cache").glob("*.h5")
     about, size = json.loads(manifest_path(cached).read_text()), 210_000_000

@@ -104,7 +104,7 @@ def test_a_cached_pack_that_does_not_fit_is_refused_with_what_works(
     before, found = pack.read_bytes(), list(os.statvfs(tmp_path))
     found[3] = found[4] = len(before) // 2 // found[1]
     monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result(found))
-    with pytest.raises(NotEnoughSpaceError, match="disk_limit='"):
+    with pytest.raises(NotEnoughSpaceError, match="local_dir= on a larger disk"):
         stage(source, local_dir=tmp_path / "two", **options)
     assert pack.read_bytes() == before
 

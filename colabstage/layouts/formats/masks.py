@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import posixpath
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -312,6 +312,13 @@ def masks_state(
     if 2 * len(pairs) < len(expected) or not pairs:
         paired = {image.name for image, _ in pairs}
         first = next((image.name for image in sides.images if image.name not in paired), "")
+        by_stem: dict[str, list[str]] = defaultdict(list)
+        for mask, (_, stem) in sides.masks.items():
+            by_stem[stem].append(mask.name)
+        several = next((by_stem[stem] for _, stem in sides.images.values() if len(by_stem[stem]) > 1), [])
+        # A mask of each class in folders of these.
+        if several and not pairs:
+            return near(str(_two(*several[:2])))
         msg = (
             f"Of {len(sides.images):,} images in '{source.label}' {len(pairs):,} have a mask of the same name (first "
             f"without: '{first}'); expected at least half."
@@ -358,15 +365,19 @@ def _sides(source: Source, x: str | None, y: str | None) -> _Sides:
     of_masks = np.array([any(map(_holds_masks, parts)) for parts in below], np.bool_)
     of_images = np.array([any(map(words.holds_images, parts)) for parts in below], np.bool_)
     are_masks = of_masks[of_files]
-    # Few or none of a million names have such an ending, and only those are examined.
-    may_end = np.fromiter(map(_may_end_so, files.names), np.bool_, len(files))
-    for number in np.flatnonzero(may_end & ~of_images[of_files]).tolist():
-        are_masks[number] |= _MASK_SUFFIX.search(words.stem_of(files.names[number])) is not None
+    # Few or none of a million names have such an ending, most end in a digit, and only those are examined.
+    endings, of_endings = files.endings
+    lasts = (-1 - np.array([*map(len, endings)]))[of_endings].tolist()
+    may_end = [row for row, (name, at) in enumerate(zip(files.names, lasts, strict=True)) if name[at] in _LAST_LETTERS]
+    for row in may_end:
+        name = files.names[row]
+        if not of_images[of_files[row]] and _MAY_END_SO.search(name):
+            are_masks[row] |= _MASK_SUFFIX.search(words.stem_of(name)) is not None
     masks, images = files.take(np.flatnonzero(are_masks)), files.take(np.flatnonzero(~are_masks))
     if y is not None:
         masks = files.where(lambda name: _called(name, y) and not (x is not None and _called(name, x)))
         chosen = set(masks.names)
-        images = (images if x is None else files).where(lambda name: name not in chosen)
+        images = (images if x is None else files).without(chosen)
     if x is not None:
         images = images.where(lambda name: _called(name, x))
     if not masks or not images:
@@ -385,12 +396,6 @@ def _called(name: str, wanted: str) -> bool:
     """Tell whether a file is in a folder, or its stem ends, as somebody wrote."""
     path, stem = wanted.strip("/"), words.stem_of(name)
     return f"/{path}/" in f"/{posixpath.dirname(name)}/" or (stem.endswith(wanted) and stem != wanted)
-
-
-def _may_end_so(name: str) -> bool:
-    """Tell whether a name may end as a mask's does; most of a million end in a digit."""
-    last = name[name.rfind(".") - 1 :][:1]
-    return last in _LAST_LETTERS and _MAY_END_SO.search(name) is not None
 
 
 def _keys(files: FileEntries, depth: int, suffix: re.Pattern[str], called: str | None) -> dict[FileEntry, _Key]:

@@ -14,8 +14,7 @@ import numpy as np
 
 from colabstage.errors import CorruptArchiveError, MissingDependencyError
 from colabstage.layouts.columns import Column, NumberedCells, show
-from colabstage.layouts.reading import decode_text
-from colabstage.layouts.statements import is_comment
+from colabstage.layouts.reading import decode_text, is_comment, items_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -99,7 +98,8 @@ def parse_list(name: str, content: bytes) -> Table:
     or of pairs. A table without rows is none."""
     text = decode_text(content)
     if name.lower().endswith(".json"):
-        return _parse_json(name, text)
+        records = [one if isinstance(one, dict) else _record_of(one) for one in items_of(text) or ()]
+        return _of_records(name, list(map(_cells_of, records))) if all(records) else Table(name)
     lines = text.splitlines()
     comments = list(itertools.takewhile(is_comment, filter(None, lines)))
     lines = [line for line in lines if line.strip() and not is_comment(line)]
@@ -115,22 +115,6 @@ def parse_list(name: str, content: bytes) -> Table:
     # Paths with blanks, and sentences, make rows of other lengths.
     is_even = len({*map(len, rows)}) == 1
     return _make_table(name, ((first, rest) for first, *rest in zip(*rows, strict=True)) if is_even else ())
-
-
-def _parse_json(name: str, text: str) -> Table:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return Table(name)
-    if isinstance(value, dict) and len(value) == 1:
-        value = next((inner for inner in value.values() if isinstance(inner, list)), value)
-    if isinstance(value, dict):
-        are_records = all(isinstance(inner, dict) for inner in value.values())
-        value = [{"path": key, **(inner if are_records else {"label": inner})} for key, inner in value.items()]
-    elif isinstance(value, list) and all(isinstance(inner, list) for inner in value):
-        value = [{f"column{place}": cell for place, cell in enumerate(inner, 1)} for inner in value]
-    are_records = isinstance(value, list) and all(isinstance(inner, dict) for inner in value)
-    return _of_records(name, list(map(_cells_of, value))) if are_records else Table(name)
 
 
 def _split_evenly(text: str, delimiter: str) -> Iterator[tuple[str, Sequence[str]]] | None:
@@ -224,6 +208,13 @@ def _parse_lines(name: str, text: str) -> Table:
             # Other programs write other things in lines; whether that matters is known later.
             return Table(name, fault=f"'{name}' has no mapping in line {number}: {show(line)!r}.")
     return _of_records(name, found)
+
+
+def _record_of(item: Any) -> dict[str, Any]:
+    """Return a key and its value, or a list, as a record; nothing for another item."""
+    if isinstance(item, tuple):
+        return {"path": item[0], **(item[1] if isinstance(item[1], dict) else {"label": item[1]})}
+    return {f"column{place}": cell for place, cell in enumerate(item if isinstance(item, list) else (), 1)}
 
 
 def _cells_of(record: dict[str, Any]) -> dict[str, str]:
