@@ -29,6 +29,7 @@ from colabstage.io.pipeline import SOLO, ThreadPool
 from colabstage.io.progress import Cancellation
 from colabstage.io.units import format_count
 from colabstage.load.reading.fields import (
+    WARM_PART,
     Boxes,
     CacheState,
     Encoded,
@@ -331,17 +332,16 @@ class SplitPart:
         if self.in_memory or self._arrival is not None or self._x.choice.name != "mapped":
             return
         file, storage = self._open_now(), self._x.storage
-        state = self._cache_state(file, nbytes)
-        # What does not fit would push itself out of memory while it is read.
-        if state.warm or not state.fits:
+        # First, because each epoch begins with this, and free memory takes as long again to measure. What does not fit
+        # would push itself out of memory while it is read.
+        if file.resident_part(storage) >= WARM_PART or not self._cache_state(file, nbytes).fits:
             return
         for _ in file.sequential(storage).read_through(storage.offset or 0, storage.nbytes):
             cancellation.check()
         # The system may have dropped the first pages while the last ones were read, as in a container whose cache is
         # limited. Mapped reads of a cold file would then fetch twenty times what they need.
-        state = self._cache_state(file, nbytes)
-        if not state.warm:
-            reason = f"after reading all of it once, only {state.resident_part:.0%} has stayed in memory"
+        if (resident := file.resident_part(storage)) < WARM_PART:
+            reason = f"after reading all of it once, only {resident:.0%} has stayed in memory"
             _log.warning("'%s' is read row by row: %s.", self.path, reason)
             self._x = replace(self._x, choice=EngineChoice("read", reason))
             self._opened = None
