@@ -670,7 +670,7 @@ class SplitReader(RowFacts):
         """Yield for each file with any of `rows` its part, the row numbers in the file, and their places in `rows`."""
         # One bisection for all rows, because a loop over rows would take longer than to read them.
         owners = np.searchsorted(self._ends, rows, side="right")
-        for number in np.unique(owners).tolist():
+        for number in np.flatnonzero(np.bincount(owners)).tolist():
             part, places = self._parts[number], np.flatnonzero(owners == number)
             yield part, rows[places] - (int(self._ends[number]) - len(part)), places
 
