@@ -41,8 +41,7 @@ if TYPE_CHECKING:
 _BLOCK_BYTES = 4 * 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class FileStamp:
+class FileStamp(NamedTuple):
     """What changes when a file is replaced or written to."""
 
     inode: int
