@@ -16,9 +16,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from colabstage.diagnose.advice import format_batch
-from colabstage.diagnose.loaders import batch_size_of
+from colabstage.diagnose.loaders import Feed, batch_size_of, time_loop
 from colabstage.diagnose.profile import Restored, check_step, preserve_attributes, preserve_randomness
-from colabstage.diagnose.timing import Feed, time_loop
 from colabstage.errors import ColabstageError, OptionError, said_by
 from colabstage.io.arguments import ONE_SPLIT, check_argument, refuse_argument
 from colabstage.io.boundary import NOTHING_DONE, public

@@ -24,9 +24,18 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 import numpy as np
 
 from colabstage.diagnose.advice import Advice, ProfileFacts, Verdict, advise, format_batch, judge
-from colabstage.diagnose.loaders import View, arrays_of, batch_size_of, packed_instead, view_of
+from colabstage.diagnose.loaders import (
+    Feed,
+    View,
+    arrays_of,
+    batch_size_of,
+    packed_instead,
+    time_alone,
+    time_loop,
+    time_step,
+    view_of,
+)
 from colabstage.diagnose.stages import StackSampler
-from colabstage.diagnose.timing import Feed, time_alone, time_loop, time_step
 from colabstage.errors import OptionError, said_by
 from colabstage.io.arguments import check_argument, refuse_argument
 from colabstage.io.boundary import NOTHING_DONE, public

@@ -542,7 +542,8 @@ class ThreadPool:
             # The parts write into the caller's array, so none may continue after this returns. A thread that has not
             # begun is not waited for.
             running = [other for other in others if not other.cancel()]
-            wait(running)
+            for other in running:
+                other.exception()
         for other in running:
             other.result()
 

@@ -99,7 +99,7 @@ class Demand(Cancellation):
 
     @property
     def urgent(self) -> bool:
-        """Return whether nothing is ready for the consumer, who may be waiting. True until `urgent_when` is called."""
+        """Return whether nothing is ready for the consumer, who may be waiting. True until `ask` is called."""
         return self._asked()
 
     def ask(self, whether: Callable[[], bool]) -> None:

@@ -1,8 +1,14 @@
-"""Which runs a folder holds, and which versions they have."""
+"""The runs that a folder holds, and the versions of each: their names, their order, and which of them may go.
+
+A version is named by the session that wrote it, the number of the save in this session, and the step that it holds.
+Each session of a run has a higher number than all before it, so what a machine writes that another one has taken over
+from sorts before everything that is newer. No two saves share a name, so nothing is ever replaced.
+"""
 
 from __future__ import annotations
 
 import itertools
+import re
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -10,20 +16,71 @@ from typing import TYPE_CHECKING, Any
 from colabstage.errors import OptionError, SourceNotFoundError
 from colabstage.h5.manifest import manifest_path, read_manifest
 from colabstage.io.boundary import public
+from colabstage.io.workspace import sweep_orphans
 from colabstage.io.report import COLOURS, INK, MUTED, Report, ResultList, Row, Table, new_figure, plain_axes
 from colabstage.io.units import format_bytes, format_count, listed
 from colabstage.io.workspace import owner_is_alive
-from colabstage.machine.mounts import require_drive, run_watched
+from colabstage.machine.mounts import drive_root, require_drive
 from colabstage.runs.lease import NAME, SILENT_S, Lease, read_lease
-from colabstage.runs.versions import Version, list_versions
 from colabstage.sources.parse import absolute_path
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from matplotlib.figure import Figure
+
+_NAME = re.compile(r"session-(\d{4,})-save-(\d{4,})-step-(\d{8,})\.pt(?:\.json)?")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Version:
+    """A version of a run; later ones are greater."""
+
+    session: int
+    """Number of the session that wrote it, from 1."""
+    save: int
+    """Number of the save in this session, from 1. A save that failed has a number, too."""
+    step: int
+    """Steps that were done."""
+
+    @property
+    def name(self) -> str:
+        """Return the name of its file."""
+        return f"session-{self.session:04}-save-{self.save:04}-step-{self.step:08}.pt"
+
+
+def list_versions(folder: Path, noted: Iterable[str] = ()) -> list[Version]:
+    """Return the versions in a folder, the newest first. One that is not complete has its file or its manifest only.
+
+    `noted`: names of files that may be there although the folder's listing is older, as on a mounted Drive.
+    """
+    names = {entry.name for entry in folder.iterdir()} if folder.is_dir() else set()
+    names |= {name for name in noted if name not in names and (folder / name).is_file()}
+    found = {Version(*map(int, match.groups())) for name in names if (match := _NAME.fullmatch(name)) is not None}
+    return sorted(found, reverse=True)
+
+
+def is_complete(folder: Path, version: Version) -> bool:
+    """Return whether a version's file and its manifest are there; what is in them is compared when it is restored."""
+    file = folder / version.name
+    return file.is_file() and manifest_path(file).is_file()
+
+
+def sweep_leftovers(folder: Path) -> None:
+    """Remove what sessions that were killed have left half copied or half removed."""
+    # Drive's trash keeps the size of what is removed.
+    sweep_orphans(folder, prefix="session-", empty=drive_root(folder) is not None)
+
+
+def superseded(there: Iterable[Version], whole: Collection[Version], keep: int) -> list[Version]:
+    """Return the versions that are older than the newest, and none of the newest `keep` that are known to be whole.
+
+    While fewer are known, all stay.
+    """
+    kept = sorted(whole, reverse=True)[:keep]
+    return [] if len(kept) < keep else [version for version in there if version < kept[0] and version not in kept]
 
 
 @dataclass(frozen=True, slots=True)

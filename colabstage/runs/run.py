@@ -34,7 +34,7 @@ from colabstage.machine.mounts import require_drive
 from colabstage.machine.watched import run_with_one_remount
 from colabstage.runs.callbacks import Loop, as_part
 from colabstage.runs.lease import NAME, Heartbeat, new_lease, wait_until_free
-from colabstage.runs.listing import PLACES, plot_history
+from colabstage.runs.listing import PLACES, Version, is_complete, list_versions, plot_history, sweep_leftovers
 from colabstage.runs.saver import END_S, Job, Saved, Saver
 from colabstage.runs.state import (
     Copier,
@@ -46,7 +46,6 @@ from colabstage.runs.state import (
     set_random_state,
     unwrapped,
 )
-from colabstage.runs.versions import Version, is_complete, list_versions, sweep_leftovers
 from colabstage.stage.publish import restore_file
 
 try:

@@ -19,7 +19,7 @@ from colabstage.io.progress import Progress
 from colabstage.io.units import format_duration
 from colabstage.io.workspace import remove_own
 from colabstage.machine.mounts import drive_root, remount_words
-from colabstage.runs.versions import Version, list_versions, superseded
+from colabstage.runs.listing import Version, list_versions, superseded
 from colabstage.stage.publish import discard_version, publish_file
 
 try:

@@ -36,9 +36,8 @@ _MOST_AT_ONCE = 4
 # Batches whose row numbers TensorFlow requests at once: enough to make the call cheap, few enough to notice soon if the
 # file has been written to.
 _ASKED_TOGETHER = 16
-# TensorFlow gathers into fresh memory. For more than this at a time the system provides new pages: 485 to 1,525 of the
-# 2,352 of a batch of 64 photographs of 224x224. A photograph then took 66 us of processor time; by the reader, which
-# reuses memory, 46.
+# TensorFlow gathers into fresh memory. With more than this at a time the system provides its pages anew, which takes
+# longer than a call to the reader, whose memory is reused.
 _GATHERED_BYTES = 4 * 1024 * 1024
 # The epoch of an iterator that has not begun.
 _NO_EPOCH = -1

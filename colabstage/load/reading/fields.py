@@ -56,9 +56,9 @@ if TYPE_CHECKING:
 # Targets of B rows: one array `(B, …)`, or a list of B if rows have different shapes.
 TargetBatch = NDArray[Any] | list[NDArray[Any]] | list[dict[str, NDArray[Any]]] | list[str]
 
-# If this fraction of a file is in memory, a batch waits for the disk so rarely that nothing else is faster.
-_WARM_PART = 0.8
-# Bytes that one thread copies alone and in one piece, in a few milliseconds. Splitting a batch takes Python's lock more
+# With this fraction of a file in memory, a batch waits for the disk so rarely that nothing else is faster.
+WARM_PART = 0.8
+# Bytes that one thread copies alone and in one piece, in a few milliseconds. To split a batch takes Python's lock more
 # often, and that costs a training step that holds the lock more than the copy itself.
 _ALONE_BYTES = 16 * 1024 * 1024
 # The most bytes that h5py reads at once, in addition to the result.
@@ -108,11 +108,6 @@ class CacheState:
     free_memory_bytes: int
 
     @property
-    def warm(self) -> bool:
-        """Return whether random rows mostly come from memory."""
-        return self.resident_part >= _WARM_PART
-
-    @property
     def fits(self) -> bool:
         """Return whether all of it fits into memory."""
         return self.nbytes <= spare_memory(self.free_memory_bytes)
@@ -149,7 +144,7 @@ def choose_engine(
     # rows of a cold mapping read 20 times the bytes asked for. Row by row, a file that fits would give its first batch
     # sooner, by a second for each gigabyte or two, but not its first epoch.
     plain = f"{plain}, {cache.resident_part:.0%} of it in memory"
-    if cache.warm:
+    if cache.resident_part >= WARM_PART:
         return EngineChoice("mapped", plain)
     if cache.fits:
         return EngineChoice("mapped", f"{plain}, where it fits: read through once before the first batch of a loader")
@@ -302,7 +297,7 @@ class Mapped:
 
         def gather(start: int, stop: int) -> None:
             # mode="raise" would copy through a buffer, and the rows have been checked.
-            np.take(self.table, rows[start:stop], axis=0, out=target[start:stop], mode="clip")
+            self.table.take(rows[start:stop], 0, target[start:stop], "clip")
 
         if out.nbytes <= SHARE_BYTES:
             gather(0, len(rows))

@@ -41,8 +41,7 @@ if TYPE_CHECKING:
 _BLOCK_BYTES = 4 * 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class FileStamp:
+class FileStamp(NamedTuple):
     """What changes when a file is replaced or written to."""
 
     inode: int
@@ -252,7 +251,7 @@ class BufferPool:
     def borrow(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
         """Borrow an uninitialised C-contiguous array; its memory comes back when the last view of it is dropped."""
         wanted = np.dtype(dtype)
-        nbytes = int(np.prod(shape, dtype=np.int64)) * wanted.itemsize
+        nbytes = math.prod(shape) * wanted.itemsize
         if nbytes < _SMALLEST_BYTES:
             return np.empty(shape, wanted)
         block = self._take_block(nbytes)
@@ -489,20 +488,17 @@ def resident_part(mapped: NDArray[np.uint8]) -> float:
     last = -(-(mapped.ctypes.data + len(mapped)) // mmap.PAGESIZE)
     if len(mapped) == 0:
         return 1.0
-    # Few enough to check all of them.
-    if last - first <= _WINDOWS * _WINDOW_PAGES:
-        return _resident_pages(first, last - first) / (last - first)
-    starts = np.linspace(first, last - _WINDOW_PAGES, _WINDOWS).astype(np.int64)
-    return sum(_resident_pages(start, _WINDOW_PAGES) for start in starts.tolist()) / (_WINDOWS * _WINDOW_PAGES)
-
-
-def _resident_pages(first: int, count: int) -> int:
-    """Return how many of `count` pages from page number `first` of this process's memory are resident."""
-    flags = np.empty(count, np.uint8)
-    ask = _mincore()
-    if ask is None or ask(first * mmap.PAGESIZE, count * mmap.PAGESIZE, flags.ctypes.data) != 0:
-        return count
-    return int((flags & 1).sum())
+    count = min(last - first, _WINDOWS * _WINDOW_PAGES)
+    starts = [first]
+    # Otherwise they are few enough to look at all of them.
+    if count < last - first:
+        count, starts = _WINDOW_PAGES, np.linspace(first, last - _WINDOW_PAGES, _WINDOWS).astype(np.int64).tolist()
+    flags = np.empty((len(starts), count), np.uint8)
+    ask, place = _mincore(), flags.ctypes.data
+    for number, start in enumerate(starts):
+        if ask is None or ask(start * mmap.PAGESIZE, count * mmap.PAGESIZE, place + number * count) != 0:
+            return 1.0
+    return float((flags & 1).mean())
 
 
 @cache

@@ -29,6 +29,7 @@ from colabstage.io.pipeline import SOLO, ThreadPool
 from colabstage.io.progress import Cancellation
 from colabstage.io.units import format_count
 from colabstage.load.reading.fields import (
+    WARM_PART,
     Boxes,
     CacheState,
     Encoded,
@@ -332,17 +333,16 @@ class SplitPart:
         if self.in_memory or self._arrival is not None or self._x.choice.name != "mapped":
             return
         file, storage = self._open_now(), self._x.storage
-        state = self._cache_state(file, nbytes)
-        # Inputs that do not fit would push themselves out of memory while they are read.
-        if state.warm or not state.fits:
+        # First, because each epoch begins with this, and free memory takes as long again to measure. What does not fit
+        # would push itself out of memory while it is read.
+        if file.resident_part(storage) >= WARM_PART or not self._cache_state(file, nbytes).fits:
             return
         for _ in file.sequential(storage).read_through(storage.offset or 0, storage.nbytes):
             cancellation.check()
-        # The system may have dropped the first pages while the last ones were read, as in a container with a limited
-        # cache. Mapped reads of a cold file would then fetch twenty times what they need.
-        state = self._cache_state(file, nbytes)
-        if not state.warm:
-            reason = f"after reading all of it once, only {state.resident_part:.0%} has stayed in memory"
+        # The system may have dropped the first pages while the last ones were read, as in a container whose cache is
+        # limited. Mapped reads of a cold file would then fetch twenty times what they need.
+        if (resident := file.resident_part(storage)) < WARM_PART:
+            reason = f"after reading all of it once, only {resident:.0%} has stayed in memory"
             _log.warning("'%s' is read row by row: %s.", self.path, reason)
             self._x = replace(self._x, choice=EngineChoice("read", reason))
             self._opened = None
@@ -671,7 +671,7 @@ class SplitReader(RowFacts):
         """Yield for each file with any of `rows` its part, the row numbers in the file, and their places in `rows`."""
         # One bisection for all rows, because a loop would take longer than reading them.
         owners = np.searchsorted(self._ends, rows, side="right")
-        for number in np.unique(owners).tolist():
+        for number in np.flatnonzero(np.bincount(owners)).tolist():
             part, places = self._parts[number], np.flatnonzero(owners == number)
             yield part, rows[places] - (int(self._ends[number]) - len(part)), places
 
