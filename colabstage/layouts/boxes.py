@@ -221,7 +221,7 @@ def join_records(
             # After annotating or exporting twice, boxes need not agree.
             if number in owner:
                 where = "twice" if owner[number] == file else f"again, after '{owner[number]}'"
-                raise broken(file, f"it lists the image '{image}' {where}", "each image once")
+                raise broken(file, f"it lists the image '{image}' {where}", "each image once; leave one of them out")
             owner[number] = file
             placed.append(Placed(images[number], record, record.split or own or words.split_of_path(image)))
         lost = len(missing) - before

@@ -47,7 +47,6 @@ from colabstage.layouts.evidence import (
     refuse,
     require_files,
     required,
-    splits_of_folders,
     state_of,
     take_rows,
 )
@@ -228,8 +227,6 @@ class Rival(NamedTuple):
     """The layout that takes it, for messages; "" for none."""
     state: Callable[[Case, Evidence], Found | None]
     """Returns what it states beside the evidence that was found; `None` where that says nothing else."""
-    both: str = ""
-    """When both are read, for messages; "" for never."""
 
 
 class Layout(NamedTuple):
@@ -285,7 +282,7 @@ def _compared(case: Case, found: Evidence, rival: Rival) -> Found:
         shown = f" ('{name}': {state_of(found.table, name)}, {state_of(other.table, name)})"
         if rival.layout == found.table.layout:
             ways = [*filter(None, (_alone(case, found, other), _alone(case, other, found)))]
-    how = f"Take one of them: {' or '.join(ways)}.{rival.both}" if ways else "Move the files of one away."
+    how = f"Take one of them: {' or '.join(ways)}." if ways else "Move the files of one away."
     what = f"The {found.table.unit} of '{case.source.label}' have labels by {found.named} and by {who}{shown}."
     return refuse(f"{what} {how}")
 
@@ -491,7 +488,7 @@ def _weigh_nothing(case: Case) -> Found:
     """Take images without labels, if they are in one folder, or one for each split, and nothing may be their labels."""
     source = case.source
     # First, because it declines most class folders after examining folders instead of images.
-    splits = splits_of_folders(images_of(source))
+    splits = words.splits_of_folders(images_of(source).folders[0])
     if case.is_more or (len(splits) > 1 and (not all(splits) or len(splits) > len(set(splits)))):
         msg = f"The images of '{source.label}' are in {len(splits):,} folders, or a part of a dataset."
         return Miss(LayoutError(msg))
@@ -559,13 +556,13 @@ _BY_MASKS = Rival("masks", "pairs", _masks_beside)
 _BY_NAMES = Rival("the images' names", "file_names", _names_beside)
 _BY_ROWS = Rival("a table", TABLE.layout, _rows_beside)
 
+_BY_OTHERS = Rival(
+    "folders that look like classes (both are read where their splits differ and their classes do not)",
+    IMAGE_FOLDER.layout,
+    _classes_of_others,
+)
 _BESIDE_ROWS = (
-    Rival(
-        "folders that look like classes",
-        IMAGE_FOLDER.layout,
-        _classes_of_others,
-        " Both are read where they are of different splits, as train/ and val.csv, and have the same classes.",
-    ),
+    _BY_OTHERS,
     _CALLED,
     _BY_MASKS,
     Rival("folders", IMAGE_FOLDER.layout, _classes_beside_numbers),
@@ -592,6 +589,7 @@ LAYOUTS: tuple[Layout, ...] = (
             _CALLED,
             _BY_ROWS,
             _BY_MASKS,
+            _BY_OTHERS,
         ),
     ),
     Layout("coco_classes", _state_coco_classes, extensions=(".json",)),

@@ -20,7 +20,7 @@ from colabstage.io.files import read_with_retry
 from colabstage.io.units import left_out, listed
 from colabstage.layouts.columns import show
 from colabstage.layouts.table import Boxes, BrokenDatasetError, Masks, SampleTable, TreeFiles, Values, offsets_of
-from colabstage.layouts.words import IMAGES, is_foreign, shared_folders, split_name, split_of_path
+from colabstage.layouts.words import IMAGES, is_foreign, splits_of_folders
 from colabstage.trees.listing import count_by, take_strings
 
 if TYPE_CHECKING:
@@ -69,8 +69,8 @@ class Evidence:
         is_by_folder = self.table.splits is not None or self.table.layout == IMAGE_FOLDER.layout
         if is_by_folder or not isinstance(source, TreeFiles):
             return self
-        _, of_files = source.entries.folders
-        splits = splits_of_folders(source.entries)
+        folders, of_files = source.entries.folders
+        splits = splits_of_folders(folders)
         if not all(splits) or len({*splits}) < 2:
             return self
         stated = tuple([splits[number] for number in of_files.tolist()])
@@ -122,18 +122,6 @@ class FileKind(NamedTuple):
 # So many files that were left out are named.
 _FEW = 3
 IMAGE_FOLDER = FileKind("image_folder", "images", IMAGES)
-
-
-def splits_of_folders(images: FileEntries) -> list[str]:
-    """Return the split of each folder with images, in the order of `FileEntries.folders`; "" for none."""
-    folders, _ = images.folders
-    # DIV2K_train_HR beside DIV2K_valid_HR: the same words beside the split.
-    depth = len(shared_folders(f"{folder}/" for folder in folders))
-    tops = [split_name("".join(folder.split("/")[depth : depth + 1])) for folder in folders]
-    same = len({read.rest for read in tops}) == 1
-    return [
-        split_of_path(f"{folder}/") or (top.split if same else "") for folder, top in zip(folders, tops, strict=True)
-    ]
 
 
 def near(why: str) -> Miss:

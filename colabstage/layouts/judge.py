@@ -62,7 +62,8 @@ _NUMBERED = re.compile(r"(.*?)(\d+)\D*")
 _SPREADSHEETS = (".xlsx", ".xls", ".ods")
 # Endings of files that may be texts, and are looked into.
 _TEXTS = (*words.TEXTS, "", ".dat", ".log")
-_WRITTEN = (*words.ANNOTATIONS, "", ".dat", ".log")
+# What is beside a photograph and no label of it: a camera's settings and its short film.
+_SILENT = (*(words.HARMLESS - {""}), *words.SOUNDS, *words.ARCHIVES, ".xmp", ".aae", ".thm", ".mov", ".mp4")
 # What may say which samples are held out, and cannot be looked into; and other data that labels may be stored in.
 _BINARY = (".mat", ".npy", ".npz", ".pkl", *_SPREADSHEETS)
 _DATA = (".h5", ".hdf5", ".db", ".sqlite", ".tfrecord", ".arrow")
@@ -269,9 +270,10 @@ def _sets_in_folders(source: Source, found: Evidence) -> str:
 def _why_not_classes(table: SampleTable, *, may_be_one: bool) -> str:
     """Return why folders are probably no classes, and what to write; "" if they may be."""
     if len(table.classes) < 2 and not may_be_one:
+        of_names = ", or their class in the files' names: layout=file_names(PATTERN)" * (table.layout == "image_folder")
         return (
-            "that is one class, and there is nothing to learn from one. Expected a folder for each class, a table of "
-            "labels beside the images, or their class in the files' names: layout=file_names(PATTERN)."
+            "that is one class, and there is nothing to learn from one. Expected a folder for each class, or a table "
+            f"of labels beside the {table.unit}{of_names}."
         )
     return _called_parts(table) or _deeper(table) or _parts_of_samples(table) or _untrained(table)
 
@@ -291,34 +293,22 @@ def _choice(table: SampleTable, *, outer: str = "", parts: Sequence[str] = ()) -
     each sample."""
     source = table.inputs.source
     assert isinstance(source, TreeFiles)
-    pair = _two_of_a_sample(source.entries, parts)
-    outer = pair[0] if outer and pair else outer
+    # Masks in 'gt' belong to images in 'img', those of one split to each other.
+    first, *others = sorted(parts, key=lambda one: (words.holds_targets(one), not words.holds_images(one))) or [""]
+    of_split = [one for one in others if words.split_name(one).split == words.split_name(first).split]
+    last = of_split[-1] if of_split and (words.holds_targets(of_split[-1]) or len(parts) == 2) else ""
+    outer = first if outer and last else outer
     # A class's folder alone, wherever that is in the source.
     paths = (folder.split("/") for folder in source.entries.folders[0])
     found = ["/".join(path[: path.index(outer) + 1]) for path in paths if outer in path]
     alone = only_line(source.tree, min(found, key=len, default=outer))
     ways = [
         f"one of the outer folders alone: {alone}" if outer else "",
-        f"images and masks: layout=parts(x='{pair[0]}', y='{pair[1]}')" if pair else "",
+        f"images and masks: layout=parts(x='{first}', y='{last}')" if last else "",
         "" if parts else "the inner folders: layout=folders(level=-1)",
-        r"the class in the paths: layout=file_names(r'([^/]+)/[^/]+$')",
+        r"the class in the paths: layout=file_names(r'([^/]+)/[^/]+$')" if table.layout == "image_folder" else "",
     ]
     return f"Say which is meant, from colabstage.options: {'; '.join(filter(None, ways))}."
-
-
-def _two_of_a_sample(files: FileEntries, names: Sequence[str]) -> tuple[str, ...]:
-    """Return two of the folders called so whose files have the same names, first that of images; none if none do."""
-    folders, folder_of = files.folders
-    stems: dict[str, set[str]] = {}
-    # Masks in 'gt' belong to images in 'img'.
-    for name in sorted(names, key=lambda one: (words.holds_targets(one), not words.holds_images(one)))[:_MOST_PARTS]:
-        within = [number for number, folder in enumerate(folders) if name in folder.split("/")]
-        rows = np.flatnonzero(np.isin(folder_of, within))[:_STEMS_COMPARED]
-        own = [files.names[row] for row in rows.tolist()]
-        stems[name] = {*map(words.stem_of, own), *(bare_stem(one, name) for one in own)} - {""}
-    names = [*stems]
-    pairs = ((x, y) for place, x in enumerate(names) for y in reversed(names[place + 1 :]))
-    return next((two for two in pairs if 2 * len(stems[two[0]] & stems[two[1]]) >= len(stems[two[0]])), ())
 
 
 def _called_parts(table: SampleTable) -> str:
@@ -397,12 +387,9 @@ def _shared_stem(table: SampleTable) -> tuple[str, bool]:
     if not 2 <= len(classes) <= _MOST_PARTS:
         return "", False
     rows = [np.flatnonzero(labels == number) for number in range(len(classes))]
-    stems = [[words.stem_of(names[row]) for row in own[:_STEMS_COMPARED].tolist()] for own in rows]
-    if any(one != stems[0] for one in stems):
-        stems = [
-            [bare_stem(names[row], name) for row in own[:_STEMS_COMPARED].tolist()]
-            for name, own in zip(classes, rows, strict=True)
-        ]
+    # top/top_1 in a folder top too: without the words of all folders.
+    every = " ".join(classes)
+    stems = [[bare_stem(names[row], every) for row in own[:_STEMS_COMPARED].tolist()] for own in rows]
     smallest, *others = sorted(({*own} - {""} for own in stems), key=len)
     stem = min(smallest, default="")
     are_alike = all(2 * len(smallest & own) >= len(smallest) for own in others)
@@ -416,7 +403,7 @@ def _shared_stem(table: SampleTable) -> tuple[str, bool]:
     # each with a word of its own: img_0, photo_0.
     series: dict[str, list[int]] = defaultdict(list)
     for row in rows[0].tolist():
-        found = _NUMBERED.fullmatch(bare_stem(names[row], classes[0]))
+        found = _NUMBERED.fullmatch(bare_stem(names[row], every))
         if found is None:
             return first, False
         series[found[1]].append(int(found[2]))
@@ -451,7 +438,7 @@ def _notes_on_folders(table: SampleTable) -> Iterator[str]:
 def files_called(source: Source, ends: tuple[str, ...]) -> FileEntries:
     """Return the files whose names have one of these endings, in any case; .tar.gz is longer than an extension."""
     files = source.ending_in(tuple(map(extension_of, ends)))
-    return files.where(lambda name: name.lower().endswith(ends))
+    return files.where(lambda name: name.lower().endswith(ends) and not words.is_foreign(posixpath.basename(name)))
 
 
 def may_label(source: Source, table: SampleTable) -> str:
@@ -537,11 +524,14 @@ def _left_over(source: Source, found: Evidence) -> Iterator[_Left]:
 
 
 def _without_ending(source: Source) -> Sequence[str]:
-    """Return the images whose names have no ending, by which images are told from other files."""
+    """Return the images whose names have no ending, by which images are told from other files; not those that links
+    with an ending lead to, as in Hugging Face's cache."""
     files = source.ending_in(("",)).where(lambda name: not words.is_note(name))
-    looked_at = files[:_ENDLESS]
+    looked_at, images = files[:_ENDLESS], source.ending_in(words.IMAGES)
     are_images = all(source.head(entry, HEAD_BYTES).startswith(IMAGE_HEADS) for entry in looked_at)
-    return files.names if are_images else ()
+    alike = dict(zip(images.sizes.tolist(), images, strict=True)) if looked_at and are_images else {}
+    are_linked = all(one.size in alike and source.read(alike[one.size]) == source.read(one) for one in looked_at)
+    return files.names if are_images and not are_linked else ()
 
 
 def _masks_left_over(source: Source, found: Evidence) -> list[str]:
@@ -616,7 +606,8 @@ class _Unused:
     def contradicting(self, rows_agree: Callable[[Evidence], bool]) -> str:
         """Return which files may state something else than the folders or names that samples have; "" for none."""
         table, classes = self.table, set(self.table.classes)
-        others = self._ending_in(_WRITTEN)
+        silent = (*_SILENT, extension_of(table.keys[0] if len(table) else ""))
+        others = self.source.files.not_ending_in(silent).where(lambda name: name not in self.found.used)
         # A few files beside samples are notes; one for most samples is an annotation. The same folders of classes with
         # XML in them say the same; what is beside a sample says more of it.
         by_stem = {words.stem_of(name): name for name in others.names}

@@ -12,14 +12,7 @@ import numpy as np
 from colabstage.errors import EmptySourceError, LayoutError
 from colabstage.io.units import format_count, left_out, listed
 from colabstage.layouts import words
-from colabstage.layouts.evidence import (
-    Evidence,
-    FileKind,
-    count_kinds,
-    images_of,
-    left_out_notes,
-    splits_of_folders,
-)
+from colabstage.layouts.evidence import Evidence, FileKind, count_kinds, images_of, left_out_notes
 from colabstage.layouts.table import (
     BrokenDatasetError,
     Images,
@@ -40,13 +33,10 @@ if TYPE_CHECKING:
 
 # The only unambiguous form: a word, a dot and a number.
 _WORD_AND_NUMBER = re.compile(r"(?:^|/)([A-Za-z][A-Za-z_ -]*)\.\d+\.[A-Za-z]+$")
-# The part before the last number of a name: pug in pug_12, 25_0_2 in 25_0_2_20170116.
-_BEFORE_NUMBER = re.compile(r"(.*?[A-Za-z0-9])[ _.()-]*\d+\D*$")
-# The same of whole names, for who has to write it.
-_BEFORE_NUMBER_TYPED = r"([^/]*?[A-Za-z0-9])[ _.()-]*\d+[^\d/]*\.\w+$"
-# The part behind the first number: cat in 12_cat.
-_BEHIND_NUMBER = re.compile(r"\d+[ _.()-]*([A-Za-z].*)$")
-_BEHIND_NUMBER_TYPED = r"(?:^|/)\d+[ _.()-]*([A-Za-z][^/]*)\.\w+$"
+# The part before the last number of a name, pug in pug_12, 25_0_2 in 25_0_2_20170116; and that behind the first, cat in
+# 12_cat.
+_BEFORE_NUMBER = r"([^/]*?[A-Za-z0-9])[ _.()-]*\d+[^\d/]*\.\w+$"
+_BEHIND_NUMBER = r"(?:^|/)\d+[ _.()-]*([A-Za-z][^/]*)\.\w+$"
 
 
 def names_state(source: Source, *, pattern: str | None = None) -> Evidence:
@@ -98,7 +88,7 @@ def nothing_states(source: Source) -> Evidence:
     are in split folders.
     """
     images = images_of(source)
-    splits_of = splits_of_folders(images)
+    splits_of = words.splits_of_folders(images.folders[0])
     notes = ["The images have no labels: neither folders of classes, nor files of annotations, nor words in names."]
     folders, of_files = images.folders
     if len(folders) == 1 and folders[0] and not splits_of[0]:
@@ -120,49 +110,41 @@ def names_may_say(source: Source) -> str:
     """Return what the names of unlabelled images may say, and what to write: classes, or which is whose mask; ""
     where they say nothing."""
     names = images_of(source).names
-    without = 'layout="images" reads the images without labels.'
     pairs = _pairs_by_name(names)
-    words = _parts_of_names(names, _BEFORE_NUMBER)
-    typed, place = _BEFORE_NUMBER_TYPED, "before the last number"
-    # Most images are called after one another: a.jpg and a_manual.jpg, or as MSRA10K a.jpg and a.png.
-    if not words and len(pairs) > 1 and 4 * len(pairs) > len(names):
+    without = 'layout="images" reads the images without labels.'
+    # Most images are called after one another: a.jpg and a_manual.jpg.
+    if len(pairs) > 1 and 4 * len(pairs) > len(names):
+        (one, other), (stem, its) = pairs[0], map(stem_of, pairs[0])
         return (
-            f"The images of '{source.label}' come in twos by their names: '{pairs[0][1]}' may be the mask of "
-            f"'{pairs[0][0]}', or another part of the sample. Put one kind into a folder called images and the other "
-            f"into one called masks; or, where each is a sample, {without}"
+            f"The images of '{source.label}' come in twos by their names: '{other}' may be the mask of '{one}', or "
+            f"another part of the sample. If it is the mask: layout=image_masks('{its.removeprefix(stem)}'), from "
+            f"colabstage.options. If each is a sample: {without}"
         )
-    if not words:
-        words = _parts_of_names(names, _BEHIND_NUMBER)
-        typed, place = _BEHIND_NUMBER_TYPED, "behind the number"
-    if not words:
-        return ""
-    return (
-        f"The images of '{source.label}' are in no folders of classes, but their names may say the class: "
-        f"{listed(words)}. Say which part it is: layout=file_names(r'{typed}'), from colabstage.options, for what "
-        f"comes {place}. {without}"
-    )
+    for pattern, place in ((_BEFORE_NUMBER, "before the last number"), (_BEHIND_NUMBER, "behind the number")):
+        if words := _parts_of_names(names, pattern):
+            return (
+                f"The images of '{source.label}' are in no folders of classes, but their names may say the class: "
+                f"{listed(words)}. Say which part it is: layout=file_names(r'{pattern}'), from colabstage.options, for "
+                f"what comes {place}. {without}"
+            )
+    return ""
 
 
 def _pairs_by_name(names: Sequence[str]) -> list[tuple[str, str]]:
     """Return images with those that are called after them by the most common word behind a stem."""
-    by_stem: dict[str, list[str]] = defaultdict(list)
-    for name in names:
-        by_stem[posixpath.splitext(name)[0]].append(name)
-    pairs: dict[str, list[tuple[str, str]]] = {"": []}
-    for stem, same in by_stem.items():
-        before = before_last_word(stem)
-        if len(same) > 1:
-            pairs[""].append((same[0], same[1]))
-        elif before in by_stem:
-            pairs.setdefault(stem.removeprefix(before), []).append((by_stem[before][0], same[0]))
-    return max(pairs.values(), key=len)
+    by_stem = {posixpath.splitext(name)[0]: name for name in names}
+    pairs: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    for stem, name in by_stem.items():
+        if (before := before_last_word(stem)) in by_stem:
+            pairs[stem.removeprefix(before)].append((by_stem[before], name))
+    return max(pairs.values(), key=len, default=[])
 
 
-def _parts_of_names(names: Sequence[str], pattern: re.Pattern[str]) -> list[str]:
-    """Return what a pattern finds in the stems of the names, if that makes classes; otherwise nothing."""
+def _parts_of_names(names: Sequence[str], pattern: str) -> list[str]:
+    """Return what a pattern finds in the names, if that makes classes; otherwise nothing."""
     # Images to be classified are often only numbered.
     names = [name for name in names if split_of_path(name) != "test"] or names
-    matches = [pattern.match(stem_of(name)) for name in names]
+    matches = [re.search(pattern, name) for name in names]
     found = {match[1] for match in matches if match is not None}
     # As many words as images are not classes, and neither is a single one, such as IMG.
     return sorted(found) if all(matches) and 1 < len(found) <= len(names) / 2 else []

@@ -283,10 +283,11 @@ class TableSearch:
         bare = table.without_header()
         if len(bare.columns) > _PLAIN_COLUMNS and not bare.fault and self.labels is None:
             row = listed([show(cell) for cell in table.header])
+            label = next((one.name for one in bare.columns[1:] if not one.is_numeric), bare.columns[1].name)
             bare.fault = (
                 f"'{table.name}' has {len(bare.columns)} columns and no header that says what they are (first row "
                 f"{row}). Write one above it, such as path,label, or path,xmin,ymin,xmax,ymax,class for boxes; or say "
-                f"which column is the label: layout=table_rows(labels=[{bare.columns[-1].name!r}])."
+                f"which column is the label: layout=table_rows(labels=[{label!r}])."
             )
         path, leads = bare.columns[table.columns.index(best)], leads | {best.name: only(first)}
         return LeadingTable(bare, path, leads, has_header=False)
@@ -428,8 +429,10 @@ class TableSearch:
         # What a competition's test.csv has is known of the images that are to be labelled: age, sex.
         inputs = {name for table in found[1:] if columns.keys() - table.columns.keys() for name in table.columns}
         folders = found[0].folders
+        # What numbers the rows differs from folder to folder as well.
+        inputs |= {name for name in columns if folders and columns[name].plain.endswith("_id")} | {folders}
         try:
-            roles = find_roles(columns, labels=self.labels, inputs=inputs | {folders})
+            roles = find_roles(columns, labels=self.labels, inputs=inputs)
             # What is in one folder belongs together, unless each is a class.
             is_group = folders and not same_partition(columns[folders].cells, columns[roles.labels[0]].cells)
             return roles._replace(group=roles.group or folders) if is_group else roles
@@ -483,6 +486,10 @@ class TableSearch:
             files.append(leads[rows])
             splits += take_strings(own, rows)
             places.append((table, rows))
+        if not any(map(len, files)):
+            one = found[0]
+            msg = f"By its name '{one.name}' is of another split than '{self.files.names[min(one.files)]}'. Rename one."
+            raise LayoutError(msg)
         return _Rows(np.concatenate(files), splits, places)
 
     def _check_shift(self, rows: _Rows) -> None:

@@ -131,7 +131,6 @@ def rows_of_file(
     dtype: np.dtype[Any],
     *,
     stamp: str,
-    step: int | None = None,
     wanted: np.dtype[Any] | None = None,
 ) -> SampleSource:
     """Return rows of one shape that lie in a file one after the other; each is read by its place, many at once.
@@ -141,11 +140,10 @@ def rows_of_file(
         start: where the first row begins, in bytes.
         count, shape, dtype: how many rows there are, and what each is as it is stored.
         stamp: changes whenever the file does: its length and time, for example.
-        step: bytes from the beginning of one row to that of the next; the length of a row by default.
         wanted: the type that they are given in; the stored one, in this machine's byte order, by default.
     """
     nbytes = math.prod(shape) * dtype.itemsize
-    positions = start + np.arange(count, dtype=np.int64) * (nbytes if step is None else step)
+    positions = start + np.arange(count, dtype=np.int64) * nbytes
     given = dtype.newbyteorder("=") if wanted is None else wanted
 
     def read(index: int) -> NDArray[Any]:

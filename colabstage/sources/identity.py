@@ -334,23 +334,18 @@ class Look(NamedTuple):
     """What was compared, or what went wrong, in words."""
 
 
-def check_freshness(
-    source: Source, recorded: SourceIdentity, *, unpack: bool, workers: int, silence_s: float | None = None
-) -> Look:
-    """Compare a source with its record by a few calls; of a folder on a local disk, all files are listed.
-
-    Ends when nothing has come for `silence_s` seconds, 20 by default. `unpack`: as of `open_source`.
-    """
+def check_freshness(source: Source, recorded: SourceIdentity, *, unpack: bool, workers: int) -> Look:
+    """Compare a source with its record by a few calls, until nothing has come for 20 seconds; of a folder on a local
+    disk, all files are listed. `unpack`: as of `open_source`."""
     silence = silence_of(*paths_of(source))
     if silence is not None:
         return Look("silent", str(silence))
     asker = _Asker(workers)
     # A dead mount may never answer; a thread can be left behind, a blocked call cannot be interrupted.
     answer = in_thread(lambda: asker.ask(lambda: expand_source(source, unpack=unpack), recorded), "colabstage-look")
-    patience_s = _SILENCE_S if silence_s is None else silence_s
-    while not wait([answer], max(0.01, asker.heard_at + patience_s - time.monotonic())).done:
-        if time.monotonic() - asker.heard_at >= patience_s:
-            return Look("silent", f"nothing arrived from it for {patience_s:.0f} s")
+    while not wait([answer], max(0.01, asker.heard_at + _SILENCE_S - time.monotonic())).done:
+        if time.monotonic() - asker.heard_at >= _SILENCE_S:
+            return Look("silent", f"nothing arrived from it for {_SILENCE_S:.0f} s")
     return answer.result()
 
 

@@ -76,7 +76,7 @@ READ: dict[str, tuple[Any, ...]] = {
 REFUSED: dict[str, tuple[Any, ...]] = {
     "splits among other folders": ("{train,test,extra}/cat/1.jpg", {}, r"mixes folders of splits \('test', 'train'\).*'extra'", "'image_folder'"),
     "masks without images": ("{SegmentationClass,SegmentationObject}/a.png", {}, "names of parts of a dataset"),
-    "masks called _manual1": ("x{0..2}.jpg x{0..2}_manual1.gif", {}, r"come in twos.*called masks"),
+    "masks called _manual1": ("x{0..2}.jpg x{0..2}_manual1.gif", {}, r"come in twos.*image_masks\('_manual1'\)"),
     "a spelling": ("train/Dog/1.jpg test/dog/2.jpg {train,test}/eel/3.jpg", {}, r"'Dog'.*layout=\"image_folder\""),
     "patients and two findings": ("p1/{0..3}.jpg p2/{10..13}.jpg", {"t.csv": rows("path,patient_id,finding,grade", "{0..3}.jpg,p1,{cyst,none},{a,b}", "{10..13}.jpg,p2,{cyst,none},{a,b}")},
                                   r"Which of the columns 'finding', 'grade'"),

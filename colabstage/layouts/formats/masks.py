@@ -257,6 +257,7 @@ _MASK_SUFFIX = re.compile(rf"(?<=.)(?:(?i:(?:[ ._-]|(?<=\d)(?=mask))(?:{'|'.join
 _IMAGE_SUFFIX = re.compile(r"(?<=.)(?i:[ ._-](?:leftImg8bit|image|img|sat))$")
 _MAY_END_SO = re.compile(rf"(?i:{'|'.join((*_MASK_WORDS, '_L', '_P'))})\.[^./]*$")
 _LAST_LETTERS = frozenset("".join(word[-1] + word[-1].upper() for word in (*_MASK_WORDS, "p")))
+_JPEGS = (".jpg", ".jpeg", ".jpe", ".jfif")
 _AGAIN = re.compile(r"[ _.-]?\(?\d+\)?$")
 _OBJECTS = frozenset({"instances", "instance", "panoptic", "segmentationobject", "segmentation_object"})
 # A line of CVAT's labelmap.txt: label:color_rgb:parts:actions. Its first line, a comment, has no numbers.
@@ -308,6 +309,10 @@ def masks_state(
         return near(str(pairs))
     # Competitions do not publish the masks of test images.
     splits = {words.split_of_path(image.name) for image, _ in pairs}
+    of_images = {words.split_of_path(image.name) for image in sides.images}
+    if y is None and pairs and "train" in of_images - splits:
+        msg = f"The images of 'train' in '{source.label}' have no masks; those of {listed(sorted(splits))} have."
+        raise LayoutError(msg)
     expected = [image for image in sides.images if words.split_of_path(image.name) in splits]
     if 2 * len(pairs) < len(expected) or not pairs:
         paired = {image.name for image, _ in pairs}
@@ -373,6 +378,11 @@ def _sides(source: Source, x: str | None, y: str | None) -> _Sides:
         name = files.names[row]
         if not of_images[of_files[row]] and _MAY_END_SO.search(name):
             are_masks[row] |= _MASK_SUFFIX.search(words.stem_of(name)) is not None
+    if not are_masks.any() and len(files.endings[0]) > 1:
+        # a.jpg beside a.png, as MSRA10K has them: masks are never JPEGs.
+        stems = {posixpath.splitext(name)[0] for name in files.names if name.lower().endswith(_JPEGS)}
+        twins = (not name.lower().endswith(_JPEGS) and posixpath.splitext(name)[0] in stems for name in files.names)
+        are_masks = np.fromiter(twins, np.bool_, len(files))
     masks, images = files.take(np.flatnonzero(are_masks)), files.take(np.flatnonzero(~are_masks))
     if y is not None:
         masks = files.where(lambda name: _called(name, y) and not (x is not None and _called(name, x)))
@@ -461,7 +471,10 @@ def _by_stem(sides: _Sides, *, bare: bool) -> _Sides:
 def _two(one: str, other: str) -> BrokenDatasetError:
     """Return the error that two files may be masks of one image."""
     names = [words.folder_of(name) or words.stem_of(name) for name in (one, other)]
-    names = names if names[0] != names[1] else ["NAME"]
+    if names[0] == names[1]:
+        stems = [words.stem_of(one), words.stem_of(other)]
+        shared = len(posixpath.commonprefix(stems).rstrip(" ._-"))
+        names = [stem[shared:] for stem in stems] if shared < min(map(len, stems)) else ["NAME"]
     lines = " or ".join(f"layout=image_masks('{name}')" for name in names)
     what = f"it and '{other}' may both be masks of the same image"
     return broken(one, what, f"one for each; say which folder, or end of names, counts, {lines}, or join them")
@@ -476,6 +489,9 @@ def _refuse_further(sides: _Sides, pairs: _Pairs) -> None:
         without = _AGAIN.sub("", stem)
         bare = _MASK_SUFFIX.sub("", without)
         first = mask_of.get((folders, bare)) if without != stem and (file in sides.masks or bare != without) else None
+        # One more word before the suffix: frame_1_color_mask beside frame_1_mask.
+        if first is None and file in sides.masks:
+            first = mask_of.get((folders, words.before_last_word(stem)))
         if first is not None and key not in mask_of:
             raise _two(first.name, file.name)
     own = {posixpath.dirname(image.name) for image, _ in pairs}
