@@ -26,5 +26,7 @@ class Elsewhere(TorchFunctionMode):
         if func == torch.Tensor.device.__get__:
             return _ELSEWHERE
         here = [torch.device("cpu") if isinstance(one, torch.device) else one for one in args]
-        named = {name: torch.device("cpu") if isinstance(one, torch.device) else one for name, one in (kwargs or {}).items()}
+        named = {
+            name: torch.device("cpu") if isinstance(one, torch.device) else one for name, one in (kwargs or {}).items()
+        }
         return func(*here, **named)
