@@ -34,7 +34,7 @@ from colabstage import (
     stage_dataset,
 )
 from colabstage.errors import DamagedPackError, TargetExistsError
-from colabstage.pack import options
+from tests.support.steps import Meanwhile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -46,19 +46,14 @@ PACKS = ["pixels", "encoded", "jpeg", "floats", "masks", "boxes", "tokens", "sou
 STAGED: dict[str, Any] = {
     "image_size": 8, "splits": 0.75, "local_dir": HOME / "local", "cache_dir": HOME / "cache", "progress": False
 }  # fmt: skip
-
-
-NEWER_RULES = options._NEWER_RULES
+PLAIN: dict[str, Any] = {"keep": "files", "local_dir": HOME / "local", "cache_dir": None, "progress": False}
+# What names the three stagings of then by the rules of today.
+KEYS: dict[str, str] = {}
 
 
 @pytest.fixture
-def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Everything that was written, where it was written; one test at a time has it.
-
-    Under the rules by which it was made: those for layout="auto" are newer, and what was made by older ones is made
-    anew, as the last of these tests says.
-    """
-    monkeypatch.setattr(options, "_NEWER_RULES", {})
+def written() -> Iterator[Path]:
+    """Everything that was written, where it was written; one test at a time has it."""
     with Path(f"{HOME}.lock").open("w", encoding="ascii") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         shutil.rmtree(HOME, ignore_errors=True)  # of a test that was killed
@@ -66,6 +61,33 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         set_times()
         yield HOME
         shutil.rmtree(HOME)
+
+
+@pytest.fixture
+def disk(written: Path, tmp_path: Path) -> Path:
+    """The same as if it had been made by today's rules, by which what was made by older ones is made anew."""
+    for was, source, options in (
+        ("a37502ca", "photos", STAGED),
+        ("ad0132ad", "photos.zip", STAGED),
+        ("dac597bc", "photos.zip", PLAIN),
+    ):
+        if was not in KEYS:
+            stage_dataset(SOURCES / source, **{**options, "local_dir": tmp_path / was, "cache_dir": None})
+            (record,) = (tmp_path / was).rglob("stage.json")
+            KEYS[was] = json.loads(record.read_text(encoding="utf-8"))["key"]
+        set_key(written, was, KEYS[was])
+    set_times()
+    return written
+
+
+def set_key(disk: Path, was: str, now: str) -> None:
+    """Name a staging by another key: in its records, and in the names of its files and of its folder."""
+    for path in sorted(disk.rglob(f"*{was}*"), key=lambda path: -len(path.parts)):
+        for record in (path, *path.glob("*.json")):
+            if record.suffix == ".json":
+                text = record.read_text(encoding="utf-8")
+                record.write_text(re.sub(rf'"key": "{was}\w+"', f'"key": "{now}"', text), encoding="utf-8")
+        path.rename(path.with_name(path.name.replace(was, now[: len(was)])))
 
 
 def set_times() -> None:
@@ -122,6 +144,11 @@ def content(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+def first_line(file: Path) -> str:
+    """How a text file begins."""
+    return file.read_text(encoding="utf-8").partition("\n")[0]
+
+
 def hidden(folder: Path) -> list[str]:
     """What in a folder is unfinished work."""
     return [path.name for path in folder.iterdir() if path.suffix == ".tmp"]
@@ -171,22 +198,21 @@ def test_a_pack_of_another_state_of_its_source_is_replaced(disk: Path) -> None:
     data = stage_dataset(SOURCES / "photos", **STAGED)
     assert data.report.origin == "source"
     assert sum(len(dataset_h5(data.path, split=split)) for split in ("train", "test")) == 11
-    was = (WRITTEN / "disk/cache" / data.path.name).read_bytes()
+    was = (WRITTEN / "disk/cache/photos-a37502ca.h5").read_bytes()
     assert (disk / "cache" / f"{data.path.name}.previous").read_bytes() == was
 
 
 def test_staged_files_are_used_and_replaced(disk: Path) -> None:
     """As they were put there; once the source changes, a folder to which somebody added a file stays, and is named."""
-    plain: dict[str, Any] = {"keep": "files", "local_dir": disk / "local", "cache_dir": None, "progress": False}
-    data = stage_dataset(SOURCES / "photos.zip", **plain)
+    data = stage_dataset(SOURCES / "photos.zip", **PLAIN)
     assert data.report.origin == "local"
     os.utime(SOURCES / "photos.zip")
     shutil.copy(SOURCES / "jpegs/cat/00.jpg", own := data.path / "mine.jpg")
     (SOURCES / "photos.zip").write_bytes(zip_of(SOURCES / "jpegs"))
     with pytest.raises(TargetExistsError, match=r"mine\.jpg"):
-        stage_dataset(SOURCES / "photos.zip", **plain)
+        stage_dataset(SOURCES / "photos.zip", **PLAIN)
     own.unlink()
-    assert len(content(stage_dataset(SOURCES / "photos.zip", **plain).path)) == 12
+    assert len(content(stage_dataset(SOURCES / "photos.zip", **PLAIN).path)) == 12
 
 
 def zip_of(folder: Path) -> bytes:
@@ -231,9 +257,15 @@ def test_a_loader_goes_on_where_its_state_says(disk: Path) -> None:
 
 
 @pytest.mark.parametrize("boot", ["this", "another"])
-def test_interrupted_packing_is_continued(disk: Path, boot: str) -> None:
+def test_interrupted_packing_is_continued(disk: Path, boot: str, tmp_path: Path) -> None:
     """In the same boot; in another one lines may be there whose pixels are lost, so it begins anew, and cleans up."""
     set_boot(disk, boot)
+    heads: list[str] = []
+    look = Meanwhile(lambda: heads.extend(map(first_line, tmp_path.rglob("journal"))))
+    pack_dataset(SOURCES / "photos", tmp_path / "photos.h5", image_size=8, progress=look)
+    (journal,) = (disk / "interrupted").rglob("journal")
+    today = json.loads(heads[0])["fingerprint"]
+    journal.write_text(journal.read_text().replace(json.loads(first_line(journal))["fingerprint"], today))
     report = pack_dataset(SOURCES / "photos", disk / "interrupted/photos.h5", image_size=8, progress=False)
     assert report.resumed == (8 if boot == "this" else 0)
     check_rows(disk / "interrupted/photos.h5", "interrupted")
@@ -299,10 +331,9 @@ def test_a_purge_removes_what_was_stored_and_nothing_else(disk: Path) -> None:
 
 
 @pytest.mark.parametrize("source", ["photos", "photos.zip"])
-def test_a_pack_by_older_rules_is_made_anew(disk: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> None:
+def test_a_pack_by_older_rules_is_made_anew(written: Path, source: str) -> None:
     """Beside the old one, which nobody touches: other samples may be in it than are found today."""
-    monkeypatch.setattr(options, "_NEWER_RULES", NEWER_RULES)
-    before = {path: path.read_bytes() for path in disk.rglob("*.h5")}
+    before = {path: path.read_bytes() for path in written.rglob("*.h5")}
     data = stage_dataset(SOURCES / source, **STAGED)
     assert data.report.origin == "source"
     assert {path: path.read_bytes() for path in before} == before

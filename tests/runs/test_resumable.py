@@ -677,3 +677,16 @@ def test_random_numbers_of_the_gpu_go_on(tmp_path: Path) -> None:
     with resumable(tmp_path, progress=False, model=model) as run:
         drawn = [torch.rand(5, device="cuda").tolist() for _ in run.epochs(1)]
     assert drawn == [expected]
+
+
+def test_what_a_killed_session_left_half_copied_goes(data: Path, tmp_path: Path) -> None:
+    """Once nothing has touched it for so long that nobody works in it; what is younger stays."""
+    folder = tmp_path / "run"
+    session(folder, data, until=9, saves=(7,))
+    (newest, *_) = versions(folder)
+    old, young = (folder / f".colabstage-session-{newest.name}.0000abcd-1-{number}.0.tmp" for number in (5, 6))
+    for path in (old, young):
+        path.write_bytes(b"half")
+    os.utime(old, (0, 0))
+    session(folder, data, until=9)
+    assert (old.exists(), young.exists()) == (False, True)

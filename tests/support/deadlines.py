@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import re
-from dataclasses import is_dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+from colabstage.io.files import RetryPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,17 +19,26 @@ _SECONDS = re.compile(r"_?[A-Z]+(?:_[A-Z]+)*(?<!_PER)_S")
 
 
 def shorten_deadlines(package: str, most_s: float, put: Callable[[object, str, Any], object] = setattr) -> None:
-    """Have nothing in the modules of a package wait for longer than `most_s`. `put`: sets an attribute."""
-    for module, name, value in _constants(package):
-        if _SECONDS.fullmatch(name) and isinstance(value, int | float) and value > most_s:
-            put(module, name, most_s)
+    """Have nothing in the modules of a package wait for longer than `most_s`. `put`: sets an attribute.
+
+    A package where no wait is longer has no such constants any more: the test would wait, or prove nothing.
+    """
+    longer = [
+        (module, name)
+        for module, name, value in _constants(package)
+        if _SECONDS.fullmatch(name) and isinstance(value, int | float) and value > most_s
+    ]
+    assert longer, f"no deadline of colabstage.{package} is longer than {most_s} s"
+    for module, name in longer:
+        put(module, name, most_s)
 
 
 def lose_patience(package: str, most_s: float, put: Callable[[object, str, Any], object] = setattr) -> None:
     """Have nothing there ask a source that fails again for longer than `most_s`."""
-    for module, name, value in _constants(package):
-        if is_dataclass(value) and hasattr(value, "patience_s") and not isinstance(value, type):
-            put(module, name, replace(value, first_wait_s=most_s / 10, patience_s=min(most_s, value.patience_s)))
+    patient = [(module, name, value) for module, name, value in _constants(package) if isinstance(value, RetryPolicy)]
+    assert patient, f"nothing in colabstage.{package} asks again"
+    for module, name, value in patient:
+        put(module, name, replace(value, first_wait_s=most_s / 10, patience_s=min(most_s, value.patience_s)))
 
 
 def _constants(package: str) -> list[tuple[ModuleType, str, Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import sys
 import types
@@ -20,12 +19,11 @@ from colabstage.errors import (
     SourceAccessError,
     SourceChangedError,
     SourceNotFoundError,
+    SourceReadError,
     WebPageError,
 )
-from colabstage.io.files import RetryPolicy
-from colabstage.sources.gdrive import list_shared_folder, open_shared_file
 from colabstage.sources.parse import ShareSource, parse_source
-from colabstage.sources.remote import TransientError
+from tests.support.deadlines import lose_patience
 from tests.support.https_hosts import answer_page
 from tests.support.images import read_tree
 from tests.support.invariants import contents
@@ -38,8 +36,7 @@ if TYPE_CHECKING:
 FILE = "1FileAbcdefghijklmnopqrstuvwxyz_0"
 OTHER = "1OtherAbcdefghijklmnopqrstuvwxyz0"
 FOLDER = "1FolderAbcdefghijklmnopqrstuvwxy0"
-LINK = ShareSource("file", FILE)
-QUICK = RetryPolicy(attempts=2, first_wait_s=0.01)
+LINK = f"gdrive://files/{FILE}"
 SCAN_LIMIT = 1_000_000
 
 
@@ -79,11 +76,9 @@ def change(drive: DriveShares, number: str, **changes: object) -> None:
     drive.add(replace(drive.item(number), **changes))  # type: ignore[arg-type]  # replace checks the names
 
 
-def fetch(link: ShareSource, out: Path) -> tuple[str, ...]:
+def fetch(link: str, out: Path) -> tuple[str, ...]:
     """Fetch what a link leads to; return the report's notes."""
-    key = f"?resourcekey={link.resource_key}" if link.resource_key else ""
-    where = "" if link.kind == "unknown" else f"{link.kind}s/"
-    return tuple(fetch_files(f"gdrive://{where}{link.id}{key}", str(out), progress=False).notes)
+    return tuple(fetch_files(link, str(out), progress=False).notes)
 
 
 @pytest.mark.parametrize(
@@ -109,9 +104,9 @@ def fetch(link: ShareSource, out: Path) -> tuple[str, ...]:
 )
 def test_every_pasted_form_is_understood(text: str, kind: str, key: str) -> None:
     """Each form of a link gives its id, its kind where the form tells, and its resource key, which is never shown."""
-    link = parse_source(text.format(FILE))
-    assert link == ShareSource(kind, FILE, key)  # type: ignore[arg-type]  # from the table
-    assert not key or key not in link.label
+    source = parse_source(text.format(FILE))
+    assert source == ShareSource(kind, FILE, key)  # type: ignore[arg-type]  # from the table
+    assert not key or key not in f"{source} {source.label}"
 
 
 @pytest.mark.parametrize(
@@ -155,34 +150,23 @@ def test_a_file_arrives(drive: DriveShares, out: Path, size: int) -> None:
     assert (again.kept_bytes, again.nbytes) == (size, size)
 
 
-def test_a_file_has_its_facts_and_its_ends_after_two_requests(drive: DriveShares) -> None:
-    """One for its facts and its beginning, one for its end: Google counts them."""
-    drive.add(SharedItem(FILE, "Größe 数.bin", content=content(900_000)))
-    with contextlib.closing(open_shared_file(LINK, policy=QUICK, along_bytes=4096)) as file:
-        assert (file.facts.name, file.facts.size) == ("Größe 数.bin", 900_000)
-        assert file.known(100, 300) == content(900_000)[100:300]
-        assert file.known(899_000, 900_000) == content(900_000)[-1000:]
-        assert drive.count("/download") == 2
-        assert b"".join(file.read_range(10, 20)) == content(900_000)[10:30]
-
-
 def test_a_resource_key_opens_what_needs_one(drive: DriveShares, out: Path) -> None:
     """An older file comes with its key, and is private without."""
     drive.add(SharedItem(FILE, "old.bin", content=content(SCAN_LIMIT + 5), resource_key="0-abc"))
     with pytest.raises(SourceAccessError):
         fetch(LINK, out)
-    fetch(ShareSource("file", FILE, "0-abc"), out)
+    fetch(f"{LINK}?resourcekey=0-abc", out)
     assert out.read_bytes() == content(SCAN_LIMIT + 5)
 
 
 def test_open_links_find_out_what_they_lead_to(drive: DriveShares, out: Path) -> None:
     """`open?id=` tells nothing of the kind, so Drive is asked; and a folder is fetched again once its list changes."""
     drive.add(SharedItem(FILE, "a.bin", content=b"a"), SharedItem(FOLDER, "Folder", kind="folder", entries=(FILE,)))
-    fetch(ShareSource("unknown", FOLDER), out / "folder")
+    fetch(f"gdrive://{FOLDER}", out / "folder")
     drive.add(SharedItem(OTHER, "b.bin", content=b"b"))
     change(drive, FOLDER, entries=(FILE, OTHER))
-    fetch(ShareSource("unknown", FOLDER), out / "folder")
-    fetch(ShareSource("unknown", FILE), out / "file")
+    fetch(f"gdrive://{FOLDER}", out / "folder")
+    fetch(f"gdrive://{FILE}", out / "file")
     assert contents(out) == {"folder/a.bin": b"a", "folder/b.bin": b"b", "file": b"a"}
 
 
@@ -197,40 +181,52 @@ def test_a_document_behind_an_id_is_refused_with_the_remedy(drive: DriveShares, 
     ("kind", "state", "error"),
     [
         ("file", "quota", DriveQuotaError),
-        ("file", "busy", TransientError),
+        ("file", "busy", SourceReadError),
         ("file", "missing", SourceNotFoundError),
         ("folder", "rate", DriveQuotaError),
         ("folder", "private", SourceAccessError),
-        ("folder", "busy", TransientError),
+        ("folder", "busy", SourceReadError),
         ("folder", "missing", SourceNotFoundError),
     ],
 )
-def test_each_refusal_has_its_error(drive: DriveShares, kind: Any, state: Any, error: type[ColabstageError]) -> None:
+def test_each_refusal_has_its_error(
+    drive: DriveShares, out: Path, kind: Any, state: Any, error: type[ColabstageError], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Pages that Drive gives in place of data become one typed error each, which names the link."""
-    link = LINK if kind == "file" else ShareSource("folder", FOLDER)
+    lose_patience("sources", 0.1, monkeypatch.setattr)
+    number = FILE if kind == "file" else FOLDER
     if state != "missing":
-        drive.add(SharedItem(link.id, "it", kind=kind, content=b"abc", state=state))
-    with pytest.raises(error, match=link.id):
-        open_shared_file(link, policy=QUICK) if kind == "file" else list_shared_folder(link, policy=QUICK)
+        drive.add(SharedItem(number, "it", kind=kind, content=b"abc", state=state))
+    with pytest.raises(error, match=number) as raised:
+        fetch(f"gdrive://{kind}s/{number}", out)
+    assert raised.type is error
+    assert not out.exists()
 
 
 @pytest.mark.parametrize(
     ("changes", "error"),
     [
         ({"state": "quota"}, DriveQuotaError),
-        ({"content": content(900_001), "modified": "Tue, 03 Mar 2026 10:00:00 GMT"}, SourceChangedError),
+        ({"content": content(20_000_001), "modified": "Tue, 03 Mar 2026 10:00:00 GMT"}, SourceChangedError),
     ],
     ids=["too many requests", "another file"],
 )
 def test_what_happens_in_mid_read_is_told_as_such(
-    drive: DriveShares, changes: dict[str, object], error: type[Exception]
+    drive: DriveShares, out: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, object], error: type[Exception]
 ) -> None:
     """Two halves of different files never become one, and a refusal is not a read that broke off."""
-    drive.add(SharedItem(FILE, "a.bin", content=content(900_000)))
-    with contextlib.closing(open_shared_file(LINK, policy=QUICK)) as file:
-        change(drive, FILE, **changes)
-        with pytest.raises(error):
-            b"".join(file.read_range(0, 100_000))
+    drive.add(SharedItem(FILE, "a.bin", content=content(20_000_000)))
+    serve = drive._bytes
+
+    def change_after_the_looks(item: SharedItem, request: Any) -> Any:
+        if drive.count("/download") > 6:
+            change(drive, FILE, **changes)
+        return serve(item, request)
+
+    monkeypatch.setattr(drive, "_bytes", change_after_the_looks)
+    with pytest.raises(error):
+        fetch(LINK, out)
+    assert not out.exists()
 
 
 @pytest.mark.parametrize("kind", ["file", "folder"])
@@ -243,7 +239,7 @@ def test_a_page_in_place_of_what_was_asked_for_is_refused(
     monkeypatch.setattr(drive, "_folder_page", lambda folder: page)
     drive.add(SharedItem(FILE, "a", kind=kind, content=b"abc"))
     with pytest.raises(WebPageError, match=f"Surprise|{FILE}"):
-        fetch(ShareSource(kind, FILE), out)
+        fetch(f"gdrive://{kind}s/{FILE}", out)
 
 
 def test_an_old_gdown_is_not_asked(drive: DriveShares, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,7 +250,7 @@ def test_an_old_gdown_is_not_asked(drive: DriveShares, out: Path, monkeypatch: p
     monkeypatch.setitem(sys.modules, "gdown", old)
     monkeypatch.setitem(sys.modules, "gdown.download_folder", types.ModuleType("gdown.download_folder"))
     with pytest.raises(MissingDependencyError, match=r"5\.2\.2.*gdown>=6\.3"):
-        fetch(ShareSource("folder", FOLDER), out)
+        fetch(f"gdrive://folders/{FOLDER}", out)
 
 
 def test_a_folder_comes_whole(drive: DriveShares, out: Path) -> None:
@@ -272,7 +268,7 @@ def test_a_folder_comes_whole(drive: DriveShares, out: Path) -> None:
         drive.add(SharedItem(item_id(number + 500), folder, kind="folder", entries=(item_id(number),)))
         tops.append(item_id(number + 500))
     drive.add(SharedItem(FOLDER, "Set <1>", kind="folder", entries=tuple(tops)))
-    fetch(ShareSource("folder", FOLDER), out)
+    fetch(f"gdrive://folders/{FOLDER}", out)
     assert contents(out) == expected
     assert drive.count("/download") <= 2 * len(expected)
 
@@ -284,7 +280,7 @@ def test_one_file_that_is_refused_refuses_the_folder(drive: DriveShares, out: Pa
     drive.add(SharedItem(FOLDER, "Set", kind="folder", entries=ids))
     change(drive, ids[7], state="quota")
     with pytest.raises(DriveQuotaError):
-        fetch(ShareSource("folder", FOLDER), out)
+        fetch(f"gdrive://folders/{FOLDER}", out)
     assert not out.exists()
 
 
@@ -306,7 +302,7 @@ def test_what_no_folder_of_a_disk_has_is_made_such(drive: DriveShares, out: Path
     drive.add(SharedItem(FILE, "in.png", content=b"in"))
     for number, order in enumerate((ids, ids[::-1])):
         drive.add(SharedItem(FOLDER, "Set", kind="folder", entries=tuple(order)))
-        notes = fetch(ShareSource("folder", FOLDER), out / str(number))
+        notes = fetch(f"gdrive://folders/{FOLDER}", out / str(number))
         assert read_tree(out / str(number)) == expected
         for name in ("Notes", "Survey", "a.png", "b.tar.gz"):
             assert any(f"'{name}'" in note for note in notes), notes
