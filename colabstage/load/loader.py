@@ -6,6 +6,7 @@ import copy
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
+from threading import current_thread
 from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
@@ -387,6 +388,24 @@ class Loader(Iterated, _Base):
         """Return how batches are loaded, and why."""
         return self._made_by.plan
 
+    @property
+    def epoch(self) -> int:
+        """Return the epoch that `state_dict` is of."""
+        return self._place.epoch
+
+    @property
+    def _place(self) -> EpochPlace:
+        thread, done = self._position.thread, self._position.done
+        if not done.ended and thread is not None and thread is not current_thread() and thread.is_alive():
+            msg = (
+                "Another thread takes the batches of this loader, ahead of your loop, so its place is not that of the "
+                "training. Iterate over the loader itself, made with device= rather than inside a CudaDataLoader: it "
+                "makes and copies batches in advance, too."
+            )
+            raise OptionError(msg)
+        # Only the loop's end tells that nothing of the epoch is left to ask for.
+        return EpochPlace(done.epoch + 1, 0) if done.ended else done
+
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration epoch `epoch`: from its first batch, or where `load_state_dict` said, if that is this
         epoch.
@@ -405,10 +424,11 @@ class Loader(Iterated, _Base):
         resumed loop over it is empty. Taken after the loop has ended, it is the beginning of the next epoch. A batch
         whose transform failed is over as well, where the loop continues. All ranks have the same state at the same
         step, so one rank's serves all.
+
+        Raises:
+            OptionError: another thread takes the batches.
         """
-        # Only the loop's end tells that nothing of the epoch is left to ask for.
-        done = self._position.done
-        done = EpochPlace(done.epoch + 1, 0) if done.ended else done
+        done = self._place
         state = {**self._made_by.identity(done.epoch), "epoch": done.epoch, "batches_done": done.batches_done}
         return {**state, **self._made_by.drawn(done.epoch)} if done.batches_done else state
 

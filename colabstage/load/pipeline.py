@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from threading import Thread, current_thread
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -72,11 +73,13 @@ class Position:
     """Where the next iteration begins."""
     follows: bool = False
     """Whether `done` follows the iterations; not once somebody has set another place."""
+    thread: Thread | None = None
+    """Which thread took the last batch."""
 
     def move_to(self, place: EpochPlace) -> None:
         """Begin the next iteration at a place."""
         self.done = self.next = place
-        self.follows = False
+        self.follows, self.thread = False, None
 
     def begin(self) -> None:
         """Record that the next iteration has begun, and the one after it is the epoch after."""
@@ -86,6 +89,7 @@ class Position:
     def hand_out(self, place: EpochPlace) -> None:
         """Record that an iteration has handed out one more batch of the epoch that it is in."""
         place.batches_done += 1
+        self.thread = current_thread()
         if self.follows:
             self.done = place
 

@@ -19,6 +19,7 @@ from colabstage.io.arguments import refuse_argument
 from colabstage.io.units import listed
 from colabstage.io.whole_imports import refuse_import
 from colabstage.io.workspace import short_digest
+from colabstage.load.epoch import digest_of
 from colabstage.load.loader import OtherOrderError
 
 try:
@@ -27,12 +28,17 @@ except ImportError as error:
     refuse_import("torch", "resumable needs", error)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
+    from collections.abc import Iterator
 
 _PLAIN = (str, bytes, bool, int, float, complex, type(None), torch.Size, torch.dtype, torch.device)
 
 
+# Begins the digest of a file without a manifest, which may have got one since.
+ROWS = "rows "
+_SOME_ROWS = 64
+# Parts of which it is known whether they have the weights that an optimizer trains.
+_KNOWN = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
+_AS_BEFORE = "Make it as it was made before, or begin a new run in another folder."
 _NO_PLACE = " Leave loader= out to save between epochs only, or make the loader by data.loader(…) or make_loader(…)."
 
 
@@ -82,6 +88,9 @@ class Copier:
         raise OptionError(msg)
 
     def _tensor(self, tensor: torch.Tensor, known: dict[tuple[Any, ...], torch.Tensor]) -> torch.Tensor:
+        if torch.nn.parameter.is_lazy(tensor):
+            msg = "A lazy layer of the model has no weights yet. Call the model with one batch before resumable()."
+            raise OptionError(msg)
         source = tensor.detach()
         if source.layout != torch.strided:
             return source.to("cpu", copy=True)
@@ -201,6 +210,73 @@ def kind_of_part(part: object) -> str:
     return "" if isinstance(part, torch.nn.Module) else type(part).__name__
 
 
+def parameters_of(parts: Mapping[str, object]) -> dict[str, list[str]]:
+    """Return the names of the parameters that each optimizer trains, in its order, to which its state belongs.
+
+    Raises:
+        OptionError: some belong to no part, so they would not be saved.
+    """
+    modules = {name: part for name, part in parts.items() if isinstance(part, torch.nn.Module)}
+    names = {id(value): f"{name}.{own}" for name, part in modules.items() for own, value in part.named_parameters()}
+    found = {
+        name: [names.get(id(value), "") for group in part.param_groups for value in group["params"]]
+        for name, part in parts.items()
+        if isinstance(part, torch.optim.Optimizer)
+    }
+    # A part of another kind may save them.
+    is_known = all(isinstance(part, _KNOWN) for part in parts.values())
+    for name, trained in found.items():
+        if is_known and "" in trained:
+            msg = (
+                f"{name} trains {trained.count('')} parameters of {len(trained)} that are in no part of this run, so "
+                f"they would not be saved. If its model was made anew, make {name} anew, from model.parameters(); else "
+                "pass the model that has them, too."
+            )
+            raise OptionError(msg)
+    return found
+
+
+def check_order(now: Mapping[str, list[str]], then: Mapping[str, list[str]]) -> None:
+    """Refuse an optimizer with its parameters in another order: each would get the state of another one.
+
+    Raises:
+        OptionError: one differs in that.
+    """
+    for name, trained in now.items():
+        for place, (own, saved) in enumerate(zip(trained, then.get(name, ()), strict=False)):
+            if own and saved and own != saved:
+                msg = f"Parameter {place} of {name} is {own}, and was {saved} when the run was saved. {_AS_BEFORE}"
+                raise OptionError(msg)
+
+
+def settings_of(parts: Mapping[str, object]) -> dict[str, Any]:
+    """Return the numbers that optimizers and schedules are set to, each under the name that a program has for it."""
+    found: dict[str, Any] = {}
+    for name, part in parts.items():
+        if isinstance(part, torch.optim.Optimizer):
+            for number, group in enumerate(part.param_groups):
+                found |= {f"{name}.param_groups[{number}][{key!r}]": value for key, value in group.items()}
+        elif isinstance(part, torch.optim.lr_scheduler.LRScheduler):
+            found |= {f"{name}.{key}": value for key, value in part.state_dict().items()}
+    return {name: value for name, value in found.items() if _is_number(value)}
+
+
+def changed_settings(begun: Mapping[str, Any], given: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return a sentence for each number that a run was begun with and keeps, although it is given another one."""
+    # Of a training that goes on in the same kernel the numbers that it changes itself are given.
+    return [
+        f"{name} stays {value}, as the run was begun; {given[name]} would be for a new run, in another folder."
+        for name, value in begun.items()
+        if name in given and value == now.get(name) != given[name]
+    ]
+
+
+def _is_number(value: object) -> bool:
+    if isinstance(value, list | tuple):
+        return all(_is_number(one) for one in value)
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def load_parts(parts: Mapping[str, Any], kinds: Mapping[str, str], states: Mapping[str, Any]) -> list[str]:
     """Load the state of each part; where one does not fit, all are as they were before.
 
@@ -222,10 +298,8 @@ def load_parts(parts: Mapping[str, Any], kinds: Mapping[str, str], states: Mappi
         raise OptionError(msg)
     for name, part in parts.items():
         if kinds[name] != kind_of_part(part):
-            msg = (
-                f"{name} is a {type(part).__name__}, but the run was saved with a {kinds[name] or 'model'}. Use that, "
-                "or begin a new run in another folder."
-            )
+            saved = kinds[name] or "model"
+            msg = f"{name} is a {type(part).__name__}, but the run was saved with a {saved}. {_AS_BEFORE}"
             raise OptionError(msg)
     before = Copier().copy({name: part.state_dict() for name, part in parts.items()})
     begun: list[str] = []
@@ -244,18 +318,27 @@ def load_parts(parts: Mapping[str, Any], kinds: Mapping[str, str], states: Mappi
     except Exception as error:
         for changed in reversed(begun):
             parts[changed].load_state_dict(before[changed])
-        msg = f"The saved state of {name} cannot be loaded into this {type(parts[name]).__name__}: {said_by(error)}"
+        what = f"this {type(parts[name]).__name__}: {said_by(error)}"
+        msg = f"The saved state of {name} cannot be loaded into {what}. {_AS_BEFORE}"
         raise OptionError(msg) from error
     return notes
 
 
 def dataset_digest(loader: object) -> str:
-    """Return a digest of the packed file that a loader reads, from its manifest; empty where that is not known."""
+    """Return a digest of the file that a loader reads: from its manifest, or, of another program's, from its targets
+    and some inputs. Empty where there is no file, or not all of it is here."""
     dataset: Any = getattr(loader, "dataset", None)
     while hasattr(dataset, "dataset"):  # a Subset
         dataset = dataset.dataset
-    paths: Sequence[Path] = getattr(getattr(dataset, "reader", None), "paths", ())
-    manifests = [read_manifest(path) for path in paths]
-    if not manifests or any(manifest is None for manifest in manifests):
+    reader: Any = getattr(dataset, "reader", None)
+    manifests = [read_manifest(path) for path in getattr(reader, "paths", ())]
+    hashes = [digest for manifest in manifests if manifest for digest in manifest.hashes]
+    if hashes and all(manifests):
+        return short_digest(" ".join(hashes))
+    if not manifests or reader.layout is not None:
         return ""
-    return short_digest(" ".join(digest for manifest in manifests if manifest for digest in manifest.hashes))
+    some = range(0, len(reader), len(reader) // _SOME_ROWS + 1)
+    # Numbers are read whole, and of masks some. Decoded images depend on the decoder.
+    read = [reader.read_y(some if reader.target_shape else range(len(reader)))]
+    read += [] if reader.encoded else [reader.read_x(some)]
+    return f"{ROWS}{digest_of(*(part for part in read if isinstance(part, np.ndarray)))}"
