@@ -39,16 +39,15 @@ from colabstage.runs.saver import END_S, Job, Saved, Saver
 from colabstage.runs.state import (
     ROWS,
     Copier,
-    changed_settings,
-    check_order,
+    check_parameters,
     check_parts,
     dataset_digest,
+    kept_numbers,
     kind_of_part,
     load_parts,
-    parameters_of,
     random_state,
     set_random_state,
-    settings_of,
+    setup_of,
     unwrapped,
 )
 from colabstage.runs.versions import Version, is_complete, list_versions, sweep_leftovers
@@ -207,8 +206,7 @@ class Run:
         self._summed = 0
         # Who counts the epochs: a loop over `epochs`, or one that calls `end_epoch`; otherwise the loader.
         self._counts = False
-        self._trained: dict[str, list[str]] = {}
-        self._settings: dict[str, Any] = {}
+        self._setup: dict[str, Any] = {}
         self._pass: int | None = None
         self._saved: tuple[int, int, int] = self._place()
         self._due_s = self._again_s = 0.0
@@ -229,7 +227,7 @@ class Run:
             for loop in self._loops():
                 loop.local = local
             # What cannot be saved is refused now, and not when the first version is due.
-            self._trained, self._settings = parameters_of(self._parts), settings_of(self._parts)
+            self._setup = setup_of(self._parts)
             self._copier.give_back(self._states())
             stack.callback(self._leave)
             (version, self._session), *_ = _on_each_rank(lambda: self._choose(local))
@@ -449,11 +447,11 @@ class Run:
                 "are others. Use the one from before, or begin a new run in another folder."
             )
             raise OptionError(msg)
-        # Files that earlier versions wrote have neither.
-        check_order(self._trained, content.get("trained", {}))
-        given, self._settings = self._settings, content.get("settings", self._settings)
+        # Files that earlier versions wrote have none.
+        given, self._setup = self._setup, content.get("setup", self._setup)
+        check_parameters(self._setup, given)
         self.notes += load_parts(parts, content["kinds"], content["parts"])
-        self.notes += changed_settings(self._settings, given, settings_of(self._parts))
+        self.notes += kept_numbers(self._setup, given, setup_of(self._parts))
         counters = content["counters"]
         self.epoch, self.steps = counters["epoch"], counters["steps"]
         self.history = [dict(row) for row in content["history"]]
@@ -544,8 +542,7 @@ class Run:
             "parts": states,
             "kinds": {name: kind_of_part(part) for name, part in parts.items()},
             "dataset": self._digest,
-            "trained": self._trained,
-            "settings": self._settings,
+            "setup": self._setup,
             "random": random_state(),
             "counters": {"epoch": self.epoch, "steps": self.steps},
             "history": [dict(row) for row in self.history],

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,7 +37,7 @@ _PLAIN = (str, bytes, bool, int, float, complex, type(None), torch.Size, torch.d
 # Begins the digest of a file without a manifest, which may have got one since.
 ROWS = "rows "
 _SOME_ROWS = 64
-# Parts of which it is known whether they have the weights that an optimizer trains.
+# Parts that show whether they have the weights that an optimizer trains.
 _KNOWN = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
 _AS_BEFORE = "Make it as it was made before, or begin a new run in another folder."
 _NO_PLACE = " Leave loader= out to save between epochs only, or make the loader by data.loader(…) or make_loader(…)."
@@ -210,71 +211,63 @@ def kind_of_part(part: object) -> str:
     return "" if isinstance(part, torch.nn.Module) else type(part).__name__
 
 
-def parameters_of(parts: Mapping[str, object]) -> dict[str, list[str]]:
-    """Return the names of the parameters that each optimizer trains, in its order, to which its state belongs.
+def setup_of(parts: Mapping[str, object]) -> dict[str, Any]:
+    """Return how optimizers and schedules are set up: their numbers, each under the name that a program has for it, and
+    the names of the parameters that an optimizer trains, in the order of its state.
 
     Raises:
-        OptionError: some belong to no part, so they would not be saved.
+        OptionError: an optimizer trains parameters of no part, which would not be saved.
     """
-    modules = {name: part for name, part in parts.items() if isinstance(part, torch.nn.Module)}
-    names = {id(value): f"{name}.{own}" for name, part in modules.items() for own, value in part.named_parameters()}
-    found = {
-        name: [names.get(id(value), "") for group in part.param_groups for value in group["params"]]
-        for name, part in parts.items()
-        if isinstance(part, torch.optim.Optimizer)
-    }
-    # A part of another kind may save them.
-    is_known = all(isinstance(part, _KNOWN) for part in parts.values())
-    for name, trained in found.items():
-        if is_known and "" in trained:
-            msg = (
-                f"{name} trains {trained.count('')} parameters of {len(trained)} that are in no part of this run, so "
-                f"they would not be saved. If its model was made anew, make {name} anew, from model.parameters(); else "
-                "pass the model that has them, too."
-            )
-            raise OptionError(msg)
+    # By the number of each, because parameters compare by their values.
+    names = {id(one): f"{name}.{own}" for name, part in sorted(parts.items()) for own, one in _parameters_in(part)}
+    found: dict[str, Any] = {}
+    for name, part in parts.items():
+        if isinstance(part, torch.optim.lr_scheduler.LRScheduler):
+            found |= {f"{name}.{key}": value for key, value in part.state_dict().items() if _is_number(value)}
+        if not isinstance(part, torch.optim.Optimizer):
+            continue
+        for number, group in enumerate(part.param_groups):
+            place = f"{name}.param_groups[{number}]"
+            found |= {f"{place}[{key!r}]": value for key, value in group.items() if _is_number(value)}
+            trained = found[f"{place}['params']"] = [names.get(id(one), "") for one in group["params"]]
+            # A part of another kind may save them.
+            if "" in trained and all(isinstance(one, _KNOWN) for one in parts.values()):
+                msg = (
+                    f"{name} trains {trained.count('')} parameters that are in no part of this run, so they would not "
+                    f"be saved. Pass their model; if it was made anew since, make {name} anew, too."
+                )
+                raise OptionError(msg)
     return found
 
 
-def check_order(now: Mapping[str, list[str]], then: Mapping[str, list[str]]) -> None:
-    """Refuse an optimizer with its parameters in another order: each would get the state of another one.
-
-    Raises:
-        OptionError: one differs in that.
-    """
-    for name, trained in now.items():
-        for place, (own, saved) in enumerate(zip(trained, then.get(name, ()), strict=False)):
-            if own and saved and own != saved:
-                msg = f"Parameter {place} of {name} is {own}, and was {saved} when the run was saved. {_AS_BEFORE}"
-                raise OptionError(msg)
-
-
-def settings_of(parts: Mapping[str, object]) -> dict[str, Any]:
-    """Return the numbers that optimizers and schedules are set to, each under the name that a program has for it."""
-    found: dict[str, Any] = {}
-    for name, part in parts.items():
-        if isinstance(part, torch.optim.Optimizer):
-            for number, group in enumerate(part.param_groups):
-                found |= {f"{name}.param_groups[{number}][{key!r}]": value for key, value in group.items()}
-        elif isinstance(part, torch.optim.lr_scheduler.LRScheduler):
-            found |= {f"{name}.{key}": value for key, value in part.state_dict().items()}
-    return {name: value for name, value in found.items() if _is_number(value)}
-
-
-def changed_settings(begun: Mapping[str, Any], given: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return a sentence for each number that a run was begun with and keeps, although it is given another one."""
-    # Of a training that goes on in the same kernel the numbers that it changes itself are given.
-    return [
-        f"{name} stays {value}, as the run was begun; {given[name]} would be for a new run, in another folder."
-        for name, value in begun.items()
-        if name in given and value == now.get(name) != given[name]
-    ]
+def _parameters_in(part: object) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    return part.named_parameters() if isinstance(part, torch.nn.Module) else iter(())
 
 
 def _is_number(value: object) -> bool:
     if isinstance(value, list | tuple):
-        return all(_is_number(one) for one in value)
+        return all(map(_is_number, value))
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def check_parameters(begun: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Refuse an optimizer with other parameters than it had, or in another order: a state belongs to a place."""
+    for name in begun.keys() & given.keys():
+        if name.endswith("['params']") and begun[name] != given[name]:
+            pairs = zip_longest(given[name], begun[name], fillvalue="nothing")
+            own, saved = next(pair for pair in pairs if pair[0] != pair[1])
+            msg = f"{name} has {own} where it had {saved} when the run was saved. {_AS_BEFORE}"
+            raise OptionError(msg)
+
+
+def kept_numbers(begun: Mapping[str, Any], given: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return a sentence for each number that a run keeps since it began, although another one is given."""
+    # What a training changes itself is another one too, where it goes on in the same kernel.
+    return [
+        f"{name} stays {value}, as the run began; for {given[name]} begin a new run, in another folder."
+        for name, value in begun.items()
+        if name in given and given[name] != value == now.get(name)
+    ]
 
 
 def load_parts(parts: Mapping[str, Any], kinds: Mapping[str, str], states: Mapping[str, Any]) -> list[str]:
