@@ -597,8 +597,8 @@ class Normalize(_Seeded):
 class OneHot(_Seeded):
     """Turn class indices into one channel a class: masks `(B, H, W)` to `(B, K, H, W)`, labels `(B,)` to `(B, K)`.
 
-    -1, and indices of pixels outside, such as those of no class (255), are 0 in all channels. A label of K or more is
-    an error, where y is in this computer's memory: on a GPU looking would have the loop wait for it.
+    -1, and the 255 of pixels without a class, are 0 in all channels. Any other index of K or more is an error, where y
+    is in this computer's memory: on a GPU looking would have the loop wait for it.
     """
 
     classes: int
@@ -616,7 +616,8 @@ class OneHot(_Seeded):
             msg = f"OneHot needs a tensor of class indices as y, got {kind}."
             raise OptionError(msg)
         # With zeros the sample's loss would be 0, whatever the model predicts.
-        if y.dim() == 1 and len(y) and y.device.type == "cpu" and (highest := int(y.max())) >= self.classes:
+        known = y if y.dim() == 1 else y[y != VOID]
+        if known.numel() and known.device.type == "cpu" and (highest := int(known.max())) >= self.classes:
             msg = f"OneHot({self.classes}) is too small for a sample of class {highest}. Write OneHot({highest + 1})."
             raise OptionError(msg)
         # In 64 bits: 255 classes and more do not fit into the bytes of masks.

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from threading import Thread, current_thread
 from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
@@ -408,6 +409,24 @@ class Loader(Iterated, _Base):
         """Return how batches are loaded, and why."""
         return self._made_by.plan
 
+    @property
+    def epoch(self) -> int:
+        """Return the epoch that `state_dict` is of."""
+        return self._place.epoch
+
+    @property
+    def _place(self) -> EpochPlace:
+        thread, done = self._position.thread, self._position.done
+        if not done.ended and thread is not None and thread is not current_thread() and thread.is_alive():
+            msg = (
+                "Another thread takes the batches of this loader, ahead of your loop, so its place is not that of the "
+                "training. Iterate over the loader itself, made with device= rather than inside a CudaDataLoader: it "
+                "makes and copies batches in advance, too."
+            )
+            raise OptionError(msg)
+        # Only the loop's end tells that nothing of the epoch is left to ask for.
+        return EpochPlace(done.epoch + 1, 0) if done.ended else done
+
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration epoch `epoch`: from its first batch, or where `load_state_dict` said, if that is this
         epoch.
@@ -426,10 +445,11 @@ class Loader(Iterated, _Base):
         resumed loop over it is empty. Taken after the loop has ended, it is the beginning of the next epoch. A batch
         whose transform failed is over as well, where the loop continues. All ranks have the same state at the same
         step, so one rank's serves all.
+
+        Raises:
+            OptionError: another thread takes the batches.
         """
-        # Only the loop's end shows that nothing of the epoch is left.
-        done = self._position.done
-        done = EpochPlace(done.epoch + 1, 0) if done.ended else done
+        done = self._place
         state = {**self._made_by.identity(done.epoch), "epoch": done.epoch, "batches_done": done.batches_done}
         return {**state, **self._made_by.drawn(done.epoch)} if done.batches_done else state
 
@@ -586,11 +606,13 @@ class Position:
     """Where the next iteration begins."""
     follows: bool = False
     """Whether `done` follows the iterations; not once somebody has set another place."""
+    thread: Thread | None = None
+    """Which thread took the last batch."""
 
     def move_to(self, place: EpochPlace) -> None:
         """Begin the next iteration at a place."""
         self.done = self.next = place
-        self.follows = False
+        self.follows, self.thread = False, None
 
     def begin(self) -> None:
         """Record that the next iteration has begun, and the one after it is the epoch after."""
@@ -600,6 +622,7 @@ class Position:
     def hand_out(self, place: EpochPlace) -> None:
         """Record that an iteration has handed out one more batch of the epoch that it is in."""
         place.batches_done += 1
+        self.thread = current_thread()
         if self.follows:
             self.done = place
 

@@ -37,13 +37,17 @@ from colabstage.runs.lease import NAME, Heartbeat, new_lease, wait_until_free
 from colabstage.runs.listing import PLACES, Version, is_complete, list_versions, plot_history, sweep_leftovers
 from colabstage.runs.saver import END_S, Job, Saved, Saver
 from colabstage.runs.state import (
+    ROWS,
     Copier,
+    check_parameters,
     check_parts,
     dataset_digest,
+    kept_numbers,
     kind_of_part,
     load_parts,
     random_state,
     set_random_state,
+    setup_of,
     unwrapped,
 )
 from colabstage.stage.publish import restore_file
@@ -199,6 +203,10 @@ class Run:
         # The sum of each value, and the steps that had it.
         self._sums: dict[str, tuple[Any, int]] = {}
         self._summed = 0
+        # Who counts the epochs: a loop over `epochs`, or one that calls `end_epoch`; otherwise the loader.
+        self._counts = False
+        self._setup: dict[str, Any] = {}
+        self._pass: int | None = None
         self._saved: tuple[int, int, int] = self._place()
         self._due_s = self._again_s = 0.0
         self._random: Mapping[str, Any] | None = None
@@ -217,12 +225,14 @@ class Run:
             local.mkdir(mode=0o700)
             for loop in self._loops():
                 loop.local = local
-            # A state that cannot be saved is refused now, and not when the first version is due.
+            # What cannot be saved is refused now, and not when the first version is due.
+            self._setup = setup_of(self._parts)
             self._copier.give_back(self._states())
             stack.callback(self._leave)
             (version, self._session), *_ = _on_each_rank(lambda: self._choose(local))
             _on_each_rank(lambda: self._begin(version, local))
             stack.enter_context(self._signals())
+            self._counts = bool(self._loops())
             for loop in self._loops():
                 loop.join(self)
                 self.checkpoint, self.callback = loop.checkpoint, loop.callback
@@ -236,6 +246,8 @@ class Run:
     ) -> None:
         with self._stack:
             # What an exception has left half done is no state to go on from.
+            if error is None:
+                self._follow_loader()
             if error is None and not self._is_saved():
                 self.save()
             self._tell_saved()
@@ -249,6 +261,7 @@ class Run:
         """
         number = whole_number("number", number)
         self._check_open()
+        self._counts = True
         if self.epoch >= number:
             self._shown.line(f"All {number} epochs are done; nothing is left to train. {self}")
         while self.epoch < number:
@@ -259,6 +272,7 @@ class Run:
     def end_epoch(self) -> None:
         """Count an epoch that is done, and save a version if one is due, in a loop that is not one over `epochs`."""
         self._check_open()
+        self._counts = True
         self._end_row()
         self.epoch += 1
         self._between()
@@ -281,6 +295,7 @@ class Run:
         """
         _check_numbers(values)
         self._check_open()
+        self._follow_loader()
         self.steps += 1
         self._summed += 1
         for name, value in values.items():
@@ -424,17 +439,23 @@ class Run:
             )
             raise OptionError(msg)
         parts = self._all_parts()
-        if content["dataset"] and (digest := dataset_digest(self._loader)) and digest != content["dataset"]:
+        now, then = dataset_digest(self._loader), content["dataset"]
+        if now and then and now.startswith(ROWS) == then.startswith(ROWS) and now != then:
             msg = (
-                "The packed dataset is not the one that this run was trained with, so the rows that are left are "
-                "others. Stage the one from before, or begin a new run in another folder."
+                "The dataset of the loader is not the one that this run was trained with, so the rows that are left "
+                "are others. Use the one from before, or begin a new run in another folder."
             )
             raise OptionError(msg)
+        # Files that earlier versions wrote have none.
+        given, self._setup = self._setup, content.get("setup", self._setup)
+        check_parameters(self._setup, given)
         self.notes += load_parts(parts, content["kinds"], content["parts"])
+        self.notes += kept_numbers(self._setup, given, setup_of(self._parts))
         counters = content["counters"]
         self.epoch, self.steps = counters["epoch"], counters["steps"]
         self.history = [dict(row) for row in content["history"]]
         self._saved = self._place()
+        self._pass = getattr(self._loader, "epoch", None)
         self.resumed_from = version
         self._random = content["random"]
 
@@ -500,8 +521,17 @@ class Run:
     def _place(self) -> tuple[int, int, int]:
         return self.epoch, self.steps, len(self.history)
 
+    def _follow_loader(self) -> None:
+        """Count epochs as the loader does, where the loop does not: `for epoch in range(run.epoch, 30)`."""
+        now = getattr(self._loader, "epoch", None)
+        if not self._counts and self._pass is not None and now != self._pass:
+            self._end_row()
+            self.epoch += 1
+        self._pass = now
+
     def _job(self) -> Job:
         """Copy the state as it is now."""
+        self._follow_loader()
         self._end_row()
         parts, states = self._all_parts(), self._states()
         # Once: the list of hashes of a large pack is long. A pack that arrives has none before its end.
@@ -511,6 +541,7 @@ class Run:
             "parts": states,
             "kinds": {name: kind_of_part(part) for name, part in parts.items()},
             "dataset": self._digest,
+            "setup": self._setup,
             "random": random_state(),
             "counters": {"epoch": self.epoch, "steps": self.steps},
             "history": [dict(row) for row in self.history],

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from colabstage.io.arguments import refuse_argument
 from colabstage.io.packages import refuse_import
 from colabstage.io.units import listed
 from colabstage.io.workspace import short_digest
+from colabstage.load.epoch import digest_of
 from colabstage.load.loader import OtherOrderError
 
 try:
@@ -27,12 +29,17 @@ except ImportError as error:
     refuse_import("torch", "resumable needs", error)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
+    from collections.abc import Iterator
 
 _PLAIN = (str, bytes, bool, int, float, complex, type(None), torch.Size, torch.dtype, torch.device)
 
 
+# Begins the digest of a file without a manifest, which may have got one since.
+ROWS = "rows "
+_SOME_ROWS = 64
+# Parts that show whether they have the weights that an optimizer trains.
+_KNOWN = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
+_AS_BEFORE = "Make it as it was made before, or begin a new run in another folder."
 _NO_PLACE = " Leave loader= out to save between epochs only, or make the loader by data.loader(…) or make_loader(…)."
 
 
@@ -82,6 +89,9 @@ class Copier:
         raise OptionError(msg)
 
     def _tensor(self, tensor: torch.Tensor, known: dict[tuple[Any, ...], torch.Tensor]) -> torch.Tensor:
+        if torch.nn.parameter.is_lazy(tensor):
+            msg = "A lazy layer of the model has no weights yet. Call the model with one batch before resumable()."
+            raise OptionError(msg)
         source = tensor.detach()
         if source.layout != torch.strided:
             return source.to("cpu", copy=True)
@@ -201,6 +211,65 @@ def kind_of_part(part: object) -> str:
     return "" if isinstance(part, torch.nn.Module) else type(part).__name__
 
 
+def setup_of(parts: Mapping[str, object]) -> dict[str, Any]:
+    """Return how optimizers and schedules are set up: their numbers, each under the name that a program has for it, and
+    the names of the parameters that an optimizer trains, in the order of its state.
+
+    Raises:
+        OptionError: an optimizer trains parameters of no part, which would not be saved.
+    """
+    # By the number of each, because parameters compare by their values.
+    names = {id(one): f"{name}.{own}" for name, part in sorted(parts.items()) for own, one in _parameters_in(part)}
+    found: dict[str, Any] = {}
+    for name, part in parts.items():
+        if isinstance(part, torch.optim.lr_scheduler.LRScheduler):
+            found |= {f"{name}.{key}": value for key, value in part.state_dict().items() if _is_number(value)}
+        if not isinstance(part, torch.optim.Optimizer):
+            continue
+        for number, group in enumerate(part.param_groups):
+            place = f"{name}.param_groups[{number}]"
+            found |= {f"{place}[{key!r}]": value for key, value in group.items() if _is_number(value)}
+            trained = found[f"{place}['params']"] = [names.get(id(one), "") for one in group["params"]]
+            # A part of another kind may save them.
+            if "" in trained and all(isinstance(one, _KNOWN) for one in parts.values()):
+                msg = (
+                    f"{name} trains {trained.count('')} parameters that are in no part of this run, so they would not "
+                    f"be saved. Pass their model; if it was made anew since, make {name} anew, too."
+                )
+                raise OptionError(msg)
+    return found
+
+
+def _parameters_in(part: object) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    return part.named_parameters() if isinstance(part, torch.nn.Module) else iter(())
+
+
+def _is_number(value: object) -> bool:
+    if isinstance(value, list | tuple):
+        return all(map(_is_number, value))
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def check_parameters(begun: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Refuse an optimizer with other parameters than it had, or in another order: a state belongs to a place."""
+    for name in begun.keys() & given.keys():
+        if name.endswith("['params']") and begun[name] != given[name]:
+            pairs = zip_longest(given[name], begun[name], fillvalue="nothing")
+            own, saved = next(pair for pair in pairs if pair[0] != pair[1])
+            msg = f"{name} has {own} where it had {saved} when the run was saved. {_AS_BEFORE}"
+            raise OptionError(msg)
+
+
+def kept_numbers(begun: Mapping[str, Any], given: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return a sentence for each number that a run keeps since it began, although another one is given."""
+    # What a training changes itself is another one too, where it goes on in the same kernel.
+    return [
+        f"{name} stays {value}, as the run began; for {given[name]} begin a new run, in another folder."
+        for name, value in begun.items()
+        if name in given and given[name] != value == now.get(name)
+    ]
+
+
 def load_parts(parts: Mapping[str, Any], kinds: Mapping[str, str], states: Mapping[str, Any]) -> list[str]:
     """Load the state of each part; where one does not fit, all are as they were before.
 
@@ -222,10 +291,8 @@ def load_parts(parts: Mapping[str, Any], kinds: Mapping[str, str], states: Mappi
         raise OptionError(msg)
     for name, part in parts.items():
         if kinds[name] != kind_of_part(part):
-            msg = (
-                f"{name} is a {type(part).__name__}, but the run was saved with a {kinds[name] or 'model'}. Use that, "
-                "or begin a new run in another folder."
-            )
+            saved = kinds[name] or "model"
+            msg = f"{name} is a {type(part).__name__}, but the run was saved with a {saved}. {_AS_BEFORE}"
             raise OptionError(msg)
     before = Copier().copy({name: part.state_dict() for name, part in parts.items()})
     begun: list[str] = []
@@ -244,18 +311,27 @@ def load_parts(parts: Mapping[str, Any], kinds: Mapping[str, str], states: Mappi
     except Exception as error:
         for changed in reversed(begun):
             parts[changed].load_state_dict(before[changed])
-        msg = f"The saved state of {name} cannot be loaded into this {type(parts[name]).__name__}: {said_by(error)}"
+        what = f"this {type(parts[name]).__name__}: {said_by(error)}"
+        msg = f"The saved state of {name} cannot be loaded into {what}. {_AS_BEFORE}"
         raise OptionError(msg) from error
     return notes
 
 
 def dataset_digest(loader: object) -> str:
-    """Return a digest of the packed file that a loader reads, from its manifest; empty where that is not known."""
+    """Return a digest of the file that a loader reads: from its manifest, or, of another program's, from its targets
+    and some inputs. Empty where there is no file, or not all of it is here."""
     dataset: Any = getattr(loader, "dataset", None)
     while hasattr(dataset, "dataset"):  # a Subset
         dataset = dataset.dataset
-    paths: Sequence[Path] = getattr(getattr(dataset, "reader", None), "paths", ())
-    manifests = [read_manifest(path) for path in paths]
-    if not manifests or any(manifest is None for manifest in manifests):
+    reader: Any = getattr(dataset, "reader", None)
+    manifests = [read_manifest(path) for path in getattr(reader, "paths", ())]
+    hashes = [digest for manifest in manifests if manifest for digest in manifest.hashes]
+    if hashes and all(manifests):
+        return short_digest(" ".join(hashes))
+    if not manifests or reader.layout is not None:
         return ""
-    return short_digest(" ".join(digest for manifest in manifests if manifest for digest in manifest.hashes))
+    some = range(0, len(reader), len(reader) // _SOME_ROWS + 1)
+    # Numbers are read whole, and of masks some. Decoded images depend on the decoder.
+    read = [reader.read_y(some if reader.target_shape else range(len(reader)))]
+    read += [] if reader.encoded else [reader.read_x(some)]
+    return f"{ROWS}{digest_of(*(part for part in read if isinstance(part, np.ndarray)))}"

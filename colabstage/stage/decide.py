@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from colabstage.errors import DamagedPackError, DriveError, NewerFormatError, NotEnoughSpaceError, SourceError
 from colabstage.h5.manifest import is_whole, read_manifest
 from colabstage.io.files import file_state
+from colabstage.io.receipts import look_at
 from colabstage.io.units import format_bytes
 from colabstage.machine.resources import free_space
 from colabstage.pack.execute import space_for
@@ -121,7 +122,10 @@ def decide_here(call: StageCall, source: SourceOnce) -> Decision:
         if request.wants_pack:
             problem = pack_problem(request, record, thorough=thorough, cancellation=call.cancellation)
         if problem is None and request.wants_files:
-            problem = files_problem(request, record, thorough=thorough)
+            here = look_at(request.files_path)
+            problem = files_problem(request, record, here, thorough=thorough)
+            if here.changed and problem is None:
+                report.note(f"'{request.files_path}' {here}, and is used as it is.")
         if problem is None:
             freshness = compare_source(call, source, record.identity)
             problem = None if freshness.same else "the source has changed since it was staged"

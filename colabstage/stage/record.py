@@ -146,15 +146,12 @@ def pack_problem(
     return None
 
 
-def files_problem(request: StageRequest, record: LocalRecord, *, thorough: bool) -> str | None:
-    """Return why the staged files cannot be used; `None` if they can."""
+def files_problem(request: StageRequest, record: LocalRecord, here: Standing, *, thorough: bool) -> str | None:
+    """Return why the staged files cannot be used as they are; `None` when they can."""
     if not record.files or not request.files_path.is_dir():
         return "its files are not on this machine"
-    if not thorough:
-        return None
-    # By each file's size and time, because people delete some, or add labels.
-    here = look_at(request.files_path)
-    if not here.is_as_made:
+    # Each file by size and time, because people delete some. What they add or edit is theirs to use.
+    if not here.is_as_made and (thorough or here.receipt is None or here.gone):
         return f"its folder '{request.files_path}' {here}"
     made_of = _files_made_of(request, here, record)
     of_this_state = made_of is not None and compare_states(made_of, record.identity) != "changed"

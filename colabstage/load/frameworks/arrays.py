@@ -17,6 +17,7 @@ import numpy as np
 
 from colabstage.errors import OptionError
 from colabstage.h5.schema import BOXES
+from colabstage.images.geometry import VOID
 from colabstage.io.arguments import refuse_argument, whole_number
 from colabstage.io.boundary import public
 from colabstage.io.packages import whole_imports
@@ -371,15 +372,16 @@ def _stacked(name: str, values: tuple[Any, ...]) -> NDArray[Any]:
 
 def one_hot(y: Any, classes: int) -> NDArray[np.float32]:
     """Turn class indices, integers `(B, …)`, into one-hot vectors along a new last axis, float32; `(B, 1, 1)` and the
-    like count as `(B,)`. -1, and pixels with an index of `classes` or more, such as 255 for no class, become zeros; a
-    sample's only index that is as large is an OptionError."""
+    like count as `(B,)`. -1, and the 255 of pixels without a class, become zeros; any other index of `classes` or more
+    is an OptionError."""
     if not isinstance(y, np.ndarray) or y.dtype.kind not in "iub":
         kind = y.dtype if isinstance(y, np.ndarray) else "boxes"
         msg = f"one_hot={classes} needs class indices as targets, and these are {kind}. Leave it out."
         raise OptionError(msg)
     indices = y.reshape(len(y)) if y.size == len(y) else y
     # With zeros the sample's loss would be 0, whatever the model predicts.
-    if indices.ndim == 1 and (highest := int(indices.max(initial=0))) >= classes:
+    known = indices if indices.ndim == 1 else indices[indices != VOID]
+    if (highest := int(known.max(initial=0))) >= classes:
         msg = f"one_hot={classes} is too small for a sample of class {highest}. Write one_hot={highest + 1}, or more."
         raise OptionError(msg)
     # The last row, of zeros, is for indices that are not classes.
