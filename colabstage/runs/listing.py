@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any
 from colabstage.errors import OptionError, SourceNotFoundError
 from colabstage.h5.manifest import manifest_path, read_manifest
 from colabstage.io.boundary import public
-from colabstage.io.workspace import sweep_orphans
 from colabstage.io.report import COLOURS, INK, MUTED, Report, ResultList, Row, Table, new_figure, plain_axes
 from colabstage.io.units import format_bytes, format_count, listed
-from colabstage.io.workspace import owner_is_alive
-from colabstage.machine.mounts import drive_root, require_drive
+from colabstage.io.workspace import owner_is_alive, sweep_orphans
+from colabstage.machine.mounts import drive_root, require_drive, run_watched
 from colabstage.runs.lease import NAME, SILENT_S, Lease, read_lease
 from colabstage.sources.parse import absolute_path
 
