@@ -1,7 +1,7 @@
 """Google Drive's share links: what people paste, and the files behind it.
 
-A shared file is a file on the web: Google's download address serves ranges. What Drive answers in place of data is a
-page, whose text says what is wrong, or whose form confirms the download. gdown reads the pages of shared folders.
+A shared file is a file on the web: Google's download address serves ranges. Instead of data Drive may send a page,
+whose text says what is wrong, or whose form confirms the download. gdown reads the pages of shared folders.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Kind = Literal["file", "folder", "unknown"]
 
 _HOSTS = frozenset({"drive.google.com", "docs.google.com", "drive.usercontent.google.com", "www.drive.google.com"})
 _ID = r"[-\w]{10,}"
-# What the path and fragment of a link say of its target. Addresses of Google Workspace begin with the domain:
+# What a link's path and fragment say about its target. Addresses of Google Workspace begin with the domain:
 # /a/example.org/file/d/…
 _PATHS: tuple[tuple[Kind, re.Pattern[str]], ...] = (
     ("file", re.compile(rf"/file(?:/u/\d+)?/d/({_ID})")),
@@ -63,7 +63,7 @@ _DOWNLOADS = "https://drive.usercontent.google.com/download"
 _FOLDER_PAGE = "https://drive.google.com/embeddedfolderview"
 _AGENT = "Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) Chrome/120.0 Safari/537.36"
 _POLICY = RetryPolicy(attempts=4, first_wait_s=1.0)
-# Requests at once; with more of them, Google takes this machine for a robot.
+# Requests at once; with more, Google takes this machine for a robot.
 IN_FLIGHT = 6
 # File systems allow 255 bytes, and the suffix of a temporary file has to fit too.
 _NAME_BYTES = 240
@@ -83,7 +83,7 @@ _AUTOMATED = re.compile(r"automated queries|unusual traffic", re.IGNORECASE)
 @dataclass(frozen=True, slots=True)
 class ShareLink:
     kind: Kind
-    """What it leads to; "unknown" for links such as `open?id=`, which do not say it; then Drive is asked."""
+    """What it leads to; "unknown" for links such as `open?id=`, which do not say; then Drive is asked."""
     id: str
     resource_key: str = ""
     """The resource key in links to items shared before 2021; "" for all others."""
@@ -129,7 +129,7 @@ def parse_share_link(text: str) -> ShareLink | None:
     query = {name: values[0] for name, values in parse_qs(parts.query).items()}
     path = re.sub(r"\A/a/[^/]+", "", parts.path)
     if native := _NATIVE.match(path):
-        # The address of a document as a file of another kind is one on the web.
+        # A document exported as another kind of file is a file on the web.
         if _EXPORT.search(f"{path}?{parts.query}"):
             return None
         name = _NATIVE_NAMES.get(native[1], "Google document")
@@ -223,9 +223,8 @@ def open_shared_file(
 
 
 def _confirmed_address(link: ShareLink, query: dict[str, str]) -> str:
-    """Return the address that a file is downloaded from, by asking for the page that came in its place: large files are
-    only sent after a page that says that they were not scanned for viruses.
-    """
+    """Return the address that a file is downloaded from, found in the page that came instead: large files are only sent
+    after a page that says that they were not scanned for viruses."""
     answer = ask_service(_DOWNLOADS, link.label, params=query, agent=_AGENT)
     # Drive also answers requests for documents with status 500.
     if answer.status >= 500:
@@ -255,7 +254,7 @@ class SharedFolder:
         return hash_block("\n".join(f"{link.id} {name}" for name, link in self.files.items()).encode())
 
     def openers(self) -> list[tuple[str, Callable[[], RemoteFile]]]:
-        """Return the name of each file, and what opens it, any number of times; Drive is asked for its facts once."""
+        """Return the name of each file, and a function that opens it, any number of times."""
         return [(name, _opener(link)) for name, link in self.files.items()]
 
 
@@ -274,7 +273,7 @@ def _opener(link: ShareLink) -> Callable[[], RemoteFile]:
 def list_shared_folder(
     link: ShareLink, *, policy: RetryPolicy = _POLICY, cancellation: Cancellation | None = None
 ) -> SharedFolder:
-    """List a shared folder and all below it. Google's documents, which are no files, are left out.
+    """List a shared folder and everything below it. Google's documents, which are not files, are left out.
 
     Files with the name of another one or of a folder, which Drive allows, get numbers.
     """
@@ -341,7 +340,7 @@ def _read_folder(link: ShareLink, read: Callable[..., Any], policy: RetryPolicy)
     session = SimpleNamespace(get=lambda *_, **__: page)
     try:
         _, entries = read(sess=session, folder_id=link.id, verify=True, timeout=None)
-    # gdown's own, for a page without a title.
+    # The error that gdown raises for a page without a title.
     except Exception as error:
         raise _page_instead_of_data(link.label, answer) from error
     # Otherwise an unknown page would look like a folder without files.

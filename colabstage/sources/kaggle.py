@@ -1,4 +1,4 @@
-"""Kaggle's datasets: where they are mounted or kept, or as the zip on the web that Kaggle's download address leads to.
+"""Kaggle's datasets: where they are mounted or cached, or the zip on the web behind Kaggle's download address.
 
 kagglehub is asked for the login only.
 """
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from colabstage.sources.remote import Checksum
 
 _POLICY = RetryPolicy(attempts=4, first_wait_s=1.0)
-# How long a mount that was promised is waited for.
+# How long to wait for a promised mount.
 _MOUNT_S = 60.0
 _ON = frozenset({"1", "t", "true"})
 _SERVICE = "https://api.kaggle.com/v1/datasets.DatasetApiService"
@@ -120,14 +120,14 @@ def parse_kaggle(text: str) -> KaggleDataset | None:
 
 
 def find_kaggle_folder(dataset: KaggleDataset) -> KaggleFolder | None:
-    """Return the dataset where it is mounted, or where kagglehub has downloaded a certain version; asks nobody."""
+    """Return the dataset's folder if it is mounted, or if kagglehub has downloaded this version; contacts nobody."""
     if dataset.version is not None:
         return _downloaded(dataset, dataset.version)
     inputs = _mount_folder()
     exact, by_name = inputs / "datasets" / dataset.owner / dataset.name, inputs / dataset.name
     if _is_filled(exact):
         return _mounted(exact)
-    # A path that does not tell its owner; on Colab it may be any version, mounted for an earlier request of that one.
+    # This path does not tell the owner; on Colab it may hold any version, mounted for an earlier request.
     return _mounted(by_name) if detect_platform().name == "kaggle" and _is_filled(by_name) else None
 
 
@@ -141,7 +141,7 @@ def _mount_folder() -> Path:
 
 
 def _downloaded(dataset: KaggleDataset, version: int) -> KaggleFolder | None:
-    """Return a version in kagglehub's cache, if all of it is there."""
+    """Return a version in kagglehub's cache, if it is complete."""
     cache = Path(
         os.environ.get("KAGGLEHUB_CACHE") or Path(os.environ.get("HOME") or Path.home()) / ".cache" / "kagglehub"
     )
@@ -160,7 +160,7 @@ def _is_filled(folder: Path) -> bool:
 
 
 def _mount_on_request(dataset: KaggleDataset, login: Any) -> KaggleFolder | None:
-    """Return where Colab or a notebook on Kaggle mounts the dataset when asked to; `None` where it does not."""
+    """Return where Colab or a notebook on Kaggle mounts the dataset on request; `None` if it does not."""
     try:
         if os.environ.get("TBE_RUNTIME_ADDR") and os.environ.get("DISABLE_COLAB_CACHE", "").lower() not in _ON:
             slug = _ask_colab(dataset, login)
@@ -170,7 +170,7 @@ def _mount_on_request(dataset: KaggleDataset, login: Any) -> KaggleFolder | None
             return None
     except (SourceError, ValueError, KeyError, TypeError):
         return None
-    # It appears a while after the answer, or never; then Kaggle's download is as good.
+    # The mount appears a while after the response, or never; then Kaggle's download is as good.
     path = _mount_folder() / slug
     deadline = time.monotonic() + _MOUNT_S
     while not _is_filled(path):
@@ -209,7 +209,7 @@ def open_kaggle(
     checksum: Checksum | None = None,
     along_bytes: int = 0,
 ) -> HttpFile | KaggleFolder:
-    """Open a dataset that is not here yet (`find_kaggle_folder`): where it can be mounted, or as the zip that Kaggle
+    """Open a dataset that is not local (`find_kaggle_folder`): where it can be mounted, or as the zip that Kaggle
     serves."""
     login = _login()
     if (found := _mount_on_request(dataset, login)) is not None:
@@ -219,7 +219,7 @@ def open_kaggle(
         return found
 
     def find_storage() -> str:
-        # A signed address, which expires after a while. The login is for Kaggle, and not for the storage.
+        # A signed address, which expires after a while. The login is for Kaggle, not for the storage.
         answer = _ask(dataset, "DownloadDataset", login, datasetVersionNumber=version)
         if not (address := answer.headers.get("Location", "")):
             msg = (

@@ -1,4 +1,4 @@
-"""A quick look at a source: whether it is still the recorded one, by a few questions and under a deadline."""
+"""A quick look at a source: whether it is still the recorded one, by a few requests and under a deadline."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ if TYPE_CHECKING:
     from colabstage.sources.identity import Verdict
     from colabstage.sources.parse import SingleSource
 
-# How long nothing at all may come from a mount or a service. What answers, however slowly, is waited for.
+# How long nothing at all may come from a mount or a service. Whatever responds, however slowly, is waited for.
 _SILENCE_S = 20.0
-# How many parts of a list are asked at once.
+# How many parts of a list are checked at once.
 _ASKERS = 16
 
-# Who is not there now counts as absent; nobody waits for that.
+# A service that is unreachable now counts as absent; nobody waits for it.
 _ONE_TRY = RetryPolicy(attempts=1)
 
 
@@ -59,18 +59,18 @@ class Look(NamedTuple):
     """What a quick look at a source found."""
 
     state: Verdict | Literal["gone", "silent"]
-    """What is known of it now.
+    """What is known about it now.
 
-    `"same"`: it is the recorded one by what `detail` says was compared. `"changed"`: it certainly differs.
-    `"unproved"`: only opening it can tell. `"gone"`: it is not there, or refuses. `"silent"`: nothing came from it in
-    time, so whether it is there, or the same, is not known.
+    `"same"`: it is the recorded one, by what `detail` names. `"changed"`: it certainly differs. `"unproved"`: only
+    opening it can tell. `"gone"`: it is missing, or refuses. `"silent"`: nothing came from it in time, so nothing is
+    known.
     """
     detail: str = ""
     """What was compared, or what went wrong, in words."""
 
 
 def check_freshness(source: Source, recorded: SourceIdentity, *, workers: int, silence_s: float | None = None) -> Look:
-    """Compare a source with its record by a few calls; of a folder on a local disk, all files are listed.
+    """Compare a source with its record by a few calls; in a folder on a local disk, all files are listed.
 
     Ends when nothing has come for `silence_s` seconds, 20 by default.
     """
@@ -78,7 +78,7 @@ def check_freshness(source: Source, recorded: SourceIdentity, *, workers: int, s
     if silence is not None:
         return Look("silent", str(silence))
     asker = _Asker(workers)
-    # A dead mount may never answer; a thread can be left behind, a blocked call cannot be interrupted.
+    # A dead mount may never respond; a thread can be abandoned, but a blocked call cannot be interrupted.
     answer = in_thread(lambda: asker.ask_typed(source, recorded), "colabstage-look")
     patience_s = _SILENCE_S if silence_s is None else silence_s
     while not wait([answer], max(0.01, asker.heard_at + patience_s - time.monotonic())).done:
@@ -88,7 +88,7 @@ def check_freshness(source: Source, recorded: SourceIdentity, *, workers: int, s
 
 
 class _Asker:
-    """Ask sources whether they are the recorded ones; `heard_at`: when the latest answer came."""
+    """Checks whether sources are the recorded ones; `heard_at`: when the latest response came."""
 
     def __init__(self, workers: int) -> None:
         self._workers, self.heard_at = workers, time.monotonic()
@@ -97,7 +97,7 @@ class _Asker:
         self.heard_at = time.monotonic()
 
     def ask_typed(self, source: Source, recorded: SourceIdentity) -> Look:
-        """Ask one source. One that cannot be asked does not count as changed: the caller decides what to do with local
+        """Check one source. One that cannot be checked does not count as changed: the caller decides about local
         data."""
         try:
             return self._ask(source, recorded)
@@ -127,7 +127,7 @@ class _Asker:
     def _ask_local(self, source: LocalSource, recorded: SourceIdentity) -> Look:
         expanded = expand_pattern(source)
         whole = whole_of(expanded)
-        # What was fetched was copied as it is; what was staged, as the whole.
+        # Fetching copies the parts as they are; staging records the whole that they belong to.
         if recorded.kind == "many" and isinstance(whole, ManySource):
             return self._ask_many(whole.parts, recorded)
         if recorded.kind != "many" and isinstance(whole, LocalSource) and whole.pieces:
@@ -144,7 +144,7 @@ class _Asker:
             return _ask_file(path, found, recorded) if path.is_file() else Look("changed")
         if not path.is_dir():
             return Look("changed")
-        # Listing everything would take minutes there, so its folders speak for it.
+        # Listing everything would take minutes there, so its folders' times stand for it.
         if is_slow_mount(path) or not recorded.trusts_times:
             return self._ask_mounted(path, recorded, leave_out)
         mounts = slow_mounts_below(path)
@@ -152,23 +152,23 @@ class _Asker:
         return _compare(recorded, identify_by_times(tree, address=recorded.address))
 
     def _ask_mounted(self, path: Path, recorded: SourceIdentity, leave_out: frozenset[str]) -> Look:
-        """Ask for the times of a folder's folders, and where Drive's client told the MD5 of its files, for these."""
+        """Check the times of a folder's folders, and its files' MD5s if Drive's client reported them."""
         workers, heard, stamps = self._workers, self.heard, None
         if recorded.stamps:
             stamps = folder_stamps(path, recorded.stamps, workers=workers, heard=heard)
-        # A remount may give folders new times, so others prove no change.
+        # A remount may give folders new times, so different ones prove no change.
         if stamps is None or stamps != recorded.stamps:
             return Look("unproved")
         if not recorded.md5:
             seen = "the times of its folders are unchanged; a file rewritten under its name would not be noticed"
             return Look("same", seen)
         with Md5Questions(workers=workers, heard=heard) as questions:
-            # Both wait for the client, and its answers are all that is wanted.
+            # Both wait for the client, and only its answers matter.
             tree = FolderTree(path, workers=workers, heard=heard, found=questions.ask, leave_out=leave_out)
             md5s, why = questions.answers(tree.paths)
         now = identify_tree(tree, address=recorded.address, md5s=md5s)
         if compare_states(recorded, now) != "same":
-            # Of the same files another MD5 is another content. Else a listing may have lacked a part; opening lists
+            # For the same files, another MD5 means other content. A listing may also have lacked a part; opening lists
             # again.
             return Look("changed" if md5s and now.listing == recorded.listing else "unproved")
         seen = f"names, sizes and times of all files are unchanged; {_untold(why)}"
@@ -188,7 +188,7 @@ class _Asker:
         return Look("same", f"version {newest} is the newest") if recorded.version == newest else Look("changed")
 
     def _ask_many(self, parts: Sequence[SingleSource], recorded: SourceIdentity) -> Look:
-        # Another list is another dataset, in whatever state its parts are.
+        # Another list is another dataset, whatever the state of its parts.
         if [part.address for part in parts] != [part.address for part in recorded.parts]:
             return Look("changed")
         with DaemonPool(min(_ASKERS, len(parts)), "colabstage-look") as pool:
@@ -200,7 +200,7 @@ class _Asker:
 
 
 def _ask_file(path: Path, found: os.stat_result, recorded: SourceIdentity) -> Look:
-    # Another length is proof enough, whatever else agrees, so the client need not be asked.
+    # A different length is proof enough, so the client need not be asked.
     md5s, why = ask_md5s([str(path)]) if recorded.md5 and found.st_size == recorded.nbytes else ([], "")
     # The version of one file of a list is its time.
     known = replace(recorded, version="")
@@ -231,7 +231,7 @@ def _ask_service(source: WebSource | ObjectSource, recorded: SourceIdentity) -> 
     if recorded.kind != "archive":
         seen = "its address; of a list of single files none is asked again, and another would not be noticed"
         return Look("same", seen) if recorded.kind == "file" else Look("unproved")
-    # One try: a look is under a deadline, and what is here can be used without it.
+    # One try: a look has a deadline, and local data can be used without it.
     found = open_remote(source, policy=_ONE_TRY)
     if not isinstance(found, KaggleFolder):
         found.close()
@@ -240,7 +240,7 @@ def _ask_service(source: WebSource | ObjectSource, recorded: SourceIdentity) -> 
     facts = found.facts
     look = _judge(recorded, size=facts.size, version=facts.version, mtime_ns=facts.mtime_ns)
     if look.state == "unproved" and not facts.mtime_ns and not facts.ranges:
-        # A server that tells neither and gives no parts could only be asked for everything again.
+        # If a server reports neither and serves no parts, everything would have to be downloaded again.
         return Look("same", "its server reports neither a version nor a time, so new content would not be noticed")
     return look
 

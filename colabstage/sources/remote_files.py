@@ -57,7 +57,7 @@ def name_remote_files(addresses: Sequence[str]) -> list[str]:
     names = ["/".join(steps[depth:]) for steps in parts]
     bases = [steps[-1] for steps in parts]
     if depth == 0 and len({base.lower() for base in bases}) == len(bases):
-        names = bases  # nothing in common: the names of servers say nothing about the files
+        names = bases  # nothing in common: the servers' names say nothing about the files
     return list(distinct_names(names, of_files=True))
 
 
@@ -70,9 +70,9 @@ def _address_steps(address: str) -> list[str]:
 class RemoteFileTree(Tree):
     """A tree of files anywhere, each opened when it is read. Their sizes are requested when it is made.
 
-    `files`: the name of each in the tree, and what opens it, any number of times; in the order in which to read.
-    `stamp`: what is the same while no file is added, removed or renamed; "" if nothing tells. `facts`: what is known of
-    each file already, as from a listing; otherwise each is opened for it. `on_close`: called when the tree is closed.
+    `files`: the name of each in the tree, and a function that opens it, any number of times; in the order in which to
+    read. `stamp`: unchanged while no file is added, removed or renamed; "" if nothing tells. `facts`: what is already
+    known about each file, as from a listing; otherwise each is opened for it. `on_close`: called at the end.
     """
 
     kind = "folder"
@@ -118,7 +118,7 @@ class RemoteFileTree(Tree):
         with given_up(), contextlib.closing(self._open[name]()) as file:
             if file.facts.size is not None:
                 return file.facts
-            # A plan needs its length, which only reading all of it shows.
+            # A plan needs the length, which only reading all of it shows.
             return replace(file.facts, size=sum(map(len, read_through(file, policy=self._policy))))
 
     @property
@@ -135,7 +135,7 @@ class RemoteFileTree(Tree):
 
     def address_of(self, entry: FileEntry) -> str:
         label = self._facts_of(entry).label
-        # What is hidden of an address is missing in it.
+        # An address with hidden parts cannot be used.
         return "" if HIDDEN in label else label
 
     def identities(self, sources: Sequence[SingleSource]) -> list[SourceIdentity]:
@@ -166,7 +166,7 @@ class RemoteFileTree(Tree):
         return b"".join(self.chunks(entry))
 
     def chunks(self, entry: FileEntry) -> Iterator[bytes]:
-        """Yield the content in pieces of at most a megabyte, as they come, and compare it at the end with its service's
+        """Yield the content in pieces of at most a megabyte, as they arrive, and finally compare it with the service's
         checksum."""
         with self._reading(entry) as file:
             came = file.known(0, entry.size)
@@ -244,7 +244,7 @@ def list_files(
 
 
 def remote_opener(source: SingleSource, *, along_bytes: int = 0) -> Callable[[], RemoteFile]:
-    """Return how to open one file that has an address, any number of times; `along_bytes` as of `open_remote`."""
+    """Return a function that opens one file with an address, any number of times; `along_bytes` as in `open_remote`."""
     if not isinstance(source, FileSource):
         msg = f"'{source.label}' cannot be one of a list of single files; give it alone."
         raise OptionError(msg)
@@ -256,7 +256,7 @@ def remote_opener(source: SingleSource, *, along_bytes: int = 0) -> Callable[[],
                 return found
             if isinstance(found, RemoteFileTree):
                 found.close()
-        # The first access to a mount, which may have died since it answered.
+        # The first access to a mount, which may have died since it responded.
         elif not read_with_retry(source.path.is_dir, str(source.path)):
             return MountedFile(source.path)
         msg = f"'{source.label}' is a folder where a file is expected. Give it alone, or in a list of folders only."
@@ -275,8 +275,8 @@ def open_remote(
 ) -> RemoteFile | RemoteFileTree | KaggleFolder:
     """Open the file or the folder at an address: the only place that maps sources to transports.
 
-    `checksum`: what the file should have, when the caller knows. `policy`: how often a web server is asked again, and
-    `along_bytes` what it is asked for at both ends, for `RemoteFile.known`.
+    `checksum`: the expected one, if the caller knows it. `policy`: how often to retry a web server; `along_bytes`: what
+    to request at both ends, for `RemoteFile.known`.
     """
     if isinstance(source, KaggleSource) and (mounted := find_kaggle_folder(source.dataset)) is not None:
         return mounted
@@ -287,7 +287,7 @@ def open_remote(
         case WebSource():
             return open_http(source.url, checksum=checksum, policy=policy, along_bytes=along_bytes)
         case ObjectSource():
-            # It loads what other sources do not need.
+            # Imported late: other sources do not need what it loads.
             from colabstage.sources.objects import open_address
 
             return open_address(source.url, checksum=checksum, retry=PATIENT)

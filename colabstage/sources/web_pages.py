@@ -1,5 +1,5 @@
-"""What servers send in place of a file: pages of services, messages, lists of buckets, pointers of Git LFS; and where
-the file itself is, for the addresses that people copy from their browser."""
+"""What servers send in place of a file: services' pages, messages, bucket listings, Git LFS pointers; and where the
+file itself is, for addresses that people copy from their browser."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from colabstage.io.units import hide_secrets, show_address
 from colabstage.trees.bytes import DATA_SUFFIXES, HEAD_BYTES, describe_contents, is_text, lacks_data
 
 _PAGE_SUFFIXES = (".html", ".htm", ".xhtml", ".shtml")
-# What Amazon, Google and their imitators answer at the address of a bucket or a folder in it.
+# What Amazon, Google and compatible services return for the address of a bucket or a folder in it.
 _BUCKET_LIST = re.compile(rb"\s*(?:<\?xml[^>]*>\s*)?<ListBucketResult\b")
 _EXCERPT_BYTES, _EXCERPT = 400, 120
-# The address of a page, without its scheme, and that of the data it shows. What follows a "#" is no part of either.
+# The address of a page, without its scheme, and that of the data it shows. Neither includes the part after "#".
 _SERVICES = tuple(
     (re.compile(page), data)
     for page, data in (
@@ -43,21 +43,21 @@ _SERVICES = tuple(
         (r"zenodo\.org/records?/(\d+)/?(?:\?.*)?", r"https://zenodo.org/api/records/\1/files-archive"),
     )
 )
-# Of these the address of the page, which may carry a key, gives the file with one more parameter.
+# For these services the page's address, which may carry a key, returns the file with one more parameter.
 _PARAMETERS = ((re.compile(r"(?:.*\.)?dropbox\.com"), "dl=1"), (re.compile(r".*\.sharepoint\.com"), "download=1"))
 
 
 def names_a_page(url: str, name: str) -> bool:
-    """Return whether a web page is what an address asks for."""
+    """Return whether an address requests a web page."""
     return urlsplit(url).path.lower().endswith(_PAGE_SUFFIXES) or name.lower().endswith(_PAGE_SUFFIXES)
 
 
 def check_is_data(
     url: str, label: str, name: str, head: bytes, *, is_page_type: bool, suffixes: tuple[str, ...] = DATA_SUFFIXES
 ) -> None:
-    """Raise the error for a page, or for anything else that is not what an address and its file's name promise.
+    """Raise the error for a page, or for anything else than what an address and its file's name promise.
 
-    Services answer a login, a quota or a missing file with a page and status 200. But bytes that no text contains are
+    Services report a login, a quota or a missing file with a page and status 200. But bytes that no text contains are
     data, whatever the server declares. `suffixes`: of names whose files are never text.
     """
     if (is_html(head) or (is_page_type and is_text(head))) and not names_a_page(url, name):
@@ -96,7 +96,7 @@ def page_title(head: bytes) -> str:
 
 
 def _remedy(url: str) -> str:
-    """Return what to do about a page: the address of what it shows, for the services whose addresses tell it."""
+    """Return what to do about a page: for services whose addresses tell it, the address of the data."""
     if where := _data_address(url):
         return f"Give {where!r}."
     parts = urlsplit(url)
@@ -109,11 +109,11 @@ def _remedy(url: str) -> str:
 
 
 def _data_address(url: str) -> str:
-    """Return the address of what a service's page shows; "" for a page of unknown kind."""
+    """Return the address of the data that a service's page shows; "" for an unknown kind of page."""
     page = url.partition("://")[2].partition("#")[0].removeprefix("www.")
     found = next(((data, match) for pattern, data in _SERVICES if (match := pattern.fullmatch(page))), None)
     if found is None:
         return ""
     where = found[1].expand(found[0]).rstrip("/")
-    # Names in buckets are written as they are.
+    # Names in buckets are used as written.
     return show_address(where if where.startswith("https:") else unquote(where))
