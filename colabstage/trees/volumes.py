@@ -10,9 +10,9 @@ from colabstage.errors import ArchiveError
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-# How Google Drive names the zips of a folder that it downloads in several.
+# How Google Drive names the zips of a folder that it downloads as several.
 DRIVE_ZIP = re.compile(r"(?P<stem>.+-\d{8}T\d{6}Z)(?:-\d+)?-(?P<number>\d{3})\.zip")
-# Pieces of one archive, as `split`, 7-Zip and other archivers number them: joined as they are, they are the archive.
+# Pieces of one archive, numbered by `split`, 7-Zip and other archivers: concatenated, they are the archive.
 _PIECE = re.compile(
     r"(?P<stem>.+\.(?:zip|7z|tar|tgz|tbz2?|txz|gz|bz2|xz|zst|zstd|tzst))\."
     r"(?P<number>\d{3}|part-?(?:\d+|[a-z]{2})|(?!bz$)[a-f][a-z])",
@@ -23,8 +23,8 @@ _VOLUME = re.compile(r"(?:(?P<rar>.+)\.part(?P<number>\d+)\.rar|(?P<zip>.+)\.z\d
 
 
 def parts_of(name: str, siblings: Collection[str]) -> tuple[str, ...]:
-    """Return the files that are one archive, or one download, with the file `name`, in order; itself where it is whole.
-    `siblings`: what else is in its folder."""
+    """Return the files that form one archive, or one download, with the file `name`, in order; just itself if it is
+    complete. `siblings`: the names in its folder."""
     volume = _VOLUME.fullmatch(name)
     if volume is not None:
         first = name if volume["zip"] else f"{volume['rar']}.part{'1'.zfill(len(volume['number']))}.rar"
@@ -44,17 +44,17 @@ def parts_of(name: str, siblings: Collection[str]) -> tuple[str, ...]:
 
 
 def may_be_part(name: str) -> bool:
-    """Return whether a file is by its name one of several, so that its folder is worth a look."""
+    """Return whether a file's name may be one of several, so that its folder is worth listing."""
     return any(pattern.fullmatch(name) for pattern in (_PIECE, DRIVE_ZIP, _VOLUME))
 
 
 def is_piece(name: str) -> bool:
-    """Return whether a file is by its name a piece of an archive that was cut, to be joined as `cat` does it."""
+    """Return whether a file's name is that of a piece of an archive, to be concatenated."""
     return _PIECE.fullmatch(name) is not None
 
 
 def _number(text: str) -> int:
-    """Return which part one is by its number, or its letters as `split` counts: aa, ab, … az, ba."""
+    """Return the number of a part, from digits, or from letters as `split` counts: aa, ab, … az, ba."""
     text = text.lower().removeprefix("part").lstrip("-")
     return int(text) if text.isdigit() else (ord(text[0]) - ord("a")) * 26 + ord(text[1]) - ord("a")
 
