@@ -55,9 +55,9 @@ _PLAIN_COLUMNS = 3
 _HEADER_BYTES = 64 * 1024
 # A table that names fewer files than another by this factor does not compete with it.
 _FEW = 10
-# More texts than this are about one file each.
+# More texts than this are one per file.
 _LISTS = 16
-# So many rows tell whether two columns mean the same files.
+# How many rows decide whether two columns mean the same files.
 _COMPARED = 100
 # A stem with its last number.
 _NUMBERED = re.compile(r"(.*?)(\d{1,18})\D*")
@@ -70,10 +70,10 @@ class LeadingTable:
     table: Table
     path: Column
     leads: dict[str, int]
-    """The number of the file that each cell of that column means, if any; `SEVERAL` where it may mean several."""
+    """The number of the file that each cell of that column means, if any; `SEVERAL` if it may mean several."""
     has_header: bool
     folders: str = ""
-    """The column that names folders, each of whose files has a row here; "" where the rows name files."""
+    """The column that names folders, each of whose files has a row here; "" if the rows name files."""
 
     @property
     def name(self) -> str:
@@ -108,7 +108,7 @@ class _Rows(NamedTuple):
     def column(self, name: str) -> Column:
         """Return the cells of a column in these rows."""
         parts = [(table.columns[name], rows) for table, rows in self.places]
-        # The column of one whole table is used as it is, with what it has found out.
+        # The column of a single whole table is used itself, with what it has cached.
         if len(parts) == 1 and len(parts[0][1]) == len(parts[0][0]):
             return parts[0][0]
         return Column(name, [cell for column, rows in parts for cell in take_strings(list(column.cells), rows)])
@@ -116,7 +116,7 @@ class _Rows(NamedTuple):
 
 @dataclass
 class TableSearch:
-    """Search the tables of a source for those that describe its files of one kind.
+    """Searches the tables of a source for those that describe its files of one kind.
 
     Several tables named after splits (train.csv, test.csv) are the splits; one of them without labels, and sample
     submissions of competitions, are left out. Columns xmin, ymin, xmax, ymax are boxes in pixels, one in each row.
@@ -128,20 +128,20 @@ class TableSearch:
     """Which files are samples."""
     files: FileEntries
     lookup: Lookup
-    """The names of those."""
+    """Their names."""
     labels: Sequence[str] | None = None
-    """The columns that hold the labels; found by name and content where `None`."""
+    """The columns that hold the labels; if `None`, they are found by name and content."""
     table: str | None = None
-    """The table that counts, where there are several."""
+    """The table that counts, if there are several."""
     separator: str | None = None
-    """What is between several labels in one cell; "" where each cell is one label."""
+    """The text between several labels in one cell; "" if each cell is one label."""
     described: Mapping[str, Table] | None = None
-    """The tables to look at, where a description says which, in place of those of the source."""
+    """The tables to use instead of all in the source, if a description says which."""
     lists: bool = False
-    """Whether to look at texts and JSON that list names of files, in place of tables."""
+    """Whether to search texts and JSON that list names of files, instead of tables."""
 
     def state(self) -> Found:
-        """Return what the tables state of the files."""
+        """Return what the tables state about the files."""
         if not self.files:
             msg = f"'{self.source.label}' holds no {self.kind.noun}."
             raise EmptySourceError(msg)
@@ -156,11 +156,11 @@ class TableSearch:
             msg = f"'{self.claiming[0].name}' leads to the {self.kind.noun} of '{self.source.label}'. {error}"
             raise BrokenDatasetError(msg) from error
 
-    # --- which tables -------------------------------------------------------------------------------------------------
+    # --- which tables -----------------------------------------------------------------------------------------------------
 
     @cached_property
     def tables(self) -> dict[str, Table]:
-        """Return the tables to look at, by name."""
+        """Return the tables to search, by name."""
         if self.described is not None:
             return dict(self.described)
         # A submission names the test images with one made-up label.
@@ -184,7 +184,7 @@ class TableSearch:
         else:
             found = self.source.parse(asked, lambda entry, content: parse_table(entry.name, content))
         if self.table is None:
-            # Colours and numbers of classes lead to 0.png and 255.png by chance.
+            # Colours and class numbers match 0.png and 255.png by chance.
             found = {
                 name: table
                 for name, table in found.items()
@@ -199,12 +199,12 @@ class TableSearch:
         """Tell whether each row of a text or JSON names a file, in a text at its beginning, and says more."""
         if table.fault or not table.count or len(table.columns) < 2:
             return False
-        # Behind a number, as in "1 cat/1.jpg", another file says what the number means.
+        # After a number, as in "1 cat/1.jpg", another file says what the number means.
         paths = table.columns if table.name.lower().endswith(".json") else table.columns[:1]
         return any(all(map(self._may_name, column.distinct)) for column in paths)
 
     def _may_name(self, cell: str) -> bool:
-        """Tell whether a cell is written as a file of the kind, or as the stem of one that is there."""
+        """Tell whether a cell looks like a file of the kind, or is the stem of an existing one."""
         return cell.lower().endswith(self.kind.extensions) or (words.is_telling(cell) and self.lookup.may_find(cell))
 
     @cached_property
@@ -214,8 +214,7 @@ class TableSearch:
 
     @cached_property
     def claiming(self) -> list[LeadingTable]:
-        """Return those, or the tables whose rows name the folders that images are in, as of patients, where nothing in
-        them leads to one file."""
+        """Return those; or, if no table leads to files, the tables whose rows name images' folders, as for patients."""
         if self.kind.layout != TABLE.layout or any({*one.leads.values()} != {SEVERAL} for one in self.leading):
             return self.leading
         found = [found for table in self.tables.values() if (found := self._lead_to_folders(table)) is not None]
@@ -226,7 +225,7 @@ class TableSearch:
         which = f"The table {names} has" if len(self.tables) == 1 else f"None of the tables {names} has"
         shown = ""
         for table in [*self.tables.values()][:1]:
-            # Beside each other, 1.JPG and 1.jpg, or 7 and 00007.png, say what is wrong.
+            # Shown together, 1.JPG and 1.jpg, or 7 and 00007.png, explain the mistake.
             cells = listed([show(column.cells[0]) for column in table.columns[:_PLAIN_COLUMNS] if table.count])
             numbered = "" if all(table.header) else " A column without a name numbers the rows."
             shown = (
@@ -238,26 +237,26 @@ class TableSearch:
         return f"{which} no column in which most rows lead to {self.kind.noun} of '{self.source.label}'.{shown}"
 
     def _lead(self, table: Table) -> LeadingTable | None:
-        """Return a table with the column whose most rows lead to files, or that leads to most of the files.
+        """Return a table with the column most of whose rows lead to files, or that leads to most of the files.
 
         A label column never is one: "2" may be a class, and also the stem of 2.png.
         """
         folder = posixpath.dirname(table.name)
         found: dict[Column, tuple[tuple[bool, int, bool], dict[str, int]]] = {}
         for column in sorted(table.columns, key=lambda column: -len(column.distinct)):
-            # What a program writes to number the rows leads to files only by chance: they are in another order.
+            # Row numbers that a program wrote lead to files only by chance: they are in another order.
             numbers = words.is_index_name(column.name) and list(column.cells) == list(map(str, range(len(column))))
             cells = column if len(column) else Column(column.name, [column.name])
-            # Columns of fewer different cells than whole names have led to files need no index of stems.
+            # A column needs no index of stems if it has fewer distinct cells than whole names already found.
             fewer = any(rank[0] and rank[1] > len(cells.distinct) for rank, _ in found.values())
             if words.is_label_name(column.name) or numbers or fewer:
                 continue
             leads, whole = self.lookup.search_each(cells.distinct, folder)
             hits = len(cells) if len(leads) == len(cells.distinct) else sum(map(leads.__contains__, cells.cells))
-            # Half of the rows, because tables name missing files; or half of the files, as tables of boxes repeat few.
+            # Half of the rows, because tables name missing files; or half of the files, because boxes repeat a few.
             if leads and (2 * hits > len(cells) or 2 * len(leads) > len(self.lookup)):
                 reached = len(set(leads.values()))
-                # Whole names beat stems, which any number may be; then more files; then what is called a path.
+                # Whole names beat stems, which any number may match; then more files; then columns named like paths.
                 found[column] = (2 * whole > len(leads), reached, column.plain in words.PATHS), leads
         if not found:
             return None
@@ -274,7 +273,7 @@ class TableSearch:
                     "ones. Bring those that are missing, correct the paths, or call the right column 'path'."
                 )
                 raise BrokenDatasetError(msg)
-        # A first row without a path to a file, or with the name of a path column, is a header.
+        # If a first row is not a path to a file, or is the name of a path column, it is a header.
         first = () if best.plain in words.PATHS else self.lookup.search(best.name, folder)
         if not first:
             return LeadingTable(table, best, leads, has_header=True)
@@ -302,13 +301,13 @@ class TableSearch:
             leads = {cell: place for cell in named.distinct if (place := folders.find(cell)) is not None}
             names = {folders.names[number]: number for number in leads.values()}
             inside = [[names[folder] for folder in one if folder in names] for one in above]
-            # A split has images of all labels; and a folder in another one would have the label of both.
+            # A split has images of all labels; and a folder in another one would have the labels of both.
             is_odd = any(map(words.is_split, map(posixpath.basename, names))) or any(len(one) > 1 for one in inside)
             if is_odd or 2 * sum(map(leads.__contains__, named.cells)) <= len(named):
                 continue
             folder_of = np.array([one[0] if one else NONE for one in inside])[of_files]
             files = {number: np.flatnonzero(folder_of == number).tolist() for number in leads.values()}
-            # A row whose folder is not there stays one, of a file that is not there.
+            # A row whose folder is missing remains, as a row of a missing file.
             own = [files[leads[cell]] if cell in leads else [NONE] for cell in named.cells]
             rows = np.repeat(np.arange(len(named)), [*map(len, own)])
             numbers = list(itertools.chain.from_iterable(own))
@@ -324,8 +323,7 @@ class TableSearch:
         return None
 
     def _is_path_instead(self, column: Column, chosen: Column) -> bool:
-        """Tell whether a column has what is written as files, where only stems of another lead to some: a count of 2 is
-        no 2.png then."""
+        """Tell whether a column has file names while another leads to files only by stems: a count of 2 is no 2.png."""
         if words.is_label_name(column.name):
             return False
         written = [cell for cell in column.distinct if cell.lower().endswith(self.kind.extensions)]
@@ -361,7 +359,7 @@ class TableSearch:
         notes += [f"{left_out(len(one.files), self.kind.noun, f'of {one.name!r} {beside}')}." for one in rest]
         return kept
 
-    # --- what they state ----------------------------------------------------------------------------------------------
+    # --- what they state --------------------------------------------------------------------------------------------------
 
     def _state(self) -> Evidence:
         notes: list[str] = []
@@ -372,8 +370,8 @@ class TableSearch:
             fault = one.table.fault or (twice and f"'{one.name}' has two columns called '{show(twice)}'. Rename one.")
             if fault:
                 raise LayoutError(fault)
-        # The first table decides for all: test.csv may have too few rows to distinguish a class from a number. Four
-        # columns of corners are boxes, unless the user named them as labels or the files are audio clips.
+        # The first table decides for all: test.csv may have too few rows to tell a class from a number. Four columns of
+        # corners are boxes, unless the user named them as labels or the files are audio clips.
         is_bare = self.labels is None and self.kind.layout == TABLE.layout and not found[0].folders
         boxes = find_box_columns(found[0].columns) if is_bare else None
         roles = self._roles(found, notes) if boxes is None else find_roles(found[0].columns, labels=[boxes.label])
@@ -385,7 +383,7 @@ class TableSearch:
             sides = find_image_sides(found[0].columns)
             sides = sides if all(one.columns.keys() >= {*sides} for one in complete) else []
             corners = [rows.column(name) for name in boxes.corners]
-            # A row is a box here, and a sample is an image: the first row of each stands for it.
+            # A row is a box here, and a sample is an image, represented by its first row.
             firsts, targets, classes = boxes_of_rows(
                 rows.files, corners, rows.column(boxes.label), self.files.names, [rows.column(name) for name in sides]
             )
@@ -410,15 +408,14 @@ class TableSearch:
 
     def _roles(self, found: list[LeadingTable], notes: list[str]) -> ColumnRoles:
         """Return the roles of a table's columns; if several may be the label, the one in the competition's sample
-        submission.
-        """
+        submission."""
         columns = found[0].columns
-        # What a competition's test.csv has is known of the images that are to be labelled: age, sex.
+        # Columns in a competition's test.csv are known for images that must be labelled: age, sex.
         inputs = {name for table in found[1:] if columns.keys() - table.columns.keys() for name in table.columns}
         folders = found[0].folders
         try:
             roles = find_roles(columns, labels=self.labels, inputs=inputs | {folders})
-            # What is in one folder belongs together, unless each is a class.
+            # Files in one folder belong together, unless each folder is a class.
             is_group = folders and not same_partition(columns[folders].cells, columns[roles.labels[0]].cells)
             return roles._replace(group=roles.group or folders) if is_group else roles
         except LayoutError:
@@ -452,8 +449,8 @@ class TableSearch:
                 known = {cell: split_of_cell(split.name, cell) for cell in split.distinct}
                 own = [known[cell] for cell in split.cells]
             leads = np.fromiter((table.leads.get(cell, NONE) for cell in cells), np.int64, len(cells))
-            # `0001.jpg` often is in the folders of several splits; the row's own split says which one is meant, and
-            # counts wherever its file lies: fast.ai holds rows of one folder out.
+            # `0001.jpg` is often in the folders of several splits; the row's own split says which one is meant, and
+            # counts wherever the file is: fast.ai holds out rows of a single folder.
             for row in np.flatnonzero(leads != NONE).tolist() if self.lookup.has_splits else ():
                 if stated := own[row] or table.split:
                     of_split = only(self.lookup.search(cells[row], folder, split=stated))
@@ -474,8 +471,7 @@ class TableSearch:
         return _Rows(np.concatenate(files), splits, places)
 
     def _check_shift(self, rows: _Rows) -> None:
-        """Refuse rows that lead to files by their numbers if these count from another number: 0 to 9 beside 1.jpg to
-        10.jpg."""
+        """Refuse rows that lead to files by numbers that are shifted: 0 to 9 beside 1.jpg to 10.jpg."""
         cells = {cell for table, _ in rows.places for cell in table.path.distinct}
         reached = len({*rows.files.tolist()})
         if reached in (len(cells), len(self.files)) or len(cells) != len(self.files):
@@ -494,7 +490,7 @@ class TableSearch:
     def _splits(
         self, stated: list[str], chosen: FileEntries, found: list[LeadingTable], notes: list[str]
     ) -> tuple[str, ...] | None:
-        """Return the split of each sample: that of its row or table, or else of its folder; all or none."""
+        """Return the split of each sample: that of its row or table, otherwise of its folder; all or none."""
         # One table for folders of splits, as Hugging Face's ImageFolder has it.
         folders, of_files = chosen.folders
         by_folder = [words.split_of_path(f"{folder}/") for folder in folders]
@@ -534,8 +530,8 @@ class TableSearch:
         used = {first.path.name, first.folders, *roles.labels, *filter(None, (roles.split, roles.group)), *corners}
         unread = [name for name in first.table.header if name not in used and not words.is_index_name(name)]
         names, labels = listed([table.name for table, _ in rows.places]), listed(list(roles.labels))
-        # Published tables often name a few files that were never published; without a note a broken download would be
-        # hidden.
+        # Published tables often name a few files that were never published; without a note, a broken download could be
+        # missed.
         lost = [cell for table, rows_there in rows.places for cell in _others(table.path.cells, rows_there)]
         which = f"whose {self.kind.noun} are not there (first '{show(lost[0])}')" if lost else ""
         which_rows = f"the rows of {names}; paths are in '{first.path.name}'"
@@ -563,9 +559,9 @@ def _others(cells: Sequence[str], rows: NDArray[np.intp]) -> list[str]:
 def tables_agree(
     leading: Iterable[LeadingTable], names: Sequence[str], class_of: Mapping[str, str], lookup: Lookup
 ) -> bool:
-    """Tell whether tables that lead to files state of each the class that `class_of` gives for it by name, in a column
-    that has one word for each class, whatever their other columns are."""
-    # The German traffic signs have a table in the folder of each class; together they say of each which it is.
+    """Tell whether tables that lead to files state the classes in `class_of`, by name, in a column with one word per
+    class, whatever their other columns are."""
+    # The German traffic signs have a table in each class's folder; together they state every file's class.
     alike: dict[tuple[str, ...], list[LeadingTable]] = defaultdict(list)
     for table in leading:
         alike[tuple(table.table.header)].append(table)
@@ -590,8 +586,8 @@ def _have_classes(
         for place, column in enumerate(columns)
         if len(set(classes)) > 1 and same_partition(classes, [cells[place] for _, cells in rows])
     ]
-    # Folders of patients agree with the patients' numbers, and the label is another column. Without a header nothing is
-    # called a label; but where all other columns are numbers (corners, sizes), the one that agrees is.
+    # Patients' folders agree with the patients' numbers, and the label is another column. Without a header no column is
+    # named like a label; but if all other columns are numbers (corners, sizes), the one that agrees is.
     if first.has_header:
         return any(not words.LABEL_WORDS.isdisjoint(words.words_of(column.name)) for column in agree)
     others = [column for column in columns if column not in agree and column is not first.path]
@@ -599,7 +595,7 @@ def _have_classes(
 
 
 def _numbered_apart(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the names with a number behind those that have been there before: an image may have several rows."""
+    """Return the names, with a number after those that occurred before: an image may have several rows."""
     seen: Counter[str] = Counter()
     if len(set(names)) == len(names):
         return tuple(names)

@@ -30,7 +30,7 @@ class Statement:
 
     @cached_property
     def cells(self) -> list[str]:
-        """Return what may be a name or a label: the words, and what is between delimiters, where names have blanks."""
+        """Return what may be a name or a label: the words, and the text between delimiters: names may have blanks."""
         return [*self.words, *(cell.strip() for cell in _CELL.findall(self.text))]
 
     @property
@@ -40,7 +40,7 @@ class Statement:
 
     @cached_property
     def parts(self) -> set[str]:
-        """Return the folders and base names in those."""
+        """Return their folders and base names."""
         return {part for cell in self.cells for part in _split_path(cell)}
 
     def beside(self, name: str) -> list[str]:
@@ -69,7 +69,7 @@ def lines_of(text: str) -> list[str]:
 
 
 def statements_of(text: str) -> list[Statement]:
-    """Return what a text states in each line; of JSON what it states of each key, or its items."""
+    """Return the statement of each line of a text; for JSON, of each key, or of each item."""
     text = normal(text)
     try:
         found = json.loads(text) if text.lstrip().startswith(("{", "[")) else None
@@ -86,12 +86,12 @@ def statements_of(text: str) -> list[Statement]:
 
 
 def joins_classes(beside: Sequence[str]) -> bool:
-    """Tell whether what is written beside each class is one for several of them and another for others, as labels of
-    folders are, and not a name, a number or a remark."""
+    """Tell whether the text beside each class is the same for several classes and different for others, like labels of
+    folders, rather than a name, a number or a remark."""
     return 1 < len(set(beside)) < len(beside)
 
 
 def other_number(classes: Sequence[str], numbers: Mapping[int, int]) -> str:
-    """Write which class has another number in a file, given those there by those here; "" for none."""
+    """Write which class has a different number in a file, given the file's numbers by ours; "" for none."""
     odd = next((place for place, number in numbers.items() if number != place), None)
     return "" if odd is None else f"'{show(classes[odd])}' is {numbers[odd]} there, and {odd} here"
