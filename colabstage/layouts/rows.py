@@ -156,7 +156,7 @@ class TableSearch:
             msg = f"'{self.claiming[0].name}' leads to the {self.kind.noun} of '{self.source.label}'. {error}"
             raise BrokenDatasetError(msg) from error
 
-    # --- which tables -----------------------------------------------------------------------------------------------------
+    # --- which tables -------------------------------------------------------------------------------------------------
 
     @cached_property
     def tables(self) -> dict[str, Table]:
@@ -359,7 +359,7 @@ class TableSearch:
         notes += [f"{left_out(len(one.files), self.kind.noun, f'of {one.name!r} {beside}')}." for one in rest]
         return kept
 
-    # --- what they state --------------------------------------------------------------------------------------------------
+    # --- what they state ----------------------------------------------------------------------------------------------
 
     def _state(self) -> Evidence:
         notes: list[str] = []

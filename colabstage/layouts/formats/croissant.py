@@ -124,7 +124,7 @@ class Description:
         self._sets = [_parse_records(one) for one in _all(content.get("recordSet"))]
         self._owners = {field.key: (one, field) for one in self._sets for field in one.fields}
 
-    # --- what it states ---------------------------------------------------------------------------------------------------
+    # --- what it states -----------------------------------------------------------------------------------------------
 
     def state_labels(self, kind: FileKind, files: FileEntries, lookup: Lookup) -> Found:
         """Return what its label states about the files of a kind."""
@@ -208,7 +208,7 @@ class Description:
                     found |= {files.names[number]: split_of_cell("split", cell) for number in there}
         return found
 
-    # --- files and tables -------------------------------------------------------------------------------------------------
+    # --- files and tables ---------------------------------------------------------------------------------------------
 
     def _files(self, key: str) -> list[str]:
         """Return the existing files of a resource, in whatever folder."""
