@@ -1,8 +1,8 @@
-"""The versions of a run in its folder: their names, their order, and which of them may go.
+"""The versions of a run in its folder: their names, their order, and which may be removed.
 
-A version is named by the session that wrote it, the number of the save in this session, and the step that it holds.
-Each session of a run has a higher number than all before it, so what a machine writes that another one has taken over
-from sorts before everything that is newer. No two saves share a name, so nothing is ever replaced.
+A version is named by its session, the number of the save in this session, and its step. Each session of a run has a
+higher number than all before it, so what a superseded machine still writes sorts before everything newer. No two saves
+share a name, so nothing is ever replaced.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Version:
     session: int
     """Number of the session that wrote it, from 1."""
     save: int
-    """Number of the save in this session, from 1. A save that failed has a number, too."""
+    """Number of the save in this session, from 1. A failed save has a number too."""
     step: int
     """Steps that were done."""
 
@@ -40,9 +40,9 @@ class Version:
 
 
 def list_versions(folder: Path, noted: Iterable[str] = ()) -> list[Version]:
-    """Return the versions in a folder, the newest first. One that is not complete has its file or its manifest only.
+    """Return the versions in a folder, the newest first. An incomplete one has only its file or only its manifest.
 
-    `noted`: names of files that may be there although the folder's listing is older, as on a mounted Drive.
+    `noted`: names of files that may exist although the folder's listing is older, as on a mounted Drive.
     """
     names = {entry.name for entry in folder.iterdir()} if folder.is_dir() else set()
     names |= {name for name in noted if name not in names and (folder / name).is_file()}
@@ -51,21 +51,21 @@ def list_versions(folder: Path, noted: Iterable[str] = ()) -> list[Version]:
 
 
 def is_complete(folder: Path, version: Version) -> bool:
-    """Return whether a version's file and its manifest are there; what is in them is compared when it is restored."""
+    """Return whether a version's file and manifest exist; their content is compared when it is restored."""
     file = folder / version.name
     return file.is_file() and manifest_path(file).is_file()
 
 
 def sweep_leftovers(folder: Path) -> None:
-    """Remove what sessions that were killed have left half copied or half removed."""
-    # Drive's trash keeps the size of what is removed.
+    """Remove what killed sessions have left half copied or half removed."""
+    # In Drive's trash, a removed file keeps its size.
     sweep_orphans(folder, prefix="session-", empty=drive_root(folder) is not None)
 
 
 def superseded(there: Iterable[Version], whole: Collection[Version], keep: int) -> list[Version]:
-    """Return the versions that are older than the newest, and none of the newest `keep` that are known to be whole.
+    """Return the versions older than the newest, without the newest `keep` that are known to be complete.
 
-    While fewer are known, all stay.
+    While fewer than `keep` are known, all stay.
     """
     kept = sorted(whole, reverse=True)[:keep]
     return [] if len(kept) < keep else [version for version in there if version < kept[0] and version not in kept]
