@@ -92,7 +92,7 @@ class Shares:
     """The mean seconds from batch to batch in a loop."""
 
     wait_s: float
-    """For the next batch."""
+    """Waiting for the next batch."""
     busy_s: float
     """In the step."""
     gave_up: bool = False
