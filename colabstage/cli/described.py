@@ -1,4 +1,4 @@
-"""What `colabstage info` says of an HDF5 file."""
+"""What `colabstage info` says about an HDF5 file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def describe_pack(file: str) -> Output:
     info, nbytes = read_info(Path(file)), Path(file).stat().st_size
     manifest, encoding = look_at_manifest(info.path, nbytes), _encoding(info)
     by = f", written by colabstage {manifest.written_by}" if manifest.written_by else ""
-    # It can be read all the same, but there is nothing to compare its bytes with.
+    # It can still be read, but there is nothing to compare its bytes with.
     form = "HDF5 that colabstage did not write" if info.format_version is None else f"pack {info.format_version}{by}"
     known = {
         "file": str(info.path),
