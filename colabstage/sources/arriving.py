@@ -589,7 +589,7 @@ def fetch_file(
             raise ChecksumMismatchError(msg)
         announce(fetched.block_hashes, fetched.nbytes)
         move_to(target, replaces)
-    # Of several interrupted copies one was continued; the others are not needed any more.
+    # If there were several interrupted copies, one was continued, and the others are no longer needed.
     sweep_orphans(target.parent, name=target.name)
     return fetched
 
