@@ -372,7 +372,7 @@ class Part(Closing):
         """Look for changes that reading cannot notice: list a folder on a slow mount again, and compare the time of a
         local file. Return what has changed, in a sentence, or ""."""
         if self.file is not None and isinstance(self._content, LocalBytes) and self.path is not None:
-            # Of the open file, because its path may lead to another one meanwhile.
+            # By the open file, because its path may lead to another one meanwhile.
             now, facts = os.fstat(self._content.fileno()), self.file.facts
             if (now.st_size, now.st_mtime_ns) == (facts.size, facts.mtime_ns):
                 return ""
