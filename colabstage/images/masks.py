@@ -29,8 +29,8 @@ def decode_mask(content: bytes | NDArray[Any], options: MaskOptions) -> NDArray[
         options: what its pixels mean, and its size and fitting, which are those of its image.
 
     Returns:
-        C-contiguous, writable uint8 `(H, W)`. Padding without an image has the index 255, a loss's `ignore_index`, which
-        is not a class.
+        C-contiguous, writable uint8 `(H, W)`. Padding without an image has the index 255, a loss's `ignore_index`,
+        which is not a class.
     """
     return fit_mask(read_mask(content, options), options)
 
