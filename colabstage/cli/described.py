@@ -43,7 +43,7 @@ def describe_pack(file: str) -> Output:
         for split, one in fields
     )
     head = ("split", "rows", "dataset", "one row", "dtype", "size")
-    lines = [str(facts((name, said) for name, said in known.items() if said)), ""]
+    lines = [str(facts((name, text) for name, text in known.items() if text)), ""]
     lines.append(str(Table(rows, head, numbers=frozenset({1, 5}))))
     if info.skipped:
         rest = len(info.skipped) - _MOST_SKIPPED

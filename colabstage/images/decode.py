@@ -488,7 +488,7 @@ def probe_image(data: bytes) -> ImageFacts:
     with _open_pillow(data) as image:
         try:
             height, width = upright_size((image.height, image.width), _orientation_left(image, data))
-            channels, dtype = _kept_kind(image)
+            channels, dtype = _kept_channels_and_dtype(image)
         except _PLUGIN_ERRORS as error:
             msg = f"The {image.format} header is broken: {error}."
             raise DecodeError(msg) from error
@@ -733,7 +733,7 @@ def upright_size(size: tuple[int, int], orientation: int) -> tuple[int, int]:
     return (size[1], size[0]) if orientation in (5, 6, 7, 8) else size
 
 
-def _kept_kind(image: Image.Image) -> tuple[int, np.dtype[Any]]:
+def _kept_channels_and_dtype(image: Image.Image) -> tuple[int, np.dtype[Any]]:
     """Return the channels and dtype of an image for `color_mode="keep"`."""
     # Older versions of Pillow open a 16-bit PNG as 32-bit, and all versions open such a PGM that way.
     if image.mode in _DEEP_MODES or (image.mode == "I" and image.format in ("PNG", "PPM")):
@@ -748,7 +748,7 @@ def _kept_kind(image: Image.Image) -> tuple[int, np.dtype[Any]]:
 
 def _to_array(image: Image.Image, color_mode: ColorMode) -> NDArray[Any]:
     """Return a loaded Pillow image as a writable array `(H, W, C)`."""
-    channels, dtype = _kept_kind(image)
+    channels, dtype = _kept_channels_and_dtype(image)
     if dtype != np.uint8:
         # Pillow would clip values above 8 bits to 255, which makes most of the image white.
         values = np.array(image)
@@ -903,7 +903,7 @@ def _decode_jpeg(
 
 def _reduced_crop(crop: Crop, factor: int, header: JpegHeader) -> tuple[tuple[int, int], tuple[int, int]]:
     """Return the rows and columns of a crop, first and last (exclusive), in an image reduced by `factor`."""
-    top, left, height, width = _lying(crop, header)
+    top, left, height, width = _stored_crop(crop, header)
     return _reduced(top, height, factor, header.height), _reduced(left, width, factor, header.width)
 
 
@@ -913,7 +913,7 @@ def _reduced(start: int, length: int, factor: int, limit: int) -> tuple[int, int
     return first, min(-(-limit // factor), max(first + 1, round((start + length) / factor)))
 
 
-def _lying(crop: Crop, header: JpegHeader) -> Crop:
+def _stored_crop(crop: Crop, header: JpegHeader) -> Crop:
     """Return the crop in the image as stored, before turning upright."""
     top, left, height, width = crop
     # The steps of `turn_upright`, reversed.

@@ -29,9 +29,9 @@ def whole_imports() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread() or not callable(handler):
         yield
         return
-    came: list[Any] = []
+    interrupts: list[Any] = []
     try:
-        signal.signal(signal.SIGINT, lambda *details: came.append(details))
+        signal.signal(signal.SIGINT, lambda *details: interrupts.append(details))
     except ValueError:  # in a subinterpreter
         yield
         return
@@ -39,8 +39,8 @@ def whole_imports() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, handler)
-        if came:
-            handler(*came[-1])
+        if interrupts:
+            handler(*interrupts[-1])
 
 
 def refuse_import(package: str, user: str, error: ImportError) -> NoReturn:

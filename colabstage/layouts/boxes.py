@@ -209,9 +209,9 @@ def join_records(
         # A file about one image has the image's name, which may be test_01.
         own = ("" if per_image else words.split_name(words.stem_of(file)).split) or words.split_of_path(file)
         for record in records:
-            said = record.split or own
+            split = record.split or own
             names = (record.image, _UPLOADED.sub(r"\1", record.image))
-            found_by = (lookup.find(name, folder, split=said) for name in names)
+            found_by = (lookup.find(name, folder, split=split) for name in names)
             number = next((one for one in found_by if one is not None), None)
             if number is None:
                 missing.append((file, record.image))

@@ -73,8 +73,8 @@ class Evidence:
 
     def noting(self, *notes: str) -> Evidence:
         """Return the same with further notes."""
-        said = tuple(dict.fromkeys((*self.table.notes, *notes)))
-        return replace(self, table=replace(self.table, notes=said)) if notes else self
+        all_notes = tuple(dict.fromkeys((*self.table.notes, *notes)))
+        return replace(self, table=replace(self.table, notes=all_notes)) if notes else self
 
 
 @dataclass(frozen=True, slots=True)

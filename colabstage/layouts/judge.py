@@ -102,7 +102,7 @@ def judge(
     checks = (_spelled_twice, _unnamed, _split_twice, _split_misspelt, _untrained, _boxes_lost)
     why = next((why for check in checks if (why := check(table))), "")
     why = why or _sets_in_folders(source, found) or _documents(source, table)
-    why = why or next(filter(None, map(_said, _left_over(source, found))), "")
+    why = why or next(filter(None, map(_left_over_message, _left_over(source, found))), "")
     if why:
         return refuse(f'{why[0].upper()}{why[1:]} layout="{table.layout}" takes the {table.unit} as they are.')
     return found.noting(*(_notes_on_folders(table) if by_folders else ()), *unused.notes())
@@ -438,7 +438,7 @@ def may_label(source: Source, table: SampleTable) -> str:
     others = source.files.not_ending_in(tuple(words.HARMLESS)).where(lambda name: not words.is_note(name))
     unused = _Unused(source, Evidence(table, ""), [])
     names = others.names or list(unused.stating(source.ending_in(("",))))
-    why = _said(_Left(names, f"the images of '{source.label}'"))
+    why = _left_over_message(_Left(names, f"the images of '{source.label}'"))
     return f'{why} layout="images" reads the images without labels.' if why else ""
 
 
@@ -454,7 +454,7 @@ class _Left(NamedTuple):
     noun: str = "files"
 
 
-def _said(left: _Left) -> str:
+def _left_over_message(left: _Left) -> str:
     """Write that something is left over, and what to do; "" if nothing is."""
     if not left.names:
         return ""
@@ -615,7 +615,7 @@ class _Unused:
         self.folds += filter(_may_list_a_split, self.agreeing)
         return next(
             (
-                _said(_Left(names, f"the {table.unit} of '{self.source.label}'"))
+                _left_over_message(_Left(names, f"the {table.unit} of '{self.source.label}'"))
                 for names in (
                     others.where(lambda name: _is_beside_parts(name, classes)).names,
                     own if 2 * len(own) > len(table) else (),

@@ -332,7 +332,7 @@ class TableSearch:
         is_called = column.plain in words.PATHS and chosen.plain not in words.PATHS and not elsewhere
         return is_called or (bool(written) and 2 * len(written) >= len(column.distinct))
 
-    def _that_count(self, notes: list[str]) -> list[LeadingTable]:
+    def _choose_tables(self, notes: list[str]) -> list[LeadingTable]:
         """Return one table, or those of the splits; tables about other files are left out."""
         found = self.claiming
         splits = sorted((one for one in found if one.split), key=lambda one: words.SPLIT_ORDER[one.split])
@@ -364,7 +364,7 @@ class TableSearch:
     def _state(self) -> Evidence:
         notes: list[str] = []
         # Faults of other tables do not matter.
-        found = self._that_count(notes)
+        found = self._choose_tables(notes)
         for one in found:
             twice = first_repeated([name for name in one.table.header if name])
             fault = one.table.fault or (twice and f"'{one.name}' has two columns called '{show(twice)}'. Rename one.")

@@ -554,6 +554,6 @@ def _clear_old_cache() -> None:
         msg = f"Drive is mounted by {OLD_DRIVE_CLIENT}, which is not on the PATH, so its cache cannot be cleared."
         raise NotSupportedHereError(msg) from error
     except subprocess.SubprocessError as error:
-        said = error.stderr.strip() if isinstance(error, subprocess.CalledProcessError) else str(error)
-        msg = f"'{OLD_DRIVE_CLIENT} -cc' failed ({said}). Unmount Drive and mount it again instead."
+        reason = error.stderr.strip() if isinstance(error, subprocess.CalledProcessError) else str(error)
+        msg = f"'{OLD_DRIVE_CLIENT} -cc' failed ({reason}). Unmount Drive and mount it again instead."
         raise DriveError(msg) from error

@@ -79,8 +79,8 @@ class Md5Questions(Closing):
     One file without an MD5 leaves the whole listing unproved, so asking stops there.
     """
 
-    def __init__(self, *, workers: int = 16, heard: Callable[[], object] = lambda: None) -> None:
-        self._heard = heard
+    def __init__(self, *, workers: int = 16, on_response: Callable[[], object] = lambda: None) -> None:
+        self._on_response = on_response
         self._pool = DaemonPool(workers, "colabstage-ask")
         self._md5s: dict[str, str] = {}
         self._asked: list[Future[None]] = []
@@ -145,7 +145,7 @@ class Md5Questions(Closing):
             if self._why:
                 return
             found = _look_at_upload(path)
-            self._heard()
+            self._on_response()
             if found.md5:
                 self._md5s[path] = found.md5
             else:

@@ -135,10 +135,10 @@ _FLUSH_CAUSES = (
 
 def mount_error(error: Exception, place: Path, *, log_size: int = 0) -> ColabstageError:
     """Return the typed error for a failure of `drive.mount(place)`."""
-    said = str(error)
+    text = str(error)
     # google.colab searches the whole log for this, so after one such failure it gives the same reason for all others.
-    if "timeout during initial read" in said and _ROOT_MARK not in _written_since(log_size):
-        error = ValueError(said.partition(":")[0])
+    if "timeout during initial read" in text and _ROOT_MARK not in _written_since(log_size):
+        error = ValueError(text.partition(":")[0])
     return _translate(error, _MOUNT_CAUSES, f"Mounting Drive at '{place}' failed", place=str(place))
 
 

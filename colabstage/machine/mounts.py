@@ -173,7 +173,7 @@ def mount_of(path: str | os.PathLike[str], *, mounts: MountTable | None = None) 
     The path need not exist, and nothing on a slow mount is touched.
     """
     table = list_mounts() if mounts is None else mounts
-    return _covering(_real(path, table), table)
+    return _covering(_resolved(path, table), table)
 
 
 def _covering(path: str, mounts: MountTable) -> Mount:
@@ -187,10 +187,10 @@ def _covering(path: str, mounts: MountTable) -> Mount:
 
 def follow_links(path: str | os.PathLike[str], *, mounts: MountTable | None = None) -> Path:
     """Make a path absolute and follow its links until it enters a slow mount; nothing there is touched."""
-    return Path(_real(path, list_mounts() if mounts is None else mounts))
+    return Path(_resolved(path, list_mounts() if mounts is None else mounts))
 
 
-def _real(path: str | os.PathLike[str], mounts: MountTable) -> str:
+def _resolved(path: str | os.PathLike[str], mounts: MountTable) -> str:
     """Follow links as strings, because creating a path for each step takes longer than everything else."""
     # Not `Path.resolve`, which touches every folder on the way, even on a mount that hangs.
     written = os.fspath(path)

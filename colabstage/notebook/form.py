@@ -375,8 +375,8 @@ class StageForm:
             except Exception as error:  # noqa: BLE001 - shown, and kept as `error`
                 self._error = error
                 # A field's mistake is already shown in place of the line of code.
-                said = html.escape(str(error)) in self._line.value and not self._is_empty
-                _put(self._outcome, "" if said else _error_html(error))
+                is_shown = html.escape(str(error)) in self._line.value and not self._is_empty
+                _put(self._outcome, "" if is_shown else _error_html(error))
 
         def begun() -> None:
             self._cancellation = Cancellation()

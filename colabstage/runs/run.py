@@ -241,7 +241,7 @@ class Run:
                 self.save()
             self._tell_saved()
         if error is None:
-            self._obey()
+            self._end_on_signal()
 
     def epochs(self, number: int) -> Iterator[int]:
         """Yield the remaining epochs of `number`, from 0; the first of them may be half done.
@@ -457,7 +457,7 @@ class Run:
         """Do what may be done while the state is complete: stop, or save a version that is due."""
         saver = self._saver
         if saver is None:
-            self._obey()
+            self._end_on_signal()
             return
         if (taker := saver.heartbeat.lost) is not None:
             msg = (
@@ -471,7 +471,7 @@ class Run:
                     self.save()
             except Exception as error:  # noqa: BLE001 - the signal is obeyed all the same
                 self._note(f"The end was not saved: {said_by(error)}")
-            self._obey()
+            self._end_on_signal()
         if not saver.busy and self._is_due(failed=bool(saver.problem)):
             self._tell_saved()
             saver.save(self._job())
@@ -571,7 +571,7 @@ class Run:
             self._newest = saver.newest
             saver.close(patience_s=0.0 if self._at_once else END_S)
 
-    def _obey(self) -> None:
+    def _end_on_signal(self) -> None:
         """End as the received signal requires."""
         stop, self._stop = self._stop, None
         if stop == signal.SIGINT:

@@ -440,21 +440,21 @@ class _Answer:
         read = gzip.GzipFile(fileobj=raw).read1 if self.coding else raw.read1
 
         # Only waiting counts, and not the wait for the first piece, which is the service's response time.
-        now, waited_s, came = self._session.clock.now, 0.0, 0
+        now, waited_s, sent = self._session.clock.now, 0.0, 0
         began: float | None = None
         left = count
         while left is None or left > 0:
             piece = self._read_some(read, _PIECE_BYTES if left is None else min(left, _PIECE_BYTES))
             if not piece:
                 return
-            waited_s, came = waited_s + (0.0 if began is None else now() - began), came + len(piece)
+            waited_s, sent = waited_s + (0.0 if began is None else now() - began), sent + len(piece)
             if waited_s >= self._session.timeout_s:
-                if came < _LEAST_BYTES_PER_S * waited_s:
+                if sent < _LEAST_BYTES_PER_S * waited_s:
                     msg = (
-                        f"The server of '{label}' sent {came:,} bytes in {waited_s:.0f} s, which is too slow to finish."
+                        f"The server of '{label}' sent {sent:,} bytes in {waited_s:.0f} s, which is too slow to finish."
                     )
                     raise TransientError(msg, slow=True)
-                waited_s, came = 0.0, 0
+                waited_s, sent = 0.0, 0
             left = None if left is None else left - len(piece)
             yield piece
             began = now()

@@ -208,9 +208,9 @@ def compare_states(recorded: SourceIdentity, now: SourceIdentity) -> Verdict:
         verdicts = {*other, *map(compare_states, recorded.parts, now.parts)}
         # If one part has changed, the whole has changed.
         return next((verdict for verdict in get_args(Verdict)[::-1] if verdict in verdicts), "same")
-    told = _deciding_facts(recorded, now)
-    if any(told):
-        return "same" if told[0] == told[1] else "changed"
+    decisive = _deciding_facts(recorded, now)
+    if any(decisive):
+        return "same" if decisive[0] == decisive[1] else "changed"
     return _compare_folders(recorded, now) if recorded.kind == "folder" else _compare_files(recorded, now)
 
 

@@ -501,7 +501,7 @@ class BlockwiseFile:
         except FileNotFoundError:
             # The files have moved to their place, or were removed before all of them was local.
             if not self.complete:
-                raise self._gone() from None
+                raise self._gone_error() from None
             return None
         if not self.complete:
             self._running().touch()
@@ -710,7 +710,7 @@ class BlockwiseFile:
             except FileNotFoundError:
                 handle = None
             if handle is None:
-                raise self._gone()
+                raise self._gone_error()
             self._lock_handles.append(handle)
             blocks, readers = self._blocks, Readers(self._folder)
             fetcher = Fetcher(
@@ -725,7 +725,7 @@ class BlockwiseFile:
             fetcher.start(lambda: Lookahead(blocks, readers, fetcher))
             return fetcher
 
-    def _gone(self) -> Exception:
+    def _gone_error(self) -> Exception:
         msg = f"'{self._folder}', where '{self.files.label}' was on its way to, is gone."
         return self._with_what_is_here(NotStagedError(msg))
 

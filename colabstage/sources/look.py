@@ -81,20 +81,20 @@ def check_freshness(source: Source, recorded: SourceIdentity, *, workers: int, s
     # A dead mount may never respond; a thread can be abandoned, but a blocked call cannot be interrupted.
     answer = in_thread(lambda: asker.ask_typed(source, recorded), "colabstage-look")
     patience_s = _SILENCE_S if silence_s is None else silence_s
-    while not wait([answer], max(0.01, asker.heard_at + patience_s - time.monotonic())).done:
-        if time.monotonic() - asker.heard_at >= patience_s:
+    while not wait([answer], max(0.01, asker.responded_at + patience_s - time.monotonic())).done:
+        if time.monotonic() - asker.responded_at >= patience_s:
             return Look("silent", f"nothing arrived from it for {patience_s:.0f} s")
     return answer.result()
 
 
 class _Asker:
-    """Checks whether sources are the recorded ones; `heard_at`: when the latest response came."""
+    """Checks whether sources are the recorded ones; `responded_at`: when the latest response came."""
 
     def __init__(self, workers: int) -> None:
-        self._workers, self.heard_at = workers, time.monotonic()
+        self._workers, self.responded_at = workers, time.monotonic()
 
-    def heard(self) -> None:
-        self.heard_at = time.monotonic()
+    def note_response(self) -> None:
+        self.responded_at = time.monotonic()
 
     def ask_typed(self, source: Source, recorded: SourceIdentity) -> Look:
         """Check one source. One that cannot be checked does not count as changed: the caller decides about local
@@ -107,7 +107,7 @@ class _Asker:
             named = f"'{error.filename}': " if error.filename else ""
             return Look("gone", f"{named}{said_by(error)}.")
         finally:
-            self.heard()
+            self.note_response()
 
     def _ask(self, source: Source, recorded: SourceIdentity) -> Look:
         match source if isinstance(source, LocalSource) else expand_pattern(source):
@@ -148,30 +148,30 @@ class _Asker:
         if is_slow_mount(path) or not recorded.trusts_times:
             return self._ask_mounted(path, recorded, leave_out)
         mounts = slow_mounts_below(path)
-        tree = FolderTree(path, heard=self.heard, leave_out=leave_out, mounts=mounts, keeps_inodes=True)
+        tree = FolderTree(path, on_response=self.note_response, leave_out=leave_out, mounts=mounts, keeps_inodes=True)
         return _compare(recorded, identify_by_times(tree, address=recorded.address))
 
     def _ask_mounted(self, path: Path, recorded: SourceIdentity, leave_out: frozenset[str]) -> Look:
         """Check the times of a folder's folders, and its files' MD5s if Drive's client reported them."""
-        workers, heard, stamps = self._workers, self.heard, None
+        workers, on_response, stamps = self._workers, self.note_response, None
         if recorded.stamps:
-            stamps = folder_stamps(path, recorded.stamps, workers=workers, heard=heard)
+            stamps = folder_stamps(path, recorded.stamps, workers=workers, on_response=on_response)
         # A remount may give folders new times, so different ones prove no change.
         if stamps is None or stamps != recorded.stamps:
             return Look("unproved")
         if not recorded.md5:
             seen = "the times of its folders are unchanged; a file rewritten under its name would not be noticed"
             return Look("same", seen)
-        with Md5Questions(workers=workers, heard=heard) as questions:
+        with Md5Questions(workers=workers, on_response=on_response) as questions:
             # Both wait for the client, and only its answers matter.
-            tree = FolderTree(path, workers=workers, heard=heard, found=questions.ask, leave_out=leave_out)
+            tree = FolderTree(path, workers=workers, on_response=on_response, found=questions.ask, leave_out=leave_out)
             md5s, why = questions.answers(tree.paths)
         now = identify_tree(tree, address=recorded.address, md5s=md5s)
         if compare_states(recorded, now) != "same":
             # For the same files, another MD5 means other content. A listing may also have lacked a part; opening lists
             # again.
             return Look("changed" if md5s and now.listing == recorded.listing else "unproved")
-        seen = f"names, sizes and times of all files are unchanged; {_untold(why)}"
+        seen = f"names, sizes and times of all files are unchanged; {_no_md5(why)}"
         return Look("same", MD5_PROOF if md5s else seen)
 
     def _ask_kaggle(self, source: KaggleSource, recorded: SourceIdentity) -> Look:
@@ -206,7 +206,7 @@ def _ask_file(path: Path, found: os.stat_result, recorded: SourceIdentity) -> Lo
     known = replace(recorded, version="")
     look = _judge(known, size=found.st_size, mtime_ns=found.st_mtime_ns, md5="".join(md5s))
     if why and look.state == "same":
-        return Look("same", f"{look.detail}; {_untold(why)}")
+        return Look("same", f"{look.detail}; {_no_md5(why)}")
     return look
 
 
@@ -223,7 +223,7 @@ def _compare(recorded: SourceIdentity, now: SourceIdentity) -> Look:
     return Look(verdict, proof_of(recorded, now) if verdict == "same" else "")
 
 
-def _untold(why: str) -> str:
+def _no_md5(why: str) -> str:
     return f"Drive's client reports no MD5 to compare: {why}"
 
 

@@ -126,11 +126,11 @@ def find_manifest(wanted: tuple[SingleSource, SingleSource]) -> Manifest:
     if isinstance(source, LocalSource):
         found, label = read_manifest(source.path), str(manifest_path(source.path))
     else:
-        label, told = beside.label, None
+        label, content = beside.label, None
         # Another version's manifest has other hashes than the blocks.
         with suppress(SourceNotFoundError, ValueError, RecursionError):
-            told = json.loads(read_small_file(beside))
-        found = parse_manifest(told, label)
+            content = json.loads(read_small_file(beside))
+        found = parse_manifest(content, label)
     if found is None:
         # If the file is missing too, that is the error to report.
         if isinstance(source, LocalSource):

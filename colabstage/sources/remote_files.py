@@ -169,8 +169,8 @@ class RemoteFileTree(Tree):
         """Yield the content in pieces of at most a megabyte, as they arrive, and finally compare it with the service's
         checksum."""
         with self._reading(entry) as file:
-            came = file.known(0, entry.size)
-            pieces = read_through(file, policy=self._policy, tell=self._wait_for) if came is None else iter([came])
+            data = file.known(0, entry.size)
+            pieces = read_through(file, policy=self._policy, tell=self._wait_for) if data is None else iter([data])
             for piece in self._verified(entry, pieces):
                 self._wait_for("")
                 yield piece
@@ -318,5 +318,5 @@ def read_small_file(source: SingleSource) -> bytes:
     with given_up(), contextlib.closing(remote_opener(source, along_bytes=along_bytes)()) as file:
         if (size := file.facts.size) is None:
             return b"".join(read_through(file, policy=RetryPolicy()))
-        came = file.known(0, size)
-        return read_directly(file.without_version_check(), 0, size, policy=RetryPolicy()) if came is None else came
+        data = file.known(0, size)
+        return read_directly(file.without_version_check(), 0, size, policy=RetryPolicy()) if data is None else data

@@ -79,7 +79,7 @@ class FolderTree(Tree):
         workers: how many folders are listed, or files looked up, at once. Some twenty are right for a Drive mount,
             where each answer takes 0.3 s and more; a local disk gains nothing from more than one.
         retry: how long a listing that fails is tried again.
-        heard: called, in any thread, whenever a folder has been read: the disk or mount is slow, not dead.
+        on_response: called, in any thread, whenever a folder has been read: the disk or mount is slow, not dead.
         found: called, in any thread, with the paths of some files as soon as these are known to exist.
         before_read: called, in any thread, with the path of a file before anything of its content is read.
         leave_out: names of folders in it that are no part of it, such as what colabstage made of it before.
@@ -98,7 +98,7 @@ class FolderTree(Tree):
         *,
         workers: int = 1,
         retry: RetryPolicy = RetryPolicy(),  # noqa: B008  # frozen
-        heard: Callable[[], object] = lambda: None,
+        on_response: Callable[[], object] = lambda: None,
         found: Callable[[Sequence[str]], object] | None = None,
         before_read: Callable[[str], object] | None = None,
         leave_out: Collection[str] = (),
@@ -114,7 +114,7 @@ class FolderTree(Tree):
         self._times: dict[str, int] = {}
         _check_root(self._root)
         with _threads(workers) as listers, _threads(workers) as lookers:
-            walk = _Walk(self._root, listers, lookers, retry=retry, heard=heard, on_files=found)
+            walk = _Walk(self._root, listers, lookers, retry=retry, on_response=on_response, on_files=found)
             walk.list_all_but({**dict.fromkeys(mounts, "mount"), **dict.fromkeys(leave_out, "own")})
         facts = np.array(walk.files.facts, np.uint64).reshape(-1, 4).T
         names, (sizes, times_ns, inodes, changed_ns), order = sorted_by_name(walk.files.names, *facts)
@@ -235,7 +235,7 @@ class FolderFile:
 
 
 def folder_stamps(
-    path: Path, names: Iterable[str], *, workers: int = 1, heard: Callable[[], object] = lambda: None
+    path: Path, names: Iterable[str], *, workers: int = 1, on_response: Callable[[], object] = lambda: None
 ) -> dict[str, int | None]:
     """Read the modification times of a tree's folders again, to check cheaply whether its listing may have changed.
 
@@ -243,7 +243,7 @@ def folder_stamps(
         path: the tree's folder.
         names: names of folders in it, as in `FolderTree.listing_stamp`.
         workers: how many are read at once.
-        heard: called, in any thread, whenever one has responded.
+        on_response: called, in any thread, whenever one has responded.
 
     Returns:
         For each name the time in ns, `None` if the folder no longer exists.
@@ -256,7 +256,7 @@ def folder_stamps(
         except (FileNotFoundError, NotADirectoryError):
             return None
         finally:
-            heard()
+            on_response()
 
     wanted = list(names)
     with _threads(workers) as pool:
@@ -386,11 +386,11 @@ class _Walk:
         lookers: DaemonPool | None,
         *,
         retry: RetryPolicy,
-        heard: Callable[[], object],
+        on_response: Callable[[], object],
         on_files: Callable[[Sequence[str]], object] | None,
     ) -> None:
         self._root, self._listers, self._lookers = root, listers, lookers
-        self._retry, self._heard, self._on_files = retry, heard, on_files
+        self._retry, self._on_response, self._on_files = retry, on_response, on_files
         self._turn = threading.Lock()
         self._slow_batches = 0
         self.files = _Found()
@@ -427,7 +427,7 @@ class _Walk:
         """List one folder; `None` if a link leads back to one of its own ancestors."""
         path = _path_below(self._root, folder.name)
         listed, unseen = read_with_retry(lambda: self._read(folder, path), path, policy=self._retry)
-        self._heard()
+        self._on_response()
         if listed is not None and unseen and self._lookers is not None:
             # By other threads: lookups that waited behind folders would all be left for the end.
             length = min(-(-len(unseen) // _SHARES), _LOOK_BATCH)

@@ -64,7 +64,7 @@ def test_many_are_asked_at_once_and_all_count_or_none(monkeypatch: pytest.Monkey
     client = Client({f"{number}": {"md5": f"{number:032x}", "uncommitted": "0"} for number in range(200)}, monkeypatch)
     names, md5s = list(client.files), [one["md5"] for one in client.files.values()]
     heard: list[int] = []
-    with Md5Questions(heard=lambda: heard.append(1)) as questions:
+    with Md5Questions(on_response=lambda: heard.append(1)) as questions:
         assert questions.answers(names) == (md5s, "")
     assert len(heard) == 200
     assert ask_md5s([]) == ([], "")

@@ -882,9 +882,11 @@ def pixels_state(source: Source) -> Found:
     labelled = [one for one in found if one.labels] or found
     shapes = {one.shape: one.name for one in labelled}
     if len(shapes) > 1:
-        told = ", ".join(f"'{name}' {shape}" for shape, name in shapes.items())
+        shapes_listed = ", ".join(f"'{name}' {shape}" for shape, name in shapes.items())
         only = only_line(source.tree, labelled[0].name)
-        raise broken(source.label, f"its tables hold images of different shapes ({told}); stage one of them, {only}")
+        raise broken(
+            source.label, f"its tables hold images of different shapes ({shapes_listed}); stage one of them, {only}"
+        )
     splits = [split for one in labelled for split in one.splits]
     # If only some tables have a split, the rows of the others would belong to no file.
     if not all(splits) and any(splits):

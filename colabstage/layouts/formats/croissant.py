@@ -173,10 +173,10 @@ class Description:
         own = table.splits or stated
         odd = next((n for n, split in enumerate(stated) if not split or not words.same_split(split, own[n])), None)
         if odd is not None:
-            said = f"is of the split '{stated[odd]}' by" if stated[odd] else "is of no split by"
+            part = f"is of the split '{stated[odd]}' by" if stated[odd] else "is of no split by"
             other = f", and of '{own[odd]}' by {found.who}" if table.splits else ", which names that of others"
             msg = (
-                f"'{names[odd]}' {said} '{self.name}',{other}. Correct one; layout=\"{table.layout}\" does without it."
+                f"'{names[odd]}' {part} '{self.name}',{other}. Correct one; layout=\"{table.layout}\" does without it."
             )
             raise BrokenDatasetError(msg)
         if table.splits is not None:

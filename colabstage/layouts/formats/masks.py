@@ -437,7 +437,7 @@ def _match(sides: _Sides) -> _Pairs | BrokenDatasetError:
         if other is not mask and _is_of_objects(other) != _is_of_objects(mask):
             by_key[key] = mask if _is_of_objects(other) else other
         elif other is not mask and key in images:
-            return _two(other.name, mask.name)
+            return _two_masks_error(other.name, mask.name)
     return [(image, by_key[key]) for image, key in sides.images.items() if key in by_key]
 
 
@@ -453,7 +453,7 @@ def _by_stem(sides: _Sides, *, bare: bool) -> _Sides:
     return _Sides(*made)
 
 
-def _two(one: str, other: str) -> BrokenDatasetError:
+def _two_masks_error(one: str, other: str) -> BrokenDatasetError:
     """Return the error that two files may be masks of one image."""
     names = [words.folder_of(name) or words.stem_of(name) for name in (one, other)]
     names = names if names[0] != names[1] else ["NAME"]
@@ -472,7 +472,7 @@ def _refuse_further(sides: _Sides, pairs: _Pairs) -> None:
         bare = _MASK_SUFFIX.sub("", without)
         first = mask_of.get((folders, bare)) if without != stem and (file in sides.masks or bare != without) else None
         if first is not None and key not in mask_of:
-            raise _two(first.name, file.name)
+            raise _two_masks_error(first.name, file.name)
     own = {posixpath.dirname(image.name) for image, _ in pairs}
     parents = set(map(posixpath.dirname, own))
     tokens = {_first_word(image.name) for image, _ in pairs}
@@ -483,7 +483,7 @@ def _refuse_further(sides: _Sides, pairs: _Pairs) -> None:
         base = posixpath.basename(folder)
         is_beside = folder not in own and posixpath.dirname(folder) in parents
         if is_beside and 2 * count >= len(tokens) and not words.is_split(base) and not words.is_role(base):
-            raise _two(pairs[0][1].name, next(name for name, one in folders_of.items() if one == folder))
+            raise _two_masks_error(pairs[0][1].name, next(name for name, one in folders_of.items() if one == folder))
 
 
 def _first_word(name: str) -> str:
