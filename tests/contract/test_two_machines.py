@@ -1,7 +1,8 @@
-"""Two machines publish different files under one name; the second does all of it at one moment of the first one's call.
+"""Two machines publish different files under one name; the second one publishes at a given moment of the first one's
+call.
 
-At any time a reader gets one of the versions, whole. Each call succeeds or names what is in its way, and the next one
-publishes what it is given, leaving nothing unfinished.
+At any time a reader gets one of the versions, complete. Each call succeeds or names what is in its way, and the next
+one publishes its file and leaves nothing unfinished.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from tests.support.moments import Moment, Processes
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# No call of the first machine calls the system so often.
+# More system calls than the first machine makes.
 MOST = 1000
 VERSIONS = {name: name.encode() * 1000 for name in ("older", "mine", "others", "last")}
 
 
 def publish(home: str, version: str) -> bool:
-    """Publish a version; whether that succeeded."""
+    """Publish a version; return whether that succeeded."""
     try:
         publish_file(Path(home, "mine", version), Path(home, "out/model.bin"), progress=False)
     except ColabstageError as error:
@@ -40,7 +41,7 @@ def publish(home: str, version: str) -> bool:
 
 
 def publish_others(out: str) -> None:
-    """Publish the second machine's version from a process of its own."""
+    """Publish the second machine's version from its own process."""
     child = os.fork()
     if child == 0:
         places._TURN_S = 0.6
