@@ -66,7 +66,7 @@ def staging() -> None:
 
 
 def what_is_staged(data: StagedDataset) -> None:
-    """What a `StagedDataset` holds."""
+    """The attributes of a `StagedDataset`."""
     assert_type(data.path, Path)
     assert_type(data.files, Path | None)
     assert_type(data.report, StageReport)
@@ -88,7 +88,7 @@ def reading(dataset: dataset_h5) -> None:
 
 
 def other_frameworks(dataset: dataset_h5) -> None:
-    """Keras and TensorFlow take datasets and files; TensorFlow has no types of its own."""
+    """Keras and TensorFlow take datasets and files; TensorFlow has no types."""
     assert_type(colabstage.to_keras(dataset, 64, one_hot=10), KerasBatches)
     assert_type(colabstage.to_keras("data.h5", 64, split="dev", shuffle=False, dtype="float32"), KerasBatches)
     assert_type(colabstage.to_hf(dataset), Any)
@@ -105,7 +105,7 @@ def moving(batches: list[tuple[int, str]]) -> None:
 
 
 def packing_and_publishing() -> None:
-    """The halves of staging that are usable alone."""
+    """The halves of staging, usable alone."""
     assert_type(colabstage.pack_dataset("photos", "photos.h5", overwrite=True), PackReport)
     assert_type(colabstage.publish_file(Path("model.pt"), "/content/drive/MyDrive"), PublishReport[Path])
     assert_type(colabstage.restore_file("/content/drive/MyDrive/model.pt", overwrite=True), RestoreReport)
@@ -125,7 +125,7 @@ def drive() -> None:
 
 
 def diagnosing() -> None:
-    """What is wrong here, what staging would change, and how busy the GPU is."""
+    """What is wrong on this machine, what staging would change, and how busy the GPU is."""
     assert_type(colabstage.doctor("photos", num_workers=4, timeout_s=2.0), DoctorReport)
     assert_type(colabstage.doctor().exit_code, int)
     assert_type(colabstage.compare_sources(Path("photos"), image_size=(8, 8), budget_s=5), SourceComparison)
@@ -136,7 +136,7 @@ def diagnosing() -> None:
 
 
 def the_module(error: ColabstageError) -> None:
-    """The version, the errors, and no name that is not there."""
+    """The version, the errors, and no missing name."""
     assert_type(colabstage.__version__, str)
     assert_type(colabstage.ColabstageError("a sentence"), ColabstageError)
     assert_type(str(error), str)
@@ -144,7 +144,7 @@ def the_module(error: ColabstageError) -> None:
 
 
 def filling_in() -> None:
-    """The form takes what can be written down, and gives what `stage_dataset` returns."""
+    """The form takes values that can be written as text, and returns what `stage_dataset` returns."""
     form = colabstage.stage_form("photos.zip", image_size=(64, 64), splits={"train": 0.8, "test": 0.2})
     assert_type(form, StageForm)
     assert_type(form.dataset, StagedDataset)
@@ -153,7 +153,7 @@ def filling_in() -> None:
 
 
 def looking() -> None:
-    """What can be looked at is looked at by one argument; plots take what there is and return figures."""
+    """One argument is enough to look at something; plots take what exists and return figures."""
     assert_type(colabstage.browse_dataset("data-*.h5", split="test", page_size=40), DatasetBrowser)
     assert_type(colabstage.browse_dataset(dataset_h5("data.h5")), DatasetBrowser)
     data = colabstage.stage_dataset("photos")
