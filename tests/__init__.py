@@ -1,1 +1,1 @@
-"""Tests of colabstage, as a package: IPython 7 puts a folder on the path in which there is another one of that name."""
+"""Tests of colabstage. A package, because IPython 7 puts a folder on the path that has another package of this name."""

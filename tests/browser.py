@@ -8,10 +8,10 @@
         notebook.page.wait_for_selector(".colabstage-browse")
         notebook.screenshot("browse")
 
-A test module has one server, one Chromium and one page, in which its notebooks are opened one after the other: to load
-JupyterLab takes five seconds of computing, a further notebook one. No longer than the module, because Playwright keeps
-an event loop running in the thread that uses it, which other tests could not bear. Where a part is missing, the tests
-are skipped with its name.
+A test module has one server, one Chromium and one page, in which its notebooks are opened one after the other: loading
+JupyterLab takes five seconds of computing, another notebook one. They last no longer than the module, because
+Playwright runs an event loop in the thread that uses it, which other tests could not bear. If a part is missing, the
+tests are skipped and say which.
 """
 
 from __future__ import annotations
@@ -47,20 +47,20 @@ SCREENSHOTS = ROOT / ".screenshots"
 Theme = Literal["light", "dark"]
 
 _THEMES = {"light": "JupyterLab Light", "dark": "JupyterLab Dark"}
-# A server or a page on two busy cores; each wait ends as soon as it can.
+# For a server or a page on two busy cores; each wait ends as soon as it can.
 _START_TIMEOUT_S = 120.0
 _WAIT_MS = 45_000
 _PARTS = ("jupyterlab", "playwright", "ipywidgets", "ipykernel")
 
 
 def chromium_path() -> str | None:
-    """Where a Chromium or Chrome of this machine is; `None` where there is none."""
+    """The path of a Chromium or Chrome on this machine; `None` if there is none."""
     names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
     return next((path for name in names if (path := shutil.which(name))), None)
 
 
 def missing_part() -> str | None:
-    """Why tests in a browser cannot run here; `None` when they can."""
+    """Why tests in a browser cannot run here; `None` if they can."""
     absent = [name for name in _PARTS if find_spec(name) is None]
     if absent:
         return f"needs {', '.join(absent)}: pip install --group notebooks (or: make .venv/.tested)"
@@ -71,14 +71,14 @@ def missing_part() -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Jupyter:
-    """A running server: its address, what it lets in by, and the folder that notebooks lie in."""
+    """A running server: its address, its token, and the folder of its notebooks."""
 
     url: str
     token: str
     folder: Path
 
     def request(self, method: str, path: str, content: object = None) -> Any:
-        """Ask the server's own interface; returns the parsed answer, if there is any."""
+        """Call the server's API; return the parsed response, if any."""
         answer = requests.request(
             method, f"{self.url}{path}", json=content, headers={"Authorization": f"token {self.token}"}, timeout=30
         )
@@ -86,13 +86,13 @@ class Jupyter:
         return answer.json() if answer.content else None
 
     def end_kernels(self) -> None:
-        """End every kernel, so that the next notebook has the machine for itself."""
+        """End every kernel, so that the next notebook has the machine to itself."""
         for session in self.request("GET", "api/sessions"):
             self.request("DELETE", f"api/sessions/{session['id']}")
 
 
 def _free_port() -> int:
-    """Return a port that nobody listens on: two servers that look for one from 8888 on may both find the same."""
+    """Return a free port: two servers that each search from 8888 on may choose the same."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return int(probe.getsockname()[1])
 
@@ -105,7 +105,7 @@ def _settings(token: str) -> dict[str, object]:
         "allow_root": True,
         "terminals_enabled": False,
         "answer_yes": True,
-        # None of those that look for other programs or call out.
+        # None that look for other programs or open connections.
         "jpserver_extensions": {"jupyterlab": True, "jupyter_lsp": False, "jupyter_server_terminals": False},
     }
     lab = {
@@ -118,7 +118,7 @@ def _settings(token: str) -> dict[str, object]:
 
 
 def _environment(home: Path) -> dict[str, str]:
-    """An environment in which nothing of this machine's own Jupyter is seen or changed."""
+    """An environment that neither sees nor changes this machine's own Jupyter."""
     names = ("CONFIG_DIR", "DATA_DIR", "RUNTIME_DIR")
     own = {f"JUPYTER_{name}": str(home / name.lower()) for name in names}
     lab = {f"JUPYTERLAB_{name}_DIR": str(home / name.lower()) for name in ("SETTINGS", "WORKSPACES")}
@@ -131,7 +131,7 @@ def _environment(home: Path) -> dict[str, str]:
         "IPYTHONDIR": str(home / "ipython"),
         "JUPYTER_PLATFORM_DIRS": "1",
         "JUPYTER_NO_CONFIG": "",
-        # No Drive but those below it, whatever is mounted here.
+        # No Drive except those below it, whatever is mounted on this machine.
         "COLABSTAGE_SYSTEM_ROOT": str(home / "system"),
         "PYTHONPATH": str(ROOT),
         "PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", ""))),
@@ -139,7 +139,7 @@ def _environment(home: Path) -> dict[str, str]:
 
 
 def _address_of(process: subprocess.Popen[bytes], runtime: Path, log: Path) -> str:
-    """Wait until the server has written down where it listens, and answers there."""
+    """Wait until the server has written down its address, and responds there."""
     deadline = time.monotonic() + _START_TIMEOUT_S
     while time.monotonic() < deadline and process.poll() is None:
         with suppress(OSError, ValueError, requests.RequestException):
@@ -153,7 +153,7 @@ def _address_of(process: subprocess.Popen[bytes], runtime: Path, log: Path) -> s
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the server with its kernels, which are in its session."""
+    """End the server and its kernels, which are in its session."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError):
             os.killpg(process.pid, number)
@@ -163,7 +163,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 @pytest.fixture(scope="module")
 def jupyter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jupyter]:
-    """The one JupyterLab of this test module."""
+    """This test module's only JupyterLab."""
     problem = missing_part()
     if problem:
         pytest.skip(problem)
@@ -199,11 +199,11 @@ def jupyter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jupyter]:
 
 @pytest.fixture(scope="module")
 def lab(jupyter: Jupyter) -> Iterator[Page]:
-    """JupyterLab's page in the one Chromium of this test module, with no notebook open."""
+    """JupyterLab's page in this test module's only Chromium, with no notebook open."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        # Chromium's sandbox refuses root, which continuous integration often is.
+        # Chromium's sandbox does not work for root, which continuous integration often is.
         started = playwright.chromium.launch(
             executable_path=chromium_path(), args=["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]
         )
@@ -221,7 +221,7 @@ def lab(jupyter: Jupyter) -> Iterator[Page]:
 
 @dataclass(slots=True)
 class Notebook:
-    """A notebook that is open in JupyterLab, with its kernel started."""
+    """A notebook open in JupyterLab, with its kernel started."""
 
     page: Page
     errors: list[str] = field(default_factory=list)
@@ -243,24 +243,24 @@ class Notebook:
         )
 
     def interrupt(self) -> None:
-        """Press the stop button of the notebook."""
+        """Press the notebook's stop button."""
         self.page.evaluate(
             "async () => { await window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.interrupt() }"
         )
 
     def wait_until_idle(self) -> None:
-        """Wait until no cell runs any more."""
+        """Wait until no cell is running."""
         self.page.wait_for_function(
             """() => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.status === 'idle'
                 && [...document.querySelectorAll('.jp-InputPrompt')].every(shown => !shown.innerText.includes('*'))"""
         )
 
     def reopen(self, *, trusted: bool) -> None:
-        """Save the notebook and open it again with a new kernel, in which nothing has run."""
+        """Save the notebook and open it again with a new kernel, in which nothing has run yet."""
         self.page.evaluate(_REOPEN, trusted)
 
     def text(self) -> str:
-        """What all outputs show as text."""
+        """The text of all outputs."""
         return "\n".join(self.page.locator(".jp-OutputArea-output").all_inner_texts())
 
     def wait_for_text(self, text: str) -> None:
@@ -268,7 +268,7 @@ class Notebook:
         self.page.locator(".jp-OutputArea-output", has_text=text).first.wait_for()
 
     def screenshot(self, name: str, selector: str | None = None) -> Path:
-        """Save what is seen, of the whole page or of the first element `selector`, as `.screenshots/NAME.png`."""
+        """Save a picture of the whole page, or of the first element `selector`, as `.screenshots/NAME.png`."""
         SCREENSHOTS.mkdir(exist_ok=True)
         path = SCREENSHOTS / f"{name}.png"
         (self.page if selector is None else self.page.locator(selector).first).screenshot(path=path)
@@ -276,13 +276,13 @@ class Notebook:
 
 
 class OpenNotebook(Protocol):
-    """Opens a notebook of these code cells and starts its kernel in the folder that notebooks lie in."""
+    """Opens a notebook of these code cells, and starts its kernel in the folder of notebooks."""
 
     def __call__(self, *cells: str, theme: Theme = "light", width: int = 1000, height: int = 800) -> Notebook: ...
 
 
 _NUMBERS = itertools.count()
-# What ipywidgets 7 says once for each label where the page has another MathJax than it was written for.
+# ipywidgets 7 logs this for each label if the page has another MathJax than the one it was written for.
 _TYPESETS_WITH_MATHJAX_2 = "(reading 'Queue')"
 _REOPEN = """async trusted => {
     const app = window.jupyterapp;
@@ -324,7 +324,7 @@ def _write_notebook(folder: Path, cells: tuple[str, ...]) -> str:
 
 @pytest.fixture
 def open_notebook(jupyter: Jupyter, lab: Page) -> Iterator[OpenNotebook]:
-    """Opens a notebook, which is closed and its kernel ended with the test."""
+    """Opens a notebook; after the test, it is closed and its kernel ended."""
     errors: list[str] = []
 
     def note(error: object) -> None:
@@ -333,7 +333,8 @@ def open_notebook(jupyter: Jupyter, lab: Page) -> Iterator[OpenNotebook]:
 
     def open_it(*cells: str, theme: Theme = "light", width: int = 1000, height: int = 800) -> Notebook:
         name = _write_notebook(jupyter.folder, cells)
-        # JupyterLab removes its splash a moment after it has faded; another theme by then would remove it twice.
+        # JupyterLab removes its splash a moment after it has faded; if the theme changes in between, it is removed
+        # twice.
         lab.locator("#jupyterlab-splash").wait_for(state="detached")
         lab.set_viewport_size({"width": width, "height": height})
         lab.evaluate(_OPEN, [name, _THEMES[theme]])

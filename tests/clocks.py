@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import threading
 
-# Threads that wait for each other look this often whether the clock was turned meanwhile.
+# How often threads that wait for each other check whether the clock was turned.
 _LOOK_S = 0.002
 
 
 class ManualClock:
-    """A `Clock` that stands until somebody sleeps by it, or a test turns it on; `slept` has each sleep's seconds.
+    """A `Clock` that stands still unless somebody sleeps by it or a test turns it; `slept` lists the seconds of each
+    sleep.
 
-    `looks`, `waits`: how often somebody asked for the time, and waited for a notification.
+    `looks`, `waits`: how often the time was read, and a notification waited for.
     """
 
     def __init__(self) -> None:
@@ -21,23 +22,23 @@ class ManualClock:
         self.looks = self.waits = 0
 
     def now(self) -> float:
-        """What the clock shows."""
+        """The time it shows."""
         with self._lock:
             self.looks += 1
             return self._now
 
     def sleep(self, seconds: float) -> None:
-        """Turn it on, and be back at once."""
+        """Turn it on, and return at once."""
         with self._lock:
             self.slept.append(seconds)
             self._now += max(0.0, seconds)
 
     def turn(self, seconds: float) -> None:
-        """Let so much time pass for everybody."""
+        """Let this much time pass for all threads."""
         with self._lock:
             self._now += seconds
 
     def wait(self, condition: threading.Condition, timeout: float) -> bool:
-        """Wait for a notification, but only a moment: what a look of a few times a second would find comes sooner."""
+        """Wait for a notification, but only a moment, so that what callers poll for is found soon."""
         self.waits += 1
         return condition.wait(min(timeout, _LOOK_S))

@@ -1,4 +1,4 @@
-"""What every test gets: a clean environment, a guard against leaks, and skips that say which part is missing."""
+"""For every test: a clean environment, a guard against leaks, and skips that say which part is missing."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
     from tests.nurseries import Nurseries
 
-# By these, notebook platforms are told apart (machine/platforms.py); a test that wants one sets it.
+# These identify notebook platforms (machine/platforms.py); a test that needs one sets it.
 _PLATFORM_VARIABLES = re.compile(
     r"COLAB|KAGGLE|VERTEX_PRODUCT|TBE_|SAGEMAKER_|PAPERSPACE_|LIGHTNING_|DATABRICKS_|DEEPNOTE_|CODESPACES|"
     r"DATALORE_USER|HEX_PROJECT_ID|CLOUD_SHELL|JPY_PARENT_PID|CLOUDSDK_CONFIG"
 )
 
-# Of each property, unless it says how many itself; `make test-all` runs `--hypothesis-profile=long`. No deadlines,
-# because other tests run beside it.
+# Examples for each property, unless it states its own number; `make test-all` runs `--hypothesis-profile=long`. There
+# are no deadlines, because other tests run at the same time.
 settings.register_profile("quick", max_examples=40, deadline=None)
 settings.register_profile("long", max_examples=400, deadline=None)
 settings.load_profile("quick")
@@ -47,15 +47,15 @@ _numbers = itertools.count()
 
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The test sees no variable that a notebook platform, or colabstage itself, is steered by.
+    """Hide all variables that steer colabstage or identify a notebook platform.
 
-    Nor does it see a Drive that is mounted for another test meanwhile, or the home of whoever runs the tests, where
-    datasets are cached unless somebody says otherwise.
+    Also hide Drives mounted by other tests, and the home folder of the person who runs the tests, where datasets are
+    cached by default.
     """
     below = tmp_path_factory.getbasetemp()
     home = below / f"home{next(_numbers)}"
     home.mkdir()
-    # Matplotlib would make its list of fonts anew in an empty home, which takes seconds.
+    # In an empty home, Matplotlib would rebuild its list of fonts, which takes seconds.
     monkeypatch.setenv("MPLCONFIGDIR", os.environ.get("MPLCONFIGDIR", str(Path.home() / ".cache/matplotlib")))
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("COLABSTAGE_SYSTEM_ROOT", str(below / "no-drive"))
@@ -70,10 +70,10 @@ _folder = pytest.StashKey[Path]()
 
 @pytest.fixture
 def tmp_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of the test's own, removed if the test passes.
+    """The test's own folder, removed if the test passes.
 
-    pytest's own would look through all folders of the run for a free name, and keep what every test wrote: tens of
-    seconds, and gigabytes. `scripts/run_tests.py` has it in memory, but for tests with the mark `disk`.
+    pytest's own fixture would search all folders of the run for a free name, and keep what every test wrote: tens of
+    seconds, and gigabytes. `scripts/run_tests.py` keeps this one in memory, except for tests with the mark `disk`.
     """
     below = tmp_path_factory.getbasetemp()
     if request.node.get_closest_marker("disk"):
@@ -87,7 +87,7 @@ def tmp_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object]:
-    """Remove the test's folder when all fixtures have ended, and nothing of the system is patched any more."""
+    """Remove the test's folder once all fixtures have ended and no system function is patched any more."""
     result = yield
     if _folder in item.stash and not item.stash.get(_failed, False):
         shutil.rmtree(item.stash[_folder], ignore_errors=True)
@@ -96,8 +96,9 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object
 
 @pytest.fixture(scope="session")
 def nurseries(tmp_path_factory: pytest.TempPathFactory) -> Nurseries:
-    """What processes are forked from that have a framework imported: the same for all test processes of the run."""
-    from tests.nurseries import Nurseries  # the smoke tests run where there is no such package
+    """Processes with a framework already imported, from which others are forked; all test processes of the run share
+    them."""
+    from tests.nurseries import Nurseries  # the smoke tests run where this package is missing
 
     folder = tmp_path_factory.getbasetemp()
     side_by_side = "PYTEST_XDIST_WORKER" in os.environ
@@ -115,7 +116,7 @@ class _Records(logging.Handler):
 
 @pytest.fixture
 def logged() -> Iterator[list[str]]:
-    """The messages that are logged during the test."""
+    """The messages logged during the test."""
     handler = _Records()
     logging.getLogger().addHandler(handler)
     yield handler.texts
@@ -124,7 +125,7 @@ def logged() -> Iterator[list[str]]:
 
 @pytest.fixture
 def make_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
-    """Mount disks of so many MB below the test's folder: real ones that are really full."""
+    """Mount disks of so many MB below the test's folder: real ones that can really be full."""
     disks: list[Path] = []
 
     def make(megabytes: int) -> Path:
@@ -150,7 +151,7 @@ def small_disk(make_disk: Callable[[int], Path]) -> Path:
 
 _NO_TORCH = "needs torch: pip install -c constraints.txt torch"
 _NO_GPU = "needs a CUDA device that torch can use"
-# A whole module that needs torch says so by an import or a mark at its top.
+# A module that needs torch says so with an import or a mark at its top.
 _TORCH_MODULE = re.compile(
     r"^(?:import torch|from torch|pytestmark\s*=(?:\s*\[[^\]]*)?.*\bmark\.(?:torch|gpu)\b)", re.MULTILINE
 )
@@ -164,7 +165,7 @@ class _ModuleThatNeedsTorch(pytest.Module):
 
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
-    """Skip a module that needs torch where there is none, instead of failing on its import."""
+    """If torch is missing, skip a module that needs it, instead of failing on its import."""
     if find_spec("torch") or not _TORCH_MODULE.search(module_path.read_text(encoding="utf-8")):
         return None
     return _ModuleThatNeedsTorch.from_parent(parent, path=module_path)
@@ -172,7 +173,7 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
 
 @cache
 def _missing_part(mark: str) -> str | None:
-    """Why tests with this mark cannot run here; `None` when they can."""
+    """Why tests with this mark cannot run here; `None` if they can."""
     if mark == "fuse":
         from simulated_drive.drive import fuse_problem
 
@@ -184,16 +185,16 @@ def _missing_part(mark: str) -> str | None:
 
         if not torch.cuda.is_available():
             return _NO_GPU
-        # The driver opens files and pipes of its own at the first use, which no test leaves behind.
+        # At its first use, the driver opens files and pipes of its own, which are not a test's leaks.
         torch.zeros(1, device="cuda")
     return None
 
 
 def pytest_configure() -> None:
-    """Have Ctrl-C do here, and in the processes that tests start, what it does on a terminal.
+    """Make Ctrl-C work, here and in the processes that tests start, as it does on a terminal.
 
-    Whoever starts the tests in the background hands down that it is ignored. And have the workers of loaders, where
-    they come from Python's own server of forks, come with torch: to import it takes each of them two seconds.
+    A background job inherits that it is ignored. Also preload torch in Python's fork server, from which loaders'
+    workers come: importing it would take each of them two seconds.
     """
     multiprocessing.set_forkserver_preload(["torch.utils.data", "h5py"])
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
@@ -202,7 +203,7 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Leave what is imported with the tests to no garbage collection: with torch it is half a million objects."""
+    """Exclude everything imported with the tests from garbage collection: with torch, it is half a million objects."""
     gc.disable()
     try:
         return (yield)
@@ -212,28 +213,28 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip a test whose mark names a part that is missing here."""
+    """Skip a test if a mark of it names a missing part."""
     for mark in ("fuse", "torch", "gpu"):
         reason = _missing_part(mark) if item.get_closest_marker(mark) else None
         if reason:
             pytest.skip(reason)
 
 
-# Started once, by a debugger or by multiprocessing, and kept for the life of the process by design. (The pools of
-# OpenMP and torch are not threads that Python knows.) fsspec has one event loop in a daemon thread, and that loop has a
-# pool for what would block it.
+# Started once, by a debugger or by multiprocessing, and meant to live as long as the process. (Python does not know the
+# thread pools of OpenMP and torch.) fsspec has one event loop in a daemon thread, and that loop has a pool for blocking
+# calls.
 _HARMLESS_THREADS = re.compile(r"pydevd|fsspecIO|asyncio_\d+$")
 _HARMLESS_PROCESSES = re.compile(r"multiprocessing\.(?:resource_tracker|forkserver)")
 _HARMLESS_FILES = re.compile(r"/dev/(?:u?random|null|nvidia)|/sys/devices/system/cpu")
-# What has been told to end may need a moment to do so on a busy machine.
+# How long threads and processes that were told to end may take on a busy machine.
 _GRACE_S = 3.0
-# So long that is waited for before garbage is collected.
+# How long to wait before garbage is collected.
 _PATIENCE_S = 0.1
 
 _failed = pytest.StashKey[bool]()
 
 
-# What this process holds on to: a line that describes it, by what identifies it.
+# What this process holds: a description for each, by what identifies it.
 Held = dict[tuple[str, object], str]
 
 
@@ -251,14 +252,14 @@ def _lists_children() -> bool:
 
 
 def _children() -> Iterator[psutil.Process]:
-    """Our child processes; from the kernel's own lists where it keeps them, which is far quicker."""
+    """Our child processes, from the kernel's own lists if it keeps them, which is far quicker."""
     if not _lists_children():
         yield from psutil.Process().children()
         return
     with os.scandir("/proc/self/task") as threads:
         for thread in threads:
             with suppress(FileNotFoundError), open(f"{thread.path}/children", "rb") as numbers:
-                for number in numbers.read().split():  # unless the thread has ended meanwhile
+                for number in numbers.read().split():  # the thread may have ended meanwhile
                     with suppress(psutil.NoSuchProcess):
                         yield psutil.Process(int(number))
 
@@ -281,7 +282,7 @@ def _files() -> Held:
     with os.scandir("/proc/self/fd") as entries:
         numbers = [entry.name for entry in entries]
     for number in numbers:
-        with suppress(OSError):  # the one that lists this folder
+        with suppress(OSError):  # the descriptor that lists this folder
             target = os.readlink(f"/proc/self/fd/{number}")  # noqa: PTH115 - as quick as can be: for every test
             if int(number) not in kept and not _HARMLESS_FILES.match(target):
                 held["file", f"{number} {target}"] = f"file descriptor {number} of {target}"
@@ -289,7 +290,7 @@ def _files() -> Held:
 
 
 def _loop_files() -> set[int]:
-    """What fsspec's event loop, which lives as long as the process, waits on and is woken by."""
+    """The descriptors that fsspec's event loop, which lives as long as the process, waits on and is woken by."""
     loop = getattr(sys.modules.get("fsspec.asyn"), "loop", [None])[0]
     parts = (getattr(loop, name, None) for name in ("_selector", "_ssock", "_csock"))
     return {part.fileno() for part in parts if part is not None}
@@ -306,22 +307,22 @@ def _hdf5_ids() -> Held:
         return {}
     from h5py import h5f
 
-    # Not datatypes: importing h5py registers some for good.
+    # Datatypes are left out: importing h5py registers some for good.
     kinds = h5f.OBJ_FILE | h5f.OBJ_DATASET | h5f.OBJ_GROUP | h5f.OBJ_ATTR
     return {("hdf5", number): "open HDF5 object" for number in range(h5f.get_obj_count(h5f.OBJ_ALL, kinds))}
 
 
 def held_now(below: Path) -> Held:
-    """Look at what this process holds; mounts count below the folder `below`."""
+    """Return what this process holds; of mounts only those below the folder `below`."""
     return _threads() | _processes() | _files() | _mounts(below) | _hdf5_ids()
 
 
 def leaks_since(before: Held, below: Path, *, grace_s: float = _GRACE_S) -> list[str]:
-    """What is held beyond `before`, once what is ending has had `grace_s` seconds to end."""
+    """Return what is held in addition to `before`, after what is ending has had `grace_s` seconds."""
     start = time.monotonic()
     pause_s = 0.001
-    # What a test has just made is young, and young garbage is collected within a millisecond. All of it takes as long
-    # as a hundred looks, and comes after the threads of servers, which may need a moment to end.
+    # A test's objects are young, and young garbage is collected within a millisecond. A full collection takes as long
+    # as a hundred looks; it comes after servers' threads have had the moment they need to end.
     collections = [(0.0, 1), (_PATIENCE_S, 2), (10 * _PATIENCE_S, 2)]
     while True:
         leaks = sorted(line for key, line in held_now(below).items() if key not in before)
@@ -339,7 +340,7 @@ def leaks_since(before: Held, below: Path, *, grace_s: float = _GRACE_S) -> list
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Remember a failure, also an expected one: its traceback keeps objects alive, so leaks cannot be judged then."""
+    """Remember a failure, expected ones too: its traceback keeps objects alive, so leaks cannot be judged."""
     report = yield
     if call.excinfo is not None:
         item.stash[_failed] = True
@@ -350,7 +351,7 @@ def pytest_runtest_makereport(
 def leak_guard(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Fail a test that leaves a thread, child process, file descriptor, mount or HDF5 handle behind."""
     below = tmp_path_factory.getbasetemp()
-    request.node.stash[_failed] = False  # a second try is judged by itself
+    request.node.stash[_failed] = False  # a second try is judged on its own
     before = held_now(below)
     yield
     if request.node.stash.get(_failed, False):

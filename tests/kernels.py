@@ -1,4 +1,5 @@
-"""Cells run by nbclient in a real ipykernel, in processes of their own: what a notebook would keep of them."""
+"""Runs cells with nbclient in a real ipykernel, in separate processes, and returns what a notebook would store of
+them."""
 
 from __future__ import annotations
 
@@ -31,9 +32,9 @@ Outputs = list[list[dict[str, Any]]]
 
 
 def run_cells(*cells: str, folder: Path, nurseries: Nurseries, before: Path | None = None) -> Outputs:
-    """Run the cells in `folder`; returns the outputs of each as notebook format 4 has them.
+    """Run the cells in `folder`; return each cell's outputs as in notebook format 4.
 
-    `before` is a folder whose packages come before those of the environment.
+    `before`: a folder whose packages take precedence over those of the environment.
     """
     absent = [name for name in ("ipykernel", "nbclient", "nbformat") if find_spec(name) is None]
     if absent:
@@ -55,23 +56,23 @@ def run_cells(*cells: str, folder: Path, nurseries: Nurseries, before: Path | No
 
 
 def widgets_7() -> Path:
-    """The folder with the ipywidgets of Colab's image; skips where it is not there."""
+    """The folder with the ipywidgets of Colab's image; the test is skipped if it is missing."""
     if not (WIDGETS_7 / "ipywidgets").is_dir():
         pytest.skip("needs ipywidgets 7.7 in a folder of its own: make .venv/.ipywidgets7")
     return WIDGETS_7
 
 
 def errors_in(outputs: Outputs) -> list[str]:
-    """Every error that a cell ended with."""
+    """Every error that ended a cell."""
     return [f"{one['ename']}: {one['evalue']}" for cell in outputs for one in cell if one["output_type"] == "error"]
 
 
 def text_in(outputs: list[dict[str, Any]]) -> str:
-    """What one cell printed and showed, as text."""
+    """The text that one cell printed and displayed."""
     parts = []
     for one in outputs:
         if one["output_type"] == "stream":
-            parts.append(one["text"])  # a line may come in several parts
+            parts.append(one["text"])  # a line may be split over several outputs
         else:
             parts += ["\n", one.get("data", {}).get("text/plain", ""), "\n"]
     return "".join(parts).strip("\n")

@@ -1,8 +1,8 @@
-"""A pytest plugin that begins with what takes long: `pytest -n 4 --dist worksteal -p tests.longest_first`.
+"""A pytest plugin that starts with the longest tests: `pytest -n 4 --dist worksteal -p tests.longest_first`.
 
-`worksteal` hands each process an equal part of the list. A notebook that one of them begins last keeps the run waiting
-for a minute with the other core idle, so each part begins with what waits for a nursery or a browser, and then with
-what is marked `slow`. What stands in one module stays together, because of what its tests share.
+`worksteal` gives each process an equal part of the list. A slow notebook test that one process begins last would keep
+the run waiting for a minute with the other core idle. So each part begins with the tests that wait for a nursery or a
+browser, followed by those marked `slow`. Tests of one module stay together, because of the fixtures that they share.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# Fixtures of which a test that asks for one takes long.
+# Fixtures whose tests take long.
 _HEAVY = {"nurseries", "lab"}
 
 
@@ -26,7 +26,8 @@ def _rank(item: pytest.Item) -> int:
 
 
 def longest_first(items: Sequence[pytest.Item], processes: int) -> list[pytest.Item]:
-    """Return the tests in an order of which so many equal parts begin with what takes long, dealt out by modules."""
+    """Return the tests in an order in which each of `processes` equal parts begins with the longest, dealt out by
+    module."""
     ranked = sorted(items, key=_rank)
     long = [item for item in ranked if _rank(item) < 2]
     rest = iter(ranked[len(long) :])
@@ -43,7 +44,7 @@ def longest_first(items: Sequence[pytest.Item], processes: int) -> list[pytest.I
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put the tests in order, once those that do not run are left out; the same in each process."""
+    """Sort the tests after deselection; every process arrives at the same order."""
     processes: int = getattr(config, "workerinput", {}).get("workercount", 1)
     if processes > 1:
         items[:] = longest_first(items, processes)

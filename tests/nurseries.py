@@ -1,4 +1,4 @@
-"""The processes that frameworks' children are forked from: one of a kind for all the test processes of a run."""
+"""The processes that children with frameworks are forked from: one of a kind for all test processes of a run."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 NURSERY = Path(__file__).with_name("nursery.py")
-# To import TensorFlow for the first time ever, with nothing compiled, on a machine that is busy.
+# For the very first import of TensorFlow, with nothing compiled, on a busy machine.
 START_TIMEOUT_S = 200
 SCRIPT_TIMEOUT_S = 100
-# So that tests side by side do not fight for the cores, and so that what is forked has no threads.
+# So that tests that run side by side do not compete for the cores, and forked processes have no threads.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 class Nurseries:
-    """Starts a nursery when it is first asked for, and runs processes that are forked from it."""
+    """Starts a nursery at its first use, and runs processes forked from it."""
 
     def __init__(self, shared: Path, owner: int) -> None:
-        """With a folder that all test processes of the run have, and the process whose end ends the run."""
+        """`shared`: a folder that all test processes of the run use; `owner`: the process whose end ends the run."""
         self._shared = shared
         self._owner = owner
 
     @property
     def fonts(self) -> Path:
-        """Where matplotlib keeps its list of fonts, which takes it seconds to make."""
+        """Where matplotlib keeps its list of fonts, which takes seconds to build."""
         place = self._shared / "matplotlib"
         place.mkdir(exist_ok=True)
         return place
 
     def address(self, kind: str) -> str:
-        """Return the socket of a nursery; whoever comes while it starts waits for it."""
+        """Return a nursery's socket; a second caller waits while it starts."""
         note = self._shared / f"nursery-{kind}"
         with FileLock(f"{note}.lock", timeout=START_TIMEOUT_S):
             if not note.exists():
-                # A socket's path has room for 107 bytes; the nursery removes the folder.
+                # A socket's path has at most 107 bytes; the nursery removes the folder.
                 address = f"{tempfile.mkdtemp(prefix='nursery-')}/socket"
                 own = {
                     "KERAS_BACKEND": kind,
@@ -63,12 +63,12 @@ class Nurseries:
             return note.read_text(encoding="ascii")
 
     def command(self, kind: str, role: str, *arguments: str | Path) -> list[str]:
-        """Return the command that runs in a forked process what `role` says, and ends as that does."""
-        # -S and -E, because all that the messenger does is to wait.
+        """Return the command that runs `role` in a forked process, and ends as that does."""
+        # -S and -E, because the messenger only waits.
         return [sys.executable, "-S", "-E", *map(str, (NURSERY, "ask", self.address(kind), role, *arguments))]
 
     def kernel(self, kind: str) -> Path:
-        """Return a folder for JUPYTER_PATH, where the one kernel is forked from a nursery."""
+        """Return a folder for JUPYTER_PATH whose only kernel is forked from a nursery."""
         folder = self._shared / f"kernels-{kind}"
         start = self.command(kind, "kernel", "-f", "{connection_file}")
         with FileLock(f"{folder}.lock", timeout=10):
@@ -82,7 +82,7 @@ class Nurseries:
     def run_script(
         self, kind: str, arguments: Sequence[str | Path], environment: dict[str, str], folder: Path | None = None
     ) -> str:
-        """Run a script with its arguments, in `folder`; returns the last line that it printed."""
+        """Run a script with its arguments in `folder`; return the last line it printed."""
         done = subprocess.run(
             self.command(kind, "script", *arguments),
             cwd=folder,

@@ -1,4 +1,4 @@
-"""Processes that start with a framework and Jupyter imported: forked from one that has them, in tens of milliseconds.
+"""Starts processes that already have a framework and Jupyter imported, by forking, in tens of milliseconds.
 
 `python nursery.py KIND SOCKET OWNER` starts a process that imports what is slow to import, and then forks whenever it
 is asked to, until the process with the number OWNER is gone. KIND is one of `PRELOADED`.
@@ -21,22 +21,22 @@ from contextlib import suppress
 from pathlib import Path
 
 _JUPYTER = ("ipykernel.kernelapp", "nbclient.cli", "matplotlib.pyplot", "h5py", "PIL.Image")
-# What is of no use to a backend is not there: a test says that torch is imported only where it is needed.
+# What a backend does not need is missing: a test checks that torch is imported only when needed.
 PRELOADED = {
     "torch": ("torch.utils.data", "sklearn.datasets", "keras", *_JUPYTER),
     "tensorflow": ("tensorflow", "keras", *_JUPYTER),
 }
-# What servers and clusters of tests are made of, too.
+# Also used by the servers and clusters of tests.
 _OTHERS = ("moto.server", "s3fs", "distributed", "datasets", "jupyterlab.labapp", "playwright.sync_api")
 _ANSWER = 16
 _INTERRUPT = b"i"
 
 
 def ask(address: str, role: str, arguments: list[str], folder: str, environment: dict[str, str]) -> int:
-    """Run a kernel, nbclient or a script in a forked process with our standard streams; returns its exit code.
+    """Run a kernel, nbclient or a script in a forked process with our standard streams; return its exit code.
 
-    An interrupt is passed on, as Jupyter interrupts a kernel by a signal to the process that it started. If whoever
-    started this process is gone, it ends, and with it what it has asked for: a killed test leaves no kernels.
+    An interrupt is passed on, since Jupyter interrupts a kernel by a signal to the process that it started. If our
+    parent dies, this process ends, and with it the forked one: a killed test leaves no kernels.
     """
     starter = os.pidfd_open(os.getppid())
     request = {"role": role, "arguments": arguments, "folder": folder, "environment": environment}
@@ -50,7 +50,7 @@ def ask(address: str, role: str, arguments: list[str], folder: str, environment:
 
 
 def main(kind: str, address: str, owner: int) -> None:
-    """Import in a process of its own, and end when that listens; it forks until its owner is gone."""
+    """Import everything in a new process, and return once it listens; it forks on request until its owner is gone."""
     owners = os.pidfd_open(owner)
     reading, writing = os.pipe()
     if nursery := os.fork():
@@ -63,14 +63,14 @@ def main(kind: str, address: str, owner: int) -> None:
     os.setsid()
     _import(*PRELOADED[kind])
     threads = [path.read_text(encoding="ascii").strip() for path in Path("/proc/self/task").glob("*/comm")]
-    # Arrow's allocator has a thread of its own, and knows how to be forked.
+    # Arrow's allocator has its own thread, and can be forked.
     assert len(set(threads) - {"jemalloc_bg_thd"}) == 1, f"threads {threads}: what is forked from here would hang"
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(address)
         listening.listen()
         os.write(writing, b"1")
         os.close(writing)
-        # Whoever started it waits for the end of these.
+        # Our parent waits until these are closed.
         nothing = os.open(os.devnull, os.O_RDWR)
         for number in range(3):
             os.dup2(nothing, number)
@@ -82,14 +82,14 @@ def main(kind: str, address: str, owner: int) -> None:
 
 
 def _import(*names: str) -> None:
-    """Import what is installed of these."""
+    """Import those of these that are installed."""
     for name in names:
         with suppress(ImportError):
             importlib.import_module(name)
 
 
 def _fork_for_all(listening: socket.socket, owner: int) -> None:
-    """Have a process for everybody who asks, until the owner has ended."""
+    """Fork a process for each request, until the owner has ended."""
     while True:
         ready, _, _ = select.select([listening.fileno(), owner], [], [])
         if owner in ready:
@@ -100,13 +100,13 @@ def _fork_for_all(listening: socket.socket, owner: int) -> None:
             os.close(owner)
             _attend(connection)
         connection.close()
-        with suppress(ChildProcessError):  # nobody attends any more
+        with suppress(ChildProcessError):  # no request is in progress
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
 
 
 def _attend(connection: socket.socket) -> None:
-    """Fork once more, do in the new process what is asked for, and answer with its exit code."""
+    """Fork once more, do what was requested in the new process, and respond with its exit code."""
     data, streams, _, _ = socket.recv_fds(connection, 1 << 20, 3)
     while not data.endswith(b"\n"):
         data += connection.recv(1 << 20)
@@ -125,7 +125,7 @@ def _attend(connection: socket.socket) -> None:
         if connection.recv(1):
             os.kill(child, signal.SIGINT)
             continue
-        # Whoever asked is gone before the child is, which is then of no use to anybody.
+        # The requester died before the child, which is useful to nobody then.
         os.killpg(child, signal.SIGKILL)
         break
     _, status = os.waitpid(child, 0)
@@ -135,7 +135,7 @@ def _attend(connection: socket.socket) -> None:
 
 
 def _become(role: str, arguments: list[str], folder: str, environment: dict[str, str]) -> None:
-    """Be the process that was asked for, to its end."""
+    """Be the requested process, to its end."""
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
@@ -151,7 +151,7 @@ def _become(role: str, arguments: list[str], folder: str, environment: dict[str,
             from jupyter_client.asynchronous.client import AsyncKernelClient
             from nbclient.cli import NbClientApp
 
-            # As a front end in which somebody can answer; nbclient says that nobody can, and Drive is not mounted then.
+            # Like a front end with a user: nbclient says that nobody can answer, and then Drive is not mounted.
             AsyncKernelClient.allow_stdin = property(lambda _: True, lambda *_: None)  # type: ignore[assignment]
             NbClientApp.launch_instance(argv=arguments)
         else:

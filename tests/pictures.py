@@ -1,4 +1,4 @@
-"""Makes the files that a picture of a folder shows: a path in each line, and behind two blanks what is in the file."""
+"""Makes the files in the picture of a folder: each line has a path and, after two blanks, the file's content."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ARRAY = re.compile(r"(\w+) \(([\d, ]+)\)")
 
 
 def make_picture(picture: str, folder: Path) -> Path:
-    """Write the files below `folder`; returns the dataset's folder, in which all of them lie."""
+    """Write the files below `folder`; return the dataset's folder, which contains all of them."""
     for line in picture.splitlines():
         name, _, content = line.partition("  ")
         place = folder / name
@@ -102,7 +102,7 @@ def _needs(module: str, install: str) -> Any:
 def _write_records(place: Path) -> None:
     images = [jpeg_bytes(number) for number in range(4)]
     if place.suffix == ".tfrecord":
-        # By hand: tfrecord's protocol buffers crash a process that has TensorFlow's.
+        # Without tfrecord, whose protocol buffers crash a process that has TensorFlow's.
         records = (example(image__encoded=one, image__class__label=number % 2) for number, one in enumerate(images))
         place.write_bytes(b"".join(records))
     elif place.suffix == ".parquet":

@@ -1,6 +1,6 @@
-"""No small input of a stranger hangs, runs for minutes or fills the memory; and what cannot be read is a typed error.
+"""No small hostile input hangs, runs for minutes or fills the memory; unreadable input is a typed error.
 
-Every call runs in a process of its own with a limit of time and memory.
+Every call runs in its own process with a limit on time and memory.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ VERBS = {
 
 
 def outcome(call: str, *arguments: object, limit_s: float = LIMIT_S) -> str:
-    """Run a call, whose arguments are `given`, in a fork; return "fine", or the name of its typed error."""
+    """Run a call of `VERBS` in a fork; return "fine", or the name of its typed error."""
     ours, theirs = multiprocessing.Pipe(duplex=False)
     fork: Any = multiprocessing.get_context("fork")
     child = fork.Process(target=_answer, args=(call, [str(one) for one in arguments], theirs))
@@ -73,7 +73,7 @@ def outcome(call: str, *arguments: object, limit_s: float = LIMIT_S) -> str:
         child.kill()
         child.join()
         ours.close()
-    # A message shows a piece of what is wrong, however long that is.
+    # A message quotes only a piece of a wrong value, however long that is.
     assert length < 10_000
     return str(name)
 
@@ -117,7 +117,7 @@ def yolo(folder: Path, line: str) -> None:
 
 @pytest.mark.parametrize("kind", YAML)
 def test_yaml(tmp_path: Path, kind: str) -> None:
-    """A few hundred bytes, which would be gigabytes when they are written out."""
+    """A few hundred bytes that would expand to gigabytes."""
     yolo(tmp_path / "d", "0 .5 .5 .2 .2\n")
     (tmp_path / "d" / "data.yaml").write_text(YAML[kind])
     assert pack(tmp_path / "d", tmp_path / "o.h5", image_size=(8, 8)) == "BrokenDatasetError"
@@ -128,7 +128,7 @@ LARGE = 10**400
 
 @pytest.mark.parametrize("line", ["9" * 5000, "1e400", "nan", "1000000000", "-1e300"])
 def test_classes_of_yolo(tmp_path: Path, line: str) -> None:
-    """Classes that are no index."""
+    """Class numbers that are not indices."""
     yolo(tmp_path / "d", f"{line} .5 .5 .2 .2\n")
     assert pack(tmp_path / "d", tmp_path / "o.h5", image_size=(8, 8)) == "BrokenDatasetError"
 
@@ -146,7 +146,7 @@ COCO: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("kind", COCO)
 def test_numbers_of_coco(tmp_path: Path, kind: str) -> None:
-    """Numbers that fit into no array, and other things in their places."""
+    """Numbers that fit into no array, and values of other kinds in their places."""
     found: dict[str, list[dict[str, Any]]] = {
         "images": [{"id": n, "file_name": f"a{n}.png", "width": 16, "height": 16} for n in range(6)],
         "annotations": [{"id": n, "image_id": n, "category_id": 1, "bbox": [1, 2, 3, 4]} for n in range(6)],
@@ -159,7 +159,7 @@ def test_numbers_of_coco(tmp_path: Path, kind: str) -> None:
 
 
 def test_a_path_of_millions_of_folders(tmp_path: Path) -> None:
-    """Looked for from each of its folders on, it would take hours."""
+    """Searching from each of its folders on would take hours."""
     long = [{"id": n, "file_name": "a/" * 1_000_000 + f"{n}.png", "width": 16, "height": 16} for n in range(3)]
     found = {"images": long, "annotations": [], "categories": [{"id": 1, "name": "x"}]}
     (images(tmp_path / "d") / "annotations.json").write_text(json.dumps(found))
@@ -168,7 +168,7 @@ def test_a_path_of_millions_of_folders(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("what", ["a pipe", "a link to a device"])
 def test_a_manifest_that_is_no_file(tmp_path: Path, what: str) -> None:
-    """Opening a pipe waits for somebody to write into it, and a device may have no end."""
+    """Opening a pipe waits for a writer, and a device may have no end."""
     folder = tmp_path / "shared"
     colabstage.pack_dataset(images(tmp_path / "d"), folder / "a.h5", image_size=(8, 8), progress=False)
     manifest = folder / "a.h5.json"
@@ -186,7 +186,7 @@ def test_a_manifest_that_is_no_file(tmp_path: Path, what: str) -> None:
 
 
 def test_nested_json(tmp_path: Path) -> None:
-    """Deeper than Python goes."""
+    """Deeper than Python can parse."""
     deep = "[" * 200_000 + "]" * 200_000
     text = f'{{"images": [], "categories": [], "annotations": {deep}}}'
     (images(tmp_path / "d") / "annotations.json").write_text(text)
@@ -224,7 +224,7 @@ def test_xml(tmp_path: Path, kind: str) -> None:
 
 
 def test_nested_xml(tmp_path: Path) -> None:
-    """Deeper than any stack; what no box is in is read past."""
+    """Deeper than any stack; elements outside boxes are skipped."""
     nested = "<a>" * 300_000 + "</a>" * 300_000
     voc(tmp_path / "d", f"<annotation>{nested}</annotation>".encode())
     assert pack(tmp_path / "d", tmp_path / "o.h5", image_size=(8, 8)) == "fine"
@@ -232,7 +232,7 @@ def test_nested_xml(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("encoding", ["gb18030", "shift_jis", "euc-kr", "utf-16", "iso-8859-1"])
 def test_xml_in_the_encodings_that_people_use(tmp_path: Path, encoding: str) -> None:
-    """Expat knows few of them."""
+    """Expat supports few of them."""
     word = {"euc-kr": "한국", "iso-8859-1": "été"}.get(encoding, "山")
     labels = f"<annotation><object><name>{word}</name>{BOX}</object></annotation>"
     text = f'<?xml version="1.0" encoding="{encoding}"?>{labels}'
@@ -251,13 +251,13 @@ CSV = {
 
 @pytest.mark.parametrize("kind", CSV)
 def test_cells_of_tables(tmp_path: Path, kind: str) -> None:
-    """Numbers of more digits than Python reads."""
+    """Numbers with more digits than Python converts."""
     (images(tmp_path / "d") / "labels.csv").write_text(f"image,label\n{CSV[kind]}")
     assert pack(tmp_path / "d", tmp_path / "o.h5", image_size=(8, 8)) in ("fine", "LayoutError", "BrokenDatasetError")
 
 
 def test_a_list_of_long_numbers_is_shown_in_part(tmp_path: Path) -> None:
-    """The line that the message advises has the beginning of the cell."""
+    """The line that the message suggests has the beginning of the cell."""
     cells = "".join(f"a{n}.png,1 2 {'9' * 3000}\n" for n in range(6))
     (images(tmp_path / "d") / "labels.csv").write_text(f"image,label\n{cells}")
     with pytest.raises(ColabstageError, match="1 2 999") as caught:
@@ -303,7 +303,7 @@ GROWING |= {"parquet": (wide_parquet, 4000)}
 
 @pytest.mark.parametrize("kind", GROWING)
 def test_structure_takes_linear_time(tmp_path: Path, kind: str) -> None:
-    """Many groups one in the other, and many columns."""
+    """Deeply nested groups, and many columns."""
     make, count = GROWING[kind]
     source = tmp_path / "d"
     source.mkdir()
@@ -311,7 +311,7 @@ def test_structure_takes_linear_time(tmp_path: Path, kind: str) -> None:
     found = source / "x.h5" if kind == "groups" else source
     begun = time.monotonic()
     pack(found, tmp_path / "o.h5", **({"image_size": (8, 8)} if kind in ("table", "parquet") else {}))
-    # Of which about three seconds are the start of Python; the square of the count took 7 to 24.
+    # About three seconds of this are Python's start; quadratic time took 7 to 24.
     assert time.monotonic() - begun < 20
 
 
@@ -343,7 +343,7 @@ def deep_folders(path: Path) -> None:
 
 @pytest.mark.parametrize("make", [zip_of_deep_names, tar_of_long_names, tar_of_headers, deep_folders])
 def test_names_and_headers_of_archives(tmp_path: Path, make: Callable[[Path], None]) -> None:
-    """Names of thousands of folders, and headers that have no member."""
+    """Names with thousands of folders, and headers without a member."""
     source = tmp_path / "d"
     source.mkdir()
     make(source)
@@ -406,7 +406,7 @@ HDF5 = {
 
 @pytest.mark.parametrize("kind", HDF5)
 def test_hdf5(tmp_path: Path, kind: str) -> None:
-    """Shapes that nobody wrote, and links without end: for a loader, and to pack."""
+    """Shapes that nobody wrote, and endless links: for a loader, and for packing."""
     path = tmp_path / "x.h5"
     with h5py.File(path, "w") as file:
         HDF5[kind](file)
@@ -428,7 +428,7 @@ ENDLESS = {
 
 
 def serve(connection: socket.socket) -> None:
-    """Send what is in the address."""
+    """Send what the address names."""
     with connection, suppress(OSError):
         begin, again, pause_s = ENDLESS[connection.recv(65536).split()[1].decode().strip("/").replace("%20", " ")]
         connection.sendall(begin)
@@ -446,7 +446,7 @@ def accept(server: socket.socket) -> None:
         threading.Thread(target=serve, args=(connection,), daemon=True).start()
 
 
-# A line ends at its greatest length. Lines without end end at the time limit of a head, 30 s, and so does each new try.
+# A line ends at its length limit. Endless lines end at the time limit for a head, 30 s, as does each retry.
 ONE_LINE = ["a trailer", "the length of a chunk"]
 
 
@@ -459,7 +459,7 @@ ONE_LINE = ["a trailer", "the length of a chunk"]
     ],
 )
 def test_answers_without_end(tmp_path: Path, kinds: list[str]) -> None:
-    """Before, inside and after a body; all side by side, because they wait."""
+    """Before, inside and after a body; all at once, because they wait."""
     with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(len(kinds)) as pool:
         acceptor = threading.Thread(target=accept, args=(server,), daemon=True)
         acceptor.start()
@@ -470,21 +470,21 @@ def test_answers_without_end(tmp_path: Path, kinds: list[str]) -> None:
             return outcome(call, url, tmp_path / kind, limit_s=240)
 
         found = dict(zip(kinds, pool.map(fetch, kinds), strict=True))
-        # Closing it would not wake the thread.
+        # Closing alone would not wake the thread.
         server.shutdown(socket.SHUT_RDWR)
         acceptor.join(10)
     assert set(found.values()) <= {"SourceReadError", "TransientError", "SourceChangedError"}, found
 
 
 def refusal(value: Any) -> str:
-    """What is said of a size that is none."""
+    """The error for a value that is not a size."""
     with pytest.raises(OptionError) as caught:
         colabstage.pack_dataset("photos", "o.h5", image_size=value)
     return str(caught.value)
 
 
 def test_values_in_messages_are_short() -> None:
-    """Whatever a value is, its beginning or its class is shown, and nothing secret."""
+    """Every value is shown by its beginning or its class, and without secrets."""
     bomb: list[Any] = ["x"] * 9
     for _ in range(9):
         bomb = [bomb] * 9
@@ -501,7 +501,7 @@ def test_values_in_messages_are_short() -> None:
 
 
 def test_messages_are_short() -> None:
-    """A name or a line of a megabyte is cut, and what to do stays."""
+    """A name or a line of a megabyte is cut, and the advice remains."""
     for kind in (ColabstageError, OptionError, NotStagedError):
         text = str(kind(f"'{'x' * 10**6}' cannot be read. Correct it."))
         assert len(text) < 10_000

@@ -1,4 +1,4 @@
-"""The pages of docs/: their code runs, their pictures of folders are what they say, and their links lead somewhere."""
+"""The pages of docs/: their code runs, their pictures of folders are right, and their links lead somewhere."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from _pytest.mark import ParameterSet
 
 FORMATS = DOCS[0].with_name("formats.md")
-# Pages whose code wants a machine of its own; the others run one after the other in this process.
+# Pages whose code needs its own process; the others run one after the other in this one.
 _APART = {"drive", "kaggle", "keras", "sources"}
 
 
@@ -46,7 +46,7 @@ def plain_pages() -> list[str]:
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder, with the photographs that all pages speak of."""
+    """The current folder, with the photographs that all pages use."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLABSTAGE_SYSTEM_ROOT", str(tmp_path))
     monkeypatch.setenv("COLABSTAGE_LOCAL_DIR", str(tmp_path / "fast"))
@@ -62,7 +62,7 @@ def zip_photos(target: Path, photos: Path) -> None:
 
 
 def prepare_formats(here: Path) -> dict[str, object]:
-    """What formats.md speaks of besides: some folders that it draws, and some with what it says of them."""
+    """The other files of formats.md: some folders that it draws, and some with the content it describes."""
     for block in blocks(FORMATS, "text"):
         if block.code.startswith(("faces/", "pets/", "street/", "words/", "story/")):
             make_picture(block.code, here / "drawn" / block.code.split("/")[0])
@@ -81,14 +81,14 @@ def prepare_formats(here: Path) -> dict[str, object]:
 
 
 def prepare_loaders(here: Path) -> dict[str, object]:
-    """The images of a contest that have no labels."""
+    """The unlabelled images of a contest."""
     images = "\n".join(f"contest/test_images/{number}.jpg" for number in range(5))
     make_picture(images, here / "drawn").rename(here / "contest")
     return {}
 
 
 def run_page(name: str, names: dict[str, object], places: dict[str, str]) -> None:
-    """Run a page's blocks in order; what they leave open is closed."""
+    """Run a page's blocks in order, and close what they leave open."""
     try:
         for block in blocks(page(name), "python"):
             block.run(names, places)
@@ -101,10 +101,10 @@ def run_page(name: str, names: dict[str, object], places: dict[str, str]) -> Non
 
 
 @pytest.mark.torch
-@pytest.mark.filterwarnings("ignore")  # Lightning's, of torch and of itself
+@pytest.mark.filterwarnings("ignore")  # Lightning's, about torch and itself
 @pytest.mark.parametrize("name", plain_pages())
 def test_the_code_of_a_page_runs_in_order(name: str, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each block runs with the names that those before it left."""
+    """Each block runs with the names that earlier ones left."""
     monkeypatch.setattr("tqdm.std.tqdm.monitor_interval", 0)  # a thread that `datasets` would leave behind
     prepare = {"formats": prepare_formats, "loaders": prepare_loaders}
     names = prepare[name](here) if name in prepare else {}
@@ -116,7 +116,7 @@ def test_the_code_of_a_page_runs_in_order(name: str, here: Path, monkeypatch: py
 @pytest.mark.torch
 @pytest.mark.fuse
 def test_the_drive_page_runs_on_a_simulated_drive(here: Path) -> None:
-    """Mounting, staging, publishing and flushing, in the order of the page."""
+    """Mounting, staging, publishing and flushing, in the page's order."""
     (here / "model.pt").write_bytes(b"weights")
     drive = SimulatedDrive(here / "home", knobs=DriveKnobs.quick())
     (drive.cloud / "MyDrive" / "checkpoints").mkdir()
@@ -129,7 +129,7 @@ def test_the_drive_page_runs_on_a_simulated_drive(here: Path) -> None:
 
 
 def test_the_page_on_sources_runs(here: Path) -> None:
-    """From a server that stands for the web, and from archives beside it."""
+    """With a server that stands for the web, and archives beside it."""
     zip_photos(here / "photos.zip", here / "photos")
     zip_photos(here / "part-2.zip", write_photos(here / "others", 6, first=100)[0].parents[1])
     with WebServer({"photos.zip": here / "photos.zip", "part-1.zip": here / "photos.zip"}) as server:
@@ -139,7 +139,7 @@ def test_the_page_on_sources_runs(here: Path) -> None:
 
 @pytest.mark.torch
 def test_the_page_on_kaggle_runs(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With Kaggle's own package, against a service that stands for Kaggle; and on a contest's files."""
+    """With Kaggle's own package, against a service that stands for Kaggle, and with a contest's files."""
     pytest.importorskip("kagglehub", reason="needs kagglehub: pip install 'colabstage[kaggle]'")
     photos = {str(path.relative_to(here / "photos")): path.read_bytes() for path in (here / "photos").rglob("*.jpg")}
     contest = here / "contest"
@@ -166,7 +166,7 @@ def test_the_page_on_kaggle_runs(here: Path, monkeypatch: pytest.MonkeyPatch) ->
     reason="needs keras and tensorflow: pip install -c constraints.txt --group tensorflow",
 )
 def test_the_keras_page_runs(here: Path) -> None:
-    """In a process of its own, because Keras chooses its backend once, and TensorFlow never lets go of its threads."""
+    """In its own process, because Keras chooses its backend once, and TensorFlow never ends its threads."""
     program = "\n".join(block.code for block in blocks(page("keras"), "python"))
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", program],
@@ -188,7 +188,7 @@ def pages_with_commands() -> list[ParameterSet]:
 
 @pytest.mark.parametrize("name", pages_with_commands())
 def test_the_commands_of_a_page_end_well(name: str, here: Path) -> None:
-    """Every line of them, with the photographs also as `photos.zip`, and packed as `photos.h5`."""
+    """All their lines, with the photographs also as `photos.zip`, and packed as `photos.h5`."""
     pack_dataset(here / "photos", here / "photos.h5", image_size=(64, 64), progress=False)
     zip_photos(here / "photos.zip", here / "photos")
     lines = [line for block in blocks(page(name), "bash") for line in block.code.splitlines()]
@@ -200,7 +200,7 @@ def test_the_commands_of_a_page_end_well(name: str, here: Path) -> None:
 
 @pytest.mark.parametrize("block", blocks(FORMATS, "text"), ids=lambda block: re.split(r"[/\s]", block.code)[0])
 def test_a_pictured_folder_is_of_the_layout_that_the_page_says(block: Block, tmp_path: Path) -> None:
-    """The files that it draws, made and packed without a word about what they are."""
+    """The drawn files are packed as that layout without layout= being given."""
     top = make_picture(block.code, tmp_path / "drawn")
     pack_dataset(top, tmp_path / "pack.h5", progress=False)
     assert f"layout: {read_info(tmp_path / 'pack.h5').layout}" == block.note
@@ -208,7 +208,7 @@ def test_a_pictured_folder_is_of_the_layout_that_the_page_says(block: Block, tmp
 
 @pytest.mark.parametrize("path", [README, *DOCS], ids=lambda path: path.stem)
 def test_every_link_leads_somewhere(path: Path) -> None:
-    """To a file that is there, and to a heading that it has."""
+    """To an existing file, and to a heading in it."""
     broken = []
     for link in links(path):
         target, _, anchor = link.partition("#")
@@ -221,14 +221,14 @@ def test_every_link_leads_somewhere(path: Path) -> None:
 
 
 def test_every_page_is_linked_from_the_first() -> None:
-    """Nobody has to look into the folder; the README leads to the first."""
+    """Nobody has to browse the folder; the README leads to the first page."""
     assert "docs/index.md" in links(README)
     first = page("index")
     assert {path.name for path in DOCS} - {first.name} <= {link.partition("#")[0] for link in links(first)}
 
 
 def test_what_is_not_run_says_why() -> None:
-    """A block that is only compiled has its reason in the page, and there are few of them."""
+    """A block that is only compiled states its reason, and there are few of them."""
     reasons = [block.why_not_run for path in [README, *DOCS] for block in blocks(path, "python") if block.why_not_run]
     assert sorted(reason.partition(",")[0] for reason in reasons) == [
         "needs Kaggle", "needs a GPU", "needs a dataset of YOLO's", "needs a mounted Drive", "needs albumentations",
@@ -237,7 +237,7 @@ def test_what_is_not_run_says_why() -> None:
 
 
 def test_every_command_is_shown_on_some_page() -> None:
-    """Those that the command line knows, with one line at the least."""
+    """All commands of the command line, each with at least one line."""
     shown = {line.split()[1] for path in DOCS for block in blocks(path, "bash") for line in block.code.splitlines()}
     known = set(re.findall(r"^│ (\w+) ", run_command("--help").stdout, re.MULTILINE))
     assert {"stage", "gpu"} <= known <= shown
@@ -253,14 +253,14 @@ def test_what_is_made_of_something_else_is_up_to_date(path: Path, text: str) -> 
 
 
 def test_the_pages_for_agents_are_short_and_complete() -> None:
-    """Every page is in the list."""
+    """The list has every page."""
     short = ROOT / "llms.txt", ROOT / "skills/colabstage/SKILL.md"
     assert [path for path in short if len(path.read_text(encoding="utf-8").splitlines()) > 70] == []
     assert {f"docs/{path.name}" for path in DOCS if path.stem != "index"} <= set(links(ROOT / "llms.txt"))
 
 
 def test_every_error_says_what_to_do() -> None:
-    """Each class has a row; only the bases of others have nothing to advise."""
+    """Each class has a row, except base classes, which have no advice."""
     rows = dict(
         re.findall(r"^\| `(\w+Error)` \|.*\| (.*?) ?\|$", page("errors").read_text(encoding="utf-8"), re.MULTILINE)
     )

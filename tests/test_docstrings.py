@@ -1,4 +1,4 @@
-"""The examples in docstrings are true, wherever they are."""
+"""The examples in docstrings are true, in every module."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 import colabstage
 
-pytestmark = pytest.mark.torch  # which some of the modules import
+pytestmark = pytest.mark.torch  # some of the modules import it
 
 PACKAGE = Path(colabstage.__file__).parent
 WITH_EXAMPLES = [
@@ -22,10 +22,10 @@ WITH_EXAMPLES = [
 
 @pytest.mark.parametrize("module", WITH_EXAMPLES)
 def test_the_examples_are_true(module: str) -> None:
-    """Those that need a dataset are marked, and skipped."""
+    """Those that need a dataset are marked and skipped."""
     assert doctest.testmod(importlib.import_module(module)).failed == 0
 
 
 def test_there_are_examples() -> None:
-    """Where they are looked for."""
+    """So that a wrong search is noticed."""
     assert len(WITH_EXAMPLES) > 20

@@ -1,4 +1,4 @@
-"""The error tree: documented as it is, builtin too, picklable, plain to read."""
+"""The error classes: documented correctly, also builtin errors, picklable, plain to read."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ CLASSES = sorted(
     key=lambda kind: kind.__name__,
 )
 
-# Where an error is of the caller's own code, a mistake in colabstage, or something of Colab's that nobody has seen yet,
-# its type is what it is looked up by; and the form and the browser write the type of ours above its text.
+# Where an error comes from the caller's own code, from a mistake in colabstage, or from something new in Colab, people
+# look it up by its type. The form and the browser show the type of our errors above the text.
 TYPES_SHOWN = {
     *("layouts/formats/items.py", "machine/drive_errors.py"),
     *("cli/command.py", "notebook/form.py", "notebook/browser.py"),
@@ -25,7 +25,7 @@ TYPES_SHOWN = {
 
 
 def test_texts_of_errors_name_no_types() -> None:
-    """What a library or the system says is quoted in words."""
+    """Errors of a library or the system are quoted in words."""
     root = Path(errors.__file__).parent
     shown = re.compile(r"type\((?:error|reason|caught)\)\.__name__|\{(?:error|caught)!r\}")
     found = {
@@ -50,7 +50,7 @@ def test_texts_of_errors_name_no_types() -> None:
     ],
 )
 def test_what_an_error_says_is_said_in_words(error: Exception, words: str) -> None:
-    """Without its type, and without the system's number."""
+    """Without its type, and without the system's error number."""
     assert errors.said_by(error) == words
 
 
@@ -59,14 +59,14 @@ def test_what_an_error_says_is_said_in_words(error: Exception, words: str) -> No
     [(None, "nothing"), (True, "true or false"), (1.5, "a number"), ("a", "text"), ({"a": 1}, "an object with fields")],
 )
 def test_what_stands_in_a_file_is_said_in_words(value: object, words: str) -> None:
-    """A value of JSON's, or of a column."""
+    """A value from JSON, or from a column."""
     assert errors.kind_of(value) == words
 
 
 @pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: str(kind.__name__))
 def test_an_error_is_a_builtin_too_and_travels(kind: type[errors.ColabstageError]) -> None:
-    """Code that knows nothing of colabstage catches what it would expect; whole from a worker process, notes included;
-    read as written: a KeyError would quote it, an OSError of two arguments number it."""
+    """Code that does not know colabstage catches the builtin it expects. The error comes whole from a worker process,
+    with its notes, and reads as written: a KeyError would quote it, an OSError with two arguments number it."""
     builtins = [parent for parent in kind.__mro__ if parent.__module__ == "builtins"]
     assert kind is errors.ColabstageError or builtins[0] not in {Exception, BaseException, object}
     assert issubclass(kind, errors.ColabstageError)
@@ -89,6 +89,6 @@ def test_an_error_is_a_builtin_too_and_travels(kind: type[errors.ColabstageError
     ],
 )
 def test_names_do_nothing_to_a_terminal(text: str, shown: str) -> None:
-    """In every message, whichever error it is; what people write stays as it is, and all of it can be encoded."""
+    """In every message of every error; ordinary text stays as it is, and all of it can be encoded."""
     assert str(errors.SourceNotFoundError(f"There is no '{text}'.")) == f"There is no '{shown}'."
     assert errors.printable(text).encode()

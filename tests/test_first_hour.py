@@ -1,4 +1,4 @@
-"""Names that people try in the first hour, and what is said where one is not there."""
+"""Names that people try in the first hour, and the message if one does not exist."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def places(tmp_path: Path) -> dict[str, Any]:
 
 
 def run(code: str, *arguments: str) -> str:
-    """What a new interpreter prints."""
+    """The output of a new interpreter."""
     command = [sys.executable, "-c", code, *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, cwd=ROOT).stdout
 
@@ -61,20 +61,20 @@ def test_public_modules_need_no_import_of_their_own() -> None:
 def test_a_call_that_does_not_fit_names_the_argument(
     verb: str, arguments: tuple[object, ...], named: dict[str, object], wanted: str
 ) -> None:
-    """For every public function, whether it takes its options from a class or lists them."""
+    """For every public function, whether its options come from a class or are listed."""
     with pytest.raises(ArgumentError, match=wanted):
         getattr(cs, verb)(*arguments, **named)
 
 
 @pytest.mark.parametrize("given", ["photos-1a2b3c4d", ["photos-1a2b3c4d"]])
 def test_names_are_not_what_purge_datasets_takes(given: Any) -> None:
-    """A name is the first thing to try after a look at the list."""
+    """After a look at the list, people try a name first."""
     with pytest.raises(OptionError, match=r"photos-1a2b3c4d.*list_datasets"):
         cs.purge_datasets(given)
 
 
 def test_without_torch_a_star_imports_all_but_what_needs_it() -> None:
-    """Which by name says so."""
+    """Accessed by name, those say that torch is missing."""
     code = """
 import importlib.machinery as machinery
 find = machinery.PathFinder.find_spec
@@ -94,7 +94,7 @@ for name in ("make_loader", "transforms"):
     ("wrong", "meant"), [("trian", "'train'"), ("Train", "'train'"), ("training", "'train'"), ("val", "splits=")]
 )
 def test_a_misspelt_split_is_no_new_one(source: Path, places: dict[str, Any], wrong: str, meant: str) -> None:
-    """What is nearly there is suggested; only of another name the line that makes such a split is shown."""
+    """A similar name is suggested; only for a different one does the message show the line that makes such a split."""
     data = cs.stage_dataset(source, progress=False, **places)
     with pytest.raises(SplitNotFoundError, match=rf"'{wrong}'") as refused:
         data.loader(wrong, 2)
@@ -102,7 +102,7 @@ def test_a_misspelt_split_is_no_new_one(source: Path, places: dict[str, Any], wr
 
 
 def test_a_source_that_is_gone_and_a_list_have_readable_names(source: Path, places: dict[str, Any]) -> None:
-    """A report without the system's numbers for errors, a plan without digests."""
+    """A report without error numbers of the system, and a plan without digests."""
     folders = [str(folder) for folder in sorted(source.iterdir())]
     assert str(cs.plan_stage(folders, **places)).startswith(f"'{folders[0]} and 1 more'")
     cs.stage_dataset(source, progress=False, **places)
@@ -113,7 +113,7 @@ def test_a_source_that_is_gone_and_a_list_have_readable_names(source: Path, plac
 
 
 def test_datasets_are_listed_with_options_and_a_total(source: Path, places: dict[str, Any]) -> None:
-    """From the top, and on the command line."""
+    """From the package itself, and on the command line."""
     for options in ({}, {"image_size": (8, 12)}, {"seed": 7, "splits": 0.5}):
         cs.stage_dataset(source, progress=False, **places, **options)
     listed = cs.list_datasets(**places)
@@ -130,7 +130,7 @@ def test_datasets_are_listed_with_options_and_a_total(source: Path, places: dict
 
 @pytest.mark.parametrize("verb", ["mount_drive", "refresh_drive", "flush_drive"])
 def test_off_colab_drive_says_what_to_do_and_shows_no_import(verb: str) -> None:
-    """One line, without the traceback of a module that only Colab has."""
+    """One line, without the traceback of an import that only works on Colab."""
     with pytest.raises(NotSupportedHereError, match=r"Remove|leave") as refused:
         getattr(cs, verb)()
     assert refused.value.__suppress_context__
@@ -146,7 +146,7 @@ print(data.report.origin, data.report.cached)
 
 @pytest.mark.parametrize("verbosity", ["", "info"])
 def test_variables_set_the_folders_and_what_is_shown(source: Path, tmp_path: Path, verbosity: str) -> None:
-    """Folders, bars and log lines; a folder that is nobody else's is marked as a cache."""
+    """Folders, progress bars and log lines; a folder of colabstage's alone is marked as a cache."""
     variables = {
         "COLABSTAGE_LOCAL_DIR": str(tmp_path / "fast"),
         "COLABSTAGE_CACHE_DIR": str(tmp_path / "kept"),
@@ -166,7 +166,7 @@ def test_variables_set_the_folders_and_what_is_shown(source: Path, tmp_path: Pat
 
 
 def test_a_folder_of_the_users_is_not_marked_as_a_cache(source: Path, places: dict[str, Any]) -> None:
-    """Nor is the folder of the cache: they may hold what is nowhere else."""
+    """Nor is the cache's folder: both may hold the only copy of something."""
     data = cs.stage_dataset(source, progress=False, **places)
     assert data.path.is_file()
     assert not list(places["local_dir"].rglob("CACHEDIR.TAG")) + list(places["cache_dir"].rglob("CACHEDIR.TAG"))
@@ -178,7 +178,7 @@ def test_a_folder_of_the_users_is_not_marked_as_a_cache(source: Path, places: di
 def test_offline_nothing_on_the_network_is_opened(
     source: Path, address: str, places: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is refused at once, with the variable's name; what is on this machine is read."""
+    """It is refused at once, naming the variable; local data is still read."""
     monkeypatch.setenv("COLABSTAGE_OFFLINE", "1")
     with pytest.raises(SourceReadError, match="COLABSTAGE_OFFLINE"):
         cs.stage_dataset(address, progress=False, **places)
@@ -192,7 +192,7 @@ def test_offline_nothing_on_the_network_is_opened(
 def test_offline_what_was_staged_from_the_web_is_used(
     tmp_path: Path, source: Path, places: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a request, here and from the cache; the report says that nothing was compared."""
+    """Without a request, both local data and the cache are used; the report says that nothing was compared."""
     archive = tmp_path / "photos.zip"
     with zipfile.ZipFile(archive, "w") as file:
         for path in sorted(source.rglob("*.png")):
@@ -211,7 +211,7 @@ def test_offline_what_was_staged_from_the_web_is_used(
 
 @pytest.mark.parametrize("door", ["stage_dataset", "dataset_h5"])
 def test_a_busy_server_ends_in_an_error_that_the_page_lists(door: str, tmp_path: Path) -> None:
-    """And in none that only the code behind it knows."""
+    """Not in one that only the code behind the function knows."""
     how: dict[str, dict[str, Any]] = {
         "stage_dataset": {"local_dir": tmp_path / "here", "cache_dir": None, "progress": False},
         "dataset_h5": {"disk_limit": "1GB"},

@@ -1,4 +1,4 @@
-"""`import colabstage` is cheap: nothing heavy is loaded, and next to no time goes by."""
+"""`import colabstage` is cheap: it loads nothing heavy, and takes almost no time."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ HEAVY = ("torch", "h5py", "numpy", "PIL", "fsspec", "ipywidgets", "tqdm", "rich"
 
 
 def run_python(code: str) -> str:
-    """What `code` prints in a new interpreter."""
+    """Return what `code` prints in a new interpreter."""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     return done.stdout.strip()
 
 
-# Each part in a fork of one new interpreter, which has imported nothing itself.
+# Each part runs in a fork of one new interpreter, which has imported nothing itself.
 _LOADED = """
 import os, sys
 for line in sys.argv[2:]:
@@ -37,9 +37,9 @@ def seconds_of(code: str) -> float:
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-# What a first call, and a process that is started many times, may load: the least that it works with. Staging and
-# packing read files of arrays, but open HDF5 only where there is one. What unpacks loads no descriptions of packages,
-# which take as long as all else that it loads: one such process is started for every core.
+# What a first call, and a process that is started many times, may load: only what it needs. Staging and packing read
+# array files, but open HDF5 only if there is one. Processes that unpack do not load package metadata, which takes as
+# long as everything else they load: one is started for every core.
 LOADED = {
     "import colabstage; dir(colabstage); colabstage.ColabstageError; colabstage.__version__": set[str](),
     "import colabstage; colabstage.StagedDataset": set[str](),
@@ -62,7 +62,7 @@ UNPACKS = ".".join(("import colabstage", "sources", "members"))
 
 
 def test_a_part_loads_only_what_it_works_with() -> None:
-    """Half of the time of a first call, and of a process that unpacks, would be imports otherwise."""
+    """Otherwise, imports would be half of a first call's time, and of a process that unpacks."""
     command = [sys.executable, "-c", _LOADED, " ".join([*HEAVY, "importlib.metadata"]), *LOADED, UNPACKS]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     found = {line: set(heavy) for line, *heavy in (one.split(",") for one in done.stdout.splitlines())}

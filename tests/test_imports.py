@@ -1,7 +1,7 @@
-"""Tests use the public face, and the protocols that docs/architecture.md names: so everything behind these can move.
+"""Tests use the public names, and the protocols named in docs/architecture.md, so that everything behind them can move.
 
-`tests/imports.txt` lists the files that still reach behind it, each with the modules that it imports. The list only
-shrinks: a module that a file no longer imports has to leave it.
+`tests/imports.txt` lists the files that still import internal modules, each with these modules. The list only shrinks:
+a module that a file no longer imports has to be removed.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 LIST = Path(__file__).with_name("imports.txt")
 FACE = {"colabstage", "colabstage.errors", "colabstage.options", "colabstage.transforms"}
-# In the text of a script that a test runs, and as the target of a patch.
+# In a script that a test runs, and as the target of a patch.
 _SCRIPTED = re.compile(r"^\s*(?:from|import) (colabstage(?:\.\w+)+)(?: import (\w+))?", re.MULTILINE)
 _PATCHED = re.compile(r"colabstage(?:\.\w+)+")
 
 
 def protocols() -> set[str]:
-    """Return the modules in the section of the page that says what tests may import."""
+    """Return the modules in the page's section on what tests may import."""
     page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
     section = page.partition("\n## What tests may import\n")[2].partition("\n## ")[0]
     return {f"colabstage.{name.replace('/', '.')}" for name in re.findall(r"^- `([\w/]+)`", section, re.MULTILINE)}
 
 
 def module_of(name: str) -> str:
-    """Return the module that a dotted name is, or is in; a module of the package's root is "colabstage" itself."""
+    """Return the module of a dotted name; for one in the package's root, "colabstage" itself."""
     parts = name.split(".")
     while len(parts) > 1:
         place = ROOT.joinpath(*parts)
@@ -38,7 +38,7 @@ def module_of(name: str) -> str:
 
 
 def internal_modules(text: str) -> set[str]:
-    """Return the modules behind the public face that a test's text imports."""
+    """Return the internal modules that a test's text imports."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
@@ -53,14 +53,14 @@ def internal_modules(text: str) -> set[str]:
 
 
 def listed() -> dict[str, set[str]]:
-    """Return the list: modules by file, both as in the list."""
+    """Return the listed modules by file."""
     lines = (line.split(": ", 1) for line in LIST.read_text(encoding="utf-8").splitlines())
     return {file: set(modules.split()) for file, modules in lines}
 
 
 @cache
 def found() -> dict[str, set[str]]:
-    """Return the same of the files that are here now."""
+    """Return the modules that the present files import, in the same form."""
     files = {
         str(path.relative_to(ROOT / "tests")): internal_modules(path.read_text(encoding="utf-8"))
         for path in sorted((ROOT / "tests").rglob("*.py"))
@@ -71,22 +71,22 @@ def found() -> dict[str, set[str]]:
 
 
 def lines_of(modules: dict[str, set[str]]) -> list[str]:
-    """Return lines of the list."""
+    """Return the list's lines."""
     return [f"{file}: {' '.join(sorted(modules[file]))}" for file in sorted(modules) if modules[file]]
 
 
 def less(one: dict[str, set[str]], other: dict[str, set[str]]) -> dict[str, set[str]]:
-    """Return what only the first has."""
+    """Return what only the first one contains."""
     return {file: modules - other.get(file, set()) for file, modules in one.items()}
 
 
 def test_no_other_test_reaches_behind_the_public_face() -> None:
-    """Say it by the public face, or by a protocol that the page names."""
+    """Use the public names, or a protocol that the page names."""
     assert lines_of(less(found(), listed())) == []
 
 
 def test_the_list_only_shrinks() -> None:
-    """What is no longer imported leaves the list: `python -m tests.test_imports` takes it out."""
+    """A module that is no longer imported is removed: `python -m tests.test_imports` does it."""
     assert lines_of(less(listed(), found())) == []
 
 

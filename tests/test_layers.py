@@ -1,4 +1,4 @@
-"""Layers: imports go downwards only, siblings do not know each other."""
+"""Layers: imports only go downwards, and siblings do not import each other."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ LAYERS = {
     "stage": 5,
     **dict.fromkeys(("diagnose", "runs"), 6),
     **dict.fromkeys(("cli", "notebook"), 7),
-    **dict.fromkeys(("options", "transforms"), 9),  # the public face looks down on everything
+    **dict.fromkeys(("options", "transforms"), 9),  # the public modules may import everything
     **dict.fromkeys(("__init__", "__main__"), 10),
 }
-# What a training saves and logs has the names that its author gives it.
+# A training saves and logs values under names that its author chooses.
 NAMED_BY_CALLERS = {"resumable", "step", "log"}
 MAY_PRINT = {"cli", "notebook"}
 
 
 def imported_packages(tree: ast.Module, parents: list[str]) -> set[str]:
-    """The packages (sub-packages, or modules of the root) that a module's imports name, wherever they stand in it."""
+    """The packages (sub-packages, or modules of the root) that a module imports anywhere."""
     names = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -39,7 +39,7 @@ def imported_packages(tree: ast.Module, parents: list[str]) -> set[str]:
 
 
 def tunnels(tree: ast.Module) -> list[str]:
-    """Public functions and methods that take `**kwargs` which neither a type checker nor a person can see into."""
+    """Public functions and methods that take `**kwargs` whose names neither a type checker nor a person can see."""
     bodies = [tree.body, *(node.body for node in ast.walk(tree) if isinstance(node, ast.ClassDef))]
     functions = [node for body in bodies for node in body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     public = [node for node in functions if node.args.kwarg and not node.name.startswith("_")]
@@ -47,14 +47,14 @@ def tunnels(tree: ast.Module) -> list[str]:
 
 
 def is_spelt_out(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    """Whether `**arguments: Unpack[...]` names what there is, and `public` refuses all else and shows it."""
+    """Whether `**arguments: Unpack[...]` names the arguments, and `public` refuses all others and shows them."""
     kind = node.args.kwarg.annotation if node.args.kwarg else None
     named = isinstance(kind, ast.Subscript) and ast.unparse(kind.value) == "Unpack"
     return named and any(ast.unparse(one).startswith("public(") for one in node.decorator_list)
 
 
 def violations(path: Path, text: str) -> list[str]:
-    """What a module, at `path` inside the package, does that the rules do not allow."""
+    """The rules that a module, at `path` inside the package, breaks."""
     package, tree = path.parts[0].removesuffix(".py"), ast.parse(text)
     if package not in LAYERS:
         return [f"{path}: '{package}' is in no layer yet; add it to LAYERS"]
@@ -75,7 +75,7 @@ def test_no_module_breaks_a_rule() -> None:
 
 
 def test_the_page_on_architecture_names_modules_that_are_there() -> None:
-    """A module, or a name in one, that it speaks of by its path is in the package."""
+    """Each module, or name in a module, that it mentions by path is in the package."""
     page = PACKAGE.parent / "docs" / "architecture.md"
     named = set(re.findall(r"`((?:[a-z_0-9]+/)+[a-z_0-9]+)(?:\.\w+)?`", page.read_text("utf-8")))
     ours = {name for name in named if (PACKAGE / name.partition("/")[0]).is_dir()}

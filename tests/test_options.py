@@ -1,4 +1,4 @@
-"""The options classes, and all that takes their fields as arguments: spelt once, alike everywhere."""
+"""The options classes, and everything that takes their fields as arguments: declared once, the same everywhere."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 def given(kind: type[Any]) -> dict[str, tuple[object, object]]:
-    """Default and type of each field that a caller may give, by name."""
+    """Default and type of each field that a caller may set, by name."""
     return {one.name: (one.default, one.type) for one in fields(kind) if one.init and one.name != "once"}
 
 
 def shown(function: Callable[..., Any]) -> dict[str, tuple[object, object]]:
-    """Default and type of each argument that is given by name, as a notebook shows them."""
+    """Default and type of each keyword argument, as a notebook shows them."""
     parameters = inspect.signature(function).parameters.values()
     return {one.name: (one.default, one.annotation) for one in parameters if one.kind is one.KEYWORD_ONLY}
 
@@ -52,7 +52,7 @@ def taker(name: str) -> Any:
 
 
 def verbs(*names: str) -> list[Any]:
-    """Return parameters of a test: the names, of which some need torch."""
+    """Return a test's parameters: the names, some of which need torch."""
     return [pytest.param(name, marks=pytest.mark.torch if name == "make_loader" else ()) for name in names]
 
 
@@ -72,7 +72,7 @@ def test_type_checkers_see_what_people_see(name: str) -> None:
 
 @pytest.mark.parametrize("name", verbs(*TAKERS))
 def test_verbs_show_the_arguments_with_one_default_and_one_text(name: str) -> None:
-    """Whoever asks a notebook for a verb sees each argument, its default and what it means."""
+    """A notebook's help on a verb shows each argument, its default and its meaning."""
     verb, names = taker(name), TAKERS[name]
     usual = given(LoaderOptions) if names is LOADER else shown(colabstage.stage_dataset) | given(PackOptions)
     found = shown(verb)
@@ -84,7 +84,7 @@ def test_verbs_show_the_arguments_with_one_default_and_one_text(name: str) -> No
 
 
 def test_array_options_are_alike_everywhere() -> None:
-    """The three verbs that make arrays show the same ones."""
+    """The three verbs that make arrays show the same options."""
     first, *others = ({name: shown(taker(verb))[name] for name in shown(colabstage.to_numpy)} for verb in ARRAYS)
     assert all(other == first for other in others)
 
@@ -98,14 +98,14 @@ def test_array_options_are_alike_everywhere() -> None:
     ],
 )
 def test_the_command_line_has_them_too(command: str, arguments: list[str], others: set[str]) -> None:
-    """One option for each argument that can be written down."""
+    """One option for each argument that can be written as text."""
     text = run_command(command, "--help").stdout
     options = {one.replace("-", "_") for one in re.findall(r"--([a-z-]+)", text)}
     assert options == {*arguments, *others, "json", "debug", "help"} - {"prepare"}
 
 
 def test_the_tab_key_offers_them() -> None:
-    """IPython completes the arguments of a verb from its signature."""
+    """IPython completes a verb's arguments from its signature."""
     completing = pytest.importorskip("IPython.core.completer", reason="needs IPython: pip install ipython")
     completer = completing.IPCompleter(namespace={"stage_dataset": colabstage.stage_dataset})
     with completing.provisionalcompleter():

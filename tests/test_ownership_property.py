@@ -1,8 +1,8 @@
-"""What nobody has proved to be colabstage's own stays as it is, whichever verb could replace or remove it.
+"""Whatever is not proved to be colabstage's own stays as it is, whichever verb could replace or remove it.
 
-A scene is a verb that has done its work once, the names that the next call would replace or remove, and that call. A
-stranger is something that somebody puts under one of these names. After the call it is there, unchanged; and where
-nothing strange is there, the call does replace it, also if a copy or a remount has moved all times.
+A scene is a verb that has already run once, the names that its next call would replace or remove, and that call. A
+stranger is something that somebody puts under one of these names; after the call it is still there, unchanged. Without
+a stranger, the call does replace it, even if a copy or a remount has moved all times.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ if TYPE_CHECKING:
 
 
 IS_ROOT = os.geteuid() == 0
-# Another user, as `nobody` is.
+# Another user, such as `nobody`.
 OTHER = 65534
-# A fourth of the profile's, for each scene of which there are many: an example is three calls.
+# A quarter of the profile's examples for each of the many scenes: each example makes three calls.
 QUICK = settings(max_examples=settings().max_examples // 4, suppress_health_check=list(HealthCheck))
 
 
 def images(folder: Path, count: int, *, first: int = 0) -> Path:
-    """Images of two classes, other ones for another `first`."""
+    """Images of two classes; another `first` gives other images."""
     return make_tree(folder, {f"{'ab'[number % 2]}/{number}.png": first + number for number in range(count)})
 
 
 def changed(file: Path, tag: bytes) -> Path:
-    """Another content of the same length for a file."""
+    """Give a file other content of the same length."""
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(tag.ljust(1000, b"."))
     return file
@@ -55,16 +55,16 @@ def changed(file: Path, tag: bytes) -> Path:
 
 @dataclass(frozen=True)
 class Scene:
-    """A verb that has done its work."""
+    """A verb that has already run."""
 
     places: tuple[Path, ...]
     """What the next call would replace or remove."""
     again: Callable[[], object]
     """The next call."""
     hashed: bool = True
-    """Whether hashes prove what is at the first place, so that its time does not matter."""
+    """Whether hashes prove what is at the first place, so its time does not matter."""
     replaces: bool = True
-    """Whether the next call replaces or removes what is at the first place when it is ours."""
+    """Whether the next call replaces or removes what is at the first place if it is ours."""
 
 
 def published(home: Path) -> Scene:
@@ -83,7 +83,7 @@ def published(home: Path) -> Scene:
 
 
 def restored(home: Path) -> Scene:
-    """A checkpoint that was brought back, and published anew."""
+    """A restored checkpoint that was published anew."""
     back, target = home / "back.pt", home / "drive/model.pt"
     cs.publish_file(changed(home / "model.pt", b"1"), target, progress=False)
     cs.restore_file(target, back, progress=False)
@@ -123,17 +123,17 @@ def extracted(home: Path) -> Scene:
 
 
 def packed_in_shards(home: Path) -> Scene:
-    """A set of shards, which as many others are to replace."""
+    """A set of shards, to be replaced by as many others."""
     return in_shards(home, 2)
 
 
 def packed_in_more_shards(home: Path) -> Scene:
-    """A set of shards, which more of them are to replace."""
+    """A set of shards, to be replaced by more of them."""
     return in_shards(home, 3)
 
 
 def in_shards(home: Path, count: int) -> Scene:
-    """A set of two shards, which so many others are to replace."""
+    """A set of two shards, to be replaced by `count` others."""
     source, target = images(home / "source", 8), home / "p.h5"
 
     def pack(count: int, side: int) -> tuple[Path, ...]:
@@ -144,7 +144,7 @@ def in_shards(home: Path, count: int) -> Scene:
 
 
 def packed(home: Path) -> Scene:
-    """A pack that nobody said is to be replaced."""
+    """A pack without permission to replace it."""
     source, target = images(home / "source", 8), home / "p.h5"
     cs.pack_dataset(source, target, image_size=(8, 8), progress=False)
     manifest = target.with_name("p.h5.json")
@@ -155,7 +155,7 @@ def packed(home: Path) -> Scene:
 
 
 def staged(home: Path) -> Scene:
-    """A dataset here whose source has changed."""
+    """A local dataset whose source has changed."""
     source = images(home / "source", 8)
 
     def stage() -> cs.StagedDataset:
@@ -169,7 +169,7 @@ def staged(home: Path) -> Scene:
 
 
 def cached(home: Path) -> Scene:
-    """A dataset in the cache whose source has changed; what was published of it before, too."""
+    """A cached dataset whose source has changed, with the version published before."""
     source = images(home / "source", 8)
 
     def stage() -> cs.StagedDataset:
@@ -183,7 +183,7 @@ def cached(home: Path) -> Scene:
 
 
 def restaged_from_cache(home: Path) -> Scene:
-    """A dataset whose pack here another state of the source, which is in the cache, is to replace."""
+    """A local pack, to be replaced by the cached pack of another state of its source."""
     source = images(home / "source", 8)
 
     def stage(fast: str) -> cs.StagedDataset:
@@ -198,7 +198,7 @@ def restaged_from_cache(home: Path) -> Scene:
 
 
 def purged_here(home: Path) -> Scene:
-    """A dataset with plain files, which is to be removed."""
+    """A dataset with plain files, to be removed."""
     source = images(home / "source", 8)
     found = cs.stage_dataset(
         source, keep="both", image_size=(8, 8), local_dir=home / "fast", cache_dir=None, progress=False
@@ -212,7 +212,7 @@ def purged_here(home: Path) -> Scene:
 
 
 def purged_cache(home: Path) -> Scene:
-    """A pack in the cache, which is to be removed."""
+    """A pack in the cache, to be removed."""
     source = images(home / "source", 8)
     found = cs.stage_dataset(
         source, image_size=(8, 8), local_dir=home / "fast", cache_dir=home / "cache", progress=False
@@ -250,15 +250,15 @@ class Stranger:
     """Something that somebody puts under a name, and how."""
 
     by: str
-    """How it comes there."""
+    """How it gets there."""
     same_size: bool
-    """Whether it has the length of what was there."""
+    """Whether it is as long as the original."""
     time: str
-    """Its time, as compared with that of what was there."""
+    """Its time, relative to the original's."""
     is_others: bool
     """Whether another user made it."""
     place: int
-    """Which of the names of the scene it gets."""
+    """Which of the scene's names it gets."""
 
 
 STRANGERS = st.builds(
@@ -272,17 +272,17 @@ STRANGERS = st.builds(
 
 
 def time_ns(stranger: Stranger, was: os.stat_result, beside: Path) -> int:
-    """The time that a stranger gets."""
+    """Return the time that a stranger gets."""
     moved = {"a year older": -31_536_000_000_000_000, "a moment older": -1, "newer": 1_000_000, "ahead": 10**14}
     if stranger.time == "of the manifest" and beside.exists() and beside.stat().st_mtime_ns != was.st_mtime_ns:
         return beside.stat().st_mtime_ns
-    # Exactly the same time is the one thing that is not noticed.
+    # Only exactly the same time would not be noticed.
     second = (was.st_mtime_ns - 1) // 10**9 * 10**9
     return was.st_mtime_ns + moved[stranger.time] if stranger.time in moved else second
 
 
 def put(stranger: Stranger, place: Path, home: Path) -> Path:
-    """Put a stranger in a place; return the file that holds its content."""
+    """Put a stranger in a place; return the file with its content."""
     was = place.lstat()
     is_folder = stat.S_ISDIR(was.st_mode)
     content = b"yours" if is_folder else b"MINE".ljust(was.st_size, b"!")[: was.st_size]
@@ -292,7 +292,7 @@ def put(stranger: Stranger, place: Path, home: Path) -> Path:
     ns = time_ns(stranger, was, place.with_name(f"{place.name}.json"))
     os.utime(mine, ns=(ns, ns))
     if is_folder:
-        # A folder of the user's, with the file in it.
+        # A folder of the user's that contains the file.
         shutil.rmtree(place)
         place.mkdir()
         shutil.copy2(mine, place / "mine")
@@ -319,7 +319,7 @@ def put(stranger: Stranger, place: Path, home: Path) -> Path:
 
 
 def facts(path: Path) -> dict[str, object]:
-    """Everything that a call could change about a path and what is below it."""
+    """Everything that a call could change about a path and below it."""
     if not os.path.lexists(path):
         return {}
     found = path.lstat()
@@ -343,7 +343,7 @@ def refusals() -> Iterator[None]:
 
 @pytest.fixture
 def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A machine of the test's own."""
+    """The test's own machine."""
     monkeypatch.setenv("COLABSTAGE_SYSTEM_ROOT", str(tmp_path))
     return tmp_path
 
@@ -352,7 +352,7 @@ def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @given(stranger=STRANGERS)
 @QUICK
 def test_what_is_not_proved_ours_stays(name: str, stranger: Stranger, base: Path) -> None:
-    """Whoever made it, however it was copied, of whatever size and time, and link or not."""
+    """Whoever made it, however it was copied, of any size and time, link or not."""
     home = Path(tempfile.mkdtemp(dir=base))
     scene = SCENES[name](home)
     place = scene.places[stranger.place % len(scene.places)]
@@ -369,7 +369,8 @@ def test_what_is_not_proved_ours_stays(name: str, stranger: Stranger, base: Path
 @pytest.mark.parametrize("moved", [False, True])
 @pytest.mark.parametrize("name", SCENES)
 def test_what_is_ours_is_replaced_or_removed(name: str, moved: bool, base: Path) -> None:
-    """Otherwise nothing would be tested above. Hashes prove it where a copy or a remount has moved the times."""
+    """Otherwise the test above would prove nothing. If a copy or a remount has moved the times, hashes are the
+    proof."""
     scene = SCENES[name](base)
     if not scene.replaces:
         with pytest.raises(TargetExistsError):
@@ -389,7 +390,7 @@ def test_what_is_ours_is_replaced_or_removed(name: str, moved: bool, base: Path)
 
 @cache
 def this_boot() -> str:
-    """What names of unfinished work say of the boot in which it was begun: of a pack, while its samples are read."""
+    """The part of an unfinished pack's name that identifies the boot, read while its samples are read."""
     seen: set[str] = set()
     with tempfile.TemporaryDirectory() as home:
 
@@ -414,7 +415,7 @@ LEFTOVERS = st.tuples(
 @given(leftover=LEFTOVERS)
 @QUICK
 def test_a_name_is_no_evidence(name: str, leftover: tuple[str, str, str, int], base: Path) -> None:
-    """A link, or what another user made, is not taken for unfinished work, followed, emptied or removed."""
+    """A link, or a file of another user, is not taken for unfinished work, followed, emptied or removed."""
     kind, suffix, owner, number = leftover
     if "another" in kind and not IS_ROOT:
         return

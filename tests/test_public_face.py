@@ -1,4 +1,4 @@
-"""The names that `import colabstage` offers."""
+"""The names that `import colabstage` provides."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import colabstage
 
 
 def test_names_are_sorted_and_shadow_no_package() -> None:
-    """`__all__` is in order, once each, and no name is also a sub-package or module."""
+    """`__all__` is sorted and without duplicates, and no name is also a sub-package or module."""
     modules = {module.name for module in pkgutil.iter_modules(colabstage.__path__)}
     assert sorted(set(colabstage.__all__)) == colabstage.__all__
     assert not modules & set(colabstage.__all__)
     assert set(colabstage.__all__) <= set(dir(colabstage))
 
 
-# A torch Dataset, and what makes batches of tensors, are not to be had without torch.
+# A torch Dataset, and functions that make batches of tensors, cannot exist without torch.
 NEED_TORCH = {"CudaDataLoader", "dataset_h5", "make_loader"}
 
 
@@ -29,13 +29,13 @@ NEED_TORCH = {"CudaDataLoader", "dataset_h5", "make_loader"}
     "name", [pytest.param(name, marks=pytest.mark.torch if name in NEED_TORCH else ()) for name in colabstage.__all__]
 )
 def test_a_name_resolves_and_is_documented(name: str) -> None:
-    """Every public name is there and says what it does."""
+    """Every public name exists and is documented."""
     assert inspect.getdoc(getattr(colabstage, name))
 
 
-@pytest.mark.torch  # without it, its names are not among those that a star imports
+@pytest.mark.torch  # without it, a star imports fewer names
 def test_type_checkers_see_the_same_names() -> None:
-    """The imports that only type checkers read name the modules that the lazy look-up goes to."""
+    """The imports for type checkers name the same modules as the lazy look-up."""
     tree = ast.parse(Path(colabstage.__file__).read_text(encoding="utf-8"))
     imports = {
         alias.name: node.module
@@ -48,7 +48,7 @@ def test_type_checkers_see_the_same_names() -> None:
 
 
 def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
-    """A misspelt name fails as on any module, naming the module and the name."""
+    """A misspelt name fails as on any module, with the module's name and its own."""
     with pytest.raises(AttributeError, match="'stage_datset'"):
         _ = colabstage.stage_datset  # type: ignore[attr-defined]
 
@@ -60,7 +60,7 @@ def test_the_version_is_the_installed_one() -> None:
 
 @pytest.mark.parametrize("module", ["errors", "options", pytest.param("transforms", marks=pytest.mark.torch)])
 def test_a_public_module_offers_what_is_documented(module: str) -> None:
-    """Each name is there and says what it does."""
+    """Each name exists and is documented."""
     public = importlib.import_module(f"colabstage.{module}")
     names = getattr(public, "__all__", [name for name in vars(public) if name.endswith("Error")])
     assert len(names) > 5

@@ -1,4 +1,5 @@
-"""The README's code runs as it stands, its figures are measured ones, and what else it says of the project is so."""
+"""The README's code runs as it stands, its figures are measured, and its other statements about the project are
+true."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 
 def read_project() -> dict[str, Any]:
-    """Read what pyproject.toml says of the project."""
+    """Read pyproject.toml."""
     project: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     return project
 
@@ -34,7 +35,7 @@ def read_project() -> dict[str, Any]:
 def test_the_first_cell_trains_from_drive(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It mounts, stages a zip, and ends in a loss; the pack is on Drive afterwards."""
+    """It mounts, stages a zip, and ends with a loss; afterwards the pack is on Drive."""
     monkeypatch.setenv("COLABSTAGE_LOCAL_DIR", str(tmp_path / "fast"))
     drive = SimulatedDrive(tmp_path / "home", knobs=DriveKnobs.quick())
     with zipfile.ZipFile(drive.cloud / "MyDrive" / "photos.zip", "w") as archive:
@@ -53,7 +54,7 @@ def test_the_first_cell_trains_from_drive(
 def test_the_other_examples_run_in_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each block after the first, which is for Colab, runs with the names that those before it left."""
+    """Each block after the first, which is for Colab, runs with the names that earlier ones left."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLABSTAGE_SYSTEM_ROOT", str(tmp_path))
     monkeypatch.setenv("COLABSTAGE_LOCAL_DIR", str(tmp_path / "fast"))
@@ -67,7 +68,7 @@ def test_the_other_examples_run_in_order(
 
 
 def test_the_film_is_of_the_same_cell() -> None:
-    """`scripts/draw_cell.py` drew what stands above it, and its end is a loss."""
+    """`scripts/draw_cell.py` drew the cell above it, and it ends with a loss."""
     drawn = re.findall(r"<text[^>]*>(.*?)</text>", (ROOT / "docs" / "cell.svg").read_text("utf-8"))
     code = [line for line in blocks(README, "python")[0].code.splitlines() if not line.startswith("%")]
     assert [html.unescape(line) for line in drawn[: len(code)]] == code
@@ -75,7 +76,7 @@ def test_the_film_is_of_the_same_cell() -> None:
 
 
 def test_the_commands_are_targets() -> None:
-    """The installation of the checkout, and two targets, which the Makefile has; one runs this test."""
+    """The checkout's installation and two of the Makefile's targets, one of which runs this test."""
     lines = [line.split("#")[0].split() for block in blocks(README, "bash") for line in block.code.splitlines()]
     targets = re.findall(r"^([a-z]+):.*## ", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     assert lines == [["pip", "install", "."], ["make", "demo"], ["make", "test"]]
@@ -83,7 +84,7 @@ def test_the_commands_are_targets() -> None:
 
 
 def test_the_repository_has_one_address() -> None:
-    """Every mention of a repository of ours, in whatever file, is of the one that pyproject.toml names."""
+    """All files that mention our repository use the address in pyproject.toml."""
     address = read_project()["urls"]["Repository"]
     owner_and_name = address.removeprefix("https://github.com/")
     patterns = ("*.md", "*.toml", "*.yml", "*.cff", "docs/*.md", "scripts/*.py", ".github/**/*.*", "notebooks/*.ipynb")
@@ -94,17 +95,18 @@ def test_the_repository_has_one_address() -> None:
 
 
 INSTALLS = re.compile(r"pip3? install ([^`\n\"]*)")
-# An option of pip's that takes no argument here, or a requirement of somebody else's.
+# An option of pip without an argument here, or a requirement that is not ours.
 OURS = re.compile(r"colabstage(?![\w./-]*\.whl)|git\+|^\.{1,2}(?:\[[\w,]+\])?$")
 
 
 @pytest.mark.parametrize("kind", ["*.md", "docs/*.md", "notebooks/*.ipynb", "colabstage/**/*.py"])
 def test_no_line_to_paste_names_what_nobody_owns(kind: str) -> None:
-    """Until a release, all that installs us is the checkout that the line is in: not the index, not the repository."""
+    """Until a release, we can only be installed from the checkout with this line: not from the index, nor the
+    repository."""
     found = 0
     for path in ROOT.glob(kind):
         for line in INSTALLS.findall(path.read_text(encoding="utf-8").replace("\\n", "\n")):
-            if line.startswith("--no-index --find-links"):  # only from wheels that the reader made
+            if line.startswith("--no-index --find-links"):  # only from wheels that the reader built
                 continue
             for word in line.split("#")[0].replace("'", "").split():
                 if OURS.search(word):
@@ -115,7 +117,7 @@ def test_no_line_to_paste_names_what_nobody_owns(kind: str) -> None:
 
 
 def test_figures_beside_others_are_in_the_benchmarks() -> None:
-    """Each figure of a row of the table is in the output that the row links to, or the row says that none was
+    """Each figure in a row of the table is in the output that the row links to; otherwise the row says that none was
     measured."""
     text = README.read_text(encoding="utf-8").partition("## How does it compare?")[2].partition("\n## ")[0]
     rows = [line.split(" | ")[1] for line in text.splitlines() if line.startswith("| ")][1:]
@@ -130,7 +132,7 @@ def test_figures_beside_others_are_in_the_benchmarks() -> None:
 
 
 def test_links_are_absolute_on_the_package_index() -> None:
-    """The substitutions of pyproject.toml leave no link or picture that only a checkout has."""
+    """The substitutions in pyproject.toml leave no link or picture that only works in a checkout."""
     hook = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["hatch"]["metadata"]["hooks"]
     text = README.read_text(encoding="utf-8")
     for one in hook["fancy-pypi-readme"]["substitutions"]:
@@ -140,13 +142,13 @@ def test_links_are_absolute_on_the_package_index() -> None:
     assert [target for target in targets if not target.startswith("https://")] == []
     pictures = re.findall(r"!\[[^\]]*\]\(([^)\s]+)\)", text)
     assert {target.split("/")[2] for target in pictures} == {"raw.githubusercontent.com"}
-    for target in targets:  # what it leads to is there
+    for target in targets:  # its target exists
         name = re.sub(r"https://(?:raw\.githubusercontent|github)\.com/[\w-]+/[\w-]+/(?:blob/)?main/", "", target)
         assert name.startswith("https://") or (ROOT / name.partition("#")[0]).exists(), target
 
 
 def test_all_is_every_extra_that_is_no_framework() -> None:
-    """What `all` leaves out are the frameworks, which people have."""
+    """`all` leaves out only frameworks, which people already have."""
     extras = read_project()["optional-dependencies"]
     (named,) = extras["all"]
     assert named == f"colabstage[{','.join(sorted({*extras} - {'all', 'torch', 'tf', 'keras'}))}]"
@@ -164,7 +166,7 @@ def test_the_citation_is_of_this_version() -> None:
 
 
 def test_actions_are_pinned() -> None:
-    """Each by the hash of a commit, with its version beside it, the same in all workflows."""
+    """By the hash of a commit, with its version beside it, the same in all workflows."""
     if not (ROOT / ".github").exists():
         pytest.skip("needs a git checkout: the package that is published has no workflows")
     used = [

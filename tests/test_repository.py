@@ -1,4 +1,4 @@
-"""What is committed: nothing of one machine, no registry, of notebook outputs small pictures only, nothing big."""
+"""What is committed: no path of one machine, no registry, of notebook outputs only small pictures, nothing big."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 MAX_BYTES = 600 * 1024
 MAX_PICTURE_BYTES = 60_000
 
-# Homes that notebook platforms are known by are facts, not somebody's machine; Ann is nobody.
+# Homes that identify notebook platforms are facts, not somebody's machine; Ann is nobody.
 _OWN_PATHS = re.compile(
     r"(?<![\w./$}-])/(?:(?:home|Users)/(?!studio-lab-user|sagemaker-user|ann\b)\w|root/\.(?!config/Google)|work/\w)"
 )
@@ -37,31 +37,32 @@ def tracked() -> tuple[Path, ...]:
 
 
 def text_of(path: Path) -> str:
-    """A file's text; of pictures and other binary files, what of it is text."""
+    """A file's text; for pictures and other binary files, the text in them."""
     return path.read_text(encoding="utf-8", errors="ignore")
 
 
 def complaints(text: str) -> list[str]:
-    """The passages of a text that belong to one machine or name a package registry."""
+    """The passages that belong to one machine or name a package registry."""
     return [
         text[match.start() : match.end() + 20] for rule in (_OWN_PATHS, _REGISTRIES) for match in rule.finditer(text)
     ]
 
 
 def strays(notebook: str) -> int:
-    """How many cells of a notebook carry an execution count, or outputs that are not small pictures by their tag."""
+    """The number of a notebook's cells with an execution count, or with outputs other than the small pictures that a
+    tag allows."""
     cells = json.loads(notebook)["cells"]
     return sum(cell.get("execution_count") is not None or not all(map(allowed(cell), outputs(cell))) for cell in cells)
 
 
 def outputs(cell: dict[str, Any]) -> list[dict[str, Any]]:
-    """What a cell shows."""
+    """A cell's outputs."""
     found: list[dict[str, Any]] = cell.get("outputs", [])
     return found
 
 
 def allowed(cell: dict[str, Any]) -> Callable[[dict[str, Any]], bool]:
-    """Whether an output of the cell may be committed."""
+    """Whether an output of this cell may be committed."""
     if "picture" not in cell.get("metadata", {}).get("tags", ()):
         return lambda _: False
     return lambda output: (
@@ -81,7 +82,7 @@ def test_no_path_or_host_of_one_place() -> None:
 
 
 def test_notebooks_are_stripped() -> None:
-    """No notebook carries outputs but pictures, and no cell that is to have one is without."""
+    """No notebook has outputs other than pictures, and no cell tagged for a picture lacks one."""
     notebooks = [path for path in tracked() if path.suffix == ".ipynb"]
     assert [path.name for path in notebooks if strays(text_of(path))] == []
     cells = [(path.stem, cell) for path in notebooks for cell in json.loads(text_of(path))["cells"]]
@@ -96,7 +97,7 @@ def test_nothing_big_is_tracked() -> None:
 
 
 def test_the_package_holds_modules_and_no_leftovers() -> None:
-    """What an editor or a tool leaves beside a module would be in everybody's wheel."""
+    """Files that an editor or a tool leaves beside a module would end up in everybody's wheel."""
     inside = [path for path in tracked() if path.is_relative_to(ROOT / "colabstage")]
     assert len(inside) > 100
     assert [path.name for path in inside if path.suffix != ".py" and path.name != "py.typed"] == []

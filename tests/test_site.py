@@ -1,4 +1,4 @@
-"""The site that `make docs` builds: complete, without a dead link, and without a call to another machine."""
+"""The site that `make docs` builds: complete, with no dead link, and with no call to another machine."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ needs_mkdocs = pytest.mark.skipif(
     find_spec("mkdocs") is None or find_spec("mkdocstrings") is None,
     reason="needs mkdocs-material and mkdocstrings: pip install -c constraints.txt --group site",
 )
-# What a page loads when it is opened, as opposed to where its links lead.
+# What a page loads when opened, as opposed to what it links to.
 _LOADS = re.compile(
     r"""<(?:script|img|iframe|source)\b[^>]*\bsrc=["']?(?P<a>(?:https?:)?//[^"'\s>]+)"""
     r"""|<link\b(?![^>]*\brel=["']?canonical)[^>]*\bhref=["']?(?P<b>(?:https?:)?//[^"'\s>]+)"""
     r"""|(?:@import\s*["']?|url\(["']?)(?P<c>(?:https?:)?//[^"')\s]+)"""
 )
 
-# Made inside: of the arguments by a decorator, or handed from one part of the package to another.
+# Only made inside the package: by a decorator from the arguments, or for another part of it.
 _INSIDE = {"StageRequest", "Arrival"}
 
 
 def test_each_name_of_the_reference_is_there() -> None:
-    """Also where the site cannot be built; nothing is imported, because some names need other packages."""
+    """Also checked where the site cannot be built; nothing is imported, because some names need other packages."""
     names = [name for page in REFERENCE.values() for name in page.names if name != "colabstage.errors"]
     assert [name for name in names if not is_defined(*name.rpartition(".")[::2])] == []
 
 
 def is_defined(module: str, name: str) -> bool:
-    """Tell whether a module of ours defines a name, or lists it for others."""
+    """Tell whether one of our modules defines a name, or exports it."""
     path = ROOT.joinpath(*module.split("."))
     file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     wanted = rf'^(class|def) {name}\b|^    "{name}",$'
@@ -53,7 +53,7 @@ def is_defined(module: str, name: str) -> bool:
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The site, with warnings as errors, built once for all processes of a test run."""
+    """The site, built with warnings as errors, once for all processes of a test run."""
     run = os.environ.get("PYTEST_XDIST_TESTRUNUID")
     shared = tmp_path_factory.getbasetemp() if run is None else tmp_path_factory.getbasetemp().parent
     folder = shared / f"site-{run}"
@@ -64,7 +64,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def build_site(folder: Path) -> None:
-    """Build the site there, or fail with what mkdocs says."""
+    """Build the site, or fail with mkdocs's output."""
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", folder],
         cwd=ROOT,
@@ -78,7 +78,7 @@ def build_site(folder: Path) -> None:
 
 
 def names_in(site: Path) -> set[str]:
-    """What the reference documents, by dotted name."""
+    """The dotted names that the reference documents."""
     pages = "".join(path.read_text(encoding="utf-8") for path in sorted((site / "reference").glob("*.html")))
     return set(re.findall(r'id="(colabstage\.[\w.]+)"', pages))
 
@@ -90,7 +90,7 @@ def classes_of_package() -> set[str]:
 
 
 def taken_and_given(name: str) -> set[str]:
-    """The words in the annotations of a public function, or of a public class's methods; nothing is imported."""
+    """The words in a public function's annotations, or in those of a public class's methods; nothing is imported."""
     module = ROOT / "colabstage" / f"{colabstage._HOMES[name].replace('.', '/')}.py"
     path = module if module.exists() else module.with_suffix("") / "__init__.py"
     (found,) = [
@@ -115,7 +115,7 @@ def taken_and_given(name: str) -> set[str]:
 @pytest.mark.long
 @needs_mkdocs
 def test_the_reference_has_every_public_name(site: Path) -> None:
-    """Each name of the package, and each report, plan or class of options that these take or give."""
+    """Every name of the package, and every report, plan or options class that these take or return."""
     there = names_in(site)
     documented = {name.rpartition(".")[2] for name in there}
     homes = {name: f"colabstage.{home}.{name}" for name, home in colabstage._HOMES.items()}
@@ -135,7 +135,7 @@ def test_every_error_is_in_the_reference(site: Path) -> None:
 @pytest.mark.long
 @needs_mkdocs
 def test_no_page_calls_another_machine(site: Path) -> None:
-    """No script, picture, font or sheet from elsewhere: the site can be read without a network."""
+    """No script, picture, font or style sheet from elsewhere: the site can be read without a network."""
     called: dict[str, list[str]] = {}
     for path in sorted(site.rglob("*")):
         if path.suffix in {".html", ".css"}:
@@ -147,7 +147,7 @@ def test_no_page_calls_another_machine(site: Path) -> None:
 @pytest.mark.long
 @needs_mkdocs
 def test_every_page_is_on_the_site(site: Path) -> None:
-    """Each of docs/, under its own name, with both palettes."""
+    """All pages of docs/, under their own names, with both palettes."""
     for page in DOCS:
         built = (site / page.with_suffix(".html").name).read_text(encoding="utf-8")
         assert 'data-md-color-scheme="slate"' in built
@@ -155,6 +155,6 @@ def test_every_page_is_on_the_site(site: Path) -> None:
 
 
 def test_links_to_elsewhere_are_these() -> None:
-    """Nobody follows them here; a new place is seen in this list."""
+    """They are not followed here, but a new one shows up in this list."""
     hosts = {link.split("/")[2] for page in [README, *DOCS] for link in links(page) if link.startswith("http")}
     assert hosts <= {"colab.research.google.com", "docs.mlcommons.org", "github.com"}

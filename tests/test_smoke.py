@@ -19,7 +19,7 @@ import colabstage
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    """A zip of 24 PNGs of 8x8 pixels in two classes; the red of every pixel is 100 for cats and 200 for dogs."""
+    """A zip of 24 PNGs of 8x8 pixels in two classes; red is 100 in every pixel for cats and 200 for dogs."""
     path = tmp_path / "photos.zip"
     with zipfile.ZipFile(path, "w") as archive:
         for number in range(24):
@@ -31,20 +31,20 @@ def photos(tmp_path: Path) -> Path:
 
 
 def run_command(*arguments: str | Path) -> str:
-    """What the installed `colabstage` command prints."""
+    """Return what the installed `colabstage` command prints."""
     command = Path(sys.executable).with_name("colabstage")
     done = subprocess.run([command, *arguments], capture_output=True, text=True, check=True, timeout=60)
     return done.stdout
 
 
 def test_the_package_says_what_it_is() -> None:
-    """The version is the metadata's, and type information is shipped."""
+    """The version is that of the metadata, and type information is included."""
     assert colabstage.__version__ == metadata.version("colabstage")
     assert Path(colabstage.__file__).with_name("py.typed").exists()
 
 
 def test_a_zip_is_staged_and_found_again(photos: Path, tmp_path: Path) -> None:
-    """The pack has every sample with its label; the second call makes nothing new."""
+    """The pack has every sample with its label; the second call creates nothing."""
     data = colabstage.stage_dataset(photos, local_dir=tmp_path / "here", cache_dir=None, progress=False)
     written = data.path.stat().st_mtime_ns
     assert dict(data.splits) == {"train": 24}
@@ -59,7 +59,7 @@ def test_a_zip_is_staged_and_found_again(photos: Path, tmp_path: Path) -> None:
 
 @pytest.mark.torch
 def test_staged_batches_feed_a_training_loop(photos: Path, tmp_path: Path) -> None:
-    """One epoch hands out every sample once, as tensors, each with its own label."""
+    """One epoch returns every sample once, as tensors, each with its own label."""
     data = colabstage.stage_dataset(photos, local_dir=tmp_path / "here", cache_dir=None, progress=False)
     seen = []
     with data.loader("train", batch_size=5) as batches:
@@ -71,7 +71,7 @@ def test_staged_batches_feed_a_training_loop(photos: Path, tmp_path: Path) -> No
 
 
 def test_the_command_line_packs_and_verifies(photos: Path, tmp_path: Path) -> None:
-    """The installed command makes a pack, tells what is in it, and finds it whole."""
+    """The installed command makes a pack, describes its content, and verifies it."""
     pack = tmp_path / "photos.h5"
     run_command("pack", photos, pack)
     assert "24" in run_command("info", pack)

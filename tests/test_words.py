@@ -1,4 +1,4 @@
-"""The word list of CONTRIBUTING.md holds for what people read: pages, notebooks and the command line's help."""
+"""The word list in CONTRIBUTING.md is kept by everything people read: pages, notebooks and the command line's help."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def forbidden() -> list[str]:
 
 
 def phrases_of(line: str) -> list[str]:
-    """Return what stands in code marks in the first cell of a row."""
+    """Return the code-marked phrases in a row's first cell."""
     return re.findall(r"`([^`]+)`", line.partition(" | ")[0])
 
 
 def complaints(text: str) -> list[str]:
-    """Return the forbidden phrases in a text, with what follows; line ends and capitals make no difference."""
+    """Return the forbidden phrases in a text, with the text after them; line ends and capitals make no difference."""
     flat = " ".join(text.split())
     found = []
     for phrase in forbidden():
@@ -43,12 +43,12 @@ def complaints(text: str) -> list[str]:
 
 
 def pages() -> list[Path]:
-    """Return every page in prose but the list itself and the record of past changes."""
+    """Return every page in prose except the list itself and the record of past changes."""
     return [README, *sorted({*ROOT.glob("*.md")} - {README, _STYLE, ROOT / "CHANGELOG.md"}), *DOCS]
 
 
 def help_texts(path: Path) -> Iterator[str]:
-    """Give the docstrings of commands and the texts of options of one module of the command line."""
+    """Yield the docstrings of commands and the texts of options in one module of the command line."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.FunctionDef):
             yield ast.get_docstring(node) or ""
@@ -57,7 +57,7 @@ def help_texts(path: Path) -> Iterator[str]:
 
 
 def messages(path: Path) -> Iterator[str]:
-    """Give the texts of a module that are not docstrings, with `…` for what a message fills in."""
+    """Yield a module's strings that are not docstrings, with `…` in place of values."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
@@ -75,7 +75,7 @@ def test_pages_keep_to_the_word_list(path: Path) -> None:
 
 @pytest.mark.parametrize("path", sorted((ROOT / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem)
 def test_notebooks_keep_to_the_word_list(path: Path) -> None:
-    """What they say between the cells of code."""
+    """The text between their code cells."""
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
     said = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown"]
     assert said
@@ -89,7 +89,7 @@ def test_the_help_keeps_to_the_word_list(path: Path) -> None:
 
 
 def test_messages_keep_to_the_word_list() -> None:
-    """Of every module: what errors, notes and reports say."""
+    """In every module: the texts of errors, notes and reports."""
     modules = sorted((ROOT / "colabstage").rglob("*.py"))
     assert len(modules) > 100
     found = {path.name: complaints(" ¶ ".join(messages(path))) for path in modules}
@@ -97,5 +97,5 @@ def test_messages_keep_to_the_word_list() -> None:
 
 
 def test_the_navigation_keeps_to_the_word_list() -> None:
-    """The titles of pages on the site."""
+    """The site's page titles."""
     assert complaints((ROOT / "mkdocs.yml").read_text(encoding="utf-8")) == []

@@ -1,9 +1,9 @@
-"""What earlier versions left on disks and Drives stays usable: packs, caches, checkpoints, states, unfinished work.
+"""Whatever earlier versions left on disks and Drives stays usable: packs, caches, checkpoints, states, unfinished work.
 
-`tests/fixtures/written_by_0_1/make.py` says how the files were written. Each test has a copy of them where they were
-written, because keys and records name their source by its path, with the times that they had. What no copy can have is
-as on a machine that a disk was moved to: inodes, and the boot. Unfinished work also says in which boot its owner ran:
-`set_boot` puts the boot of this test there, in the words of 0.1.
+`tests/fixtures/written_by_0_1/make.py` describes how the files were written. Each test has a copy of them at the
+original path, because keys and records contain their source's path, and with the original times. As on a disk moved to
+another machine, inodes and the boot differ. Unfinished work also records its owner's boot: `set_boot` writes this
+test's boot there, in the format of 0.1.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def written() -> Iterator[Path]:
     """Everything that was written, where it was written; one test at a time has it."""
     with Path(f"{HOME}.lock").open("w", encoding="ascii") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        shutil.rmtree(HOME, ignore_errors=True)  # of a test that was killed
+        shutil.rmtree(HOME, ignore_errors=True)  # of a killed test
         shutil.copytree(WRITTEN / "disk", HOME)
         set_times()
         yield HOME
@@ -91,7 +91,7 @@ def set_key(disk: Path, was: str, now: str) -> None:
 
 
 def set_times() -> None:
-    """Give each file and folder the time that it had; the deepest first, because that changes the folder above."""
+    """Give each file and folder its original time; the deepest first, because that changes the folder above."""
     times: dict[str, int] = json.loads((WRITTEN / "times.json").read_text(encoding="utf-8"))
     for name in sorted(times, key=lambda name: -name.count("/")):
         if (HOME / name).exists():
@@ -99,7 +99,8 @@ def set_times() -> None:
 
 
 def set_boot(disk: Path, boot: str) -> None:
-    """Have the owners of unfinished work died in "this" boot, or in "another": in their names and heads of journals."""
+    """Pretend that the owners of unfinished work died in "this" boot, or in "another": in names and in journals'
+    heads."""
     here = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii"), Path("/proc/self/ns/pid").readlink()
     now = hashlib.sha256("\n".join(map(str, here)).encode()).hexdigest()[:8] if boot == "this" else "00000000"
     for path in (disk / "interrupted").iterdir():
@@ -111,13 +112,13 @@ def set_boot(disk: Path, boot: str) -> None:
 
 
 def expected(pack: str) -> dict[str, Any]:
-    """The rows of a pack: each part of each row by split, number and part."""
+    """The rows of a pack as written: each part of each row by split, number and part."""
     with np.load(WRITTEN / "expected.npz") as arrays:
         return {name.removeprefix(f"{pack}/"): arrays[name] for name in arrays.files if name.startswith(f"{pack}/")}
 
 
 def rows_of(path: str | Path, splits: set[str]) -> dict[str, Any]:
-    """The same of a pack as it is read now."""
+    """The same for a pack as it is read now."""
     rows: dict[str, Any] = {}
     for split in splits:
         dataset = dataset_h5(path, split=split)
@@ -130,7 +131,7 @@ def rows_of(path: str | Path, splits: set[str]) -> dict[str, Any]:
 
 
 def check_rows(path: str | Path, pack: str, *, within: int = 0) -> None:
-    """Compare all rows of a pack with those that were written; `within` as many grey levels."""
+    """Compare all rows of a pack with the originals; `within`: the greatest difference in grey levels."""
     right = expected(pack)
     found = rows_of(path, {name.partition(".")[0] for name in right})
     assert right.keys() == found.keys()
@@ -150,18 +151,18 @@ def first_line(file: Path) -> str:
 
 
 def hidden(folder: Path) -> list[str]:
-    """What in a folder is unfinished work."""
+    """The unfinished work in a folder."""
     return [path.name for path in folder.iterdir() if path.suffix == ".tmp"]
 
 
 @pytest.mark.parametrize("pack", PACKS)
 def test_a_pack_has_the_rows_that_were_written(disk: Path, pack: str) -> None:
-    """Of every encoding; a JPEG may be decoded otherwise by another release of its decoder."""
+    """For every encoding; another release of the decoder may decode a JPEG differently."""
     check_rows(f"{disk}/packs/{pack}.h5", pack.partition("-")[0], within=3 if pack == "jpeg" else 0)
 
 
 def test_manifests_vouch_for_every_block(disk: Path) -> None:
-    """Of packs and of published files: their copies are compared with them, and a changed byte is found."""
+    """For packs and published files: copies are compared with them, and a changed byte is found."""
     files = [*(disk / "packs").glob("*.h5"), *(disk / "cache").glob("*.h5"), disk / "checkpoints/model.pt.previous"]
     assert len(files) == 13
     for file in files:
@@ -175,7 +176,7 @@ def test_manifests_vouch_for_every_block(disk: Path) -> None:
 
 @pytest.mark.parametrize("source", ["photos", "photos.zip"])
 def test_a_staged_pack_is_used_as_it_is(disk: Path, source: str) -> None:
-    """Nothing of it is written again, though inodes and boot are others."""
+    """Nothing of it is written again, although inodes and boot differ."""
     before = {path: path.stat().st_ino for path in (disk / "local").rglob("*.h5")}
     data = stage_dataset(SOURCES / source, **STAGED)
     assert data.report.origin == "local"
@@ -185,7 +186,7 @@ def test_a_staged_pack_is_used_as_it_is(disk: Path, source: str) -> None:
 
 @pytest.mark.parametrize("source", ["photos", "photos.zip"])
 def test_a_pack_in_the_cache_is_restored(disk: Path, source: str) -> None:
-    """On a machine that has nothing but the source and the cache."""
+    """On a machine that has only the source and the cache."""
     shutil.rmtree(disk / "local")
     data = stage_dataset(SOURCES / source, **STAGED)
     assert data.report.origin == "cache"
@@ -193,7 +194,7 @@ def test_a_pack_in_the_cache_is_restored(disk: Path, source: str) -> None:
 
 
 def test_a_pack_of_another_state_of_its_source_is_replaced(disk: Path) -> None:
-    """It is ours: here and in the cache, where it becomes the previous version."""
+    """It is ours, locally and in the cache, where it becomes the previous version."""
     (SOURCES / "photos/cat/00.png").unlink()
     data = stage_dataset(SOURCES / "photos", **STAGED)
     assert data.report.origin == "source"
@@ -216,14 +217,14 @@ def test_staged_files_are_used_and_replaced(disk: Path) -> None:
 
 
 def zip_of(folder: Path) -> bytes:
-    """The bytes of a zip of a folder."""
+    """Return the bytes of a folder's zip."""
     made = shutil.make_archive(str(HOME / "made"), "zip", folder)
     return Path(made).read_bytes()
 
 
 @pytest.mark.parametrize("damaged", [False, True])
 def test_a_checkpoint_is_restored(disk: Path, damaged: bool) -> None:
-    """The newest; where that is damaged, the previous one, and the report says so."""
+    """The newest one; if that is damaged, the previous one, and the report says so."""
     if damaged:
         (disk / "checkpoints/model.pt").write_bytes(b"x" * 300)
     report = restore_file(disk / "checkpoints/model.pt", disk / "restored.pt", progress=False)
@@ -233,7 +234,8 @@ def test_a_checkpoint_is_restored(disk: Path, damaged: bool) -> None:
 
 
 def test_published_versions_make_room(disk: Path) -> None:
-    """The newest becomes the previous one; that of before goes, as ours; a changed one stays, and is named."""
+    """The newest becomes the previous one. The one before is ours and goes; if it was changed, it stays and is
+    named."""
     (disk / "model.pt").write_bytes(b"third version")
     published = publish_file(disk / "model.pt", disk / "checkpoints/model.pt", progress=False)
     assert published.previous is not None
@@ -247,7 +249,7 @@ def test_published_versions_make_room(disk: Path) -> None:
 
 @pytest.mark.torch
 def test_a_loader_goes_on_where_its_state_says(disk: Path) -> None:
-    """With the batches that were left of that epoch."""
+    """With the remaining batches of that epoch."""
     saved = json.loads((disk / "loader.json").read_text(encoding="utf-8"))
     loader = make_loader(dataset_h5(disk / "packs/pixels.h5", split="train"), 2, seed=3)
     assert [y.tolist() for _, y in loader] == [*saved["seen"], *saved["rest"]]
@@ -275,7 +277,7 @@ def test_interrupted_packing_is_continued(disk: Path, boot: str, tmp_path: Path)
 
 
 def age(folder: Path) -> None:
-    """Nothing has touched what is in a folder for two hours."""
+    """Make everything in a folder look untouched for two hours."""
     for path in (folder, *folder.rglob("*")):
         os.utime(path, (time.time() - 7200, time.time() - 7200))
 
@@ -320,7 +322,7 @@ def test_what_was_fetched_is_ours(disk: Path, call: Callable[..., Any], source: 
 
 
 def test_a_purge_removes_what_was_stored_and_nothing_else(disk: Path) -> None:
-    """The datasets here and in the cache; a file that somebody put beside them stays."""
+    """The datasets, locally and in the cache; a file that somebody put beside them stays."""
     (disk / "cache/mine.txt").write_text("mine", encoding="utf-8")
     places = ["--local-dir", f"{disk}/local", "--cache-dir", f"{disk}/cache"]
     purge = [sys.executable, "-m", "colabstage", "cache", "purge", "--all", "--yes", *places]

@@ -100,7 +100,7 @@ def _say(line: str) -> None:
 
 def print_result(found: Any, *, as_json: bool) -> None:
     """Print what a command returned, as JSON or as text, and end with exit code 1 if it failed."""
-    # Results give advice, as errors do.
+    # Results give advice too, as errors do.
     output = found if isinstance(found, Output) else Output(found, spell_options(str(found)))
     if as_json:
         value = output.value.to_dict() if hasattr(output.value, "to_dict") else output.value
@@ -135,7 +135,7 @@ def say_usage_error(error: Exception) -> None:
         return
     context: Any = getattr(error, "ctx", None)
     message = " ".join(str(error.format_message()).split())
-    # Of SOURCE… and TARGET a single word counts as the TARGET, though it may be meant as the other.
+    # If one word is given for SOURCE… and TARGET, it counts as the TARGET, though it may be meant as a SOURCE.
     if getattr(getattr(error, "param", None), "nargs", 1) == -1:
         needed = [one.metavar for one in context.command.params if one.param_type_name == "argument" and one.required]
         message = f"Missing argument: give {' and '.join(needed)}" if len(needed) > 1 else message
@@ -143,7 +143,7 @@ def say_usage_error(error: Exception) -> None:
     end = "" if message.endswith((".", "?", "!")) else "."
     takes = ""
     if context is not None and type(error).__name__ == "MissingParameter":
-        # Of several arguments that are missing, the parser may name the wrong one.
+        # If several arguments are missing, the parser may name the wrong one.
         takes = f" Usage: {command} {' '.join(context.command.collect_usage_pieces(context))}."
     _say(f"{message}{end}{takes} See: {command} --help")
 

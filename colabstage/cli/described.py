@@ -1,4 +1,4 @@
-"""What `colabstage info` says of an HDF5 file."""
+"""What `colabstage info` says about an HDF5 file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def describe_pack(file: str) -> Output:
     info, nbytes = read_info(Path(file)), Path(file).stat().st_size
     manifest, encoding = look_at_manifest(info.path, nbytes), _encoding(info)
     by = f", written by colabstage {manifest.written_by}" if manifest.written_by else ""
-    # It can be read all the same, but there is nothing to compare its bytes with.
+    # It can still be read, but there is nothing to compare its bytes with.
     form = "HDF5 that colabstage did not write" if info.format_version is None else f"pack {info.format_version}{by}"
     known = {
         "file": str(info.path),
@@ -43,7 +43,7 @@ def describe_pack(file: str) -> Output:
         for split, one in fields
     )
     head = ("split", "rows", "dataset", "one row", "dtype", "size")
-    lines = [str(facts((name, said) for name, said in known.items() if said)), ""]
+    lines = [str(facts((name, text) for name, text in known.items() if text)), ""]
     lines.append(str(Table(rows, head, numbers=frozenset({1, 5}))))
     if info.skipped:
         rest = len(info.skipped) - _MOST_SKIPPED

@@ -284,7 +284,7 @@ PACK_FLAGS = flags(
 STAGE_FLAGS = PACK_FLAGS | flags("keep", "local_dir", "cache_dir", "refresh", "verify", "hash", "disk_limit")
 _SPELLED = {
     **{name: f"--{name.replace('_', '-')} {get_args(kind)[1].metavar}".strip() for name, kind in _FLAGS.items()},
-    # What has another name here than in Python.
+    # Arguments that have another name here than in Python.
     "budget_s": "--seconds S",
     "everything": "--all",
     "older_than_days": "--older-than DAYS",

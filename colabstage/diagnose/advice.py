@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 Kind = Literal["torch", "colabstage", "keras", "tf.data", "iterable"]
 Bound = Literal["input-bound", "compute-bound", "balanced"]
 # work: loading takes longer than the step, or nothing is loaded meanwhile. prefetch: batches are made fast enough on
-# average, but not when they are wanted. cores: the step itself is slower beside the loader. start: of epochs.
+# average, but not when they are needed. cores: the step itself is slower beside the loader. start: the start of epochs.
 Cause = Literal["work", "prefetch", "cores", "start"]
 
-# A smaller loss is noise, and not worth changing a line; nor is one that a few lines of Python take.
+# A smaller loss is noise, and not worth changing a line; as is one that a few lines of Python take.
 _LOST = 0.10
 _LEAST_LOST_S = 50e-6
 _TICK_S = 1e-9
@@ -68,7 +68,7 @@ class ProfileFacts:
     busy_s: float = 0.0
     """The part of `both_s` that the step takes."""
     stages: Mapping[str, float] = field(default_factory=dict)
-    """The stages of making a batch, done one after the other; empty if not known."""
+    """The stages of making a batch, in sequence; empty if unknown."""
 
     @property
     def batch_s(self) -> float:
@@ -78,7 +78,7 @@ class ProfileFacts:
 
     @property
     def alone_s(self) -> float:
-        """Return the same of the loader alone."""
+        """Return the same for the loader alone."""
         return self.load_s + self.epoch_start_s
 
     @property
@@ -105,7 +105,7 @@ class Advice:
     argument: str
     why: str
     least_s: float
-    """Seconds from batch to batch, then, at least."""
+    """The least seconds from batch to batch afterwards."""
     gain: float = 1.0
     """How many times as fast as now, at most."""
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -183,7 +183,7 @@ def _changes(facts: ProfileFacts, cause: Cause | None) -> Iterator[Advice]:
     # What one worker does for a batch.
     one_s = made_s or load_s * max(1, facts.workers)
     count = _worker_count(facts, one_s)
-    # Threads do not work side by side where Python's own code is the work.
+    # Threads do not run in parallel if the work is Python code.
     several = transform_s > 0.5 * one_s
     if kind == "torch":
         yield from _processes(facts, cause, count, max(one_s / count, step_s))
@@ -239,7 +239,7 @@ def _worker_count(facts: ProfileFacts, one_s: float) -> int:
 
 
 def _packing(facts: ProfileFacts, made_s: float, transform_s: float) -> Iterator[Advice]:
-    """Read one packed file instead, in the background. Transforms stay, unless they are the same each time."""
+    """Read one packed file instead, in the background. Transforms stay, unless they always give the same result."""
     step_s, data = facts.step_s or 0.0, facts.packed
     call = {"keras": "to_keras", "tf.data": "to_tf_data"}.get(facts.kind, "make_loader")
     once = "files are read and decoded once, and batches are gathered from one file"

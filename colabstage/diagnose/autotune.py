@@ -41,7 +41,7 @@ class Trial:
 
     options: Mapping[str, Any]
     maker: str = "make_loader"
-    """That function: `make_loader`, or torch's `DataLoader`."""
+    """The function: `make_loader`, or torch's `DataLoader`."""
     batch_s: float = math.inf
     """Seconds from batch to batch, with the step if there is one."""
     samples: int = 0
@@ -118,7 +118,7 @@ def autotune_loader(
     """
     check_step(step)
     check_argument("budget_s", budget_s, "above zero")
-    # By its value: what has no length may have a method that says so.
+    # By its value: an object without a length may have a `__len__` that raises.
     has_samples = operator.length_hint(dataset, -1) >= 0 and hasattr(dataset, "__getitem__")
     if not has_samples or isinstance(dataset, (str, bytes)):
         refuse_argument("dataset", dataset, "a dataset with a length and samples by number", remedy=ONE_SPLIT)

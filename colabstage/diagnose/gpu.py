@@ -1,8 +1,7 @@
 """NVIDIA GPUs: how busy they are now (`open_gpus`), and while a model trains (`GpuMonitor`).
 
-Readings come from NVML where its package nvidia-ml-py is installed, otherwise from the program nvidia-smi. What the
-driver does not report is `None`: the utilisation of a GPU that is divided into MIG slices, and on WSL the memory of
-processes.
+Readings come from NVML if its package nvidia-ml-py is installed, otherwise from the program nvidia-smi. What the driver
+does not report is `None`: the utilisation of a GPU that is divided into MIG slices, and on WSL the memory of processes.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ _TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class GpuProcess:
-    """A process that computes on a GPU; its memory is `None` where the driver hides it."""
+    """A process that computes on a GPU; its memory is `None` if the driver hides it."""
 
     pid: int
     memory_bytes: int | None = None
@@ -77,9 +76,9 @@ ReadGpus = Callable[[bool], tuple[GpuReading, ...]]
 
 @contextlib.contextmanager
 def open_gpus(*, timeout_s: float = 10.0) -> Iterator[ReadGpus]:
-    """Open the best source of readings. `timeout_s`: how long one answer of nvidia-smi may take; NVML is a library and
-    cannot be given a deadline."""
-    # The library first: an answer takes a millisecond, and starting the program a tenth of a second.
+    """Open the best source of readings. `timeout_s`: how long one response of nvidia-smi may take; NVML has no
+    deadline."""
+    # The library first: a call takes a millisecond, and starting the program a tenth of a second.
     nvml = _open_nvml()
     if nvml is None and shutil.which(PROGRAM) is None:
         msg = f"There is no NVIDIA GPU here: neither {PROGRAM} nor the package nvidia-ml-py finds one."
@@ -134,7 +133,7 @@ def _ask_library(nvml: Any, with_processes: bool) -> tuple[GpuReading, ...]:
 
 def _ask_program(timeout_s: float, with_processes: bool) -> tuple[GpuReading, ...]:
     width = _GPU_COLUMNS.count(",") + 1
-    # Warnings of the driver stand between the lines, on some machines.
+    # On some machines, the driver's warnings are between the lines.
     known = [cells for cells in _query("gpu", _GPU_COLUMNS, timeout_s) if len(cells) == width and cells[0].isdecimal()]
     if not known:
         msg = f"There is no NVIDIA GPU here: {PROGRAM} lists none."
@@ -309,7 +308,7 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 
 def _sparkline(readings: Sequence[GpuReading]) -> str:
-    """Return a GPU's utilisation as block characters, blanks where it is unknown; of many samples means of equal
+    """Return a GPU's utilisation as block characters, blanks where it is unknown; for many samples, means of equal
     parts."""
     columns = min(len(readings), _COLUMNS)
     edges = [len(readings) * part // columns for part in range(columns + 1)]

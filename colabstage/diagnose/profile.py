@@ -1,6 +1,6 @@
 """`profile_loader`: where the time of a training loop goes, and what to change.
 
-Loader alone, step alone, both: three runs, which read the clock a few times for each batch and do nothing else. The
+Three runs, the loader alone, the step alone, and both, read the clock a few times per batch and do nothing else. The
 stages come from a fourth run of the loader alone, in which a thread samples Python's stacks; if worker processes make
 its batches, of the loader without them.
 """
@@ -50,17 +50,17 @@ if TYPE_CHECKING:
     from colabstage.io.progress import Clock
 
 
-# Put back what measuring changes: random numbers, a dataset's attributes, and what the caller hands over.
+# Restore what measuring changes: random numbers, a dataset's attributes, and objects that the caller names.
 #
-# A measured step trains, draws and records. What it changes cannot be found by looking at it, so the caller hands it
-# over: `restore=(model, optimizer, losses)`. Everything in there is copied before the first step and put back in
-# place at the end. Copies are in the computer's memory, also those of a model on a GPU.
+# A measured step trains, draws and records. What it changes cannot be detected, so the caller names it:
+# `restore=(model, optimizer, losses)`. Everything in it is copied before the first step and restored in place at the
+# end. Copies are in the computer's memory, also for a model on a GPU.
 
 
 # A dataset may wrap others, each with transforms inside transforms.
 _DEPTH = 5
 _MOST_PARTS = 500
-# Their objects are not the user's own; torch's wrappers of datasets and samplers are entered, because these are inside.
+# Their objects are not the user's own; torch's wrappers of datasets and samplers are entered: the user's are inside.
 _FOREIGN = frozenset(
     {"builtins", "torch", "numpy", "h5py", "PIL", "pandas", "keras", "tensorflow", "threading", "pathlib"}
     | {"collections", "colabstage", "functools", "re", "types", "_thread", "_io", "io"}
@@ -148,14 +148,14 @@ def _restore_attributes(part: Any, attributes: dict[str, Any]) -> None:
 
 
 class Restored:
-    """What was handed over: copied when it is made, put back by `put_back`."""
+    """What the caller named: copied on creation, restored by `put_back`."""
 
     def __init__(self, parts: object) -> None:
-        """Copy a tuple or list of things, or one thing; `None` if the caller did not say. What cannot be put back is
+        """Copy a tuple or list of things, or one thing; `None` if the caller named nothing. What cannot be restored is
         refused."""
         self._parts = tuple(parts) if isinstance(parts, tuple | list) else () if parts is None else (parts,)
         self._is_given = parts is not None
-        # By their ids; held, so that no other object gets one of these.
+        # By id; the objects are held, so that no other gets one of these ids.
         self._seen: dict[int, object] = {}
         self._stack = ExitStack()
         for number, part in enumerate(self._parts):
@@ -168,7 +168,7 @@ class Restored:
         self._stack.close()
 
     def note(self, runs: int, call: str) -> str:
-        """Say what was restored and what was not, after so many runs of a step; empty where there is nothing to say."""
+        """Say what was restored and what was not, after so many runs of a step; empty if there is nothing to say."""
         if not runs or (self._is_given and not self._parts):
             return ""
         ran = f"The step ran {runs:,} times"
@@ -183,7 +183,7 @@ class Restored:
         raise OptionError(msg)
 
     def _save(self, name: str, part: Any, *, known_only: bool = False) -> None:
-        """Copy a part. `known_only`: leave out what cannot be put back, as among the attributes of a model."""
+        """Copy a part. `known_only`: skip what cannot be restored, as among the attributes of a model."""
         if isinstance(part, (*_PLAIN, *_CODE)) or id(part) in self._seen:
             return
         self._seen[id(part)] = part
@@ -200,16 +200,16 @@ class Restored:
                 self._refuse(name, part, "Hand over its parts instead: restore=(trainer.model, trainer.losses)")
 
     def _restorer(self, name: str, part: Any, *, known_only: bool) -> Callable[[], object] | None:
-        """Return what puts back a part; `None` where nothing does."""
+        """Return a function that restores a part; `None` if nothing can."""
         torch: Any = sys.modules.get("torch")
-        # First, because with torch behind Keras its models are modules as well.
+        # First, because with torch as Keras's backend its models are modules as well.
         if _variables_of(part):
             return _variables_restorer(part)
         if torch is not None and isinstance(part, torch.nn.Module | torch.Tensor):
             is_tensor = isinstance(part, torch.Tensor)
             return _tensor_restorer(part) if is_tensor else self._module_restorer(name, part)
         if _has(part, "state_dict", "load_state_dict"):
-            # An optimizer's state has no values of what it trains.
+            # An optimizer's state does not contain the values that it trains.
             self._save_all(name, [one for group in getattr(part, "param_groups", ()) for one in group["params"]])
             return partial(_load_state, part, _on_host(part.state_dict()))
         if isinstance(part, np.ndarray):
@@ -256,8 +256,8 @@ def _tensor_restorer(tensor: Any) -> Callable[[], object]:
 
 
 def _variables_restorer(owner: Any) -> Callable[[], object]:
-    """Return what restores a variable of Keras or TensorFlow, or all of a model or an optimizer, and of the model's
-    optimizer."""
+    """Return a function that restores a variable of Keras or TensorFlow, or all of a model or an optimizer, and of the
+    model's optimizer."""
     known = [(variable, np.array(variable.numpy())) for variable in _variables_of(owner)]
     optimizer = getattr(owner, "optimizer", None)
     inner = (lambda: None) if optimizer is None else _variables_restorer(optimizer)
@@ -265,7 +265,7 @@ def _variables_restorer(owner: Any) -> Callable[[], object]:
     def restore() -> None:
         for variable, value in known:
             variable.assign(value)
-        # Slots that the first step created are as good as new when zeroed.
+        # Zeroing resets slots that the first step created.
         for variable in _variables_of(owner)[len(known) :]:
             variable.assign(variable * 0)
         inner()
@@ -288,7 +288,7 @@ def _has(part: object, *names: str) -> bool:
 def _load_state(part: Any, state: dict[str, Any]) -> None:
     torch: Any = sys.modules.get("torch")
     if torch is not None and isinstance(part, torch.optim.Optimizer):
-        # Or its moments would be twice on the GPU for a moment.
+        # Otherwise its moments would briefly be on the GPU twice.
         part.state.clear()
     part.load_state_dict(state)
 
@@ -324,7 +324,7 @@ class LoaderProfile(Report):
     facts: ProfileFacts
     verdict: Verdict
     advice: tuple[Advice, ...]
-    """What to change, that which may gain most first; empty where nothing is worth it."""
+    """What to change, with the largest possible gain first; empty if nothing is worth it."""
 
     @classmethod
     def from_facts(cls, facts: ProfileFacts, notes: tuple[str, ...] = ()) -> Self:
@@ -434,13 +434,13 @@ def _figures(facts: ProfileFacts) -> Iterator[tuple[str, str]]:
         headroom = f", {facts.batch_samples / facts.step_s:,.0f} samples/s" if facts.step_s else ""
         yield "step alone", f"{format_batch(facts.step_s)} a batch{headroom}"
         yield "waiting for batches", f"{min(1.0, facts.wait_s / (facts.both_s or math.inf)):.0%} of the time"
-    # Below that nobody notices it, and the line would only be one more to read.
+    # Below this nobody notices it, and the line would only be one more to read.
     if facts.start_s > 0.05:
         yield "start of an epoch", format_duration(facts.start_s)
 
 
 def check_step(step: object) -> None:
-    """Refuse what cannot be called with one batch, before anything is measured."""
+    """Refuse a step that cannot be called with one batch, before anything is measured."""
     if step is None:
         return
     check_argument("step", step, "function", remedy="This cannot be called with a batch.")
@@ -469,7 +469,7 @@ class Runs:
     def measure(self, budget_s: float, prefixes: Mapping[str, Iterable[Any]]) -> ProfileFacts:
         """Run the loader, and the step, for about `budget_s` seconds."""
         view, together = self._view, self._step is not None
-        # Without a step the loader has the time of its runs.
+        # Without a step, the loader gets the time of the step's runs.
         parts = _PARTS if together else (_PARTS[0] + _PARTS[1], 0.0, 0.0, _PARTS[2] + _PARTS[3])
         alone_s, both_s, step_s, stages_s = (part * budget_s for part in parts)
         feed = Feed(view.start, self._clock, once=view.once)
@@ -519,7 +519,7 @@ class Runs:
     def _stages(self, load_s: float, seconds: float) -> dict[str, float]:
         """Return the seconds of each Python stage for one batch, from the shares that were sampled."""
         view = self._view
-        # One that is used up cannot run again with a sampler, and TensorFlow's threads have no Python stacks.
+        # A loader that is used up cannot run again with a sampler, and TensorFlow's threads have no Python stacks.
         if view.once or view.facts.kind == "tf.data":
             return {}
         feed = Feed(view.alone or view.start, self._clock)
@@ -540,7 +540,7 @@ class Runs:
         """Return what each prefix adds to the one before it, and the loader to the last."""
         starts = {**{name: view_of(prefix).start for name, prefix in prefixes.items()}, "rest": self._view.start}
         took = dict.fromkeys(starts, math.inf)
-        # By turns, and the shorter time counts: other work on the machine can only add to it.
+        # In turns, and the shorter time counts: other work on the machine can only add to it.
         for name, start in [*starts.items()] * 2:
             with closing(Feed(start, self._clock)) as feed:
                 took_s, batch = time_alone(feed, seconds / 2 / len(starts))
@@ -548,7 +548,7 @@ class Runs:
                 expected = f"batches of {samples} samples, as the loader gives"
                 refuse_argument(f"prefixes[{name!r}]", found, expected, remedy=f"Append .batch({samples}) to it.")
             took[name] = min(took[name], took_s)
-        # What seems to take less than its predecessors takes nothing.
+        # A prefix that seems faster than its predecessors adds nothing.
         ends = list(accumulate(took.values(), max))
         return {name: end - before for name, end, before in zip(took, ends, [0.0, *ends], strict=False)}
 

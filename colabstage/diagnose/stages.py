@@ -163,8 +163,8 @@ class StackSampler:
         stages."""
         self.seconds: dict[StageName, float] = {}
         self._names = StageNames(known)
-        # A thread that waits for a lock of C code shows only the frame that called it, so those that were here before,
-        # a notebook's for example, count only where their stack names a stage. `threading` does not know all of them.
+        # A thread that waits for a lock in C code shows only the frame that called it. So threads that existed before,
+        # a notebook's for example, count only if their stack names a stage. `threading` does not know all of them.
         self._before = set(sys._current_frames()) - {consumer}
         self._core_s: dict[int, float] = {}
         self._switch_s = sys.getswitchinterval()
@@ -221,8 +221,8 @@ class StackSampler:
 
 
 def _unnamed(frame: FrameType, *, waits: bool) -> StageName:
-    """Name the stage of a stack that says nothing of itself: Python on samples is work on them, what uses no core
-    waits for its input, and where there is no code of the user's, a library gets batches together."""
+    """Name the stage of a stack that shows nothing itself: Python on samples is work on them, a thread that uses no
+    core waits for its input, and if there is no user code, a library collects batches."""
     if not has_own_code(frame):
         return "collate"
     return "read" if waits else "transform"

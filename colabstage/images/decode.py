@@ -1,10 +1,10 @@
 """Image bytes to arrays and back, from any number of threads at once.
 
-JPEG goes through libjpeg-turbo by `simplejpeg`, which releases the interpreter lock while it decodes; whatever that
+JPEG is decoded by libjpeg-turbo through `simplejpeg`, which releases the interpreter lock meanwhile; whatever that
 cannot do, and every other format, goes through Pillow. Both use libjpeg-turbo with its exact transform, so colour JPEGs
-come out equal, byte for byte (tests/images/test_decoding.py holds that).
+come out equal, byte for byte (tests/images/test_decoding.py checks that).
 
-What happens to the rarer kinds:
+Rarer kinds of images:
 
 - EXIF orientation is always applied; XMP orientation where EXIF has none.
 - Palettes are looked up. Alpha is dropped for `"rgb"` and `"grayscale"`, as Pillow's `convert` does (it is not blended
@@ -16,8 +16,8 @@ What happens to the rarer kinds:
   point and 32-bit grayscale come as float32 for `"keep"`, with no agreed range for a conversion to 8 bits: an error.
 - Animations give their first frame.
 
-Faulting fresh pages takes a tenth of the time of decoding, so each thread keeps what it decodes into. But decoding
-takes up to 16 bytes for each pixel on the way, and a few kilobytes may hold 170 million pixels: for those, threads take
+Faulting in fresh pages takes a tenth of the time of decoding, so each thread reuses the memory that it decodes into.
+But decoding needs up to 16 bytes per pixel, and a few kilobytes may hold 170 million pixels: for those, threads take
 turns.
 """
 
@@ -62,13 +62,12 @@ if TYPE_CHECKING:
     from colabstage.images.headers import JpegHeader
 
 
-# Scale the pixels of an image to where they go.
+# Scale the pixels of an image to their place.
 #
-# It is done by Pillow's bilinear filter, or by torch's kernel of the same filter. Both let the filter's support grow
-# with the reduction (no aliasing). torch's kernel is four to six times as fast for images of three channels where the
-# processor has AVX2. It works on the thread that calls it alone, gives the interpreter lock away, and comes within
-# one grey level of Pillow. Which of the two is used shows in the bytes, so it is never chosen here: whoever packs
-# decides it once for all images.
+# This is done by Pillow's bilinear filter, or by torch's kernel of the same filter. Both widen the filter with the
+# reduction (no aliasing). On a processor with AVX2, torch's kernel is four to six times as fast for images of three
+# channels. It runs only in the calling thread, releases the interpreter lock, and is within one grey level of Pillow.
+# Which one is used shows in the bytes, so it is never chosen here: packing decides it once for all images.
 
 
 Resizer = Literal["pillow", "torch"]
@@ -76,7 +75,7 @@ Resizer = Literal["pillow", "torch"]
 # Only these processors may have AVX2, without which torch's kernel is not fast.
 _X86 = ("x86_64", "amd64")
 _TOLERANCE = 1
-# Both sides of it are reduced, by fractions: every pixel of the result is weighted from several.
+# Both sides shrink by fractions, so every pixel of the result is weighted from several.
 _PATTERN, _SMALLER = (61, 83), (24, 37)
 
 
@@ -93,11 +92,11 @@ def resample(
     Args:
         pixels: C-contiguous `(H, W, C)` of 1, 3 or 4 channels; uint8, uint16 or float32.
         placement: where it goes.
-        gap: with Pillow, a side that shrinks by that times two or more is first reduced by a whole number, block by
+        gap: with Pillow, a side that shrinks by at least twice this factor is first reduced by a whole number, block by
             block.
-        resizer: `"torch"` scales uint8 images of 3 channels whose box has whole numbers by torch; all others go
-            through Pillow, as do all with `"pillow"`.
-        scratch: memory in which the result may lie.
+        resizer: `"torch"` scales uint8 images of 3 channels whose box has integer edges by torch; all others go through
+            Pillow, as do all with `"pillow"`.
+        scratch: memory in which the result may be.
 
     Returns:
         C-contiguous `(H, W, C)` of the placement's target size, of the dtype of `pixels`.
@@ -106,12 +105,12 @@ def resample(
     if resizer == "torch" and (
         pixels.dtype == np.uint8 and pixels.shape[2] == 3 and all(edge.is_integer() for edge in placement.box)
     ):
-        # What will be padded is copied, so its own memory is gone again soon.
+        # An image that will be padded is copied, so its own memory is freed soon.
         out = np.empty(shape, np.uint8) if scratch is None or placement.is_padded else scratch.resized(shape)
         left, upper, right, lower = map(int, placement.box)
         flags, is_whole = pixels.flags, (upper, left, lower, right) == (0, 0, *pixels.shape[:2])
         if not (is_whole and flags.c_contiguous and flags.writeable):
-            # torch warns of memory that it must not write to, though it only reads it.
+            # torch warns about read-only memory, though it only reads it.
             pixels = np.require(pixels[upper:lower, left:right], requirements=("C", "W"))
         scale_by_torch(pixels, out)
     else:
@@ -125,21 +124,21 @@ def resample(
 
 
 def can_torch_resize() -> bool:
-    """Return whether torch is here, has its fast kernel on this processor, and keeps within one grey level of Pillow.
+    """Return whether torch is installed, has its fast kernel on this processor, and is within one grey level of Pillow.
 
     Imports torch, which takes one core one to two seconds if nothing else has.
     """
     try:
-        # Asked again each time: a kernel that was found is of no use where torch has been taken away since.
+        # Checked each time: a kernel found earlier is useless if torch has been uninstalled since.
         return find_spec("torch") is not None and _is_torch_fast()
-    # A broken installation raises anything; it is no reason not to pack.
+    # A broken installation may raise anything, which is no reason not to pack.
     except Exception:  # noqa: BLE001
         return False
 
 
 def expects_torch() -> bool:
     """Return whether torch is likely to be usable, without importing it."""
-    # Only torch itself shows whether the installation works and the processor has AVX2.
+    # Only importing torch shows whether it works and the processor has AVX2.
     if "torch" in sys.modules:
         return can_torch_resize()
     return platform.machine().lower() in _X86 and find_spec("torch") is not None
@@ -148,10 +147,10 @@ def expects_torch() -> bool:
 def scale_by_torch(pixels: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
     """Scale C-contiguous, writable uint8 `(H, W, C)` of 1 or 3 channels into C-contiguous `out`, `(h, w, C)`.
 
-    This order of memory is what torch calls channels-last, so that nothing is copied, nor shared out among threads.
+    This memory layout is torch's channels-last, so nothing is copied, nor divided among threads.
     """
     kernel, from_numpy = _torch_kernel()
-    # Turned by numpy, since each of torch's own functions gives the interpreter lock away and has to wait for it.
+    # Transposed by numpy, because each of torch's functions releases the interpreter lock and must wait for it again.
     content, target = (from_numpy(each.transpose(2, 0, 1)[None]) for each in (pixels, out))
     kernel(content, out.shape[:2], False, None, None, out=target)
 
@@ -161,14 +160,14 @@ def _torch_kernel() -> tuple[Any, Any]:
     with whole_imports():
         import torch
 
-    # What `torch.nn.functional.interpolate` calls, which has no `out`: its result would be fresh pages for every
-    # image. By this name it holds the interpreter lock for less time than by `torch.ops`.
+    # `torch.nn.functional.interpolate` calls this function but has no `out`, so every result would be in fresh pages.
+    # Under this name it holds the interpreter lock for less time than under `torch.ops`.
     return torch._C._nn._upsample_bilinear2d_aa, torch.from_numpy
 
 
 @cache
 def _is_torch_fast() -> bool:
-    """Tell whether torch has its fast kernel, which keeps within one grey level of Pillow."""
+    """Tell whether torch has its fast kernel, and that is within one grey level of Pillow."""
     _torch_kernel()
     if not sys.modules["torch"].backends.cpu.get_cpu_capability().startswith("AVX"):
         return False
@@ -183,7 +182,7 @@ def _is_torch_fast() -> bool:
 def _scale_by_pillow(pixels: NDArray[Any], placement: Placement, gap: float | None) -> NDArray[Any]:
     from PIL import Image
 
-    # Pillow resamples uint8 of 1, 3 and 4 channels, and float32; 16 bits take the detour.
+    # Pillow resamples uint8 of 1, 3 and 4 channels, and float32; 16 bits are converted to float32.
     flat = pixels[..., 0] if pixels.shape[2] == 1 else pixels
     image = Image.fromarray(flat.astype(np.float32) if pixels.dtype == np.uint16 else flat)
     height, width = placement.scaled
@@ -194,26 +193,26 @@ def _scale_by_pillow(pixels: NDArray[Any], placement: Placement, gap: float | No
 
 
 Loss = Literal["frames", "bits", "turned"]
-"""The frames or pages after the first; the lower 8 of 16 bits; how pixels lie in a file that EXIF turns, where boxes or
-a mask may have been drawn on them so."""
+"""The frames or pages after the first; the lower 8 of 16 bits; the file's own pixel order if EXIF turns it, in which
+boxes or a mask may have been drawn."""
 LOSSES: tuple[Loss, ...] = get_args(Loss)
 
-# Photographs of 24 million pixels are decoded by two threads at once, as ever; smaller ones are not even counted.
+# Two threads may decode photographs of 24 million pixels at once; smaller ones are not even counted.
 _MOST_PIXELS = 64_000_000
 _FEW_PIXELS = 8_000_000
 # Larger memory is not kept for the next image.
 _MOST_KEPT_BYTES = 256 * 1024 * 1024
 _LOOK_S = 1.0
 _HEAD_BYTES = 1024
-# No JPEG of fewer bytes has many pixels: a block of 64 of one colour takes six bits and more.
+# No shorter JPEG has many pixels: a block of 64 pixels of one colour takes at least six bits.
 _SMALL_JPEG_BYTES = 512 * 1024
 _PNG_HEAD = b"\x89PNG\r\n\x1a\n"
-# What a PNG that may have to be turned has somewhere; it may stand behind the pixels.
+# Text in any PNG that may need turning; it may come after the pixels.
 _PNG_TURNS = (b"eXIf", b"Raw profile type exif", b"XML:com.adobe.xmp")
 _ORIENTATION = 0x0112
 # Where Pillow itself refuses by default: about half a gigabyte as RGB, more than any photograph.
 MAX_PIXELS = 178_956_970
-# What Pillow's plugins let through when a file is broken, over and above the documented OSError.
+# The errors of Pillow's plugins for broken files, besides the documented OSError.
 _PLUGIN_ERRORS = (
     OSError,
     SyntaxError,
@@ -228,14 +227,14 @@ _PLUGIN_ERRORS = (
     struct.error,
     zlib.error,
 )
-# A side of a photograph that shrinks by two or more is reduced by whole blocks first, as its JPEG decoder does for
-# both sides: a sixth of the resizing saved, for one to two grey levels on average in photographs, ten in patterns.
+# A side of a photograph that shrinks by two or more is first reduced by whole blocks, as the JPEG decoder does for both
+# sides: this saves a sixth of the resizing, for one to two grey levels on average in photographs, ten in patterns.
 _PHOTOGRAPH_GAP = 1.0
 _DEEP_MODES = ("I;16", "I;16L", "I;16B", "I;16N")
 _WIDE_MODES = ("I", "F")
 _MOST_OF_8_BITS = 255
 _IMAGE_DTYPES = (np.uint8, np.uint16, np.float32)
-# What undoes each orientation, as PIL.Image.Transpose numbers it.
+# The transposition that undoes each orientation, as numbered in PIL.Image.Transpose.
 _TURNS = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}
 _ALPHA_MODES = ("RGBA", "LA", "PA", "La", "RGBa")
 
@@ -246,12 +245,12 @@ _DECODING_THREADS, _DECODED_BYTES = 6, 64_000
 
 
 def most_decoding_threads(mean_bytes: int) -> int:
-    """Return how many threads decode image files of this mean length sooner than more would."""
+    """Return the number of threads that decodes image files of this mean length fastest."""
     return max(_DECODING_THREADS, _DECODING_THREADS * mean_bytes // _DECODED_BYTES)
 
 
 class PixelRoom:
-    """Bound the pixels that several threads decode at once: one huge image at a time, or a few large ones."""
+    """Limits the pixels that several threads decode at once: one huge image at a time, or a few large ones."""
 
     def __init__(self, most_pixels: int = _MOST_PIXELS) -> None:
         self._most = most_pixels
@@ -259,19 +258,19 @@ class PixelRoom:
         self._changed = threading.Condition()
 
     def room_for(self, content: object) -> AbstractContextManager[None]:
-        """Return a context to decode an image file in.
+        """Return a context in which to decode an image file.
 
-        It begins when there is room for it, at the latest when nothing else is decoded.
+        It begins when there is space for the image, at the latest when nothing else is decoded.
         """
         pixels = _count_pixels(content) if isinstance(content, bytes) else 0
-        # Nearly every image is small, and taking a lock for each would cost more than it saves.
+        # Nearly every image is small, and a lock for each would cost more than it saves.
         return nullcontext() if pixels <= _FEW_PIXELS else self._occupied(pixels)
 
     @contextmanager
     def _occupied(self, pixels: int) -> Iterator[None]:
         with self._changed:
             while self._taken and self._taken + pixels > self._most:
-                self._changed.wait(_LOOK_S)  # whoever has it decodes, and ends
+                self._changed.wait(_LOOK_S)  # whoever holds the space decodes, and ends
             self._taken += pixels
         try:
             yield
@@ -282,12 +281,12 @@ class PixelRoom:
 
 
 def _count_pixels(data: bytes) -> int:
-    """Return width times height of an image file by its header; 0 where it is broken, or a small JPEG."""
+    """Return width times height of an image file from its header; 0 if it is broken, or a small JPEG."""
     try:
         if is_jpeg(data):
             header = read_jpeg_header(data) if len(data) >= _SMALL_JPEG_BYTES else None
             return 0 if header is None else header.width * header.height
-        # Pillow would take a tenth of the time that decoding a small one takes.
+        # Pillow would take a tenth of the time of decoding a small one.
         if data.startswith(_PNG_HEAD):
             width, height = struct.unpack_from(">II", data, len(_PNG_HEAD) + 8)
             return int(width * height)
@@ -298,21 +297,21 @@ def _count_pixels(data: bytes) -> int:
 
 
 class Scratch:
-    """What one thread decodes and resizes into. Grows to the largest image; never to be shared by two threads."""
+    """One thread's memory for decoding and resizing. Grows to the largest image; never shared by two threads."""
 
     def __init__(self, decoded: bytearray | None = None) -> None:
         self.decoded = bytearray() if decoded is None else decoded
         self._resized = np.empty((0, 0, 0), np.uint8)
 
     def resized(self, shape: tuple[int, int, int]) -> NDArray[np.uint8]:
-        """Return a C-contiguous array `(H, W, C)` of any content; the one returned before, where it has this shape."""
+        """Return a C-contiguous array `(H, W, C)` with any content; the previous one, if it has this shape."""
         # Most packs have images of one size, so after the first nothing is allocated again.
         if self._resized.shape != shape:
             self._resized = np.empty(shape, np.uint8)
         return self._resized
 
     def forget_huge(self) -> None:
-        """Release memory that a huge image has left; what was made in it must have been used."""
+        """Release the memory of a huge image; results in it must have been used."""
         if len(self.decoded) > _MOST_KEPT_BYTES:
             self.decoded = bytearray()
         if self._resized.nbytes > _MOST_KEPT_BYTES:
@@ -347,7 +346,7 @@ def _encode_by_pillow(pixels: NDArray[np.uint8], quality: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class ImageFacts:
-    """What `decode_image(data, ImageOptions(color_mode="keep"))` would return, read from the header alone as a rule."""
+    """The facts about `decode_image(data, ImageOptions(color_mode="keep"))`, usually read from the header alone."""
 
     height: int
     """In pixels, orientation applied."""
@@ -360,14 +359,14 @@ class ImageFacts:
     format: str
     """Pillow's name of the format, for example `"JPEG"`."""
     peak: int | None = None
-    """The largest value of pixels of 16 bits, where these were decoded to find it."""
+    """The largest value of 16-bit pixels, if these were decoded to find it."""
     animated: bool = False
     """Whether there are further frames or pages."""
     deep: bool = False
-    """Whether the file has 16 bits for each value; `dtype` is uint8 where Pillow reads only the upper 8."""
+    """Whether the file has 16 bits per value; `dtype` is uint8 if Pillow reads only the upper 8."""
 
     def losses(self, color_mode: ColorMode) -> tuple[Loss, ...]:
-        """Return what of the file is not in its pixels, once they are decoded."""
+        """Return what is lost from the file when it is decoded."""
         dtype = self.dtype if color_mode == "keep" else np.dtype(np.uint8)
         return _losses(dtype, animated=self.animated, deep=self.deep)
 
@@ -396,12 +395,12 @@ def decode_image(data: bytes, options: ImageOptions) -> NDArray[Any]:
 def decode_sized(
     data: bytes, options: ImageOptions, *, resizer: Resizer = "pillow", scratch: Scratch | None = None
 ) -> DecodedImage:
-    """Decode one image file, as `decode_image`; also return what else shows on the way.
+    """Decode one image file, as `decode_image`; also return what else becomes known.
 
-    `scratch`: this thread's memory; the result may be in it, until the next call. Without it every image faults fresh
-    pages, a tenth of the time when several threads decode.
+    `scratch`: this thread's memory; the result may be in it, until the next call. Without it every image faults in
+    fresh pages, a tenth of the time when several threads decode.
     """
-    # What is not resized is the result itself, so it needs memory of its own.
+    # An image that is not resized is itself the result, so it needs its own memory.
     decoded = scratch.decoded if scratch is not None and options.size is not None else None
     found = _decode_turbo(data, options, decoded) if is_jpeg(data) else None
     lost: tuple[Loss, ...] = ()
@@ -423,7 +422,7 @@ def decode_sized(
 
 
 def fit_pixels(pixels: NDArray[Any], options: ImageOptions, *, resizer: Resizer = "pillow") -> NDArray[Any]:
-    """Bring an image that is decoded already to the colours and size asked for, as `decode_image` does a file's.
+    """Convert a decoded image to the requested colours and size, as `decode_image` does a file's.
 
     `pixels`: `(H, W)` or `(H, W, C)` of 1, 3 or 4 channels; uint8, uint16 or float32.
     """
@@ -474,12 +473,12 @@ def decode_image_into(
             "Give one size and color_mode to all images, or keep them encoded."
         )
         raise DecodeError(msg)
-    # The shape was compared: numpy would stretch one channel over three without a word.
+    # The shapes were compared, because numpy would silently stretch one channel over three.
     out[...] = pixels
 
 
 def probe_image(data: bytes) -> ImageFacts:
-    """Read an image's facts from its header; the beginning of the file is enough for most formats."""
+    """Read an image's facts from its header; for most formats the beginning of the file is enough."""
     if is_jpeg(data):
         header = read_jpeg_header(data)
         height, width = upright_size((header.height, header.width), header.orientation)
@@ -488,7 +487,7 @@ def probe_image(data: bytes) -> ImageFacts:
     with _open_pillow(data) as image:
         try:
             height, width = upright_size((image.height, image.width), _orientation_left(image, data))
-            channels, dtype = _kept_kind(image)
+            channels, dtype = _kept_channels_and_dtype(image)
         except _PLUGIN_ERRORS as error:
             msg = f"The {image.format} header is broken: {error}."
             raise DecodeError(msg) from error
@@ -497,7 +496,7 @@ def probe_image(data: bytes) -> ImageFacts:
 
 
 def _losses(dtype: np.dtype[Any], *, animated: bool, deep: bool) -> tuple[Loss, ...]:
-    """Return what of an image file is not in its pixels of this dtype."""
+    """Return what of an image file is lost in pixels of this dtype."""
     lost: dict[Loss, bool] = {"frames": animated, "bits": deep and dtype == np.uint8}
     return tuple(loss for loss, is_lost in lost.items() if is_lost)
 
@@ -514,7 +513,7 @@ def check_kept(lost: Sequence[Loss], color_mode: ColorMode) -> None:
 
 
 def _is_deep(image: Image.Image) -> bool:
-    """Tell whether a file has 16 bits for each value, by how Pillow unpacks them; before it is loaded."""
+    """Tell whether a file has 16 bits per value, by how Pillow unpacks it; before it is loaded."""
     for decoder, _, _, arguments in getattr(image, "tile", ()):
         raw_mode, *rest = arguments if isinstance(arguments, tuple) else (arguments,)
         if ";16" in str(raw_mode) or (decoder in ("ppm", "ppm_plain") and max(rest, default=0) > _MOST_OF_8_BITS):
@@ -525,8 +524,7 @@ def _is_deep(image: Image.Image) -> bool:
 def _decode_turbo(
     data: bytes, options: ImageOptions, scratch: bytearray | None
 ) -> tuple[NDArray[np.uint8], tuple[int, int], int] | None:
-    """Decode by simplejpeg, at a half, a quarter or an eighth where the options allow; `None` when Pillow has to look
-    at the file.
+    """Decode by simplejpeg, at a half, a quarter or an eighth if the options allow; `None` if that is left to Pillow.
 
     Return the upright pixels, each the mean of a block of `factor` by `factor`; height and width of the whole image;
     and the factor.
@@ -537,15 +535,15 @@ def _decode_turbo(
         return None
     gray = options.color_mode == "grayscale" or (options.color_mode == "keep" and header.components == 1)
     size = upright_size((header.height, header.width), header.orientation)
-    # The decoder leaves out work for what would be thrown away.
+    # The decoder skips work for what would be discarded.
     factor = reduction_factor(place_image(size, options.size, options.resize))
-    # The last block of a row may be partly outside the image, and its mean is then of fewer pixels: where turning the
-    # image would bring such blocks to the front, a smaller factor does.
+    # The last block of a row may be partly outside the image, so that its mean is of fewer pixels. If turning the image
+    # would bring such blocks to the front, a smaller factor is used.
     while header.orientation != 1 and (header.height % factor or header.width % factor):
         factor //= 2
     pixels = decode_turbo(data, (header.height, header.width), factor, gray=gray, scratch=scratch)
-    # It is strict: stray bytes between markers, which every viewer forgives, are refused like a missing half. Pillow
-    # tells the two apart.
+    # It is strict: it refuses stray bytes between markers, which viewers accept, like a missing half. Pillow tells them
+    # apart.
     if pixels is None:
         return None
     return np.ascontiguousarray(turn_upright(pixels, header.orientation)), size, factor
@@ -565,8 +563,8 @@ def decode_turbo(
     scratch: bytearray | None,
     strict: bool = True,
 ) -> NDArray[np.uint8] | None:
-    """Decode a JPEG of this height and width, each pixel the mean of a block of `factor` by `factor`, into `scratch`
-    where there is one, which grows as needed; `None` where simplejpeg refuses it, or is missing."""
+    """Decode a JPEG of this height and width, each pixel the mean of a block of `factor` by `factor`, into `scratch` if
+    given, which grows as needed; `None` if simplejpeg refuses it, or is missing."""
     simplejpeg = find_simplejpeg()
     if simplejpeg is None:
         return None
@@ -590,7 +588,7 @@ def decode_turbo(
 
 @contextmanager
 def open_upright(data: bytes, *, has_one_page: bool = False) -> Iterator[Image.Image]:
-    """Decode an image file by Pillow, turned as its EXIF or XMP orientation asks; `has_one_page`: refuse others."""
+    """Decode an image file by Pillow, turned as its EXIF or XMP orientation says; `has_one_page`: refuse others."""
     with _open_pillow(data) as image:
         if has_one_page and _is_animated(image):
             msg = f"The {image.format} has several frames or pages, expected one. Save the one that is meant alone."
@@ -601,7 +599,7 @@ def open_upright(data: bytes, *, has_one_page: bool = False) -> Iterator[Image.I
 
 @contextmanager
 def _upright(image: Image.Image, data: bytes, *, luma: bool = False) -> Iterator[Image.Image]:
-    """Load an image; `luma`: only the brightness of a colour JPEG, as the file stores it."""
+    """Load an image; `luma`: only the brightness of a colour JPEG, as stored in the file."""
     from PIL import Image
 
     if is_jpeg(data) and lacks_end(data):
@@ -610,7 +608,7 @@ def _upright(image: Image.Image, data: bytes, *, luma: bool = False) -> Iterator
     try:
         turn = _TURNS.get(_orientation_left(image, data))
         if luma and image.format in ("JPEG", "MPO") and image.mode == "RGB":
-            # The file stores brightness apart from colour, so nothing is converted, nor rounded twice.
+            # The file stores brightness separately from colour, so nothing is converted, or rounded twice.
             image.draft("L", image.size)
         image.load()
         # TIFF is turned by its plugin while it loads.
@@ -624,7 +622,7 @@ def _upright(image: Image.Image, data: bytes, *, luma: bool = False) -> Iterator
 
 def _is_animated(image: Image.Image) -> bool:
     """Tell whether an image has further frames or pages; before it is loaded, because some then close their file."""
-    # A second picture in a photograph is a preview, or what the camera's other lens saw.
+    # A second picture in a photograph is a preview, or the view of the camera's other lens.
     with suppress(*_PLUGIN_ERRORS):
         return image.format not in ("JPEG", "MPO") and bool(getattr(image, "is_animated", False))
     return False
@@ -642,12 +640,12 @@ def orientation_of(data: bytes) -> int:
 
 
 def _is_upright_png(data: bytes) -> bool:
-    """Tell whether a PNG says nothing of being turned: to look behind its pixels Pillow decodes all of them."""
+    """Tell whether a PNG says nothing about turning: to look behind its pixels, Pillow would decode them all."""
     return data.startswith(_PNG_HEAD) and not any(mark in data for mark in _PNG_TURNS)
 
 
 def _orientation_left(image: Image.Image, data: bytes) -> int:
-    """Return the orientation, 1 to 8, that the size of an opened image does not take into account yet."""
+    """Return the orientation, 1 to 8, that the size of an opened image does not include yet."""
     if is_jpeg(data):
         return read_jpeg_header(data).orientation
     if _is_upright_png(data):
@@ -657,10 +655,10 @@ def _orientation_left(image: Image.Image, data: bytes) -> int:
         if image.format == "TIFF":
             from PIL import ExifTags
 
-            # Keep the plugin from stopping at odd parts of EXIF, which it looks at while it loads.
+            # Keep the plugin from failing on odd parts of EXIF, which it reads while it loads.
             for part in ExifTags.IFD:
                 exif.pop(part, None)
-            # The plugin turns by this one itself.
+            # The plugin applies this one itself.
             if _ORIENTATION in getattr(image, "tag_v2", {}):
                 return 1
         found = exif.get(_ORIENTATION)
@@ -674,7 +672,7 @@ def _open_pillow(data: bytes) -> Image.Image:
 
     try:
         if _is_heic(data):
-            # Have Pillow read HEIC, where the package is installed that does it.
+            # Make Pillow read HEIC, if the package for that is installed.
             with suppress(ImportError):
                 import pillow_heif
 
@@ -682,7 +680,7 @@ def _open_pillow(data: bytes) -> Image.Image:
         image = Image.open(io.BytesIO(data))
     except UnidentifiedImageError as error:
         found = f"The {len(data)} bytes beginning with {data[:8].hex(' ')} are" if data else "The file is empty:"
-        # What most downloads that went wrong are.
+        # Most failed downloads are one of these.
         if data[:256].lstrip()[:1] == b"<":
             found = "The file is a web page or an SVG drawing:"
         instead = stand_in(data[:_HEAD_BYTES])
@@ -690,7 +688,7 @@ def _open_pillow(data: bytes) -> Image.Image:
             msg = f"The file is no image but {instead}."
             raise DecodeError(msg) from error
         missing = ""
-        # Where Pillow knows the format, it is the file that is damaged.
+        # If Pillow knows the format, the file is damaged.
         if _is_heic(data) and "HEIF" not in Image.OPEN:
             missing = " It is HEIC, which needs pillow-heif. Install it with: pip install pillow-heif"
         elif data[4:12] == b"ftypavif" and "AVIF" not in Image.OPEN:
@@ -709,18 +707,18 @@ def _open_pillow(data: bytes) -> Image.Image:
     return image
 
 
-# The brands of files of the High Efficiency Image Format with HEVC in them, as phones write them.
+# The brands of High Efficiency Image Format files that contain HEVC, as from phones.
 _HEIC = (b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1", b"msf1")
 
 
 def _is_heic(data: bytes) -> bool:
-    """Tell whether a file begins as photographs of phones do."""
+    """Tell whether a file begins like a phone's HEIC photograph."""
     return data[4:8] == b"ftyp" and data[8:12] in _HEIC
 
 
 def check_pixels(width: int, height: int) -> None:
-    """Refuse what no image has, or more pixels than are accepted."""
-    # Before any memory is taken: a header may promise whatever it likes.
+    """Refuse a size that no image has, or more pixels than are accepted."""
+    # Before any memory is allocated: a header may promise anything.
     if min(width, height) < 1:
         msg = f"The image header says {width} x {height} pixels."
         raise DecodeError(msg)
@@ -734,9 +732,9 @@ def upright_size(size: tuple[int, int], orientation: int) -> tuple[int, int]:
     return (size[1], size[0]) if orientation in (5, 6, 7, 8) else size
 
 
-def _kept_kind(image: Image.Image) -> tuple[int, np.dtype[Any]]:
+def _kept_channels_and_dtype(image: Image.Image) -> tuple[int, np.dtype[Any]]:
     """Return the channels and dtype of an image for `color_mode="keep"`."""
-    # Pillow's older versions open a PNG of 16 bits as one of 32, and all open such a PGM so.
+    # Older versions of Pillow open a 16-bit PNG as 32-bit, and all versions open such a PGM that way.
     if image.mode in _DEEP_MODES or (image.mode == "I" and image.format in ("PNG", "PPM")):
         return 1, np.dtype(np.uint16)
     if image.mode in _WIDE_MODES:
@@ -749,9 +747,9 @@ def _kept_kind(image: Image.Image) -> tuple[int, np.dtype[Any]]:
 
 def _to_array(image: Image.Image, color_mode: ColorMode) -> NDArray[Any]:
     """Return a loaded Pillow image as a writable array `(H, W, C)`."""
-    channels, dtype = _kept_kind(image)
+    channels, dtype = _kept_channels_and_dtype(image)
     if dtype != np.uint8:
-        # Pillow would clip what has more than 8 bits to 255, which makes most of it white.
+        # Pillow would clip values above 8 bits to 255, which makes most of the image white.
         values = np.array(image)
         if color_mode == "keep":
             kept = values.astype(dtype)
@@ -778,7 +776,7 @@ def _describe(array: NDArray[Any]) -> str:
     return f"{' x '.join(map(str, array.shape))} {array.dtype}"
 
 
-# Parts of images: decoded no further than they need, or cut from an image that is decoded whole and kept.
+# Parts of images: decoded no further than needed, or cut from an image that is decoded as a whole and kept.
 
 
 # Top, left, height and width.
@@ -790,9 +788,9 @@ def decode_region(
 ) -> NDArray[Any]:
     """Decode a part of an image file.
 
-    A JPEG is decoded no further than to the part's last row, where its rows come one after the other; and at a half, a
-    quarter or an eighth of its size where the part is that much larger than `target`: the edges then fall on whole
-    pixels of the smaller image, up to half a pixel of that beside where they were.
+    A JPEG whose rows are stored in order is decoded only to the part's last row; and at a half, a quarter or an eighth
+    of its size if the part is that much larger than `target`: the edges are then rounded to whole pixels of the smaller
+    image, by up to half a pixel.
 
     Args:
         data: the whole file.
@@ -813,18 +811,17 @@ def decode_region(
 
 
 class WholeImage(NamedTuple):
-    """An image from which any crop can be cut that is decoded by the same factor."""
+    """An image from which any crop with the same decoding factor can be cut."""
 
     pixels: NDArray[np.uint8]
-    """`(h, w, C)` as the file has them, before they are turned upright; each the mean of a block of `factor` by
-    `factor`."""
+    """`(h, w, C)` as in the file, before turning upright; each pixel the mean of a block of `factor` by `factor`."""
     factor: int
-    """1, 2, 4 or 8; 0 where crops are cut from the image at its own size, whatever they are resized to."""
+    """1, 2, 4 or 8; 0 if crops are cut from the image at its own size, whatever they are resized to."""
     header: JpegHeader | None
-    """`None` where pixels are upright."""
+    """`None` if pixels are upright."""
 
     def cut(self, crop: Crop) -> NDArray[np.uint8]:
-        """Return what `decode_region` returns of this crop, over the same pixels; its factor must be this one."""
+        """Return what `decode_region` would return for this crop, over the same pixels; its factor must be this one."""
         if self.header is None:
             top, left, height, width = crop
             return self.pixels[top : top + height, left : left + width]
@@ -833,13 +830,14 @@ class WholeImage(NamedTuple):
 
 
 def region_factor(crop: Crop, target: tuple[int, int]) -> int:
-    """Return by how much `decode_region` reduces a JPEG: 1, 2, 4 or 8."""
-    # The same rule as for whole images, so that a crop of the whole is the whole.
+    """Return the factor by which `decode_region` reduces a JPEG: 1, 2, 4 or 8."""
+    # The same rule as for whole images, so that a crop of everything equals the whole image.
     return block_side(crop[2], crop[3], target)
 
 
-# Of a JPEG's rows. The last tenth takes less time to decode than one of ten later crops of the same image does; more
-# would make the epoch that keeps images so much slower that two epochs took longer than without.
+# The share of a JPEG's rows that counts as nearly all. Decoding the last tenth takes less time than decoding one of ten
+# later crops of the same image; decoding more would slow the first epoch so much that two epochs took longer than
+# without.
 _NEARLY_ALL = 0.9
 
 
@@ -851,8 +849,8 @@ def decode_whole(
     *,
     scratch: bytearray | None = None,
 ) -> WholeImage | None:
-    """Decode an image file so that any of its crops of this `region_factor` can be cut from it, if this one needs
-    nearly all of it anyway.
+    """Decode an image file so that any crop with this `region_factor` can be cut from it, if this crop needs nearly all
+    of it anyway.
 
     Args:
         data: the whole file.
@@ -862,8 +860,8 @@ def decode_whole(
         scratch: memory that the result may be in.
 
     Returns:
-        `None` where `decode_region` takes considerably less time, or what a crop shows depends on how far the file is
-        decoded (the decoder warns of some of it).
+        `None` if `decode_region` takes considerably less time, or the content of a crop depends on how far the file is
+        decoded (in some such cases the decoder warns).
     """
     header = read_jpeg_header(data) if is_jpeg(data) else None
     if header is None or not is_plain(header):
@@ -879,13 +877,13 @@ def decode_whole(
 def _decode_jpeg(
     data: bytes, color_mode: ColorMode, crop: Crop, target: tuple[int, int], scratch: bytearray | None
 ) -> NDArray[np.uint8] | None:
-    """Decode the part of a JPEG alone; `None` where the file has to be looked at as a whole."""
+    """Decode only a part of a JPEG; `None` if the file must be examined as a whole."""
     header = read_jpeg_header(data)
     if not is_plain(header):
         return None
     factor = region_factor(crop, target)
     (_, last_row), _ = _reduced_crop(crop, factor, header)
-    # One row more: the last one takes half of its colours from there.
+    # One more row, from which the last one takes half of its colours.
     rows = min(header.height, (last_row + 1) * factor)
     short = first_rows(data, header, rows) if rows < header.height else None
     pixels = decode_turbo(
@@ -904,20 +902,20 @@ def _decode_jpeg(
 
 def _reduced_crop(crop: Crop, factor: int, header: JpegHeader) -> tuple[tuple[int, int], tuple[int, int]]:
     """Return the rows and columns of a crop, first and last (exclusive), in an image reduced by `factor`."""
-    top, left, height, width = _lying(crop, header)
+    top, left, height, width = _stored_crop(crop, header)
     return _reduced(top, height, factor, header.height), _reduced(left, width, factor, header.width)
 
 
 def _reduced(start: int, length: int, factor: int, limit: int) -> tuple[int, int]:
-    """Return the first and last (exclusive) of the pixels that blocks of `factor` became."""
+    """Return the first and last (exclusive) of the pixels to which blocks of `factor` are reduced."""
     first = min(round(start / factor), -(-limit // factor) - 1)
     return first, min(-(-limit // factor), max(first + 1, round((start + length) / factor)))
 
 
-def _lying(crop: Crop, header: JpegHeader) -> Crop:
-    """Return the crop in the image as it is stored, before it is turned upright."""
+def _stored_crop(crop: Crop, header: JpegHeader) -> Crop:
+    """Return the crop in the image as stored, before turning upright."""
     top, left, height, width = crop
-    # The steps of `turn_upright`, back to front.
+    # The steps of `turn_upright`, reversed.
     turned = header.orientation in (5, 6, 7, 8)
     rows, columns = (header.width, header.height) if turned else (header.height, header.width)
     if header.orientation in (2, 3, 6, 7):
@@ -927,25 +925,25 @@ def _lying(crop: Crop, header: JpegHeader) -> Crop:
     return (left, top, width, height) if turned else (top, left, height, width)
 
 
-# Whether an image file can be decoded, in a fraction of the time that decoding takes.
+# Whether an image file can be decoded, in a fraction of the time of decoding.
 #
-# Damaged codes of a JPEG's pixels do not stop a decoder: they come as grey or shifted blocks. What stops it is in the
-# segments before the scan. So a JPEG of one scan, with no marker before that of its end, is tried without its codes,
-# which take nearly all the time. Every other one is decoded, because only the decoder knows which codes it needs.
+# Damaged codes of a JPEG's pixels do not stop a decoder: they become grey or shifted blocks. Only the segments before
+# the scan can stop it. So a JPEG with one scan, and no marker before its end, is tried without the codes, which take
+# nearly all the time. Every other file is decoded, because only the decoder knows which codes it needs.
 
 
 _PNG_HEAD_BYTES = 8
-# What libjpeg takes, in pixels.
+# libjpeg's limits, in pixels.
 _MOST_SIDE, _BLOCK_SIDE = 65_500, 8
-# So much of a scan is looked through at once that the looks stay in the processor's cache.
+# How much of a scan is searched at once: it stays in the processor's cache.
 _LOOK_BYTES = 128 * 1024
 
 
 def check_complete(data: bytes) -> ImageFacts:
     """Check that an image file has a readable header, and pixels that can be decoded; return what its header says.
 
-    Of most JPEGs the segments before the codes are tried, of a PNG the checksums. What follows the end (padding, a
-    second picture) is no matter. Any other file passes when it can be decoded.
+    For most JPEGs the segments before the codes are tried, for a PNG the checksums. Data after the end (padding, a
+    second picture) does not matter. Any other file passes if it can be decoded.
 
     Raises:
         DecodeError: it is cut off, damaged, or not an image.
@@ -956,19 +954,19 @@ def check_complete(data: bytes) -> ImageFacts:
         if facts is not None:
             return facts
     facts = probe_image(data)
-    # Decoding is the last word, and takes far longer than looking.
+    # Decoding decides in the end, but takes far longer than these checks.
     if facts.format != "PNG" or not _has_checksums(data):
         decode_image(data, ImageOptions(color_mode="keep"))
     return facts
 
 
 def _has_checksums(data: bytes) -> bool:
-    """Return whether all chunks of a PNG that decoding needs are as they were written, up to its end."""
+    """Return whether all chunks of a PNG that decoding needs have the right checksum, up to its end."""
     position, view, kinds = _PNG_HEAD_BYTES, memoryview(data), set[bytes]()
     while position + 12 <= len(data) and b"IEND" not in kinds:
         length, kind = struct.unpack_from(">I4s", data, position)
         end = position + 8 + length
-        # Chunks in small letters may be passed over, and are.
+        # Chunks in lower case are optional, and skipped.
         if kind[:1].isupper():
             if end + 4 > len(data) or zlib.crc32(view[position + 4 : end]) != struct.unpack_from(">I", data, end)[0]:
                 return False
@@ -980,12 +978,12 @@ def _has_checksums(data: bytes) -> bool:
 # Most files of a dataset come from one program, and have the same segments, or few that differ in the size.
 @lru_cache(maxsize=64)
 def _facts_of_segments(segments: bytes) -> ImageFacts | None:
-    """Return what the header of a JPEG says of which there are no codes; `None` where no decoder takes its segments."""
+    """Return the header facts of a JPEG without its codes; `None` if no decoder accepts its segments."""
     header = read_jpeg_header(segments)
     if max(header.height, header.width) > _MOST_SIDE:
         return None
-    # Any decoder takes that if it takes the segments, with a warning, as if the codes were damaged. As small as can be:
-    # whether it does does not depend on the size, which follows the precision.
+    # A decoder that accepts the segments accepts this, with a warning, as if the codes were damaged. As small as
+    # possible, because that does not depend on the size, which follows the precision.
     small = bytearray(segments + END_BYTES)
     struct.pack_into(">HH", small, header.frame_at + 1, _BLOCK_SIDE, _BLOCK_SIDE)
     try:
@@ -996,7 +994,7 @@ def _facts_of_segments(segments: bytes) -> ImageFacts | None:
 
 
 def _is_one_scan(data: bytes, start: int) -> bool:
-    """Return whether there is no marker but those to restart at from a scan's codes to the mark of the end."""
+    """Return whether a scan's codes have no markers, except restart markers, up to the end mark."""
     # Comparing whole arrays takes a third of the time of a regular expression, which is called back at each byte 255,
     # and other threads run meanwhile.
     codes = np.frombuffer(data, np.uint8)

@@ -1,6 +1,6 @@
-"""What image an image file becomes: of which shape and channels, and where it goes in that. Pure arithmetic.
+"""The image that an image file becomes: its shape and channels, and the file's place in it. Pure arithmetic.
 
-Without numpy at import, because the command line builds options even where only its help is shown.
+numpy is not imported with this, because the command line builds options even to show its help.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class ImageOptions:
     size: tuple[int, int] | None = None
     """`(height, width)` in pixels every image gets, `None` to keep each image's own."""
     color_mode: ColorMode = "auto"
-    """`"rgb"` (3 channels), `"grayscale"` (1 channel), `"keep"` (1, 3 or 4 as the file has), `"auto"` (`"rgb"` for
-    files and single images; who packs arrays whose channels are part of the data keeps them)."""
+    """`"rgb"` (3 channels), `"grayscale"` (1 channel), `"keep"` (1, 3 or 4 as in the file), `"auto"` (`"rgb"` for files
+    and single images; unchanged for packed arrays whose channels are part of the data)."""
     resize: Resize = "stretch"
     """How an image of another shape reaches `size`: `"stretch"` ignores the aspect ratio; `"crop"` scales until both
     sides cover `size` and cuts the middle out; `"pad"` scales until both sides fit and fills with black.
@@ -44,7 +44,7 @@ class ImageOptions:
             raise OptionError(msg)
 
 
-# The class index of pixels that are of no class: where padding covers no image, and the borders in Pascal VOC's masks.
+# The class index of pixels without a class: where padding covers no image, and the borders in Pascal VOC's masks.
 VOID = 255
 
 
@@ -53,13 +53,13 @@ class MaskOptions:
     """How a mask file becomes class indices."""
 
     size: tuple[int, int] | None = None
-    """That of its image."""
+    """Its image's size."""
     resize: Resize = "stretch"
-    """That of its image."""
+    """Its image's way of resizing."""
     colors: tuple[tuple[int, int, int], ...] | None = None
-    """`(r, g, b)` of class 0, 1, …; `None` when its pixels are class indices already."""
+    """`(r, g, b)` of class 0, 1, …; `None` if its pixels are class indices."""
     foreground: bool = False
-    """Whether its pixels are 0, class 0, or 255, class 1."""
+    """Whether its pixels are 0 for class 0 and 255 for class 1."""
 
     def __post_init__(self) -> None:
         if self.colors is not None and not 1 <= len(self.colors) <= VOID:
@@ -72,11 +72,11 @@ class Placement:
     """How a source image becomes the target image. All sizes in pixels."""
 
     box: tuple[float, float, float, float]
-    """`(left, upper, right, lower)` of the source that is used; fractions of a pixel are meant."""
+    """`(left, upper, right, lower)` of the used part of the source; may be fractions of a pixel."""
     scaled: tuple[int, int]
     """`(height, width)` that the box is scaled to."""
     offset: tuple[int, int]
-    """`(top, left)` of the scaled box inside the target; what it leaves uncovered is black."""
+    """`(top, left)` of the scaled box inside the target; uncovered parts are black."""
     target: tuple[int, int]
     """`(height, width)` of the result."""
 
@@ -86,7 +86,7 @@ class Placement:
         return self.scaled != self.target
 
     def reduced(self, factor: int) -> Placement:
-        """Return the same placement of a source in which each pixel stands for a block of `factor` by `factor`."""
+        """Return the same placement for a source in which each pixel stands for a block of `factor` by `factor`."""
         if factor == 1:
             return self
         left, upper, right, lower = self.box
@@ -94,7 +94,7 @@ class Placement:
 
     @property
     def is_identity(self) -> bool:
-        """Return whether the source is the target already, pixel for pixel."""
+        """Return whether the source already equals the target, pixel for pixel."""
         height, width = self.target
         return not self.is_padded and self.box == (0.0, 0.0, float(width), float(height))
 
@@ -113,7 +113,7 @@ def place_image(source: tuple[int, int], target: tuple[int, int] | None, resize:
     (25, 50)
     """
     height, width = source
-    # Fractions, since a box that is cropped need not end on a pixel.
+    # Fractions, because a cropped box need not end on a pixel.
     whole = (0.0, 0.0, float(width), float(height))
     if target is None:
         return Placement(whole, source, (0, 0), source)
@@ -131,17 +131,16 @@ def place_image(source: tuple[int, int], target: tuple[int, int] | None, resize:
             if is_wider
             else (rows, max(1, round(width * rows / height)))
         )
-        # In the middle, as people crop and frame; an odd pixel goes below or to the right.
+        # Centred, as people crop and frame; an odd pixel goes below or to the right.
         return Placement(whole, scaled, ((rows - scaled[0]) // 2, (columns - scaled[1]) // 2), target)
     return Placement(whole, target, (0, 0), target)
 
 
 def reduction_factor(placement: Placement) -> int:
-    """Return the largest of 1, 2, 4, 8 by which both sides of the used box may shrink and still cover what is made of
-    it.
+    """Return the largest of 1, 2, 4, 8 by which both sides of the used box may shrink and still cover the scaled box.
 
-    A JPEG decodes to a half, a quarter or an eighth of its size for less than its whole, each pixel the mean of a
-    block; what is left for the filter is a reduction by less than two.
+    A JPEG decodes to a half, a quarter or an eighth of its size faster than to its full size, each pixel the mean of a
+    block; the filter then reduces by less than two.
     """
     left, upper, right, lower = placement.box
     return block_side(lower - upper, right - left, placement.scaled)
@@ -167,7 +166,7 @@ def fit_boxes(
         resize: as in `place_image`.
 
     Returns:
-        The boxes in pixels of the result, and bool `(M,)`: which of them are left. Only cropping takes any away: those
+        The boxes in pixels of the result, and bool `(M,)`: which of them are left. Only cropping removes any: those
         with no area inside; what is left of the others is cut at the edges.
     """
     import numpy as np
@@ -193,7 +192,7 @@ def fit_boxes(
 
 
 def turn_upright(pixels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
-    """Turn pixels `(h, w, C)` as their EXIF orientation (1 to 8) asks; no pixel is copied."""
+    """Turn pixels `(h, w, C)` by their EXIF orientation (1 to 8); no pixel is copied."""
     if orientation in (5, 6, 7, 8):
         pixels = pixels.swapaxes(0, 1)
     if orientation in (3, 4, 7, 8):

@@ -1,7 +1,7 @@
-"""What the header of a JPEG says, without decoding a pixel: size, components, orientation, and where its rows are.
+"""What a JPEG's header says, without decoding a pixel: size, components, orientation, and where its rows are.
 
-Decoders, and code that only looks at the header, ask the same function which way up an image is: boxes and crops count
-in the upright image, so that both have to agree.
+Decoders, and code that only reads the header, call the same function for the orientation: boxes and crops refer to the
+upright image, so both must agree.
 """
 
 from __future__ import annotations
@@ -12,28 +12,28 @@ from dataclasses import dataclass
 
 from colabstage.errors import DecodeError
 
-# Made once, as crops read a header and walk to the scan for each of thousands of images a second.
+# Created once, because crops read a header and walk to the scan for each of thousands of images a second.
 _READ_LENGTH, _READ_FRAME = struct.Struct(">H").unpack_from, struct.Struct(">BHHB").unpack_from
 _TAG = 0x0112
 _XMP = re.compile(rb'tiff:Orientation(?:="|>)([0-9])')
-# How an entry's number lies, by the kind of the entry: a byte, two or four.
+# How an entry's number is stored, by the entry's type: a byte, two or four.
 _NUMBERS = {1: "B", 3: "H", 4: "I"}
 # Start-of-frame markers; 0xC4, 0xC8 and 0xCC share the range but are tables and extensions.
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
-# Their rows come one after the other, unless there are several scans; those of progressive files never do.
+# Files with these frames store rows in order, unless there are several scans; progressive files never do.
 _SEQUENTIAL_FRAMES = (0xC0, 0xC1)
 _STANDALONE = frozenset((0x01, *range(0xD0, 0xD9)))
 _APP1, _SCAN, _END = 0xE1, 0xDA, 0xD9
 END_BYTES = bytes((0xFF, _END))
 _XMP_HEAD = b"http://ns.adobe.com/xap/1.0/\0"
-# More zeros than programs align to behind the end.
+# More zeros than programs append as padding.
 _PADDING_BYTES = 16
-# In so many of a WebP's bytes the kind of its pixels shows.
+# How many of a WebP's bytes show the kind of its pixels.
 _WEBP_HEAD_BYTES = 64
 
 
 def choose_orientation(exif: bytes, xmp: bytes) -> int:
-    """Return the orientation, 1 to 8, that an EXIF block says, or else an XMP packet; 1 where neither does."""
+    """Return the orientation, 1 to 8, from an EXIF block, otherwise from an XMP packet; 1 if neither has one."""
     found = _exif_orientation(exif)
     if found is None:
         match = _XMP.search(xmp)
@@ -42,11 +42,11 @@ def choose_orientation(exif: bytes, xmp: bytes) -> int:
 
 
 def _exif_orientation(exif: bytes) -> int | None:
-    """Return the orientation in an EXIF block (a small TIFF); `None` where there is none or the block is malformed."""
+    """Return the orientation in an EXIF block (a small TIFF); `None` if there is none or the block is malformed."""
     # Some programs write the mark twice.
     while exif.startswith(b"Exif\0\0"):
         exif = exif[6:]
-    # Intel's order of bytes or Motorola's, as the camera had it.
+    # Intel's or Motorola's byte order, as the camera chose.
     order = {b"II": "<", b"MM": ">"}.get(exif[:2])
     if order is None or len(exif) < 8:
         return None
@@ -74,20 +74,20 @@ class JpegHeader:
     precision: int
     """Bits per sample, 8 in all but exotic files."""
     orientation: int
-    """1 to 8, as EXIF or XMP say; 1 where there is none."""
+    """1 to 8, from EXIF or XMP; 1 if there is none."""
     frame: int
-    """The marker of the frame, which says how pixels are coded: 0xC0, 0xC1 and 0xC2 in nearly all files."""
+    """The marker of the frame, which says how pixels are coded: 0xC0, 0xC1 or 0xC2 in nearly all files."""
     frame_at: int = 0
     """Where in the file the frame's contents begin, in bytes."""
 
 
 def is_jpeg(data: bytes) -> bool:
-    """Return whether the bytes begin as every JPEG does."""
+    """Return whether the bytes begin like a JPEG."""
     return data[:3] == b"\xff\xd8\xff"
 
 
 def lacks_end(data: bytes) -> bool:
-    """Return whether a JPEG has zeros where its end should be, as downloads leave that reserve room and stop."""
+    """Return whether a JPEG has zeros where its end should be, as after a download that reserved space and stopped."""
     zeros = len(data) - len(data.rstrip(b"\0"))
     return zeros >= _PADDING_BYTES and data.rfind(END_BYTES, read_jpeg_header(data).frame_at) < 0
 
@@ -103,11 +103,11 @@ def read_jpeg_header(data: bytes) -> JpegHeader:
                 break
             continue
         marker = data[position + 1]
-        # Any number of fill bytes may stand before a marker, and some markers have no length behind them.
+        # Any number of fill bytes may precede a marker, and some markers have no length after them.
         if marker == 0xFF or marker in _STANDALONE:
             position += 1 if marker == 0xFF else 2
             continue
-        # Pixels before a frame: no decoder takes that.
+        # Pixels before a frame: no decoder accepts that.
         if marker in (_SCAN, _END):
             break
         body, length = position + 4, _READ_LENGTH(data, position + 2)[0]
@@ -126,13 +126,13 @@ def read_jpeg_header(data: bytes) -> JpegHeader:
 
 
 def first_rows(data: bytes, header: JpegHeader, rows: int) -> bytearray | None:
-    """Return the same file with a header that says it has only its first rows: a decoder stops there.
+    """Return the same file with a header that states only its first rows: a decoder stops there.
 
-    The rest of the file stays, as where in it a row begins is known only to who decodes it; decoders pass over it,
-    and warn of it. The last of the rows may lack what colours of the next one would have added to it.
+    The rest of the file stays, because only a decoder knows where in it a row begins; decoders skip it with a warning.
+    The last of the rows may lack what the next one would have contributed to its colours.
 
-    `None` where rows do not come one after the other (progressive files, several scans), or the file has no end: it is
-    cut off, which nobody would notice any more, or other data follows it.
+    `None` if rows are not stored in order (progressive files, several scans), or the file has no end: it is truncated,
+    which would no longer be noticed, or other data follows it.
     """
     if not comes_by_rows(data, header):
         return None
@@ -142,23 +142,23 @@ def first_rows(data: bytes, header: JpegHeader, rows: int) -> bytearray | None:
 
 
 def comes_by_rows(data: bytes, header: JpegHeader) -> bool:
-    """Return whether `first_rows` can shorten a file: its rows come one after the other, and it has its end."""
+    """Return whether `first_rows` can shorten a file: its rows are stored in order, and it has its end."""
     if header.frame not in _SEQUENTIAL_FRAMES or data[-2:] != END_BYTES:
         return False
-    # Several scans have the first rows of each colour far apart, and a decoder would read on for them.
+    # With several scans, the first rows of each colour are far apart, and a decoder would read on for them.
     scan = _first_scan(data, header.frame_at)
     return scan is not None and data[scan + 4] == header.components
 
 
 def segments_before_codes(data: bytes) -> bytes:
-    """Return what a JPEG that `comes_by_rows` has before the codes of its pixels."""
+    """Return the segments of a JPEG that `comes_by_rows` before the codes of its pixels."""
     scan = _first_scan(data, read_jpeg_header(data).frame_at)
     assert scan is not None
     return data[: scan + 2 + _READ_LENGTH(data, scan + 2)[0]]
 
 
 def _first_scan(data: bytes, frame_at: int) -> int | None:
-    """Return where the first scan's marker is; `None` where markers do not follow each other up to one."""
+    """Return the place of the first scan's marker; `None` if markers do not lead up to one."""
     position = frame_at - 2
     while position + 5 <= len(data):
         position += int(_READ_LENGTH(data, position)[0])
@@ -171,5 +171,5 @@ def _first_scan(data: bytes, frame_at: int) -> int | None:
 
 
 def is_lossy(data: bytes) -> bool:
-    """Return whether an image file keeps the values of its pixels only about."""
+    """Return whether an image file's format preserves pixel values only approximately."""
     return is_jpeg(data) or (data[:4] == b"RIFF" and b"VP8 " in data[:_WEBP_HEAD_BYTES])

@@ -1,4 +1,4 @@
-"""Segmentation masks: what class every pixel of an image is, placed exactly as the image is."""
+"""Segmentation masks: the class of every pixel of an image, placed exactly like the image."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def decode_mask(content: bytes | NDArray[Any], options: MaskOptions) -> NDArray[
     """Make class indices of one mask.
 
     Args:
-        content: a whole image file, or its decoded indices `(H, W)` (colours `(H, W, 3)` where `options.colors`).
+        content: a whole image file, or its decoded indices `(H, W)` (colours `(H, W, 3)` with `options.colors`).
         options: what its pixels mean, and its size and fitting, which are those of its image.
 
     Returns:
-        C-contiguous, writable uint8 `(H, W)`. Where padding covers no image the index is 255, `ignore_index` of the
-        loss, not a class.
+        C-contiguous, writable uint8 `(H, W)`. Padding without an image has the index 255, a loss's `ignore_index`,
+        which is not a class.
     """
     return fit_mask(read_mask(content, options), options)
 
@@ -51,7 +51,7 @@ def read_mask(content: bytes | NDArray[Any], options: MaskOptions) -> NDArray[np
     indices = values.astype(np.uint8, copy=False)
     if not options.foreground:
         return indices
-    # A mask of classes among those of a foreground: a few were looked at, and this one says otherwise.
+    # A mask of classes among foreground masks: it contradicts the few that were examined.
     other = indices[(indices != 0) & (indices != VOID)]
     if other.size:
         msg = (
@@ -65,12 +65,12 @@ def read_mask(content: bytes | NDArray[Any], options: MaskOptions) -> NDArray[np
 
 
 def count_levels(content: bytes | NDArray[Any]) -> NDArray[np.int64]:
-    """Return how many pixels of a mask, as of `decode_mask`, have each value, int64 `(256,)`."""
+    """Return how many pixels of a mask, as in `decode_mask`, have each value, int64 `(256,)`."""
     return level_counts(read_mask(content, MaskOptions()))
 
 
 def palette_of(content: bytes | NDArray[Any]) -> dict[int, tuple[int, int, int]]:
-    """Return the colours of a mask's values, by value, of those that its pixels have; none of one without a palette."""
+    """Return the colour of each value that occurs in a mask; empty without a palette."""
     if not isinstance(content, bytes):
         return {}
     with open_upright(content) as image:
@@ -81,7 +81,7 @@ def palette_of(content: bytes | NDArray[Any]) -> dict[int, tuple[int, int, int]]
 
 
 def colors_of(content: bytes | NDArray[Any]) -> frozenset[tuple[int, int, int]]:
-    """Return the colours of a mask file in true colours; none of one whose pixels have one channel, or are all grey.
+    """Return the colours of a mask file in true colours; empty if its pixels have one channel, or are all grey.
 
     Raises:
         DecodeError: the mask is broken.
@@ -122,7 +122,7 @@ def level_counts(indices: NDArray[np.uint8]) -> NDArray[np.int64]:
     """Return how many of the indices `(H, W)` are each value, int64 `(256,)`."""
     from PIL import Image
 
-    # numpy would make integers of 64 bits of them first.
+    # numpy would first convert them to 64-bit integers.
     return np.array(Image.fromarray(np.ascontiguousarray(indices)).histogram(), np.int64)
 
 
@@ -138,7 +138,7 @@ def fit_mask(indices: NDArray[np.uint8], options: MaskOptions) -> NDArray[np.uin
     scaled = np.array(image.resize((width, height), Image.Resampling.NEAREST, placement.box), np.uint8)
     if not placement.is_padded:
         return scaled
-    # Where no image is there is no class either, and a loss passes over 255.
+    # Without an image there is no class, and a loss ignores 255.
     result = np.full(placement.target, VOID, np.uint8)
     top, left = placement.offset
     result[top : top + height, left : left + width] = scaled
@@ -148,10 +148,10 @@ def fit_mask(indices: NDArray[np.uint8], options: MaskOptions) -> NDArray[np.uin
 def _indices_of_file(data: bytes, *, painted: bool) -> NDArray[Any]:
     # A further page may hold the mask of another class.
     with open_upright(data, has_one_page=True) as image:
-        # Colours are what counts then, whatever way the file has them: a palette, or true colours.
+        # Then colours count, however the file stores them: with a palette, or as true colours.
         if painted:
             return np.asarray(image.convert("RGB"))
-        # Of a palette the indices, which are the classes; its colours are for people.
+        # In a palette the indices count, which are the classes; its colours are for people.
         if image.mode in _INDEX_MODES:
             return np.asarray(image)
         if image.mode == "F":
@@ -181,12 +181,11 @@ def _look_up(values: NDArray[Any], colors: tuple[tuple[int, int, int], ...]) -> 
     if values.ndim != 3 or values.shape[2] != 3:
         msg = f"The mask has shape {values.shape}; expected colours (height, width, 3)."
         raise DecodeError(msg)
-    # One number for each pixel in place of three, so that a search finds its class: a table of 16 million would be 16
-    # MB.
+    # One number per pixel instead of three, so that a search finds its class: a table of 16 million would take 16 MB.
     packed = values.astype(np.uint32)
     codes = packed[..., 0] << 16 | packed[..., 1] << 8 | packed[..., 2]
     table = np.array([red << 16 | green << 8 | blue for red, green, blue in colors], np.uint32)
-    # Colours stand in the order of classes, and a search needs them sorted.
+    # Colours are in the order of classes, and a search needs them sorted.
     order = np.argsort(table, kind="stable")
     places = np.minimum(np.searchsorted(table, codes, sorter=order), len(table) - 1)
     indices = order[places]

@@ -71,8 +71,8 @@ def lines_of(error: BaseException) -> list[str]:
     cause = error.__cause__
     # The cause is shown only if the caller's own code raised it, in a function that was passed to us.
     seen = None if cause is None else without_ours(cause.__traceback__)
-    told = [] if cause is None or seen is None else [*_formatted(tracebacks, cause, seen, tb_offset=0), _BECAUSE]
-    return [*told, *_formatted(tracebacks, error, without_ours(error.__traceback__))]
+    cause_lines = [] if cause is None or seen is None else [*_formatted(tracebacks, cause, seen, tb_offset=0), _BECAUSE]
+    return [*cause_lines, *_formatted(tracebacks, error, without_ours(error.__traceback__))]
 
 
 def without_ours(trace: TracebackType | None) -> TracebackType | None:

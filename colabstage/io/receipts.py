@@ -55,7 +55,7 @@ _MOST_NAME_BYTES = 255
 _THREADS = 4
 _EARLIER_HEAD = b"colabstage deed 1"
 # Names listed in an error; the rest are counted.
-_TOLD = 3
+_NAMES_SHOWN = 3
 
 Seal = dict[str, int | str]
 Inventory = dict[str, str]
@@ -138,8 +138,8 @@ class Standing:
         if self.receipt is None:
             return "was not made by colabstage"
         differs = {"not from colabstage": self.strange, "changed": self.changed, "gone": self.gone}
-        said = [f"{what}: {listed(names, _TOLD)}" for what, names in differs.items() if names]
-        return f"was changed since it was made ({'; '.join(said)})" if said else "is as it was made"
+        parts = [f"{what}: {listed(names, _NAMES_SHOWN)}" for what, names in differs.items() if names]
+        return f"was changed since it was made ({'; '.join(parts)})" if parts else "is as it was made"
 
 
 def look_at(target: Path, *, thorough: bool = False) -> Standing:

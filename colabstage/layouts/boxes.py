@@ -1,4 +1,4 @@
-"""Boxes of images: what formats parse becomes one table, joined by the names of images; and columns of tables that are
+"""Boxes of images: what formats parse becomes one table, joined by the images' names; and table columns that are
 boxes."""
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ if TYPE_CHECKING:
     from colabstage.trees.listing import FileEntries, FileEntry
 
 NAME = "detection"
-# Fields of records and items that hold boxes, and in these the class of each, by preference.
+# Fields of records and items that hold boxes, and the fields in these with the class of each box, by preference.
 OBJECTS = ("objects", "annotations")
 BOX_LABELS = ("labels", "label", "category_id", "category", "categories", "class_labels", "class_id", "class")
-# The four numbers of a box: its corners; its first corner, width and height; its centre, width and height.
+# What the four numbers of a box mean: its corners; first corner, width and height; or centre, width and height.
 Form = Literal["xyxy", "xywh", "cxcywh"]
 
 
-# Label Studio puts digits before the name of an image that is uploaded.
+# Label Studio puts digits before the name of an uploaded image.
 _UPLOADED = re.compile(r"(^|/)[0-9a-f]{8}-(?=[^/]+$)")
 
 
 class BoxColumn(NamedTuple):
-    """What is known of each box beside its place: its name in the pack, and how many numbers each box has of it."""
+    """A further fact about each box: its name in the pack, and how many numbers each box has for it."""
 
     name: str
     dtype: type[np.generic]
@@ -51,7 +51,7 @@ class BoxColumn(NamedTuple):
 
 
 class Record(NamedTuple):
-    """What a file of annotations states of one image; `parse` of a format returns a list of these."""
+    """What a file of annotations states about one image; a format's `parse` returns a list of these."""
 
     image: str
     shapes: Sequence[tuple[Any, Sequence[float]]]
@@ -59,13 +59,13 @@ class Record(NamedTuple):
     size: tuple[int, int] = (0, 0)
     """Its height and width; zeros if the file does not say."""
     split: str = ""
-    """The split that the file states of it."""
+    """The split that the file states for it."""
     left_out: int = 0
-    """How many things are annotated that have no box: single points, lanes."""
+    """How many annotated things have no box: single points, lanes."""
 
 
 class Placed(NamedTuple):
-    """An image, and what is stated of it."""
+    """An image, and what is stated about it."""
 
     file: FileEntry
     record: Record
@@ -73,7 +73,7 @@ class Placed(NamedTuple):
 
 
 def side_of(value: Any) -> int:
-    """Return a side of an image as a file states it; 0 for what is no number."""
+    """Return a side of an image as a file states it; 0 if it is not a number."""
     try:
         number = float(value or 0)
     except (TypeError, ValueError):
@@ -98,11 +98,11 @@ def boxes_state(
     stated: dict[str, str] | None = None,
     within: str = "",
 ) -> Evidence:
-    """Return the boxes of all images as evidence, the images in their order. Splits are those of the images where each
-    has one, or else those of lists, as `lists_state` finds them.
+    """Return the boxes of all images as evidence, with the images in their order. Splits are the images' own if each
+    has one, otherwise those of lists, as `lists_state` finds them.
 
-    `classes`: those of the records, in the order of their labels; their `names` are themselves by default. `columns`:
-    what follows the four numbers of each box. `relative`: whether these are fractions of width and height.
+    `classes`: the records' classes, in the order of their labels; `names` are the same by default. `columns`: what
+    follows the four numbers of each box. `relative`: whether these are fractions of width and height.
     """
     names = names or classes
     twice = first_repeated(names)
@@ -124,7 +124,7 @@ def boxes_state(
 def _as_boxes(
     placed: Sequence[Placed], classes: Sequence[Any], columns: Sequence[BoxColumn], *, relative: bool
 ) -> Boxes:
-    # Boxes of all images are in one array, because most images have a few and numpy has no rows of different lengths.
+    # The boxes of all images are in one array, because most images have a few and numpy has no ragged rows.
     offsets = offsets_of([len(one.record.shapes) for one in placed])
     number_of = {kind: number for number, kind in enumerate(classes)}
     numbers = [number_of[kind] for one in placed for kind, _ in one.record.shapes]
@@ -162,8 +162,8 @@ def records_beside(
     *,
     labels: Iterable[str],
 ) -> tuple[list[Placed], list[str]]:
-    """Return each image with what its file states; and notes on images that have none, called `what`, and no boxes, on
-    those that share one, and on those of all `labels` that are of no image."""
+    """Return each image with what its file states; and notes on images without a file (called `what`) and so without
+    boxes, on images that share a file, and on files among `labels` that belong to no image."""
     there = [file for file in files if file is not None]
     found = source.parse(there, lambda file, content: parse(file.name, content))
     nothing = Record("", ())
@@ -176,7 +176,7 @@ def records_beside(
     first_of: dict[str, str] = {}
     pairs = zip(images.names, files, strict=True)
     shared = [image for image, file in pairs if file is not None and first_of.setdefault(file.name, image) != image]
-    # Others in folders without a label are of other things.
+    # Images without a label file count only in folders where others have one.
     folders = {posixpath.dirname(name) for name in found}
     stems = {words.normal(words.stem_of(name)) for name in source.ending_in(words.IMAGES).names}
     others = (name for name in labels if name not in found and posixpath.dirname(name) in folders)
@@ -198,8 +198,7 @@ def join_records(
 ) -> tuple[list[Placed], list[str]]:
     """Return the images that the records of each file name, in their order, and notes.
 
-    `images`, `lookup`: the images, and their names. `per_image`: whether each file is about one image, whose name it
-    has.
+    `images`, `lookup`: the images, and their names. `per_image`: whether each file is about one image and has its name.
     """
     owner: dict[int, str] = {}
     placed: list[Placed] = []
@@ -207,18 +206,18 @@ def join_records(
     missing: list[tuple[str, str]] = []
     for file, records in found.items():
         folder, before = posixpath.dirname(file), len(missing)
-        # A file about one image has the image's name, which may well be test_01.
+        # A file about one image has the image's name, which may be test_01.
         own = ("" if per_image else words.split_name(words.stem_of(file)).split) or words.split_of_path(file)
         for record in records:
-            said = record.split or own
+            split = record.split or own
             names = (record.image, _UPLOADED.sub(r"\1", record.image))
-            found_by = (lookup.find(name, folder, split=said) for name in names)
+            found_by = (lookup.find(name, folder, split=split) for name in names)
             number = next((one for one in found_by if one is not None), None)
             if number is None:
                 missing.append((file, record.image))
                 continue
             image = images.names[number]
-            # After annotating or exporting twice, boxes need not agree.
+            # If images were annotated or exported twice, their boxes may disagree.
             if number in owner:
                 where = "twice" if owner[number] == file else f"again, after '{owner[number]}'"
                 raise broken(file, f"it lists the image '{image}' {where}", "each image once; leave one of them out")
@@ -265,15 +264,15 @@ def as_corners(places: NDArray[np.float64], form: Form) -> NDArray[np.float64]:
 def find_form(
     boxes: Sequence[NDArray[np.float64]], size_of: Callable[[int], tuple[int, int] | None], *, most: int
 ) -> tuple[Form, str]:
-    """Return what the four numbers of the boxes of some images are, `(M, 4)` each, by what is possible for all of them;
-    and why that cannot be known.
+    """Return what the four numbers of some images' boxes mean, `(M, 4)` each, by what is possible for all; or why it is
+    unknown.
 
-    `size_of`: returns the width and height of one of the images, if they are known. `most`: how many are looked at.
+    `size_of`: returns the width and height of one of the images, if known. `most`: how many are looked at.
     """
     may = [True, True]
     for number, places in enumerate(boxes):
         size = size_of(number) if number < most else None
-        # A box may end a pixel behind the edge, because tools do not agree on where pixels are.
+        # A box may end a pixel beyond the edge, because tools disagree on where pixels are.
         ends = (np.inf, np.inf) if size is None else (size[0] + 1, size[1] + 1)
         first, last = places[:, :2], places[:, 2:]
         may[0] &= bool(np.all(last >= first) and np.all(last <= ends))
@@ -283,15 +282,15 @@ def find_form(
     return "xyxy", "may be xyxy as well as xywh" if may[0] else "are not inside their images"
 
 
-# Of all boxes; those that tools let reach outside are fewer.
+# As a part of all boxes; tools that let boxes reach outside have fewer.
 _MANY_OUTSIDE = 1 / 8
 
 
 def other_form(boxes: Boxes) -> tuple[str, int]:
-    """Return in which other form all boxes of a table would be inside of their images, of which many are not, and the
-    sample of the first that is not; "" where there is none.
+    """If many boxes of a table are outside their images, return the form in which all would be inside, and the sample
+    of the first that is outside; "" if there is none.
 
-    Fractions were read as centre, width and height; pixels, of images whose size is stated, as first corner, width and
+    Fractions were read as centre, width and height; pixels, if the image's size is stated, as first corner, width and
     height.
     """
     own = np.repeat(np.arange(len(boxes)), np.diff(boxes.offsets))
@@ -313,7 +312,7 @@ def other_form(boxes: Boxes) -> tuple[str, int]:
 
 # --- columns of tables ------------------------------------------------------------------------------------------------
 
-# Words for the sides of a box, after every other word of a column's name has gone, and what is between them.
+# Words for the sides of a box, once every other word of a column's name is removed; and those other words.
 _SIDE_WORDS = (
     "x0 xmin minx left xtl startx",
     "y0 ymin miny top ytl starty",
@@ -324,7 +323,7 @@ _SIDES = {word: side for side, found in enumerate(_SIDE_WORDS) for word in found
 # x1 and y1 are the first corner beside x2 and y2, and the second beside x0 and y0.
 _FIRST = {"x1": 0, "y1": 1}
 _AROUND = re.compile(r"^(bbox|box|roi|rect|face|object|obj|bounding_box)_?|_?(bbox|box|roi)$")
-# Landmarks are as many of these as there are points.
+# Landmarks have one such column for each coordinate of each point.
 _POINT = re.compile(r"[xy]_?\d+")
 _OTHER_FORMS = re.compile(
     r"(b?boxe?s?|bounding_box(es)?|predictionstring|objects|region_shape_attributes|bbox_\[.*|coordinates|coords|roi|rect)"
@@ -340,7 +339,7 @@ _FOUR_NUMBERS = re.compile(r"[\[({]?\s*-?[\d.]+([\s,]+-?[\d.]+){3}\s*[\])}]?")
 
 
 class BoxColumns(NamedTuple):
-    """The columns that boxes are in: the names of x0, y0, x1 and y1, in this order, and of the class."""
+    """The columns that hold boxes: the names of x0, y0, x1 and y1, in this order, and of the class."""
 
     corners: tuple[str, ...]
     label: str
@@ -384,13 +383,13 @@ def _taking(labels: Sequence[str]) -> str:
 
 
 def find_image_sides(columns: Mapping[str, Column]) -> list[str]:
-    """Return the names of the columns that may be height and width of the image that a box is in."""
+    """Return the names of columns that may be height and width of the image that a box is in."""
     known = {column.plain: name for name, column in columns.items() if column.is_numeric}
     return next(([known[one] for one in sides] for sides in _IMAGE_SIDES if known.keys() >= {*sides}), [])
 
 
 def _corners_of(columns: Iterable[str]) -> tuple[str, ...]:
-    """Return the names of the columns that are called as corners of boxes are, x0, y0, x1 and y1; nothing of none."""
+    """Return the columns named like corners of boxes, x0, y0, x1 and y1; empty if there are none."""
     sides: dict[int, str] = {}
     firsts: dict[int, str] = {}
     for name in columns:
@@ -409,7 +408,7 @@ def _bare(plain: str) -> str:
 
 
 def _other_form(columns: Mapping[str, Column]) -> list[str]:
-    """Return the columns that hold boxes in a form that is not read; nothing of none."""
+    """Return the columns that hold boxes in a form that is not read; empty if there are none."""
     for name, column in columns.items():
         is_row = "box" in column.plain and column.are_all(_FOUR_NUMBERS) and not column.is_numeric
         if is_row or _OTHER_FORMS.fullmatch(column.plain):
@@ -423,8 +422,8 @@ def _other_form(columns: Mapping[str, Column]) -> list[str]:
 
 
 def _are_runs(column: Column) -> bool:
-    """Tell whether cells are masks as lengths of runs, whatever the column is called: in each the runs follow one
-    another, and somewhere there are more numbers than the four of a box."""
+    """Tell whether cells are run-length encoded masks, whatever the column's name: in each the runs ascend, and
+    somewhere there are more numbers than the four of a box."""
     if not column.are_all(_RUN_LENGTHS):
         return False
     rows = [[int(word[:40]) for word in cell.split()] for cell in column.filled]
@@ -450,7 +449,7 @@ def boxes_of_rows(
     """Collect the boxes of every file, in the order of its rows; a row with empty cells means that its file has none.
 
     Numbers are pixels, or fractions of width and height if none is above 1 and some are not integers. `files`: the
-    number of the file of each row, of those called `name`; `sides`: columns that may be height and width of the image.
+    number of each row's file, of those called `name`; `sides`: columns that may be height and width of the image.
     """
     _, firsts, of_file = np.unique(files, return_index=True, return_inverse=True)
     places = np.stack([column.numbers() for column in corners], axis=1)
@@ -476,7 +475,7 @@ def boxes_of_rows(
     index = {word: number for number, word in enumerate(classes)}
     labels = np.array([index[label.cells[row]] for row in rows.tolist()], np.int64)
     found = np.ascontiguousarray(places[rows])
-    # Integers up to 1 may be boxes of one pixel; only fractions show that parts of the image are meant.
+    # Integers up to 1 may be boxes of one pixel; only fractions show that the numbers are parts of the image.
     relative = bool(len(found)) and float(found.max()) <= 1 and bool(np.any(found != np.rint(found)))
     sizes = _stated_sizes(sides, places, of_file)
     boxes = Boxes(offsets, found, {"labels": labels}, relative, None if sizes is None else sizes[starts])
@@ -486,7 +485,7 @@ def boxes_of_rows(
 def _stated_sizes(
     sides: Sequence[Column], places: NDArray[np.float64], of_file: NDArray[np.int64]
 ) -> NDArray[np.int64] | None:
-    """Return height and width of the image of each row; `None` if no columns state them, or those of the boxes."""
+    """Return height and width of each row's image; `None` if no columns, or only those of the boxes, state them."""
     if not sides:
         return None
     sizes = np.stack([column.numbers() for column in sides], axis=1)

@@ -34,16 +34,16 @@ _DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+", re.ASCII)
 _DATE = re.compile(
     r"(\d{4}([-/.])\d{1,2}\2\d{1,2}|\d{1,2}([-/.])\d{1,2}\3\d{4})([T ]\d.*)?|\d{1,2}:\d{2}(:\d{2})?", re.ASCII
 )
-# Cells in which Python, pandas or JSON wrote a list; and a list of words.
+# Cells into which Python, pandas or JSON wrote a list; and a list of words.
 _WRITTEN_LIST = re.compile(r"\[.*\]|\(.*\)|\{.*\}", re.DOTALL)
 _QUOTED = r"""(?:'[^']*'|"[^"]*")"""
 _LIST_OF_WORDS = re.compile(rf"\[\s*(?:{_QUOTED}\s*(?:,\s*{_QUOTED}\s*)*)?\]")
 # What programs write into an empty cell. "None" and "NA" may be words: a wall without damage, Namibia.
 MISSING = frozenset({"", "nan", "<na>", "#n/a", "n/a", "nat", "null"})
 _PERHAPS_MISSING = frozenset({"na", "none", "nil", "-", "--", "?", "."})
-# Whole numbers of 64 bits have fewer digits, and Python refuses to read thousands of them.
+# 64-bit integers have fewer digits, and Python refuses to parse thousands of them.
 MOST_DIGITS = 40
-# Floats below this are whole numbers of classes, if they are whole.
+# Floats below this are class numbers, if they are integers.
 _MOST_FLOAT = 2**31
 # A cell may be a page of text.
 _CELL_SHOWN = 60
@@ -59,8 +59,8 @@ def show(value: object) -> str:
 
 
 class NumberedCells(Sequence[str]):
-    """Cells as numbers of the different ones, of which there may be few: a table has millions of cells, and texts of
-    their own would be most of the time and memory that it takes."""
+    """Cells as numbers of the distinct ones, which may be few: a table has millions of cells, whose texts would
+    dominate time and memory."""
 
     def __init__(self, known: list[str], numbers: NDArray[np.integer[Any]]) -> None:
         self.known = known
@@ -91,7 +91,7 @@ class NumberedCells(Sequence[str]):
 
 
 class Column:
-    """N cells of text, and what the distinct ones say of it."""
+    """N cells of text, and what the distinct ones say about them."""
 
     def __init__(self, name: str, cells: Sequence[str]) -> None:
         self.name = name
@@ -107,7 +107,7 @@ class Column:
         return frozenset(self.cells.known if isinstance(self.cells, NumberedCells) else self.cells)
 
     def as_values(self, value_of: Mapping[str, Any], dtype: npt.DTypeLike) -> NDArray[Any]:
-        """Return the value of each cell, `(N,)`, given those of the different ones."""
+        """Return the value of each cell, `(N,)`, given those of the distinct ones."""
         cells = self.cells if isinstance(self.cells, NumberedCells) else NumberedCells.of(self.cells)
         values = np.array([value_of[cell] for cell in cells.known], dtype)
         return values.take(cells.numbers)
@@ -118,7 +118,7 @@ class Column:
         return self.distinct - {""}
 
     def are_all(self, pattern: re.Pattern[str]) -> bool:
-        """Tell whether every cell that is not empty is of a pattern, and there are some."""
+        """Tell whether every cell that is not empty fits a pattern, and there are some."""
         return bool(self.filled) and all(map(pattern.fullmatch, self.filled))
 
     @cached_property
@@ -145,14 +145,14 @@ class Column:
         """Tell whether it can be a label: it has a name, and not a different word in every row like an id."""
         if words.is_index_name(self.name) or self.plain in _NO_LABELS:
             return False
-        # When a picture was taken is no class of it, a number for each row neither, and an empty column nothing at all.
+        # The time of a picture is not its class, nor is a number for each row; and an empty column says nothing.
         differ = len(self.distinct) == len(self.cells)
         if words.is_label_name(self.name) or self.kind in ("empty", "date") or (differ and self.plain.endswith("_id")):
             return words.is_label_name(self.name)
         return not differ or len(self.cells) < 3 or self.kind in ("number", "comma")
 
     def numbers(self) -> NDArray[np.float64]:
-        """Return the cells as numbers, NaN for empty ones and for what is none; words for yes are 1, for no 0."""
+        """Return the cells as numbers, NaN for empty cells and others; words for yes are 1, for no 0."""
         is_flag = self.kind == "flag"
         known = {cell: float(cell.lower() in words.YES if is_flag else _number(cell)) for cell in self.distinct}
         return self.as_values(known, np.float64)
@@ -179,7 +179,7 @@ def find_roles(
     columns: Mapping[str, Column], *, labels: Sequence[str] | None, inputs: Collection[str] = ()
 ) -> ColumnRoles:
     """Find the roles of a table's columns, except the path. `labels`: those that the user named; `inputs`: columns that
-    are known of unlabelled samples too, so that they are no labels."""
+    are known for unlabelled samples too, and so are not labels."""
     missing = [name for name in labels or () if name not in columns]
     if missing:
         msg = f"There is no column {listed(missing)}; there are {listed(sorted(columns)) or 'no others'}."
@@ -259,7 +259,7 @@ def split_of_cell(column: str, cell: str) -> str:
 
 
 def splits_of_column(column: Column) -> list[str]:
-    """Return the split of each row, by a column that is called as one of splits; nothing where it has other words."""
+    """Return the split of each row, from a column named like one of splits; empty if it has other words."""
     if _split_column([column]) is None:
         return []
     known = {cell: split_of_cell(column.name, cell) for cell in column.distinct}
@@ -304,28 +304,28 @@ def _odd_split(column: str, what: str) -> LayoutError:
 
 
 def _sizes_of_images(columns: Iterable[str]) -> set[str]:
-    """Return the columns for width and height of the images: both, because one alone may be that of a person."""
+    """Return the columns for width and height of the images: both, because one alone may be a person's."""
     plain = {words.plain_name(name): name for name in columns}
     pairs = ((name, name.replace("width", "height")) for name in plain if "width" in name)
     return {plain[name] for pair in pairs if pair[1] in plain for name in pair}
 
 
 def same_partition(one: Sequence[Any], other: Sequence[Any]) -> bool:
-    """Tell whether two labellings of the same samples are the same up to names."""
+    """Tell whether two labellings of the same samples are equal up to names."""
     pairs = set(zip(one, other, strict=True))
     return len(pairs) == len(set(one)) == len(set(other))
 
 
 def _find_labels(candidates: Mapping[str, Column], others: Sequence[Column]) -> tuple[str, ...]:
-    """Return the labels among columns that are not called so, `others` being all beside the paths."""
+    """Return the labels among columns that are not named so; `others`: all columns besides the paths."""
     by_kind: dict[Kind, list[str]] = {}
     for name, column in candidates.items():
         by_kind.setdefault(column.kind, []).append(name)
-    # What is one word for all rows tells none from another.
+    # A word that all rows share distinguishes nothing.
     named = by_kind.get("word", [])
     named = [name for name in named if len(candidates[name].distinct) > 1] or named
-    # Words beside numbers: numbers are usually measurements, and one word in each row is its class; not beside a few
-    # whole numbers, which may be classes as well.
+    # Words beside numbers: the numbers are usually measurements, and the word in each row its class; unless the numbers
+    # are a few integers, which may be classes too.
     grades = [
         name
         for name in by_kind.get("number", ())
@@ -335,7 +335,7 @@ def _find_labels(candidates: Mapping[str, Column], others: Sequence[Column]) -> 
     ]
     if len(named) == 1 and not grades:
         return (named[0],)
-    # Yes and no beside a measurement are one of two things to learn, and beside each other several of one kind.
+    # Yes and no beside a measurement is one of two possible targets; columns of yes and no are targets of one kind.
     measured = any(not candidates[name].distinct <= words.YES | words.NO for name in by_kind.get("number", ()))
     has_texts = any(column.plain in words.CAPTIONS for column in others)
     if not candidates or named or has_texts or (measured and "flag" in by_kind):
@@ -372,16 +372,16 @@ def make_targets(
 
     One column of words: int64 `(N,)`, index into the sorted words; with "|" or ";" in them, or lists of words as JSON
     and Python write them, uint8 `(N, K)`, one column for each word. One of numbers: int64 or float32 `(N,)`; integers
-    that count from 0 are class names. Several of numbers: `(N, K)` in their order, uint8 where all are 0 or 1, or yes
-    and no in words, NaN for an empty cell.
+    that count from 0 are class names. Several of numbers: `(N, K)` in their order, uint8 if all are 0 or 1, or yes and
+    no in words, NaN for an empty cell.
 
     `separator`: the text between several labels in one cell; "" if each cell is one label; `None` to find out. `sample`
-    returns what a row's sample is called, because people find a row by its file, not by a number.
+    returns the name of a row's sample, because people find a row by its file, not by a number.
     """
     first = columns[0]
     if len(columns) > 1:
         return _several_columns(columns)
-    # An empty cell is a sample without a label where there may be several; a mark for a missing value is no word.
+    # If cells may have several labels, an empty one is a sample without any; a mark for a missing value is not a word.
     of_words = separator != "" and first.are_all(_LIST_OF_WORDS) and "" not in first.distinct
     mark = separator or (separator_of(first) if separator is None and not of_words else "")
     missing = {cell for cell in first.distinct if cell.lower() in MISSING} - ({""} if mark else set())
@@ -421,7 +421,7 @@ def _several_columns(columns: Sequence[Column]) -> Targets:
     if ((table == 0) | (table == 1)).all():
         return Values(table.astype(np.uint8, order="C")), tuple(column.name for column in columns)
     for column in columns:
-        # The distinct cells tell, of which there are few.
+        # The few distinct cells decide.
         few = Column(column.name, sorted(column.filled))
         check_kept_apart(column.name, _exact(few) if column.are_all(WHOLE) else few.numbers())
     return Values(table.astype(np.float32, order="C")), ()
@@ -431,7 +431,7 @@ def _as_numbers(column: Column) -> Targets:
     values = column.numbers()
     if column.are_all(WHOLE):
         whole = _exact(column)
-    # From 2 ** 53 on floats skip integers, so numbers written as floats may already be wrong.
+    # From 2 ** 53 on floats skip integers, so integers written as floats may already be wrong.
     elif np.any(values != np.rint(values)) or np.abs(values).max() >= 2**53:
         check_kept_apart(column.name, values)
         return Values(values.astype(np.float32)), ()
@@ -462,7 +462,7 @@ def _as_sets(column: Column, words_of_cell: Callable[[str], list[str]]) -> Targe
 
 
 def _check_classes(column: Column, missing: set[str], sample: Callable[[int], str]) -> None:
-    """Refuse cells that a person would not call classes, where each different one would be a class."""
+    """Refuse cells that a person would not call classes, because each distinct one would become a class."""
     cells, known, mark = column.cells, column.distinct, ","
     numbers = {cell for cell in known if NUMBER.fullmatch(cell) and not _CODE.fullmatch(cell)}
     others = [cell for cell in cells if cell not in numbers and cell not in missing]
@@ -498,13 +498,13 @@ def _check_classes(column: Column, missing: set[str], sample: Callable[[int], st
 
 
 def _is_list(cell: str) -> bool:
-    """Tell whether a cell is a list written as text: each different one would be a class."""
+    """Tell whether a cell is a list written as text: each distinct one would become a class."""
     parts = cell.strip("[](){}").replace(",", " ").split()
     return _WRITTEN_LIST.fullmatch(cell) is not None or (len(parts) > 1 and all(map(NUMBER.fullmatch, parts)))
 
 
 def _exact(column: Column) -> NDArray[np.int64]:
-    """Return the whole numbers of a column whose cells contain only digits."""
+    """Return the integers of a column whose cells contain only digits."""
     known = {cell: int(cell) if len(cell) <= MOST_DIGITS else 2**64 for cell in column.distinct}
     large = next((cell for cell, number in known.items() if not -(2**63) <= number < 2**63), None)
     if large is not None:
@@ -516,7 +516,7 @@ def _exact(column: Column) -> NDArray[np.int64]:
 
 
 def check_kept_apart(name: str, numbers: NDArray[Any]) -> None:
-    """Refuse integers of which two would become equal in float32, in which numbers other than classes are stored."""
+    """Refuse integers of which two would become equal in float32, in which all numbers but classes are stored."""
     # Fractions are measurements, for which the eighth digit does not matter.
     whole = np.unique(numbers[np.isfinite(numbers) & (numbers == np.rint(numbers))])
     with np.errstate(over="ignore", invalid="ignore"):  # beyond float32 they would be infinite, which is not a label
@@ -546,7 +546,7 @@ def _has_single_ones(values: NDArray[Any]) -> bool:
 
 
 def note_on_numbers(name: str, values: NDArray[Any], classes: Sequence[str]) -> list[str]:
-    """Return a note if labels are numbers that a loss cannot use: NaN, or integers that are no classes."""
+    """Return a note if labels are numbers that a loss cannot use: NaN, or integers that are not classes."""
     missing = int(np.isnan(values).sum()) if values.dtype.kind == "f" else 0
     if missing:
         return [f"{missing:,} of {values.size:,} numbers in '{name}' are NaN, as missing labels are written."]

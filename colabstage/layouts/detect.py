@@ -1,6 +1,6 @@
 """Find the layout of a tree: a catalogue of what may state labels, strongest first, and the judge of what they state.
 
-A layout finds evidence; its rivals are what may state the same samples otherwise. What contradicts it is refused, and
+A layout finds evidence; its rivals are other evidence that may label the same samples. A contradiction is refused, and
 `judge` decides on the rest. A new format is a module in `formats/` and a line in `LAYOUTS`.
 """
 
@@ -88,12 +88,12 @@ if TYPE_CHECKING:
 LayoutFunction = Callable[["Tree"], SampleTable]
 
 AUDIO = FileKind("audio", "clips", words.SOUNDS)
-# More parts than this nobody writes into an argument.
+# Nobody writes more parts than this into an argument.
 _MOST_PARTS = 8
 
 
 class Case:
-    """The evidence in a source, each piece looked for at most once."""
+    """The evidence in a source, each piece searched at most once."""
 
     def __init__(self, source: Source, *, is_more: bool = False) -> None:
         self.source = source
@@ -115,7 +115,7 @@ class Case:
         return gather(self.state_masks)
 
     def state_masks(self, x: str | None = None, y: str | None = None) -> Found:
-        """Return what masks state: those that are asked for, or any."""
+        """Return what masks state: the requested ones, or any."""
         parsed = self.source.parse(
             masks.class_tables(self.source), lambda entry, content: tables.parse_table(entry.name, content)
         )
@@ -128,17 +128,17 @@ class Case:
 
     @cached_property
     def rows(self) -> Found:
-        """Return what tables state of images."""
+        """Return what tables state about images."""
         return gather(self.tables.state)
 
     @cached_property
     def listed(self) -> Found:
-        """Return what texts and JSON state of images."""
+        """Return what texts and JSON state about images."""
         return gather(TableSearch(self.source, TABLE, self.images, self.lookup, lists=True).state)
 
     @cached_property
     def folders(self) -> Found:
-        """Return what folders state of images."""
+        """Return what folders state about images."""
         return gather(lambda: folders_state(self.source, IMAGE_FOLDER))
 
     @cached_property
@@ -148,7 +148,7 @@ class Case:
 
     @cached_property
     def described(self) -> Found:
-        """Return what that states of images, or otherwise of clips."""
+        """Return what that states about images, or otherwise about clips."""
         return gather(self._state_described)
 
     def _state_described(self) -> Found:
@@ -161,7 +161,7 @@ class Case:
         return _as_clips(self.description.state_labels(AUDIO, clips, Lookup(clips.names)), AS_THEY_ARE)
 
     def state_boxes(self) -> Found:
-        """Return what boxes of KITTI, Pascal VOC, COCO, YOLO, or of a tool state, whichever there are."""
+        """Return what boxes of KITTI, Pascal VOC, COCO, YOLO or a tool state, whichever exist."""
         require_files(self.images, self.source, "images")
         reasons = []
         for name, state in _BOXES:
@@ -173,7 +173,7 @@ class Case:
         return Miss(LayoutError(f"'{self.source.label}' has no boxes beside its images. {' '.join(reasons)}"))
 
     def state_audio(self, options: ClipOptions = AS_THEY_ARE, labels: Sequence[str] | None = None) -> Found:
-        """Return what tables, or otherwise folders, state of clips, as rows of one length."""
+        """Return what tables, or otherwise folders, state about clips, as rows of one length."""
         clips = require_files(
             self.source.ending_in(words.SOUNDS), self.source, f"clips of sound ({', '.join(words.SOUNDS)})"
         )
@@ -195,7 +195,7 @@ class Case:
         return bool(leading) and tables_agree(leading, self.images.names, _classes_by_name(found), self.lookup)
 
     def judge(self, found: Found) -> Found:
-        """Return what the judge makes of evidence, with the splits that a description states."""
+        """Return the judge's verdict on evidence, with the splits that a description states."""
         description = self.description
         if isinstance(found, Evidence) and description is not None:
             stated = found
@@ -212,7 +212,7 @@ def _as_clips(found: Found, options: ClipOptions) -> Found:
 
 
 def _classes_by_name(found: Evidence) -> dict[str, str]:
-    """Return the class of each sample; nothing for samples without a class each."""
+    """Return the class of each sample; empty unless each has one."""
     return dict(zip(found.table.keys, class_of_samples(found.table), strict=False))
 
 
@@ -220,11 +220,11 @@ def _classes_by_name(found: Evidence) -> dict[str, str]:
 
 
 class Rival(NamedTuple):
-    """What may state the same samples otherwise."""
+    """Other evidence that may label the same samples."""
 
     who: str
     layout: str
-    """The layout that takes it, for messages; "" for none."""
+    """The layout that reads it, for messages; "" for none."""
     state: Callable[[Case, Evidence], Found | None]
     """Returns what it states beside the evidence that was found; `None` where that says nothing else."""
 
@@ -235,9 +235,9 @@ class Layout(NamedTuple):
     name: str
     """Its name in `layout=`."""
     state: Callable[[Case], Found]
-    """Returns what it states where it is named."""
+    """Returns what it states if it is named."""
     weigh: Callable[[Case], Found] | None = None
-    """Returns what it states for "auto", if more has to be weighed."""
+    """Returns what it states for "auto", if other evidence must be weighed."""
     extensions: tuple[str, ...] = ()
     """"auto" looks for it only if the tree has files with one of these; empty if extensions do not decide."""
     archive: str = ""
@@ -245,14 +245,13 @@ class Layout(NamedTuple):
     rivals: tuple[Rival, ...] = ()
 
     def may_fit(self, source: Source) -> bool:
-        """Tell whether "auto" has to look for it: most trees have no files of most layouts."""
+        """Tell whether "auto" must look for it: most trees have no files of most layouts."""
         if not self.extensions or len(source.ending_in(self.extensions)):
             return True
         return bool(self.archive) and any(part.kind == self.archive for part in source.tree.parts())
 
     def find(self, case: Case, *, by_name: bool = False) -> Found:
-        """Return what it states, unless a rival states otherwise: where it is named, another file of the same
-        layout."""
+        """Return what it states, unless a rival contradicts it; for a named layout, so is another file of it."""
         state = self.state if by_name or self.weigh is None else self.weigh
         rivals = [rival for rival in self.rivals if rival.layout == self.name or not by_name]
         return _unless_rivals(case, gather(lambda: state(case)), rivals)
@@ -267,7 +266,7 @@ def _unless_rivals(case: Case, found: Found, rivals: Iterable[Rival]) -> Found:
 
 
 def _compared(case: Case, found: Evidence, rival: Rival) -> Found:
-    """Return the evidence, with the files of both where they agree; else the refusal that names both."""
+    """Return the evidence, with the files of both if they agree; otherwise the refusal that names both."""
     other = gather(lambda: rival.state(case, found) or _NOTHING)
     if not other.claims:
         return found
@@ -288,7 +287,7 @@ def _compared(case: Case, found: Evidence, rival: Rival) -> Found:
 
 
 def _alone(case: Case, one: Evidence, other: Evidence) -> str:
-    """Return the argument that takes what one piece of evidence used, and not what the other did; "" for none."""
+    """Return the argument that selects what one piece of evidence used, and not what the other did; "" for none."""
     parts = [f"**/*{ending}" for ending in case.images.endings[0]]
     for ending in sorted({posixpath.splitext(name)[1] for name in one.used}):
         own = sorted(name for name in one.used if name.endswith(ending))
@@ -306,7 +305,7 @@ _UNREAD_LABELS = refuse("")
 
 
 def _boxes_beside(state: Callable[[Case], Found]) -> Callable[[Case, Evidence], Found | None]:
-    """Return what some boxes state, apart from what has been used."""
+    """Return what some boxes state, except in files that were used."""
 
     def rival(case: Case, found: Evidence) -> Found | None:
         # Both may number classes by one list.
@@ -324,7 +323,7 @@ def _masks_beside(case: Case, found: Evidence) -> Found | None:
 
 
 def _rows_beside(case: Case, found: Evidence) -> Found | None:
-    """Return what tables state that have not been used, unless they agree."""
+    """Return what tables state that were not used, unless they agree."""
     leading = {one.name for one in case.tables.leading} if case.source.ending_in(words.TABLES) else set()
     return None if leading <= found.used or case.rows_agree(found) else case.rows
 
@@ -346,7 +345,7 @@ def _names_beside(case: Case, found: Evidence) -> Found | None:
 
 
 def _called_otherwise(case: Case, found: Evidence) -> Found | None:
-    """Return what a sample's folder or name states, where that is another label than it has."""
+    """Return what a sample's folder or name states, if that differs from its label."""
     # Patients and parts also have numbers as names, so numbers do not contradict a label.
     classes = {_bare(name) for name in found.table.classes if not NUMBER.fullmatch(name)}
     names = gather(lambda: names_state(case.source)) if classes else _NOTHING
@@ -363,7 +362,7 @@ def _called_otherwise(case: Case, found: Evidence) -> Found | None:
 
 
 def _bare(name: str) -> str:
-    """Return a class's name as people read it, of one or of many: Cats, cat."""
+    """Return a class's name in the singular, as people read it: Cats, cat."""
     return words.spoken(name).removesuffix("s")
 
 
@@ -385,7 +384,7 @@ def _classes_of_others(case: Case, found: Evidence) -> Found | None:
 
 
 def _classes_beside_numbers(case: Case, found: Evidence) -> Found | None:
-    """Return folders that look like classes beside a table of numbers; not those of patients, visits and parts."""
+    """Return folders that look like classes beside a table of numbers, unless they are patients, visits or parts."""
     if not isinstance(found.table.targets, Values) or found.table.classes or len(case.images.folders[0]) < 2:
         return None
     names = case.folders.table.classes if isinstance(case.folders, Evidence) else ()
@@ -395,7 +394,7 @@ def _classes_beside_numbers(case: Case, found: Evidence) -> Found | None:
 
 
 def _classes_of_masks(_: Case, found: Evidence) -> Found | None:
-    """Find folders that look like classes, whose images both would label: the masks are in the same, or in none."""
+    """Find folders that look like classes and would label the images too: masks are in the same folders, or in none."""
     targets, keys = found.table.targets, found.table.keys
     assert isinstance(targets, Masks)
     depth = len(words.shared_folders(keys))
@@ -419,7 +418,7 @@ def _classes_of_masks(_: Case, found: Evidence) -> Found | None:
 
 
 def _weigh_rows(case: Case) -> Found:
-    """Weigh what else there is where a table names images and cannot be used: masks, and folders that agree with it."""
+    """If a table names images but cannot be used, weigh what else there is: masks, and folders that agree with it."""
     found = case.rows
     found = _rows_or_folders(case, found) if _name_folders(found, case) else found
     if isinstance(found, Evidence) or not found.claims:
@@ -434,7 +433,7 @@ def _weigh_rows(case: Case) -> Found:
     is_split = not set(words.SPLIT_COLUMNS).isdisjoint(map(words.plain_name, headers))
     if isinstance(by_folder, Evidence) and (by_folder.table.splits or not is_split) and case.rows_agree(by_folder):
         return by_folder.noting("Columns of tables that do not say the class of each folder were left out.")
-    # Nothing is gained by the advice where all images are in one folder.
+    # The advice is useless if all images are in one folder.
     if len(case.images.folders[0]) < 2:
         return found
     lists = " Splits are read from lists in its place: train.txt and val.txt, a path in each line." if is_split else ""
@@ -442,10 +441,10 @@ def _weigh_rows(case: Case) -> Found:
 
 
 def _with_other_splits(case: Case, rows: Found) -> Found:
-    """Return what a table states of the images of some splits with what folders state of those of the others, if both
+    """Return what a table states about images of some splits, joined with what folders state about the others, if both
     have the same classes: train/cat/1.jpg, and val.csv with val/2.jpg,cat."""
     folders = _classes_of_others(case, rows) if isinstance(rows, Evidence) else None
-    # Of its own images alone, so that none is noted as left out.
+    # With only its own images, so that no others are noted as left out.
     others = {*case.images.names}.difference(rows.table.keys) if isinstance(rows, Evidence) else ()
     own = Case(case.source.without({*others})).rows if isinstance(folders, Evidence) else rows
     if not isinstance(folders, Evidence) or not isinstance(own, Evidence):
@@ -485,7 +484,7 @@ def _of_folders(rows: Evidence) -> str:
 
 
 def _weigh_nothing(case: Case) -> Found:
-    """Take images without labels, if they are in one folder, or one for each split, and nothing may be their labels."""
+    """Take images without labels, if they are in one folder, or one per split, and nothing may be their labels."""
     source = case.source
     # First, because it declines most class folders after examining folders instead of images.
     splits = words.splits_of_folders(images_of(source).folders[0])
@@ -513,7 +512,7 @@ def _weigh_folders(case: Case) -> Found:
         note = f"{left_out(len(copy), 'images')}: copies of the others (first '{min(copy)}')."
         found = replace(found.noting(note), used=found.used | copy)
     rows = case.rows if case.source.ending_in(words.TABLES) else _NOTHING
-    # Names or numbers of the classes say nothing else.
+    # Rows with names or numbers of the classes agree with the folders.
     if _name_folders(rows, case) and not (rows.table.classes and _agree(found, rows)):
         return found.noting(_of_folders(rows))
     return found
@@ -645,7 +644,7 @@ def catalogue() -> tuple[Layout, ...]:
 
 def check_layout_name(layout: str) -> None:
     """Refuse the name of an unknown layout before any tree is opened."""
-    # To ask for installed packages takes longer than all else of a call that finds its dataset staged.
+    # Searching installed packages takes longer than everything else in a call that finds its dataset staged.
     if layout == "auto" or any(layout == one.name for one in LAYOUTS):
         return
     names = ["auto", *(one.name for one in catalogue())]
@@ -683,7 +682,7 @@ def detect_layout(tree: Tree, layout: str | LayoutFunction = "auto", *, is_more:
         raise EmptySourceError(msg) from error
     except ColabstageError:
         raise
-    # A number, a nesting or a size that no file can mean: labels of any format become numbers in many places.
+    # A number, a nesting or a size that cannot be meant: labels of any format become numbers in many places.
     except (ValueError, ArithmeticError, RecursionError, MemoryError) as error:
         msg = (
             f"The labels or arrays of '{tree.label}' hold what cannot be read: {ended(said_by(error))} Correct or "
@@ -738,7 +737,7 @@ def is_table_file(path: Path, layout: object) -> bool:
     return layout in ("auto", "table") and path.suffix.lower() in (".csv", ".tsv") and not path.is_dir()
 
 
-# --- where nothing fits -----------------------------------------------------------------------------------------------
+# --- if nothing fits --------------------------------------------------------------------------------------------------
 
 _KINDS = "images, arrays, clips of sound, text, shards (tar, TFRecord, LMDB, Arrow)"
 _AS_OBJECTS = "pass pack_dataset a dataset object whose items are (x, y)"
@@ -764,7 +763,7 @@ _UNREAD = (
 
 
 def _nothing_fits(source: Source, declined: list[Miss]) -> ColabstageError:
-    """Return the error that says what nearly fits, or what there is."""
+    """Return the error that says what nearly fits, or which files exist."""
     on_request = 'Give layout= the name of a layout, such as "table", and its error says why that one does not fit.'
     nearest = next((miss.error for miss in declined if miss.near), None)
     if isinstance(nearest, MissingDependencyError):
@@ -790,7 +789,7 @@ def _nothing_fits(source: Source, declined: list[Miss]) -> ColabstageError:
 
 
 def _how_to_give(source: Source) -> str:
-    """Return what to give as the source where a tree holds only archives, or tables and nothing that they name."""
+    """Return what to pass as the source if a tree holds only archives, or tables and nothing that they name."""
     archives, named = (files_called(source, ends) for ends in (words.ARCHIVES, words.TABLES))
     folder, shown = source.addresses(archives[:NAMES_SHOWN] or named[:1]) if archives or named else ("FOLDER", [])
     if archives and folder == "FOLDER":

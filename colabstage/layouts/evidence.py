@@ -1,7 +1,7 @@
-"""What evidence is: the samples with their labels, what states them, and which files it used.
+"""What evidence is: the samples with their labels, what states the labels, and which files were used.
 
 There are six kinds: folders, names, lists, files beside (boxes and masks of formats), rows that name files, and fields
-of the same record (shards, arrays). What is no evidence is a value too, with the reason. `detect` compares them.
+of the same record (shards, arrays). A lack of evidence is a value too, with the reason. `detect` compares them.
 """
 
 from __future__ import annotations
@@ -35,21 +35,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What some evidence states of samples."""
+    """What some evidence states about samples."""
 
     table: SampleTable
-    """The samples, with what is stated of each."""
+    """The samples, with what is stated about each."""
     who: str
     """What states it, for messages: "the folders", "'labels.csv'"."""
     used: frozenset[str] = frozenset()
-    """Names of the files that it read, needs, or leaves out on purpose, beside those of the samples."""
+    """The files, besides the samples' own, that it read, needs, or leaves out on purpose."""
     is_guess: bool = False
-    """Whether the classes are only folders that the samples are in, or what they are called, which may have another
-    reason."""
+    """Whether the classes are only the names or folders of the samples, which may have another reason."""
     unused: tuple[str, ...] = ()
-    """Names of the fields of the samples' own records, or of the arrays beside theirs, that state nothing of them."""
+    """Fields of the samples' own records, or arrays beside theirs, that state nothing about them."""
     others: FileEntries | None = None
-    """The files beside the samples, of which those that nothing uses in the end are noted."""
+    """Files beside the samples; a note lists those that nothing used in the end."""
 
     @property
     def claims(self) -> bool:
@@ -90,13 +89,13 @@ class Evidence:
 
     def noting(self, *notes: str) -> Evidence:
         """Return the same with further notes."""
-        said = tuple(dict.fromkeys((*self.table.notes, *notes)))
-        return replace(self, table=replace(self.table, notes=said)) if notes else self
+        all_notes = tuple(dict.fromkeys((*self.table.notes, *notes)))
+        return replace(self, table=replace(self.table, notes=all_notes)) if notes else self
 
 
 @dataclass(frozen=True, slots=True)
 class Miss:
-    """Why something is no evidence."""
+    """Why something is not evidence."""
 
     error: Exception
     near: bool = False
@@ -119,7 +118,7 @@ class FileKind(NamedTuple):
     extensions: tuple[str, ...]
 
 
-# So many files that were left out are named.
+# How many of the files that were left out are named.
 _FEW = 3
 IMAGE_FOLDER = FileKind("image_folder", "images", IMAGES)
 
@@ -130,12 +129,12 @@ def near(why: str) -> Miss:
 
 
 def refuse(why: str) -> Miss:
-    """Return a refusal: nothing weaker is looked at."""
+    """Return a refusal: nothing weaker is considered."""
     return Miss(BrokenDatasetError(why))
 
 
 def gather(read: Callable[[], Found]) -> Found:
-    """Return what a reader finds; the reason where it raises one."""
+    """Return what a reader finds, or the reason if it raises one."""
     try:
         return read()
     except (MissingDependencyError, LayoutError) as error:
@@ -143,14 +142,14 @@ def gather(read: Callable[[], Found]) -> Found:
 
 
 def required(found: Found) -> Evidence:
-    """Return the evidence, or raise why there is none."""
+    """Return the evidence, or raise the reason why there is none."""
     if isinstance(found, Miss):
         raise found.error
     return found
 
 
 def left_out_notes(*parts: tuple[int, str, str]) -> list[str]:
-    """Return a note for each kind of thing that was left out (how many, what, which); none for 0."""
+    """Return a note for each kind of thing that was left out (number, what, which); none for 0."""
     return [f"{left_out(count, things, which)}." for count, things, which in parts if count]
 
 
@@ -170,13 +169,13 @@ def count_kinds(files: FileEntries) -> str:
 
 
 def images_of(source: Source) -> FileEntries:
-    """Return the images of a source that are in no hidden folder."""
+    """Return the images of a source that are not in hidden folders."""
     images = source.ending_in(IMAGES).in_folders(lambda folder: not any(map(is_foreign, folder.split("/"))))
     return require_files(images, source, "images")
 
 
 def class_of_samples(table: SampleTable) -> list[str]:
-    """Return the class of each sample; nothing for samples without a class each."""
+    """Return the class of each sample; empty unless each has one."""
     targets = table.targets
     if not table.classes or not isinstance(targets, Values) or targets.values.ndim != 1:
         return []
@@ -184,7 +183,7 @@ def class_of_samples(table: SampleTable) -> list[str]:
 
 
 def labels_of_samples(table: SampleTable) -> list[tuple[str, ...]]:
-    """Return the class of each sample, or those of its boxes; nothing for samples of neither."""
+    """Return the class of each sample, or those of its boxes; empty for other samples."""
     targets, classes = table.targets, table.classes
     if not isinstance(targets, Boxes) or not classes:
         return [(label,) for label in class_of_samples(table)]
@@ -207,8 +206,8 @@ def take_rows(table: SampleTable, chosen: NDArray[np.intp]) -> SampleTable:
 
 
 def join_tables(files: FileEntries, tables: Sequence[SampleTable], classes: tuple[str, ...]) -> SampleTable:
-    """Return the samples of some tables, each of a class and a split, as those of the last one's layout. `files`: all
-    that are theirs."""
+    """Return the samples of several tables, each with one class and split, in the last one's layout. `files`: all
+    theirs."""
     sources = [one.inputs.source for one in tables]
     numbers = {name: number for number, name in enumerate(files.names)}
     chosen = [numbers[source.name(row)] for source in sources for row in range(len(source))]
@@ -235,7 +234,7 @@ def take_targets(targets: Targets, chosen: NDArray[Any]) -> Targets:
         return replace(targets, source=targets.source.take(chosen))
     counts = np.diff(targets.offsets)[chosen]
     offsets = offsets_of(counts)
-    # For each box its place in the old array: the beginning of its sample there, and how far it is into that sample.
+    # The place of each box in the old array: the beginning of its sample there, plus its place in that sample.
     rows = np.repeat(targets.offsets[chosen] - offsets[:-1], counts) + np.arange(counts.sum())
     return replace(
         targets,
@@ -246,18 +245,18 @@ def take_targets(targets: Targets, chosen: NDArray[Any]) -> Targets:
     )
 
 
-# Whether two pieces of evidence state the same of the samples; where they do not, which sample shows it.
+# Whether two pieces of evidence state the same about the samples; and if not, which sample shows it.
 
 
-# Programs round in different ways, and draw boxes around outlines: edges so far apart, as a part of the box's longer
-# side and in pixels, may be the same.
+# Programs round differently, and draw boxes around outlines: edges may be the same up to this distance, as a part of
+# the box's longer side and in pixels.
 _SAME_PART, _SAME_PIXELS = 0.25, 3
-# How many images are opened for their size, where no annotation states it.
+# How many images are opened for their size, if no annotation states it.
 _SIZES_READ = 64
 
 
 def state_of(table: SampleTable, key: str) -> str:
-    """Write what a table states of one sample."""
+    """Write what a table states about one sample."""
     targets, row = table.targets, next((row for row, name in enumerate(table.keys) if name == key), None)
     if row is None:
         return "nothing"
@@ -273,7 +272,7 @@ def state_of(table: SampleTable, key: str) -> str:
 
 
 def size_in_file(source: SampleSource, number: int) -> tuple[int, int] | None:
-    """Return the height and width of an image by its file; `None` where it is broken."""
+    """Return the height and width of an image from its file; `None` if it is broken."""
     with suppress(DecodeError, CorruptArchiveError):
         facts = probe_image(bytes(read_with_retry(lambda: source.read(number), source.name(number))))
         return facts.height, facts.width
@@ -281,11 +280,11 @@ def size_in_file(source: SampleSource, number: int) -> tuple[int, int] | None:
 
 
 def first_contradicted(one: SampleTable, other: SampleTable) -> str | None:
-    """Return a sample of which the second table states something else than the first; `None` where there is none.
+    """Return a sample about which the second table contradicts the first; `None` if there is none.
 
-    Boxes may agree: the first has all that the second states, of classes that may have other names. What the second
-    does not state contradicts nothing: conversions leave out crowds. Other targets never do; a sample that both have is
-    returned, if there is one, of different labels if there is one.
+    Boxes may agree: the first has all that the second states, with classes that may have other names. A lack of boxes
+    in the second contradicts nothing: conversions leave out crowds. Other targets never agree; then a sample in both is
+    returned, if there is one, with different labels if there is one.
     """
     if isinstance(one.targets, Boxes) and isinstance(other.targets, Boxes):
         return _first_of_other_boxes(one, other, one.targets, other.targets)
@@ -314,12 +313,12 @@ def _first_of_other_boxes(one: SampleTable, other: SampleTable, first: Boxes, se
         places, others = places * (scale if first.relative else 1), others * (scale if second.relative else 1)
         apart = _SAME_PART * (places[:, 2:] - places[:, :2]).max(axis=1, initial=0)
         apart += 0 if size is None and first.relative else _SAME_PIXELS
-        # Whether each box of the second may be each of the first. Boxes without area are in COCO itself.
+        # Whether each box of the second may be each of the first. Boxes without area occur in COCO itself.
         same = np.abs(places[None] - others[:, None]).max(axis=2) <= np.maximum(apart, 1e-9)
         if not same.any(axis=1).all():
             return name
         images.append((name, same, labels, other_labels.tolist()))
-    # What each class of the second is called by the first, in most boxes: two boxes may be in one place.
+    # The first's name for each class of the second, by most boxes: two boxes may be in one place.
     counts = Counter(
         (label, own)
         for _, same, labels, theirs in images
@@ -338,7 +337,7 @@ def _first_of_other_boxes(one: SampleTable, other: SampleTable, first: Boxes, se
 
 
 def _boxes_of(boxes: Boxes, row: int | None) -> tuple[NDArray[Any], NDArray[Any], tuple[int, int] | None]:
-    """Return the boxes of one image, their classes, and its height and width where they are stated."""
+    """Return the boxes of one image, their classes, and its height and width if stated."""
     part = slice(0) if row is None else slice(boxes.offsets[row], boxes.offsets[row + 1])
     height, width = (0, 0) if row is None or boxes.sizes is None else boxes.sizes[row].tolist()
     return boxes.boxes[part], boxes.columns["labels"][part], (height, width) if height and width else None

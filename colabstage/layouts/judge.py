@@ -1,9 +1,8 @@
-"""The judge: what must be true of what is stated, of folders that may be classes, and of files that are left over.
+"""The judge: what must be true of any table, of folders that may be classes, and of files that are left over.
 
-Every file is a sample, was used, or is harmless. What else may speak of the samples depends on what states their
-labels: where they were written down, archives and masks are refused, and what names the samples as well is noted; where
-it is folders or names alone, a text that names the samples is refused; where nothing does, any file that is not
-harmless.
+Every file is a sample, was used, or is harmless. What else may label the samples depends on what states their labels.
+If labels were written down, archives and masks are refused, and other files that name the samples are noted; if only
+folders or names state them, a text that names the samples is refused; if nothing does, any file that is not harmless.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ _STEMS_COMPARED = 64
 # How many images with boxes are opened for their size.
 _SIZES_COMPARED = 8
 _HEADS = 16
-# Of so many files without an ending the first bytes are looked at.
+# How many files without an extension are opened for their first bytes.
 _ENDLESS = 2
 # At least this many samples must be named, because a text may mention one in passing.
 _NAMED = 3
@@ -60,7 +59,7 @@ _OF_SHARDS = ("webdataset", "tfrecord", "lmdb", "arrow")
 # A stem with its last number.
 _NUMBERED = re.compile(r"(.*?)(\d+)\D*")
 _SPREADSHEETS = (".xlsx", ".xls", ".ods")
-# Endings of files that may be texts, and are looked into.
+# Extensions of files that may be texts, and are opened.
 _TEXTS = (*words.TEXTS, "", ".dat", ".log")
 # What is beside a photograph and no label of it: a camera's settings and its short film.
 _SILENT = (*(words.HARMLESS - {""}), *words.SOUNDS, *words.ARCHIVES, ".xmp", ".aae", ".thm", ".mov", ".mp4")
@@ -68,9 +67,9 @@ _SILENT = (*(words.HARMLESS - {""}), *words.SOUNDS, *words.ARCHIVES, ".xmp", ".a
 _BINARY = (".mat", ".npy", ".npz", ".pkl", *_SPREADSHEETS)
 _DATA = (".h5", ".hdf5", ".db", ".sqlite", ".tfrecord", ".arrow")
 _MORE = "may hold more of them, and would be left out"
-# What a file says of the classes that is said of them anyway.
+# The state of a file that says nothing new about the classes.
 _SAME = "same"
-# A number that may be that of a class.
+# A number that may be a class.
 _LABEL = re.compile(r"\d{1,9}", re.ASCII)
 _OF_SPLITS = frozenset({"split", "splits", "partition", "partitions", "fold", "folds"})
 
@@ -78,7 +77,7 @@ _OF_SPLITS = frozenset({"split", "splits", "partition", "partitions", "fold", "f
 def judge(
     source: Source, found: Evidence, rows_agree: Callable[[Evidence], bool], *, may_be_one: bool = False
 ) -> Found:
-    """Return what is stated with the splits of lists, if nothing contradicts it; else why it does not count.
+    """Return what is stated, with the splits of lists, if nothing contradicts it; otherwise why it does not count.
 
     `rows_agree` tells whether the tables that lead to the samples agree with it; `may_be_one`, whether one class is
     fine, because the samples are added to others.
@@ -95,7 +94,7 @@ def judge(
     if found.is_guess:
         why = why or unused.contradicting(rows_agree)
     if why:
-        # Where folders are no classes, the names of the files may be.
+        # If folders are not classes, the names of the files may be.
         decline = near if by_folders else refuse
         return decline(
             f"The {table.unit} of '{source.label}' may have the classes {listed(table.classes)}, by {found.who}, but "
@@ -104,7 +103,7 @@ def judge(
     checks = (_spelled_twice, _unnamed, _split_twice, _split_misspelt, _untrained, _boxes_lost)
     why = next((why for check in checks if (why := check(table))), "")
     why = why or _sets_in_folders(source, found) or _documents(source, table)
-    why = why or next(filter(None, map(_said, _left_over(source, found))), "")
+    why = why or next(filter(None, map(_left_over_message, _left_over(source, found))), "")
     if why:
         return refuse(f'{why[0].upper()}{why[1:]} layout="{table.layout}" takes the {table.unit} as they are.')
     return found.noting(*(_notes_on_folders(table) if by_folders else ()), *unused.notes())
@@ -114,7 +113,7 @@ def judge(
 
 
 def _spelled_twice(table: SampleTable) -> str:
-    """Find classes that are one word in two spellings, which are one class for people and two for a program."""
+    """Find classes that are one word in two spellings: one class for people, and two for a program."""
     seen: dict[str, str] = {}
     for name in table.classes:
         other = seen.setdefault(words.spoken(name), name)
@@ -128,7 +127,7 @@ def _spelled_twice(table: SampleTable) -> str:
 
 
 def _unnamed(table: SampleTable) -> str:
-    """Find labels that are beyond the classes: their names are those of another dataset, or numbered otherwise."""
+    """Find labels beyond the classes: the names are another dataset's, or are numbered differently."""
     targets, classes = table.targets, table.classes
     labels = targets.columns["labels"] if isinstance(targets, Boxes) else getattr(targets, "values", np.zeros(0))
     is_numbered = bool(classes) and labels.ndim == 1 and labels.dtype.kind in "iu" and len(labels) > 0
@@ -160,7 +159,7 @@ def _split_twice(table: SampleTable) -> str:
 
 
 def _split_misspelt(table: SampleTable) -> str:
-    """Find a folder called almost like a split beside one that is: what is in it would be trained on."""
+    """Find a folder whose name is almost a split's, beside a real split: its samples would be trained on."""
     source = table.inputs.source
     if not isinstance(source, TreeFiles):
         return ""
@@ -173,13 +172,13 @@ def _split_misspelt(table: SampleTable) -> str:
         splits = {words.split_name(name).split for name in names if words.is_split(name)}
         for name in sorted(names - {*table.classes}) if splits else ():
             split = words.misspelt_split(name)
-            # invalid beside valid is a word of its own.
+            # invalid beside valid is a different word.
             if not split or split in splits:
                 continue
             path = posixpath.join(above, name)
             within = [number for number, folder in enumerate(folders) if f"{folder}/".startswith(f"{path}/")]
             samples = np.flatnonzero(np.isin(folder_of, within)).tolist()
-            # A list or a column may say of each sample what its folder does not.
+            # A list or a column may state each sample's split.
             if table.splits is None or not any(words.same_split(table.splits[one], split) for one in samples):
                 return (
                     f"Did you mean '{split}' by '{path}', which holds {table.unit} beside folders of splits? "
@@ -189,11 +188,11 @@ def _split_misspelt(table: SampleTable) -> str:
 
 
 def _untrained(table: SampleTable) -> str:
-    """Find a split most of whose classes are not in `train`: tested classes must be trained."""
+    """Find a split most of whose classes are not in `train`: classes that are tested must be trained."""
     targets, classes = table.targets, table.classes
     if not (table.splits and classes and isinstance(targets, Values) and targets.values.ndim == 1):
         return ""
-    # Below 0 labels are kept secret.
+    # Negative labels are secret.
     pairs = {(split, label) for split, label in zip(table.splits, targets.values.tolist(), strict=True) if label >= 0}
     known = {label for split, label in pairs if split == "train"}
     for odd in sorted({split for split, _ in pairs}) if known else ():
@@ -208,7 +207,7 @@ def _untrained(table: SampleTable) -> str:
 
 
 def _boxes_lost(table: SampleTable) -> str:
-    """Find annotations without any box; and boxes outside of their images, which were made smaller, or are others."""
+    """Find annotations without any box; and boxes outside their images, which were shrunk, or are others."""
     boxes, source = table.targets, table.inputs.source
     if not isinstance(boxes, Boxes) or not isinstance(source, TreeFiles):
         return ""
@@ -242,14 +241,14 @@ def _boxes_lost(table: SampleTable) -> str:
 
 
 def _documents(source: Source, table: SampleTable) -> str:
-    """Find a document of Google beside samples that nothing labels."""
+    """Find a Google document beside samples without labels."""
     note = next((note for note in source.tree.notes if "Google" in note), "") if table.targets is None else ""
     return note and f"Nothing labels the {table.unit}, and a document may: {note} Download it as CSV beside them."
 
 
 def _sets_in_folders(source: Source, found: Evidence) -> str:
-    """Find shards in folders of different words that are no splits: languages, categories, datasets of their own."""
-    # Everything in a list of sources is meant.
+    """Find shards in folders of different words that are not splits: languages, categories, separate datasets."""
+    # Everything in a list of sources is meant to be used.
     if found.table.layout not in _OF_SHARDS or len(source.tree.parts()) > 1:
         return ""
     folders: dict[tuple[str, ...], str] = {}
@@ -268,7 +267,7 @@ def _sets_in_folders(source: Source, found: Evidence) -> str:
 
 
 def _why_not_classes(table: SampleTable, *, may_be_one: bool) -> str:
-    """Return why folders are probably no classes, and what to write; "" if they may be."""
+    """Return why folders are probably not classes, and what to write; "" if they may be."""
     if len(table.classes) < 2 and not may_be_one:
         of_names = ", or their class in the files' names: layout=file_names(PATTERN)" * (table.layout == "image_folder")
         return (
@@ -289,8 +288,8 @@ def _labels(table: SampleTable) -> NDArray[Any]:
 
 
 def _choice(table: SampleTable, *, outer: str = "", parts: Sequence[str] = ()) -> str:
-    """Write what chooses one of several readings: a part of the source, the innermost folders, two folders of parts of
-    each sample."""
+    """Write what chooses one of several readings: a part of the source, the innermost folders, or two folders of
+    parts."""
     source = table.inputs.source
     assert isinstance(source, TreeFiles)
     # Masks in 'gt' belong to images in 'img', those of one split to each other.
@@ -312,7 +311,7 @@ def _choice(table: SampleTable, *, outer: str = "", parts: Sequence[str] = ()) -
 
 
 def _called_parts(table: SampleTable) -> str:
-    """Find folders that are called after parts of a dataset, or of each sample."""
+    """Find folders named like parts of a dataset, or of each sample."""
     classes = table.classes
     if bare := sorted(filter(words.is_unlabelled, classes)):
         return f"{listed(bare)} says that its {table.unit} have no label. Move it away."
@@ -370,7 +369,7 @@ def _deeper(table: SampleTable) -> str:
 
 
 def _parts_of_samples(table: SampleTable) -> str:
-    """Find folders that may hold parts of each sample by the names of the files in them."""
+    """Find folders that may hold parts of each sample, by the names of the files in them."""
     stem, are_counted = _shared_stem(table)
     if not stem or are_counted:
         return ""
@@ -381,8 +380,9 @@ def _parts_of_samples(table: SampleTable) -> str:
 
 
 def _shared_stem(table: SampleTable) -> tuple[str, bool]:
-    """Return a stem or name that is in each of the folders, if they have the same or are called as parts and share half
-    of them; "" otherwise. And whether they count, as classes of one size do: cat/0.jpg, cat/1.jpg, dog/0.jpg."""
+    """Return a stem or name that occurs in each of the folders, if these have the same names, or are named like parts
+    and share half of them; "" otherwise. And whether the names are counted, as in classes of one size: cat/0.jpg,
+    cat/1.jpg, dog/0.jpg."""
     classes, labels, names = table.classes, _labels(table), _entries(table).names
     if not 2 <= len(classes) <= _MOST_PARTS:
         return "", False
@@ -399,8 +399,8 @@ def _shared_stem(table: SampleTable) -> tuple[str, bool]:
     if not are_same:
         return "", False
     first = posixpath.basename(names[rows[0][0]])
-    # All of one folder: the first by name are 0, 1, 10, 100, …, with gaps between them. There may be several series,
-    # each with a word of its own: img_0, photo_0.
+    # All names of one folder, because the first ones in order are 0, 1, 10, 100, …, with gaps in between. There may be
+    # several series, each with its own word: img_0, photo_0.
     series: dict[str, list[int]] = defaultdict(list)
     for row in rows[0].tolist():
         found = _NUMBERED.fullmatch(bare_stem(names[row], every))
@@ -416,13 +416,13 @@ def _shared_stem(table: SampleTable) -> tuple[str, bool]:
 
 
 def _is_series(found: Sequence[int]) -> bool:
-    """Tell whether ascending numbers are those of a series: each once, at equal steps or with few gaps."""
+    """Tell whether ascending numbers form a series: each once, at equal steps or with few gaps."""
     steps = {after - before for before, after in itertools.pairwise(found)}
     return 0 not in steps and (len(steps) < 2 or found[-1] - found[0] < 2 * len(found))
 
 
 def _notes_on_folders(table: SampleTable) -> Iterator[str]:
-    """Say what folders of classes may mean besides."""
+    """Say what else folders of classes may mean."""
     stem, are_counted = _shared_stem(table)
     if are_counted:
         yield (
@@ -442,28 +442,28 @@ def files_called(source: Source, ends: tuple[str, ...]) -> FileEntries:
 
 
 def may_label(source: Source, table: SampleTable) -> str:
-    """Return which files may hold the labels of images that nothing labels, and what to write."""
+    """Return which files may hold the labels of unlabelled images, and what to write."""
     others = source.files.not_ending_in(tuple(words.HARMLESS)).where(lambda name: not words.is_note(name))
     unused = _Unused(source, Evidence(table, ""), [])
     names = others.names or list(unused.stating(source.ending_in(("",))))
-    why = _said(_Left(names, f"the images of '{source.label}'"))
+    why = _left_over_message(_Left(names, f"the images of '{source.label}'"))
     return f'{why} layout="images" reads the images without labels.' if why else ""
 
 
 class _Left(NamedTuple):
-    """What of a source nothing used, and what it may be."""
+    """The files of a source that nothing used, and what they may be."""
 
     names: Sequence[str]
     beside: str
-    """Beside what: the images of a source, for example."""
+    """What they are beside: the images of a source, for example."""
     what: str = "may hold their labels, and would be left out"
     how: str = ""
-    """What to do; "" for writing a table."""
+    """What to do; "" to write a table."""
     noun: str = "files"
 
 
-def _said(left: _Left) -> str:
-    """Write that something is left over, and what to do; "" where nothing is."""
+def _left_over_message(left: _Left) -> str:
+    """Write that something is left over, and what to do; "" if nothing is."""
     if not left.names:
         return ""
     base, extension = posixpath.splitext(left.names[0])
@@ -479,18 +479,18 @@ def _said(left: _Left) -> str:
 
 def _left_over(source: Source, found: Evidence) -> Iterator[_Left]:
     """Yield what may hold more samples, their targets or their splits, whatever states these: fields of their own
-    records, files without an ending, masks, archives; and where nothing labels them, images and any annotations."""
+    records, files without an extension, masks, archives; and if nothing labels them, images and any annotations."""
     table, used = found.table, found.used
     of_files = isinstance(table.inputs.source, TreeFiles)
     of_arrays, is_bare = table.layout == "arrays", table.targets is None
     beside = f"the {'arrays' if of_arrays else table.unit} of '{source.label}'"
     if of_arrays and table.splits is None:
         how = "Save an array 'split' beside the others, with a word for each row: train, val or test."
-        # Folds are made for an experiment, and say of no row that it is held out.
+        # Folds are made for an experiment, and do not say which rows are held out.
         asked = [name for name in found.unused if words.plain_name(words.stem_of(name)) not in words.ABOUT_FILES]
         names = list(filter(_may_list_a_split, asked))
         yield _Left(names, beside, "may say which rows are held out, and would be left out", how, "arrays")
-    # Texts are what such images have in place of labels, and further fields are about both.
+    # Such images have texts instead of labels, and the further fields are about both.
     elif is_bare and not of_arrays and not any(map(words.is_caption, found.unused)):
         how = "Call what does 'label', or give a function as layout=, or a dataset object whose items are (x, y)."
         names = list(filter(words.may_be_label, found.unused))
@@ -510,7 +510,7 @@ def _left_over(source: Source, found: Evidence) -> Iterator[_Left]:
         yield _Left(_masks_left_over(source, found), beside, "may hold their masks, and would be left out", how)
     opened = {posixpath.basename(part.label) for part in source.tree.parts()} | used
     archives = files_called(source, words.ARCHIVES).where(
-        # Tars are looked into where samples are records.
+        # Tars are opened if samples are records.
         lambda name: (
             (of_files or not name.lower().endswith(_TARS)) and opened.isdisjoint({name, posixpath.basename(name)})
         )
@@ -535,8 +535,8 @@ def _without_ending(source: Source) -> Sequence[str]:
 
 
 def _masks_left_over(source: Source, found: Evidence) -> list[str]:
-    """Return the images that a table does not name and that look like masks of those that it does, if there are as many
-    as half of these: in a folder of masks, or called after them."""
+    """Return the images that a table does not name and that look like masks of those that it does, if there are at
+    least half as many: in a folder of masks, or named after the images."""
     rest = set(source.ending_in(words.IMAGES).names) - set(found.table.keys) - found.used
     stems = {posixpath.splitext(name)[0] for name in found.table.keys} if rest else set()
     masks = [
@@ -549,7 +549,7 @@ def _masks_left_over(source: Source, found: Evidence) -> list[str]:
 
 
 class _Unused:
-    """The files that nothing used, and that may describe the samples."""
+    """The files that nothing used and that may describe the samples."""
 
     def __init__(self, source: Source, found: Evidence, folds: Sequence[str]) -> None:
         self.source, self.found, self.table = source, found, found.table
@@ -562,18 +562,18 @@ class _Unused:
         return self.source.ending_in(extensions).without(self.found.used)
 
     def _statements(self, files: FileEntries) -> dict[str, list[Statement]]:
-        """Return what some texts state in their beginnings; nothing for other files."""
+        """Return what the beginnings of some texts state; empty for other files."""
         first = sorted(files, key=lambda entry: (entry.name.count("/"), entry.name))[:_HEADS]
         return {
             entry.name: self.source.statements(entry) if extension_of(entry.name) in _TEXTS else [] for entry in first
         }
 
     def stating(self, files: FileEntries) -> dict[str, str]:
-        """Return what those of some texts state that name samples: the "same" classes of them, or something "else"."""
+        """Return what those of some texts state that name samples: the "same" classes for them, or something "else"."""
         stated = self._statements(files.ending_in(_TEXTS).where(lambda name: not words.is_note(name)))
         named = {part for statements in stated.values() for one in statements for part in one.parts}
         labels = class_of_samples(self.table) or itertools.repeat("", len(self.table))
-        # Images in several folders may have one name.
+        # Images in several folders may share a name.
         class_of = defaultdict[str, set[str]](set)
         for name, label in zip(self.table.keys, labels, strict=True) if named else ():
             for word in {words.normal(posixpath.basename(name)), words.normal(words.stem_of(name))} & named:
@@ -585,8 +585,8 @@ class _Unused:
 
     @cached_property
     def about_classes(self) -> dict[str, str]:
-        """Return what files that are called after labels or names may say of the classes, for a note: nothing new, an
-        "" where they may be the labels of samples instead."""
+        """Return what files named like labels or names may say about the classes, for a note: nothing new, or an
+        addition; "" if they may be the labels of samples instead."""
         classes = self.table.classes
         if not classes or not isinstance(self.table.targets, Values):
             return {}
@@ -594,7 +594,7 @@ class _Unused:
         may_name = self._ending_in(words.TEXTS).where(words.may_hold_names)
         stated = self._statements(called) | self._statements(may_name)
         about = {name: _about_classes(name, one, classes) for name, one in stated.items()}
-        # A file in the folder of each class, with one word for several of them: labels of folders, as of patients.
+        # A file in each class's folder, with one word for several of them, has labels of the folders, as for patients.
         alike = defaultdict[str, list[str]](list)
         for name in stated:
             alike[posixpath.basename(name)] += [name] if not set(classes).isdisjoint(name.split("/")[:-1]) else []
@@ -604,7 +604,7 @@ class _Unused:
         return about
 
     def contradicting(self, rows_agree: Callable[[Evidence], bool]) -> str:
-        """Return which files may state something else than the folders or names that samples have; "" for none."""
+        """Return which files may contradict the samples' folders or names; "" for none."""
         table, classes = self.table, set(self.table.classes)
         silent = (*_SILENT, extension_of(table.keys[0] if len(table) else ""))
         others = self.source.files.not_ending_in(silent).where(lambda name: name not in self.found.used)
@@ -627,7 +627,7 @@ class _Unused:
         self.folds += filter(_may_list_a_split, self.agreeing)
         return next(
             (
-                _said(_Left(names, f"the {table.unit} of '{self.source.label}'"))
+                _left_over_message(_Left(names, f"the {table.unit} of '{self.source.label}'"))
                 for names in (
                     others.where(lambda name: _is_beside_parts(name, classes)).names,
                     own if 2 * len(own) > len(table) else (),
@@ -640,7 +640,7 @@ class _Unused:
         )
 
     def notes(self) -> Iterator[str]:
-        """Say which files name the classes or the samples as well and are not read."""
+        """Say which unread files name the classes or the samples as well."""
         table = self.table
         for what in dict.fromkeys(self.about_classes.values()):
             if what not in ("", _SAME):
@@ -649,7 +649,7 @@ class _Unused:
         others = self._ending_in(_TEXTS) if of_files and not self.found.is_guess else ()
         mates, more = list[str](), list[str]()
         if others:
-            # What is called as a sample is about it alone.
+            # A file named like a sample is about that sample alone.
             stems = {words.stem_of(name) for name in table.keys}
             mates = sorted(name for name in others.names if words.stem_of(name) in stems)
             more = list(self.stating(others.where(lambda name: words.stem_of(name) not in stems)))
@@ -669,11 +669,11 @@ class _Unused:
 
 
 def _about_classes(name: str, stated: Sequence[Statement], classes: Sequence[str]) -> str:
-    """Return what a file may say of the classes, `_SAME` where that is nothing else; "" if it may label samples."""
-    # In the folder of a class, of that.
+    """Return what a file may say about the classes, `_SAME` if that is nothing new; "" if it may label samples."""
+    # If it is in a class's folder, about that class.
     own = [one for one in classes if one in name.split("/")[:-1]] or classes
     counts = Counter[str]()
-    # A name may have blanks in it, which makes it a cell.
+    # A name may contain blanks, which makes it a cell.
     for one in stated:
         counts.update(Counter(one.words) | Counter(one.cells[len(one.words) :]) | Counter(one.folders))
     are_named = all(counts[one] == 1 for one in own)
@@ -703,21 +703,21 @@ def _may_list_a_split(name: str) -> bool:
 
 
 def _is_beside_parts(name: str, classes: set[str]) -> bool:
-    """Tell whether a file is in a folder of annotations inside of a class's: MOT17-02/gt/gt.txt."""
+    """Tell whether a file is in a folder of annotations inside a class's folder: MOT17-02/gt/gt.txt."""
     *folders, _ = name.split("/")
     first = next((place for place, folder in enumerate(folders) if folder in classes), len(folders))
     return any(words.is_role(folder) and not words.holds_images(folder) for folder in folders[first + 1 :])
 
 
 def _states(stated: Sequence[Statement], class_of: Mapping[str, set[str]], enough: int) -> str:
-    """Return whether a text states the "same" classes of samples, given by bare name, or something "else"; "" if it
-    does not name `enough`."""
+    """Return whether a text states the "same" classes for samples, by bare name, or something "else"; "" if it names
+    too few."""
     named: set[str] = set()
     agreeing = mentions = 0
-    # By class, what the lines say beside the name.
+    # By class, what the lines say besides the name.
     beside: dict[str, set[str]] = defaultdict(set)
     for one in stated:
-        # A line of names, classes and no more agrees; boxes or texts of a path with the class in it are something else.
+        # A line of names and classes only agrees; boxes, or texts of a path with the class in it, are something else.
         says_more = one.is_record or sum(_NUMBER.fullmatch(word) is not None for word in one.cells) >= 4
         agrees = one.cells if says_more else one.parts
         for part in one.parts & class_of.keys():
@@ -729,7 +729,7 @@ def _states(stated: Sequence[Statement], class_of: Mapping[str, set[str]], enoug
                     beside[label].add(" ".join(one.beside(part)))
     if len(named) < enough:
         return ""
-    # A name and one word, the same for all of a class and for no other, is the class by another name.
+    # A name and one word, the same for all of a class and for no other, is the class under another name.
     others = set().union(*beside.values())
     is_renamed = 1 < len(beside) == sum(map(len, beside.values())) == len(others)
     # A word, the same for many but not for a class, is another label or a split, although the class may be in the path.

@@ -1,4 +1,4 @@
-"""Evidence of lists: which samples are of which split, by lists of their names; and what the classes are called."""
+"""Evidence of lists: which samples belong to which split, by lists of names; and what the classes are called."""
 
 from __future__ import annotations
 
@@ -43,22 +43,22 @@ if TYPE_CHECKING:
 
 # --- files by the names that people write for them: in tables, lists and annotations ----------------------------------
 
-# In place of the number of a file: a name leads to none, or to several.
+# Returned instead of a file's number if a name matches no file, or several.
 NONE, SEVERAL = -1, -2
 
 
 def only(numbers: Sequence[int]) -> int:
-    """Return the one number; `NONE` or `SEVERAL` otherwise."""
+    """Return the single number; `NONE` or `SEVERAL` otherwise."""
     return numbers[0] if len(numbers) == 1 else SEVERAL if numbers else NONE
 
 
 class Lookup:
-    """One index of names, for all that names them.
+    """One index of names, for everything that names files.
 
-    A name is found, in this order: by the path as it is, from the folder of what names it or from the top; the same
-    without leading folders, as an absolute path of another machine needs; the end of a path. Each with the extension,
-    then without. A folder that is written and is there is where the file has to be, and a file of one split is never
-    found for another: what is missing stays missing.
+    A name is looked up, in this order: as a path, from the folder of the naming file or from the root; the same without
+    leading folders, as needed for an absolute path of another machine; as the end of a path. Each with the extension,
+    then without. If a folder is written and exists, the file must be in it, and a file of one split is never found for
+    another: what is missing stays missing.
     """
 
     def __init__(self, names: Iterable[str]) -> None:
@@ -67,7 +67,7 @@ class Lookup:
         self._folders = {part for folder in folders for part in folder.split("/") if part}
         self.has_splits = any(map(is_split, self._folders))
 
-    # Each index is made when a name first needs it: of a million names each takes a second.
+    # Each index is built when first needed: for a million names each takes a second.
 
     @cached_property
     def _whole(self) -> dict[str, int]:
@@ -87,15 +87,15 @@ class Lookup:
         return len(self.names)
 
     def may_find(self, written: str) -> bool:
-        """Tell whether there is a file of this bare name, somewhere: a quick look before `search`."""
+        """Tell whether there is a file with this bare name, somewhere: a quick check before `search`."""
         base = normal(written).replace("\\", "/").rstrip("/").rpartition("/")[2]
         return bool(self._by_base.get(base) or self._by_stem.get(base))
 
     def search_each(self, written: Iterable[str], folder: str = "") -> tuple[dict[str, int], int]:
-        """Return the number of the file that each of many names means, if any, `SEVERAL` where that cannot be said; and
-        how many of the names have the file's extension."""
+        """Return for each name the number of its file, if any, or `SEVERAL` if ambiguous; and how many names have the
+        file's extension."""
         names, bases = list(written), self._by_base
-        # In nearly all tables each is the base name of one file, which takes a third of the time to find so.
+        # In nearly all tables each name is the base name of one file, which this finds in a third of the time.
         found = {
             name: number
             for name, number in zip(names, map(bases.last.get, names), strict=True)
@@ -116,7 +116,7 @@ class Lookup:
 
     def search(self, written: str, folder: str = "", *, split: str = "") -> Sequence[int]:
         """Return the numbers of the files that may be meant: none, one, or several that cannot be distinguished.
-        `folder`: that of the file which names it."""
+        `folder`: that of the naming file."""
         written = normal(written)
         if "/" not in written and "\\" not in written and not split:
             # The common case in nearly all tables: a base name of exactly one file.
@@ -150,7 +150,7 @@ class Lookup:
             folders = self.names[number].split("/")[:-1]
             same = itertools.takewhile(bool, map(operator.eq, reversed(written), reversed(folders)))
             depth = sum(1 for _ in same)
-            # What is written before that and is a folder here has to be among those of the file.
+            # Any earlier part that is a folder here must be among the file's folders.
             if self._folders.intersection(written[: len(written) - depth]).issubset(folders):
                 by_depth[depth][number] = folders
         if not by_depth:
@@ -167,7 +167,7 @@ class Lookup:
 
 
 class _Index:
-    """The places of names in a list, nearly all of which are different."""
+    """The positions of names in a list, nearly all of which are different."""
 
     def __init__(self, names: list[str]) -> None:
         self.last = dict(zip(names, range(len(names)), strict=True))
@@ -182,7 +182,7 @@ class _Index:
                 numbers.append(self.last[name])
 
     def get(self, name: str) -> Sequence[int]:
-        """Return the places of a name."""
+        """Return the positions of a name."""
         found = self.several.get(name)
         return found if found is not None else (self.last[name],) if name in self.last else ()
 
@@ -190,7 +190,7 @@ class _Index:
 # --- lists of splits --------------------------------------------------------------------------------------------------
 
 _LISTS = (".txt", ".lst")
-# Three splits and some folds; more text files than that are one for each sample.
+# Three splits and some folds; more text files than this are one per sample.
 _MOST_LISTS = 16
 _READ_BY_HEAD = (".csv", ".tsv")
 # Enough for a header of two columns.
@@ -206,7 +206,7 @@ class _SplitList(NamedTuple):
     split: str
     samples: list[int]
     beside: list[str]
-    """What is written behind each sample's name, as a number of its class; "" for nothing."""
+    """The number of a class that is written after each sample's name; "" for nothing."""
 
 
 def lists_state(
@@ -295,19 +295,19 @@ def _lists_called(source: Source, found: Evidence) -> dict[str, str]:
 
 
 def _lists_within(source: Source, found: Evidence, within: str) -> dict[str, str]:
-    """Return the lists in the folders that end so, with their splits."""
+    """Return the lists in folders with this ending, with their splits."""
     filled = source.ending_in(_LISTS).where(lambda name: f"/{posixpath.dirname(name)}".endswith(f"/{within}"))
     names = [entry.name for entry in filled if entry.size]
     own = {name: split for name in names if (split := _listed_split(name)) and name not in found.used}
-    # trainval.txt repeats the two others, where there are any that are not empty.
+    # trainval.txt repeats the two others, if they exist and are not empty.
     halves = {posixpath.dirname(name) for name, split in own.items() if split != "test"}
     whole = [name for name in names if stem_of(name).lower() == "trainval" and posixpath.dirname(name) not in halves]
     return own | dict.fromkeys(whole, "train")
 
 
 def _listed_split(name: str) -> str:
-    """Return the split that a file is a list of by its name alone: train.txt, TestImages.txt, validation_list.txt; ""
-    for train_test_split.txt."""
+    """Return the split that a file lists according to its name: train.txt, TestImages.txt, validation_list.txt; "" for
+    train_test_split.txt."""
     read = split_name(stem_of(name))
     return read.split if set(read.rest) <= _BESIDE_LISTS else ""
 
@@ -338,11 +338,11 @@ def _lines_in(name: str, content: bytes, split: str) -> tuple[Sequence[str], Seq
 
 
 def _about_labels(found: Evidence, lists: list[_SplitList]) -> list[str]:
-    """Return what is to be said of numbers behind the names, as Caffe has them for classes; refuse them where folders
-    or names are guessed to be the classes, and they divide the samples otherwise."""
+    """Return notes on the numbers after the names, which are classes in Caffe's lists. If folders or names are guessed
+    to be the classes and the numbers divide the samples differently, refuse them."""
     labels = class_of_samples(found.table)
     numbered = [(row, text) for one in lists for row, text in zip(one.samples, one.beside, strict=True)]
-    # One number for all of them, or for each, is no class of it.
+    # One number for all samples, or a different one for each, is not a class.
     kinds = {text for _, text in numbered}
     if not labels or not 1 < len(kinds) < len(numbered) or not all(map(_NUMBER.fullmatch, kinds)):
         return []
@@ -361,7 +361,7 @@ def _about_labels(found: Evidence, lists: list[_SplitList]) -> list[str]:
 
 def _contradiction(file: str, why: str, table: SampleTable) -> BrokenDatasetError:
     without = f"have none read: layout='{table.layout}' takes folders alone"
-    # Boxes and masks are always read with the lists that are there.
+    # Boxes and masks are always read with the existing lists.
     if isinstance(table.targets, Boxes | Masks):
         without = "take the other folders alone, only=[…]"
     return BrokenDatasetError(f"The list '{file}' names {why}. Correct the list, or {without}.")
@@ -402,7 +402,7 @@ def _with_listed_splits(table: SampleTable, lists: list[_SplitList], missing: Ma
     return replace(made, splits=called, notes=(*table.notes, *notes))
 
 
-# --- what lists of names and data.yaml, which tools leave beside numbered boxes, say: classes, keypoints, splits ------
+# --- lists of names and data.yaml, which tools write beside numbered boxes: classes, keypoints, splits ----------------
 
 _NAME_LISTS = ("classes.txt", "_classes.txt", "obj.names", "classes.names", "_darknet.labels", "predefined_classes.txt")
 _SETTINGS = (".yaml", ".yml", ".data")
@@ -417,7 +417,7 @@ class ClassList(NamedTuple):
     names: tuple[str, ...]
     """The classes in label order; empty if there are none."""
     keypoints: tuple[int, int] = (0, 0)
-    """Number of keypoints, and numbers for each; (0, 0) for boxes without keypoints."""
+    """Number of keypoints, and how many numbers each has; (0, 0) for boxes without keypoints."""
     splits: Mapping[str, Sequence[str]] = {}
     """The folders and lists of each split, as written."""
 
@@ -444,7 +444,7 @@ def read_class_list(source: Source) -> tuple[list[str], ClassList]:
 
 
 def is_class_list(name: str) -> bool:
-    """Tell whether a file may say what the classes are, by its name."""
+    """Tell whether a file's name suggests that it says what the classes are."""
     return name.lower().endswith(_SETTINGS) or posixpath.basename(name).lower() in _NAME_LISTS
 
 
@@ -488,7 +488,7 @@ def _load_yaml(name: str, text: str) -> Any:
 
     try:
         # Without types, so that a class called no, or 1, is a word.
-        return yaml.load(text, Loader=yaml.BaseLoader)  # makes only texts, lists and mappings
+        return yaml.load(text, Loader=yaml.BaseLoader)  # creates only texts, lists and mappings
     except (yaml.YAMLError, ValueError, RecursionError, TypeError) as error:
         raise _odd(name, show(error)) from error
 

@@ -1,4 +1,4 @@
-"""Evidence of names: of files, which may have the class in them, and of the folders that they are in."""
+"""Evidence of names: of files, which may contain the class, and of the folders that they are in."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def names_state(source: Source, *, pattern: str | None = None) -> Evidence:
     """
     images = images_of(source)
     wanted = _WORD_AND_NUMBER if pattern is None else re.compile(pattern)
-    # Names without a class belong to a test set. The first of a million usually shows that they have no class.
+    # Names without a class belong to a test set. The first of a million usually shows that they have none.
     silent = (name for name in images.names if wanted.search(name) is None)
     first = next((name for name in silent if pattern is not None or split_of_path(name) != "test"), "")
     found = [wanted.search(name) for name in images.names] if pattern is not None or not first else []
@@ -84,9 +84,8 @@ def names_state(source: Source, *, pattern: str | None = None) -> Evidence:
 
 
 def nothing_states(source: Source) -> Evidence:
-    """Read all images of a source, in order of their names, without labels; splits come from folders, if all images
-    are in split folders.
-    """
+    """Read all images of a source, in order of their names, without labels; splits come from folders, if all images are
+    in split folders."""
     images = images_of(source)
     splits_of = words.splits_of_folders(images.folders[0])
     notes = ["The images have no labels: neither folders of classes, nor files of annotations, nor words in names."]
@@ -107,8 +106,8 @@ def nothing_states(source: Source) -> Evidence:
 
 
 def names_may_say(source: Source) -> str:
-    """Return what the names of unlabelled images may say, and what to write: classes, or which is whose mask; ""
-    where they say nothing."""
+    """Return what the names of unlabelled images may mean, and what to write: classes, or whose mask each is; "" if
+    they mean nothing."""
     names = images_of(source).names
     pairs = _pairs_by_name(names)
     without = 'layout="images" reads the images without labels.'
@@ -146,27 +145,27 @@ def _parts_of_names(names: Sequence[str], pattern: str) -> list[str]:
     names = [name for name in names if split_of_path(name) != "test"] or names
     matches = [re.search(pattern, name) for name in names]
     found = {match[1] for match in matches if match is not None}
-    # As many words as images are not classes, and neither is a single one, such as IMG.
+    # As many words as images are not classes, nor is a single one, such as IMG.
     return sorted(found) if all(matches) and 1 < len(found) <= len(names) / 2 else []
 
 
 # --- folders ----------------------------------------------------------------------------------------------------------
 
-# Pictures in formats that are not read: a folder of them is a class whose samples are missing.
+# Pictures in unreadable formats: a folder of them is a class whose samples are missing.
 _OTHER_PICTURES = (".svg", ".psd", ".dng", ".cr2", ".nef", ".exr")
-# Number of duplicated images that are read to make sure that they are the same.
+# How many duplicated images are read to make sure that they are equal.
 _COMPARED = 8
 _PART_ENDS = frozenset(
     {"mask", "label", "labels", "lab", "gt", "seg", "target", "hair", "skin", "l", "rgb", "img", "image"}
 )
 
-# A folder's path below what wraps the dataset, empty for one that is no class; and its number among the folders with
-# files of the kind, -1 for one without.
+# A folder's path below the one that wraps the dataset, empty if it is not a class; and its number among the folders
+# with files of the kind, -1 for one without.
 _Folder = tuple[tuple[str, ...], int]
 
 
 class _Class(NamedTuple):
-    """A folder in that of a class; samples are in the order of these."""
+    """A folder inside a class's folder; samples are in the order of these."""
 
     split_order: int
     name: str
@@ -271,7 +270,7 @@ def _without_files(source: Source, kind: FileKind, filled: list[_Folder]) -> lis
 
 
 def _below(folders: list[_Folder], top: str) -> list[_Folder]:
-    """Return the folders as seen from one of them; with no path if they are elsewhere."""
+    """Return the folders as seen from one of them; with an empty path if they are elsewhere."""
     return [(parts[1:] if parts[:1] == (top,) else (), number) for parts, number in folders]
 
 
@@ -394,7 +393,7 @@ def _flat_splits(found: list[_Class]) -> set[str]:
 
 
 def _listed_classes(source: Source, names: list[str], classes: list[str]) -> dict[str, dict[str, str]]:
-    """Return the class of each of some files, by the list that states them beside their folder."""
+    """Return the class of each of some files, from the list beside their folder."""
     above = posixpath.dirname(posixpath.dirname(names[0]))
     for entry in source.ending_in((".txt",)).where(lambda name: posixpath.dirname(name) == above):
         lines = (line.split("\t") for line in source.text(entry).splitlines())
@@ -402,7 +401,7 @@ def _listed_classes(source: Source, names: list[str], classes: list[str]) -> dic
         found = {name: stated.get(words.normal(posixpath.basename(name)), "") for name in names}
         if not found[names[0]]:
             continue
-        # A list from another dataset, or of words other than the folders' names, would give wrong labels to all.
+        # A list from another dataset, or with other words than the folders' names, would mislabel everything.
         wrong = next((name for name, label in found.items() if label not in classes), None)
         if wrong is not None:
             msg = (
@@ -415,7 +414,7 @@ def _listed_classes(source: Source, names: list[str], classes: list[str]) -> dic
 
 
 def _notes(found: list[_Class], classes: list[str], noun: str) -> Iterator[str]:
-    """Say what of the folders a loss, or a list of names, may not expect."""
+    """Say what about the folders a loss, or a list of names, may not expect."""
     by_split = _by_split(found)
     names = sorted(set[str]().union(*by_split.values()))
     for split, own in by_split.items():
@@ -434,8 +433,8 @@ def _notes(found: list[_Class], classes: list[str], noun: str) -> Iterator[str]:
 
 
 def bare_stem(name: str, folder: str) -> str:
-    """Return a file's stem without the words of its folder and without leading zeros, as parts of a sample share it:
-    red_patch_1 in train_red, top_2_1_label in labels."""
+    """Return a file's stem without the words of its folder and without leading zeros, as the parts of a sample share
+    it: red_patch_1 in train_red, top_2_1_label in labels."""
     found = [word.lower() for word in re.findall(r"[A-Za-z]+", folder)]
     ends = {*found, *(word.rstrip("s") for word in found), *_PART_ENDS}
     parts = [part for part in re.split(r"[ ._-]+", words.stem_of(name).lower()) if part and part not in ends]
@@ -448,7 +447,7 @@ def second_copy(source: Source) -> frozenset[str]:
     files = source.ending_in(words.IMAGES)
     folders = {f"{folder}/".lstrip("/") for folder in files.folders[0]}
     top = "".join(f"{folder}/" for folder in words.shared_folders(folders))
-    # A copy is deeper than its original. Compared are folders, names, sizes, and the content of a few.
+    # A copy is deeper than its original. Folders, names and sizes are compared, and the content of a few.
     *parts, _ = max(folders, key=lambda folder: folder.count("/"), default="").removeprefix(top).split("/")
     for depth in range(1, len(parts)):
         copy = f"{top}{'/'.join(parts[:depth])}/"

@@ -222,7 +222,7 @@ def _masks_state(source: Source, *, x: str | None, y: str) -> Found:
 
 
 def _layout(state: Callable[..., Found], **options: Any) -> LayoutFunction:
-    """Return what a reader of evidence states with these options, as a function that can be sent to other processes."""
+    """Return a reader of evidence with these options as a function that can be sent to other processes."""
     return functools.partial(_read, state, **options)
 
 

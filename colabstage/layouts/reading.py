@@ -1,7 +1,7 @@
 """Bytes of files in a tree: at any place of one, the first of one, and many small ones at once; texts of them, and what
 these state: a statement for each line, or key of JSON.
 
-This and the index of names in `lists` are where layouts touch a tree.
+Layouts touch a tree only through this and the index of names in `lists`.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
-# A pointer of Git LFS is shorter, and few files of data are as short.
+# A Git LFS pointer is shorter, and few data files are as short.
 _POINTER_BYTES = 1024
 # On a Drive mount, speed grows with the reads in flight up to about twenty, and falls off after thirty-two.
 _MAX_READERS = 32
-# What is shorter is held while a layout is detected, because several formats look at it.
+# Shorter files are kept in memory while a layout is detected, because several formats read them.
 _HELD_BYTES = 1 << 20
 _MOST_HELD = 64
 # Enough to recognise a file's content, and little enough for a slow mount.
@@ -55,19 +55,19 @@ _STATED_BYTES = 64 * 1024
 def open_member(tree: Tree, entry: FileEntry) -> ByteSource:
     """Return the bytes of one file of a tree, to be read at any place, from any thread.
 
-    What a tree cannot open so, because its bytes are packed or have a checksum that only the whole of them meets, is
-    unpacked into a file without a name on the local disk; the system drops it when nothing reads from it any more.
+    If a tree cannot open it that way, because it is packed or only its whole has a checksum, it is unpacked into an
+    unnamed file on the local disk; the system drops that once nothing reads from it any more.
     """
     refuse_stand_in(tree, entry)
     tree, entry = tree.origin(entry)
-    # Callers read here and there, which a service answers slowly: the whole file is copied.
+    # Callers read at random, to which a service responds slowly, so the whole file is copied.
     source = None if tree.by_request else tree.open(entry)
     return _spool(tree, entry) if source is None else source
 
 
 def open_unpacked(tree: Tree, entry: FileEntry, *, from_start: bool = False) -> ByteSource:
-    """Open a file as `open_member` does; one that is compressed as a whole (.tfrecord.gz) as its content.
-    `from_start`: it is read from its beginning, a remote one part by part."""
+    """Open a file as `open_member` does; one that is compressed as a whole (.tfrecord.gz) as its content. `from_start`:
+    it is read from its beginning, and part by part if it is remote."""
     refuse_stand_in(tree, entry)
     opened = tree.open(entry) if from_start else open_member(tree, entry)
     source = _spool(tree, entry) if opened is None else opened
@@ -84,11 +84,11 @@ def _spool(tree: Tree, entry: FileEntry) -> LocalBytes:
 
 
 def copy_of(tree: Tree, entry: FileEntry) -> IO[bytes]:
-    """Return a copy of a file in the folder for temporary files, which goes when it is closed."""
+    """Return a copy of a file in the folder for temporary files, which is removed when it is closed."""
     folder = spool_folder(entry.size, f"'{entry.name}' of '{tree.label}', unpacked,")
     file = tempfile.NamedTemporaryFile(dir=folder, prefix="colabstage-")  # noqa: SIM115 - closed by the caller
     try:
-        # Piece by piece, since a member may be larger than memory.
+        # Piece by piece, because a member may be larger than memory.
         file.writelines(tree.chunks(entry))
         file.flush()
     except BaseException:
@@ -98,7 +98,7 @@ def copy_of(tree: Tree, entry: FileEntry) -> IO[bytes]:
 
 
 def spool_folder(needed_bytes: int, what: str) -> Path:
-    """Return the folder for temporary files with the most room."""
+    """Return the folder for temporary files with the most space."""
     # /tmp is memory on some machines; a folder that TMPDIR names was chosen by a person.
     places = [Path(tempfile.gettempdir())]
     if "TMPDIR" not in os.environ and os.access("/var/tmp", os.W_OK):
@@ -109,9 +109,7 @@ def spool_folder(needed_bytes: int, what: str) -> Path:
 
 
 def read_head(tree: Tree, entry: FileEntry, length: int) -> bytes:
-    """Return the first bytes of one file, `length` of them or as many as there are, without reading the rest where
-    possible.
-    """
+    """Return the first bytes of one file, `length` of them or all there are, without reading the rest if possible."""
     source = tree.open(entry)
     if source is None:
         return next(iter(tree.chunks(entry)), b"")[:length]
@@ -120,13 +118,13 @@ def read_head(tree: Tree, entry: FileEntry, length: int) -> bytes:
 
 
 def refuse_stand_in(tree: Tree, entry: FileEntry) -> None:
-    """Refuse a short file that holds something else than its name says, such as a pointer of Git LFS."""
+    """Refuse a short file that holds something else than its name says, such as a Git LFS pointer."""
     if 0 < entry.size < _POINTER_BYTES:
         in_place(entry.name, read_head(tree, entry, HEAD_BYTES))
 
 
 def in_place(name: str, content: bytes) -> bytes:
-    """Return the content of a file; raise for what stands in for one."""
+    """Return the content of a file; raise if it is only a stand-in."""
     instead = stand_in(content[:HEAD_BYTES])
     if instead:
         msg = f"'{name}' is {instead}."
@@ -136,7 +134,7 @@ def in_place(name: str, content: bytes) -> bytes:
 
 def decode_text(content: bytes) -> str:
     """Return the text of a file that a person or a person's program wrote, or of its beginning."""
-    # What spreadsheets save as "Unicode text", and Windows' shell as a list of names.
+    # The encoding of spreadsheets' "Unicode text", and of lists of names from Windows' shell.
     if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return content.decode("utf-16", "replace")
     try:
@@ -155,10 +153,10 @@ def read_each(
     skip_broken: bool = False,
     in_caller: bool = False,
 ) -> list[T]:
-    """Return `make(index, content)` of the contents that are chosen, in their order, made in one thread as they come.
+    """Return `make(index, content)` for the chosen contents, in their order, made in one thread as they arrive.
 
-    `readers`: reads in flight at the start; there are up to 32 when they prove slow, or none beside this thread
-    `in_caller`. `skip_broken`: leave out what is damaged, where packing names it later.
+    `readers`: reads in flight at the start; up to 32 if they prove slow, or none beside this thread `in_caller`.
+    `skip_broken`: leave out damaged contents, which packing will name.
     """
     passed_over = (CorruptArchiveError, DecodeError) if skip_broken else ()
     found: dict[int, T] = {}
@@ -176,7 +174,7 @@ def read_each(
 
     positions = source.positions
     run_pipeline(
-        # In the order of the medium: what is read is few, and lies anywhere.
+        # In the order of the medium: few are read, and they may be anywhere.
         sorted(range(len(chosen)), key=lambda place: int(positions[chosen[place]])),
         read=read,
         use=use,
@@ -200,7 +198,7 @@ class Source:
         self._stated: dict[str, list[Statement]] = {}
 
     def without(self, names: Collection[str]) -> Source:
-        """Return the source as if it did not have some files; what is read of either is held for both."""
+        """Return the source as if it lacked some files; they share what has been read."""
         rest = copy.copy(self)
         rest.files = self.files.without(names)
         return rest
@@ -210,8 +208,8 @@ class Source:
         return self.files.ending_in(extensions)
 
     def addresses(self, entries: FileEntries) -> tuple[str, list[str]]:
-        """Return what to give as sources for the folder and for some of its files; 'FOLDER' and names in it for what
-        has to be extracted first."""
+        """Return what to pass as sources for the folder and for some of its files; 'FOLDER' and names in it if they
+        must be extracted first."""
         found = [self.tree.address_of(entry) for entry in entries]
         if not all(found):
             return "FOLDER", [f"FOLDER/{name}" for name in entries.names]
@@ -219,7 +217,7 @@ class Source:
         return found[0].removesuffix(end) if found[0].endswith(end) else self.label, found
 
     def read(self, entry: FileEntry) -> bytes:
-        """Return one whole file; a read that fails in a way that passes is tried again."""
+        """Return one whole file; a read that fails temporarily is tried again."""
         held = self._held.get(entry.name)
         return self._hold(entry, read_with_retry(lambda: self.tree.read(entry), entry.name)) if held is None else held
 
@@ -240,9 +238,7 @@ class Source:
         return self._stated[entry.name]
 
     def parse(self, entries: Iterable[FileEntry], make: Callable[[FileEntry, bytes], T]) -> dict[str, T]:
-        """Return `make(entry, content)` of some files by name, in their order; many reads are in flight where they are
-        slow.
-        """
+        """Return `make(entry, content)` for some files by name, in their order; if slow, with many reads in flight."""
         wanted = FileEntries.of(entries)
         found = {
             entry.name: make(entry, self._held[entry.name])
@@ -360,8 +356,8 @@ _ENCODING = re.compile(rb"""<\?xml[^>]{0,200}?\sencoding\s*=\s*["']([A-Za-z0-9._
 
 
 def parse_xml(name: str, content: bytes, root: str, take: Callable[[Element], None]) -> None:
-    """Call `take` with each element right below the root of a file, and forget it: a file may have millions. Whatever
-    is wrong, also what `take` raises, is an error that names the file and the line."""
+    """Call `take` with each element right below the root of a file, and drop it: a file may have millions. Anything
+    wrong, including what `take` raises, is an error that names the file and the line."""
     parser, builder = expat.ParserCreate(), TreeBuilder()
     depth = 0
 
@@ -382,7 +378,7 @@ def parse_xml(name: str, content: bytes, root: str, take: Callable[[Element], No
             element.clear()
 
     def refuse_entity(*_: object) -> NoReturn:
-        # With entities a small file could grow to gigabytes, or read other files.
+        # With entities, a small file could grow to gigabytes, or read other files.
         msg = "it declares an entity, which no annotation needs; refused"
         raise ValueError(msg)
 
@@ -398,7 +394,7 @@ def parse_xml(name: str, content: bytes, root: str, take: Callable[[Element], No
         raise broken(name, reason, line=parser.CurrentLineNumber) from error
 
 
-# Errors for what is broken in a dataset: where, what is there, and what was expected.
+# Errors for broken parts of a dataset: where, what is there, and what was expected.
 
 
 def broken(where: str, found: str, expected: str = "", *, line: int = 0) -> BrokenDatasetError:

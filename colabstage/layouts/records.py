@@ -1,7 +1,7 @@
 """Samples that are records of shards: what their fields state becomes targets, classes, splits and notes.
 
 A format finds the records of its files and the fields in them: keys of WebDataset, features of an Example, columns of
-Arrow, values of LMDB. What labels mean, and that all records have them or none, is the same for all.
+Arrow, values of LMDB. What labels mean, and that all records have them or none, is the same for all formats.
 """
 
 from __future__ import annotations
@@ -67,19 +67,19 @@ if TYPE_CHECKING:
 
     FieldValues = Sequence[Any] | NDArray[np.int64]
 
-# With more classes than this, the numbers are not class indices.
+# Numbers above this are not class indices.
 _MAX_CLASSES = 1_000_000
-# A longer text is no class's name.
+# A longer text is not a class's name.
 _MAX_CLASS_NAME = 100
 _OF_SERIES = re.compile(r"^(.*)-(\d+)-of-(\d+)(.*)$")
 Label = int | float | str | None
-# Fields of records that are labels beside those of `words.LABELS`, and before them; of two with the same content, the
+# Fields of records that are labels in addition to `words.LABELS`, and before them; of two with the same content, the
 # first counts.
 LABELS = (
     "cls", "label", "labels", "class_label", "class", "fine_label", "target", "category", "class_id", "class_index",
     "class_name", "class_text", "label_text", "class_synset", "y",
 )  # fmt: skip
-# Texts of samples: captions, or labels where nothing else is one, and they are short and repeat.
+# Texts of samples: captions, or labels if no other field is one, and they are short and repeat.
 _TEXTS = ("txt", "text")
 
 
@@ -106,10 +106,10 @@ def records_state(
     fields: Mapping[str, FieldValues] = MappingProxyType({}),
     notes: Sequence[str] = (),
 ) -> Evidence:
-    """Return what records state, each named as its content is.
+    """Return what records state, each named like its content.
 
-    `who`: what states the labels. `shard_of`: the number of the file of each record, in `shards`. `fields`: the values
-    of all records by field, of which one may state the splits.
+    `who`: what states the labels. `shard_of`: the number in `shards` of each record's file. `fields`: the values of all
+    records by field, of which one may state the splits.
     """
     split, stated = splits_of_fields(shards[0], fields)
     splits = [split_of_shard(name) or "" for name in shards]
@@ -140,7 +140,7 @@ def records_state(
             *([] if values is None else note_on_numbers(next(iter(labels.used), "label"), values, labels.classes)),
         ),
     )
-    # A field without any value states nothing; one that was not read has none here.
+    # A field without any value states nothing; an unread one has no values here.
     empty = {name for name in left if len(fields[name]) and all(value is None for value in _as_labels(fields[name]))}
     unused = tuple(name for name in left if name not in empty)
     return Evidence(table, who, frozenset(shards), unused=unused)
@@ -150,7 +150,7 @@ def records_state(
 
 
 def is_known_field(name: str) -> bool:
-    """Tell whether a field may state the label or the split of its record, by its name."""
+    """Tell whether a field's name suggests that it states the label or the split of its record."""
     return plain_name(name) in _KNOWN
 
 
@@ -178,8 +178,7 @@ def join_fields(parts: Sequence[tuple[Mapping[str, list[Any]], int]]) -> dict[st
 
 
 def splits_of_fields(where: str, fields: Mapping[str, FieldValues]) -> tuple[str, Sequence[str]]:
-    """Return the field that says which split each record is of, and the splits; nothing where the field called so has
-    other words."""
+    """Return the field that says which split each record belongs to, and the splits; empty if it has other words."""
     name = next((name for name in fields if plain_name(name) in words.SPLIT_FIELDS), "")
     cells = ["" if value is None else str(value) for value in fields.get(name, ())]
     try:
@@ -197,9 +196,9 @@ def labels_of_fields(
     first: Sequence[str] = (),
     classes: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> Labels:
-    """Make targets of the field that is the label, unless another one that may be divides the samples otherwise.
+    """Make targets of the label field, unless another possible label divides the samples differently.
 
-    `first`: plain names that go before the common ones. `classes`: what the numbers in a field stand for. Words in
+    `first`: plain names that precede the common ones. `classes`: what the numbers in a field stand for. Words in
     another field that divide the samples in the same way are the names of numbers; what divides them further is noted
     as not used.
     """
@@ -230,12 +229,12 @@ def _words_of(found: Mapping[Label, Label]) -> dict[int, str]:
 
 
 def names_of(labels: Sequence[Label], texts: Sequence[Label], samples: Sequence[str]) -> dict[int, str]:
-    """Return the names of whole numbers, by the text beside each; nothing where texts are captions."""
+    """Return the names of integers, from the text beside each; empty if texts are captions."""
     return _words_of(compare_fields(labels, texts, samples))
 
 
 def _refuse_no_labels(fields: Mapping[str, FieldValues], samples: Sequence[str]) -> None:
-    """Refuse fields that are called as labels and hold something else."""
+    """Refuse fields that are named like labels and hold something else."""
     for name, values in fields.items():
         for sample, value in zip(samples, values, strict=True):
             if value is not None and not isinstance(value, int | float | str | np.integer):
@@ -243,7 +242,7 @@ def _refuse_no_labels(fields: Mapping[str, FieldValues], samples: Sequence[str])
 
 
 def _as_labels(values: FieldValues) -> Sequence[Label] | NDArray[np.int64]:
-    """Return values, `None` for what is no label: nothing, NaN, an empty text, a list."""
+    """Return values, `None` for those that are not labels: nothing, NaN, an empty text, a list."""
     if isinstance(values, np.ndarray):
         return values
     return [value if _is_label(value) else None for value in values]
@@ -254,7 +253,7 @@ def _is_label(value: Any) -> bool:
 
 
 def _are_classes(values: FieldValues) -> bool:
-    """Tell whether values look like classes, not like captions: short, and most of them more than once."""
+    """Tell whether values look like classes, not captions: short, and most of them repeated."""
     short = all(value is not None and len(str(value)) <= _MAX_CLASS_NAME for value in values)
     return short and 2 * len(set(values)) <= len(values)
 
@@ -265,8 +264,8 @@ def compare_fields(
     samples: Sequence[str],
     fields: tuple[str, str] = ("label", "text"),
 ) -> dict[Label, Label]:
-    """Return the other value of each label, if both divide the samples in the same way; nothing where one divides them
-    further, or the other ones are captions.
+    """Return the other value of each label, if both divide the samples in the same way; empty if one divides them
+    further, or the others are captions.
 
     Raises:
         BrokenDatasetError: both are classes, and divide the samples differently.
@@ -292,7 +291,7 @@ def compare_fields(
 
 
 def _missing_shards(names: Sequence[str]) -> list[str]:
-    """Return a note for each series of shards, train-00000-of-00003, of which not all are there."""
+    """Return a note for each incomplete series of shards, such as train-00000-of-00003."""
     series: dict[tuple[str, ...], set[str]] = {}
     for name in names:
         for before, number, count, after in _OF_SERIES.findall(name):
@@ -305,7 +304,7 @@ def _missing_shards(names: Sequence[str]) -> list[str]:
 
 
 def all_have(values: Sequence[Any], names: Sequence[str], what: str) -> bool:
-    """Tell whether all records have a value; it is an error that names one if only some have."""
+    """Tell whether all records have a value; if only some have, raise an error that names one."""
     missing = [number for number, value in enumerate(values) if value is None]
     if missing and len(missing) < len(values):
         lacking = counted(len(missing), "samples", "have", of=len(values))
@@ -321,7 +320,7 @@ def make_labels(
 
     Integers stay as they are, int64 `(N,)`, even if they count from 1. Words become int64 indices into the sorted
     words. Other numbers become float32 `(N,)`. A missing label is `None` or NaN, as pandas writes it. `names`: the
-    meaning of whole numbers, if known; a number without a name is named by its digits.
+    meaning of integers, if known; a number without a name is named by its digits.
     """
     if isinstance(labels, np.ndarray):
         return _whole_numbers(labels, names or {})
@@ -364,7 +363,7 @@ def make_boxes(
     names: Mapping[int, str],
     relative: bool = False,
 ) -> Labels:
-    """Make boxes of N samples, which have `counts` each, from the corners `(M, 4)`, label and sample's name of each
+    """Make boxes of N samples with `counts` boxes each, from the corners `(M, 4)`, label and sample name of each
     box."""
     targets, classes, *_ = make_labels(labels, owners, names=names)
     numbers = getattr(targets, "values", np.zeros(0, np.int64))
@@ -374,7 +373,7 @@ def make_boxes(
 def decode_label(content: bytes, name: str) -> str:
     """Return a label's text."""
     try:
-        # Editors on Windows begin a text with the mark, which would be part of the label.
+        # Editors on Windows begin a text with a byte order mark, which would become part of the label.
         return content.decode("utf-8-sig").strip()
     except UnicodeDecodeError as error:
         msg = f"The label of '{name}' is not text: {content[:20]!r}."
@@ -390,7 +389,7 @@ def parse_label(text: str) -> Label:
     text = text.strip()
     if text.lower() in MISSING:
         return None
-    # Python's own reader takes 25_0 for 250, and infinity for a number.
+    # Python's own parser reads 25_0 as 250, and accepts infinity.
     if WHOLE.fullmatch(text) and len(text) <= MOST_DIGITS:
         return int(text)
     if NUMBER.fullmatch(text) and math.isfinite(float(text)):
@@ -406,12 +405,12 @@ T = TypeVar("T")
 
 # The first bytes of image files: JPEG, PNG, GIF, BMP, TIFF, WebP.
 IMAGE_HEADS = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"BM", b"II*\0", b"MM\0*", b"RIFF")
-# A disk answers in microseconds, so reading ahead would only cost time; a mount takes milliseconds or more, in which it
-# could have sent megabytes.
+# A disk responds in microseconds, so reading ahead would only cost time; a mount takes milliseconds or more, in which
+# it could have sent megabytes.
 _NEAR_BYTES = 32 * 1024
 _FAR_BYTES = 4 * 1024 * 1024
 _FAR_S = 0.001
-# What gives less, as a mounted Drive does, is held in memory, in a part of what is free.
+# Slower sources, such as a mounted Drive, are held in memory, up to this part of the free memory.
 _SLOW_BYTES_PER_S = 150e6
 _HELD_PART = 0.25
 # Shards are read one after the other, so only a few are in use at once.
@@ -423,14 +422,14 @@ _SCAN_STALL_S = 3600.0
 
 
 class ScanMemory:
-    """Room for what is read of slow files while they are scanned: packing then reads from memory, and no file twice."""
+    """Space for what is read of slow files while they are scanned: packing then reads no file twice."""
 
     def __init__(self) -> None:
         self._left = int(read_resources().free_memory_bytes * _HELD_PART)
         self._lock = threading.Lock()
 
     def take(self, nbytes: int) -> bool:
-        """Take some of the room, unless there is not as much."""
+        """Take some of the space, unless it is too small."""
         with self._lock:
             fits = nbytes <= self._left
             self._left -= nbytes if fits else 0
@@ -438,9 +437,9 @@ class ScanMemory:
 
 
 class ShardFile:
-    """One of the files that hold the samples, opened when it is first read.
+    """One of the files that hold the samples, opened when first read.
 
-    What `hold` was given of it is read from memory. To be sent to another process, `opens` has to be pickled.
+    Bytes passed to `hold` are read from memory. It can be sent to another process if `opens` can be pickled.
     """
 
     def __init__(
@@ -457,7 +456,7 @@ class ShardFile:
         return self._opens()
 
     def hold(self, data: bytes, offset: int) -> None:
-        """Hold what was read at an offset, where there is room."""
+        """Hold bytes that were read at an offset, if there is space."""
         with self._lock:
             at = bisect_right(self._starts, offset)
             is_new = self._starts[at - 1 : at] != [offset]
@@ -474,7 +473,7 @@ class ShardFile:
         return piece[begin:end] if begin <= end <= len(piece) else self.content.pread(length, offset)
 
     def rest(self) -> None:
-        """Release its handle, which is opened again when it is read again."""
+        """Release its handle, which the next read opens again."""
         content = self.__dict__.get("content")
         if isinstance(content, FolderFile):
             content.close()
@@ -497,7 +496,7 @@ def open_shard(tree: Tree, entry: FileEntry, memory: ScanMemory) -> ShardFile:
 
 
 def _open_listed(tree: Tree, entry: FileEntry) -> ByteSource:
-    # In another process the tree was listed again, and places of samples in another file are not theirs.
+    # In another process the tree was listed again, and places of samples do not hold for another file.
     at = bisect_left(tree.entries.names, entry.name)
     listed = tree.entries[at] if at < len(tree.entries) else entry
     if (listed.name, listed.size) != (entry.name, entry.size):
@@ -535,9 +534,8 @@ def scan_each(files: Sequence[F], scan: Callable[[int, F], T]) -> list[T]:
 
 
 class ScanWindow:
-    """A `ByteSource` over a shard for a single pass of small reads in one thread: it makes few large reads if each
-    takes time, and has the shard hold what is slow; otherwise small ones. Reads that fail temporarily are tried again.
-    """
+    """A `ByteSource` over a shard for a single pass of small reads in one thread. If reads are slow it makes a few
+    large ones and has the shard hold them; otherwise small ones. Reads that fail temporarily are tried again."""
 
     def __init__(self, shard: ShardFile, near: int = _NEAR_BYTES) -> None:
         self._shard = shard
@@ -572,8 +570,8 @@ class ShardParts(SampleSource):
 
     Args:
         shards: the files.
-        parts: where each sample's content lies; or int64 `(N, 3)`, with the fields of a `Part`.
-        names: what each sample is called.
+        parts: where each sample's content is; or int64 `(N, 3)`, with the fields of a `Part`.
+        names: the name of each sample.
     """
 
     def __init__(

@@ -56,9 +56,9 @@ _PLAIN_COLUMNS = 3
 _HEADER_BYTES = 64 * 1024
 # A table that names fewer files than another by this factor does not compete with it.
 _FEW = 10
-# More texts than this are about one file each.
+# More texts than this are one per file.
 _LISTS = 16
-# So many rows tell whether two columns mean the same files.
+# How many rows decide whether two columns mean the same files.
 _COMPARED = 100
 # A stem with its last number.
 _NUMBERED = re.compile(r"(.*?)(\d{1,18})\D*")
@@ -71,10 +71,10 @@ class LeadingTable:
     table: Table
     path: Column
     leads: dict[str, int]
-    """The number of the file that each cell of that column means, if any; `SEVERAL` where it may mean several."""
+    """The number of the file that each cell of that column means, if any; `SEVERAL` if it may mean several."""
     has_header: bool
     folders: str = ""
-    """The column that names folders, each of whose files has a row here; "" where the rows name files."""
+    """The column that names folders, each of whose files has a row here; "" if the rows name files."""
 
     @property
     def name(self) -> str:
@@ -109,7 +109,7 @@ class _Rows(NamedTuple):
     def column(self, name: str) -> Column:
         """Return the cells of a column in these rows."""
         parts = [(table.columns[name], rows) for table, rows in self.places]
-        # The column of one whole table is used as it is, with what it has found out.
+        # The column of a single whole table is used itself, with what it has cached.
         if len(parts) == 1 and len(parts[0][1]) == len(parts[0][0]):
             return parts[0][0]
         return Column(name, [cell for column, rows in parts for cell in take_strings(list(column.cells), rows)])
@@ -117,7 +117,7 @@ class _Rows(NamedTuple):
 
 @dataclass
 class TableSearch:
-    """Search the tables of a source for those that describe its files of one kind.
+    """Searches the tables of a source for those that describe its files of one kind.
 
     Several tables named after splits (train.csv, test.csv) are the splits; one of them without labels, and sample
     submissions of competitions, are left out. Columns xmin, ymin, xmax, ymax are boxes in pixels, one in each row.
@@ -129,20 +129,20 @@ class TableSearch:
     """Which files are samples."""
     files: FileEntries
     lookup: Lookup
-    """The names of those."""
+    """Their names."""
     labels: Sequence[str] | None = None
-    """The columns that hold the labels; found by name and content where `None`."""
+    """The columns that hold the labels; if `None`, they are found by name and content."""
     table: str | None = None
-    """The table that counts, where there are several."""
+    """The table that counts, if there are several."""
     separator: str | None = None
-    """What is between several labels in one cell; "" where each cell is one label."""
+    """The text between several labels in one cell; "" if each cell is one label."""
     described: Mapping[str, Table] | None = None
-    """The tables to look at, where a description says which, in place of those of the source."""
+    """The tables to use instead of all in the source, if a description says which."""
     lists: bool = False
-    """Whether to look at texts and JSON that list names of files, in place of tables."""
+    """Whether to search texts and JSON that list names of files, instead of tables."""
 
     def state(self) -> Found:
-        """Return what the tables state of the files."""
+        """Return what the tables state about the files."""
         if not self.files:
             msg = f"'{self.source.label}' holds no {self.kind.noun}."
             raise EmptySourceError(msg)
@@ -162,7 +162,7 @@ class TableSearch:
 
     @cached_property
     def tables(self) -> dict[str, Table]:
-        """Return the tables to look at, by name."""
+        """Return the tables to search, by name."""
         if self.described is not None:
             return dict(self.described)
         # A submission names the test images with one made-up label.
@@ -201,12 +201,12 @@ class TableSearch:
         """Tell whether each row of a text or JSON names a file, in a text at its beginning, and says more."""
         if table.fault or not table.count or len(table.columns) < 2:
             return False
-        # Behind a number, as in "1 cat/1.jpg", another file says what the number means.
+        # After a number, as in "1 cat/1.jpg", another file says what the number means.
         paths = table.columns if table.name.lower().endswith(".json") else table.columns[:1]
         return any(all(map(self._may_name, column.distinct)) for column in paths)
 
     def _may_name(self, cell: str) -> bool:
-        """Tell whether a cell is written as a file of the kind, or as the stem of one that is there."""
+        """Tell whether a cell looks like a file of the kind, or is the stem of an existing one."""
         return cell.lower().endswith(self.kind.extensions) or (words.is_telling(cell) and self.lookup.may_find(cell))
 
     @cached_property
@@ -216,8 +216,7 @@ class TableSearch:
 
     @cached_property
     def claiming(self) -> list[LeadingTable]:
-        """Return those, or the tables whose rows name the folders that images are in, as of patients, where nothing in
-        them leads to one file."""
+        """Return those; or, if no table leads to files, the tables whose rows name images' folders, as for patients."""
         if self.kind.layout != TABLE.layout or any({*one.leads.values()} != {SEVERAL} for one in self.leading):
             return self.leading
         found = [found for table in self.tables.values() if (found := self._lead_to_folders(table)) is not None]
@@ -228,7 +227,7 @@ class TableSearch:
         which = f"The table {names} has" if len(self.tables) == 1 else f"None of the tables {names} has"
         shown = ""
         for table in [*self.tables.values()][:1]:
-            # Beside each other, 1.JPG and 1.jpg, or 7 and 00007.png, say what is wrong.
+            # Shown together, 1.JPG and 1.jpg, or 7 and 00007.png, explain the mistake.
             cells = listed([show(column.cells[0]) for column in table.columns[:_PLAIN_COLUMNS] if table.count])
             numbered = "" if all(table.header) else " A column without a name numbers the rows."
             shown = (
@@ -240,26 +239,26 @@ class TableSearch:
         return f"{which} no column in which most rows lead to {self.kind.noun} of '{self.source.label}'.{shown}"
 
     def _lead(self, table: Table) -> LeadingTable | None:
-        """Return a table with the column whose most rows lead to files, or that leads to most of the files.
+        """Return a table with the column most of whose rows lead to files, or that leads to most of the files.
 
         A label column never is one: "2" may be a class, and also the stem of 2.png.
         """
         folder = posixpath.dirname(table.name)
         found: dict[Column, tuple[tuple[bool, int, bool], dict[str, int]]] = {}
         for column in sorted(table.columns, key=lambda column: -len(column.distinct)):
-            # What a program writes to number the rows leads to files only by chance: they are in another order.
+            # Row numbers that a program wrote lead to files only by chance: they are in another order.
             numbers = words.is_index_name(column.name) and list(column.cells) == list(map(str, range(len(column))))
             cells = column if len(column) else Column(column.name, [column.name])
-            # Columns of fewer different cells than whole names have led to files need no index of stems.
+            # A column needs no index of stems if it has fewer distinct cells than whole names already found.
             fewer = any(rank[0] and rank[1] > len(cells.distinct) for rank, _ in found.values())
             if words.is_label_name(column.name) or numbers or fewer:
                 continue
             leads, whole = self.lookup.search_each(cells.distinct, folder)
             hits = len(cells) if len(leads) == len(cells.distinct) else sum(map(leads.__contains__, cells.cells))
-            # Half of the rows, because tables name missing files; or half of the files, as tables of boxes repeat few.
+            # Half of the rows, because tables name missing files; or half of the files, because boxes repeat a few.
             if leads and (2 * hits > len(cells) or 2 * len(leads) > len(self.lookup)):
                 reached = len(set(leads.values()))
-                # Whole names beat stems, which any number may be; then more files; then what is called a path.
+                # Whole names beat stems, which any number may match; then more files; then columns named like paths.
                 found[column] = (2 * whole > len(leads), reached, column.plain in words.PATHS), leads
         if not found:
             return None
@@ -276,7 +275,7 @@ class TableSearch:
                     "ones. Bring those that are missing, correct the paths, or call the right column 'path'."
                 )
                 raise BrokenDatasetError(msg)
-        # A first row without a path to a file, or with the name of a path column, is a header.
+        # If a first row is not a path to a file, or is the name of a path column, it is a header.
         first = () if best.plain in words.PATHS else self.lookup.search(best.name, folder)
         if not first:
             return LeadingTable(table, best, leads, has_header=True)
@@ -305,13 +304,13 @@ class TableSearch:
             leads = {cell: place for cell in named.distinct if (place := folders.find(cell)) is not None}
             names = {folders.names[number]: number for number in leads.values()}
             inside = [[names[folder] for folder in one if folder in names] for one in above]
-            # A split has images of all labels; and a folder in another one would have the label of both.
+            # A split has images of all labels; and a folder in another one would have the labels of both.
             is_odd = any(map(words.is_split, map(posixpath.basename, names))) or any(len(one) > 1 for one in inside)
             if is_odd or 2 * sum(map(leads.__contains__, named.cells)) <= len(named):
                 continue
             folder_of = np.array([one[0] if one else NONE for one in inside])[of_files]
             files = {number: np.flatnonzero(folder_of == number).tolist() for number in leads.values()}
-            # A row whose folder is not there stays one, of a file that is not there.
+            # A row whose folder is missing remains, as a row of a missing file.
             own = [files[leads[cell]] if cell in leads else [NONE] for cell in named.cells]
             rows = np.repeat(np.arange(len(named)), [*map(len, own)])
             numbers = list(itertools.chain.from_iterable(own))
@@ -327,8 +326,7 @@ class TableSearch:
         return None
 
     def _is_path_instead(self, column: Column, chosen: Column) -> bool:
-        """Tell whether a column has what is written as files, where only stems of another lead to some: a count of 2 is
-        no 2.png then."""
+        """Tell whether a column has file names while another leads to files only by stems: a count of 2 is no 2.png."""
         if words.is_label_name(column.name):
             return False
         written = [cell for cell in column.distinct if cell.lower().endswith(self.kind.extensions)]
@@ -337,7 +335,7 @@ class TableSearch:
         is_called = column.plain in words.PATHS and chosen.plain not in words.PATHS and not elsewhere
         return is_called or (bool(written) and 2 * len(written) >= len(column.distinct))
 
-    def _that_count(self, notes: list[str]) -> list[LeadingTable]:
+    def _choose_tables(self, notes: list[str]) -> list[LeadingTable]:
         """Return one table, or those of the splits; tables about other files are left out."""
         found = self.claiming
         splits = sorted((one for one in found if one.split), key=lambda one: words.SPLIT_ORDER[one.split])
@@ -369,14 +367,14 @@ class TableSearch:
     def _state(self) -> Evidence:
         notes: list[str] = []
         # Faults of other tables do not matter.
-        found = self._that_count(notes)
+        found = self._choose_tables(notes)
         for one in found:
             twice = first_repeated([name for name in one.table.header if name])
             fault = one.table.fault or (twice and f"'{one.name}' has two columns called '{show(twice)}'. Rename one.")
             if fault:
                 raise LayoutError(fault)
-        # The first table decides for all: test.csv may have too few rows to distinguish a class from a number. Four
-        # columns of corners are boxes, unless the user named them as labels or the files are audio clips.
+        # The first table decides for all: test.csv may have too few rows to tell a class from a number. Four columns of
+        # corners are boxes, unless the user named them as labels or the files are audio clips.
         is_bare = self.labels is None and self.kind.layout == TABLE.layout and not found[0].folders
         boxes = find_box_columns(found[0].columns) if is_bare else None
         roles = self._roles(found, notes) if boxes is None else find_roles(found[0].columns, labels=[boxes.label])
@@ -388,7 +386,7 @@ class TableSearch:
             sides = find_image_sides(found[0].columns)
             sides = sides if all(one.columns.keys() >= {*sides} for one in complete) else []
             corners = [rows.column(name) for name in boxes.corners]
-            # A row is a box here, and a sample is an image: the first row of each stands for it.
+            # A row is a box here, and a sample is an image, represented by its first row.
             firsts, targets, classes = boxes_of_rows(
                 rows.files, corners, rows.column(boxes.label), self.files.names, [rows.column(name) for name in sides]
             )
@@ -423,10 +421,9 @@ class TableSearch:
 
     def _roles(self, found: list[LeadingTable], notes: list[str]) -> ColumnRoles:
         """Return the roles of a table's columns; if several may be the label, the one in the competition's sample
-        submission.
-        """
+        submission."""
         columns = found[0].columns
-        # What a competition's test.csv has is known of the images that are to be labelled: age, sex.
+        # Columns in a competition's test.csv are known for images that must be labelled: age, sex.
         inputs = {name for table in found[1:] if columns.keys() - table.columns.keys() for name in table.columns}
         folders = found[0].folders
         # What numbers the rows differs from folder to folder as well.
@@ -493,8 +490,7 @@ class TableSearch:
         return _Rows(np.concatenate(files), splits, places)
 
     def _check_shift(self, rows: _Rows) -> None:
-        """Refuse rows that lead to files by their numbers if these count from another number: 0 to 9 beside 1.jpg to
-        10.jpg."""
+        """Refuse rows that lead to files by numbers that are shifted: 0 to 9 beside 1.jpg to 10.jpg."""
         cells = {cell for table, _ in rows.places for cell in table.path.distinct}
         reached = len({*rows.files.tolist()})
         if reached in (len(cells), len(self.files)) or len(cells) != len(self.files):
@@ -541,8 +537,8 @@ class TableSearch:
         used = {first.path.name, first.folders, *roles.labels, roles.split, roles.group, roles.number, *corners}
         unread = [name for name in first.table.header if name not in used and not words.is_index_name(name)]
         names, labels = listed([table.name for table, _ in rows.places]), listed(list(roles.labels))
-        # Published tables often name a few files that were never published; without a note a broken download would be
-        # hidden.
+        # Published tables often name a few files that were never published; without a note, a broken download could be
+        # missed.
         lost = [cell for table, rows_there in rows.places for cell in _others(table.path.cells, rows_there)]
         which = f"whose {self.kind.noun} are not there (first '{show(lost[0])}')" if lost else ""
         which_rows = f"the rows of {names}; paths are in '{first.path.name}'"
@@ -578,9 +574,9 @@ def _others(cells: Sequence[str], rows: NDArray[np.intp]) -> list[str]:
 def tables_agree(
     leading: Iterable[LeadingTable], names: Sequence[str], class_of: Mapping[str, str], lookup: Lookup
 ) -> bool:
-    """Tell whether tables that lead to files state of each the class that `class_of` gives for it by name, in a column
-    that has one word for each class, whatever their other columns are."""
-    # The German traffic signs have a table in the folder of each class; together they say of each which it is.
+    """Tell whether tables that lead to files state the classes in `class_of`, by name, in a column with one word per
+    class, whatever their other columns are."""
+    # The German traffic signs have a table in each class's folder; together they state every file's class.
     alike: dict[tuple[str, ...], list[LeadingTable]] = defaultdict(list)
     for table in leading:
         alike[tuple(table.table.header)].append(table)
@@ -605,8 +601,8 @@ def _have_classes(
         for place, column in enumerate(columns)
         if len(set(classes)) > 1 and same_partition(classes, [cells[place] for _, cells in rows])
     ]
-    # Folders of patients agree with the patients' numbers, and the label is another column. Without a header nothing is
-    # called a label; but where all other columns are numbers (corners, sizes), the one that agrees is.
+    # Patients' folders agree with the patients' numbers, and the label is another column. Without a header no column is
+    # named like a label; but if all other columns are numbers (corners, sizes), the one that agrees is.
     if first.has_header:
         return any(not words.LABEL_WORDS.isdisjoint(words.words_of(column.name)) for column in agree)
     others = [column for column in columns if column not in agree and column is not first.path]
@@ -614,7 +610,7 @@ def _have_classes(
 
 
 def _numbered_apart(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the names with a number behind those that have been there before: an image may have several rows."""
+    """Return the names, with a number after those that occurred before: an image may have several rows."""
     seen: Counter[str] = Counter()
     if len(set(names)) == len(names):
         return tuple(names)

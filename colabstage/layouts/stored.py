@@ -1,4 +1,4 @@
-"""Arrays in .npy, .npz and HDF5 files that somebody else wrote; only their headers are read until they are packed.
+"""Arrays in .npy, .npz and HDF5 files from other programs; only their headers are read until they are packed.
 
 MATLAB's .mat 7.3 are HDF5 files.
 """
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 
 NPY = ".npy"
-# A header longer than this is not one that anybody writes; numpy's own limit is 10,000 characters.
+# Nobody writes a longer header; numpy's own limit is 10,000 characters.
 MAX_HEADER_BYTES = 64 * 1024
 
 
@@ -63,21 +63,21 @@ class StoredArray:
     """An array that has not been read yet."""
 
     name: str
-    """Where it lies: the file, and the key in it."""
+    """Where it is: the file, and the key in it."""
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
-    """As its rows come out; native byte order. Text has dtype kind "U", "S" or "O"."""
+    """As its rows are returned; native byte order. Text has dtype kind "U", "S" or "O"."""
     rows: Callable[[], SampleSource]
     """Opens it as a source of its rows, along the first axis."""
     whole: Callable[[], NDArray[Any]]
     trouble: str = ""
-    """Why it cannot be read at all; "" where it can."""
+    """Why it cannot be read at all; "" if it can."""
     parts: tuple[StoredArray, ...] = ()
-    """Those that it joins, if it is one of several files."""
+    """The arrays that it joins, if it spans several files."""
 
     @classmethod
     def joined(cls, name: str, parts: Sequence[StoredArray]) -> StoredArray:
-        """Return the rows of several arrays, one behind the other."""
+        """Return the rows of several arrays in sequence."""
         return cls(
             name,
             (sum(part.shape[0] for part in parts), *parts[0].shape[1:]),
@@ -90,7 +90,7 @@ class StoredArray:
 
     @property
     def row_names(self) -> list[str]:
-        """Return the name of each row: the array that it is stored in, and its number there."""
+        """Return the name of each row: the array that stores it, and its number there."""
         return [f"{part.name}[{row}]" for part in self.parts or (self,) for row in range(part.shape[0])]
 
     @property
@@ -109,8 +109,8 @@ class StoredArray:
 
 
 class NpyHeader(NamedTuple):
-    """What a .npy file says of its array: shape, type in the file's byte order, whether columns and not rows are
-    contiguous, and where the values begin, in bytes."""
+    """The header of a .npy file: shape, type in the file's byte order, whether columns are contiguous, and the first
+    byte of the values."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -129,8 +129,8 @@ class NpyHeader(NamedTuple):
 
 
 def npy_header(head: bytes) -> NpyHeader:
-    """Return what the first bytes of a .npy file say; a `ValueError` where they say nothing."""
-    # By its content: what is called .npy may be anything.
+    """Return what the first bytes of a .npy file say; raise `ValueError` if they are not a header."""
+    # By its content: a file called .npy may be anything.
     if len(head) < 10 or head[:6] != b"\x93NUMPY" or head[6] not in (1, 2, 3):
         msg = "is not a .npy file of a version known here"
         raise ValueError(msg)
@@ -150,8 +150,8 @@ def npy_header(head: bytes) -> NpyHeader:
 _parsing = threading.Lock()
 
 
-# The files of a dataset mostly have one header, and Python's parser is best left alone while threads work: in 3.11 it
-# counts its depth in one place for all of them, and now and then fails with a SystemError when two parse at once.
+# A dataset's files mostly share one header, so it is parsed once. Python's parser should be avoided while threads work:
+# 3.11 counts its depth in one place for all of them, and sometimes fails with a SystemError when two parse at once.
 @functools.lru_cache(maxsize=64)
 def _header_facts(text: str) -> tuple[tuple[int, ...], np.dtype[Any], bool]:
     with _parsing:
@@ -169,16 +169,16 @@ def read_npy(tree: Tree, entry: FileEntry, name: str) -> StoredArray:
         msg = f"'{name}' {error}."
         raise LayoutError(msg) from error
     shape, dtype, fortran, start = header
-    # As Python's own numbers: a header may name sizes whose product passes 64 bits and comes back small.
+    # In Python's integers: sizes in a header may have a product that wraps around 64 bits to a small one.
     needed = start + int(np.prod(shape, dtype=object)) * dtype.itemsize
     if not dtype.hasobject and (entry.size < needed or any(size < 0 for size in shape)):
         msg = f"'{name}' is truncated: it has {entry.size:,} bytes; shape {shape} and {dtype} take {needed:,}."
         raise LayoutError(msg)
-    # What is packed has this machine's order; an array of another machine is turned row by row.
+    # Packed values have this machine's byte order; another machine's array is converted row by row.
     native = dtype.newbyteorder("=")
 
     def rows() -> SampleSource:
-        # The numbers of one row lie far apart in columns.
+        # In column order, the numbers of one row are far apart.
         if fortran and sum(length > 1 for length in shape) > 1:
             return rows_of_array(whole(), name, stamp_of(entry))
         return rows_of_file(open_member(tree, entry), start, shape[0], shape[1:], dtype, stamp=stamp_of(entry))
@@ -192,7 +192,7 @@ def read_npy(tree: Tree, entry: FileEntry, name: str) -> StoredArray:
 
 
 def npz_arrays(tree: Tree, entry: FileEntry) -> list[StoredArray]:
-    """Return the arrays of a .npz archive, those that are compressed included."""
+    """Return the arrays of a .npz archive, including compressed ones."""
     # An .npz is a zip of .npy files.
     inner = ZipTree(open_member(tree, entry))
     members = [member for member in inner.entries if member.name.endswith(NPY)]
@@ -202,7 +202,7 @@ def npz_arrays(tree: Tree, entry: FileEntry) -> list[StoredArray]:
 def decode_npy(content: Any) -> NDArray[Any]:
     """Return the array of a .npy file."""
     try:
-        # Not with numpy's reader, which parses each header again.
+        # Not by numpy's reader, which parses each header again.
         shape, dtype, fortran, start = npy_header(bytes(content[:MAX_HEADER_BYTES]))
         values = np.frombuffer(content, dtype, math.prod(shape), start).reshape(shape, order="F" if fortran else "C")
     except ValueError as error:
@@ -213,7 +213,7 @@ def decode_npy(content: Any) -> NDArray[Any]:
 
 # --- HDF5 -------------------------------------------------------------------------------------------------------------
 
-# Rows are read in blocks of about so much, or of a chunk where that is more, up to the second bound.
+# Rows are read in blocks of about this size, or of a chunk if that is larger, up to the second bound.
 _BLOCK_BYTES = 4 * 1024 * 1024
 _MAX_BLOCK_BYTES = 128 * 1024 * 1024
 # Readers are a few rows apart, so two blocks would do.
@@ -224,14 +224,14 @@ def hdf5_arrays(tree: Tree, entry: FileEntry, *, takes_packs: bool) -> list[Stor
     """Return every dataset of one dimension or more of an HDF5 file; MATLAB's with axes as MATLAB shows them, samples
     first.
 
-    Soft and external links are followed, to what no other name has led to.
+    Soft and external links are followed, to datasets that no other name has led to.
     """
     file = _open_hdf5(tree, entry)
     if FORMAT_ATTRIBUTE in file.attrs and not takes_packs:
         file.close()
         path = tree.path_of(entry)
         place = str(path) if path is not None else tree.label if tree.kind == "file" else "PATH"
-        # As arrays its samples would lose their names, and those of files their form.
+        # As arrays, its samples would lose their names, and files their form.
         raise broken(
             entry.name,
             f"it is a pack that colabstage made, so it needs no staging. Open it with dataset_h5({place!r}); from a "
@@ -255,7 +255,7 @@ def _open_hdf5(tree: Tree, entry: FileEntry) -> Any:
     try:
         path = tree.path_of(entry)
         if path is not None:
-            # The file may be open in this process already, and HDF5 wants the same choice of locking then.
+            # The file may be open in this process already, and HDF5 then requires the same locking.
             return open_with_any_locking(Path(path))
         return open_alone(SourceFile(open_member(tree, entry)), entry.name)
     except OSError as error:
@@ -265,22 +265,22 @@ def _open_hdf5(tree: Tree, entry: FileEntry) -> Any:
 
 
 def _datasets(file: Any, label: str, *, alone: bool) -> Iterator[tuple[str, Any]]:
-    """Yield every dataset of a file with its name, each once: first those of the file itself, then what links lead to;
-    in place of what cannot be read, the error that says why. `alone`: whether there are no other files beside it."""
+    """Yield every dataset of a file with its name, each once: first those of the file itself, then those behind links;
+    or, for one that cannot be read, the error that says why. `alone`: whether there are no other files beside it."""
     import h5py
     from h5py import h5l
 
-    # Without a path of its own, h5py calls a file by the object that reads it.
+    # Without a path of its own, h5py names a file after the object that reads it.
     path = Path(label) if alone else Path(file.filename)
     seen: set[tuple[int, int]] = set()
-    # Each name with the group that has it: from the root, the way to a group a thousand deep is a thousand steps.
+    # Each name with its group: from the root, the way to a group a thousand levels deep takes a thousand steps.
     waiting, links = deque([(file, "/", "")]), deque[tuple[Any, str, str]]()
     while waiting or links:
         group, name, key = (waiting or links).popleft()
         try:
             node = follow(group, name, path)
             info = h5py.h5o.get_info(node.id)
-            # A group may link to one above it, and one dataset may have several names.
+            # A group may link to one above it, and a dataset may have several names.
             if (info.fileno, info.addr) in seen:
                 continue
             seen.add((info.fileno, info.addr))
@@ -302,7 +302,7 @@ def _hdf5_array(tree: Tree, entry: FileEntry, dataset: Any, name: str) -> Stored
     if h5py.check_string_dtype(dataset.dtype) is not None:
         text = functools.partial(_text, dataset, name)
         return StoredArray(name, dataset.shape, np.dtype(object), lambda: rows_of_array(text(), name, ""), text)
-    # MATLAB counts axes from the other end: what it shows as (height, width, channels, N) lies as (N, c, w, h) here.
+    # MATLAB counts axes from the other end: what it shows as (height, width, channels, N) is (N, c, w, h) here.
     matlab = "MATLAB_class" in dataset.attrs and dataset.ndim > 1
     is_table = matlab and dataset.ndim == 2
     shape = dataset.shape[::-1] if is_table else (dataset.shape[0], *dataset.shape[:0:-1]) if matlab else dataset.shape
@@ -337,9 +337,9 @@ def _text(dataset: Any, name: str) -> NDArray[Any]:
 
 
 def _hdf5_rows(tree: Tree, entry: FileEntry, dataset: Any, name: str, *, along_last: bool) -> SampleSource:
-    """Return rows read by their place in the file where they have one, which needs no lock of HDF5's; else in blocks
-    through h5py: a chunk is unpacked once, not once for each of its rows."""
-    # A dataset that a link leads to tells its place in another file.
+    """Return rows that are read by their place in the file if they have one, which needs no HDF5 lock; otherwise in
+    blocks through h5py, so that a chunk is unpacked once, not once for each row."""
+    # A dataset behind a link reports its place in another file.
     path, kind, stamp = tree.path_of(entry), dataset.dtype, stamp_of(entry)
     is_own = path is None or home_of(dataset, Path(path)) is None
     has_place = is_own and not (dataset.chunks or dataset.external or dataset.is_virtual or dataset.file.userblock_size)
@@ -351,7 +351,7 @@ def _hdf5_rows(tree: Tree, entry: FileEntry, dataset: Any, name: str, *, along_l
     count = int(dataset.shape[axis])
     row_bytes = max(1, dataset.size // max(1, count) * kind.itemsize)
     chunk = dataset.chunks[axis] if dataset.chunks else 1
-    # Whole chunks where that stays within bounds: a part of one would be unpacked twice.
+    # Whole chunks if that stays within bounds: otherwise parts of a chunk would be unpacked twice.
     step = math.ceil(max(1, _BLOCK_BYTES // row_bytes) / chunk) * chunk
     step = step if step * row_bytes <= _MAX_BLOCK_BYTES else max(1, _MAX_BLOCK_BYTES // row_bytes)
     lock = threading.Lock()
@@ -377,19 +377,19 @@ def _hdf5_rows(tree: Tree, entry: FileEntry, dataset: Any, name: str, *, along_l
 
 # Audio clips as rows of one length, decoded by soundfile.
 #
-# Nothing is resampled: the caller decides the rate.
+# Nothing is resampled: the caller chooses the rate.
 
 
 SoundDtype = Literal["float32", "int16"]
 
-# What a program writes if it does not know the length yet and never corrects it.
+# Written by programs that do not know the length yet and never correct it.
 _UNKNOWN_SIZE = 0xFFFFFFFF
 # Number of clips examined for rate, channels and length, including the shortest and the longest file.
 _PROBES = 16
 
 
 class Clip(NamedTuple):
-    """The samples of an audio clip, `(N, channels)`, float32 from -1 to 1 or int16; and how many there are a second."""
+    """The samples of an audio clip, `(N, channels)`, float32 from -1 to 1 or int16, and the rate."""
 
     values: NDArray[Any]
     rate: int
@@ -424,7 +424,7 @@ def read_clip(content: bytes, dtype: SoundDtype) -> Clip:
 
 
 def _check_length(content: bytes) -> None:
-    """Refuse a WAV that was cut, of which soundfile reads what is there."""
+    """Refuse a truncated WAV, of which soundfile would read what is there."""
     at = 12 if content[:4] == b"RIFF" and content[8:12] == b"WAVE" else len(content)
     # Chunks can have any order, and editors put their own before the samples.
     while at + 8 <= len(content):
@@ -480,7 +480,7 @@ def clip_rows(source: SampleSource, options: ClipOptions) -> tuple[Arrays, str]:
 
 
 class _Seen(NamedTuple):
-    """What a look at one clip shows; its length is that of each channel, in samples."""
+    """What examining one clip shows; its length is that of each channel, in samples."""
 
     length: int
     name: str
@@ -489,7 +489,7 @@ class _Seen(NamedTuple):
 
 
 def _plan_rows(seen: Sequence[_Seen], options: ClipOptions) -> _ClipDecoder:
-    """Return the form of all rows, according to those clips."""
+    """Return the form of all rows, from the examined clips."""
     rates = Counter(one.rate for one in seen)
     rate = options.rate or seen[0].rate
     # With mixed rates one word would sound high and another low, which neither length nor channels show.

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from colabstage.trees.listing import FileEntry, Tree
 
 
-# The contents of samples by number: files, rows in a file or in memory, parts of them, and several in a row.
+# The contents of samples by number: files, rows in a file or in memory, parts of them, and sequences of these.
 
 
 # A sample's content before it is stored: a file's bytes, or values that need no decoding.
@@ -73,7 +73,7 @@ def _call_at(function: Callable[[int], Any], chosen: NDArray[np.integer[Any]], i
 
 
 def map_samples(source: SampleSource, convert: Callable[[Any], NDArray[Any]]) -> SampleSource:
-    """Return the contents of a source, each brought into another form: byte order, axes, a part of it."""
+    """Return the contents of a source, each converted to another form: byte order, axes, a part of it."""
     read = source.read
     return SampleSource(
         source.sizes, source.positions, name=source.name, stamp=source.stamp, read=lambda index: convert(read(index))
@@ -81,7 +81,7 @@ def map_samples(source: SampleSource, convert: Callable[[Any], NDArray[Any]]) ->
 
 
 def join_samples(parts: Sequence[SampleSource]) -> SampleSource:
-    """Return several sources one behind the other, each read to its end before the next begins."""
+    """Return several sources in sequence, each read to its end before the next begins."""
     if len(parts) == 1:
         return parts[0]
     ends = np.cumsum([len(part) for part in parts])
@@ -115,8 +115,7 @@ def numbered_samples(name: str, stamp: str, count: int, nbytes: int, read: Calla
 
 
 def rows_of_array(values: NDArray[Any], name: str, stamp: str) -> SampleSource:
-    """Return the rows of an array in memory; `stamp` differs whenever the file may have changed that it was read
-    from."""
+    """Return the rows of an array in memory; `stamp` changes whenever its file may have changed."""
     nbytes = values.nbytes // max(1, len(values))
     return numbered_samples(
         name, f"{stamp} {name}", len(values), nbytes, lambda index: np.ascontiguousarray(values[index])
@@ -133,7 +132,7 @@ def rows_of_file(
     stamp: str,
     wanted: np.dtype[Any] | None = None,
 ) -> SampleSource:
-    """Return rows of one shape that lie in a file one after the other; each is read by its place, many at once.
+    """Return rows of one shape that are in a file one after the other; each is read by its position, many at once.
 
     Args:
         file: the bytes, open for as long as the rows are used.
@@ -149,7 +148,7 @@ def rows_of_file(
     def read(index: int) -> NDArray[Any]:
         begin = int(positions[index])
         data = file.pread(nbytes, begin)
-        # A file that shrank while it was read gives fewer bytes and no error.
+        # A file that shrank while it was read returns fewer bytes and no error.
         if len(data) != nbytes:
             msg = f"'{file.label}' ends before byte {begin + nbytes:,}, where its part {index} does."
             raise SourceReadError(msg)
@@ -267,13 +266,13 @@ class Masks(_OfSource):
     foreground: bool = False
     """Whether pixels are 0 for class 0 and 255 for class 1."""
     guessed: bool = False
-    """Whether a look at a few said so, or that pixels are indices; then all are compared with it when they are read."""
+    """Whether looking at a few masks suggested that, or that pixels are indices; then all are compared on reading."""
     notes: tuple[str, ...] = ()
-    """What a look at a few showed that may mean something else."""
+    """What looking at a few masks showed that may mean something else."""
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Return the class names of 0 and 255; nothing for other masks, whose pixels do not name classes."""
+        """Return the class names of 0 and 255; empty for other masks, whose pixels do not name classes."""
         return ("background", "foreground") if self.foreground else ()
 
 
@@ -288,7 +287,7 @@ class UnreadBoxes(_OfSource):
     columns by name, as those of `Boxes`."""
 
     def read(self, rows: NDArray[Any], counts: NDArray[np.int64]) -> Boxes:
-        """Return all boxes, given the rows of all samples one after the other, and the number of rows of each."""
+        """Return all boxes, given the rows of all samples in sequence, and the number of rows of each."""
         columns = {name: np.ascontiguousarray(rows[name]) for name in self.dtype.names or ()}
         return Boxes(offsets_of(counts), columns.pop("boxes"), columns)
 
@@ -367,7 +366,7 @@ def class_indices(words: Sequence[str]) -> tuple[Values, tuple[str, ...]]:
 
 
 def known_splits(splits: Sequence[str]) -> tuple[str, ...] | None:
-    """Return the split of each sample; `None` if one has none (""), because it would be in no file."""
+    """Return the split of each sample; `None` if any has none (""), because it would be in no file."""
     return tuple(splits) if splits and all(splits) else None
 
 
@@ -376,7 +375,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 Inputs = Images | Arrays
 Targets = Values | Arrays | Masks | Boxes | UnreadBoxes
 
-# Boxes in parts of an image end at 1, or a little beyond.
+# Relative boxes end at 1, or slightly beyond.
 _FAR_OUTSIDE = 2
 _UNITS = {"audio": "clips", "tokens": "rows", "arrays": "rows", "array_folder": "arrays"}
 
@@ -446,13 +445,13 @@ class SampleTable:
                 f": it ends before it begins, as do {len(turned):,} of {len(places):,} in all; expected x0 <= x1 and "
                 "y0 <= y1. Correct the annotations, or take these out."
             )
-        # A few boxes far beyond the image are wrong; where most are, their unit is.
+        # A few boxes far beyond the image are wrong; if most are, their unit is.
         elif boxes.relative and float(np.median(places[:, 2:])) > _FAR_OUTSIDE:
             why = (
                 ", and most reach beyond 2: they look like pixels, and here they are parts of the image's width and "
                 "height. Divide them by these."
             )
-        # Pixels that small would be whole numbers.
+        # Pixels that small would be integers.
         elif not boxes.relative and places.max() <= 1 and (places != np.rint(places)).any():
             why = (
                 ", and no box reaches beyond 1: they look like parts of the image's width and height, and these are in "
@@ -496,7 +495,7 @@ class SampleTable:
         return tuple(facts)
 
     def _first_of_each(self) -> dict[int, int]:
-        """Return the first sample of each class that is shown, by the class's number."""
+        """Return the first sample of each shown class, by the class's number."""
         targets = self.targets
         labels = targets.columns.get("labels") if isinstance(targets, Boxes) else getattr(targets, "values", None)
         if labels is None or labels.ndim != 1:

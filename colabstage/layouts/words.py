@@ -25,7 +25,7 @@ TABLES = (".csv", ".tsv", ".parquet", ".jsonl")
 TEXTS = (".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".xml", ".txt", ".lst", ".yaml")
 ANNOTATIONS = (*TEXTS, ".parquet", ".mat", ".xlsx", ".pkl")
 ARCHIVES = (".zip", ".7z", ".rar", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
-# Files that hold no labels, whatever they are called.
+# Files that hold no labels, whatever their names.
 HARMLESS = frozenset({*IMAGES, "", ".md", ".rst", ".py", ".ipynb", ".m", ".html", ".pdf", ".docx", ".db", ".ini"})
 _NOTES = ("readme", "license", "licence", "requirements", "changelog", "attribution")
 
@@ -53,14 +53,14 @@ _PARTS = frozenset({
     "subject", "participant", "patient",
 })  # fmt: skip
 _UNLABELLED = frozenset({"unlabeled", "unlabelled", "unsup", "unsupervised"})
-# What else parts of one sample are called; it counts only where the folders share stems.
+# Other names for parts of one sample; they count only if the folders share stems.
 _OF_SAMPLES = _ROLES | _PARTS | {
     "anno", "seg", "low", "high", "blur", "blurred", "sharp", "noisy", "clean", "hazy", "clear", "rain", "rainy",
     "before", "after", "red", "green", "blue", "nir", "swir", "ir", "thermal", "vis", "visible", "infrared", "color",
     "colour", "colors", "gray", "grey", "frames", "raw", "ref", "reference", "source", "src", "left", "right", "t1",
     "t2", "im1", "im2", "ortho", "dsm", "all", "original", "normal", "normals", "output", "vessel", "vessels",
 }  # fmt: skip
-# In the name of a file: labels of many samples, or what the classes are.
+# In a file name: labels of many samples, or what the classes are.
 _OF_LABELS = frozenset({
     "label", "labels", "class", "classes", "category", "categories", "target", "targets", "annotation", "annotations",
     "annot", "annots", "gt", "truth", "groundtruth", "y",
@@ -117,7 +117,7 @@ def before_last_word(stem: str) -> str:
 
 
 def folder_of(name: str) -> str:
-    """Return the bare name of the folder that a file is in; "" of one that is in none."""
+    """Return the bare name of the folder that a file is in; "" if it is in none."""
     return posixpath.basename(posixpath.dirname(name))
 
 
@@ -137,12 +137,12 @@ def is_note(name: str) -> bool:
 
 
 def may_hold_labels(name: str) -> bool:
-    """Tell whether a file's name says that labels are in it: labels.npy, train_annotations.json, y_train.mat."""
+    """Tell whether a file's name says that it holds labels: labels.npy, train_annotations.json, y_train.mat."""
     return not _OF_LABELS.isdisjoint(words_of(stem_of(name)))
 
 
 def may_hold_names(name: str) -> bool:
-    """Tell whether a file's name says that names of classes are in it, beside labels: signnames.csv, cat_to_name.json,
+    """Tell whether a file's name says that it holds names of classes, beside labels: signnames.csv, cat_to_name.json,
     class_to_idx.json."""
     return may_hold_labels(name) or any(word.endswith(("name", "names")) for word in words_of(stem_of(name)))
 
@@ -197,7 +197,7 @@ def is_split(name: str) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def misspelt_split(name: str) -> str:
-    """Return the split that a name may mean that names none: vaild, trian; "" for none."""
+    """Return the split that a misspelt name may mean: vaild, trian; "" for none."""
     close = [] if split_name(name).split else difflib.get_close_matches(name.lower(), SPLITS, 1, 0.8)
     return SPLITS[close[0]] if close else ""
 
@@ -256,7 +256,7 @@ def may_hold_parts(names: Iterable[str], stem: str) -> bool:
     called as no class would be, and the stems have letters: plain numbers are shared by folders of classes as well.
     """
     words = {name: set(words_of(name)) for name in names}
-    # "cat photos" beside "dog photos" are no different parts.
+    # "cat photos" and "dog photos" are not different parts.
     alike = len({frozenset(one & _OF_SAMPLES) for one in words.values()}) == 1
     if alike or any(not one.isdisjoint(_NEGATIONS) for one in words.values()):
         return False
@@ -282,7 +282,7 @@ def is_foreign(name: str) -> bool:
 
 
 def spoken(name: str) -> str:
-    """Return a class's name as people read it, so that two spellings of one are equal."""
+    """Return a class's name as people read it, so that two spellings of it are equal."""
     text = " ".join(normal(name).replace("_", " ").split())
     text = _COPY.sub("", text).strip() or text
     # Single letters are kept: "a" and "A" are two classes.
@@ -296,7 +296,7 @@ def shared_folders(names: Iterable[str]) -> list[str]:
     paths = [folder.split("/") if folder else [] for folder in {name.rpartition("/")[0] for name in names}]
     if not paths:
         return []
-    # All paths lie between the first and the last of them.
+    # All paths sort between the first and the last of them.
     first, last = min(paths), max(paths)
     depth = next((at for at, (one, other) in enumerate(zip(first, last, strict=False)) if one != other), None)
     return first[: min(len(first), len(last)) if depth is None else depth]
@@ -315,7 +315,7 @@ def splits_of_folders(folders: Sequence[str]) -> list[str]:
 
 # --- columns of tables and fields of records --------------------------------------------------------------------------
 
-# The first of these counts where two have the same content.
+# By preference, if two have the same content.
 LABELS = (
     "label", "labels", "class", "class_name", "classname", "class_label", "label_name", "category", "target", "targets",
     "tags", "diagnosis", "dx", "finding_labels", "species", "breed", "class_id", "classid", "label_id", "category_id",
@@ -329,7 +329,7 @@ PATHS = (
 IDS = ("id", "index", "uuid", "row")
 # Words about an image that are not its class, however often they repeat.
 CAPTIONS = ("text", "caption", "captions", "description", "prompt", "comment")
-# What is stated of a file, or made of it for an experiment, and is nothing to learn.
+# Facts about a file, or made from it for an experiment, which are not targets.
 ABOUT_FILES = (
     "url", "link", "source_url", "md5", "sha1", "sha256", "checksum", "hash", "phash", "file_size", "filesize",
     "fold", "folds", "kfold", "cv_fold",
@@ -340,13 +340,13 @@ PERSONS = re.compile(r"(patient|subject|participant|person|lesion)(_?id)?|(group
 SCENES = re.compile(r"group|session|scene")
 YES = frozenset({"true", "t", "yes", "y", "1", "1.0"})
 NO = frozenset({"false", "f", "no", "n", "0", "0.0"})
-# Columns of yes and no that say of each row whether it is of one split; beside each the splits of yes and no.
+# Columns of yes and no that say for each row whether it is in one split; beside each, the splits of yes and no.
 FLAGS = {
     "is_valid": ("valid", "train"), "is_val": ("val", "train"), "is_validation": ("validation", "train"),
     "is_dev": ("dev", "train"), "is_test": ("test", "train"), "is_testing": ("test", "train"),
     "is_train": ("train", "test"), "is_training": ("train", "test"), "is_training_image": ("train", "test"),
 }  # fmt: skip
-# Names of fields that say of each record which split it is of.
+# Names of fields that say which split each record belongs to.
 SPLIT_FIELDS = frozenset({*SPLIT_COLUMNS, *FLAGS})
 # What 0, 1 and 2 mean in a column of splits, as in CelebA's partition.
 NUMBERED_SPLITS = ("train", "val", "test")
@@ -382,7 +382,7 @@ def is_caption(column: str) -> bool:
 
 
 def may_be_label(column: str) -> bool:
-    """Tell whether a column may be a label by its name: it says nothing else."""
+    """Tell whether a column's name allows it to be a label: it means nothing else."""
     known = (*IDS, *CAPTIONS, *ABOUT_FILES, *PATHS, *SPLIT_COLUMNS, "txt", "width", "height")
     return not (is_index_name(column) or plain_name(column) in known or plain_name(column).endswith("_id"))
 

@@ -222,7 +222,7 @@ def mirror(images: torch.Tensor, chosen: NDArray[np.bool_], axis: int) -> torch.
 
 def mirror_by_mask(images: torch.Tensor, chosen: NDArray[np.bool_], axis: int) -> torch.Tensor:
     """`mirror` for GPUs: one step for all images."""
-    return torch.where(_on(chosen, images.device)[:, None, None, None], _flipped(images, axis), images)
+    return torch.where(_to_device(chosen, images.device)[:, None, None, None], _flipped(images, axis), images)
 
 
 # torch's `flip` lacks the unsigned types, so their memory is viewed as the signed ones.
@@ -248,7 +248,7 @@ def cut_by_windows(images: torch.Tensor, corners: NDArray[np.int64], size: Size,
     if before.any() or after.any():
         margins = (int(before[1]), int(after[1]), int(before[0]), int(after[0]))
         images = functional.pad(images, margins, value=fill)
-    top, left = _on(corners + before, images.device).T
+    top, left = _to_device(corners + before, images.device).T
     windows = images.unfold(2, size[0], 1).unfold(3, size[1], 1)
     return windows[torch.arange(batch, device=images.device), :, top, left]
 
@@ -304,7 +304,7 @@ def resize_by_weights(images: torch.Tensor, crops: NDArray[np.int64], size: Size
     # Bytes are exact in half precision, and their sums lose less than rounding does.
     is_short = images.dtype == torch.uint8 and images.device.type == "cuda"
     kind = torch.float16 if is_short else torch.float64 if images.dtype == torch.float64 else torch.float32
-    places = _on(crops, images.device).to(torch.float32)
+    places = _to_device(crops, images.device).to(torch.float32)
     down = _weights(places[:, 0], places[:, 2], images.shape[2], size[0]).to(kind)
     across = _weights(places[:, 1], places[:, 3], images.shape[3], size[1]).to(kind)
     result = down[:, None] @ (images.to(kind) @ across[:, None].mT)
@@ -330,14 +330,14 @@ def pick_crops(masks: torch.Tensor, crops: NDArray[np.int64], size: Size) -> tor
     batch = torch.arange(len(masks), device=masks.device)[:, None, None]
     rows, columns = (
         # In integers: the centre of pixel i of `wanted` is at (2 i + 1) / 2 steps.
-        _on(start[:, None] + (2 * np.arange(wanted) + 1) * length[:, None] // (2 * wanted), masks.device)
+        _to_device(start[:, None] + (2 * np.arange(wanted) + 1) * length[:, None] // (2 * wanted), masks.device)
         for start, length, wanted in zip(crops[:, :2].T, crops[:, 2:].T, size, strict=True)
     )
     # The axis of channels, between two indexed ones, ends up last.
     return masks[batch, :, rows[:, :, None], columns[:, None, :]].movedim(3, 1)
 
 
-def _on(values: NDArray[Any], device: torch.device) -> torch.Tensor:
+def _to_device(values: NDArray[Any], device: torch.device) -> torch.Tensor:
     return torch.from_numpy(np.ascontiguousarray(values)).to(device, non_blocking=True)
 
 

@@ -216,9 +216,9 @@ class PinnedBuffer:
         # Grows to the largest batch and stays: pinning takes milliseconds.
         if end > len(self._memory):
             self._memory = torch.empty(end, dtype=torch.uint8, pin_memory=self._pinned)
-        return [self._placed(tensor, start) for tensor, start in zip(tensors, starts, strict=True)]
+        return [self._copy_in(tensor, start) for tensor, start in zip(tensors, starts, strict=True)]
 
-    def _placed(self, tensor: torch.Tensor, start: int) -> torch.Tensor:
+    def _copy_in(self, tensor: torch.Tensor, start: int) -> torch.Tensor:
         # "meta" allocates nothing: this computes the strides of a dense copy that keeps channels_last.
         strides = torch.empty_like(tensor, device="meta").stride()
         flat = self._memory[start : start + tensor.nbytes]

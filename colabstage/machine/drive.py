@@ -74,9 +74,9 @@ from colabstage.machine.mounts import (
 from colabstage.machine.platforms import detect_platform, system_root
 
 _PROBE_TIMEOUT_S = 15.0
-# Shorter where a Drive is only looked for, because the work can do without one.
+# Shorter if a Drive is only looked up, because the work can do without one.
 _ANSWER_S = 10.0
-# A mount right after an unmount fails now and then, and succeeds a moment later.
+# A mount right after an unmount sometimes fails, and succeeds a moment later.
 _REMOUNT_WAIT_S = 1.0
 # The client reports the end of a flush a little before its mount leaves the mount table.
 _UNMOUNT_S = 30.0
@@ -108,10 +108,10 @@ class FlushReport:
 
 
 class DriveAnswer(NamedTuple):
-    """Which Drive answers."""
+    """The answers of the mounted Drives."""
 
     folder: Path | None
-    """The `MyDrive` of the first that does; `None` where none does."""
+    """The `MyDrive` of the first that answers; `None` if none does."""
     silent: tuple[Path, ...]
     """Mount points that did not answer in time."""
 
@@ -120,7 +120,7 @@ def ask_drives(*, near: str | os.PathLike[str] | None = None) -> DriveAnswer:
     """Ask every mounted Drive at once which of them works; that of the path `near` comes before all others."""
     first = [mount_of(near)] if near is not None and drive_root(near) is not None else []
     drives = list({mount.mountpoint: mount for mount in (*first, *_drives())}.values())
-    # In threads, since each question waits for a child process: one hanging Drive must not delay the others' answers.
+    # In threads, because each probe waits for a child process: one hanging Drive must not delay the others' answers.
     with DaemonPool(len(drives), "colabstage-ask") as pool:
         states = pool.run(lambda drive: probe_mount(_my_drive(drive), _ANSWER_S).state, drives)
     alive = [_my_drive(drive) for drive, state in zip(drives, states, strict=True) if state == "alive"]
@@ -261,7 +261,7 @@ def is_readonly(drive: Mount) -> bool:
     # The mount table shows no Drive of the current client as read-only, but the client's command line does. The
     # look-ahead keeps `/content/drive2` from counting as `/content/drive`.
     asked = re.compile(rb"mount_point_path:%b(?![\w./+@%%:=-])" % re.escape(os.fsencode(drive.mountpoint)))
-    # Thousands of processes may run, so without paths and patterns for each of them.
+    # Thousands of processes may run, so no path or pattern is made for each of them.
     for process in filter(str.isdigit, os.listdir("/proc")):  # noqa: PTH208
         with contextlib.suppress(OSError), open(f"/proc/{process}/cmdline", "rb") as line:  # it may have just ended
             words = line.read()
@@ -296,7 +296,7 @@ def _my_drive(drive: Mount) -> Path:
 
 
 def _note_mounted(drive: Mount) -> Path:
-    """Remember where Drive belongs, for this process and the programs that it starts; return its `MyDrive`."""
+    """Remember Drive's mount point, for this process and the programs that it starts; return its `MyDrive`."""
     os.environ[DRIVE_VARIABLE] = str(drive.mountpoint)
     return _my_drive(drive)
 
@@ -309,13 +309,13 @@ def _the_drive(verb: str) -> Mount:
         raise DriveNotMountedError(msg)
     if len(drives) == 1:
         return drives[0]
-    # A forced mount at another place leaves the mount before it dead. What waits to be uploaded is in the live client's
-    # cache, and starting another one at the dead place would kill that client.
+    # A forced mount at another place leaves the earlier mount dead. What waits to be uploaded is in the live client's
+    # cache, and starting another client at the dead place would kill that one.
     return next((drive for drive in drives if probe_mount(_my_drive(drive)).state != "dead"), drives[0])
 
 
 def _is_dead(mount: Mount) -> bool:
-    """Return whether the mount's client has died; `False` when it is a Drive that works."""
+    """Return whether the mount's client has died; `False` for a working Drive."""
     place = mount.mountpoint
     if not mount.is_drive:
         msg = f"Something else is mounted at '{place}' already ({mount.fstype}). Choose another mount point."
@@ -350,7 +350,7 @@ _NO_UNMOUNT = (
     "publish_file(…, wait_uploaded=True) waits until a file is uploaded and unmounts nothing: use that in loops and "
     "scripts."
 )
-# What to do instead where this is not Colab.
+# What to do instead on other platforms than Colab.
 _ELSEWHERE = {
     "mount_drive": "Remove this line, and give stage_dataset a path on this machine or a share link.",
     "refresh_drive": "A folder that is mounted in another way shows what its own client shows; leave this call out.",
@@ -359,9 +359,9 @@ _ELSEWHERE = {
 
 
 def _colab_client(verb: str, *, asks: bool = False, unmounts: bool = False) -> Any:
-    """Return Colab's module; refuse where it cannot ask for a permission, or could not mount what it unmounts."""
+    """Return Colab's module; refuse if it cannot ask for a permission, or could not mount what it unmounts."""
     platform = detect_platform()
-    # At once: where nobody can answer the dialogue, the client would wait in silence.
+    # At once: if nobody can answer the dialogue, the client would wait silently.
     if asks and platform.name == "colab" and not platform.attended:
         msg = (
             f"{verb}() asks for access to Drive by a dialogue, and what runs this code (`colab exec` or `colab run`, "
@@ -390,7 +390,7 @@ def _check_consent(client: Any, drive: Mount) -> None:
     place, limit_s = drive.mountpoint, math.ceil(_CONSENT_S)
     began = time.monotonic()
     try:
-        # Without force, the client asks first, then finds its mount, and says so in a line that means nothing here.
+        # Without force, the client asks first, then finds its mount, and prints a line about that.
         with contextlib.redirect_stdout(io.StringIO()):
             client.mount(str(place), timeout_ms=1000 * limit_s)
     except Exception as error:
@@ -398,7 +398,7 @@ def _check_consent(client: Any, drive: Mount) -> None:
         kept = "Drive was not unmounted, because it could not be mounted again. " if _mount_at(place) else ""
         msg = f"{kept}{reason}"
         raise type(reason)(msg) from error
-    # It returns in the same way whether somebody answered or the time was up.
+    # It returns in the same way after an answer and after a timeout.
     if time.monotonic() - began >= limit_s:
         msg = (
             f"Drive was not unmounted: nobody answered the request for access within {limit_s} s, and without an "
@@ -443,7 +443,7 @@ def _clear_place(place: Path) -> None:
             f"there what is to be kept: !mv '{place}' '{aside}'"
         )
         raise TargetExistsError(msg)
-    # From below, and only what is empty at that moment.
+    # From the bottom up, and only folders that are empty at that moment.
     for folder, _, _ in os.walk(place, topdown=False):
         if Path(folder) != place:
             remove_empty(Path(folder))
@@ -460,7 +460,7 @@ def _milliseconds(timeout_s: float) -> int:
 
 def _mount(client: Any, place: Path, *, readonly: bool, timeout_s: float = 120.0) -> Path:
     with outside(place):
-        # Dead mounts are detached, even those that are in use; with force, the client may manage what is left.
+        # Dead mounts are detached, even in use; with force, the client may manage the rest.
         for _ in range(_MOST_MOUNTS):
             here = _mount_at(place)
             if here is None or not _is_dead(here):
@@ -474,7 +474,7 @@ def _mount(client: Any, place: Path, *, readonly: bool, timeout_s: float = 120.0
         except Exception as error:
             raise mount_error(error, place, log_size=log_size) from error
         mount = _mount_at(place)
-        # The client returns without an error, and without a mount, when the dialogue is left unanswered.
+        # If the dialogue is left unanswered, the client returns without an error and without a mount.
         if mount is None:
             msg = (
                 "Nobody answered the request for access to Drive in time, and nothing was mounted. Run the cell again "
@@ -549,6 +549,6 @@ def _clear_old_cache() -> None:
         msg = f"Drive is mounted by {OLD_DRIVE_CLIENT}, which is not on the PATH, so its cache cannot be cleared."
         raise NotSupportedHereError(msg) from error
     except subprocess.SubprocessError as error:
-        said = error.stderr.strip() if isinstance(error, subprocess.CalledProcessError) else str(error)
-        msg = f"'{OLD_DRIVE_CLIENT} -cc' failed ({said}). Unmount Drive and mount it again instead."
+        reason = error.stderr.strip() if isinstance(error, subprocess.CalledProcessError) else str(error)
+        msg = f"'{OLD_DRIVE_CLIENT} -cc' failed ({reason}). Unmount Drive and mount it again instead."
         raise DriveError(msg) from error

@@ -1,15 +1,15 @@
-"""What Google Drive's client reports about files by extended attributes, and how uploads are proved by them.
+"""What Google Drive's client reports about files in extended attributes, and how they prove uploads.
 
-A file's id, its MD5 and whether it has been uploaded are attributes that the client answers by name only (listing them
-returns nothing), and not every client has them. So each of them may be missing; a missing one is returned as empty
-together with the reason, and never guessed.
+A file's id, its MD5 and whether it has been uploaded are attributes that the client returns by name only (listing them
+returns nothing), and not every client has them. So each may be missing; a missing one is returned as empty, together
+with the reason, and never guessed.
 
 The client does not announce the end of an upload. A file has arrived when it is no longer waiting, the reported MD5 is
-that of what was written, and a second fact shows that this is not merely the MD5 of the copy on this machine: an id
-that Drive has given, or that the client reported before that something was waiting. `wait_uploaded` asks until then.
+that of what was written, and a second fact shows that this is not just the MD5 of the local copy: an id that Drive has
+assigned, or an earlier report that something was waiting. `wait_uploaded` polls until then.
 
-A client may answer everything but these questions. It is then waited for once: as long as one question is unanswered,
-no other is asked of that mount. An unmount ends the question, so the next mount is asked anew.
+A client may respond to everything but these queries. It is then waited for once: while one query is unanswered, no
+other is sent to that mount. An unmount ends the query, so a new mount is queried again.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ if TYPE_CHECKING:
 
 _ID, _MD5, _UNCOMMITTED = "user.drive.id", "user.drive.md5", "user.drive.uncommitted"
 _MD5_FORM = re.compile(r"[0-9a-f]{32}")
-# A thread takes this many files at once, because taking one costs as much as a quick answer.
+# A thread takes this many files at once, because taking one costs as much as a quick query.
 _BATCH = 32
-# The client answers from its local database, so a minute without an answer means that none will come.
+# The client responds from its local database, so after a minute no response will come.
 _STALL_S = 60.0
-# The errors of a client that has no such attributes, or does not answer them for this file.
+# The errors of a client that lacks these attributes, or does not return them for this file.
 _MISSING = frozenset(
     {errno.ENODATA, errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM, errno.EINVAL, errno.EACCES, errno.EIO}
 )
 _LOCAL_ID = "local-"
-# The question that each mount point's client has not answered in time. Of the whole process, because a minute for each
-# call would make a loop that publishes unusable.
+# For each mount point, the query that its client has not answered in time. For the whole process, because a minute for
+# each call would make a loop that publishes unusable.
 _UNANSWERED: dict[Path, Future[Any]] = {}
-# Often at first, since a small file is uploaded within a second, and less and less often after that.
+# Frequent at first, because a small file is uploaded within a second, and less and less frequent after that.
 _FIRST_LOOK_S, _LAST_LOOK_S = 0.05, 5.0
 # A file may be without its MD5 for a moment after its upload.
 _MD5_LAGS_S = 10.0
@@ -59,9 +59,9 @@ class _Upload(NamedTuple):
     """What the client reports about the content of a file."""
 
     waits: bool | None
-    """Whether local changes wait to be uploaded; `None` where that is not reported."""
+    """Whether local changes wait to be uploaded; `None` if that is not reported."""
     md5: str = ""
-    """MD5 of the content in the cloud; "" where it is not reported, or is not that of the content on this machine."""
+    """MD5 of the content in the cloud; "" if it is not reported, or is not that of the local content."""
     why: str = ""
     """Why there is no `md5`, in words."""
     errno: int = 0
@@ -74,33 +74,33 @@ def ask_md5s(paths: Sequence[str]) -> tuple[list[str], str]:
 
 
 class Md5Questions(Closing):
-    """Ask Drive's client for the MD5 of files while a listing still finds more of them, or before each is read.
+    """Ask Drive's client for the MD5 of files while a listing still finds more, or before each is read.
 
     One file without an MD5 leaves the whole listing unproved, so asking stops there.
     """
 
-    def __init__(self, *, workers: int = 16, heard: Callable[[], object] = lambda: None) -> None:
-        self._heard = heard
+    def __init__(self, *, workers: int = 16, on_response: Callable[[], object] = lambda: None) -> None:
+        self._on_response = on_response
         self._pool = DaemonPool(workers, "colabstage-ask")
         self._md5s: dict[str, str] = {}
         self._asked: list[Future[None]] = []
-        # Any of the files, since all are on one mount.
+        # Any of the files, because all are on one mount.
         self._path = ""
         self._why = ""
 
     def ask(self, paths: Sequence[str]) -> None:
-        """Add files to ask for; may be called in any thread."""
+        """Add files to query; may be called in any thread."""
         for start in range(0, len(paths), _BATCH):
             self._asked += self._submit(paths[start : start + _BATCH])
 
     def ask_before_read(self, path: str) -> None:
-        """Ask for a file and wait for the answer, unless that has been done.
+        """Query a file and wait for the answer, unless that has been done.
 
-        Its MD5 is then never newer than the content that is read after this: a file that is rewritten in between has
-        another MD5 when it is compared, and not the content of one state under the MD5 of the next.
+        Its MD5 is then never newer than the content that is read afterwards: a file that is rewritten in between has
+        another MD5 when it is compared. Otherwise the old content could be recorded with the new MD5.
         """
         if path not in self._md5s:
-            # In a thread: a client that never answers must not hang the reader.
+            # In a thread: a client that never responds must not hang the reader.
             self._wait(self._submit([path]))
 
     def answers(self, paths: Sequence[str]) -> tuple[list[str], str]:
@@ -113,21 +113,21 @@ class Md5Questions(Closing):
         self._wait(self._asked)
         missing = [path for path in paths if path not in self._md5s]
         if missing and not self._why:
-            # One first: a client without these attributes then costs one question, and not thousands.
+            # One first: a client without these attributes then costs one query, not thousands.
             self.ask_before_read(missing[0])
             self.ask(missing[1:])
             self._wait(self._asked)
         return ([], self._why) if self._why else ([self._md5s[path] for path in paths], "")
 
     def known(self, paths: Sequence[str]) -> list[str]:
-        """Wait as `answers` does, and return the MD5 of each of `paths`; "" where it is not known."""
+        """Wait as `answers` does, and return the MD5 of each of `paths`; "" if unknown."""
         self.answers(paths)
         return [self._md5s.get(path, "") for path in paths]
 
     def close(self) -> None:
-        """Ask no more. Calling it twice is fine."""
+        """Send no more queries. Calling it twice is fine."""
         self._why = self._why or "it was not waited for"
-        # A thread whose question hangs can never be joined.
+        # A thread whose query hangs can never be joined.
         self._pool.close(abandon=True)
 
     def _submit(self, paths: Sequence[str]) -> list[Future[None]]:
@@ -145,7 +145,7 @@ class Md5Questions(Closing):
             if self._why:
                 return
             found = _look_at_upload(path)
-            self._heard()
+            self._on_response()
             if found.md5:
                 self._md5s[path] = found.md5
             else:
@@ -161,9 +161,9 @@ def wait_uploaded(files: Mapping[Path, str], *, timeout_s: float, cancellation: 
         cancellation: checked between two questions.
 
     Returns:
-        "" when all of them are; otherwise why the client cannot say, in words.
+        "" when all of them are; otherwise why the client cannot tell, in words.
     """
-    # Set by any of the files: it shows that this client does report what waits.
+    # Set by any of the files: it shows that this client does report pending uploads.
     began, has_waited = SYSTEM_CLOCK.now(), False
 
     def look(path: Path) -> tuple[_Upload, str]:
@@ -174,7 +174,7 @@ def wait_uploaded(files: Mapping[Path, str], *, timeout_s: float, cancellation: 
         pause_s, committed_at = _FIRST_LOOK_S, float("inf")
         while True:
             cancellation.check()
-            # In a thread that is left behind if the client never answers.
+            # In a thread, which is abandoned if the client never responds.
             asked = None if _hangs(path) else in_thread(partial(look, path), "colabstage-ask")
             if asked is None or not _are_answered(path, [asked], cancellation):
                 return f"'{path}': {_no_answer()}"
@@ -189,7 +189,7 @@ def wait_uploaded(files: Mapping[Path, str], *, timeout_s: float, cancellation: 
                 why = f"'{path}' has no id in the cloud yet, only one of this machine"
             elif found.md5:
                 why = f"what is in the cloud has another MD5 ({found.md5})"
-            # Only the time since the last pending change counts: a file may be written to again while it is uploaded.
+            # Only the time since the last pending change counts, because a file may be rewritten while it is uploaded.
             committed_at = min(committed_at, now) if found.waits is False else float("inf")
             if found.errno:
                 # A dying client reports for a moment that files do not exist, and then stops answering.
@@ -209,7 +209,7 @@ def wait_uploaded(files: Mapping[Path, str], *, timeout_s: float, cancellation: 
 
 
 def _look_at_upload(path: str | os.PathLike[str]) -> _Upload:
-    # In this order: a file that is uploaded between the two questions would otherwise get the MD5 of its predecessor.
+    # In this order: otherwise a file that is uploaded between the two queries would get its predecessor's MD5.
     waits, number = _ask(path, _UNCOMMITTED)
     if waits not in ("0", "1"):
         answer = os.strerror(number) if number else repr(waits)
@@ -224,8 +224,8 @@ def _look_at_upload(path: str | os.PathLike[str]) -> _Upload:
 
 
 def _hangs(path: str | os.PathLike[str]) -> bool:
-    """Return whether a question to the client of a file's mount is still unanswered after its time."""
-    # The mount table is read only where there is such a client at all.
+    """Return whether a query to the client of a file's mount is still unanswered after its time."""
+    # The mount table is read only if there is such a client at all.
     question = _UNANSWERED.get(mount_of(path).mountpoint) if _UNANSWERED else None
     return question is not None and not question.done()
 
@@ -233,7 +233,7 @@ def _hangs(path: str | os.PathLike[str]) -> bool:
 def _are_answered(
     path: str | os.PathLike[str], asked: Sequence[Future[Any]], cancellation: Cancellation | None = None
 ) -> bool:
-    """Wait for questions about files on one mount, of which `path` is any; return whether all were answered."""
+    """Wait for queries about files on one mount, of which `path` is any; return whether all were answered."""
     try:
         DaemonPool.results(asked, cancellation=cancellation, stall_timeout_s=_STALL_S)
     except TimeoutError:
@@ -247,11 +247,11 @@ def _no_answer() -> str:
 
 
 def _ask(path: str | os.PathLike[str], name: str) -> tuple[str, int]:
-    """Return the value of an attribute, and the number of the error where there is none."""
+    """Return the value of an attribute, or the error number if there is none."""
     # Python has no extended attributes on other systems.
     if sys.platform != "linux":
         return "", errno.EOPNOTSUPP
     try:
         return os.getxattr(path, name).decode("ascii", "replace").strip("\0\n "), 0
-    except OSError as error:  # a mount that is dying says so again at the next call
+    except OSError as error:  # if the mount is dying, the next call says so
         return "", error.errno or errno.EIO

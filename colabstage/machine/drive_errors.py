@@ -1,11 +1,11 @@
-"""Failures of Google Drive's client as typed errors: of its exceptions, and of a read that its log explains.
+"""Failures of Google Drive's client as typed errors: its exceptions, and reads whose failure its log explains.
 
-The client's exceptions are told apart by type name and wording: some come from private modules, or from packages that
+The client's exceptions are recognised by type name and wording: some come from private modules, or from packages that
 exist only on Colab, so importing them in order to catch them would fail everywhere else.
 
-Drive limits how often one file may be downloaded in a day, by all its users together. The mount then answers
-'Input/output error', as it does for many other reasons; the client's log says `QUOTA_EXCEEDED`. That log is kept for
-the whole session, so only what was added to it since the work began says anything about the work.
+Drive limits how often one file may be downloaded in a day, by all its users together. The mount then fails with
+'Input/output error', as it does for many other reasons; the client's log says `QUOTA_EXCEEDED`. That log covers the
+whole session, so only what was added since the work began says anything about the work.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _OUT_OF_TIME = 0.9
 _ROOT_MARK = b"QueryManager timed out"
 # The log may grow by megabytes a minute; what it says about a failure is at its end.
 _TAIL_BYTES = 1 << 20
-# Causes of causes may form a cycle.
+# Causes may form a cycle.
 _MAX_CHAIN = 20
 
 
@@ -59,14 +59,14 @@ WITHOUT_DRIVE = (
     "Without a mounted Drive, stage_dataset reads share links (https://drive.google.com/…), buckets (s3://…, gs://…) "
     "and hf://datasets/…, and cache_dir= takes a bucket."
 )
-"""What works where nobody can consent to a mount."""
+"""What works if nobody can consent to a mount."""
 
 _NO_KERNEL = (
     "Drive can only be mounted and flushed from a notebook cell, because the permission is asked for in the browser. "
     "This is a script or a shell: mount Drive in a cell first; scripts started afterwards can use it. "
     f"{WITHOUT_DRIVE}"
 )
-# The first cause that fits counts, so the general ones come last.
+# The first matching cause counts, so the general ones come last.
 _MOUNT_CAUSES = (
     _Cause(
         *("MessageError", "", DriveAuthError),
@@ -135,16 +135,16 @@ _FLUSH_CAUSES = (
 
 def mount_error(error: Exception, place: Path, *, log_size: int = 0) -> ColabstageError:
     """Return the typed error for a failure of `drive.mount(place)`."""
-    said = str(error)
-    # google.colab searches the whole log for this, so after one such failure it gives the same reason for every other.
-    if "timeout during initial read" in said and _ROOT_MARK not in _written_since(log_size):
-        error = ValueError(said.partition(":")[0])
+    text = str(error)
+    # google.colab searches the whole log for this, so after one such failure it gives the same reason for all others.
+    if "timeout during initial read" in text and _ROOT_MARK not in _written_since(log_size):
+        error = ValueError(text.partition(":")[0])
     return _translate(error, _MOUNT_CAUSES, f"Mounting Drive at '{place}' failed", place=str(place))
 
 
 def flush_error(error: Exception, place: Path, *, took_s: float, limit_s: float) -> ColabstageError:
     """Return the typed error for a failure of `drive.flush_and_unmount` that took `took_s` of `limit_s` seconds."""
-    # The client has one message for a timeout and for every other failure, so the clock has to tell them apart.
+    # The client has one message for a timeout and for all other failures, so the clock must tell them apart.
     in_time = took_s < _OUT_OF_TIME * limit_s
     what = f"gave up after {format_duration(took_s)}" if in_time else f"did not end within {format_duration(limit_s)}"
     remedy = f"; its log is {_LOG}" if in_time else ", with a larger timeout_s when there is much to upload"
@@ -179,7 +179,7 @@ def quota_error(error: BaseException, log_size: int) -> DriveQuotaError | None:
     """Return the typed error for a read that failed because Drive's download quota is used up; `None` for any other
     failure. `log_size`: what `drive_log_size` returned before the work began.
     """
-    # A file that changed is not a file that could not be read, whatever the log says about others.
+    # A file that changed could be read, whatever the log says about other files.
     ours = isinstance(error, ColabstageError)
     if ours and (not isinstance(error, SourceReadError) or isinstance(error, SourceChangedError)):
         return None
@@ -209,7 +209,7 @@ def _written_since(log_size: int) -> bytes:
     try:
         with drive_log_path().open("rb") as log:
             end = log.seek(0, os.SEEK_END)
-            # A log that became shorter was replaced by a new one meanwhile.
+            # A log that became shorter was replaced by a new one.
             log.seek(max(log_size if log_size <= end else 0, end - _TAIL_BYTES))
             return log.read(_TAIL_BYTES)
     except OSError:

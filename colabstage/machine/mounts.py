@@ -1,8 +1,8 @@
-"""Which mount a path is on, whether that is a slow one or Google Drive, whether it still answers, and who uses it.
+"""Which mount a path is on, whether that is slow or Google Drive, whether it responds, and who uses it.
 
 A mount whose client hangs blocks every caller for good. So the kernel's mount table says which mount a path is on, and
 whether that is slow, and only a child process with a deadline touches the mount itself. Work that touches mounts is
-called by `run_watched`, which has a slow one watched (`watched`).
+called by `run_watched`, which has it watched if a mount is slow (`watched`).
 """
 
 from __future__ import annotations
@@ -50,23 +50,23 @@ _LOCAL_FUSE_TYPES = frozenset(
 DEFAULT_MOUNTPOINT = "/content/drive"
 DRIVE_TYPES = frozenset({"fuse.drive", "fuse.drivefs"})
 """The types of Google's own client: the one on Colab, and the name it has elsewhere."""
-# What mounted Drive before Google had a client for it, and still does here and there.
+# What mounted Drive before Google's own client existed, and sometimes still does.
 OLD_DRIVE_CLIENT = "google-drive-ocamlfuse"
 OLD_DRIVE_TYPE = f"fuse.{OLD_DRIVE_CLIENT}"
 # The client redirects the spelling with a space to the one without; two spellings would be two sources and two keys.
 DRIVE_SPELLINGS = {"My Drive": "MyDrive", "Shared drives": "Shareddrives"}
 DRIVE_FOLDERS = frozenset({*DRIVE_SPELLINGS, *DRIVE_SPELLINGS.values(), ".shortcut-targets-by-id"})
 """The folders that the root of a mounted Drive holds, in all spellings."""
-# A mount that does not answer for this long counts as silent: even a busy client has its root in memory.
+# A mount that does not respond for this long counts as silent: even a busy client has its root in memory.
 _ANSWER_S = 10.0
 _UNMOUNT_S = 10.0
-# Killed children are gone after this, unless they hang inside the kernel.
+# Killed children end within this time, unless they hang inside the kernel.
 _END_S = 1.0
 WAITS_IN_CACHE = (
     "What it had not uploaded waits in its cache on this machine, and the next client takes it up: keep this session "
     "until that is done."
 )
-"""What happens to files that a dead client had not uploaded, in the same words everywhere."""
+"""What happens to files that a dead client had not uploaded, worded the same everywhere."""
 _MAX_LINKS = 40  # as many as the kernel follows
 _NAMES_SHOWN = 5
 # The states that `stat` reports in words.
@@ -92,26 +92,25 @@ class Mount:
     device: str = ""
     """The kernel's number of the file system, which is the same at each place where it is mounted."""
     root: Path = Path("/")
-    """The folder of the file system that is seen at `mountpoint`."""
+    """The folder of the file system that is visible at `mountpoint`."""
 
     @property
     def is_drive(self) -> bool:
-        """Return whether it is a Google Drive, whichever client mounted it."""
+        """Return whether it is a Google Drive, with whichever client."""
         return self.fstype in {*DRIVE_TYPES, OLD_DRIVE_TYPE}
 
 
 _LOCAL = Mount(Path("/"), "", "")
 MountTable = Mapping[str, Mount]
-"""The mounts that can be reached, by mount point: a later one hides an earlier one at the same place."""
+"""The visible mounts, by mount point: a later one hides an earlier one at the same place."""
 
 
 class MountProbe(NamedTuple):
-    """How a mount answered."""
+    """How a mount responded."""
 
     state: str
-    """`alive`; `missing`, there is nothing at the path; `dead`, the client behind the mount is gone; `failing`, any
-    other error; `silent`, no answer before the deadline.
-    """
+    """`alive`; `missing`: nothing is at the path; `dead`: the client behind the mount is gone; `failing`: any other
+    error; `silent`: no response before the deadline."""
     reason: str = ""
     """The error, in the system's words."""
 
@@ -120,7 +119,7 @@ def list_mounts(mountinfo: str | None = None) -> MountTable:
     """Read the mount table."""
     if mountinfo is None:
         try:
-            # Not as text: this is read several times in a call, and decoding by a file object takes as long again.
+            # Not as text: this is read several times in a call, and decoding by a file object would double the time.
             with open("/proc/self/mountinfo", "rb", buffering=0) as file:
                 mountinfo = file.readall().decode("utf-8", "surrogateescape")
         except OSError:
@@ -136,8 +135,8 @@ def _parse(mountinfo: str) -> MountTable:
 
 
 def _parse_line(line: str) -> Mount:
-    # proc(5): field 2 is the device, 3 the folder of it, 4 the mount point, 5 its options; any number of fields follow,
-    # then a dash, type and source.
+    # proc(5): field 2 is the device, 3 its folder, 4 the mount point, 5 the options; any number of fields follow, then
+    # a dash, type and source.
     before, _, after = line.partition(" - ")
     _, _, device, root, mountpoint, options, *_ = before.split(" ")
     fstype, source, *_ = [*after.split(" "), ""]
@@ -169,12 +168,12 @@ def slow_reason(mount: Mount) -> str | None:
 
 
 def mount_of(path: str | os.PathLike[str], *, mounts: MountTable | None = None) -> Mount:
-    """Return the mount that a path is on; a link on the local disk into a slow mount counts as being on that.
+    """Return the mount that a path is on; a link on the local disk into a slow mount counts as being there.
 
     The path need not exist, and nothing on a slow mount is touched.
     """
     table = list_mounts() if mounts is None else mounts
-    return _covering(_real(path, table), table)
+    return _covering(_resolved(path, table), table)
 
 
 def _covering(path: str, mounts: MountTable) -> Mount:
@@ -188,12 +187,12 @@ def _covering(path: str, mounts: MountTable) -> Mount:
 
 def follow_links(path: str | os.PathLike[str], *, mounts: MountTable | None = None) -> Path:
     """Make a path absolute and follow its links until it enters a slow mount; nothing there is touched."""
-    return Path(_real(path, list_mounts() if mounts is None else mounts))
+    return Path(_resolved(path, list_mounts() if mounts is None else mounts))
 
 
-def _real(path: str | os.PathLike[str], mounts: MountTable) -> str:
-    """Follow links with strings: making a path of each step takes longer than all else."""
-    # Not `Path.resolve`, which asks every folder on the way, those on a mount that hangs included.
+def _resolved(path: str | os.PathLike[str], mounts: MountTable) -> str:
+    """Follow links as strings, because creating a path for each step takes longer than everything else."""
+    # Not `Path.resolve`, which touches every folder on the way, even on a mount that hangs.
     written = os.fspath(path)
     absolute = written if written.startswith("/") else f"{os.getcwd()}/{written}"  # noqa: PTH109
     todo = absolute.split("/")[::-1]
@@ -220,7 +219,7 @@ def _read_link(path: str, mounts: MountTable) -> str | None:
         return None
     try:
         return os.readlink(path)  # noqa: PTH115
-    except (OSError, ValueError):  # a NUL is in no name
+    except (OSError, ValueError):  # no name contains a NUL
         return None
 
 
@@ -230,10 +229,10 @@ def is_slow_mount(path: str | os.PathLike[str]) -> bool:
 
 
 def slow_mounts_below(folder: str | os.PathLike[str]) -> frozenset[str]:
-    """Return the names in a folder of a local disk at which something slow is mounted; nothing there is touched."""
+    """Return the names in a local folder at which something slow is mounted; nothing there is touched."""
     table = list_mounts()
     top = follow_links(folder, mounts=table)
-    # A share that is mounted in parts is one all the same.
+    # A share that is mounted in parts still counts as one.
     if slow_reason(_covering(str(top), table)) is not None:
         return frozenset()
     slow = [mount.mountpoint for mount in table.values() if slow_reason(mount) is not None]
@@ -265,17 +264,17 @@ def _spelt_on_drive(place: Path, root: Path) -> Path:
 
 
 def drive_mountpoint(path: str | os.PathLike[str]) -> Path | None:
-    """Return the mount point of the Drive that `path` is meant to be on, mounted or not; `None` for any other path.
+    """Return the mount point of the Drive that `path` is meant to be on, mounted or not; `None` for other paths.
 
-    Where no Drive is mounted, these paths are meant to be on one:
+    If no Drive is mounted, these paths are meant to be on one:
 
-    - on Colab, all below `/content/drive`;
-    - all below the mount point that `mount_drive` used last, also in programs that this process starts;
-    - on Colab, `MyDrive` or a sibling of it, with all below, in a folder that Drive could be mounted at: one without
-      files, in a folder that exists. So a local folder of files that is called `MyDrive` stays a local folder.
+    - on Colab, everything below `/content/drive`;
+    - everything below the mount point that `mount_drive` used last, also in programs that this process starts;
+    - on Colab, `MyDrive` or a sibling of it, with everything below, in a folder at which Drive could be mounted: one
+      without files, in a folder that exists. So a local folder of files that is called `MyDrive` stays a local folder.
 
-    A path on anything else that is mounted there is on that. Links are followed, and nothing on a slow mount is
-    touched.
+    A path on anything else that is mounted there belongs to that mount. Links are followed, and nothing on a slow mount
+    is touched.
     """
     table = list_mounts()
     return _drive_meant(follow_links(path, mounts=table), table)
@@ -295,7 +294,7 @@ def _unmounted_drive(place: Path, mounts: MountTable) -> Path | None:
         return Path(last)
     usual = system_root() / DEFAULT_MOUNTPOINT.lstrip("/")
     named = next((index for index, part in enumerate(place.parts) if part in DRIVE_FOLDERS), None)
-    # The platform last: looking at it takes longer than looking at a path.
+    # The platform last, because detecting it takes longer than comparing paths.
     if not (place.is_relative_to(usual) or named) or detect_platform().name != "colab":
         return None
     if place.is_relative_to(usual):
@@ -307,7 +306,7 @@ def _unmounted_drive(place: Path, mounts: MountTable) -> Path | None:
 
 
 def files_below(folder: Path) -> Iterator[Path]:
-    """Yield all that is below a folder and is not itself a folder."""
+    """Yield everything below a folder that is not itself a folder."""
     for parent, folders, files in os.walk(folder):
         yield from (Path(parent, name) for name in files)
         yield from (path for name in folders if (path := Path(parent, name)).is_symlink())
@@ -316,10 +315,10 @@ def files_below(folder: Path) -> Iterator[Path]:
 def place_in(
     path: str | os.PathLike[str], folder: str | os.PathLike[str], *, mounts: MountTable | None = None
 ) -> PurePath | None:
-    """Return where a path is in a folder, whatever the two are called; `None` if it is not in it.
+    """Return where a path is in a folder, whatever names lead there; `None` if it is not in it.
 
-    Links, bind mounts, Drive's two spellings and names that differ in case alone are seen through. `.` means that both
-    are one folder or file. Neither need exist, and nothing on a slow mount is touched.
+    Links, bind mounts, Drive's two spellings and names that differ only in case are recognised. `.` means that both are
+    one folder or file. Neither need exist, and nothing on a slow mount is touched.
     """
     table = list_mounts() if mounts is None else mounts
     inner, outer = (follow_links(one, mounts=table) for one in (path, folder))
@@ -328,7 +327,7 @@ def place_in(
         inner, outer = _spelt_on_drive(inner, inside.mountpoint), _spelt_on_drive(outer, around.mountpoint)
     if inner.is_relative_to(outer):
         return inner.relative_to(outer)
-    # A file system that is mounted at two places has one number, and its folders have their own names in it.
+    # A file system that is mounted at two places has one device number, and its folders have their own names in it.
     if inside.device and inside.device == around.device:
         stored = inside.root / inner.relative_to(inside.mountpoint)
         top = around.root / outer.relative_to(around.mountpoint)
@@ -344,7 +343,7 @@ def place_in(
 
 
 def probe_mount(path: str | os.PathLike[str], timeout_s: float = 10.0) -> MountProbe:
-    """Ask the file system of `path` for a sign of life, from child processes and with a deadline.
+    """Check whether the file system of `path` responds, from child processes and with a deadline.
 
     Never blocks much longer than `timeout_s` seconds, whatever the mount does.
     """
@@ -364,11 +363,12 @@ def probe_mount(path: str | os.PathLike[str], timeout_s: float = 10.0) -> MountP
 def ask_children(
     commands: Sequence[Sequence[str]], timeout_s: float, *, env: Mapping[str, str] | None = None
 ) -> list[subprocess.CompletedProcess[bytes]] | None:
-    """Run commands at the same time and return their answers in order; `None` if one does not end in time."""
+    """Run commands in parallel and return their results in order; `None` if one does not end in time."""
 
-    # In threads: each child first closes the files that are open here, and to close one that is mapped from a mount
-    # that hangs takes as long as the mount, for the child and for the call that starts it. A child that hangs inside
-    # the kernel cannot even be killed, and keeps its thread. The current folder may be on the very mount that hangs.
+    # In threads: each child first closes inherited files, and closing one that is mapped from a mount that hangs blocks
+    # as long as the mount does, in the child and in the call that starts it. A child that hangs inside the kernel
+    # cannot even be killed, and keeps its thread. The working directory is not inherited, which may be on that very
+    # mount.
     def run(command: Sequence[str]) -> subprocess.CompletedProcess[bytes]:
         return subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, check=False, cwd="/", env=env
@@ -384,13 +384,13 @@ def ask_children(
 
 
 def silence_of(*paths: str | os.PathLike[str], timeout_s: float | None = None) -> DriveError | None:
-    """Say why paths cannot be used now: one of them is meant to be on a Drive that is not mounted, or its mount is dead
-    or does not answer; otherwise `None`.
+    """Return why paths cannot be used now: one of them is meant to be on a Drive that is not mounted, or its mount is
+    dead or does not respond; otherwise `None`.
 
-    Paths on local disks cost nothing; each slow mount costs two small child processes where it answers.
+    Paths on local disks cost nothing; each slow mount that responds costs two small child processes.
     """
-    # Every public function asks this first: a call into a mount that hangs never returns, a thread in such a call even
-    # keeps the interpreter from ending, and a dead mount fails differently in every function.
+    # Every public function calls this first: a call into a mount that hangs never returns, a thread in such a call even
+    # keeps the interpreter from exiting, and a dead mount fails differently in every function.
     table = list_mounts()
     places = [follow_links(path, mounts=table) for path in paths]
     absent = _absent_drive(paths, places, table)
@@ -419,7 +419,7 @@ def silence_of(*paths: str | os.PathLike[str], timeout_s: float | None = None) -
 def _absent_drive(
     paths: Sequence[str | os.PathLike[str]], places: Sequence[Path], mounts: MountTable
 ) -> DriveNotMountedError | None:
-    """Return the error for the first path without its Drive. `places`: what `follow_links` makes of the paths."""
+    """Return the error for the first path without its Drive. `places`: the paths from `follow_links`."""
     for path, place in zip(paths, places, strict=True):
         mountpoint = _drive_meant(place, mounts)
         if mountpoint is not None and not _is_drive_at(mountpoint, mounts):
@@ -449,7 +449,7 @@ def _is_drive_at(mountpoint: Path, mounts: MountTable) -> bool:
 
 
 def _meant_on_drive(place: Path, mounts: MountTable) -> Path | None:
-    """Return what a path is from the root of a Drive, where on Colab it names a folder of Drive that is not there."""
+    """Return a path relative to the root of a Drive, if on Colab it names a folder of a Drive that is not mounted."""
     named = next((index for index, part in enumerate(place.parts) if part in DRIVE_FOLDERS), None)
     if (
         named is None
@@ -457,7 +457,7 @@ def _meant_on_drive(place: Path, mounts: MountTable) -> Path | None:
         or os.path.lexists(Path(*place.parts[: named + 1]))
     ):
         return None
-    # Last, as it takes longer than looking at a path.
+    # Last, because it takes longer than comparing paths.
     return Path(*place.parts[named:]) if detect_platform().name == "colab" else None
 
 
@@ -469,7 +469,7 @@ def require_answer(*paths: str | os.PathLike[str]) -> None:
 
 
 def require_drive(*paths: str | os.PathLike[str]) -> None:
-    """Make sure that paths that are meant to be on a Drive have one; nothing on it is touched."""
+    """Make sure that paths that are meant to be on a Drive have one mounted; nothing on it is touched."""
     table = list_mounts()
     error = _absent_drive(paths, [follow_links(path, mounts=table) for path in paths], table)
     if error is not None:
@@ -480,7 +480,7 @@ def require_drive(*paths: str | os.PathLike[str]) -> None:
 def required_to_stay(*places: str | os.PathLike[str]) -> Iterator[None]:
     """Make sure that places can be used, as `require_answer` does, and at the end that no Drive was unmounted.
 
-    For work that writes to them: without its Drive a path is one of the local disk, where writing succeeds as well.
+    For work that writes to them: without its Drive a path is on the local disk, where writing also succeeds.
     """
     require_answer(*places)
     roots = {root for place in places if (root := drive_root(place)) is not None}
@@ -509,7 +509,7 @@ def remount_words(mountpoint: str | os.PathLike[str]) -> str:
 
 
 def hang_words(*mounts: Mount) -> str:
-    """Say what to do about mounts that neither answer nor end."""
+    """Say what to do about mounts that neither respond nor end."""
     drive = next((mount for mount in mounts if mount.fstype in DRIVE_TYPES), None)
     if drive is None:
         return "Mount it again if that does not help."
@@ -518,9 +518,9 @@ def hang_words(*mounts: Mount) -> str:
 
 
 def unmount_lazily(mountpoint: str | os.PathLike[str]) -> None:
-    """Detach a mount even while it is in use; do nothing where nothing is mounted.
+    """Detach a mount even while it is in use; do nothing if nothing is mounted.
 
-    Only for a mount whose client is dead, or one's own: files that other processes have open there fail from now on.
+    Only for a mount whose client is dead, or one of our own: other processes' open files there fail from now on.
     """
     place = os.fspath(mountpoint)
     commands = [[name, "-u", "-z", "-q", place] for name in ("fusermount3", "fusermount")]
@@ -532,11 +532,11 @@ def unmount_lazily(mountpoint: str | os.PathLike[str]) -> None:
 
 
 def current_folder() -> Path | None:
-    """Return the current folder, even on a mount that has died; `None` where it no longer exists."""
+    """Return the current folder, even on a mount that has died; `None` if it no longer exists."""
     try:
-        # `os.getcwd` fails on a dead mount. The kernel marks a folder that is gone, as all are on such a mount.
+        # `os.getcwd` fails on a dead mount. The kernel marks a deleted folder, and marks all on such a mount.
         return follow_links(os.readlink("/proc/self/cwd").removesuffix(" (deleted)"))  # noqa: PTH115
-    except OSError:  # no such table on this system
+    except OSError:  # this system has no such table
         with contextlib.suppress(OSError):
             return Path.cwd()
         return None
@@ -544,9 +544,9 @@ def current_folder() -> Path | None:
 
 @contextlib.contextmanager
 def outside(root: Path) -> Iterator[None]:
-    """Leave `root` during the block if the current folder is below it, and go back when the block succeeds."""
-    # Drive's client starts a shell in the current folder. In the mount, that shell would keep it busy, for this attempt
-    # and for every later one.
+    """Leave `root` for the block if the current folder is below it, and return when the block succeeds."""
+    # Drive's client starts a shell in the current folder. Inside the mount, that shell would keep it busy, for this
+    # attempt and for every later one.
     folder = current_folder()
     if folder is None or not folder.is_relative_to(root):
         yield
@@ -576,7 +576,7 @@ def check_unused(root: Path) -> None:
     def used(paths: set[str]) -> str:
         return listed(sorted(path for path in paths if Path(path).is_relative_to(root)), _NAMES_SHOWN)
 
-    # Before open files: a mapped file may be open too, and a mapping outlives the open file it was made from.
+    # Before open files: a mapped file may be open too, and a mapping outlives the file object it was made from.
     if names := used(_mapped_files()):
         msg = (
             f"Files on Drive are mapped into this notebook's memory: {names}. Touching that after Drive "
@@ -617,10 +617,10 @@ def call_here(function: Callable[[], R]) -> R:
 
 
 def run_watched(work: Callable[[], T], *places: str | os.PathLike[str]) -> T:
-    """Call `work()`, and fail when the slow mount of one of `places` stops answering.
+    """Call `work()`, and fail if the slow mount of one of `places` stops responding.
 
-    Where none of them is on a slow mount, `work` is simply called. Otherwise a thread calls it, with the caller's
-    context, and the caller waits: interrupts, and whatever `work` raises, reach the caller as usual.
+    If none of them is on a slow mount, `work` is simply called. Otherwise a thread calls it, in the caller's context,
+    and the caller waits: interrupts, and whatever `work` raises, reach the caller as usual.
     """
     return run_watched_for_caller(lambda _: work(), *places)
 
@@ -634,7 +634,7 @@ def run_watched_for_caller(work: Callable[[InCaller], T], *places: str | os.Path
     slow = [place for place in places if is_slow_mount(place)]
     if not slow:
         return work(call_here)
-    # Few need it, and it brings all of what is known about Drive.
+    # Imported late: few calls need it, and it loads everything about Drive.
     from colabstage.machine.watched import watch
 
     return watch(work, slow)

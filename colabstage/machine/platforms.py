@@ -1,6 +1,6 @@
 """Which notebook platform this is, and where its fast and its persistent folders are: facts only, no policy.
 
-One table, read from top to bottom: the first row whose test holds wins.
+One table, read from top to bottom: the first row whose test succeeds wins.
 """
 
 from __future__ import annotations
@@ -29,10 +29,9 @@ class Platform:
     fast_dir: Path
     """A folder on the machine's own disk, lost with the machine on most platforms; it may not exist yet."""
     persistent_dir: Path | None
-    """A folder that outlives the machine; `None` where there is none. On Colab only a mounted Drive outlives the
-    machine (`ask_drives` knows whether and where), so it is `None` there: a folder created in Drive's place while Drive
-    is not mounted is lost, and prevents Drive from being mounted.
-    """
+    """A folder that outlives the machine; `None` if there is none. On Colab only a mounted Drive outlives the machine
+    (`ask_drives` knows whether and where), so it is `None` there: a folder created in Drive's place while Drive is not
+    mounted is lost, and prevents mounting Drive."""
     not_lasting: str = ""
     """Why `persistent_dir` is `None` although a folder could be used, and what that would cost."""
     drive_mountable: bool = False
@@ -85,7 +84,7 @@ class _Facts:
 
     @property
     def attended(self) -> bool:
-        """Return whether who runs this code can answer the kernel, which each request to run code declares."""
+        """Return whether the kernel's client can answer prompts, which each request to run code declares."""
         get_request = getattr(self.kernel, "get_parent", None)
         request = get_request() if get_request else None
         # `colab exec`, nbclient and papermill declare that they cannot; a button of a widget declares nothing.
@@ -104,8 +103,8 @@ class _Row:
     not_lasting: str = ""
 
 
-# Images are built on each other's and keep each other's marks, so the more specific platform comes first, and plain
-# Python, which fits everywhere, last.
+# Images are built from each other's and inherit their marks, so the more specific platform comes first, and plain
+# Python, which always matches, last.
 _TABLE: tuple[_Row, ...] = (
     # Before Colab: Kaggle's images are built from Colab's and have Colab's variables set.
     _Row(
@@ -184,7 +183,7 @@ def detect_platform() -> Platform:
         fast_dir=Path(local_dir).expanduser() if local_dir else row.fast(facts),
         persistent_dir=row.persistent(facts),
         not_lasting=row.not_lasting,
-        # The permission is asked for through the kernel; the file is what google.colab looks for before it mounts.
+        # The permission is requested through the kernel; google.colab looks for the file before it mounts.
         drive_mountable=(
             row.name == "colab" and facts.kernel is not None and facts.attended and facts.exists("/var/colab/hostname")
         ),

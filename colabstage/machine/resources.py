@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 
 
 def release_freed_memory() -> None:
-    """Return unused pages to the system; do nothing where the C library cannot."""
-    # Columns that grow leave gaps behind, which glibc keeps: 5 to 20 MB after listing 200,000 files.
+    """Return unused pages to the system; do nothing if the C library cannot."""
+    # Growing columns leave gaps behind, which glibc keeps: 5 to 20 MB after listing 200,000 files.
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
 def allow_open_files(count: int) -> None:
-    """Raise this process's limit of open files by so many, as far as the system permits."""
+    """Raise this process's limit of open files by `count`, as far as the system permits."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = count + _OTHER_HANDLES
     if soft < wanted and soft != resource.RLIM_INFINITY:
@@ -42,10 +42,10 @@ def allow_open_files(count: int) -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (min(wanted, hard) if hard > 0 else wanted, hard))
 
 
-# Besides those that are counted: of libraries, connections and pipes.
+# In addition to the counted ones: files of libraries, connections and pipes.
 _OTHER_HANDLES = 64
 UNKNOWN_SPACE = 1 << 62
-"""What `free_space` returns where nobody knows: more than anything needs."""
+"""Returned by `free_space` if it is unknown: more than anything needs."""
 _SHARED_MEMORY = Path("/dev/shm")
 # cgroup v1 writes "no limit" as a number near 2**63, rounded down to a page.
 _NO_LIMIT_BYTES = 1 << 60
@@ -60,19 +60,19 @@ class Resources:
     cores: int
     """Whole cores, at least 1."""
     memory_bytes: int
-    """The limit on memory: the cgroup's, or the computer's where that is less."""
+    """The limit on memory: the cgroup's, or the computer's if that is lower."""
     free_memory_bytes: int
     """How much of it is available. Page cache counts as free, because the kernel drops it on demand."""
 
 
 def _system() -> Path:
-    """Return the folder with the kernel's figures: `/`, or a practice machine's root where it has its own."""
+    """Return the root of the kernel's figures: `/`, or a practice machine's root if it has its own."""
     root = system_root()
     return root if (root / "proc/meminfo").is_file() else Path("/")
 
 
 def read_resources() -> Resources:
-    """Read the cores and the memory that this process may use, now."""
+    """Read the cores and the memory that this process may use now."""
     root = _system()
     figures = {name: 1024 * kib for name, kib in _read_table(root / "proc/meminfo").items()}
     computer = figures.get("MemTotal:", 0) or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -87,10 +87,10 @@ def read_resources() -> Resources:
 
 
 def usable_cores() -> int:
-    """Count the whole cores this process may use: its affinity, cut down to the cgroup's quota; at least 1."""
+    """Count the whole cores that this process may use: its affinity, limited by the cgroup's quota; at least 1."""
     # Rounded down: threads beyond the quota are stopped for the rest of each period, all at once.
     quotas = [int(quota) for quota in _cpu_quotas(_system())]
-    # macOS and Windows have no affinity to ask for.
+    # macOS and Windows have no affinity call.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min([cores, *quotas]))
 
@@ -105,7 +105,7 @@ def free_space(path: Path) -> int:
     for candidate in (place, *place.parents):
         try:
             facts = os.statvfs(candidate)
-        # Folders that are still to be created will be on the file system of the first parent that exists.
+        # Missing folders will be created on the file system of the nearest existing parent.
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError as error:
@@ -117,14 +117,14 @@ def free_space(path: Path) -> int:
             raise TargetNotWritableError(msg) from error
         if not facts.f_bavail and drive_root(candidate) is not None:
             return UNKNOWN_SPACE
-        # Not `f_bfree`, which counts blocks that are reserved for root.
+        # Not `f_bfree`, which includes blocks that are reserved for root.
         return facts.f_bavail * facts.f_frsize
     msg = f"No folder on the way to '{path}' exists. Choose another place."
     raise TargetNotWritableError(msg)
 
 
 def free_shared_memory() -> int | None:
-    """Count the free bytes of the memory in which torch puts what worker processes make; `None` where there is none."""
+    """Count the free bytes of the memory in which torch puts worker processes' results; `None` if there is none."""
     return free_space(_SHARED_MEMORY) if _SHARED_MEMORY.is_dir() else None
 
 
@@ -132,7 +132,7 @@ def check_space(path: Path, needed_bytes: int, what: str, *, remedy: str = "") -
     """Make sure that `needed_bytes` fit under `path` before anything is written there.
 
     Args:
-        path: where the bytes are to go; need not exist yet.
+        path: where the bytes will go; need not exist yet.
         needed_bytes: how many, at the peak of the work.
         what: what needs them, as the subject of a sentence ("The pack of 'cats.zip'").
         remedy: what to do instead of freeing space, as the end of a sentence; general advice by default.
@@ -175,7 +175,7 @@ def _cgroup_folders(root: Path, controller: str) -> tuple[Path, ...]:
     return _folders_of_groups(root, controller, _read_text(root / "proc/self/cgroup"))
 
 
-# A group exists for as long as this process is in it. The limits in it may change, and are read each time.
+# A group exists as long as this process is in it. Its limits may change, and are read each time.
 @functools.lru_cache(maxsize=8)
 def _folders_of_groups(root: Path, controller: str, groups: str) -> tuple[Path, ...]:
     folders: list[Path] = []

@@ -1,13 +1,13 @@
 """Work on mounts that may hang or die: it ends with a reason, or Drive is mounted again and the work continues.
 
-A call into a mount that hangs never returns, and nothing wakes its thread. So work that touches a slow mount is done in
-a thread that can be abandoned, while the caller's own thread waits, checks that the mount is alive and that the thread
-is not stuck in one call, and calls the caller's own code, such as the items of a dataset.
+A call into a mount that hangs never returns, and nothing wakes its thread. So work that touches a slow mount runs in a
+thread that can be abandoned. Meanwhile the caller's own thread waits, checks that the mount responds and that the
+thread is not stuck in one call, and calls the caller's own code, such as the items of a dataset.
 
-The Drive client of Colab sometimes dies in the middle of a session: for a moment files cease to exist, then every call
-fails with 'Transport endpoint is not connected'. Only mounting again helps, and only the notebook's main thread does
-that, because it may ask the user for permission, and the answer to another thread can get lost. Work that keeps what it
-has finished continues from there. This is tried once: when a client dies twice, mounting does not solve the problem.
+Colab's Drive client sometimes dies in the middle of a session: for a moment files cease to exist, then every call fails
+with 'Transport endpoint is not connected'. Only mounting again helps, and only the notebook's main thread may do that,
+because it may ask the user for permission, and an answer to another thread can get lost. Work that keeps its finished
+part continues from there. This is tried once: if a client dies twice, mounting does not solve the problem.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _ASK_EVERY_S = 10.0
-# A busy client takes long to answer for its root; one that hangs never answers.
+# A busy client takes long to respond for its root; one that hangs never responds.
 _HANGS_S = 45.0
-# Times in a row, a question apart, that a thread is found asleep in the same call of the system: ten minutes.
+# How many times in a row, a probe apart, a thread is found asleep in the same system call: ten minutes.
 _ASLEEP_TIMES = 60
 # Interrupted work cleans up first, as it would in the caller's thread.
 _CLEAR_UP_S = 30.0
@@ -51,7 +51,7 @@ _PROBE_TIMEOUT_S = 15.0
 # A dying client reports for a moment that nothing exists, not even its own root.
 _DYING_S = 2.0
 _LOOK_AGAIN_S = 0.1
-# How often work that waits for the caller looks whether it should stop.
+# How often work that waits for the caller checks whether to stop.
 _LOOK_S = 0.25
 
 
@@ -66,7 +66,7 @@ def watch(work: Callable[[InCaller], T], slow: Sequence[str | os.PathLike[str]])
             if errand.future.done():
                 break
             silence = question.result() or errand.stuck(slow)
-            # On a dead mount calls return with errors by themselves, which say more than this one.
+            # On a dead mount calls return with errors themselves, which say more than this one.
             if silence is not None and not errand.serve(_DIES_S):
                 errand.interrupt(_stopped_by(silence))
                 raise silence
@@ -79,10 +79,10 @@ def watch(work: Callable[[InCaller], T], slow: Sequence[str | os.PathLike[str]])
 
 
 def _stopped_by(silence: DriveError) -> type[CancelledError]:
-    """Return the class of the errors that stop work for this reason: a class alone can be raised in another thread."""
+    """Return the class of the errors that stop work for this reason: only a class can be raised in another thread."""
 
-    # What is done after other errors, such as to read the source in place of the cache, nobody waits for any more. But
-    # readers of its results are told the reason.
+    # Nobody waits any more for what is done after other errors, such as reading the source instead of the cache. But
+    # readers of its results need to know the reason.
     class StoppedError(CancelledError):
         because = silence
 
@@ -94,12 +94,12 @@ class _Errand(Generic[T]):
 
     def __init__(self, work: Callable[[InCaller], T]) -> None:
         self._caller = threading.current_thread()
-        # What the caller has to call; `None` only wakes it, because the work has ended.
+        # What the caller must call; `None` only wakes it, because the work has ended.
         self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
         self._interrupt: type[BaseException] | None = None
         self._thread_id = self._native_id = 0
         self._switches, self._asleep = "", 0
-        # ipykernel sends what is printed to the cell that the context belongs to.
+        # ipykernel sends output to the cell that the context belongs to.
         context = contextvars.copy_context()
 
         def run() -> T:
@@ -112,7 +112,7 @@ class _Errand(Generic[T]):
         self.future.add_done_callback(lambda _: self._calls.put(None))
 
     def serve(self, seconds: float) -> bool:
-        """Call what the work asks for, for so long or until it ends; return whether it has ended."""
+        """Call what the work requests, for so long or until the work ends; return whether it has ended."""
         deadline = SYSTEM_CLOCK.now() + seconds
         while not self.future.done() and (left := deadline - SYSTEM_CLOCK.now()) > 0:
             with contextlib.suppress(queue.Empty):
@@ -126,10 +126,10 @@ class _Errand(Generic[T]):
         return self.future.done()
 
     def stuck(self, slow: Sequence[str | os.PathLike[str]]) -> DriveError | None:
-        """Return the error for a call that does not return although the mounts answer; to be asked regularly.
+        """Return the error for a call that does not return although the mounts respond; to be called regularly.
 
-        No wait of work is longer than a look at what it waits for, so a thread that the system has not woken for
-        minutes is in one call; unless it waits for another thread, which has deadlines of its own.
+        Our own waits are short, so a thread that the system has not woken for minutes is stuck in one call; unless it
+        waits for another thread, which has deadlines of its own.
         """
         frame, switches = sys._current_frames().get(self._thread_id), ""
         with contextlib.suppress(OSError):
@@ -154,7 +154,7 @@ class _Errand(Generic[T]):
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread_id), ctypes.py_object(kind))
 
     def _in_caller(self, function: Callable[[], R]) -> R:
-        # A function that was called in the caller's thread may itself ask for this, and would wait for itself.
+        # A function that was called in the caller's thread may itself request this, and would wait for itself.
         if threading.current_thread() is self._caller:
             return function()
         future: Future[R] = Future()
@@ -197,8 +197,8 @@ def run_with_one_remount(
                 raise
             raise quota from error
 
-    # Before the work, because a dead client has no command line to read; and only where it could be mounted again,
-    # because the client is looked for among all processes.
+    # Before the work, because a dead client has no command line to read; and only if it could be mounted again, because
+    # this searches all processes for the client.
     may_mount = detect_platform().drive_mountable and threading.current_thread() is threading.main_thread()
     readonly = may_mount and is_readonly(mount_of(place))
     try:
@@ -206,7 +206,7 @@ def run_with_one_remount(
     except CancelledError:
         raise
     # Depending on the moment, a dying client makes files disappear, refuses writes, or fails reads with various errors.
-    # So any error of the work may come from its death, and the mount is asked.
+    # So any error of the work may come from its death, and the mount is probed.
     except (ColabstageError, OSError) as error:
         state = _state_of(root)
         # A live client, however slow, may have files that are not uploaded yet, and a remount would lose them.
@@ -223,7 +223,7 @@ def run_with_one_remount(
             death = asked or error
             if not isinstance(death, DriveDisconnectedError):
                 raise
-            # In the message and not as a note of the exception, because notebooks do not show notes.
+            # In the message, not in a note of the exception, because notebooks do not show notes.
             msg = f"{death} Drive was not mounted again: {obstacle}."
             raise DriveDisconnectedError(msg) from error
         mount_drive(root, readonly=readonly)

@@ -58,7 +58,7 @@ _GREY = 128
 _WAVE = (240, 120)
 # More would cover the picture, and make pages of megabytes.
 _MOST_BOXES = 200
-# Numbers or tokens that are shown of a sample in the grid, and enlarged.
+# How many numbers or tokens of a sample are shown in the grid, and enlarged.
 _FEW_VALUES, _MANY_VALUES = 40, 400
 THUMB_PX = 176
 LARGE_PX = 640
@@ -223,7 +223,7 @@ def _draw_boxes(boxes: dict[str, NDArray[Any]], classes: Sequence[str], font: fl
 
 
 def _labels_of(boxes: dict[str, NDArray[Any]]) -> list[int]:
-    """Return the class of each box; -1 where boxes have none."""
+    """Return the class of each box; -1 if boxes have none."""
     return [int(label) for label in boxes.get("labels", np.full(len(boxes["boxes"]), -1)).tolist()]
 
 
@@ -295,7 +295,7 @@ def _shares(mask: NDArray[Any]) -> list[tuple[int, float]]:
         counts = every[values]
     else:
         values, counts = np.unique(mask, return_counts=True)
-    # Stable, so that equal shares stand in label order each time.
+    # Stable, so that equal shares are always in label order.
     order = np.argsort(-counts, kind="stable")
     return [(int(values[number]), float(counts[number] / mask.size)) for number in order.tolist()]
 
@@ -552,7 +552,7 @@ class Browsing:
         try:
             return list(read_samples(self.source, self.split, rows, longest_px=longest_px))
         except DecodeError as error:
-            # A page is read in one go; only a page with a broken image is read one by one, to show the others.
+            # A page is read at once; only if it has a broken image, one by one, to show the others.
             if len(rows) == 1:
                 return [str(error)]
             return [sample for row in rows for sample in self.read([row], longest_px)]
@@ -584,7 +584,7 @@ class Overlay:
 
 
 class Bars:
-    """The classes as bars; where they are many, the most frequent of those that a search field finds."""
+    """The classes as bars; if there are many, the most frequent of those that a search field finds."""
 
     def __init__(self, widgets: Any, choose: Callable[[int | None], object]) -> None:
         """Make the widgets; a press on a bar calls `choose`."""
@@ -797,7 +797,7 @@ class DatasetBrowser:
         return f"{BROWSE_STYLE}<div class='cs-browse'>{as_images(self._page_html)}{notes([self._sentence()])}</div>"
 
     def _ipython_display_(self) -> None:
-        """Show the widgets, or the last page where they no longer exist."""
+        """Show the widgets, or the last page if they no longer exist."""
         show_with_picture(self.widget, self._repr_html_(), repr(self))
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:

@@ -68,7 +68,7 @@ def read_limit(text: str) -> str:
 
 
 def write_text(value: Any) -> str:
-    """Return the text of a field for an argument: of a size, fractions, several sources, or anything else."""
+    """Return the text of a field for an argument: for a size, fractions, several sources, or anything else."""
     if isinstance(value, dict):
         return ",".join(f"{name}={fraction:g}" for name, fraction in value.items())
     if isinstance(value, tuple | list):
@@ -76,7 +76,7 @@ def write_text(value: Any) -> str:
     return "" if value is None else str(value)
 
 
-# What is typed as text, in this order: what an empty field means, and how it is read.
+# For arguments that are typed as text: what an empty field means, and how the text is read.
 _TEXTS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "image_size": ("each its own; else 256", parse_sides),
     "splits": ("as found; else 0.8,0.2", parse_fractions),
@@ -375,8 +375,8 @@ class StageForm:
             except Exception as error:  # noqa: BLE001 - shown, and kept as `error`
                 self._error = error
                 # A field's mistake is already shown in place of the line of code.
-                said = html.escape(str(error)) in self._line.value and not self._is_empty
-                _put(self._outcome, "" if said else _error_html(error))
+                is_shown = html.escape(str(error)) in self._line.value and not self._is_empty
+                _put(self._outcome, "" if is_shown else _error_html(error))
 
         def begun() -> None:
             self._cancellation = Cancellation()
@@ -399,7 +399,7 @@ class StageForm:
 
     def _draw(self, rows: Sequence[Row]) -> None:
         self._panel.value = panel_html(rows)
-        # "Cancelling …" stands until the work has ended.
+        # "Cancelling …" stays until the work has ended.
         if not self._cancellation.cancelled:
             self._outcome.value = ""
 
@@ -413,7 +413,7 @@ class StageForm:
 
 
 def _put(widget: Any, value: str) -> None:
-    # Work of hours must not end because the page that showed it is gone.
+    # Hours of work must not end because the page that showed them is gone.
     with contextlib.suppress(Exception):
         widget.value = value
 

@@ -159,7 +159,7 @@ def _of_files(path: Path, most: int) -> tuple[NDArray[np.int64], int]:
                 # Only the header of a separate file is read.
                 with Image.open(lies_at or io.BytesIO(tree.read(entries[number]))) as image:
                     sizes.append((image.height, image.width))
-            # A broken one is skipped here; staging will report it.
+            # A broken image is skipped here; staging will report it.
             except (OSError, UnidentifiedImageError):
                 continue
     if not sizes:

@@ -1,7 +1,7 @@
-"""Read what is to be shown (a staged dataset, a split, a path) as splits, and a few samples of them at a time, at the
-size they are shown: only the rows asked for are read. The shape of samples tells what they are.
+"""Read what is shown (a staged dataset, a split, a path) as splits, and a few samples at a time, at the size at which
+they are shown: only requested rows are read. The shape of samples tells what they are.
 
-And the classes of a split's samples: their names, how many samples each has, and which rows those are.
+And the classes of a split's samples: their names, how many samples each has, and which rows these are.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def open_splits(data: Samples) -> ShownSplits:
             msg = f"Only plain files were kept ({data.path}); stage with keep='pack' or keep='both' to look at samples."
             raise OptionError(msg)
         return _of_files((data.info.path,)) if data.part is None else _of_files(data.part.paths, arrival=data.part)
-    # Recognised by its attributes and not by its class, which would import torch.
+    # Recognised by its attributes, not by its class, which would import torch.
     reader = getattr(data, "reader", None)
     if isinstance(reader, SplitReader):
         how: dict[str, Any] = {"fields": reader.fields, "allow_external": reader.allow_external}
@@ -375,7 +375,7 @@ def _of_boxes(source: ShownSplits, split: str) -> SplitClasses:
 
 
 def _held(reader: SplitReader, rows: NDArray[np.intp]) -> AbstractContextManager[None]:
-    """Wait until the targets of rows are here, and keep them while they are read."""
+    """Wait until the targets of rows are local, and keep them while they are read."""
     arrival = reader.arrival
     if arrival is None or arrival.complete:
         return nullcontext()

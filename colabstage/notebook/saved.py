@@ -57,6 +57,6 @@ def show_with_picture(widget: Any, picture: str, text: str) -> None:
 
 
 def widget_view(widget: Any) -> dict[str, Any]:
-    """Return what makes a notebook show a widget."""
+    """Return the data that makes a notebook show a widget."""
     view = {"version_major": 2, "version_minor": 0, "model_id": widget.model_id}
     return {"application/vnd.jupyter.widget-view+json": view}

@@ -257,7 +257,7 @@ def plan_job(tree: Tree | None, table: SampleTable, options: PackOptions, *, fre
         # Items of a Python dataset are taken in order, each once, and the first ones are kept for packing.
         facts = look_at_images(table, spread=tree is not None and tree.kind == "folder", in_caller=tree is None)
         if not facts and not has_files(table):
-            _say_why_none(table.inputs.source)
+            _raise_why_none(table.inputs.source)
     table = replace(table, notes=(*table.notes, *_notes_on_images(table, options, facts)))
     has_torch = gains_by_torch(table, options) and expects_torch()
     release_freed_memory()  # from listing and sorting, because planning allocates for each sample again
@@ -281,7 +281,7 @@ def look_at_images(table: SampleTable, *, spread: bool, in_caller: bool = False)
     )
 
 
-def _say_why_none(source: SampleSource) -> None:
+def _raise_why_none(source: SampleSource) -> None:
     """If none of the first images tells the form of its pixels, raise what is wrong with the first."""
     try:
         read_each(source, [0], lambda _, content: _image_facts(content), readers=1)

@@ -55,7 +55,7 @@ _SUFFIX = re.compile(r"\.[0-9a-f]{16}\.rows")
 _KIND, _FORMAT = "colabstage rows ", "colabstage rows 2"
 # What numpy, zipfile and json raise for a file that anybody may have written; the last one for unknown flags.
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, RuntimeError)
-# Of one row: hashes of the names of its files, and of these with what shows their state (0 if nothing does); a hash of
+# For one row: hashes of the names of its files, and of these with what shows their state (0 if nothing does); a hash of
 # the image file, if it was taken; the size of the upright image, if it was noted; and what of its file is not stored.
 _STATES = ("name", "digest", "version")
 ROW = np.dtype(

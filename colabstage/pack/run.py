@@ -221,11 +221,11 @@ def pack_dataset(
         )
     shown = resolve_progress(progress)
     # Before any mount is checked: these names may be impossible as paths.
-    target, append_to = (None if place is None else _as_meant(place) for place in (target, append_to))
+    target, append_to = (None if place is None else _expanded(place) for place in (target, append_to))
     if isinstance(source, str | os.PathLike):
         refuse_address("source", source, "stage_dataset takes it, and fetch_files brings it here first")
         absolute_path(source)
-        source = os.path.expanduser(source)  # noqa: PTH111 - as `_as_meant`
+        source = os.path.expanduser(source)  # noqa: PTH111 - as `_expanded`
 
     def pack(source: PackSource | CallersDataset) -> PackReport:
         # An executor without `shards` writes shards too: one file has one writer.
@@ -283,7 +283,7 @@ def pack_dataset(
     return run_watched_for_caller(lambda in_caller: pack_there(CallersDataset(source, in_caller)), *places)
 
 
-def _as_meant(place: str | PathLike[str]) -> str | PathLike[str]:
+def _expanded(place: str | PathLike[str]) -> str | PathLike[str]:
     """Return where a pack goes, with `~` expanded; an address as it is."""
     if remote_address(place) is not None:
         return place

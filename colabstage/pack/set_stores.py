@@ -292,11 +292,11 @@ class RemoteStore:
         return not self.is_wanted() and self._result(self._final(name), name) is not None
 
     def signs(self) -> object:
-        """Find the files to remove at the end, as `LocalStore`."""
+        """Return nothing: a worker gives no sign between the beginning of a shard and its end."""
         return None
 
     def _find_others(self, names: Sequence[ShardName], *, overwrite: bool) -> None:
-        """Find the files that are removed at the end, as `LocalStore`."""
+        """Find the files to remove at the end, as `LocalStore`."""
         target, store = Path(self._name), self._open
         own = {name.file_of(self._name): name for name in names}
         foreign = []

@@ -553,15 +553,15 @@ def run_tasks(
             future = executor.submit(function, tasks[number])
         pending[future] = number
 
-    sign, heard = signs(), SYSTEM_CLOCK.now()
+    sign, last_sign_s = signs(), SYSTEM_CLOCK.now()
     try:
         for number in range(len(tasks)):
             submit(number)
         while pending:
             finished, _ = wait(pending, timeout=_LOOK_S, return_when=FIRST_COMPLETED)
             if finished or (now := signs()) != sign:
-                sign, heard = sign if finished else now, SYSTEM_CLOCK.now()
-            elif SYSTEM_CLOCK.now() - heard > silence_s:
+                sign, last_sign_s = sign if finished else now, SYSTEM_CLOCK.now()
+            elif SYSTEM_CLOCK.now() - last_sign_s > silence_s:
                 _refuse_silence(len(pending), silence_s)
             lost: list[int] = []
             for future in finished:

@@ -1,6 +1,6 @@
-"""Training loops of others in a resumable run: Lightning's `Trainer`, the Hugging Face `Trainer`, and Keras's `fit`.
+"""Other libraries' training loops in a resumable run: Lightning's `Trainer`, the Hugging Face `Trainer`, Keras's `fit`.
 
-Each is a part of a run: its state is what the library itself goes on from, and its loop counts the run's steps.
+Each is a part of a run: its state is what the library itself resumes from, and its loop counts the run's steps.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ if TYPE_CHECKING:
 
 
 class Loop:
-    """A part of a run that has a training loop of its own."""
+    """A part of a run that has its own training loop."""
 
     knows_place: ClassVar[bool] = False
-    """Whether its state has the place in an epoch, as a loader's has."""
+    """Whether its state includes the position in an epoch, as a loader's does."""
     local: Path
-    """A folder for files of its own, while the run is open."""
+    """A folder for its own files, while the run is open."""
     checkpoint: str | None = None
-    """What its loop is to go on from, once a version was restored."""
+    """What its loop should resume from, once a version is restored."""
     callback: Any = None
-    """What tells the run how far the loop is, for loops that take it as an argument."""
+    """What tells the run the loop's progress, for loops that take it as an argument."""
 
     def __init__(self, owner: Any, library: Any) -> None:
-        """Take a trainer or model, and the module that has its class."""
+        """Take a trainer or model, and the module of its class."""
         self._owner, self._library = owner, library
         self._last: dict[str, Any] = {}
 
     def join(self, run: Run) -> None:
-        """Count in this run from now on."""
+        """Count steps in this run from now on."""
         raise NotImplementedError
 
 
@@ -57,7 +57,7 @@ def _check_alone(devices: int) -> None:
 
 
 def _columns(logs: Mapping[str, Any] | None) -> dict[str, Any]:
-    # Each row has an epoch already, and that of Hugging Face's is a fraction.
+    # Each row has an epoch already, and Hugging Face's is a fraction.
     return {
         name: value for name, value in (logs or {}).items() if name not in PLACES and isinstance(value, int | float)
     }
@@ -66,7 +66,7 @@ def _columns(logs: Mapping[str, Any] | None) -> dict[str, Any]:
 class LightningLoop(Loop):
     """Lightning's `Trainer`, which saves and restores its module, optimizers, loops and loaders in one checkpoint.
 
-    Not all loaders have a place in an epoch, so the one that has is to be the run's, too.
+    Not all loaders have a position in an epoch, so a loader that has one must be the run's as well.
     """
 
     def state_dict(self) -> dict[str, Any]:
@@ -108,7 +108,7 @@ class LightningLoop(Loop):
 
 
 class HuggingFaceLoop(Loop):
-    """The Hugging Face `Trainer`, which goes on from a folder, and finds its place by counting batches."""
+    """The Hugging Face `Trainer`, which resumes from a folder, and finds its position by counting batches."""
 
     knows_place = True
 
@@ -140,7 +140,7 @@ class HuggingFaceLoop(Loop):
     def join(self, run: Run) -> None:
         """Add a callback to the trainer."""
         _check_alone(self._owner.args.world_size)
-        # Each is called with all that the trainer has, by name.
+        # Each is called with everything in the trainer, by name.
         events = {
             "on_step_begin": lambda *_, **_all: run.restore_random(),
             "on_step_end": lambda *_, **_all: run.step(),
@@ -162,20 +162,20 @@ class KerasLoop(Loop):
             raise OptionError(msg)
         if not optimizer.built:
             optimizer.build(self._owner.trainable_variables)
-        # Without the counts of metrics, which begin with each epoch.
+        # Without the counts of metrics, which start over with each epoch.
         counts = {id(variable) for metric in self._owner.metrics for variable in metric.variables}
         own = [variable for variable in self._owner.variables if id(variable) not in counts]
         return {"model": own, "optimizer": list(optimizer.variables)}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the values of all variables, those of random numbers and of the optimizer included."""
+        """Return the values of all variables, including those of random generators and the optimizer."""
         return {
             name: [torch.from_numpy(np.array(self._library.ops.convert_to_numpy(one.value))) for one in variables]
             for name, variables in self._variables().items()
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Give all variables their values."""
+        """Set all variables to their values."""
         ours = self._variables()
         for name, variables in ours.items():
             shapes = [tuple(variable.shape) for variable in variables]
@@ -204,7 +204,7 @@ class KerasLoop(Loop):
         self.callback = Counting()
 
 
-# The module in which each library has its class; it is imported where there is an object of that class.
+# The module in which each library defines its class; it is imported if there is an object of that class.
 _LOOPS: tuple[tuple[str, str, type[Loop]], ...] = (
     ("lightning.pytorch", "Trainer", LightningLoop),
     ("pytorch_lightning", "Trainer", LightningLoop),
@@ -214,7 +214,7 @@ _LOOPS: tuple[tuple[str, str, type[Loop]], ...] = (
 
 
 def as_part(part: Any) -> Any:
-    """Return what saves a part: itself, or for a model or trainer with a loop of its own, a `Loop`."""
+    """Return what saves a part: the part itself, or for a model or trainer with its own loop, a `Loop`."""
     for module, name, loop in _LOOPS:
         library = sys.modules.get(module)
         if library is not None and isinstance(part, getattr(library, name, ())):

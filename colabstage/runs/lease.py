@@ -1,8 +1,7 @@
 """Which session a run belongs to: one small file in its folder, with a sign of life every half minute.
 
-The file is overwritten in place: on Drive each file that is replaced goes to the trash, and would count against the
-quota. A machine that writes it while another one does leaves either one's text, or one that cannot be read and is no
-proof of anybody.
+The file is overwritten in place: on Drive each replaced file goes to the trash, and would count against the quota. If
+two machines write it at once, it holds either's text, or an unreadable mixture, which proves nothing.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ if TYPE_CHECKING:
 
 NAME = "run.json"
 BEAT_S = 30.0
-# Three signs of life, and what Drive may take to show them on another machine.
+# Three signs of life, plus the time that Drive may take to show them on another machine.
 SILENT_S = 150.0
-# By how much the clocks of two machines may differ. A sign of life that is older than this is old by any clock.
+# By how much the clocks of two machines may differ. An older sign of life is old by any clock.
 _CLOCKS_S = 300.0
 _KIND = "colabstage run 1"
 _NBYTES = 1024
@@ -65,10 +64,10 @@ class Lease:
 
 
 def read_lease(folder: Path) -> Lease | None:
-    """Return what is noted in a run's folder; `None` if there is nothing, or nothing whole.
+    """Return the lease in a run's folder; `None` if there is none, or an incomplete one.
 
     Raises:
-        TargetExistsError: there is a file of that name that is no run's.
+        TargetExistsError: there is a file of that name that does not belong to a run.
     """
     file = folder / NAME
     try:
@@ -90,7 +89,7 @@ def read_lease(folder: Path) -> Lease | None:
 
 
 def write_lease(folder: Path, lease: Lease) -> None:
-    """Note a lease in a run's folder. Each text is as long as any, so that one over another leaves nothing of it."""
+    """Write a lease into a run's folder. All texts have one length, so overwriting leaves nothing of the old."""
     text = json_text({"kind": _KIND, **asdict(lease)}).encode().ljust(_NBYTES)
     handle = os.open(folder / NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
     try:
@@ -100,7 +99,7 @@ def write_lease(folder: Path, lease: Lease) -> None:
 
 
 def new_lease(session: int, newest: str, epoch: int, step: int) -> Lease:
-    """Return the lease of this process, which goes on from the version `newest`."""
+    """Return the lease of this process, which resumes from the version `newest`."""
     now = time.time()
     return Lease(session, owner_token(), socket.gethostname(), now, now, newest=newest, epoch=epoch, step=step)
 
@@ -123,13 +122,13 @@ class Heartbeat:
         self._thread.start()
 
     def check(self) -> None:
-        """Look whether the run is still ours.
+        """Check whether the run is still ours.
 
         Raises:
             RunInUseError: another session has taken it over.
         """
         there, ours = read_lease(self._folder), self._lease
-        # Two that began at the same moment have one number; the one that wrote last goes on.
+        # Two that began at the same moment have one number; the one that wrote last continues.
         other = there is not None and (there.owner, there.began) != (ours.owner, ours.began)
         if there is not None and other and there.session >= ours.session:
             self.lost = there
@@ -146,7 +145,7 @@ class Heartbeat:
     def _beat(self, **changes: Any) -> None:
         with self._lock:
             self._lease = replace(self._lease, **changes, beat=time.time())
-            # A mount that fails now is met when saving.
+            # A failing mount will be noticed when saving.
             with contextlib.suppress(ColabstageError, OSError):
                 self.check()
                 write_lease(self._folder, self._lease)
@@ -154,7 +153,7 @@ class Heartbeat:
     def leave(self) -> None:
         """Leave the run to the next session."""
         self._left.set()
-        # A mount may never answer; a session that is silent that long has left, for any other.
+        # A mount may never respond; to others, a session that is silent this long has left.
         self._thread.join(SILENT_S)
 
     def _work(self) -> None:
@@ -164,13 +163,13 @@ class Heartbeat:
 
 
 def wait_until_free(folder: Path, *, take_over: bool, clock: Clock, notice: Callable[[str], object]) -> Lease | None:
-    """Return the lease of the session before, once it is certain that this has left or fallen silent.
+    """Return the previous session's lease, once it is certain that it has left or fallen silent.
 
-    A session of this machine whose process has ended is gone. One of another machine may have been taken away, or train
-    at this very moment, and its clock may be wrong: whether it gives signs of life is measured by this one's.
+    A session of this machine whose process has ended is gone. One of another machine may have been terminated, or may
+    be training right now, and its clock may be wrong: signs of life are timed by this machine's clock.
 
     Raises:
-        RunInUseError: it is there, and `take_over` is not wanted.
+        RunInUseError: it is active, and `take_over` is not set.
     """
     before = read_lease(folder)
     if before is None or before.ended or take_over:

@@ -84,7 +84,7 @@ def superseded(there: Iterable[Version], whole: Collection[Version], keep: int) 
 
 @dataclass(frozen=True, slots=True)
 class RunVersion:
-    """A version of a run, as far as its names and lengths tell; its bytes are compared when it is restored."""
+    """A version of a run, judged by names and lengths; its bytes are compared when it is restored."""
 
     name: str
     session: int
@@ -93,7 +93,7 @@ class RunVersion:
     saved: float
     """In seconds since 1970."""
     complete: bool
-    """Whether its manifest is there and has its length."""
+    """Whether its manifest exists and states its length."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -195,7 +195,7 @@ def _facts_of(folder: Path, version: Version) -> RunVersion:
 # The history of a run as a figure.
 
 
-# What every row of a history has.
+# The columns of every history row.
 PLACES = ("session", "epoch", "step", "time")
 
 

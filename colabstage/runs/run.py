@@ -1,4 +1,4 @@
-"""`resumable`: the same cell again, on a new machine, and the training goes on where it was."""
+"""`resumable`: run the same cell again, on a new machine, and the training continues where it was."""
 
 from __future__ import annotations
 
@@ -71,14 +71,14 @@ if TYPE_CHECKING:
 _FORMAT = 1
 _UNITS_S = {"s": 1.0, "sec": 1.0, "second": 1.0, "min": 60.0, "minute": 60.0, "h": 3600.0, "hour": 3600.0}
 _EVERY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+?)s?\s*", re.IGNORECASE)
-# A row of the history for so many steps; epochs, saves and `log` add rows of their own.
+# The number of steps for which the history gets a row; epochs, saves and `log` add rows of their own.
 _ROW_STEPS = 100
 _SHOWN_S = 2.0
 _AGAIN_S = 60.0
 
 
 def read_interval(given: object) -> tuple[int | None, float]:
-    """Read `"10 min"`, `"500 steps"`, or a number of seconds as so many steps, where there are any, or seconds; an
+    """Read `"10 min"`, `"500 steps"`, or a number of seconds as the number of steps, if any, or of seconds; an
     OptionError for anything else."""
     match = _EVERY.fullmatch(given) if isinstance(given, str) else None
     number: Any = float(match[1]) if match else given
@@ -158,7 +158,7 @@ def resumable(
 
 
 class Run:
-    """A training that goes on; made by `resumable`.
+    """A training that continues; made by `resumable`.
 
     Attributes:
         folder: where its versions are.
@@ -200,7 +200,7 @@ class Run:
         self._newest: Saved | None = None
         self._digest = ""
         self._session = self._saves = 0
-        # The sum of each value, and the steps that had it.
+        # The sum of each value, and the number of steps that had it.
         self._sums: dict[str, tuple[Any, int]] = {}
         self._summed = 0
         # Who counts the epochs: a loop over `epochs`, or one that calls `end_epoch`; otherwise the loader.
@@ -220,7 +220,7 @@ class Run:
             msg = "This run is already open. Call resumable(…) again for another one."
             raise OptionError(msg)
         with typed_errors(reads=[], writes=[self.folder]), contextlib.ExitStack() as stack:
-            # What a killed session has left here is removed.
+            # Removes what a killed session has left here.
             local = stack.enter_context(open_spool(Path(tempfile.gettempdir()) / "run"))
             local.mkdir(mode=0o700)
             for loop in self._loops():
@@ -252,12 +252,12 @@ class Run:
                 self.save()
             self._tell_saved()
         if error is None:
-            self._obey()
+            self._end_on_signal()
 
     def epochs(self, number: int) -> Iterator[int]:
-        """Yield the epochs that are left of so many, from 0; the first of them may be half done.
+        """Yield the remaining epochs of `number`, from 0; the first of them may be half done.
 
-        A run that has done all of them yields nothing, and says so.
+        If a run has done all of them, yield nothing and say so.
         """
         number = whole_number("number", number)
         self._check_open()
@@ -270,7 +270,7 @@ class Run:
             self.end_epoch()
 
     def end_epoch(self) -> None:
-        """Count an epoch that is done, and save a version if one is due, in a loop that is not one over `epochs`."""
+        """Count a finished epoch, and save a version if one is due; for loops that do not iterate over `epochs`."""
         self._check_open()
         self._counts = True
         self._end_row()
@@ -278,8 +278,8 @@ class Run:
         self._between()
 
     def restore_random(self) -> None:
-        """Set the random numbers to those that were restored, once: in a loop that is not one over `epochs`, before its
-        first step. What is built until then may draw some."""
+        """Set the random generators to the restored state, once: before the first step of a loop that does not iterate
+        over `epochs`. Building objects until then may draw random numbers."""
         if self._random is not None:
             set_random_state(self._random, rank=_rank())
             self._random = None
@@ -299,7 +299,7 @@ class Run:
         self.steps += 1
         self._summed += 1
         for name, value in values.items():
-            # Added up where it is: to read a number of a GPU waits for all that was queued.
+            # Added up on its device, because reading a number from a GPU waits for everything that is queued.
             number = value.detach() if isinstance(value, torch.Tensor) else value
             so_far, count = self._sums.get(name, (0.0, 0))
             self._sums[name] = so_far + number, count + 1
@@ -351,7 +351,7 @@ class Run:
         return Report(f"Run in '{self.folder}'", (facts(self._facts()),))._repr_html_()
 
     def _facts(self) -> Iterator[tuple[str, str]]:
-        """Yield how far it is, what it logged last, and how it stands with its versions: names and values."""
+        """Yield names and values: how far it is, what it logged last, and the state of its versions."""
         yield "epoch", f"{self.epoch}, step {self.steps:,}"
         last = {name: value for row in self.history[-2:] for name, value in row.items() if name not in PLACES}
         yield from ((name, f"{value:.4g}") for name, value in last.items())
@@ -376,7 +376,7 @@ class Run:
         """Restore a version, if there is one, and hold the run."""
         if version is not None:
             file = local / version.name
-            # The first rank has it since it was chosen.
+            # The first rank has had it since it was chosen.
             if _rank():
                 restore_file(self.folder / version.name, file, progress=False)
             content = torch.load(file, map_location="cpu", weights_only=True)
@@ -389,7 +389,7 @@ class Run:
             self._saver = Saver(self.folder, heartbeat, local, keep=self._keep, whole=whole)
 
     def _choose(self, local: Path) -> tuple[Version | None, int]:
-        """Return the version to restore, which is in `local` then, and the number of this session; only the first rank
+        """Return the version to restore, which is then in `local`, and this session's number; only the first rank
         chooses."""
         if _rank():
             return None, 0
@@ -399,7 +399,7 @@ class Run:
         if noted and noted not in [version.name for version in there]:
             self.notes.append(f"{noted} was passed over: it is noted in '{NAME}', but not in the folder.")
         version = self._newest_whole(there, local)
-        # One that was on its way when the very first session died is none that could be missed.
+        # If the very first session died while a version was on its way, nothing is missing.
         if version is None and (noted or any(is_complete(self.folder, one) for one in there)):
             msg = (
                 f"No version in '{self.folder}' can be restored. {' '.join(self.notes)} Remount Drive if the folder is "
@@ -409,8 +409,8 @@ class Run:
         return version, max([before.session if before else 0, *(one.session for one in there)]) + 1
 
     def _look(self) -> tuple[Lease | None, list[Version]]:
-        """Return the lease of the session before, which has left, and the versions in the folder."""
-        # Without its Drive, the folder would be made on the local disk.
+        """Return the previous session's lease, once that session has left, and the versions in the folder."""
+        # Without its Drive, the folder would be created on the local disk.
         require_drive(self.folder)
         make_folder(self.folder)
         before = wait_until_free(self.folder, take_over=self._take_over, clock=self._clock, notice=self._shown.line)
@@ -460,24 +460,24 @@ class Run:
         self._random = content["random"]
 
     def _all_parts(self) -> dict[str, Any]:
-        # Last, because what has loaded it goes on from there.
+        # Last, because the loader continues from there once it is loaded.
         return self._parts if self._loader is None else {**self._parts, "loader": self._loader}
 
     def _loops(self) -> list[Loop]:
         return [part for part in self._parts.values() if isinstance(part, Loop)]
 
     def _knows_place(self) -> bool:
-        """Return whether the state has the place in an epoch, so that it may be saved in the middle of one."""
+        """Return whether the state includes the position in an epoch, so that it may be saved in the middle of one."""
         return self._loader is not None or any(loop.knows_place for loop in self._loops())
 
     def _states(self) -> dict[str, Any]:
         return self._copier.copy({name: part.state_dict() for name, part in self._all_parts().items()})
 
     def _between(self) -> None:
-        """Do what may be done where the state is whole: stop, or save a version that is due."""
+        """Do what may be done while the state is complete: stop, or save a version that is due."""
         saver = self._saver
         if saver is None:
-            self._obey()
+            self._end_on_signal()
             return
         if (taker := saver.heartbeat.lost) is not None:
             msg = (
@@ -491,7 +491,7 @@ class Run:
                     self.save()
             except Exception as error:  # noqa: BLE001 - the signal is obeyed all the same
                 self._note(f"The end was not saved: {said_by(error)}")
-            self._obey()
+            self._end_on_signal()
         if not saver.busy and self._is_due(failed=bool(saver.problem)):
             self._tell_saved()
             saver.save(self._job())
@@ -503,7 +503,7 @@ class Run:
         return self._clock.now() >= (self._again_s if failed else self._due_s)
 
     def _is_saved(self) -> bool:
-        """Return whether all that was done is in the folder, once what is on its way has arrived or failed."""
+        """Return whether everything done is in the folder, after waiting for what is on its way to arrive or fail."""
         if self._saver is None or self._place() != self._saved:
             return self._saver is None
         try:
@@ -515,7 +515,7 @@ class Run:
     def _begin_interval(self) -> None:
         now = self._clock.now()
         self._due_s = now + self._every_s
-        # A disk that was full, or a mount that was dead, may be well again much sooner.
+        # A disk that was full, or a mount that was dead, may recover much sooner.
         self._again_s = now + min(_AGAIN_S, self._every_s or _AGAIN_S)
 
     def _place(self) -> tuple[int, int, int]:
@@ -534,7 +534,7 @@ class Run:
         self._follow_loader()
         self._end_row()
         parts, states = self._all_parts(), self._states()
-        # Once: the list of hashes of a large pack is long. A pack that arrives has none before its end.
+        # Once, because a large pack has a long list of hashes. An arriving pack has none before its end.
         self._digest = self._digest or dataset_digest(self._loader)
         content = {
             "format": _FORMAT,
@@ -559,7 +559,7 @@ class Run:
         return {"session": self._session, "epoch": self.epoch, "step": self.steps, "time": time.time(), **numbers}
 
     def _end_row(self) -> None:
-        """Turn what was added up into a row of means."""
+        """Turn the sums into a row of means."""
         if self._sums:
             self.history.append(self._row({name: total / count for name, (total, count) in self._sums.items()}))
         self._sums, self._summed = {}, 0
@@ -601,8 +601,8 @@ class Run:
             self._newest = saver.newest
             saver.close(patience_s=0.0 if self._at_once else END_S)
 
-    def _obey(self) -> None:
-        """End as the signal that came wants it."""
+    def _end_on_signal(self) -> None:
+        """End as the received signal requires."""
         stop, self._stop = self._stop, None
         if stop == signal.SIGINT:
             raise KeyboardInterrupt
@@ -611,7 +611,7 @@ class Run:
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
-        """Let a signal end the run where its state is whole; a second Ctrl-C ends it at once."""
+        """Let a signal end the run at a point where its state is complete; a second Ctrl-C ends it at once."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -622,7 +622,7 @@ class Run:
                 raise KeyboardInterrupt
             self._stop = number
             place = "step" if self._knows_place() else "epoch"
-            # It may come in the middle of another line.
+            # The signal may arrive in the middle of another line.
             with contextlib.suppress(RuntimeError):
                 self._shown.line(f"Saves and stops after this {place}; press Ctrl-C again to leave at once.")
 
@@ -635,7 +635,7 @@ class Run:
 
 
 class _Shown:
-    """What the caller sees: lines, and in a notebook one that changes."""
+    """What the user sees: lines, and in a notebook one that changes."""
 
     def __init__(self, progress: bool | Progress) -> None:
         self._wanted = not resolve_progress(progress).is_silent
@@ -666,7 +666,7 @@ class _Shown:
 
 
 def _check_numbers(values: Mapping[str, Any]) -> None:
-    """Refuse what cannot become part of a row of means, before it is added up and a whole epoch is trained."""
+    """Refuse values that cannot become part of a row of means, before a whole epoch is trained."""
     for name, value in values.items():
         if name in PLACES:
             msg = f"{name}= is a column that each row of the history has already. Use another name."
@@ -693,10 +693,10 @@ def _is_distributed() -> bool:
 
 
 def _on_each_rank(work: Callable[[], T]) -> list[T]:
-    """Do work on each rank, and return what came of it on all of them, the first rank's first.
+    """Do work on each rank, and return the results of all, the first rank's first.
 
     Raises:
-        ColabstageError: it failed on one of them, so it fails on all: none may wait for one that has ended.
+        ColabstageError: it failed on one rank, so it fails on all: none may wait for one that has ended.
     """
     if not _is_distributed():
         return [work()]

@@ -1,7 +1,7 @@
-"""Save versions of a run in a thread: written here, hashed, published, read back, and the oldest removed.
+"""Save versions of a run in a thread: write, hash, publish and read back each, and remove the oldest.
 
-The training loop hands over a copy of the state and goes on. Only one version is on its way at a time. What fails is
-noted and tried again with the next version; the training goes on.
+The training loop hands over a copy of the state and continues. Only one version is on its way at a time. A failure is
+noted and tried again with the next version, while the training continues.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
     from colabstage.runs.lease import Heartbeat
 
-# What Drive may take for gigabytes at 2 MB/s; a version that is not there by then is on its way all the same.
+# How long Drive may take for gigabytes at 2 MB/s; after this, a version still counts as on its way.
 _UPLOAD_S = 1800.0
-# How often a wait looks for Ctrl-C, which an unbounded wait for a lock would hide.
+# How often a wait checks for Ctrl-C, which an unbounded wait for a lock would hide.
 _LOOK_S = 0.2
-# A mount that does not answer is not waited for longer at the end.
+# How long to wait at the end for a mount that does not respond.
 END_S = 120.0
 
 
@@ -53,12 +53,12 @@ class Saved:
     proof: str
     """What is known about it: `"read back"`, `"uploaded"`, …, as in `PublishReport.proof`."""
     proved: bool
-    """Whether that is all that can be known; not while Drive's client says that it is not uploaded."""
+    """Whether nothing more can become known; false while Drive's client reports that it is not uploaded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A version that is to be saved."""
+    """A version to be saved."""
 
     version: Version
     epoch: int
@@ -79,8 +79,8 @@ class Saver:
     """
 
     def __init__(self, folder: Path, heartbeat: Heartbeat, local: Path, *, keep: int, whole: set[Version]) -> None:
-        """Begin a thread, which at its end leaves the run. `local`: where versions are written first. `whole`: versions
-        in the folder that are known to be whole."""
+        """Start a thread, which leaves the run at its end. `local`: where versions are first written. `whole`: versions
+        in the folder that are known to be complete."""
         self.newest: Saved | None = None
         self.problem = ""
         self.began: float | None = None
@@ -101,7 +101,7 @@ class Saver:
         return self._job is not None
 
     def save(self, job: Job, progress: Progress | None = None) -> None:
-        """Begin to save a version; the one before has been saved, or has failed."""
+        """Begin to save a version; the previous one has been saved, or has failed."""
         with self._changed:
             self._job, self._progress, self.began = job, progress or Progress(), time.time()
             self._changed.notify_all()
@@ -119,7 +119,7 @@ class Saver:
             raise self._error
 
     def close(self, *, patience_s: float = END_S) -> None:
-        """End the thread, after what is on its way, and leave the run to the next session; wait so long at most."""
+        """End the thread after what is on its way, and leave the run to the next session; wait at most `patience_s`."""
         with self._changed:
             self._ended = True
             self._changed.notify_all()
@@ -176,7 +176,7 @@ class Saver:
         except DriveError as error:
             if not (self._folder / local.name).is_file():
                 raise
-            # It is on the mount, and Drive's client has still not uploaded it: no version is removed in its favour.
+            # It is on the mount, but Drive's client has not uploaded it: it makes no other version superfluous.
             proof, nbytes = f"not uploaded in {format_duration(_UPLOAD_S)}: {said_by(error)}", local.stat().st_size
         self.newest = Saved(job.version, job.epoch, nbytes, time.time(), proof, job.version in self._whole)
         if job.version in self._whole:
@@ -184,7 +184,7 @@ class Saver:
         self._remove_superseded()
 
     def _check_mounted(self) -> None:
-        """Refuse a folder whose Drive is gone: made on the local disk, it would keep Drive from being mounted."""
+        """Refuse a folder whose Drive is gone: created on the local disk, it would prevent mounting Drive."""
         if self._root is not None and drive_root(self._folder) != self._root:
             msg = (
                 f"'{self._folder}' was on Google Drive, and no Drive is mounted at '{self._root}' any more. Call "
@@ -204,7 +204,7 @@ def _write(content: dict[str, Any], local: Path) -> None:
             with local.open("wb") as file:
                 torch.save(content, file)
         except RuntimeError as error:
-            # What the disk said, torch hides behind an error of its own.
+            # torch hides the disk's error behind one of its own.
             cause: BaseException | None = error
             while cause is not None and not isinstance(cause, OSError):
                 cause = cause.__context__

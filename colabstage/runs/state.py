@@ -1,6 +1,6 @@
 """The state of a training run: copied out of live objects, and loaded into them again.
 
-A version of a run is one file that `torch.save` wrote. It is read with `weights_only=True`, so it may hold tensors,
+A version of a run is one file written by `torch.save`. It is read with `weights_only=True`, so it may hold tensors,
 numbers, texts and containers of these, and nothing that would run code.
 """
 
@@ -44,7 +44,7 @@ _NO_PLACE = " Leave loader= out to save between epochs only, or make the loader 
 
 
 class Copier:
-    """Copy states into the computer's memory, and use that memory again for the next copy."""
+    """Copies states into the computer's memory, and reuses that memory for the next copy."""
 
     def __init__(self) -> None:
         self._spare: dict[tuple[Any, ...], list[torch.Tensor]] = {}
@@ -60,8 +60,8 @@ class Copier:
             return {name: self._copy(state, name, known) for name, state in states.items()}
 
     def give_back(self, copied: object) -> None:
-        """Use the memory of a copy for the next one. Nothing may read it any more."""
-        # Weights that are tied are one tensor of the copy, in two places.
+        """Reuse the memory of a copy for the next one. Nothing may read it any more."""
+        # Tied weights are one tensor of the copy, in two places.
         for tensor in {id(tensor): tensor for tensor in _tensors_in(copied)}.values():
             if tensor.layout == torch.strided:
                 self._spare.setdefault((tensor.shape, tensor.dtype), []).append(tensor)
@@ -69,7 +69,7 @@ class Copier:
     def _copy(self, value: Any, name: str, known: dict[tuple[Any, ...], torch.Tensor]) -> Any:
         if isinstance(value, torch.Tensor):
             return self._tensor(value, known)
-        # A scheduler may hold a metric as numpy computed it; its float64 is a float as well.
+        # A scheduler may hold a metric as numpy computed it; its float64 is also a float.
         if isinstance(value, np.generic):
             return value.item()
         if isinstance(value, _PLAIN):
@@ -109,7 +109,7 @@ def _of_same_kind(copied: dict[Any, Any], state: Any) -> Mapping[Any, Any]:
         return Counter(copied)
     if not hasattr(state, "_metadata"):
         return copied
-    # By these, a module knows which version of it wrote a state.
+    # From this metadata, a module knows which of its versions wrote a state.
     ordered: Any = OrderedDict(copied)
     ordered._metadata = state._metadata
     return ordered  # type: ignore[no-any-return]
@@ -124,7 +124,7 @@ def _tensors_in(value: object) -> Iterator[torch.Tensor]:
 
 
 def random_state() -> dict[str, Any]:
-    """Return the state of Python's, numpy's and torch's random numbers, those of CUDA devices in use included."""
+    """Return the state of Python's, numpy's and torch's random generators, including those of CUDA devices in use."""
     version, numbers, gauss = random.getstate()
     kind, words, place, has_gauss, cached = np.random.get_state()  # noqa: NPY002 - what training code draws from
     return {
@@ -141,7 +141,7 @@ def _uses_cuda() -> bool:
 
 
 def set_random_state(state: Mapping[str, Any], *, rank: int = 0) -> None:
-    """Set all random numbers to a state. Each rank but the first, whose state it is, gets numbers of its own."""
+    """Set all random generators to a state. It is the first rank's; every other rank gets numbers of its own."""
     version, numbers, gauss = state["python"]
     random.setstate((version, tuple(numbers), gauss))
     kind, words, *rest = state["numpy"]
@@ -157,7 +157,7 @@ def set_random_state(state: Mapping[str, Any], *, rank: int = 0) -> None:
 
 
 def check_parts(parts: Mapping[str, object]) -> None:
-    """Refuse what has no state to save.
+    """Refuse objects without a state to save.
 
     Raises:
         OptionError: a part is a class, or has no `state_dict` or no `load_state_dict`.
@@ -166,7 +166,7 @@ def check_parts(parts: Mapping[str, object]) -> None:
         msg = "There is nothing to save; expected the parts of the training: resumable(folder, model=model, …)."
         raise OptionError(msg)
     for name, part in parts.items():
-        # It has the methods of its objects.
+        # A class has its objects' methods.
         if isinstance(part, type):
             refuse_argument(name, part, f"an object of it: {part.__name__}(…)")
         for method in ("state_dict", "load_state_dict"):
@@ -179,13 +179,13 @@ def check_parts(parts: Mapping[str, object]) -> None:
                 raise OptionError(msg)
 
 
-# What a wrapper puts in front of the names of a model's weights.
+# The prefixes that wrappers add to the names of a model's weights.
 _PREFIXES = ("module.", "_orig_mod.")
 
 
 def unwrapped(part: Any) -> Any:
-    """Return the model inside DataParallel, DistributedDataParallel and `torch.compile`: there its weights have the
-    same names with and without them, and a run goes on either way."""
+    """Return the model inside DataParallel, DistributedDataParallel and `torch.compile`: its weights then have the same
+    names with and without them, so that a run can continue either way."""
     while True:
         if isinstance(part, torch.nn.DataParallel | torch.nn.parallel.DistributedDataParallel):
             part = part.module
@@ -196,7 +196,7 @@ def unwrapped(part: Any) -> Any:
 
 
 def _without_prefixes(state: Any, part: object) -> Any:
-    """Return the state of a model by the names inside its wrappers; earlier versions saved it with theirs."""
+    """Return a model's state with the names inside its wrappers; earlier versions saved the wrapped names."""
     if not isinstance(part, torch.nn.Module) or not isinstance(state, Mapping):
         return state
     own = part.state_dict()
@@ -207,7 +207,7 @@ def _without_prefixes(state: Any, part: object) -> Any:
 
 
 def kind_of_part(part: object) -> str:
-    """Return what a part's state belongs to: its class, and for models nothing, of which another may fit as well."""
+    """Return what a part's state belongs to: its class; "" for models, because another class may fit as well."""
     return "" if isinstance(part, torch.nn.Module) else type(part).__name__
 
 
@@ -271,10 +271,10 @@ def kept_numbers(begun: Mapping[str, Any], given: Mapping[str, Any], now: Mappin
 
 
 def load_parts(parts: Mapping[str, Any], kinds: Mapping[str, str], states: Mapping[str, Any]) -> list[str]:
-    """Load the state of each part; where one does not fit, all are as they were before.
+    """Load the state of each part; if one does not fit, all stay as they were.
 
-    A loader whose rows come in another order than in the epoch that was saved begins that epoch again: its pack was
-    still being made or copied, and may be whole now.
+    If a loader's rows come in another order than in the saved epoch, it begins that epoch again: its pack was still
+    being made or copied, and may be complete now.
 
     Returns:
         sentences about what begins again.

@@ -106,8 +106,8 @@ class StreamingCopy(Closing):
     ) -> None:
         """Prepare to copy a file of known length that gives ranges; the caller closes it, after this.
 
-        A dead process's unfinished copy of the same version of the same source for the same target is continued. `step`
-        shows every byte, kept ones too. After three minutes without a byte, waiting readers get an error.
+        A dead process's unfinished copy is continued if it is of the same version of the same source for the same
+        target. `step` shows every byte, kept ones too. After three minutes without a byte, readers get an error.
         """
         facts = source.facts
         if facts.size is None or not facts.ranges:
@@ -126,7 +126,7 @@ class StreamingCopy(Closing):
         self._lock = threading.Lock()
         self._closed = False
         self._running: tuple[Blocks, Fetcher] | None = None
-        # Where it is, once it has ended, and whether any of it can be used.
+        # Where the copy is, once it has ended, and whether any of it can be used.
         self._data: Path | None = None
         self._has_blocks = False
         # Reads before the copy begins fetch this much more, for the next read, and are kept with it.
@@ -146,7 +146,7 @@ class StreamingCopy(Closing):
 
     def _started(self) -> tuple[Blocks, Fetcher]:
         with self._lock:
-            # A late read, in a thread that nobody waits for, must not start it again.
+            # A late read, in an abandoned thread, must not start it again.
             if self._closed:
                 raise stopped_error(self.label)
             if self._running is None:
@@ -188,7 +188,7 @@ class StreamingCopy(Closing):
         """Expect `readers` readers to read these members `(begin, end)` in place, about in order: members close
         together are then fetched with one request."""
         ranges = coalesce(byte_ranges)
-        # Alone, each reader would request its own member: if that has more members in flight, nothing is coalesced.
+        # Without this, each reader requests its own member: if that keeps more members in flight, nothing is coalesced.
         is_worth = sum(members for *_, members in ranges) * self._connections >= readers * len(ranges)
         shared = [(begin, end) for begin, end, members in ranges if members > 1] if is_worth else []
         self._ahead.close()
@@ -197,7 +197,7 @@ class StreamingCopy(Closing):
     def ahead_of(
         self, ranges: Sequence[tuple[int, int]], *, connections: int = 0, behind: int = _BEHIND, patient: bool = True
     ) -> ReadAhead:
-        """Return what reads these ranges `(begin, end)` of the source about in order, without a copy."""
+        """Return an object that reads these ranges `(begin, end)` of the source about in order, without a copy."""
         return ReadAhead(
             ranges,
             partial(self._read_directly, patient=patient),
@@ -230,7 +230,7 @@ class StreamingCopy(Closing):
         if not self._wait_for(fetcher, offset, end, patient=False):
             try:
                 return self._read_directly(offset, end, patient=False)
-            # From a dead mount, nothing arrives through the copy either.
+            # If the mount is dead, nothing arrives through the copy either.
             except DriveDisconnectedError:
                 raise
             except SourceReadError:
@@ -271,7 +271,7 @@ class StreamingCopy(Closing):
         return not is_far
 
     def _fetch_rest(self, fetcher: Fetcher) -> None:
-        """Fetch what nobody prefers as well from now on, with the fetcher's lock held."""
+        """Also fetch what nobody prefers from now on, with the fetcher's lock held."""
         if not self._order.fetches_rest:
             self._order.fetches_rest = True
             fetcher.touch()
@@ -300,10 +300,10 @@ class StreamingCopy(Closing):
             self._data = None
 
     def end(self) -> None:
-        """Stop the threads, and leave what has come as it is. Calling it twice is fine."""
+        """Stop the threads, and leave the data as it is. Calling it twice is fine."""
         with self._lock:
             self._closed = True
-            # The files are closed by whichever thread uses them last.
+            # The thread that uses the files last closes them.
             running, self._running = self._running, None
         self._ahead.close()
         if running is not None:
@@ -330,7 +330,7 @@ class StreamingCopy(Closing):
                 return data[offset - begin : end - begin]
         data = self._read_directly(offset, min(self.size, max(end, offset + self._along_bytes)))
         if self._along_bytes:
-            # The contents of a long zip, too: they are hashed, and read again for its members.
+            # This includes the contents of a long zip: they are hashed, and read again for its members.
             self._looked_at.append((offset, data))
         return data[: end - offset]
 
@@ -372,13 +372,10 @@ def _wait_for_all(blocks: Blocks, fetcher: Fetcher, cancellation: Cancellation) 
 
 
 def _take_blocks(target: Path, facts: RemoteFacts) -> Blocks:
-    """Take over what a dead process left unfinished of the same file for `target`, or start over.
-
-    Leftovers of other files or versions are removed; those of living processes are not touched.
-    """
+    """Take over what a dead process left of an unfinished copy of the same file for `target`, or start over."""
     folder, content = temp_beside(target), content_of(facts)
     layout = Layout([_DATA], [facts.size or 0], BLOCK_BYTES)
-    # Otherwise old blocks could not be told from those of new content of the same length.
+    # Otherwise old blocks could not be told from new content of the same length.
     can_prove = bool(facts.version or facts.mtime_ns or facts.checksum)
     counts = [(count_noted(orphan, content), orphan) for orphan in find_orphans(target)]
     # The largest first; if another process takes it, the next one.
@@ -427,7 +424,7 @@ def coalesce(byte_ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int, int
 
 
 class ReadAhead(Closing):
-    """Fetch ranges about in order, the next ones while one is read. `read` may be called from many threads."""
+    """Fetch ranges about in order, while one is read already the next. `read` may be called from many threads."""
 
     def __init__(
         self,
@@ -601,7 +598,7 @@ def fetch_file(
             raise ChecksumMismatchError(msg)
         announce(fetched.block_hashes, fetched.nbytes)
         move_to(target, replaces)
-    # Of several interrupted copies one was continued; the others are not needed any more.
+    # If there were several interrupted copies, one was continued, and the others are no longer needed.
     sweep_orphans(target.parent, name=target.name)
     return fetched
 
@@ -612,11 +609,11 @@ def _copied(
     """Copy a file in parts; finished blocks stay for a later run."""
     try:
         copy.start()
-        # Hashed while it arrives: a large file is no longer in the system's cache at the end.
+        # Hashed while it arrives: at the end, a large file is no longer in the system's cache.
         pieces = pieces_of(copy.read_here, copy.size, cancellation)
         digest = None if checksum is None else checksum.digest_of(pieces)
         copy.wait()
-    # The received bytes are of a state that no longer exists.
+    # The received bytes are from a state that no longer exists.
     except SourceChangedError:
         copy.discard()
         raise
@@ -672,8 +669,8 @@ def copy_file(
 ) -> int:
     """Copy a file of the manifest's length in order, by one reader; return how many bytes an interrupted copy had left.
 
-    `target` is a temporary name, and is overwritten; with `resume`, blocks in it that have the right hash stay. A block
-    that differs from the manifest is read again. On the simulated Drive, two readers take 1.15 times as long.
+    `target` is a temporary name, and is overwritten; with `resume`, blocks in it with the right hash stay. A block that
+    differs from the manifest is read again. On the simulated Drive, two readers take 1.15 times as long.
     """
     size = manifest.size
     with contextlib.closing(MountedFile(source)) as file:
@@ -711,6 +708,6 @@ def copy_file(
             _wait_for_all(blocks, fetcher, cancellation)
         finally:
             fetcher.close()
-    # A mount may report only now that it could not keep the data.
+    # A mount may report only on closing that it could not keep the data.
     blocks.close()
     return kept_bytes

@@ -1,15 +1,14 @@
-"""The blocks of remote files that are here: sparse local files of the same lengths, and a table with the hash of each
-block.
+"""The local blocks of remote files: sparse files of the same lengths, and a table with the hash of each block.
 
-Blocks are counted through all files, one file after the other, so that one order, one table and one limit are enough
-for however many there are. An *address* counts bytes in the same way: each file begins with a block of its own, at the
-number of that block times the length of a block. In a single file, addresses are its offsets.
+Blocks are counted through all files in sequence, so that one order, one table and one limit are enough for any number
+of files. An *address* counts bytes in the same way: each file begins with a new block, at the block's number times the
+length of a block. In a single file, addresses are its offsets.
 
 The table notes a block once its bytes are verified and written, and forgets it before they are given back. So a kill,
 at any moment, leaves no noted block that is wrong. After a crash of the machine the disk may have kept the note and
-lost the bytes: the table says in which boot it was written, and notes of another one count only once their bytes have
-been hashed again. Where several processes share the files, each keeps the blocks that it reads, writes or fetches by
-locks, which end with it.
+lost the bytes: the table says in which boot it was written, and notes from another boot count only once their bytes
+have been hashed again. If several processes share the files, each protects the blocks that it reads, writes or fetches
+by locks, which end with the process.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 TABLE, FETCHER, _READERS = "blocks", "fetcher", "readers"
-# The states of a block. With edges only, the bytes of rows that reach over its ends are here; `FILLING` is `WRITING`
+# The states of a block. With edges only, just the bytes of rows that cross its ends are local; `FILLING` is `WRITING`
 # between such edges, which can be read meanwhile.
 MISSING, WHOLE, EDGES, UNPROVED, WRITING, FILLING = 0, 1, 2, 3, 4, 5
 PAGE_BYTES = 4096
@@ -50,15 +49,15 @@ _WORLD_BYTES, _COUNTERS = 8, 8
 _HEAD_BYTES = _WORLD_BYTES + 8 * _COUNTERS
 _BLOCK_ROW_BYTES = 28
 FETCHED, EVICTED, CONTENT, CAPACITY, _FORMAT = 0, 1, 2, 3, 5
-# Tables of 0.1 have a zero there, and are not read.
+# Tables of version 0.1 have a zero here, and are not read.
 _THIS_FORMAT = 0x636C6231
 
 
 class Layout:
     """How the blocks of some files are numbered.
 
-    `names`, `sizes`: of the files. Of each block, `file_of`: the number of its file; `offsets`: where in that file it
-    begins; `lengths`: its length in bytes; `hashes`: its hash, "" if that is not known before it arrives.
+    For the files, `names` and `sizes`. For each block, `file_of`: the number of its file; `offsets`: where in that file
+    it begins; `lengths`: its length in bytes; `hashes`: its hash, "" if that is unknown before it arrives.
     """
 
     def __init__(
@@ -85,23 +84,22 @@ class Layout:
         return self.begin(number) + self.sizes[number]
 
     def find(self, address: int) -> tuple[int, int]:
-        """Return the number of the file that has an address, and the offset in it."""
+        """Return the number of the file that contains an address, and the offset in it."""
         number = int(self.file_of[address // self.block_bytes])
         return number, address - self.begin(number)
 
 
-# Bytes of the locked file that stand for a block that is being fetched, for the process that waits, and for the one
-# that makes room. A block that is read stands for itself.
+# Bytes of the lock file: `_CLAIM` plus its number for a block that is being fetched, one for the process that waits,
+# and one for the process that makes room. A block that is read is locked at its own number.
 _CLAIM, _TURN, _ROOM = 1 << 59, 1 << 60, (1 << 60) + 1
 
 
-# The kernel's locks on ranges of an empty file that belong to an open handle: a process that is killed holds none a
-# moment later.
+# The kernel's locks on ranges of an empty file, which belong to an open handle: a killed process releases them at once.
 class Locks:
     """The locks of one process on blocks that several processes share."""
 
     def __init__(self, path: Path) -> None:
-        # Two handles, so that readers of this very process keep a block from being let go as well.
+        # Two handles, so that readers in this process also protect a block from being evicted.
         self._handles = [_open(path), _open(path)]
         weakref.finalize(self, close_all, self._handles).atexit = False
         self._reset()
@@ -112,8 +110,8 @@ class Locks:
         self._counts: dict[int, int] = {}
 
     def after_fork(self) -> None:
-        """Open handles of its own in a forked child, which shares its parent's: it would release what its parent holds,
-        and hold it beyond its parent's end."""
+        """Open new handles in a forked child. It shares its parent's, so it would release the parent's locks, and hold
+        them after the parent's end."""
         inherited = self._handles[:]
         self._handles[:] = [_open(f"/proc/self/fd/{handle}") for handle in inherited]
         close_all(inherited)
@@ -121,11 +119,11 @@ class Locks:
 
     @contextlib.contextmanager
     def held(self, blocks: Iterable[int]) -> Iterator[None]:
-        """Keep blocks from being let go while the context lasts, whether or not they are here."""
+        """Protect blocks from eviction within the context, whether or not they are local."""
         runs = list(_runs(sorted(blocks)))
         with self._lock:
             for start, stop in runs:
-                # Another process has the lock for as long as a hole takes.
+                # Another process holds the lock for as long as punching a hole takes.
                 _set(self._handles[0], start, stop, fcntl.F_RDLCK, wait=True)
                 for block in range(start, stop):
                     self._counts[block] = self._counts.get(block, 0) + 1
@@ -141,7 +139,7 @@ class Locks:
 
     @contextlib.contextmanager
     def alone(self, block: int) -> Iterator[bool]:
-        """Keep readers from a block while the context lasts; yields whether that was possible, since none reads it."""
+        """Keep readers from a block within the context; yields whether that was possible, because none reads it."""
         had = self._take(block)
         try:
             yield had
@@ -158,7 +156,7 @@ class Locks:
 
     @contextlib.contextmanager
     def making_room(self) -> Iterator[None]:
-        """Be the only one in all processes who changes what may be here; for moments only."""
+        """Be the only one in all processes that changes which blocks may be local; for moments only."""
         with self._making_room:
             self._take(_ROOM, wait=True)
             try:
@@ -167,7 +165,7 @@ class Locks:
                 self._release(_ROOM)
 
     def begin_turn(self) -> bool:
-        """Try to become the only one in all processes who waits for blocks; return whether that succeeded."""
+        """Try to become the only one in all processes that waits for blocks; return whether that succeeded."""
         if not self._waiting.acquire(blocking=False):
             return False
         had = False
@@ -190,7 +188,7 @@ class Locks:
 
 
 class _Forked(Protocol):
-    """What a forked child has to change before it uses it."""
+    """An object that must change in a forked child before its use there."""
 
     def after_fork(self) -> None: ...
 
@@ -209,7 +207,7 @@ def _forked() -> weakref.WeakSet[_Forked]:
 
 
 def follow_forks(one: _Forked) -> None:
-    """Call a method of an object in each forked child, for as long as the object lives."""
+    """Call an object's `after_fork` in each forked child, for as long as the object lives."""
     _forked().add(one)
 
 
@@ -241,32 +239,32 @@ def _set(handle: int, start: int, stop: int, kind: int, *, wait: bool = False) -
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Edges:
-    """Which bytes of each block stay when it is let go: those of rows that are in two blocks."""
+    """Which bytes of each block stay when it is evicted: those of rows that span two blocks."""
 
     heads: NDArray[np.int64]
     tails: NDArray[np.int64]
 
     @property
     def nbytes(self) -> int:
-        """Return what all edges take on the disk, in whole pages."""
+        """Return the disk space that all edges take, in whole pages."""
         pages = -(-self.heads // PAGE_BYTES) + -(-self.tails // PAGE_BYTES) + (self.tails > 0)
         return int(pages.sum()) * PAGE_BYTES
 
     @classmethod
     def none(cls, blocks: int) -> Edges:
-        """Return those of so many blocks of which nothing stays."""
+        """Return edges for so many blocks of which nothing stays."""
         return cls(np.zeros(blocks, np.int64), np.zeros(blocks, np.int64))
 
 
 class Blocks:
     """The sparse files and their table. May be used from several threads, and in processes made by fork.
 
-    Handles go with it: a thread that writes late must not find another file behind a number.
+    The handles are closed with the object: a thread that writes late must not find another file behind a number.
 
-    `paths`: the sparse files. Of each block, `state`: what the table says of it; `hashes`: its hash; `wanted`: 1 if a
-    process waits for it; `kept`: 1 if it is never let go; `edges`: what stays of it otherwise.
-    `counters`: bytes `FETCHED` and `EVICTED` by all processes; `CAPACITY`: how many blocks may be here beside those
-    that are kept, 0 before that is known.
+    `paths`: the sparse files. For each block, `state`: its state in the table; `hashes`: its hash; `wanted`: 1 if a
+    process waits for it; `kept`: 1 if it is never evicted; `edges`: what stays of it otherwise. `counters`: bytes
+    `FETCHED` and `EVICTED` by all processes; `CAPACITY`: how many blocks may be local besides the kept ones, 0 before
+    that is known.
     """
 
     def __init__(
@@ -282,8 +280,8 @@ class Blocks:
     ) -> None:
         """Open the files in `folder`, which exists and is for these files and their table alone.
 
-        `content` is a text that differs for any other content. `shared`: several processes use them at once.
-        `gives_back`: blocks are let go, as a limit asks for; otherwise all disks will do, and what an earlier copy left
+        `content` is a text that identifies the content. `shared`: several processes use the files at once.
+        `gives_back`: blocks are evicted, as a limit requires; otherwise any disk will do, and what an earlier copy left
         in the files is hashed before it is fetched again. `is_noted`: the table stays beside the files. `shown`: the
         path that errors of the disk name.
         """
@@ -308,11 +306,11 @@ class Blocks:
             self._begin(_number_of(content))
 
     def making_room(self) -> contextlib.AbstractContextManager[None]:
-        """Be the only one in all processes who changes what may be here; for moments only."""
+        """Be the only one in all processes that changes which blocks may be local; for moments only."""
         return contextlib.nullcontext() if self.locks is None else self.locks.making_room()
 
     def _begin(self, content: int) -> None:
-        """Doubt what proves nothing, and give the files their lengths."""
+        """Distrust whatever proves nothing, and give the files their lengths."""
         state, counters, world = self.state, self.counters, current_world().encode()
         is_new = int(counters[_FORMAT]) != _THIS_FORMAT
         if is_new:
@@ -326,23 +324,23 @@ class Blocks:
             else:
                 is_left |= here > 0
             if here < size:
-                # The last byte alone gives it its length; blocks come before.
+                # Writing the last byte sets the length; blocks come before it.
                 os.pwrite(handle, b"\0", size - 1)
             self._mark(handle)
         if counters[CONTENT] not in (0, content) or (is_new and is_left):
-            # What was noted of another content, perhaps with more blocks, proves nothing; blocks may be the same.
+            # Notes about other content, perhaps with more blocks, prove nothing; some blocks may be the same.
             self.edges.heads[:] = self.edges.tails[:] = self.kept[:] = 0
             state[:] = UNPROVED
         if self.locks is None or self._map[:_WORLD_BYTES] != world:
             state[state == WHOLE], state[state == FILLING] = UNPROVED, WRITING
             for block in np.flatnonzero(state == EDGES).tolist():
                 self.forget(block)
-        # At last: a process that dies before leaves all of it to be done again.
+        # Last: if a process dies before this, all of it is done again.
         counters[CONTENT], counters[_FORMAT], self._map[:_WORLD_BYTES] = content, _THIS_FORMAT, world
         self.reclaim()
 
     def reclaim(self, but: Iterable[int] = ()) -> None:
-        """Give back what processes that were killed were writing; `but`: blocks that this one writes."""
+        """Give back what killed processes were writing; `but`: blocks that this one writes."""
         for block in np.setdiff1d(np.flatnonzero(self.state >= WRITING), list(but)).tolist():
             if self.locks is None or self.locks.claim(block):
                 # Another process may have completed it meanwhile.
@@ -352,33 +350,33 @@ class Blocks:
                     self.locks.unclaim(block)
 
     def forget(self, block: int) -> None:
-        """Note that a block is not here, and give back what is, but for edges that were here before."""
+        """Note that a block is not local, and give back its bytes, except edges that were local before."""
         has_edges = self.state[block] == FILLING
         self.state[block] = EDGES if has_edges else MISSING
         if self.gives_back:
             self._give_back(block, whole=not has_edges)
 
     def settle(self, kept: NDArray[np.bool_], edges: Edges, capacity: int) -> None:
-        """Note what stays here, and how many other blocks may be."""
+        """Note which blocks stay, and how many others may be local."""
         with self.making_room():
             if not (np.array_equal(self.edges.heads, edges.heads) and np.array_equal(self.edges.tails, edges.tails)):
-                # What is left of blocks that were let go are other bytes now.
+                # The edges of evicted blocks are other bytes now.
                 self.state[self.state == FILLING] = WRITING
                 for block in np.flatnonzero(self.state == EDGES).tolist():
                     self.forget(block)
                 self.edges.heads[:], self.edges.tails[:] = edges.heads, edges.tails
             self.kept[:] = kept
             self.counters[CAPACITY] = capacity
-            # What is here from a time when more was allowed.
+            # Blocks from a time when more was allowed.
             too_many = max(0, int(self.taken().sum()) - capacity)
             for block in np.flatnonzero(self.taken() & (self.state < WRITING)).tolist()[::-1][:too_many]:
                 self.let_go(block)
 
     def write(self, data: bytes | memoryview, address: int) -> None:
-        """Write bytes at their place, without noting them."""
+        """Write bytes to their place, without noting them."""
         block = address // self.layout.block_bytes
         if self.state[block] == FILLING:
-            # Edges are verified and may be read now, what arrives is not.
+            # Edges are verified and may be read at this moment; arriving bytes are not.
             begin, end = self.layout.span(block)
             first = max(address, begin + int(self.edges.heads[block]))
             stop = min(address + len(data), end - int(self.edges.tails[block]))
@@ -402,7 +400,7 @@ class Blocks:
         """Hash a block that is in doubt, and note it again if it is right; return whether it is."""
         begin, end = self.layout.span(block)
         with contextlib.nullcontext() if self.locks is None else self.locks.held([block]):
-            # Another process may have let it go meanwhile.
+            # Another process may have evicted it meanwhile.
             if self.state[block] == UNPROVED:
                 found = hash_block(self.read(begin, end - begin))
                 right = found == (self.layout.hashes[block] or self.digest_of(block))
@@ -412,20 +410,20 @@ class Blocks:
             return bool(self.state[block] == WHOLE)
 
     def let_go(self, block: int) -> bool:
-        """Give back the bytes of a block but for its edges; return whether that was possible, since none reads it."""
+        """Give back the bytes of a block except its edges; return whether that was possible, because none reads it."""
         assert self.locks is not None
         with self.locks.alone(block) as alone:
             if not alone:
                 return False
             kept = bool(self.edges.heads[block] or self.edges.tails[block]) and self.state[block] == WHOLE
-            # First: a process that dies now leaves bytes that no other counts on.
+            # Noted first: if a process dies now, no other counts on the bytes.
             self.state[block] = EDGES if kept else MISSING
             self._give_back(block, whole=not kept)
         self.counters[EVICTED] += self.layout.lengths[block]
         return True
 
     def taken(self) -> NDArray[np.bool_]:
-        """Return which blocks take room that could be another's."""
+        """Return which blocks take space that another could use."""
         taken: NDArray[np.bool_] = (self.state != MISSING) & (self.state != EDGES) & (self.kept == 0)
         return taken
 
@@ -439,13 +437,13 @@ class Blocks:
         return sum(os.fstat(handle).st_blocks for handle in self._handles) * 512
 
     def close(self) -> None:
-        """Release the files, where no thread uses them any more; the table can still be read."""
+        """Release the files, when no thread uses them any more; the table can still be read."""
         with typed_write_errors(self._shown[0]):
             close_all(self._handles)
 
     def _mark(self, handle: int) -> None:
-        """Have HDF5 refuse a file of which some blocks may go."""
-        # Once: readers of a file that is all here take a write for another content.
+        """Make HDF5 refuse a file whose blocks may be evicted."""
+        # Once: to readers of a complete file, a write means other content.
         if self.gives_back and os.pread(handle, len(PART_MARK), 0) != PART_MARK:
             os.pwrite(handle, PART_MARK, 0)
 
@@ -453,7 +451,7 @@ class Blocks:
         number, offset = self.layout.find(block * self.layout.block_bytes)
         length = int(self.layout.lengths[block])
         head, tail = (0, 0) if whole else (int(self.edges.heads[block]), int(self.edges.tails[block]))
-        # The end of the last page of a file would stay for ever otherwise.
+        # The end of a file's last page would otherwise stay for ever.
         stop = offset + length - tail
         is_last = offset + length == self.layout.sizes[number]
         stop = stop if tail or not is_last else -(-stop // PAGE_BYTES) * PAGE_BYTES
@@ -482,7 +480,7 @@ def _map_table(path: Path, length: int) -> mmap.mmap:
     handle = _open(path)
     try:
         if os.fstat(handle).st_size != length:
-            # Nothing is noted in zeros. Several may do this at once, before any of them has noted anything.
+            # Zeros note nothing. Several processes may do this at once, before any of them has noted anything.
             reserve(handle, length)
         return mmap.mmap(handle, length)
     finally:
@@ -490,8 +488,8 @@ def _map_table(path: Path, length: int) -> mmap.mmap:
 
 
 def count_noted(folder: Path, content: str) -> int | None:
-    """Return how many blocks the table in a folder notes, 0 if they are of another content or not of this version;
-    `None` without a table."""
+    """Return how many blocks the table in a folder notes; 0 if they are of other content or another version; `None`
+    without a table."""
     try:
         raw = (folder / TABLE).read_bytes()
     except OSError:
@@ -507,12 +505,12 @@ def count_noted(folder: Path, content: str) -> int | None:
 
 
 def is_part(folder: Path) -> bool:
-    """Return whether a folder holds a part of a pack, as `Blocks` and a fetcher for it make one."""
+    """Return whether a folder holds a part of a pack, as `Blocks` and a fetcher make one."""
     return not folder.is_symlink() and (folder / TABLE).is_file() and (folder / FETCHER).is_file()
 
 
 def take_lock(folder: Path, *, shared: bool = False) -> int | None:
-    """Return a handle that has the lock of those who fetch until it is closed; `None` if another process has it, alone
+    """Return a handle that holds the fetchers' lock until it is closed; `None` if another process has it exclusively,
     or at all."""
     handle = _open(folder / FETCHER)
     try:

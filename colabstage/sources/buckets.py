@@ -3,8 +3,8 @@
 fsspec's walks silently omit whatever cannot be listed, and its open files read ahead; so folders are listed one by one
 here, and bytes are passed on as they arrive. fsspec's caches, `get` and `rsync` are not used at all.
 
-No service of this kind has an atomic rename, and few have locks. But an object appears under its name when all of it
-has arrived, and most services can be asked to write one only where there is none.
+No service of this kind has an atomic rename, and few have locks. But an object appears under its name only when all of
+it has arrived, and most services can write one only if the name is free.
 """
 
 from __future__ import annotations
@@ -45,24 +45,24 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# The length of one request: long enough for the round trip not to matter, short enough to hold eight parts of a file
+# The length of one request: long enough that the round trip does not matter, short enough to hold eight parts of a file
 # with two requests each in memory (64 MiB).
 PIECE_BYTES = 4 * 1024 * 1024
 _SLICE_BYTES = 1024 * 1024
-# No answer may take longer; 4 MiB in this time are 23 kB/s.
+# No response may take longer; 4 MiB in this time are 23 kB/s.
 CALL_TIMEOUT_S = 180.0
 # Listing many millions of objects takes thousands of requests in one call, each with the backend's own deadline.
 LISTING_TIMEOUT_S = 1800.0
-# Uploads have this much time beside what the file's length allows for.
+# Uploads get this much time in addition to what the file's length allows.
 _PATIENCE_S = 600.0
 _SLOWEST_BYTES_PER_S = 200_000
-# Beyond the deadline of a call, for an event loop that is dead itself.
+# Added to a call's deadline, for an event loop that is itself dead.
 _GRACE_S = 10.0
 # Connections of a backend that cannot be shared by threads; servers often allow four per address.
 _CONNECTIONS = 4
 
 _S3, _GS, _AZ, _SSH = ("s3", "s3a"), ("gs", "gcs"), ("az", "abfs", "abfss"), ("sftp", "ssh")
-# What pip installs for a protocol. Of others fsspec says itself what is missing.
+# The package that pip installs for a protocol. For other protocols fsspec's own error names it.
 _PACKAGES = {
     **dict.fromkeys(_S3, "s3fs"),
     **dict.fromkeys(_GS, "gcsfs"),
@@ -75,7 +75,7 @@ _ANONYMOUS: dict[str, dict[str, Any]] = {
     **{protocol: {"anon": True} for protocol in (*_S3, *_AZ)},
     **{protocol: {"token": "anon"} for protocol in _GS},
 }
-# Options that choose a login, after which no other one is tried.
+# Options that choose a login, so that no other one is tried.
 _LOGIN_OPTIONS = frozenset(
     {"anon", "token", "key", "secret", "username", "password", "profile", "account_key", "sas_token", "credential"}
 )
@@ -89,9 +89,9 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 class StoredObject(NamedTuple):
     size: int
     mtime_ns: int
-    """When it was written, in nanoseconds since 1970; 0 where the service does not say."""
+    """When it was written, in nanoseconds since 1970; 0 if the service does not say."""
     version: str
-    """A text that is another one when the content is; "" where there is none."""
+    """A text that changes with the content; "" if there is none."""
 
 
 def _stored(info: Mapping[str, Any]) -> StoredObject:
@@ -100,14 +100,14 @@ def _stored(info: Mapping[str, Any]) -> StoredObject:
 
 class ObjectStore(Closing):
     """The service behind an address. Every method may be called from any thread; each has a deadline, and raises
-    `SourceNotFoundError`, `SourceAccessError`, `TransientError` or `SourceReadError` as the service answers, or where
-    it writes `TargetNotWritableError`.
+    `SourceNotFoundError`, `SourceAccessError`, `TransientError` or `SourceReadError`, or `TargetNotWritableError` when
+    it writes, according to the service's response.
 
-    Backends on fsspec's event loop (s3, gs, az) serve all threads with one file system; of all others it is unknown
-    what they may share, so each thread has one while it asks.
+    Backends on fsspec's event loop (s3, gs, az) serve all threads with one file system. What others may share is
+    unknown, so each thread has one to itself during a call.
 
     `label`: the address for messages, without secrets. `path`: the backend's name for the object or folder. `notes`:
-    sentences for the user, for example that the service was asked without a login. `folders_are_prefixes`: whether a
+    sentences for the user, for example that the service was read without a login. `folders_are_prefixes`: whether a
     file can have the name of a folder. `connections`: how many parts of one file it sends concurrently at full speed.
     """
 
@@ -134,7 +134,7 @@ class ObjectStore(Closing):
         # File systems that no thread uses; one that all share stays here.
         self._idle: list[Any] = []
         self._free = threading.BoundedSemaphore(_CONNECTIONS)
-        # Done when the store is closed, so that whoever waits for an answer is woken.
+        # Completed when the store is closed, to wake callers that wait for a response.
         self._closed: Future[None] = Future()
 
     def info(self, path: str = "") -> dict[str, Any]:
@@ -144,12 +144,12 @@ class ObjectStore(Closing):
             found = dict(self._ask("info", asked))
         except SourceAccessError as refused:
             found = self._info_anonymously(asked, refused)
-        # From now on a refusal means that the login has expired, and others may be reading with it, so it is kept.
+        # From now on a refusal means that the login has expired. It is kept, because other threads may use it.
         self._chose_login = True
         return found
 
     def _info_anonymously(self, path: str, refused: SourceAccessError) -> dict[str, Any]:
-        # Public buckets allow that, and most notebooks have no login.
+        # Public buckets allow it, and most notebooks have no login.
         anonymous = _ANONYMOUS.get(self.protocol)
         if anonymous is None or self._chose_login:
             raise refused
@@ -163,8 +163,8 @@ class ObjectStore(Closing):
         return answer
 
     def list_files(self, *, workers: int) -> list[dict[str, Any]]:
-        """Return fsspec's facts on everything below the address except folders, in the service's order. A folder that
-        cannot be listed is an error."""
+        """Return fsspec's facts about everything below the address except folders, in the service's order. A folder
+        that cannot be listed is an error."""
         from fsspec.asyn import AsyncFileSystem
         from fsspec.spec import AbstractFileSystem
 
@@ -195,7 +195,7 @@ class ObjectStore(Closing):
 
     def read(self, path: str, offset: int, end: int | None) -> Iterator[bytes]:
         """Yield bytes of one object from `offset` to `end` or its own end, in pieces of at most a megabyte."""
-        # Without an end, all is one request.
+        # Without an end, there is a single request.
         spans = deque([(offset, end)])
         if end is not None:
             spans = deque((start, min(start + PIECE_BYTES, end)) for start in range(offset, end, PIECE_BYTES))
@@ -216,14 +216,14 @@ class ObjectStore(Closing):
 
     @contextlib.contextmanager
     def _requests(self, fs: Any, path: str) -> Iterator[Callable[[int, int | None], Future[bytes]]]:
-        """Yield what requests a part of an object, given its beginning and end."""
+        """Yield a function that requests a part of an object, given its beginning and end."""
         from fsspec.spec import AbstractFileSystem
 
         def cat(start: int, stop: int | None) -> Future[bytes]:
             span = {"start": start, "end": stop} if start or stop is not None else {}
             return self._start(fs, "cat_file", path, seconds=CALL_TIMEOUT_S, **span)
 
-        # Some backends have a request for a part; the base class opens the file for each.
+        # Some backends have a request for a part; the base class opens the file each time.
         if self._on_loop or self._class.cat_file is not AbstractFileSystem.cat_file:
             yield cat
             return
@@ -235,8 +235,8 @@ class ObjectStore(Closing):
         try:
             self._ask("info", path)
         except SourceNotFoundError:
-            # The s3fs of Colab's image knows nothing of an empty bucket; asked whether there is one, it looks for it.
-            # Asked last, because fsspec answers no as well where a login is missing, which the first question says.
+            # The s3fs of Colab's image does not recognise an empty bucket unless asked whether it exists. Asked last,
+            # because fsspec also answers no if a login is missing, which the first call reports.
             is_bucket = bool(path) and "/" not in path.strip("/")
             return is_bucket and bool(self._ask("exists", path))
         return True
@@ -249,7 +249,7 @@ class ObjectStore(Closing):
         return None if info.get("type") == "directory" else _stored(info)
 
     def objects(self, folder: str) -> dict[str, StoredObject]:
-        """Return what is directly in a folder now, by name; nothing where there is no such folder."""
+        """Return the present objects directly in one folder, by name; empty if there is no such folder."""
         try:
             found = self._ask("ls", folder, detail=True, seconds=LISTING_TIMEOUT_S)
         except SourceNotFoundError:
@@ -271,8 +271,8 @@ class ObjectStore(Closing):
     ) -> None:
         """Write a local file to an object, and make sure that all of it arrived.
 
-        `create`: write only where nothing is; where the service knows that question, it decides in one step.
-        `advance` is called with the number of bytes that were sent; what it raises ends the upload.
+        `create`: write only if the name is free; if the service knows this condition, it decides in one step. `advance`
+        is called with the number of bytes sent; an error that it raises ends the upload.
         """
         from fsspec.callbacks import Callback
 
@@ -282,7 +282,7 @@ class ObjectStore(Closing):
 
         length = file.stat().st_size
         seconds = _PATIENCE_S + length / _SLOWEST_BYTES_PER_S
-        # Not every backend without a loop takes one.
+        # Not every backend without a loop accepts one.
         callback: dict[str, Any] = {"callback": Advance()} if self._on_loop else {}
         self._write(path, "put_file", str(file), path, create=create, seconds=seconds, **callback)
         if (arrived := self.size(path)) != length:
@@ -293,7 +293,7 @@ class ObjectStore(Closing):
         self._write(path, "pipe_file", path, content, create=create, seconds=_PATIENCE_S)
 
     def _write(self, path: str, verb: str, *arguments: Any, create: bool, seconds: float, **options: Any) -> None:
-        """Write with the backend's own `mode="create"` where it has that, otherwise after a look."""
+        """Write with the backend's own `mode="create"` if it has that, otherwise after a look."""
         if not self._on_loop:
             self._change(path, "makedirs", path.rpartition("/")[0], exist_ok=True)
         method = getattr(self._class, f"_{verb}" if self._on_loop else verb)
@@ -309,16 +309,16 @@ class ObjectStore(Closing):
 
     @property
     def copies_parts(self) -> bool:
-        """Return whether `call` has the methods of S3, by which an object is put together of parts of others."""
+        """Return whether `call` has S3's methods that build an object from parts of others."""
         return hasattr(self._class, "_call_s3")
 
     def call(self, path: str, method: str, arguments: Mapping[str, Any]) -> Any:
-        """Return what one of S3's own methods returns for an object, given its further arguments."""
+        """Call one of S3's own methods for an object with further arguments, and return its result."""
         bucket, _, key = path.partition("/")
         return self._change(path, "call_s3", method, Bucket=bucket, Key=key, **arguments)
 
     def move(self, path: str, to: str) -> None:
-        """Give an object another name, without its bytes coming here where the service can do that."""
+        """Rename an object, without downloading its bytes if the service can do that."""
         if self._on_loop:
             self._change(to, "cp_file", path, to)
             self._change(to, "rm_file", path)
@@ -330,12 +330,12 @@ class ObjectStore(Closing):
             self._change(path, "rm_file", path)
 
     def remove_folder(self, path: str) -> None:
-        """Remove a folder that is empty; where folders are no more than beginnings of names there is none."""
+        """Remove an empty folder; if folders are just prefixes of names, there is none."""
         if not self._on_loop and self.exists(path):
             self._change(path, "rmdir", path)
 
     def close(self) -> None:
-        """Close the connections, and wake whoever waits for an answer. Calling it twice is fine."""
+        """Close the connections, and wake callers that wait for a response. Calling it twice is fine."""
         with self._lock:
             if not self._closed.done():
                 self._closed.set_result(None)
@@ -350,7 +350,7 @@ class ObjectStore(Closing):
 
     def _ask(self, verb: str, *arguments: Any, seconds: float = CALL_TIMEOUT_S, **options: Any) -> Any:
         with self._connected() as fs:
-            # fsspec keeps listings, and others write there too.
+            # fsspec caches listings, and others write there too.
             fs.invalidate_cache()
             return self._result(self._start(fs, verb, *arguments, seconds=seconds, **options), seconds)
 
@@ -361,12 +361,12 @@ class ObjectStore(Closing):
         return in_thread(lambda: getattr(fs, verb)(*arguments, **options), "colabstage-remote")
 
     def _result(self, future: Future[T], seconds: float) -> T:
-        """Wait for an answer, but not for longer than `seconds`, and not in a store that is closed."""
+        """Wait for a response, but not longer than `seconds`, and not in a closed store."""
         both: list[Future[Any]] = [future, self._closed]
         wait(both, seconds + (_GRACE_S if self._on_loop else 0.0), FIRST_COMPLETED)
         if future.done():
             return future.result()
-        # A call that blocks is left behind in its thread: nothing can interrupt it.
+        # A call that blocks is abandoned in its thread, because nothing can interrupt it.
         future.cancel()
         self._check_open()
         msg = f"no answer for {seconds:.0f} s"
@@ -374,7 +374,7 @@ class ObjectStore(Closing):
 
     @contextlib.contextmanager
     def _connected(self) -> Iterator[Any]:
-        """Lend a file system to this thread, and translate what goes wrong with it."""
+        """Lend a file system to this thread, and translate its errors."""
         try:
             with contextlib.nullcontext() if self._is_shared else self._free:
                 fs = self._take()
@@ -386,8 +386,8 @@ class ObjectStore(Closing):
                     is_usable = True
                     raise
                 finally:
-                    # After an error the protocol may be out of step, so that the next request gets the previous
-                    # one's answer.
+                    # After an error the protocol may be out of step: the next request could get the last one's
+                    # response.
                     if not self._is_shared:
                         self._give_back(fs, is_usable=is_usable)
         except ColabstageError:
@@ -426,7 +426,7 @@ class ObjectStore(Closing):
             _hang_up(fs)
 
     def _check_open(self) -> None:
-        """Refuse to go on after `close`: nobody would close a connection that is made then."""
+        """Refuse to continue after `close`: nobody would close a new connection."""
         if self._closed.done():
             msg = f"'{self.label}' was closed, so nothing more can be read of it."
             raise SourceReadError(msg)
@@ -440,7 +440,7 @@ def _hang_up(fs: Any) -> None:
 
 
 def _read_at(file: Any, start: int, stop: int | None) -> bytes:
-    # SFTP answers 32 KiB per request, so many have to be in flight; paramiko does that for a list of parts.
+    # SFTP returns 32 KiB per request, so many must be in flight; paramiko does that for a list of parts.
     if hasattr(file, "readv") and stop is not None:
         return b"".join(file.readv([(start, stop - start)]))
     file.seek(start)
@@ -467,19 +467,19 @@ def _options_in_url(backend: Any, url: str) -> dict[str, Any]:
     for name in ("url_query", "url_fragment"):
         options.pop(name, None)
     for name in ("username", "password"):
-        # fsspec does not decode them, and in an address an @ has to be written as %40.
+        # fsspec does not decode these, and in an address an @ must be written as %40.
         if isinstance(options.get(name), str):
             options[name] = unquote(options[name])
     return options
 
 
 def _options_of_environment(backend: Any) -> dict[str, Any]:
-    """Return options from variables such as FSSPEC_SFTP_PASSWORD, as they are now: fsspec reads them at its import."""
+    """Return options from variables such as FSSPEC_SFTP_PASSWORD, as they are now: fsspec reads them when imported."""
     from fsspec.config import apply_config, set_conf_env
 
     found: dict[str, dict[str, Any]] = {}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it warned about misspelt ones when it was imported
+        warnings.simplefilter("ignore")  # on import it has already warned about misspelt ones
         set_conf_env(found)
     return dict(apply_config(backend, {}, found))
 
@@ -487,9 +487,9 @@ def _options_of_environment(backend: Any) -> dict[str, Any]:
 # Replace an object by one that has many of its bytes, which the service copies itself (S3's `UploadPartCopy`).
 
 
-# What S3 asks of parts: none but the last is shorter, and there are no more.
+# S3's limits: all parts but the last have at least this length, and there are at most so many.
 _LEAST_BYTES, _MOST_PARTS = 5 * 1024 * 1024, 10_000
-# A part that is sent is in memory meanwhile; one that is copied may have 5 GiB, which would show no progress.
+# A part that is sent is held in memory; a copied one may have 5 GiB, but would show no progress.
 _MOST_SENT_BYTES, _MOST_COPIED_BYTES = 16 * 1024 * 1024, 256 * 1024 * 1024
 _AT_ONCE = 8
 
@@ -499,11 +499,11 @@ class Piece(NamedTuple):
 
     length: int
     source: int | None
-    """Where the old object has them; `None` where it has not."""
+    """Where the old object has them; `None` if it does not."""
 
 
 def join_pieces(pieces: Iterable[Piece]) -> list[Piece]:
-    """Return all bytes of some pieces in pieces of the lengths that S3 takes; nothing where none would be copied."""
+    """Return the same bytes in pieces of the lengths that S3 accepts; empty if none would be copied."""
     found: list[Piece] = []
     for piece in pieces:
         last = found[-1] if found else Piece(0, None)
@@ -521,7 +521,7 @@ def join_pieces(pieces: Iterable[Piece]) -> list[Piece]:
 def replace_object(
     store: ObjectStore, path: str, file: Path, pieces: list[Piece], advance: Callable[[int], object]
 ) -> None:
-    """Replace an object by a local file, sending only the pieces that it does not have; all or nothing of it counts."""
+    """Replace an object by a local file, sending only the pieces that it lacks; all or nothing."""
     before = store.info(path).get("ETag", "")
     upload = {"UploadId": store.call(path, "create_multipart_upload", {})["UploadId"]}
     starts = [0, *accumulate(piece.length for piece in pieces)]
@@ -529,7 +529,7 @@ def replace_object(
     def copy(number: int) -> str:
         length, source = pieces[number]
         assert source is not None
-        # An object that is replaced meanwhile has another ETag, and no part is copied of that.
+        # An object that is replaced meanwhile has another ETag, and no part of that is copied.
         part = {**upload, "PartNumber": number + 1, "CopySource": path, "CopySourceIfMatch": before}
         span = {"CopySourceRange": f"bytes={source}-{source + length - 1}"}
         return str(store.call(path, "upload_part_copy", {**part, **span})["CopyPartResult"]["ETag"])
@@ -545,7 +545,7 @@ def replace_object(
     etags: dict[int, str] = {}
     try:
         with file.open("rb") as handle, DaemonPool(_AT_ONCE, "colabstage-put") as pool:
-            # Copies first: a service that makes none has been sent nothing then.
+            # Copies first: to a service that supports none, nothing has been sent then.
             for put, numbers in ((copy, copied), (send, sent)):
                 etags.update(zip(numbers, pool.run(put, numbers, stall_timeout_s=float("inf")), strict=True))
                 advance(sum(pieces[number].length for number in numbers if put is copy))

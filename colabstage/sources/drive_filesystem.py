@@ -27,7 +27,7 @@ class DriveFileSystem(DirFileSystem):  # type: ignore[misc]  # fsspec has no typ
     """
 
     protocol: ClassVar[Any] = PROTOCOL
-    # A Drive that is mounted again elsewhere is another one.
+    # A Drive that is mounted again elsewhere needs a new object.
     cachable = False
 
     def __init__(self, **options: Any) -> None:

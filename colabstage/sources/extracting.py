@@ -51,7 +51,7 @@ class ArchiveIdentity:
     mtime_ns: int
     edges: str
     part: str = ""
-    """Which part of it is meant, and how its names are read; "" for all of it as it is."""
+    """The requested part of it, and the encoding of its names; "" for all of it."""
 
     @property
     def fingerprint(self) -> str:
@@ -66,7 +66,7 @@ class ArchiveIdentity:
 
 @dataclass(frozen=True, slots=True)
 class Extracted:
-    """What the receipt of a folder that `extract_archive` made says."""
+    """What the receipt of a folder made by `extract_archive` says."""
 
     archive: ArchiveIdentity
     members: int
@@ -82,7 +82,7 @@ _KIND = "extracted"
 
 
 def identify(source: ByteSource, mtime_ns: int) -> ArchiveIdentity:
-    """Look at an archive's size, time, beginning and end."""
+    """Identify an archive by its size, time, beginning and end."""
     head = source.pread(_EDGE_BYTES, 0)
     tail = source.pread(_EDGE_BYTES, max(0, source.size - _EDGE_BYTES))
     return ArchiveIdentity(source.label, source.size, mtime_ns, hash_block(head) + hash_block(tail))
@@ -182,7 +182,7 @@ def extract_archive(
     )
 
     def extract() -> ExtractReport:
-        # On a mount that hangs, any look at it would never return.
+        # On a mount that hangs, any access would never return.
         with required_to_stay(archive, place):
             _check_file(archive)
             # With overwrite, the target would be removed, and the archive with it.
@@ -207,7 +207,7 @@ def _check_file(path: Path) -> None:
 
 def _extract(archive: Path, target: Path, opening: Opening, *, overwrite: bool) -> ExtractReport:
     began = time.monotonic()
-    # A copy of an archive on a mount comes beside the target, whose folder may be made for it.
+    # If the archive is on a mount, its copy goes beside the target, whose folder may be created for it.
     with contextlib.ExitStack() as stack:
         try:
             opened = stack.enter_context(OpenedSource(whole_of(local_source(archive)), opening, unpack=True))
@@ -233,7 +233,7 @@ def _extract(archive: Path, target: Path, opening: Opening, *, overwrite: bool) 
         # beside the target, with a longer name.
         room = _PATH_BYTES - len(os.fsencode(temp_beside(target))) - len("/files/")
         check_lengths(tree.label, names, room_bytes=room)
-        # What an earlier run left needs no more room.
+        # What an earlier run left needs no more space.
         kept = sum(map(disk_use, find_orphans(target)))
         check_space(
             target.parent,
@@ -272,7 +272,7 @@ def _part_named(opening: Opening) -> str:
 
 
 def _reusable(target: Path, identity: ArchiveIdentity, *, overwrite: bool) -> Extracted | None:
-    """Return what is known of a folder that is already right; `None` if it has to be made."""
+    """Return the record of a folder that is already right; `None` if it must be made."""
     put_back(target)
     here = look_at(target)
     if here.kind in ("nothing", "empty folder"):
@@ -281,7 +281,7 @@ def _reusable(target: Path, identity: ArchiveIdentity, *, overwrite: bool) -> Ex
     if made is not None and here.is_as_made and made.archive.is_same_content(identity):
         sweep_receipts(target, here)
         return made
-    # A changed archive is extracted again; nothing is lost but the content of its earlier state.
+    # A changed archive is extracted again; only the content of its earlier state is lost.
     here_from = None if made is None else (made.archive.address, made.archive.part)
     if overwrite or (here_from == (identity.address, identity.part) and here.is_as_made):
         return None

@@ -5,8 +5,8 @@ arrived and has the right hash.
 
 A failed connection is reopened at the byte where it stopped. The retry budget starts over with every byte that arrives
 on any connection: a download of hours survives any number of interruptions. A connection that is refused while others
-continue leaves its bytes to them and ends; it is opened again when another block is here. If all are refused, the last
-one keeps trying for as long as the policy is patient, and reports what it waits for.
+continue leaves its bytes to them and ends; it is opened again when another block has arrived. If all are refused, the
+last one keeps trying for as long as the policy is patient, and reports what it waits for.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from colabstage.sources.order import Order, Run
     from colabstage.sources.remote import RemoteFacts, RemoteFile
 
-# How often a block is fetched whose hash is wrong, before the source counts as damaged.
+# How often a block with a wrong hash is fetched before the source counts as damaged.
 _BLOCK_TRIES = 3
 # How long `close` waits for the threads; one that hangs in a dead mount's read cannot be interrupted.
 _END_S = 5.0
@@ -58,10 +58,10 @@ class Remotes:
     def __init__(
         self, label: str, sizes: Sequence[int], openers: Sequence[Callable[[], RemoteFile]], *, closes: bool = True
     ) -> None:
-        """Take what opens each file; `closes`: whether files are closed here, not by the caller."""
+        """Take a function that opens each file; `closes`: whether files are closed here, not by the caller."""
         self._label, self._sizes, self._openers, self._closes = label, sizes, openers, closes
         self._lock = threading.Lock()
-        # By the number of the file, the one that was opened first in front.
+        # By the number of the file, the one opened first in front.
         self._open: dict[int, RemoteFile] = {}
         self._dropped: list[RemoteFile] = []
         self._users: Counter[RemoteFile] = Counter()
@@ -69,9 +69,9 @@ class Remotes:
 
     @contextlib.contextmanager
     def lend(self, number: int) -> Iterator[RemoteFile]:
-        """Lend the file of a number, which is not closed meanwhile."""
+        """Lend the file with this number, and keep it open meanwhile."""
         with self._lock:
-            # A thread that was left behind would open what nobody closes any more.
+            # An abandoned thread would open a file that nobody closes any more.
             if self._closed:
                 raise stopped_error(self._label)
             remote = self._open.get(number) or self._opened(number)
@@ -96,7 +96,7 @@ class Remotes:
         return remote
 
     def drop(self, number: int) -> None:
-        """Open the file again for the next request: another one may not have what is wrong with this one."""
+        """Open the file again for the next request: a new connection may not have this one's fault."""
         with self._lock:
             if number in self._open:
                 self._dropped.append(self._open.pop(number))
@@ -128,7 +128,7 @@ class Arriving:
 
         self.missing = end - begin
         self._end, self._hashed, self._hasher = end, begin, xxhash.xxh3_64()
-        # The stretches of addresses that have arrived, in order; two of them may touch.
+        # The ranges of addresses that have arrived, in order; two of them may touch.
         self._stretches: list[list[int]] = []
 
     def add(self, data: memoryview, address: int) -> None:
@@ -162,8 +162,8 @@ class Arriving:
 class Fetcher:
     """Fetch what an order hands out. Call `start` once and `close` at the end; everything else from any thread.
 
-    `connections`: how many are open, or are to be. `writing`: runs whose bytes are being written at this moment.
-    `failures`: of blocks that cannot be fetched, while others can, why. `error`: what ended fetching; `None` while it
+    `connections`: how many are open, or should be. `writing`: runs whose bytes are being written at this moment.
+    `failures`: why some blocks cannot be fetched while others can. `error`: what ended fetching; `None` while it
     continues.
     """
 
@@ -182,9 +182,9 @@ class Fetcher:
     ) -> None:
         """Prepare to fetch `blocks` from `remotes`, which are closed with this.
 
-        `connections` returns how many a file gets; `policy.attempts` counts tries without a byte of progress.
-        After `stall_timeout_s` seconds without a byte, waiting readers get an error. `on_bytes` is called with the
-        number of bytes that have arrived, `on_wait` with what is waited for; both in any thread.
+        `connections` returns how many a file gets; `policy.attempts` counts tries without a byte of progress. After
+        `stall_timeout_s` seconds without a byte, waiting readers get an error. `on_bytes` is called with the number of
+        bytes that have arrived, `on_wait` with what is waited for; both in any thread.
         """
         self.lock = threading.RLock()
         self.failures: dict[int, Exception] = {}
@@ -195,14 +195,14 @@ class Fetcher:
         self._on_bytes, self._on_wait = on_bytes, on_wait
         self._moved, self._freed = threading.Condition(self.lock), threading.Condition(self.lock)
         self._order: Order | None = None
-        # One looks first; it learns how many there are to be.
+        # One connection starts, and learns how many there should be.
         self.connections, self._connections_to = 1, connections
         self._knows_connections = self._stopping = False
         self._arriving: dict[int, Arriving] = {}
         self._tries: Counter[int] = Counter()
-        # The bytes that have come here, when the last did, and what all processes had fetched then.
+        # The bytes that have arrived, when the last one did, and what all processes had fetched then.
         self._come, self._last_moved, self._fetched = 0, clock.now(), 0
-        # What is waited for, and how many bytes had come by then.
+        # What is waited for, and how many bytes had arrived by then.
         self._waits = "", 0
         self._working = 0
         self._has_looker = False
@@ -235,8 +235,7 @@ class Fetcher:
         return self._stopping or self.error is not None
 
     def touch(self) -> None:
-        """Look for what is to be fetched now. Nothing may have been requested until then, which is no stall of the
-        source."""
+        """Check now for something to fetch. If nothing was requested until now, that is not a stall of the source."""
         with self.lock:
             self._last_moved = self._clock.now()
             self._freed.notify_all()
@@ -250,13 +249,13 @@ class Fetcher:
         self.stop()
         with self.lock:
             self._end_order()
-        deadline = SYSTEM_CLOCK.now() + _END_S  # threads end in real time only
+        deadline = SYSTEM_CLOCK.now() + _END_S  # threads end in real time, whatever the clock
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(timeout=max(0.0, deadline - SYSTEM_CLOCK.now()))
         self._remotes.close()
         if not any(thread.is_alive() for thread in self._threads):
-            # An order may have this object, too.
+            # An order may refer to this object.
             self._order = None
 
     def first_missing(self, begin: int, end: int) -> int | None:
@@ -276,14 +275,15 @@ class Fetcher:
     def wait_until(
         self, condition: Callable[[], bool], cancellation: Cancellation | None = None, *, look_s: float = LOOK_S
     ) -> None:
-        """Wait until `condition`, which is called with the lock held. Raises what has ended fetching, or that it stands
-        still."""
+        """Wait until `condition` holds; it is called with the lock held. Raises the error that ended fetching, or that
+        nothing arrives."""
         with self.lock:
             since = self._clock.now()
             while not condition():
                 if self.error is not None:
-                    # A new error for each waiting thread: one that several raise collects all their tracebacks. It
-                    # keeps the first's, by which the caller's own errors are told from the source's.
+                    # A new error for each waiting thread, because an error that several raise collects all their
+                    # tracebacks. It has the original's traceback, which tells the caller's own errors from the
+                    # source's.
                     raise copy.copy(self.error).with_traceback(self.error.__traceback__) from self.error
                 # Otherwise threads would wait for those that have ended.
                 if self._stopping:
@@ -359,14 +359,14 @@ class Fetcher:
             except TransientError as error:
                 goes_on = self._pause_after(error, run, budget)
             except SourceChangedError as error:
-                # The file may have been written again with the same content: the hash of each block tells.
+                # The file may have been rewritten with the same content: each block's hash tells.
                 block = run.position // self._blocks.layout.block_bytes
                 if not self._blocks.layout.hashes[block]:
                     raise
                 self._reject(block, error, run)
 
     def _next_run(self) -> Run | None:
-        """Return what this connection is to fetch, once there is something; `None` when it is to end."""
+        """Return what this connection should fetch, once there is something; `None` when it should end."""
         assert self._order is not None
         while not self.has_ended():
             with self.lock:
@@ -376,14 +376,14 @@ class Fetcher:
                     # There may be more to do, for the next one.
                     self._freed.notify()
                     return run
-                # One of the free connections looks for work; the others are woken.
+                # One of the free connections polls for work; the others are woken.
                 is_looking, self._has_looker = not self._has_looker, True
                 self._clock.wait(self._freed, self._order.look_s if is_looking else LOOK_S)
                 self._has_looker &= not is_looking
         return None
 
     def _prove(self, block: int, run: Run) -> None:
-        """Hash a block that is in doubt; one that is wrong is handed out again, to be fetched."""
+        """Hash a block that is in doubt; a wrong one is handed out again, to be fetched."""
         is_right = self._blocks.prove(block)
         with self.lock:
             assert self._order is not None
@@ -397,14 +397,14 @@ class Fetcher:
             self._wake()
 
     def _fetch(self, run: Run) -> None:
-        """Request the rest of a run, and take it in as it arrives."""
+        """Request the rest of a run, and store it as it arrives."""
         layout = self._blocks.layout
         number, offset = layout.find(run.position)
         block = run.position // layout.block_bytes
         try:
             with self._remotes.lend(number) as remote:
-                # A hash proves more than a version, without a request. After a wrong one the question is worth a round
-                # trip: "changed" says more than "damaged".
+                # A hash proves more than a version, without a request. After a wrong hash the version check is worth a
+                # round trip: "changed" says more than "damaged".
                 is_hashed = layout.hashes[block] and not self._tries[block]
                 asked = remote.without_version_check() if is_hashed else remote
                 with self.lock:
@@ -425,7 +425,7 @@ class Fetcher:
             raise
 
     def _take_in(self, run: Run, data: memoryview, remote: RemoteFile) -> bool:
-        """Take in a piece; return whether the run continues."""
+        """Store a piece; return whether the run continues."""
         with self.lock:
             if self.has_ended():
                 return False
@@ -438,12 +438,12 @@ class Fetcher:
                 assert self._order is not None
                 if self.has_ended():
                     self._order.release(run, self._clock.now())
-                # At last: what fetches after this one waits for it.
+                # Last: what fetches after this one waits for it.
                 self.writing.discard(run)
         with self.lock:
             if self.has_ended():
                 return False
-            # Another connection may have taken the end over meanwhile.
+            # Another connection may have taken over the end meanwhile.
             data, now = data[: run.left], self._clock.now()
             complete = self._store(data, address)
             has_waited = bool(data and self.waits_for)
@@ -461,7 +461,7 @@ class Fetcher:
         return run.left > 0
 
     def _store(self, data: memoryview, address: int) -> list[int]:
-        """Note bytes with the lock held; return the blocks that are complete by them."""
+        """Note bytes with the lock held; return the blocks that they complete."""
         complete, layout = [], self._blocks.layout
         while data:
             block = address // layout.block_bytes
@@ -481,7 +481,7 @@ class Fetcher:
         layout = self._blocks.layout
         begin, end = layout.span(block)
         if self._blocks.edges.heads[block] or self._blocks.edges.tails[block]:
-            # Its edges may have been here before, so not all of it is from this request.
+            # Its edges may have been local before, so not all of it is from this request.
             digest = hash_block(self._blocks.read(begin, end - begin))
         else:
             digest = self._arriving[block].digest(self._blocks)
@@ -503,7 +503,7 @@ class Fetcher:
                 self._grow()
 
     def forget(self, block: int) -> None:
-        """Forget what has arrived of a block, with the lock held."""
+        """Forget the received bytes of a block, with the lock held."""
         self._arriving.pop(block, None)
 
     def _reject(self, block: int, error: Exception, run: Run | None = None) -> None:
@@ -524,8 +524,8 @@ class Fetcher:
         self._remotes.drop(int(self._blocks.layout.file_of[block]))
 
     def _pause_after(self, error: TransientError, run: Run, budget: RetryBudget) -> bool:
-        """Leave the rest to whichever connection is free, and wait as long as the failure requires; return whether
-        this connection goes on. Fetching ends if none has a try left."""
+        """Leave the rest to whichever connection is free, and wait as long as the failure requires; return whether this
+        connection continues. Fetching ends if none has a try left."""
         with self.lock:
             assert self._order is not None
             wait_s = budget.count(error, arrived=self._come, moved=run.position > run.begin)
@@ -542,7 +542,7 @@ class Fetcher:
             if is_spent:
                 self._waits = budget.waits_for, self._come
         if is_spent:
-            # Outside the lock: whoever shows progress may be slow.
+            # Outside the lock, because showing progress may be slow.
             self._on_wait(budget.waits_for)
         with self.lock:
             until = self._clock.now() + wait_s
@@ -571,8 +571,8 @@ def prove_rest(blocks: Blocks, fetcher: Fetcher) -> list[tuple[int, int]]:
 
 
 def _without_frames(error: BaseException) -> BaseException:
-    """Return an error without the frames that it passed, which would keep the files open that they use. An error of the
-    caller's own code keeps them, because it is known by them."""
+    """Return an error without the frames that it passed, which would keep their files open. An error of the caller's
+    own code keeps them, because they identify it."""
     if without_ours(error.__traceback__) is not None:
         return error
     one: BaseException | None = error

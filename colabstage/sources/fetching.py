@@ -194,7 +194,7 @@ def fetch_files(
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """What a receipt says of what was fetched to one place."""
+    """What a receipt says about the files fetched to one place."""
 
     address: str
     identity: SourceIdentity
@@ -205,8 +205,8 @@ class Fetched:
     transport: str
 
     def receipt(self, hashes: tuple[str, ...] = ()) -> Receipt:
-        """Return the receipt that says this; of a file with the hash of each block."""
-        # Of the source's state only what is known.
+        """Return the receipt that says this; for a file, with the hash of each block."""
+        # Only known facts of the source's state.
         return Receipt(_KIND, {**asdict(self), "identity": self.identity.to_json()}, hashes=hashes)
 
 
@@ -237,7 +237,7 @@ class _FetchCall:
         return self.source.address + (f"#only={','.join(self.only)}" if self.only else "")
 
     def reuse(self) -> FetchReport | None:
-        """Return what is here, if it is whole and the source is still the same."""
+        """Return the local result, if it is complete and the source is unchanged."""
         place = self.target
         # A run that died between two renames left nothing at the target, and the old content beside it.
         put_back(place)
@@ -255,7 +255,7 @@ class _FetchCall:
         note = self._unchanged(record.identity)
         if note is None:
             return None
-        # A run may have died after its work was in place and before it cleared up.
+        # A run may have died after its work was in place and before it cleaned up.
         sweep_receipts(place, here)
         sweep_orphans(place.parent, name=place.name)
         seconds = time.monotonic() - self.began
@@ -264,9 +264,9 @@ class _FetchCall:
         )
 
     def _unchanged(self, recorded: SourceIdentity) -> str | None:
-        """Return `None` when the source may have changed; else a note, which may be empty."""
+        """Return `None` if the source may have changed; otherwise a note, which may be empty."""
         if self.checksum is not None and (recorded.checksum != str(self.checksum) or not self.thorough):
-            # With the right checksum the source need not be asked: the requested file is here.
+            # With the right checksum the source need not be contacted: the requested file is local.
             return "" if recorded.checksum == str(self.checksum) else None
         look = Look("unproved")
         if not self.thorough:
@@ -302,12 +302,12 @@ class _FetchCall:
         make_folder(self.target if self.to.is_folder else self.target.parent)
         with self._open(self.checksum, self.only) as source:
             one = source.one
-            # Kaggle sends a dataset as a zip, which is not what anybody means by it.
+            # Kaggle sends a dataset as a zip, but the user means its files.
             if one is not None and one.file is not None and not isinstance(self.source, KaggleSource):
                 report = self._fetch_file(source, one.file)
             else:
                 report = self._fetch_tree(source)
-            # What was copied here only to be read is of no use once the result is in place.
+            # A copy that was made only for reading is of no use once the result is in place.
             source.discard()
         return report
 
@@ -367,7 +367,7 @@ class _FetchCall:
             fetched = write_folder(
                 tree,
                 place,
-                # Of the part too: what an interrupted call left of another one is no beginning of this.
+                # For the part too: what an interrupted call left of another part cannot be continued.
                 fingerprint=identity.fingerprint and " ".join((identity.fingerprint, *self.only)),
                 limits=PipelineLimits(
                     readers=SLOW_READERS if slowest.slow else min(2, usable_cores()),
@@ -392,7 +392,7 @@ class _FetchCall:
         return [f"The mount keeps a second copy of {format_bytes(second)} on this disk meanwhile."] if second else []
 
     def _check_replaceable(self, place: Path) -> None:
-        """Refuse to replace what is not ours or has changed, and the source itself."""
+        """Refuse to replace what is not ours or has changed, or the source itself."""
         if not os.path.lexists(place):
             return
         for path in paths_of(self.source):

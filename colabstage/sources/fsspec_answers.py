@@ -1,4 +1,4 @@
-"""The meaning of what fsspec's backends tell and raise, which differs for every service. Pure functions."""
+"""The meaning of what fsspec's backends return and raise, which differs for every service. Pure functions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _TRANSIENT_ERRNOS = frozenset(
     }
 )
 # By name, because none of these packages need be installed, and importing one only to classify an error would be slow.
-# The class that is nearest to the error's own decides.
+# The nearest class in the error's own hierarchy decides.
 _KINDS: dict[Judgement, str] = {
     "missing": "NoSuchKey NoSuchBucket EntryNotFoundError ResourceNotFoundError FileNotFoundError NotADirectoryError",
     "access": "NoCredentialsError PartialCredentialsError CredentialRetrievalError ProfileNotFound TokenRetrievalError "
@@ -73,7 +73,7 @@ def size_of(info: Mapping[str, Any]) -> int | None:
 
 def version_of(info: Mapping[str, Any]) -> str:
     """Return a text that changes with the content; "" if there is none."""
-    # The surest first: a generation is never used twice, an ETag may be.
+    # The most reliable first: a generation is never used twice, an ETag may be.
     for name in ("generation", "ETag", "etag", "blob_id", "sha"):
         if info.get(name):
             return str(info[name]).strip('"')
@@ -188,7 +188,7 @@ def _judge_one(error: BaseException) -> Judgement:
     if isinstance(error, socket.gaierror):
         return "transient" if error.errno == socket.EAI_AGAIN else "missing"
     kinds = [kind.__name__ for kind in type(error).__mro__]
-    # paramiko's for a broken connection, and for one without a password or a key.
+    # paramiko raises it for a broken connection, and for a missing password or key.
     if "SSHException" in kinds and "No authentication methods" in str(error):
         kinds = ["AuthenticationException"]
     named = next((_NAMES[kind] for kind in kinds if kind in _NAMES), None)
@@ -200,7 +200,7 @@ def _judge_one(error: BaseException) -> Judgement:
 
 
 def _response_of(error: BaseException) -> tuple[int, Mapping[str, Any]]:
-    """Return the status and headers in an error, as of botocore's dictionaries and other libraries' objects."""
+    """Return the status and headers in an error, from botocore's dictionaries or other libraries' objects."""
     response = getattr(error, "response", None)
     if isinstance(response, dict):
         facts = response.get("ResponseMetadata", {})

@@ -1,7 +1,7 @@
 """The files behind Google Drive's share links.
 
-A shared file is a file on the web: Google's download address serves ranges. What Drive answers in place of data is a
-page, whose text says what is wrong, or whose form confirms the download. gdown reads the pages of shared folders.
+A shared file is a file on the web: Google's download address serves ranges. Instead of data Drive may send a page,
+whose text says what is wrong, or whose form confirms the download. gdown reads the pages of shared folders.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _DOWNLOADS = "https://drive.usercontent.google.com/download"
 _FOLDER_PAGE = "https://drive.google.com/embeddedfolderview"
 _AGENT = "Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) Chrome/120.0 Safari/537.36"
 _POLICY = RetryPolicy(attempts=4, first_wait_s=1.0)
-# Requests at once; with more of them, Google takes this machine for a robot.
+# Requests at once; with more, Google takes this machine for a robot.
 IN_FLIGHT = 6
 # File systems allow 255 bytes, and the suffix of a temporary file has to fit too.
 _NAME_BYTES = 240
@@ -144,7 +144,7 @@ class SharedFolder:
         return hash_block("\n".join(f"{link.id} {name}" for name, link in self.files.items()).encode())
 
     def openers(self) -> list[tuple[str, Callable[[], RemoteFile]]]:
-        """Return the name of each file, and what opens it, any number of times; Drive is asked for its facts once."""
+        """Return the name of each file, and a function that opens it, any number of times."""
         return [(name, _opener(link)) for name, link in self.files.items()]
 
 
@@ -163,7 +163,7 @@ def _opener(link: ShareSource) -> Callable[[], RemoteFile]:
 def list_shared_folder(
     link: ShareSource, *, policy: RetryPolicy = _POLICY, cancellation: Cancellation | None = None
 ) -> SharedFolder:
-    """List a shared folder and all below it. Google's documents, which are no files, are left out.
+    """List a shared folder and everything below it. Google's documents, which are not files, are left out.
 
     Files with the name of another one or of a folder, which Drive allows, get numbers.
     """
@@ -230,7 +230,7 @@ def _read_folder(link: ShareSource, read: Callable[..., Any], policy: RetryPolic
     session = SimpleNamespace(get=lambda *_, **__: page)
     try:
         _, entries = read(sess=session, folder_id=link.id, verify=True, timeout=None)
-    # gdown's own, for a page without a title.
+    # The error that gdown raises for a page without a title.
     except Exception as error:
         raise _page_instead_of_data(link.label, answer) from error
     # Otherwise an unknown page would look like a folder without files.

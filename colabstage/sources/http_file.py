@@ -70,13 +70,13 @@ _POOL_CONNECTIONS = 64
 _CONNECT_TIMEOUT_S = 15.0
 _ANSWER_TIMEOUT_S = 60.0
 _TIMEOUT_S = 30.0
-# No service needs more; requests would follow thirty, each within its own time limit.
+# No service needs more; requests would follow thirty, each with its own time limit.
 _MAX_REDIRECTS = 10
-# A page of a service, or an answer of its interface, is shorter.
+# A service's page, or a response of its API, is shorter.
 _MAX_PAGE_BYTES = 16 * 1024 * 1024
 # Beside twice the timeout, the longest that a look takes.
 _LOOK_S = 5.0
-# The longest wait for what was requested in addition.
+# The longest wait for the bytes of the end, which were requested in addition.
 _LONGEST_TAIL_S = 60.0
 _PIECE_BYTES = 256 * 1024
 # A slower transfer is not worth waiting for: a file of 1 GB would take twelve days.
@@ -86,13 +86,13 @@ _CONNECTIONS = 16
 # If a server asks for more patience than this, a person should start the work again later.
 _MAX_WAIT_S = 3600.0
 _NAME_BYTES = 200
-# The statuses with which services answer an expired address.
+# The statuses by which services report an expired address.
 _EXPIRED = frozenset({400, 401, 403, 404, 410})
 _TRANSIENT = frozenset({202, 408, 425, 429})
-# Some servers answer like this to a range that they do not like, but send the whole file.
+# Some servers respond like this to a range that they do not accept, but send the whole file.
 _NO_RANGES = frozenset({206, 400, 405, 412, 416, 501})
 _PAGE_TYPES = frozenset({"text/html", "application/xhtml+xml"})
-# Compressed files that careless servers call plain ones, compressed for the transfer.
+# Compressed files that careless servers declare as plain ones, compressed for the transfer.
 _GZIPPED = (".gz", ".tgz", ".svgz")
 _GZIP_TYPES = frozenset(
     {"application/gzip", "application/x-gzip", "application/x-tgz", "application/x-gtar-compressed"}
@@ -160,7 +160,7 @@ def open_http(
 class HttpFile(RemoteFile):
     """A `RemoteFile` on a web server. Made by `open_http`.
 
-    `first`: the answer that described it; `head`: the bytes that came with it; `tail`: those of its end.
+    `first`: the response that described it; `head`: the bytes that came with it; `tail`: those of its end.
     """
 
     def __init__(
@@ -185,8 +185,7 @@ class HttpFile(RemoteFile):
         return HttpFile(self._session.open_again(), self.facts, self._first, self._head)
 
     def known(self, offset: int, stop: int) -> bytes | None:
-        """Return bytes that came along when it was opened; `None` where these did not. May wait for those of its end,
-        which were requested then."""
+        """Return bytes that arrived when it was opened; `None` if these did not. May wait for those of its end."""
         if not self.facts.ranges:
             return None
         if stop <= len(self._head):
@@ -194,7 +193,7 @@ class HttpFile(RemoteFile):
         try:
             # The session's time limits end it sooner.
             tail = None if self._tail is None else self._tail.result(_LONGEST_TAIL_S)
-        # Reading the usual way tells what is wrong.
+        # Reading in the usual way reports what is wrong.
         except Exception:  # noqa: BLE001 - as above
             return None
         if tail is None or tail.answer.is_of_another_file(self._first):
@@ -226,7 +225,7 @@ class HttpFile(RemoteFile):
         headers = {} if part_stop is None else {"Range": f"bytes={offset}-{part_stop - 1}"}
         with self._session.get(headers) as answer:
             self._check(answer, offset, part_stop)
-            # A server may send less than requested; what it promises comes, and the rest is requested again.
+            # A server may send less than requested; what it promises arrives, and the rest is requested again.
             end = answer.stop if answer.status == 206 else stop
             at = offset
             for piece in answer.pieces(None if end is None else end - offset):
@@ -245,11 +244,11 @@ class HttpFile(RemoteFile):
                 raise SourceReadError(msg)
 
     def _check(self, answer: _Answer, offset: int, stop: int | None) -> None:
-        """Raise the error for an answer that is not the requested part of the file as it was, or with `stop=None` its
-        whole."""
+        """Raise the error for a response that is not the requested part of the unchanged file, or with `stop=None` all
+        of it."""
         label, first = self.facts.label, self._first
         if answer.is_page and not self._is_page:
-            # An expired login or a limit: a page with status 200, in the middle of the data.
+            # An expired login or a limit: a page with status 200, instead of data.
             raise page_error(self._session.url, label, answer.beginning())
         if answer.status not in (200, 206, 416):
             raise answer.error()
@@ -274,7 +273,7 @@ class HttpFile(RemoteFile):
                     f"({sent}). It cannot be trusted with parts; try again later."
                 )
                 raise SourceReadError(msg)
-        # Some send a whole file of which all is requested with status 200.
+        # Some send a whole file with status 200 if all of it is requested.
         elif stop is not None and (offset or answer.coding or not (answer.version and first.version)):
             msg = f"The server of '{label}' sent the whole file where a part was requested. Try again."
             raise TransientError(msg)
@@ -303,7 +302,7 @@ def _look(session: HttpSession, checksum: Checksum | None, length: int, tail: Fu
             return _describe(session, answer, checksum)
         if answer.status not in _NO_RANGES:
             raise answer.error()
-    # Once more without a range, which some servers refuse though they have the file.
+    # Without a range, because some servers refuse ranges though they have the file.
     with session.get({}) as answer:
         if answer.status != 200:
             raise answer.error()
@@ -323,7 +322,7 @@ def _describe(
     beginning = head
     if beginning is None:
         beginning = answer.beginning() if answer.status == 200 else b""
-    # What is in a shared folder is what its owner put there.
+    # The owner of a shared folder decides what is in it.
     suffixes = ARCHIVE_SUFFIXES if session.is_of_service else DATA_SUFFIXES
     check_is_data(session.url, label, name, beginning, is_page_type=answer.is_page_type, suffixes=suffixes)
     # Addresses such as https://host/image/1234 say nothing of what they give.
@@ -342,15 +341,14 @@ def _describe(
     return HttpFile(session, facts, answer, head or b"", tail)
 
 
-# Answers.
+# Responses.
 
 
 class _Answer:
-    """A server's answer to a request for a file; its body is still to be read.
+    """A server's response to a request for a file; its body is still unread.
 
-    `start`, `stop`: which part of the file it has, -1 if that is not clear, and for `stop` also where a whole is of
-    unknown length. `size`: the length of the whole file; `None` if unknown. `coding`: the compression to undo; ""
-    for none.
+    `start`, `stop`: which part of the file it has; -1 if unclear, and `stop` also for a whole of unknown length.
+    `size`: the length of the whole file; `None` if unknown. `coding`: the compression to undo; "" for none.
     """
 
     def __init__(self, session: HttpSession, response: requests.Response) -> None:
@@ -364,16 +362,16 @@ class _Answer:
         self.is_page = self.status == 200 and self.is_page_type
         self.coding = _coding_of(self.headers, self.name)
         etag = self.headers.get("ETag", "").strip()
-        # Anything that is not a tag may change with each answer.
+        # Anything that is not a proper tag may change with each response.
         self.etag = etag if re.fullmatch(r'(?:W/)?"[^"]*"', etag) else ""
         self.modified = self.headers.get("Last-Modified", "").strip()
-        # Of the body, unless it comes in chunks or ends with the connection.
+        # The length of the body, unless it comes in chunks or ends with the connection.
         self._length: int | None = response.raw.length_remaining
         self.start = self.stop = -1
         self.size: int | None = None
         if self.status == 200:
             self.start = 0
-            # A length of compressed bytes says nothing of the file.
+            # A compressed length says nothing about the file.
             self.size = None if self.coding else self._length
             self.stop = -1 if self.size is None else self.size
         else:
@@ -385,7 +383,7 @@ class _Answer:
         if match is None:
             return
         size = None if match[3] == "*" else int(match[3])
-        # Of a range that was missed there is only the size.
+        # If the range could not be served, there is only the size.
         start, stop = (-1, -1) if match[1] is None else (int(match[1]), int(match[2]) + 1)
         if match[1] is None or (start < stop and (size is None or stop <= size)):
             self.start, self.stop, self.size = start, stop, size
@@ -422,18 +420,18 @@ class _Answer:
             r"(?i)(sha-256|sha-512|md5)=:?([\w+/=]+)",
             f"{self.headers.get('Repr-Digest', '')},{self.headers.get('Digest', '')}",
         )
-        # Google's is of the stored bytes.
+        # Google's hash is of the stored bytes.
         if self.headers.get("x-goog-stored-content-encoding", "identity") == "identity":
             offers += re.findall(r"(?i)(md5)=([\w+/=]+)", self.headers.get("x-goog-hash", ""))
         found = {offer.algorithm: offer for offer in itertools.starmap(_from_base64, offers) if offer}
-        # Hugging Face reports a file's SHA-256 in the answer that redirects to the storage.
+        # Hugging Face reports a file's SHA-256 in the response that redirects to the storage.
         linked = re.fullmatch(r'"?([0-9a-f]{64})"?', self._first_hop.get("X-Linked-ETag", ""))
         if linked:
             found["sha256"] = Checksum("sha256", linked[1])
         return next((found[name] for name in ("sha256", "sha512", "md5") if name in found), None)
 
     def exact_part(self, length: int) -> bytes | None:
-        """Return the content of a part of `length` bytes, or all of a shorter file; `None` if it is not exactly so."""
+        """Return the content of a part of `length` bytes, or all of a shorter file; `None` if it is anything else."""
         if self.status != 206 or self.coding or self.size is None:
             return None
         count = self.stop - self.start
@@ -456,39 +454,37 @@ class _Answer:
             )
             raise SourceReadError(msg)
         raw = self._raw
-        # Not left to urllib3, which takes a stream that ends too early for a whole one.
+        # Not by urllib3, which takes a stream that ends too early for a complete one.
         read = gzip.GzipFile(fileobj=raw).read1 if self.coding else raw.read1
 
-        # Only time spent waiting counts, and not that for the first piece, which is the service's answer.
-        now, waited_s, came = self._session.clock.now, 0.0, 0
+        # Only waiting counts, and not the wait for the first piece, which is the service's response time.
+        now, waited_s, sent = self._session.clock.now, 0.0, 0
         began: float | None = None
         left = count
         while left is None or left > 0:
             piece = self._read_some(read, _PIECE_BYTES if left is None else min(left, _PIECE_BYTES))
             if not piece:
                 return
-            waited_s, came = waited_s + (0.0 if began is None else now() - began), came + len(piece)
+            waited_s, sent = waited_s + (0.0 if began is None else now() - began), sent + len(piece)
             if waited_s >= self._session.timeout_s:
-                if came < _LEAST_BYTES_PER_S * waited_s:
+                if sent < _LEAST_BYTES_PER_S * waited_s:
                     msg = (
-                        f"The server of '{label}' sent {came:,} bytes in {waited_s:.0f} s, which is too slow to finish."
+                        f"The server of '{label}' sent {sent:,} bytes in {waited_s:.0f} s, which is too slow to finish."
                     )
                     raise TransientError(msg, slow=True)
-                waited_s, came = 0.0, 0
+                waited_s, sent = 0.0, 0
             left = None if left is None else left - len(piece)
             yield piece
             began = now()
 
     def is_at_end(self) -> bool:
-        """Return whether nothing follows; this also takes the end of a body in chunks, so that its connection is
-        kept."""
+        """Return whether nothing follows. This also reads a chunked body's end, to reuse the connection."""
         return not self._read_some(self._raw.read1, 1)
 
     def _read_some(self, read: Callable[[int], bytes], count: int) -> bytes:
         if not self._raw.chunked:
             return bytes(read(count))
-        # Behind the last chunk come lines that are no content. A server may send them without end, and no read ends
-        # then.
+        # After the last chunk come lines that are not content. A server may send them without end.
         deadline = threading.Timer(self._session.timeout_s, self.shut_down)
         deadline.daemon = True
         deadline.start()
@@ -504,10 +500,10 @@ class _Answer:
             self._raw.shutdown()
 
     def close(self) -> None:
-        # Reads to the end have given the connection back already; else it is closed for good.
+        # Reading to the end has already returned the connection; otherwise it is closed for good.
         self.shut_down()
         self._raw.close()
-        # It would keep all connections of the session open.
+        # This reference would keep all connections of the session open.
         self._raw = None
 
 
@@ -593,7 +589,7 @@ def _status_error(status: int, headers: Mapping[str, str], url: str, label: str,
             "Open it in a browser to see what it needs: a login (put it into ~/.netrc, as machine HOST login USER "
             "password PASSWORD), an accepted licence, or fewer downloads from this address (wait, or get a fresh link)."
         )
-        # A signed address needs no login, but has to be fresh.
+        # A signed address needs no login, but must be fresh.
         if is_signed_address(url) or re.search(r"(?i)\bexpired\b", text):
             remedy = "The link carries a signature or token, which has probably expired: get a fresh link."
         return SourceAccessError(f"'{label}' is refused: {shown}. {archive_remedy(text) or remedy}")
@@ -618,7 +614,7 @@ def _retry_after_s(headers: Mapping[str, str]) -> float | None:
 
     try:
         return min(Retry().parse_retry_after(headers.get("Retry-After", "")), _MAX_WAIT_S)
-    # Numbers and years that Python does not take.
+    # Numbers and years that Python does not accept.
     except (InvalidHeader, ValueError, OverflowError):
         return None
 
@@ -678,13 +674,13 @@ def page_title(head: bytes) -> str:
 
 
 class HttpSession:
-    """The answers of one address. May be used by many threads at once.
+    """Requests to one address. May be used by many threads at once.
 
     Redirects are followed once. Services that redirect (releases, data sets, mirrors) give an address that is valid for
     minutes or hours. Following the redirect for each of hundreds of parts would double the latency, exceed the
     service's request limit, and might end at a different mirror with another ETag each time. So parts are requested
-    from where the first answer came from. If that refuses, or answers with a page, the address is resolved again, once:
-    by `resolve`, for a service with an interface of its own, otherwise by following the redirect.
+    from where the first response came from. If that refuses, or sends a page, the address is resolved again, once: by
+    `resolve`, for a service with an API of its own, otherwise by following the redirect.
 
     After `timeout_s` seconds of silence a connection counts as failed.
     """
@@ -710,13 +706,13 @@ class HttpSession:
         self._session = _new_session(self.label, agent)
         self._lock = threading.Lock()
         self._resolving = threading.Lock()
-        # The answers being read, which another thread may close.
+        # The responses being read, which another thread may close.
         self._open: set[_Answer] = set()
         self._closed = False
 
     @property
     def is_of_service(self) -> bool:
-        """Return whether a service finds the address of its file, which nobody has written."""
+        """Return whether a service finds the address of its file, instead of the user."""
         return self._resolve is not None
 
     def open_again(self) -> HttpSession:
@@ -729,7 +725,7 @@ class HttpSession:
 
     @contextlib.contextmanager
     def get(self, headers: dict[str, str]) -> Iterator[_Answer]:
-        """Yield the answer to a GET before its body is read; the connection is closed at the end, unless the body was
+        """Yield the response to a GET before its body is read; the connection is closed at the end, unless the body was
         read completely.
 
         Failures inside the block, too, become TransientError or the error they are.
@@ -748,7 +744,7 @@ class HttpSession:
                 answer.close()
 
     def close(self) -> None:
-        """Close all connections, and wake whoever reads from them. Calling it twice is fine."""
+        """Close all connections, and wake threads that read from them. Calling it twice is fine."""
         with self._lock:
             self._closed = True
             reading = list(self._open)
@@ -775,7 +771,7 @@ class HttpSession:
         """Return whether another address may have the file that this one no longer gives."""
         if self._resolve is None and target == self.url:
             return False
-        # What a service's first refusal means it says itself; later ones are as temporary as elsewhere.
+        # A service explains its first refusal itself; later ones are as temporary as elsewhere.
         is_refused = self._resolve is not None and not self._has_answered and answer.status >= 400
         return answer.status in _EXPIRED or is_refused or answer.is_page
 
@@ -796,7 +792,7 @@ class HttpSession:
 
 
 class WebAnswer(NamedTuple):
-    """A service's answer; `text` is "" if it is neither a page nor JSON, and `url` where the redirects ended."""
+    """A service's response; `text` is "" if it is neither a page nor JSON, and `url` is where the redirects ended."""
 
     status: int
     url: str
@@ -815,7 +811,7 @@ def ask_service(
     redirects: bool = True,
     agent: str = AGENT,
 ) -> WebAnswer:
-    """Return the answer to one question to a service, whatever its status is: a GET, or with `json` a POST."""
+    """Return the response to one request to a service, whatever its status: a GET, or with `json` a POST."""
     with (
         _translated(label),
         _new_session(label, agent) as session,
@@ -833,7 +829,7 @@ def ask_service(
     ):
         kind = response.headers.get("Content-Type", "")
         is_text = "Content-Disposition" not in response.headers and ("html" in kind or "json" in kind)
-        # An endless answer is no page.
+        # An endless response is not a page.
         text = bytes(response.raw.read(_MAX_PAGE_BYTES, decode_content=True)) if is_text else b""
         return WebAnswer(response.status_code, response.url, response.headers, text.decode("utf-8", "replace"))
 
@@ -872,7 +868,7 @@ def connection_error(error: BaseException, label: str) -> SourceError:
         msg = f"'{label}' redirects in a loop. Open it in a browser; it may want a login or cookies."
         return SourceReadError(msg)
     if isinstance(error, ValueError):
-        # From the parsing of an address that a redirect named.
+        # Raised when parsing an address that a redirect named.
         msg = f"'{label}' is, or leads to, an address that cannot be asked for. Check it in a browser."
         return SourceReadError(msg)
     if isinstance(error, timeouts) or isinstance(inner, timeouts):
@@ -897,7 +893,7 @@ def _innermost(error: BaseException) -> BaseException:
 
 
 def _without_login(url: str, label: str) -> tuple[str, tuple[bytes, bytes] | None]:
-    """Return the address without user, password and fragment, and these two, as they are sent."""
+    """Return the address without user, password and fragment; and user and password as they are sent."""
     try:
         parts = urlsplit(url.strip())
         usable = parts.scheme.lower() in {"http", "https"} and bool(parts.hostname) and (parts.port or 1) > 0

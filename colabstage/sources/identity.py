@@ -54,7 +54,8 @@ _END_BYTES = 64 * 1024
 _ZIP_MARK = b"PK"
 # Google Drive stores milliseconds; a mount that has just written stores more digits.
 _SECOND_NS = 1_000_000_000
-# Times of a folder's files are kept in so many groups: few enough to be carried along, and one file each in small ones.
+# Times of a folder's files are stored in so many groups: few enough to be carried along, and in small folders one file
+# each.
 _GROUPS = 256
 _GROUP_DIGITS = 8
 
@@ -107,7 +108,7 @@ class SourceIdentity:
     stamps: dict[str, int] = field(default_factory=dict)
     """The modification time in ns of each folder by name, which changes with every name in it."""
     inodes: str = ""
-    """A hash of which file each name of a folder has, and the boot in which that was so."""
+    """A hash of which file each name of a folder has, and the boot in which that held."""
     parts: tuple[SourceIdentity, ...] = ()
     """For `"many"`, the identity of each source, in order."""
 
@@ -141,7 +142,7 @@ class SourceIdentity:
             return hash_block("\n".join(parts).encode()) if all(parts) else ""
         if self.md5:
             return f"{self.address} {self.kind} {self.files} {self.nbytes} md5:{self.md5}"
-        # The times of a download are those of the download.
+        # The times of downloaded files say nothing.
         listed = self.listing if self.is_downloaded else self.times
         content = self.version or " ".join(filter(None, (self.digest, self.ends, listed)))
         if not content and not self.mtime_ns:
@@ -179,7 +180,7 @@ def identify_remote(facts: RemoteFacts, size: int, *, address: str) -> SourceIde
 def identify_tree(tree: Tree, *, address: str = "", digest: str = "", md5s: Sequence[str] = ()) -> SourceIdentity:
     """Return the identity of a folder that has been listed.
 
-    `digest`: of all its content, where somebody keeps it. `md5s`: of each file, where Drive's client tells them.
+    `digest`: of all its content, if something stores it. `md5s`: of each file, if Drive's client reports them.
     """
     entries = FileEntries.of(tree.entries)
     # In groups, because a time for each of a million files would fill most of the record.
@@ -239,10 +240,10 @@ def _hash_lines(lines: Iterable[str]) -> str:
 def compare_states(recorded: SourceIdentity, now: SourceIdentity) -> Verdict:
     """Return whether two states have the same content, as far as they prove it.
 
-    A service's version decides alone; else what stands for every byte, where both have it: the MD5 that Drive's client
-    tells, or a digest. Without, everything that is known of them has to agree. `"unproved"`: names and sizes agree, and
-    what else would tell does not speak: the times of many files on Google Drive that have all changed, as after a
-    remount, or those of a download; or nobody has read the file now, and its time differs.
+    A service's version decides alone; otherwise a value that stands for every byte, if both states have it: the MD5
+    that Drive's client reports, or a digest. Otherwise all known facts must agree. `"unproved"`: names and sizes agree,
+    and nothing else can tell: the times of many files on Google Drive have all changed, as after a remount, or are
+    those of a download; or the file was not read now, and its time differs.
     """
     if (recorded.kind, recorded.files, recorded.nbytes) != (now.kind, now.files, now.nbytes):
         return "changed"
@@ -251,14 +252,14 @@ def compare_states(recorded: SourceIdentity, now: SourceIdentity) -> Verdict:
         verdicts = {*other, *map(compare_states, recorded.parts, now.parts)}
         # If one part has changed, the whole has changed.
         return next((verdict for verdict in get_args(Verdict)[::-1] if verdict in verdicts), "same")
-    told = _deciding_facts(recorded, now)
-    if any(told):
-        return "same" if told[0] == told[1] else "changed"
+    decisive = _deciding_facts(recorded, now)
+    if any(decisive):
+        return "same" if decisive[0] == decisive[1] else "changed"
     return _compare_folders(recorded, now) if recorded.kind == "folder" else _compare_files(recorded, now)
 
 
 def _deciding_facts(recorded: SourceIdentity, now: SourceIdentity) -> tuple[str, str]:
-    """Return the values that decide alone, of both; nothing if there are none."""
+    """Return the values of both that decide alone; empty if there are none."""
     # A version on one side only is a difference: the service would have reported it before.
     if recorded.version or now.version:
         return recorded.version, now.version
@@ -270,7 +271,7 @@ def _deciding_facts(recorded: SourceIdentity, now: SourceIdentity) -> tuple[str,
 
 
 def proof_of(recorded: SourceIdentity, now: SourceIdentity) -> str:
-    """Return in words by what `compare_states` found two states to be the same."""
+    """Say by what `compare_states` found two states to be the same."""
     if recorded.kind == "many":
         return "; ".join(dict.fromkeys(map(proof_of, recorded.parts, now.parts)))
     if recorded.version or now.version:
@@ -313,7 +314,7 @@ def _compare_folders(recorded: SourceIdentity, now: SourceIdentity) -> Verdict:
 
 
 def _are_exchanged(recorded: str, now: str) -> bool:
-    """Return whether names have other files than before; not known of another boot, in which disks may number anew."""
+    """Return whether names have other files than before; unknown after a reboot, when disks may renumber files."""
     return recorded != now and recorded.rpartition(" ")[0] == now.rpartition(" ")[0]
 
 

@@ -1,8 +1,8 @@
-"""`BlockwiseFile`: the file or files of a pack that is somewhere else, read here block by block: never more of them at
-once than a limit, or until all of it is here.
+"""`BlockwiseFile`: the files of a pack that is remote, read block by block: under a limit, or until everything is
+local.
 
-Every process that reads it has one, and fetches what its own readers need. What the readers of all processes will read
-stands in a file for each of them, beside the blocks, so that none lets go what another needs first.
+Every process that reads it has one, and fetches what its own readers need. Beside the blocks, each reader has a file
+that says what it will read, so that no process evicts what another needs first.
 """
 
 from __future__ import annotations
@@ -86,30 +86,29 @@ if TYPE_CHECKING:
     from colabstage.sources.parse import SingleSource
     from colabstage.sources.remote import RemoteFacts, RemoteFile
 
-# What another process has fetched, and whose turn it is, is seen within this time.
+# How soon a process sees what another one has fetched, and whose turn it is.
 _LOOK_S, _FILL_LOOK_S, _TURN_LOOK_S = 0.01, 0.02, 0.002
 # Later than anything that a reader will ask for.
 _FAR = 1 << 40
-# After what blocks of a pack that is to come whole are kept, because the next attempt may succeed: an interrupt, a
-# source or a mount that is back by then. Not after a full disk, of which they take a part, nor where the pack itself is
-# damaged.
+# The errors after which blocks of a pack that is copied whole are kept, because the next attempt may succeed: an
+# interrupt, a source or mount that is back by then. Not a full disk, of which they take a part, nor a damaged pack.
 KEPT_AFTER = (KeyboardInterrupt, CancelledError, SourceError, DriveError)
 # What is beside the blocks: the table, what readers expect, and what a file system needs for the file itself.
 _BESIDE_BYTES, _BESIDE_A_BLOCK = 2 * 1024 * 1024, 128
-# Part of the room that is for what is read now, and next: the rest keeps what the next epoch needs. With little room,
-# all of it but for what is being read keeps the connections busy.
+# The part of the space for blocks that are read now and next: the rest keeps what the next epoch needs. With little
+# space, all of it except what is being read keeps the connections busy.
 _AHEAD_PART, _MOST_AHEAD, _READ_NOW = 8, 32, 2
 _MOST_CONNECTIONS = 8
 _STALL_S = 180.0
-# So many blocks are requested together at first.
+# How many blocks are requested together at first.
 _FIRST_REQUESTS = 2
-# To a file that comes whole from a mount: one block is read while another is written. On the simulated Drive the first
-# batch came after 2.2 s with two readers and after 3.2 s with four, and all of 200 MB in 4.0 s and in 4.8 s.
+# For a file that is copied whole from a mount: one block is read while another is written. On the simulated Drive the
+# first batch came after 2.2 s with two readers and after 3.2 s with four, and all of 200 MB in 4.0 s and in 4.8 s.
 _WHOLE_READERS = 2
 
 
 def fixed_bytes(kept: int, blocks: int, files: int, block_bytes: int) -> int:
-    """Return what is on the disk in any case: `kept` blocks that stay, of `blocks` in so many files, and what is beside
+    """Return what the disk holds in any case: `kept` blocks that stay, of `blocks` in `files` files, and what is beside
     the blocks."""
     return kept * block_bytes + _BESIDE_BYTES + _BESIDE_A_BLOCK * blocks + PAGE_BYTES * files
 
@@ -118,7 +117,7 @@ def fixed_bytes(kept: int, blocks: int, files: int, block_bytes: int) -> int:
 class FileOfSet:
     source: SingleSource
     name: str
-    """What its local, sparse file is called; each of a set has a name of its own."""
+    """The name of its local, sparse file; unique in a set."""
     manifest: Manifest
     """What it holds, with the hash of each block."""
 
@@ -126,7 +125,7 @@ class FileOfSet:
 class FileSet(Layout):
     """Files of a pack, in the order of their rows. Pickles.
 
-    `files`: these. `label`: what all of them are called in messages.
+    `files`: the files. `label`: the name of the set in messages.
     """
 
     def __init__(self, files: Sequence[FileOfSet], label: str = "") -> None:
@@ -167,18 +166,18 @@ class FileSet(Layout):
 
 
 _ANNOUNCED = "expected"
-# The folder is listed again after this long even if its time has not changed: what is written within one tick of the
-# file system's clock, or a reader that died, does not change it.
+# The folder is listed again after this long even if its time has not changed: a write within one tick of the file
+# system's clock, or a reader that died, does not change it.
 _LIST_S = 0.05
 
 
-# A reader writes its visits once and from then on only how far it is, which all processes see in the mapped file. The
+# A reader writes its visits once, and from then on only its position, which all processes see in the mapped file. The
 # name says whose it is, so what a dead process left counts for nothing and is removed.
 class Expected:
     """Announce to all processes what one reader will read."""
 
     def __init__(self, folder: Path, visits: Visits) -> None:
-        # Written beside and then named, so that nobody reads a half. The first number is how far the reader is.
+        # Written under another name and renamed, so that nobody reads half. The first number is the position.
         self._path, writing = temp_beside(folder / _ANNOUNCED), temp_beside(folder / "expecting")
         values = np.concatenate([[0], visits.blocks, visits.first, visits.last]).astype(np.int64)
         try:
@@ -191,7 +190,7 @@ class Expected:
         rename_own(writing, self._path)
 
     def reached(self, rows: int) -> None:
-        """Note that the first so many rows are done with."""
+        """Note that the first so many rows are done."""
         self._values[0] = rows
 
     def close(self) -> None:
@@ -209,7 +208,7 @@ class Readers:
         self.own: list[Reader] = []
 
     def look(self) -> bool:
-        """Look how far readers are; return whether some have come or gone since."""
+        """Update how far readers are; return whether some have come or gone since."""
         written, now, has_changed = self._folder.stat().st_mtime_ns, time.monotonic(), False
         if written != self._written_ns or now - self._listed_at > _LIST_S:
             self._written_ns, self._listed_at = written, now
@@ -224,7 +223,7 @@ class Readers:
         for name in before - found.keys():
             del self._open[name]
         for name in found.keys() - before:
-            # It may have been withdrawn this moment.
+            # It may have been withdrawn at this moment.
             with contextlib.suppress(FileNotFoundError):
                 values = np.asarray(np.memmap(found[name], np.int64, "r"))
                 self._open[name] = Reader(Visits(*values[1:].reshape(3, -1))), values
@@ -234,7 +233,7 @@ class Readers:
 
 
 def _is_alive(path: Path) -> bool:
-    """Return whether a file is what a living process expects; what a dead one left is removed."""
+    """Return whether a file belongs to a living process; one of a dead process is removed."""
     parts = name_and_owner(path)
     if parts is None or parts[0] != _ANNOUNCED or not is_made_here(path):
         return False
@@ -245,17 +244,17 @@ def _is_alive(path: Path) -> bool:
 
 
 class Lookahead(Order):
-    """The order of blocks that readers will need: those that one waits for first, then what is needed next. Each gets
-    its room before it is requested; blocks that are needed last make way."""
+    """The order of blocks that readers will need: first those that one waits for, then those needed next. Each gets its
+    space before it is requested; blocks needed last make way."""
 
-    # Another process may need a block, or be done with one; and readers may come again.
+    # Another process may need a block, or finish with one; and readers may come again.
     look_s = 0.01
     is_endless = True
 
     def __init__(self, blocks: Blocks, readers: Readers, fetcher: Fetcher) -> None:
         assert blocks.locks is not None
         self._blocks, self._locks, self._readers, self._fetcher = blocks, blocks.locks, readers, fetcher
-        # The blocks that this process has claimed, and what fetches each; `None` after an interruption.
+        # The blocks that this process has claimed, and the run that fetches each; `None` after an interruption.
         self._claimed: dict[int, Run | None] = {}
         self._next_use = np.full(len(blocks.state), NEVER)
         self._seen_for: tuple[int, ...] = (-1,)
@@ -269,7 +268,7 @@ class Lookahead(Order):
                 return self._begin(block, now)
             self._give_up(block)
         if int((blocks.state >= WRITING).sum()) > len(self._claimed):
-            # Perhaps another process has died.
+            # Another process may have died.
             blocks.reclaim(self._claimed)
         candidates = (blocks.state != WHOLE) & (blocks.state < WRITING)
         candidates[list(self._claimed)] = candidates[list(failures)] = False
@@ -278,12 +277,12 @@ class Lookahead(Order):
             if self._claim(block, next_use):
                 return self._begin(block, now)
         runs = [run for run in self._claimed.values() if run is not None]
-        # Where nothing is on its way, as after failures, no rate will show.
+        # If nothing is in flight, as after failures, no rate will show.
         is_full = len(runs) >= self._fetcher.connections
         if is_full or (runs and not self._pacing.allows(now, runs, blocks.layout.block_bytes)):
             return None
         block_or_none = first_of(next_uses(self._readers.own, len(candidates)), candidates)
-        # Where nothing can go for this one, nothing can for those that are needed later.
+        # If this one cannot get space, neither can those needed later.
         if block_or_none is None or not self._claim(block_or_none, next_use):
             return None
         return self._begin(block_or_none, now)
@@ -328,14 +327,14 @@ class Lookahead(Order):
 
     def _begin(self, block: int, now: float) -> Run:
         begin, end = self._blocks.layout.span(block)
-        # What came before an interruption is not fetched again.
+        # What arrived before an interruption is not fetched again.
         missing = self._fetcher.first_missing(begin, end)
         run = self._claimed[block] = Run(end if missing is None else missing, end, now)
         self._pacing.sent(run.left, now, is_last=len(self._claimed) >= self._fetcher.connections)
         return run
 
     def _claim(self, block: int, next_use: NDArray[np.int64]) -> bool:
-        """Reserve a block for this process, and the room for it; return whether that was possible."""
+        """Reserve a block for this process, and the space for it; return whether that was possible."""
         if not self._locks.claim(block):
             return False
         with self._blocks.making_room():
@@ -348,12 +347,13 @@ class Lookahead(Order):
         return has_room
 
     def _has_room(self, block: int, next_use: NDArray[np.int64]) -> bool:
-        """Return whether a block may come, after letting go what is needed later."""
+        """Return whether a block may come, after evicting one that is needed later."""
         blocks, capacity = self._blocks, int(self._blocks.counters[CAPACITY])
         # Another process may have been quicker.
         if blocks.state[block] in (WHOLE, WRITING, FILLING):
             return False
-        # What is kept has its own room; before the room is known, nothing is fetched but that. One in doubt has room.
+        # Kept blocks have space of their own; before the space for others is known, only they are fetched. Unproved
+        # blocks have space.
         if not blocks.gives_back or not capacity or blocks.kept[block] or blocks.state[block] == UNPROVED:
             return True
         taken, is_wanted = blocks.taken(), bool(blocks.wanted[block])
@@ -368,7 +368,7 @@ class Lookahead(Order):
         return True
 
     def _give_up(self, block: int) -> None:
-        """Keep nothing of a block that has not come completely."""
+        """Keep nothing of a block that has not arrived completely."""
         if block in self._claimed:
             self._fetcher.forget(block)
             if self._blocks.state[block] in (WRITING, FILLING, MISSING):
@@ -380,10 +380,10 @@ _NONE: NDArray[np.int64] = np.empty(0, np.int64)
 
 
 class BlockwiseFile:
-    """Read files of which some blocks are here. Pickles, and works after a fork.
+    """Read files of which some blocks are local. Pickles, and works after a fork.
 
-    `paths`: the sparse local files, each of the whole's length and layout. `limit`: bytes on the disk for all of them,
-    never exceeded; `None` where all of it is to come, and nothing is ever let go. `step`: shows what is fetched while
+    `paths`: the sparse local files, each with the whole's length and layout. `limit`: bytes on the disk for all of
+    them, never exceeded; `None` if everything is copied and nothing ever evicted. `step`: shows what is fetched while
     this process waits for it; `None` for nothing.
     """
 
@@ -396,25 +396,25 @@ class BlockwiseFile:
         openers: Sequence[Callable[[], RemoteFile]] | None = None,
         mount_readers: int = _WHOLE_READERS,
     ) -> None:
-        """Open what is in `folder`, which exists and is for these files and this content of them alone.
+        """Open what is in `folder`, which exists and is only for these files with this content.
 
         `openers` open each of the files; by default by its source. `mount_readers`: how many blocks are read from a
-        mount at once, where there is no limit. Something has to arrive in three minutes while a reader waits.
+        mount at once, if there is no limit. If a reader waits, something must arrive within three minutes.
         """
         self.files, self._folder, self.limit = files, folder, limit
         self._openers = openers or [remote_opener(one.source) for one in files.files]
         self._mount_readers = mount_readers if limit is None else _MOST_CONNECTIONS
         self._blocks = Blocks(folder, files, files.digest, shared=True, gives_back=limit is not None)
-        # By it, too, a folder is known as a part.
+        # It also marks the folder as a part.
         (folder / FETCHER).touch()
         self.paths, self.blocks = self._blocks.paths, files.blocks
-        # The table counts on from one call to the next.
+        # The table's counters continue from one call to the next.
         self._before = self._blocks.counters[[FETCHED, EVICTED]]
         self._kept = int(files.lengths[self.state].sum())
         self._ended: BaseException | None = None
         self.step: ProgressStep | None = None
         self._shown_bytes = 0
-        # In lists that the finalizer has, which must not hold this object.
+        # In lists that the finalizer holds, because it must not hold this object.
         self._fetchers: list[Fetcher] = []
         self._lock_handles: list[int] = []
         weakref.finalize(self, _let_go, self._fetchers, self._lock_handles).atexit = False
@@ -425,30 +425,30 @@ class BlockwiseFile:
         return BlockwiseFile, (self.files, self._folder, self.limit)
 
     def after_fork(self) -> None:
-        """Leave threads to the parent, and with them the lock of those who fetch."""
+        """Leave threads to the parent, and with them the fetchers' lock."""
         self._lock = threading.RLock()
         self._fetchers.clear()
         close_all(self._lock_handles)
 
     @property
     def capacity(self) -> int:
-        """Return how many blocks may be here beside those that are kept."""
+        """Return how many blocks may be local besides the kept ones."""
         return int(self._blocks.counters[CAPACITY])
 
     @property
     def state(self) -> NDArray[np.bool_]:
-        """Return of each block whether it is here."""
+        """Return for each block whether it is local."""
         here: NDArray[np.bool_] = self._blocks.state == WHOLE
         return here
 
     @property
     def has_edges(self) -> bool:
-        """Return whether the bytes of rows across the ends of blocks stay when these are let go."""
+        """Return whether the bytes of rows that cross the ends of blocks stay when the blocks are evicted."""
         return self._blocks.edges.nbytes > 0
 
     @property
     def complete(self) -> bool:
-        """Return whether all is here, and nothing will be let go."""
+        """Return whether everything is local, and nothing will be evicted."""
         return self.capacity >= self.blocks and bool(self.state.all())
 
     @property
@@ -465,9 +465,9 @@ class BlockwiseFile:
         return next((one.waits_for for one in self._fetchers), "")
 
     def settle(self, kept: NDArray[np.bool_], edges: Edges, *, least: int) -> None:
-        """Say which blocks are always kept and what stays of others; from then on others are fetched and let go.
+        """Say which blocks are always kept, and what stays of others; from then on others are fetched and evicted.
 
-        A limit that leaves no room for `least` others is refused with one that would do.
+        A limit without space for `least` others is refused with one that would do.
         """
         self._blocks.settle(kept, edges, self.check_room(kept, edges, least=least))
         for fetcher in self._fetchers:
@@ -479,7 +479,7 @@ class BlockwiseFile:
         block_bytes = self.files.block_bytes
         fixed = edges.nbytes + fixed_bytes(int(kept.sum()), self.blocks, len(self.paths), block_bytes)
         others = int((~kept).sum())
-        # Whole blocks alone: part of one could not be verified.
+        # Only whole blocks: part of one could not be verified.
         capacity = min(others, (self.limit - fixed) // block_bytes)
         if capacity < min(least, others):
             needed = fixed + min(least, others) * block_bytes
@@ -491,17 +491,17 @@ class BlockwiseFile:
                 f"over the ends of blocks) always stay. Give that much or more."
             )
             raise NotEnoughSpaceError(msg)
-        # Where there is room for all, nothing is ever let go.
+        # If all fit, nothing is ever evicted.
         return self.blocks if capacity >= others else max(1, capacity)
 
     def expect(self, visits: Visits) -> Expected | None:
-        """Announce what will be read; `None` where nothing has to be fetched any more."""
+        """Announce what will be read; `None` if nothing must be fetched any more."""
         try:
             expected = Expected(self._folder, visits)
         except FileNotFoundError:
-            # The files have moved to their place, or are gone before all of them was here.
+            # The files have moved to their place, or were removed before all of them was local.
             if not self.complete:
-                raise self._gone() from None
+                raise self._gone_error() from None
             return None
         if not self.complete:
             self._running().touch()
@@ -515,7 +515,7 @@ class BlockwiseFile:
         *,
         begun: Callable[[], object] = lambda: None,
     ) -> int:
-        """Wait until all of it is here: in `order`, which names every block, but what readers need sooner comes first.
+        """Wait until everything is local: in `order`, of every block, after what readers need sooner.
 
         `begun` is called while the first blocks come; what it raises ends the filling. Returns the number of bytes that
         were fetched since this was opened.
@@ -530,7 +530,7 @@ class BlockwiseFile:
             shown = here
             return complete
 
-        # As a reader that is far behind all others: whatever anybody reads comes before.
+        # As a reader that is far behind all others, so that what any other reads comes first.
         far = _FAR + np.arange(len(order))
         expected = self.expect(Visits(order, far, far))
         try:
@@ -543,16 +543,16 @@ class BlockwiseFile:
                 expected.close()
 
     def end(self, error: BaseException) -> None:
-        """Fetch nothing more, and raise this in readers of this process that wait."""
+        """Fetch nothing more, and raise this error in readers of this process that wait."""
         self._ended = error
         self.close()
 
     def check(self) -> None:
-        """Raise why nothing more comes, if nothing does."""
+        """Raise the reason if nothing more will come."""
         if self._ended is not None:
             # A copy: one error raised in several threads would gather the tracebacks of all.
             kind, words = error_from_json(error_to_json(self._ended), NotStagedError)
-            # What has failed here says so already.
+            # A failure in this process says so already.
             raise kind(words) if words.endswith(_remedy_of(kind)) else self._with_what_is_here(kind(words))
 
     def wish(self, blocks: NDArray[np.int64]) -> None:
@@ -573,12 +573,13 @@ class BlockwiseFile:
         edges: NDArray[np.int64] = _NONE,
         cancellation: Cancellation | None = None,
     ) -> Iterator[None]:
-        """Wait until blocks are here, and of `edges` at least the edges; keep them here until the context is left.
+        """Wait until blocks are local, or for `edges` at least their edges; keep them local within the context.
 
-        An error says what is here; asking again tries again. More than may be here at once is an `OptionError`.
+        An error says what is local; asking again tries again. Asking for more than may be local at once is an
+        `OptionError`.
         """
         if self.limit is None:
-            # Nothing that is here goes again, so nothing has to be kept.
+            # Nothing local is ever evicted, so nothing must be kept.
             self._wait_for(blocks, edges, cancellation)
             yield
             return
@@ -586,11 +587,11 @@ class BlockwiseFile:
         needed, locks = np.union1d(blocks, edges).tolist(), self._blocks.locks
         assert locks is not None
         with contextlib.ExitStack() as stack:
-            # Locked before it is looked at, or a block could be let go between the look and the read.
+            # Locked before the check; otherwise a block could be evicted between the check and the read.
             stack.enter_context(locks.held(needed))
             if len(self._missing(blocks, edges)):
-                # A reader that waits for room must not take it from another that does. So one waits at a time, on this
-                # whole computer.
+                # A reader that waits for space must not take it from another that waits. So one waits at a time on this
+                # computer.
                 stack.close()
                 self._wait(_NONE, locks.begin_turn, cancellation, look_s=_TURN_LOOK_S)
                 try:
@@ -606,7 +607,7 @@ class BlockwiseFile:
             yield
 
     def close(self) -> None:
-        """Stop fetching, until a reader comes again. What is here stays for the next time."""
+        """Stop fetching, until a reader comes again. What is local stays for the next time."""
         with self._lock:
             fetchers, handles = self._fetchers[:], self._lock_handles[:]
             self._fetchers.clear()
@@ -623,7 +624,7 @@ class BlockwiseFile:
         return np.concatenate([blocks[state[blocks] != WHOLE], edges[~np.isin(of_edges, (WHOLE, EDGES, FILLING))]])
 
     def _check_fit(self, blocks: NDArray[np.int64], edges: NDArray[np.int64]) -> None:
-        # One more comes for a moment to leave its edge.
+        # One more block comes for a moment to leave its edge.
         capacity = self.capacity - min(len(edges), 1)
         assert self.limit is not None
         if capacity and len(blocks) > capacity and int((self._blocks.kept[np.unique(blocks)] == 0).sum()) > capacity:
@@ -637,7 +638,7 @@ class BlockwiseFile:
     def _wait_for(self, blocks: NDArray[np.int64], edges: NDArray[np.int64], cancellation: Cancellation | None) -> None:
         def are_here() -> bool:
             missing = self._missing(blocks, edges)
-            # Each time, because what has come may have been let go.
+            # Each time, because what has arrived may have been evicted.
             self._blocks.wanted[missing] = 1
             if self.step is not None:
                 fetched = self.figures["fetched"]
@@ -660,7 +661,7 @@ class BlockwiseFile:
         self.check()
         fetcher, wanted = self._running(), set(needed.tolist())
         with fetcher.lock:
-            # A reader that asks again is not failed by an earlier failure.
+            # An earlier failure does not fail a reader that asks again.
             for block in wanted & fetcher.failures.keys():
                 del fetcher.failures[block]
 
@@ -686,7 +687,7 @@ class BlockwiseFile:
     def _with_what_is_here(self, error: Exception) -> Exception:
         here, size = int(self.state.sum()), format_bytes(self.figures["here"])
         if self.limit is not None:
-            # Under a limit whoever reads goes on by reading.
+            # Under a limit, reading on is what continues.
             words = f"are here ({size}); when you continue, they are not fetched again."
         elif isinstance(error, KEPT_AFTER):
             words = f"are here ({size}), and stay. {_remedy_of(type(error))}"
@@ -695,7 +696,7 @@ class BlockwiseFile:
         return type(error)(f"{str(error).removesuffix('.')}. Of its {self.blocks:,} blocks {here:,} {words}")
 
     def _running(self) -> Fetcher:
-        """Return what fetches for this process; started anew after an error, or after `close`."""
+        """Return what fetches for this process; restarted after an error, or after `close`."""
         with self._lock:
             if self._fetchers and not self._fetchers[0].has_ended():
                 return self._fetchers[0]
@@ -709,7 +710,7 @@ class BlockwiseFile:
             except FileNotFoundError:
                 handle = None
             if handle is None:
-                raise self._gone()
+                raise self._gone_error()
             self._lock_handles.append(handle)
             blocks, readers = self._blocks, Readers(self._folder)
             fetcher = Fetcher(
@@ -724,13 +725,13 @@ class BlockwiseFile:
             fetcher.start(lambda: Lookahead(blocks, readers, fetcher))
             return fetcher
 
-    def _gone(self) -> Exception:
+    def _gone_error(self) -> Exception:
         msg = f"'{self._folder}', where '{self.files.label}' was on its way to, is gone."
         return self._with_what_is_here(NotStagedError(msg))
 
 
 class WholeFile:
-    """A `BlockwiseFile` of which nothing is missing, and which is where it will stay."""
+    """A `BlockwiseFile` from which nothing is missing, in its final place."""
 
     limit: ClassVar[None] = None
     complete: ClassVar[bool] = True
@@ -762,7 +763,7 @@ class WholeFile:
         return 0
 
     def check(self) -> None:
-        """Return: all is here."""
+        """Return: everything is local."""
 
     def end(self, error: BaseException) -> None:
         """Do nothing: nothing is fetched."""
@@ -783,7 +784,7 @@ def _let_go(fetchers: list[Fetcher], handles: list[int]) -> None:
 
 
 def _remedy_of(kind: type[BaseException]) -> str:
-    """Say what to do after an error that ended the copying of all of a pack."""
+    """Say what to do after an error that ended the copying of a whole pack."""
     if issubclass(kind, DamagedPackError):
         return "Call stage_dataset with refresh=True: it makes the pack from the source again."
     how = "continues from there." if issubclass(kind, KEPT_AFTER) else "copies them again."

@@ -1,4 +1,4 @@
-"""Kaggle's datasets: where they are mounted or kept, or as the zip on the web that Kaggle's download address leads to.
+"""Kaggle's datasets: where they are mounted or cached, or the zip on the web behind Kaggle's download address.
 
 kagglehub is asked for the login only.
 """
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from colabstage.sources.remote import Checksum
 
 _POLICY = RetryPolicy(attempts=4, first_wait_s=1.0)
-# How long a mount that was promised is waited for.
+# How long to wait for a promised mount.
 _MOUNT_S = 60.0
 _ON = frozenset({"1", "t", "true"})
 _SERVICE = "https://api.kaggle.com/v1/datasets.DatasetApiService"
@@ -57,7 +57,7 @@ def find_kaggle_folder(source: KaggleSource) -> KaggleFolder | None:
     exact, by_name = inputs / "datasets" / source.owner / source.dataset, inputs / source.dataset
     if _is_filled(exact):
         return _mounted(exact)
-    # A path that does not tell its owner; on Colab it may be any version, mounted for an earlier request of that one.
+    # This path does not tell the owner; on Colab it may hold any version, mounted for an earlier request.
     return _mounted(by_name) if detect_platform().name == "kaggle" and _is_filled(by_name) else None
 
 
@@ -100,7 +100,7 @@ def _mount_on_request(source: KaggleSource, login: Any) -> KaggleFolder | None:
             return None
     except (SourceError, ValueError, KeyError, TypeError):
         return None
-    # It appears a while after the answer, or never; then Kaggle's download is as good.
+    # The mount appears a while after the response, or never; then Kaggle's download is as good.
     path = _mount_folder() / slug
     deadline = time.monotonic() + _MOUNT_S
     while not _is_filled(path):
@@ -139,7 +139,7 @@ def open_kaggle(
     checksum: Checksum | None = None,
     along_bytes: int = 0,
 ) -> HttpFile | KaggleFolder:
-    """Open a dataset that is not here yet (`find_kaggle_folder`): where it can be mounted, or as the zip that Kaggle
+    """Open a dataset that is not local (`find_kaggle_folder`): where it can be mounted, or as the zip that Kaggle
     serves."""
     login = _login()
     if (found := _mount_on_request(source, login)) is not None:

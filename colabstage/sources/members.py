@@ -1,7 +1,7 @@
-"""Members of archives and other small files, written below a folder: by threads, or by processes that do only this.
+"""Write members of archives and other small files below a folder: by threads, or by processes that do only this.
 
-Inflating and writing ten thousands of small files is system calls with a little Python between them; threads would
-spend more on handing the interpreter to each other than on that.
+Inflating and writing tens of thousands of small files is system calls with a little Python in between; threads would
+spend more time on passing the interpreter to each other.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from colabstage.trees.listing import FileEntry
     from colabstage.trees.zip_member import ZipMember
 
-    # How it is packed is `None` for a member that is stored unchanged at its position.
+    # The `ZipMember` is `None` for a member that is stored unchanged at its position.
     Member = tuple[FileEntry, ZipMember | None]
 
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-# As tarfile's `data` filter leaves them: readable, and a program only if the archive says so.
+# As after tarfile's `data` filter: readable, and executable only if the archive says so.
 _MODES = (0o644, 0o755)
-# Long enough for a killed process to be gone; waiting without an end would hang on a dead disk.
+# Long enough for a killed process to end; waiting without limit would hang on a dead disk.
 _END_S = 10.0
 _PR_SET_PDEATHSIG = 1
 
@@ -61,7 +61,7 @@ def write_members(source: ByteSource, begin: int, data: bytes, members: Sequence
 
     def pread(length: int, offset: int) -> bytes:
         at = offset - begin
-        # What is outside of what was read at once comes from the archive.
+        # Bytes outside `data` come from the archive.
         return data[at : at + length] if 0 <= at <= len(data) - length else source.pread(length, offset)
 
     near = RequestedBytes(pread, source.size, label=source.label)
@@ -78,7 +78,7 @@ def write_members(source: ByteSource, begin: int, data: bytes, members: Sequence
 
 
 def write_file(folder: Folder, name: str, content: bytes, executable: bool, mtime_ns: int) -> None:
-    # No context manager: small files come by the hundred thousand, and a path is made only for the one that fails.
+    # No context manager: small files come by the hundred thousand, and a path is made only for one that fails.
     try:
         handle = _open_new(folder, name, executable)
         try:
@@ -97,7 +97,7 @@ def _open_new(folder: Folder, name: str, executable: bool) -> int:
     try:
         return os.open(name, _FLAGS, mode, dir_fd=folder.handle)
     except FileExistsError:
-        # What a killed run was writing.
+        # A killed run was writing it.
         remove_own(Path(folder.path) / name)
         return os.open(name, _FLAGS, mode, dir_fd=folder.handle)
 
@@ -117,7 +117,7 @@ write_in_child({archive}, {label!r}, {folder!r}, {parent})
 class Processes(Closing):
     """Processes that write members of one archive below one folder. `write` may be called from many threads.
 
-    A process reads parts on its input and answers on its output. It holds nothing but the two handles that it was born
+    A process reads parts on its input and responds on its output. It holds nothing but the two handles that it started
     with, so it can be killed at any moment, and it ends with its parent.
     """
 
@@ -141,7 +141,7 @@ class Processes(Closing):
             raise ProcessesNotStartedError from error
 
     def write(self, begin: int, end: int, members: Sequence[Member]) -> str:
-        """Have members written that lie between two positions of the archive; as `write_members`."""
+        """Have members written that are between two positions of the archive; as `write_members`."""
         process = self._idle.get()
         try:
             answer = _ask(process, (begin, end, members))
@@ -158,13 +158,13 @@ class Processes(Closing):
         return digest
 
     def close(self) -> None:
-        """End them: what they wrote is noted only after their answer."""
+        """End them: what they wrote is noted only after their response."""
         while self._all:
             process = self._all.pop()
             process.kill()
             for stream in (process.stdin, process.stdout):
                 assert stream is not None
-                # A message may be left that nobody reads any more.
+                # An unread message may be left.
                 with contextlib.suppress(OSError):
                     stream.close()
             process.wait(_END_S)
@@ -174,12 +174,12 @@ def _start(program: str, handles: tuple[int, int]) -> subprocess.Popen[bytes]:
     if not sys.executable:  # Python inside another program
         raise EOFError
     return subprocess.Popen(
-        # Isolated and without site: none of the environment's hooks runs, and the start is as short as it can be.
+        # Isolated and without site: no hook of the environment runs, and the start is as short as possible.
         [sys.executable, "-I", "-S", "-c", program],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         pass_fds=handles,
-        # An interrupt at the keyboard is the parent's to handle, which then ends these.
+        # A keyboard interrupt is for the parent, which then ends these.
         start_new_session=True,
     )
 
@@ -201,7 +201,7 @@ def write_in_child(archive: int, label: str, folder: tuple[int, str], parent: in
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         return
-    # Over a handle of the parent's, which ends with this process.
+    # Over a handle of the parent, which ends with this process.
     source = RequestedBytes(partial(pread_exactly, archive), os.fstat(archive).st_size, label=label)
     inbox, outbox = sys.stdin.buffer, sys.stdout.buffer
     answer: object

@@ -34,11 +34,11 @@ _SHORT_BYTES = 1024 * 1024
 
 
 class ObjectFile(RemoteFile):
-    """Read one object as a `RemoteFile`. All bytes are of `facts.version`: the service is asked at the end of each
-    range, unless the whole object came with one answer, which is of one version.
+    """Read one object as a `RemoteFile`. All bytes are of `facts.version`: this is checked at the end of each range,
+    unless the whole object came in one response, which is of one version.
 
-    The last piece of a range is returned after that, so that a complete range has been checked, and everything read
-    before the check was read while the version was still the first one.
+    The last piece of a range is returned after that. So a complete range has been checked, and everything read before
+    the check was read while the version was still the first one.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class ObjectFile(RemoteFile):
                     yield held
                 held = piece
         except TransientError:
-            # It is good, and not the last: otherwise retries would never progress on a service that breaks off
+            # It is valid, and not the last: otherwise retries would never progress on a service that breaks off
             # repeatedly.
             if held and end is not None and at < end:
                 yield held
@@ -109,7 +109,7 @@ class ObjectFile(RemoteFile):
             msg = f"'{self.facts.label}' was removed while it was read."
             raise SourceChangedError(msg) from error
         now, then = version_of(info), self.facts.version
-        # A listing may contain less than the facts on one object.
+        # A listing may contain less than an object's own metadata.
         if size_of(info) != self.facts.size or (now and then and now != then):
             msg = (
                 f"'{self.facts.label}' changed while it was read (version '{then}' became '{now}'). Wait until its "
@@ -247,7 +247,7 @@ def read_at_once(url: str) -> bytes | None:
         return None
     with ObjectStore(url) as store:
         try:
-            # Other services have to be asked for the size first, and so does s3fs for ranges without an end.
+            # Other services must be asked for the size first, as must s3fs for ranges without an end.
             data = b"".join(store.read(store.path, 0, _SHORT_BYTES)) if store.folders_are_prefixes else b""
         except SourceNotFoundError:
             raise

@@ -76,12 +76,12 @@ if TYPE_CHECKING:
 
 Transport = Literal["local disk", "mount", "http", "object store", "share link", "kaggle", "tree"]
 
-# Folder listings on a Drive mount take 0.3 s and more each. As with reads, about 20 at once are answered at full rate;
-# a few more keep all of them busy while answers are processed.
+# Folder listings on a Drive mount take 0.3 s and more each. As with reads, about 20 at once run at full rate; a few
+# more keep them busy while results are processed.
 SLOW_LISTERS = SLOW_READERS
 # Sources of a list that are opened at once.
 _OPENERS = 8
-# In the folder of a download: its content, and, once all of it has arrived, which state of the source it is.
+# In the folder of a download: its content and, once all of it has arrived, the source's state.
 _DATA, _STATE = "data", "state.json"
 
 
@@ -113,13 +113,13 @@ class Opening:
     checksum: Checksum | None = None
     """The checksum of a single file, as the caller gave it; compared by whatever fetches the file."""
     only: tuple[str, ...] = ()
-    """The part of the source that is meant, as `read_only` gives it; nothing for all of it."""
+    """The requested part of the source, from `read_only`; empty for all of it."""
     zip_encoding: str | None = None
-    """The encoding of a zip's names where it declares none."""
+    """The encoding of a zip's names if it declares none."""
     single_files: bool = True
     """Whether a file of arrays or records counts as the files in it, as it does alone; in a list it never does."""
     sparing: bool = False
-    """Whether all of a source may not fit on the disk: then nothing is downloaded only to be opened, and a tar is read
+    """Whether the source may not fit on the disk: then nothing is downloaded only to be opened, and a tar is read
     through in place."""
 
 
@@ -161,7 +161,7 @@ class Part(Closing):
     source: SingleSource
     transport: Transport
     slow: bool
-    """Whether each answer takes time."""
+    """Whether each response takes time."""
     opening: Opening
     file: RemoteFile | None = None
     tree: Tree | None = None
@@ -171,14 +171,14 @@ class Part(Closing):
     version: str = ""
     """The service's name for its version, if the files here do not tell it."""
     questions: Md5Questions | None = None
-    """Asks Drive's client for MD5s: of each file of a folder before the file is read, of a zip while its directory is
+    """Asks Drive's client for MD5s: for each file of a folder before the file is read, for a zip while its directory is
     read; otherwise `None`."""
     loose: tuple[SingleSource, ...] = ()
-    """The single files of a list, if the tree is of these; `source` then stands for the slowest of them."""
+    """The single files of a list, if the tree is made of these; `source` then stands for the slowest of them."""
     in_place: bool = False
-    """Whether an archive is read in place although each answer takes time, because there is no room for a copy."""
+    """Whether an archive is read in place although each response takes time, because there is no space for a copy."""
     kind: ArchiveKind | None = None
-    """The kind of archive that a file is, once `recognise` has found out."""
+    """The kind of archive that a file is, once `recognise` has determined it."""
     copy: StreamingCopy | None = None
     """The bytes of the file, if they are copied here while they are read."""
     kept_bytes: int = 0
@@ -196,13 +196,13 @@ class Part(Closing):
         return file is not None and self.path is None and (file.facts.size is None or not file.facts.ranges)
 
     def recognise(self) -> None:
-        """Read the beginning of a file, for the kind of archive that it is."""
+        """Read the beginning of a file, to determine which kind of archive it is."""
         if self.file is not None and not self.comes_first:
             self.kind = recognise_archive(self.open_content())
 
     @property
     def cost(self) -> Cost:
-        """What is still to be done, as far as it is known."""
+        """Return what is still to be done, as far as it is known."""
         archive_bytes = 0
         if self.file is not None and self._is_copied and self._download is None:
             archive_bytes = self.file.facts.size or 0
@@ -226,7 +226,7 @@ class Part(Closing):
         return self.file is not None and self.opening.folder is not None and (self.path is None or self.slow)
 
     def identify(self) -> SourceIdentity:
-        """Return its state now, or, for a folder, when it was opened."""
+        """Return its present state; for a folder, its state when it was opened."""
         address = self.source.address
         if self.tree is not None:
             digest = self.source.digest if isinstance(self.source, TreeSource) else ""
@@ -253,7 +253,7 @@ class Part(Closing):
         return replace(identity, md5=" ".join(md5s))
 
     def open_content(self) -> ByteSource:
-        """Return the bytes of a file, which is downloaded now if necessary."""
+        """Return the bytes of a file, downloading it now if necessary."""
         if self._content is None:
             content = self._opened_content()
             self._stack.callback(content.close)
@@ -285,8 +285,8 @@ class Part(Closing):
         return self.opening.folder / copy_name(self.source.address, self.file.facts.name)
 
     def _downloaded(self) -> Path:
-        """Return the folder with all of a file that comes as one stream, which cannot be continued: what an earlier run
-        has completed of the same state, or what is downloaded now."""
+        """Return the folder with all of a file that comes as one stream, which cannot be continued: an earlier run's
+        complete download of the same state, or a new one."""
         assert self.file is not None
         facts = self.file.facts
         state = f"{self.source.address} {facts.size} {facts.version} {facts.mtime_ns}"
@@ -311,13 +311,13 @@ class Part(Closing):
         return folder
 
     def verify(self, checksum: Checksum) -> None:
-        """Hash the whole file, which requires reading all of it; another one than asked for is an error."""
+        """Hash the whole file, which requires reading all of it; another file than the requested one is an error."""
         if self.file is None:
             raise _not_one_file(self.source.label)
         content, walk = self.open_content(), None
         read = content.pread
         if self.copy is not None and self.opening.sparing:
-            # There may be no room for a copy, so all of it is read once for this and not kept.
+            # There may be no space for a copy, so the file is read once for this and not kept.
             walk = self._walk("compare")
             read = walk.pread
         elif self.copy is not None:
@@ -372,7 +372,7 @@ class Part(Closing):
         """Look for changes that reading cannot notice: list a folder on a slow mount again, and compare the time of a
         local file. Return what has changed, in a sentence, or ""."""
         if self.file is not None and isinstance(self._content, LocalBytes) and self.path is not None:
-            # Of the open file, because its path may lead to another one meanwhile.
+            # By the open file, because its path may lead to another one meanwhile.
             now, facts = os.fstat(self._content.fileno()), self.file.facts
             if (now.st_size, now.st_mtime_ns) == (facts.size, facts.mtime_ns):
                 return ""
@@ -519,40 +519,40 @@ class OpenedSource(Closing):
 
     @property
     def one(self) -> Part | None:
-        """The only part, if there is no other: a pattern that matches one file stands for that file."""
+        """Return the only part, if there is no other: a pattern that matches one file stands for that file."""
         return self.parts[0] if len(self.parts) == 1 and self.files is None else None
 
     @property
     def slowest(self) -> Part:
-        """The part by which the number of concurrent reads is chosen."""
+        """Return the part by which the number of concurrent reads is chosen."""
         return next((part for part in self.parts if part.slow), self.parts[0])
 
     @property
     def cost(self) -> Cost:
-        """What is still to be done before its files are read, and to read them."""
+        """Return what is still to be done before its files are read, and to read them."""
         if self.files is not None:
             return Cost(reads_slowly=True)
         return sum((part.cost for part in self.parts[1:]), self.parts[0].cost)
 
     @property
     def resumed_bytes(self) -> int:
-        """How much of an interrupted run's data this one has reused."""
+        """Return how much of an interrupted run's data this one has reused."""
         return sum(part.copy.kept_bytes for part in self.parts if part.copy is not None)
 
     @property
     def waits_for(self) -> str:
-        """Why nothing of a part is arriving at present; "" if all parts are."""
+        """Return why nothing of a part is arriving at present; "" if all parts are."""
         waiting = (part.copy or part.tree for part in self.parts)
         return next((one.waits_for for one in waiting if one is not None and one.waits_for), "")
 
     @property
     def _asked_later(self) -> Tree | None:
-        """A folder on Drive, which has been listed; the MD5 of each file is asked for right before the file is read."""
+        """Return a listed folder on Drive whose files' MD5s are requested right before each file is read."""
         return self.one.tree if self.one is not None and self.one.questions is not None else None
 
     def take_state(self) -> tuple[int, int]:
-        """Collect the facts that identify its state, before it is read; `identify` waits for a client's answers, which
-        come later. Return the number of its files, counting an archive as one, and their total size."""
+        """Collect the facts that identify its state, before it is read; `identify` waits for the client's answers,
+        which come later. Return the number of its files, counting an archive as one, and their total size."""
         if self._asked_later is not None:
             return len(self._asked_later.entries), total_size(self._asked_later.entries)
         state = self.identify()
@@ -651,7 +651,7 @@ class OpenedSource(Closing):
 
 
 def _reached(source: SingleSource) -> tuple[Transport, bool]:
-    """Return how a file with an address is reached, and whether each answer takes time."""
+    """Return how a file with an address is reached, and whether each response takes time."""
     if isinstance(source, LocalSource):
         slow = is_slow_mount(source.path)
         return ("mount" if slow else "local disk"), slow
@@ -680,7 +680,7 @@ def _open_part(source: SingleSource, opening: Opening) -> Part:
             part = _open_path(source, source.path, opening)
         else:
             part = _open_far(source, opening)
-    # The zip that Kaggle sends is not what anybody has a checksum of.
+    # A user's checksum is not of the zip that Kaggle sends.
     if opening.checksum is not None and (part.tree is not None or isinstance(source, KaggleSource)):
         part.close()
         msg = f"'{source.label}' is a folder, and hash= is for one file. Leave it out."

@@ -71,7 +71,7 @@ class Run:
 
     @property
     def active_at(self) -> float:
-        """Return when its connection last delivered something, or was asked."""
+        """Return when its connection last delivered something, or was last used."""
         return self.asked_at if self.moved_at is None else self.moved_at
 
     @property
@@ -84,12 +84,12 @@ class Run:
 
 
 class Order:
-    """Which bytes are fetched next. Every method is called with the fetcher's lock held."""
+    """Decides which bytes are fetched next. Every method is called with the fetcher's lock held."""
 
     look_s = 0.05
-    """How often a free connection looks whether there is something to do by now."""
+    """How often a free connection checks whether there is something to do."""
     is_endless = False
-    """Whether more may be wanted when all of it is here."""
+    """Whether more may be wanted when everything is local."""
 
     def take(self, now: float) -> Run | None:
         """Return bytes for a free connection; `None` if nothing is worth a request now."""
@@ -108,7 +108,7 @@ class Order:
         raise NotImplementedError
 
     def done(self, block: int) -> None:
-        """Note that a block is here, verified."""
+        """Note that a block is local and verified."""
 
     def close(self) -> None:
         """Note that nothing more is fetched."""
@@ -302,33 +302,33 @@ def _moving_mean(before: float | None, value: float) -> float:
     return value if before is None else before + 0.2 * (value - before)
 
 
-# Requests go out at this many times the rate at which bytes arrive, so that the line fills. What a request took beyond
-# a round trip counts as this part of one at least.
+# Requests go out at this many times the rate at which bytes arrive, so that the line fills. The time of a request
+# beyond a round trip counts as at least this part of one.
 _GAIN, _LEAST_TRANSFER = 2.0, 0.1
 # Rates are measured for this long.
 _MEASURE_S = 1.0
-# A limit of what is in flight stays while the rate stays above this share of what it was without. The first limit is
-# soon wanted; others have to be sure.
+# A limit on bytes in flight stays while the rate is above this share of the unlimited one. The first limit is needed
+# soon; later ones must be certain.
 _KEPT_RATE, _FIRST_MEASURE_S = 0.8, 0.5
 
 
 class Pacing:
-    """When the next request goes out: at the pace of the line, and beside no more than keeps the line full.
+    """When the next request goes out: at the pace of the line, and with no more in flight than keeps the line full.
 
-    All that is requested shares the line. What is requested together ends together: the first of it comes late, and
-    nothing arrives while the next requests wait for a round trip. What is requested too soon delays what is needed
-    first. The rate is measured with all connections, then with a limit. Where that lowers it, the connections are slow
-    and not the line, and there is none.
+    All requests share the line. What is requested together ends together: the first of it comes late, and nothing
+    arrives while the next requests wait for a round trip. What is requested too soon delays what is needed first. The
+    rate is measured with all connections, then with a limit. If the limit lowers it, the connections are slow, not the
+    line, and there is no limit.
     """
 
     def __init__(self, at_once: float) -> None:
-        """Let so many requests go out together at first, all others at the rate of the line."""
+        """Let `at_once` requests go out together at first, all others at the rate of the line."""
         self._first = self._at_once = at_once
         self._next_at, self._rate, self._round_trip_s = math.inf, 0.0, math.inf
-        # The bytes that have arrived since a time; and whether all connections have been busy, and since then.
+        # The bytes that have arrived since a time; whether all connections are busy, and since then.
         self._come, self._from = 0, math.inf
         self._are_busy = self._measures = False
-        # The measured rate, and what the line delivers at it between a request and its first byte.
+        # The measured rate, and what the line delivers at that rate between a request and its first byte.
         self._full_rate, self._enough, self._has_failed = 0.0, math.inf, False
 
     def begin_anew(self) -> None:
@@ -344,7 +344,7 @@ class Pacing:
         return in_flight < self._enough + 2 * unit_bytes
 
     def sent(self, nbytes: int, now: float, *, is_last: bool) -> None:
-        """Note a request for so many bytes; `is_last`: by the last connection that was free."""
+        """Note a request for so many bytes; `is_last`: by the last free connection."""
         self._are_busy |= is_last
         self._at_once = max(0, self._at_once - 1)
         if self._rate:
@@ -374,7 +374,7 @@ class Pacing:
         self._enough = math.inf if self._has_failed else self._full_rate * self._round_trip_s
 
 
-# A visit that never comes.
+# The time of a visit that never comes.
 NEVER = np.iinfo(np.int64).max
 
 
@@ -384,17 +384,17 @@ class Visits:
 
     blocks: NDArray[np.int64]
     first: NDArray[np.int64]
-    """The first row, by its place in the reader's order, that needs it."""
+    """The first row that needs it, by its place in the reader's order."""
     last: NDArray[np.int64]
-    """The last one, of those that follow closely."""
+    """The last of the rows that follow closely."""
 
 
 def find_visits(places: NDArray[np.int64], blocks: NDArray[np.int64], gap: int) -> Visits:
-    """Join uses of `blocks`, at `places` counted in rows, to visits: uses of a block with fewer than `gap` rows between
-    them are one."""
+    """Join uses of `blocks`, at `places` counted in rows, into visits: uses of a block with fewer than `gap` rows in
+    between are one."""
     if not len(places):
         return Visits(places, places, places)
-    # By block, then by time: uses of one block stand beside each other and can be joined.
+    # By block, then by time: uses of one block are then adjacent and can be joined.
     order = np.lexsort((places, blocks))
     blocks, places = blocks[order], places[order]
     begins = np.flatnonzero(np.r_[True, (np.diff(blocks) != 0) | (np.diff(places) > gap)])
@@ -405,28 +405,27 @@ def find_visits(places: NDArray[np.int64], blocks: NDArray[np.int64], gap: int) 
 
 @dataclass(eq=False, slots=True)
 class Reader:
-    """The visits of one reader and how far it is."""
+    """One reader's visits and position."""
 
     visits: Visits
     reached: int = 0
-    """Rows that it is done with."""
+    """Rows that it has finished."""
 
 
 def next_uses(readers: Sequence[Reader], blocks: int) -> NDArray[np.int64]:
-    """Return of so many blocks how many rows away the next visit of any reader is, 0 while one is under way; `NEVER`
-    where none is known."""
+    """Return for each block how many rows away any reader's next visit is, 0 during one; `NEVER` if none is known."""
     found = np.full(blocks, NEVER)
     for reader in readers:
         visits = reader.visits
-        # A visit that is under way has begun before and has not ended.
+        # A visit in progress has begun before and has not ended.
         left = np.flatnonzero(visits.last >= reader.reached)
-        # Readers are taken to be equally fast, so rows from now are their common clock.
+        # Readers are assumed to be equally fast, so rows from now are their common clock.
         np.minimum.at(found, visits.blocks[left], np.maximum(0, visits.first[left] - reader.reached))
     return found
 
 
 def first_of(next_use: NDArray[np.int64], candidates: NDArray[np.bool_]) -> int | None:
-    """Return the candidate that is needed first, `None` where nobody will need any of them."""
+    """Return the candidate that is needed first, `None` if none will be needed."""
     needed = np.where(candidates, next_use, NEVER)
     block = int(needed.argmin())
     return block if needed[block] != NEVER else None
@@ -435,15 +434,15 @@ def first_of(next_use: NDArray[np.int64], candidates: NDArray[np.bool_]) -> int 
 def victim_for(
     block: int, next_use: NDArray[np.int64], candidates: NDArray[np.bool_], *, ahead: int, needed_now: bool
 ) -> int | None:
-    """Return the candidate that is to make way for a block, the one whose next visit is farthest; `None` where none is.
+    """Return the candidate that should make way for a block, the one needed farthest ahead; `None` if there is none.
 
     What nobody will need may always go. Others go for a block that a reader waits for (`needed_now`), and for one of
-    the next `ahead` blocks that are needed, but not before it is needed again themselves.
+    the next `ahead` blocks that are needed, but not if they are needed before it.
     """
     allowed = candidates.copy()
     allowed[block] = False
     if not needed_now:
-        # Those of visits that are under way are here already.
+        # The blocks of visits in progress are already local.
         is_next = int(((next_use > 0) & (next_use < next_use[block])).sum()) < ahead
         allowed &= (next_use > next_use[block]) if is_next else (next_use == NEVER)
     return int(np.where(allowed, next_use, -1).argmax()) if allowed.any() else None

@@ -42,8 +42,8 @@ _SHARDS = re.compile(r"(?P<stem>.+)-(?:\*|\?{5})-of-(?P<count>\d{5})(?P<rest>.*)
 
 
 def find_files(files: Files) -> list[tuple[SingleSource, SingleSource]]:
-    """Find the files of a pack, each with its manifest; a link to a shared folder is opened for that. With a file on
-    this machine or a mount it is the file once more, since its manifest is found by its path."""
+    """Find the files of a pack, each with its manifest; a link to a shared folder is opened for that. For a file on
+    this machine or a mount, the second is the file itself, because its manifest is found by its path."""
     addresses = _addresses_of(files)
     sources = [source_of(address) for address in addresses]
     if len(sources) == 1 and isinstance(sources[0], ShareSource):
@@ -61,7 +61,7 @@ def _addresses_of(files: Files) -> list[str | os.PathLike[str]]:
     text = os.fspath(files)
     if "://" not in text:
         return [*find_parts(files)] if glob.has_magic(text) else [files]
-    # An address cannot be listed everywhere, but that of a set tells how many files there are.
+    # Not every address can be listed, but that of a set tells how many files there are.
     shards = _SHARDS.fullmatch(text)
     if shards is None:
         return [files]
@@ -73,7 +73,7 @@ def _addresses_of(files: Files) -> list[str | os.PathLike[str]]:
 
 
 def source_of(address: str | os.PathLike[str]) -> FileSource:
-    """Return the source of one file; an OptionError where an address is of anything else."""
+    """Return the source of one file; an OptionError if an address is of anything else."""
     source = parse_source(address)
     if not isinstance(source, FileSource):
         msg = f"disk_limit= is for packed files; '{source.label}' is none. Give its path or address."
@@ -89,7 +89,7 @@ def _beside(source: SingleSource, address: str | os.PathLike[str]) -> SingleSour
             f"'{source.label}' is a share link in a list. Give the link to the shared folder that has all files, alone."
         )
         raise OptionError(msg)
-    # Signed addresses have their signature behind the path, and it has to stay there.
+    # A signed address has its signature after the path, and it must stay there.
     before, mark, query = os.fspath(address).partition("?")
     return source_of(f"{before}.json{mark}{query}")
 
@@ -120,18 +120,18 @@ def _find_shared(source: ShareSource) -> list[tuple[SingleSource, SingleSource]]
 
 
 def find_manifest(wanted: tuple[SingleSource, SingleSource]) -> Manifest:
-    """Read the manifest of a packed file, as `find_files` found both; an error where one is missing."""
+    """Read the manifest of a packed file, from what `find_files` found; an error if it is missing."""
     source, beside = wanted
     if isinstance(source, LocalSource):
         found, label = read_manifest(source.path), str(manifest_path(source.path))
     else:
-        label, told = beside.label, None
-        # A manifest of another version has hashes that the blocks do not have.
+        label, content = beside.label, None
+        # Another version's manifest has other hashes than the blocks.
         with suppress(SourceNotFoundError, ValueError, RecursionError):
-            told = json.loads(read_small_file(beside))
-        found = parse_manifest(told, label)
+            content = json.loads(read_small_file(beside))
+        found = parse_manifest(content, label)
     if found is None:
-        # Where the file is missing too, that is what is wrong.
+        # If the file is missing too, that is the error to report.
         if isinstance(source, LocalSource):
             size_of_file(source.path)
         else:
@@ -145,7 +145,7 @@ def find_manifest(wanted: tuple[SingleSource, SingleSource]) -> Manifest:
 
 
 def label_of(files: Files, sources: Sequence[SingleSource]) -> str:
-    # Of a shared folder that is its link, and not that of a file in it.
+    # For a shared folder this is its link, not that of a file in it.
     if isinstance(files, str | os.PathLike) and isinstance(sources[0], ShareSource):
         return source_of(files).label
     more = f" and {len(sources) - 1:,} more" if len(sources) > 1 else ""
@@ -153,7 +153,7 @@ def label_of(files: Files, sources: Sequence[SingleSource]) -> str:
 
 
 def name_files(sources: Sequence[SingleSource], manifests: Sequence[Manifest]) -> list[FileOfSet]:
-    """Give each file the name of its local part, which no other one has."""
+    """Give each file a unique name for its local part."""
     names = [f"{one.name.removesuffix('.h5')}.h5" for one in sources]
     if len(sources) == 1:
         names = [f"{sources[0].name}.h5"]
@@ -165,31 +165,31 @@ def name_files(sources: Sequence[SingleSource], manifests: Sequence[Manifest]) -
 # Find where the rows of a pack are in its files, and which blocks each row needs.
 
 
-# Targets stay here if they take at most this fraction of the limit.
+# Targets stay local if they take at most this fraction of the limit.
 _KEPT_PART = 8
-# Where the whole pack is copied, the first batch waits for all targets if they take at most this many blocks.
+# If the whole pack is copied, the first batch waits for all targets if they take at most this many blocks.
 _KEPT_BLOCKS = 2
-# A batch may be in two blocks that are not neighbours, and its rows reach into the one before and the one after each.
+# A batch may be in two blocks that are not neighbours, and its rows reach into the block before and after each.
 LEAST_BLOCKS = 6
-# Where the edges of blocks stay, its rows reach into no other: two that are read, one that comes, and one that is here
-# for a moment to leave its edge.
+# If the edges of blocks stay, rows reach into no other: two that are read, one that arrives, and one that is local for
+# a moment to leave its edge.
 _LEAST_WITH_EDGES = 4
-# The edges of blocks stay here if they take at most this fraction of the limit.
+# The edges of blocks stay local if they take at most this fraction of the limit.
 _EDGES_PART = 4
 
 
 @dataclass(frozen=True, slots=True)
 class PackField:
-    """A byte range of a file that holds rows of a split, of which some blocks are here."""
+    """A byte range of a file that holds rows of a split, and of which some blocks are local."""
 
     split: str
     is_input: bool
     start: int
-    """The address at which they begin, as of `FileSet`."""
+    """The address at which they begin, as in `FileSet`."""
     nbytes: int
     rows: int
     offsets: str | None
-    """The dataset of offsets where rows begin; `None` where all rows have one length."""
+    """The dataset of offsets where rows begin; `None` if all rows have one length."""
     number: int = 0
 
 
@@ -205,7 +205,7 @@ class _Span:
 class Places:
     def __init__(self, spans: list[_Span], file_ends: NDArray[np.int64], edges: bool) -> None:
         """Take the spans of the split; `file_ends`: the number of rows up to the end of each file; `edges`: whether
-        edges of blocks stay here."""
+        edges of blocks stay local."""
         self._spans, self._edges = spans, edges
         rows = int(file_ends[-1]) if len(file_ends) else 0
         coarsest = min(
@@ -234,14 +234,14 @@ class Places:
             first, last = span.firsts[rows], span.lasts[rows]
             across = (last == first + 1) if self._edges else np.zeros(len(rows), np.bool_)
             edges += [first[across], last[across]]
-            # By steps along the longest row and not row by row, because there may be millions.
+            # By steps along the longest row, not row by row, because there may be millions.
             longest = int((last - first)[~across].max(initial=0))
             whole += [np.minimum(first[~across] + step, last[~across]) for step in range(longest + 1)]
         return _unique(whole), _unique(edges)
 
     def count_here(self, state: NDArray[np.bool_]) -> int:
-        """Count the rows all of whose blocks are here."""
-        # Sums from the beginning: whether all blocks from one to another are here is then one subtraction for each row.
+        """Count the rows whose blocks are all local."""
+        # With prefix sums, one subtraction per row tells whether all blocks from one to another are local.
         before = np.r_[0, np.cumsum(state)]
         here = np.ones(len(self.units), np.bool_)
         for span in self._spans:
@@ -254,7 +254,7 @@ class Places:
         blocks: list[NDArray[np.int64]] = []
         for span in self._spans:
             first, last = span.firsts[rows], span.lasts[rows]
-            # Edges have been kept since their block was here, so they need no visit.
+            # Edges have been kept since their block was local, so they need no visit.
             inner = np.flatnonzero((last != first + 1) | (not self._edges))
             for step in range(int((last - first)[inner].max(initial=0)) + 1):
                 places.append(inner)
@@ -271,7 +271,7 @@ def _unique(parts: list[NDArray[Any]]) -> NDArray[np.int64]:
 
 
 class _Bytes(io.RawIOBase):
-    """A file for h5py to read; blocks that it touches are fetched first."""
+    """A file for h5py to read; the blocks that it touches are fetched first."""
 
     def __init__(self, file: BlockwiseFile | WholeFile, number: int) -> None:
         self._file, self._place = file, 0
@@ -307,7 +307,7 @@ class _Bytes(io.RawIOBase):
 def find_fields(file: BlockwiseFile | WholeFile) -> tuple[PackField, ...]:
     """Find the rows of all splits in all files."""
     if len(file.paths) > 1:
-        # Too many files for a limit are refused before the headers of all of them are here.
+        # Too many files for a limit are refused before the headers of all of them are fetched.
         headers = np.isin(np.arange(file.blocks), file.files.firsts)
         file.check_room(headers, Edges.none(file.blocks), least=LEAST_BLOCKS)
     found: list[PackField] = []
@@ -322,9 +322,9 @@ def find_fields(file: BlockwiseFile | WholeFile) -> tuple[PackField, ...]:
                     fields += _field_of(pack[y_name(split)], split, is_input=False)
                 begin = file.files.begin(number)
                 found += [replace(one, start=begin + one.start, number=number) for one in fields]
-    # Small targets stay here.
+    # Small targets stay local.
     most = _KEPT_BLOCKS * file.files.block_bytes if file.limit is None else file.limit // _KEPT_PART
-    # One decision for all files: of one split, either all targets stay or none.
+    # One decision for all files: either all targets of a split stay, or none.
     targets: dict[str, int] = {}
     for one in found:
         if not one.is_input:
@@ -340,18 +340,18 @@ def _field_of(node: Any, split: str, *, is_input: bool) -> list[PackField]:
         return []
     data, rows = (node[BYTES], len(node[OFFSETS]) - 1) if grouped else (node, len(node))
     if data.chunks is not None or data.id.get_offset() is None or not data.id.get_storage_size():
-        # Nobody knows where its rows are: all of it stays, as everything does that no field has.
+        # It is unknown where its rows are, so all of it stays, like everything outside the fields.
         return [PackField(split, is_input, 0, 0, rows, None)]
     offsets = f"{node.name}/{OFFSETS}" if grouped else None
     return [PackField(split, is_input, data.id.get_offset(), data.id.get_storage_size(), rows, offsets)]
 
 
 def _kept_blocks(file: BlockwiseFile | WholeFile, fields: tuple[PackField, ...]) -> NDArray[np.bool_]:
-    """Return which blocks hold anything else than rows: they stay."""
+    """Return which blocks hold anything but rows; these stay."""
     block_bytes, kept = file.files.block_bytes, np.ones(file.blocks, np.bool_)
     for field in fields:
         end = field.start + field.nbytes
-        # A file's last block is as whole as it gets.
+        # A file's last block counts as whole.
         stop = -(-end // block_bytes) if end == file.files.end(field.number) else end // block_bytes
         kept[-(-field.start // block_bytes) : stop] = False
     return kept
@@ -387,7 +387,7 @@ def _row_places(file: BlockwiseFile | WholeFile, field: PackField) -> tuple[NDAr
 
 
 def _find_edges(file: BlockwiseFile, fields: tuple[PackField, ...], kept: NDArray[np.bool_]) -> Edges:
-    """Return the parts of each block that belong to rows that extend over one of its ends."""
+    """Return the parts of each block that belong to rows that cross one of its ends."""
     block_bytes, edges = file.files.block_bytes, Edges.none(file.blocks)
     for field in fields:
         starts, stops = _row_places(file, field)
@@ -402,13 +402,13 @@ def _find_edges(file: BlockwiseFile, fields: tuple[PackField, ...], kept: NDArra
 def bring_kept(file: BlockwiseFile, fields: tuple[PackField, ...]) -> None:
     """Fetch everything that is not rows, and mark it to stay."""
     kept = _kept_blocks(file, fields)
-    # Before any of it comes.
+    # Before any of it is fetched.
     room = file.check_room(kept, Edges.none(file.blocks), least=LEAST_BLOCKS)
     with file.hold(np.flatnonzero(kept)):
         pass
     edges, least = Edges.none(file.blocks), LEAST_BLOCKS
     if file.limit is not None:
-        # Without them the neighbours of each block are fetched once more, for the rows that are in both.
+        # Without edges, the neighbours of each block are fetched once more for the rows that span both.
         spare = (room - _LEAST_WITH_EDGES) * file.files.block_bytes
         found = _find_edges(file, fields, kept)
         if found.nbytes <= min(file.limit // _EDGES_PART, spare):

@@ -104,7 +104,7 @@ class LocalSource(_SourceBase):
 @dataclass(frozen=True, slots=True)
 class WebSource(_SourceBase):
     url: str = field(repr=False)
-    """The address, whole, with whatever lets its bearer in."""
+    """The full address, with any credentials in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class ObjectSource(_SourceBase):
     """A file or folder at an address that fsspec knows."""
 
     url: str = field(repr=False)
-    """The address, whole, with whatever lets its bearer in."""
+    """The full address, with any credentials in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +224,7 @@ def parse_source(source: SourceArgument) -> Source:
 def _parse_one(source: object) -> SingleSource:
     if isinstance(source, (str, os.PathLike)):
         return _parse_text(source)
-    # Imported here, because the command line asks this module for names, and must not load numpy for its help.
+    # Imported late: the command line asks this module for names, and must not load numpy for its help.
     from colabstage.trees.listing import as_tree
 
     tree = as_tree(source)
@@ -292,7 +292,7 @@ def is_address(text: str) -> bool:
 
 
 def refuse_file(argument: str, folder: Path) -> None:
-    """Refuse a file where a folder is expected. Nothing on a mount is looked at: it could hang the check."""
+    """Refuse a file where a folder is expected. Nothing on a mount is checked, because it could hang the check."""
     if drive_root(folder) is None and folder.is_file():
         msg = f"{argument}='{folder}' is a file; expected a folder, which is made if there is none."
         raise OptionError(msg)
@@ -345,11 +345,11 @@ def absolute_path(path: str | os.PathLike[str], name: str = "") -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a file is to go: its own path, or a folder in which it keeps its name."""
+    """Where a file should go: its own path, or a folder in which it keeps its name."""
 
     path: Path
     is_folder: bool
-    """Whether it ends in a slash, which names a folder, there or not."""
+    """Whether it ends in a slash, which means a folder, existing or not."""
     is_open: bool
     """Whether it is a `Path`, which drops that slash."""
 
@@ -434,7 +434,7 @@ def _web(text: str) -> WebSource:
 
 
 def _object(text: str, scheme: str) -> ObjectSource:
-    # A scheme alone is a mistake of another kind.
+    # A scheme alone is another kind of mistake.
     protocol_of(text)
     label = show_address(text).rstrip("/")
     shown, mark, query = label.partition("?")
@@ -532,9 +532,8 @@ def expand_source(source: Source, *, unpack: bool) -> Source:
 
 
 def whole_of(source: Source) -> Source:
-    """Return what a source is a part of, by the names beside it: of an archive that was cut into pieces all of it, of a
-    folder that Google Drive downloaded as several zips all of these.
-    """
+    """Return the whole that a source is a part of, by the names beside it: an archive that was cut into pieces, or a
+    folder that Google Drive downloaded as several zips."""
     files = [part.path for part in parts_of(source) if isinstance(part, LocalSource)]
     if not any(may_be_part(path.name) for path in files) or len(files) < len(parts_of(source)):
         return source
@@ -553,8 +552,8 @@ def whole_of(source: Source) -> Source:
 
 
 def expand_pattern(source: Source) -> Source:
-    """Return a source itself, or all that it stands for: the parts of a list, the files of a row such as
-    `train-{000..146}.tar` in its order, what matches a local pattern, sorted by name.
+    """Return a source itself, or everything that it stands for: the parts of a list, the files of a row such as
+    `train-{000..146}.tar` in its order, or what matches a local pattern, sorted by name.
 
     Existing files, and folders on the way to them, whose names merely look like a pattern are taken literally (`[2024]
     photos/part-*.zip`). `**` stands for any number of folders.
@@ -565,7 +564,7 @@ def expand_pattern(source: Source) -> Source:
         DriveDisconnectedError: its mount is dead, or does not answer.
     """
     if isinstance(source, ManySource):
-        # To ask for each of thousands of files whether its mount answers would take minutes.
+        # Checking for each of thousands of files whether its mount responds would take minutes.
         parts = [part if _is_plain(part) else expand_pattern(part) for part in source.parts]
     elif isinstance(source, LocalSource):
         require_answer(source.path)
@@ -582,12 +581,12 @@ def expand_pattern(source: Source) -> Source:
 
 
 def _list_of(source: Source, parts: Iterable[SingleSource]) -> ManySource:
-    """Return the list of these, under the name of what the caller wrote."""
+    """Return the list of these, under the name that the caller wrote."""
     return ManySource(source.address, source.name, source.label, tuple(parts))
 
 
 def _is_plain(source: SingleSource) -> bool:
-    """Return whether a source stands for itself: there is neither a row nor a pattern in it."""
+    """Return whether a source stands for itself, without a row or pattern in it."""
     if isinstance(source, LocalSource):
         return not glob.has_magic(str(source.path)) and _ROW.search(str(source.path)) is None
     return not isinstance(source, WebSource | ObjectSource) or _ROW.search(source.url) is None
@@ -800,7 +799,7 @@ def data_address(url: str) -> str:
     return show_address(where if where.startswith("https:") else unquote(where))
 
 
-# fsspec's file systems behind others: they would copy everything that is read to the very disk that has to be spared.
+# fsspec's file systems that wrap others: they would copy everything to the very disk that should be spared.
 _WRAPPERS = frozenset(
     {"simplecache", "filecache", "blockcache", "cached", "reference", "generic", "dir", "async_wrapper"}
 )

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Hexadecimal digits of each algorithm. Others in hashlib are left out, because nobody publishes them.
+# Hexadecimal digits of each algorithm. hashlib's others are left out, because nobody publishes them.
 _DIGITS = {"md5": 32, "sha1": 40, "sha256": 64, "sha512": 128, "xxh3_64": 16, "xxh3_128": 32}
 # Bytes of one read: FUSE returns at most this much at once.
 _PIECE_BYTES = 1024 * 1024
@@ -54,7 +54,7 @@ class Hasher(Protocol):
 @dataclass(frozen=True, slots=True)
 class Checksum:
     algorithm: str
-    """Such as `"sha256"`."""
+    """Its name, such as `"sha256"`."""
     digest: str
 
     def __str__(self) -> str:
@@ -86,7 +86,7 @@ def pieces_of(read: Callable[[int, int], bytes], size: int, cancellation: Cancel
 
 
 def archive_remedy(*texts: str) -> str:
-    """Return what to do about an object that a bucket keeps in an archive, by what the service says; "" for others."""
+    """Return what to do about an object that a bucket has archived, by the service's message; "" for others."""
     return _RESTORE if any(_ARCHIVED in text for text in texts) else ""
 
 
@@ -127,7 +127,7 @@ _LONGEST_WAIT_S = 60.0
 
 
 def with_retries(ask: Callable[[], T], policy: RetryPolicy, sleep: Callable[[float], object] = time.sleep) -> T:
-    """Return an answer that comes as a whole or not at all; ask again after temporary failures."""
+    """Return a response that comes as a whole or not at all; ask again after temporary failures."""
     for tries in range(policy.attempts):
         try:
             return ask()
@@ -141,7 +141,7 @@ def with_retries(ask: Callable[[], T], policy: RetryPolicy, sleep: Callable[[flo
 
 @contextlib.contextmanager
 def given_up() -> Iterator[None]:
-    """Raise a temporary failure as a permanent one, where nobody tries again."""
+    """Raise a temporary failure as a permanent one, because nobody tries again."""
     try:
         yield
     except TransientError as error:
@@ -169,7 +169,7 @@ class RemoteFacts:
     connections: int = 8
     """How many parts the service serves at full speed at once; 1 if more do not help."""
     is_mounted: bool = False
-    """Whether it is a file here or on a mount, which one reader copies fastest."""
+    """Whether it is a local file or on a mount, which one reader copies fastest."""
 
 
 # The first request to a server asks for this much: enough for a page's title, and it still arrives in the first round
@@ -198,7 +198,7 @@ class RemoteFile(Protocol):
         """Release connections and handles. Calling it twice is fine."""
 
     def known(self, offset: int, stop: int) -> bytes | None:
-        """Return bytes that arrived when it was opened; `None` if these did not, as for most files."""
+        """Return bytes that arrived when it was opened; `None` if these did not, as with most files."""
         return None
 
     def without_version_check(self) -> RemoteFile:
@@ -219,7 +219,7 @@ _READING = RetryPolicy()
 
 
 class MountedFile(RemoteFile):
-    """A `RemoteFile` that is a regular file here. Its `version` is the modification time.
+    """A `RemoteFile` that is a regular file on this machine. Its `version` is the modification time.
 
     Each part has its own handle while it is read, because the kernel reads ahead for each handle; the next part reuses
     it, because opening costs a round trip on a mount.
@@ -254,7 +254,7 @@ class MountedFile(RemoteFile):
         with self._handle() as handle:
             while offset < end:
                 piece = os.pread(handle, min(_PIECE_BYTES, end - offset), offset)
-                # Before it is passed on: the reader that has the last piece does not come back for another.
+                # Before the piece is passed on: after the last piece, a reader does not ask again.
                 self._check_unchanged(os.fstat(handle))
                 if not piece:
                     raise ended_early(self.facts, offset)
@@ -263,14 +263,14 @@ class MountedFile(RemoteFile):
 
     def close(self) -> None:
         self._closed = True
-        # Another thread may take the last one, and closes it then.
+        # Another thread may take the last handle, and then closes it.
         with contextlib.suppress(IndexError):
             while True:
                 close_quietly(self._free.popleft())
 
     @contextlib.contextmanager
     def _handle(self) -> Iterator[int]:
-        """Yield a handle of its own; the failures of the system inside the block get their types."""
+        """Yield a handle of its own; the system's errors inside the block become typed."""
         self._check_open()
         handle = -1
         try:
@@ -283,7 +283,7 @@ class MountedFile(RemoteFile):
             raise
         except OSError as error:
             if handle >= 0:
-                # A new one may not have the same fault.
+                # A new handle may not have the same fault.
                 close_quietly(handle)
                 handle = -1
             if not is_transient(error, _READING):
@@ -317,9 +317,9 @@ class MountedFile(RemoteFile):
 
 
 class JoinedFile(RemoteFile):
-    """Several files that follow each other as one, as `cat` joins them; closed together.
+    """Several files in sequence as one, as `cat` joins them; closed together.
 
-    `path`: the first of them, which the whole is called after.
+    `path`: the first of them, for which the whole is named.
     """
 
     def __init__(self, parts: Sequence[MountedFile], path: Path) -> None:
@@ -348,7 +348,7 @@ class JoinedFile(RemoteFile):
             part.close()
 
 
-# Read a remote file as a service gives it: again after a failure, for as long as the policy is patient.
+# Read a remote file with retries, for as long as the policy is patient.
 
 
 # How often a waiting thread checks whether it should stop; no wait is longer than this.
@@ -364,7 +364,7 @@ class RetryBudget:
     """Count the tries of one connection, or of one reader.
 
     `tries`: since the last byte of the file arrived, including the latest failure. `is_spent`: whether the policy's
-    attempts are used up. `is_patient`: whether to retry anyway, because the policy's `patience_s` are not over;
+    attempts are used up. `is_patient`: whether to retry anyway, because the policy's `patience_s` have not passed;
     `waits_for` then says what it waits for.
     """
 
@@ -380,7 +380,7 @@ class RetryBudget:
     def count(self, error: TransientError, *, arrived: int, moved: bool = False) -> float:
         """Count a failure, and return the seconds before the next try: as many as the service asked for.
 
-        `arrived`: how many bytes of the file have arrived on all connections; after a failure of slowness they do not
+        `arrived`: how many bytes of the file have arrived on all connections; after failing for slowness they do not
         count. `moved`: whether this connection received some of them since its last failure.
         """
         self._refusals = 1 if moved else self._refusals + 1
@@ -447,7 +447,7 @@ def read_directly(
     clock: Clock = SYSTEM_CLOCK,
     tell: Callable[[str], object] = lambda _: None,
 ) -> bytes:
-    """Return a part of a source that gives ranges, with a separate request, as `read_through` reads all of one."""
+    """Return a part of a source that serves ranges, with a separate request, as `read_through` reads the whole."""
 
     def check() -> None:
         if stopped():
@@ -478,7 +478,7 @@ def read_through(
     the retry budget starts over with every byte. If the policy is patient, `tell` is called with what it waits for.
 
     If it breaks off, a source without ranges sends the received bytes again. They are compared by their hash, so that
-    they need not be kept, and skipped; another content is a `SourceChangedError`.
+    they need not be kept, and skipped; different content is a `SourceChangedError`.
     """
     sleep, check = (
         (SYSTEM_CLOCK.sleep, lambda: None) if cancellation is None else (cancellation.sleep, cancellation.check)

@@ -54,7 +54,7 @@ def name_remote_files(addresses: Sequence[str]) -> list[str]:
     names = ["/".join(steps[depth:]) for steps in parts]
     bases = [steps[-1] for steps in parts]
     if depth == 0 and len({base.lower() for base in bases}) == len(bases):
-        names = bases  # nothing in common: the names of servers say nothing about the files
+        names = bases  # nothing in common: the servers' names say nothing about the files
     return list(distinct_names(names, of_files=True))
 
 
@@ -119,7 +119,7 @@ class RemoteFileTree(Tree):
         with given_up(), contextlib.closing(opener()) as file:
             if file.facts.size is not None:
                 return file.facts
-            # A plan needs its length, which only reading all of it shows.
+            # A plan needs the length, which only reading all of it shows.
             return replace(file.facts, size=sum(map(len, read_through(file, policy=self._policy))))
 
     @property
@@ -136,7 +136,7 @@ class RemoteFileTree(Tree):
 
     def address_of(self, entry: FileEntry) -> str:
         label = self._facts_of(entry).label
-        # What is hidden of an address is missing in it.
+        # An address with hidden parts cannot be used.
         return "" if HIDDEN in label else label
 
     def open(self, entry: FileEntry) -> ByteSource | None:
@@ -154,7 +154,7 @@ class RemoteFileTree(Tree):
         return b"".join(self.chunks(entry))
 
     def chunks(self, entry: FileEntry) -> Iterator[bytes]:
-        """Yield the content in pieces of at most a megabyte, as they come, and compare it at the end with its service's
+        """Yield the content in pieces of at most a megabyte, as they arrive, and finally compare it with the service's
         checksum."""
         with self._reading(entry) as file:
             pieces = read_through(file, policy=self._policy, tell=self._wait_for)
@@ -231,7 +231,7 @@ def list_files(
 
 
 def remote_opener(source: SingleSource, *, along_bytes: int = 0) -> Callable[[], RemoteFile]:
-    """Return how to open one file that has an address, any number of times; `along_bytes` as of `open_remote`."""
+    """Return a function that opens one file with an address, any number of times; `along_bytes` as in `open_remote`."""
     if not isinstance(source, FileSource):
         msg = f"'{source.label}' cannot be one of a list of single files; give it alone."
         raise OptionError(msg)
@@ -243,7 +243,7 @@ def remote_opener(source: SingleSource, *, along_bytes: int = 0) -> Callable[[],
                 return found
             if isinstance(found, RemoteFileTree):
                 found.close()
-        # The first access to a mount, which may have died since it answered.
+        # The first access to a mount, which may have died since it responded.
         elif not read_with_retry(source.path.is_dir, str(source.path)):
             return MountedFile(source.path)
         msg = f"'{source.label}' is a folder where a file is expected. Give it alone, or in a list of folders only."
@@ -262,8 +262,8 @@ def open_remote(
 ) -> RemoteFile | RemoteFileTree | KaggleFolder:
     """Open the file or the folder at an address: the only place that maps sources to transports.
 
-    `checksum`: what the file should have, when the caller knows. `policy`: how often a web server is asked again, and
-    `along_bytes` what it is asked for at both ends, for `RemoteFile.known`.
+    `checksum`: the expected one, if the caller knows it. `policy`: how often to retry a web server; `along_bytes`: what
+    to request at both ends, for `RemoteFile.known`.
     """
     if isinstance(source, KaggleSource) and (mounted := find_kaggle_folder(source)) is not None:
         return mounted
@@ -274,7 +274,7 @@ def open_remote(
         case WebSource():
             return open_http(source.url, checksum=checksum, policy=policy, along_bytes=along_bytes)
         case ObjectSource():
-            # It loads what other sources do not need.
+            # Imported late: other sources do not need what it loads.
             from colabstage.sources.objects import open_address
 
             return open_address(source.url, checksum=checksum, retry=PATIENT)
@@ -305,5 +305,5 @@ def read_small_file(source: SingleSource) -> bytes:
     with given_up(), contextlib.closing(remote_opener(source, along_bytes=along_bytes)()) as file:
         if (size := file.facts.size) is None:
             return b"".join(read_through(file, policy=RetryPolicy()))
-        came = file.known(0, size)
-        return read_directly(file.without_version_check(), 0, size, policy=RetryPolicy()) if came is None else came
+        data = file.known(0, size)
+        return read_directly(file.without_version_check(), 0, size, policy=RetryPolicy()) if data is None else data

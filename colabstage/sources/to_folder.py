@@ -1,4 +1,4 @@
-"""The files of a tree, written into a folder: one plan, and one executor for copying and for extracting.
+"""Write the files of a tree into a folder: one plan, and one executor for copying and extracting.
 
 The work is cut into parts before the first byte: neighbours in an archive, single files, pieces of large files. A
 ledger notes each part that is on the disk, with its hash, so that an interrupted run is continued. Many small members
@@ -58,10 +58,10 @@ LARGE_BYTES = 64 * 1024 * 1024
 _LARGE_PIECE_BYTES = 16 * 1024 * 1024
 # Threads for large files that can only be read in order; two keep a disk and a core busy.
 _STREAMS = 2
-# One part of an archive is one read, one message to a process and one line of the ledger, so that each of these costs
-# little for a small member; and a kill undoes no more than the parts in work.
+# One part of an archive is one read, one message to a process and one line of the ledger, so that for small members
+# each of these costs little; and a kill undoes only the parts in progress.
 _PART_BYTES, _PART_CONTENT_BYTES, _PART_MEMBERS = 1 << 20, 4 << 20, 128
-# A process takes 0.1 s to start; below these, threads are done sooner. More than so many only wait for the disk.
+# A process takes 0.1 s to start; below these limits, threads finish sooner. More than this many only wait for the disk.
 _PROCESS_MEMBERS, _PROCESS_BYTES = 2_000, 256 * 1024 * 1024
 _MOST_PROCESSES = 16
 # What a file takes on the disk: whole blocks, an inode and its entry in the folder.
@@ -84,15 +84,15 @@ class Part(NamedTuple):
     """Where in a file its piece begins; 0 for whole files."""
     length: int
     begin: int = 0
-    """Where their bytes begin in those of the archive, if they are read at once."""
+    """Where their bytes begin in the archive, if they are read at once."""
     end: int = 0
     """Where these end; 0 for a file that the tree reads."""
     is_streamed: bool = False
-    """Whether it is one file that is not held in memory whole."""
+    """Whether it is one file that is not held in memory as a whole."""
 
 
 def plan_parts(tree: Tree, entries: Sequence[FileEntry]) -> list[Part]:
-    """Cut files of a tree into parts, by ascending position, so that a slow source is read from front to back."""
+    """Divide a tree's files into parts, by ascending position, so that a slow source is read from front to back."""
     if tree.source is not None and tree.unpacked is None:
         return list(_parts_of_archive(entries, _ends(tree, entries)))
     parts = []
@@ -134,7 +134,7 @@ def _parts_of_archive(entries: Sequence[FileEntry], ends: Sequence[int]) -> Iter
 
 
 def _ends(tree: Tree, entries: Sequence[FileEntry]) -> list[int]:
-    """Return where each entry's bytes end in the bytes that its position counts in."""
+    """Return where each entry's bytes end, in the bytes that its position counts."""
     ends = []
     for entry in entries:
         member = tree.packing(entry)
@@ -158,12 +158,11 @@ def freed_bytes(tree: Tree) -> int:
 
 
 def _bytes_of(tree: Tree) -> ByteSource | None:
-    """Return what a tree reads its members from, as its owner's own object; `None` if it has no such thing."""
+    """Return the object that a tree reads its members from; `None` if there is none."""
     return None if tree.source is None else owners_bytes(tree.source)
 
 
-# From Linux's fs.h, for a 64-bit `long`, and ext4's flag for the parent of folders that have nothing to do with each
-# other.
+# From Linux's fs.h, for a 64-bit `long`; and ext4's flag for a folder whose subfolders are unrelated.
 _GET_FLAGS, _SET_FLAGS, _TOP_FOLDER = 0x80086601, 0x40086602, 0x20000
 _FLAGS = struct.Struct("<Q")
 _MANY_FOLDERS = 4
@@ -331,14 +330,14 @@ class _Writing:
             os.close(handle)
 
     def verify(self, numbers: Iterable[int]) -> None:
-        """Compare files that were read by parts, by their numbers, with the checksums that the tree has."""
+        """Compare files that were read in parts, by their numbers, with the tree's checksums."""
         for entry in (self.entries[number] for number in dict.fromkeys(numbers)):
             path = self.path / entry.name
             with path.open("rb") as file:
                 try:
                     self.tree.verify(entry, self._pieces(file))
                 except SourceError:
-                    # The next call would take over its parts, which are as the ledger has them.
+                    # The next call would trust its parts, which the ledger lists.
                     remove_own(path)
                     raise
 
@@ -348,9 +347,9 @@ class _Writing:
             yield data
 
     def _move(self, unpacked: Path, parts: Sequence[Part]) -> None:
-        """Move what a tool has unpacked already, on the same disk."""
+        """Move what a tool has already unpacked, on the same disk."""
         for entry in (self.entries[part.first] for part in parts):
-            # Tools leave whatever mode the archive says; a dataset's file is one that everybody reads.
+            # Tools apply whatever mode the archive has; a dataset's files should be readable by everybody.
             (unpacked / entry.name).chmod(0o755 if entry.executable else 0o644)
             rename_own(unpacked / entry.name, self.path / entry.name)
             self.step.advance(entry.size)
@@ -367,7 +366,7 @@ class _Writing:
         # Another process can only read a source that has a handle.
         if not is_worth or not isinstance(self._source, LocalBytes):
             return False
-        # Each process works in a region of its own: two in one folder would wait for each other at every new file.
+        # Each process works in its own region: two in one folder would wait for each other at every new file.
         regions = [range(len(parts) * one // count, len(parts) * (one + 1) // count) for one in range(count)]
         order = [number for turn in itertools.zip_longest(*regions) for number in turn if number is not None]
         try:
@@ -441,7 +440,7 @@ class _Writing:
         return hash_block(data)
 
     def _with_streams(self, parts: Sequence[Part]) -> None:
-        """Write large files that can only be read in order, none of which is held in memory."""
+        """Write large files that can only be read in order, without holding one in memory."""
         if not parts:
             return
         stopping = Cancellation()
@@ -478,14 +477,14 @@ class _Writing:
                 os.utime(self.path / entry.name, ns=(entry.mtime_ns, entry.mtime_ns))
 
     def _finish(self, part: Part, digest: str, *, shows: bool = True) -> None:
-        """Note a part, and give back what nobody needs any more of our own copy of the archive."""
+        """Note a part, and give back the bytes of our own copy of the archive that are no longer needed."""
         self.ledger.note(part, digest)
-        # Here, because parts are quicker than the looks of the thread that waits for them.
+        # Checked here, because parts finish faster than the waiting thread polls.
         self.cancellation.check()
         if shows:
             self.step.advance(part.length)
         if self.consumes and isinstance(self._source, TemporaryBytes):
-            # Several members may share bytes, so only what is before all that is left is free.
+            # Several members may share bytes, so only what precedes all remaining parts is free.
             with self._lock:
                 self._open.pop(part.first, None)
                 first = min(self._open, default=None)

@@ -149,12 +149,12 @@ def beyond_limit(request: StageRequest) -> list[str]:
     if limit is None or (size := request.pack_path.stat().st_size) <= limit:
         return []
     where = f"--only here --yes --local-dir {quote(str(request.folder.parent))}"
-    said = (
+    sentence = (
         f"All {format_bytes(size)} of the pack are here already, which is more than disk_limit={format_bytes(limit)}, "
         f"and are used as they are. Remove it here (colabstage cache purge {quote(request.name)} {where}) and call "
         "again, and it is read in part."
     )
-    return [said]
+    return [sentence]
 
 
 def check_disk_limit(request: StageRequest, figures: StageFigures | None) -> None:

@@ -196,10 +196,10 @@ class StageReport:
     def arrived(self) -> str:
         """Return in a sentence how far data has arrived that is used meanwhile; "" if everything was local first."""
         figures = {} if self.arrival is None else self.arrival()
-        said = [words.format(format_duration(figures[name])) for name, words in _TOOK.items() if name in figures]
+        parts = [words.format(format_duration(figures[name])) for name, words in _TOOK.items() if name in figures]
         moved = {words: int(figures[name]) for name, words in _MOVED.items() if figures.get(name)}
-        said += [f"{format_bytes(nbytes)} {words}" for words, nbytes in moved.items()]
-        return f"{'; '.join(said)}." if said else ""
+        parts += [f"{format_bytes(nbytes)} {words}" for words, nbytes in moved.items()]
+        return f"{'; '.join(parts)}." if parts else ""
 
     def shown(self, *, found: bool = True) -> Report:
         """Return a report: headline, what was found (if wanted), steps, what was left out, and notes."""

@@ -228,9 +228,9 @@ def _plan_reading(call: StageCall, source: SourceOnce, cache: Cache, decision: D
     base = find_base(call, cache) if request.wants_pack else None
     reading = plan_reading(request, opened, spool, packs=request.wants_pack, base=base)
     # The report's notes, which say what would be left out: that is worth knowing before, not after.
-    job, figures, said = reading.job, reading.figures, [*opened.notes, *reading.tree.notes]
+    job, figures, source_notes = reading.job, reading.figures, [*opened.notes, *reading.tree.notes]
     if job is None:
-        return _plan(request, cache, decision, [*reasons, *map(ended, said)], figures)
+        return _plan(request, cache, decision, [*reasons, *map(ended, source_notes)], figures)
     reasons.append(f"Pack: {job.plan.encoding}, because {job.plan.reason}.")
     reasons.extend(map(ended, filter(None, (reading.note,))))
     # Under a limit there is no choice: the two cannot be combined.
@@ -239,7 +239,7 @@ def _plan_reading(call: StageCall, source: SourceOnce, cache: Cache, decision: D
         obstacle = PackStream.obstacle(job)
         gain = f"{_STREAMING_PAYS} this plan is made, and pack the rest during training."
         reasons.append(gain if obstacle is None else f"streaming=True would gain nothing here: {obstacle}.")
-    reasons.extend(map(ended, [*said, *job.table.notes]))
+    reasons.extend(map(ended, [*source_notes, *job.table.notes]))
     count = 0
     if reading.in_shards and request.disk_limit is not None:
         whole = figures.peak_bytes

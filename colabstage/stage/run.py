@@ -532,12 +532,12 @@ def _make_pack(
             discard_version(request.pack_path)  # so that a pack of half a source does not count
             raise
         step.amount = sum(done.samples.values()) - done.resumed - (0 if done.takeover is None else done.takeover.taken)
-        said = [f"{done.encoding}: {done.reason}", format_count(done.readers, "readers")]
+        parts = [f"{done.encoding}: {done.reason}", format_count(done.readers, "readers")]
         if source.cost.archive_bytes:
-            said.append("while the archive was being copied here")
+            parts.append("while the archive was being copied here")
         if done.resumed:
-            said.append(f"{done.resumed:,} were already in place")
-        step.note = "; ".join(said)
+            parts.append(f"{done.resumed:,} were already in place")
+        step.note = "; ".join(parts)
     report.skipped = done.skipped
     report.note(*done.notes)
 

@@ -266,7 +266,7 @@ class BackgroundPack:
             staged = self._work(self._progress, self._stream, self._let_in)
             self._ended_s = SYSTEM_CLOCK.now()
         except BaseException as error:  # noqa: BLE001 - raised to whoever waits, and to readers
-            stopped, again = isinstance(error, CancelledError), _said_again(error)
+            stopped, again = isinstance(error, CancelledError), _error_for_wait(error)
             # The report outlives the cell that showed the error.
             self._report.note(str(again) if stopped else f"It failed: {said_by(again)}")
             self._report.state = "stopped" if stopped else "failed"
@@ -286,7 +286,7 @@ class BackgroundPack:
             self.cancel()
 
 
-def _said_again(error: BaseException) -> BaseException:
+def _error_for_wait(error: BaseException) -> BaseException:
     """Return the error that `wait` raises; for a cancelled call it says how to continue."""
     if isinstance(error, CancelledError):
         msg = "Staging was cancelled; what is done is kept. Call stage_dataset again: it continues from there."

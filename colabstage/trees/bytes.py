@@ -1,5 +1,5 @@
-"""Bytes with positions: a file's, a temporary one's, several files' that follow each other, a service's; and what a
-file holds, by its first bytes."""
+"""Bytes with positions: of a file, a temporary one, several files in sequence, or a service; and what a file holds, by
+its first bytes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from colabstage.io.progress import Cancellation
 
-# The most that is held of one file at once.
+# The most bytes of one file that are held at once.
 PIECE_BYTES = 16 * 1024 * 1024
 # Holes begin and end at multiples of this: every file system's block size divides it.
 _HOLE_BYTES = 64 * 1024
@@ -32,7 +32,7 @@ _HOLE_BYTES = 64 * 1024
 class ByteSource(Protocol):
     """Random access to the bytes of one file, from many threads: what an archive is read from.
 
-    A file on the local disk is the usual one. A file that is still being copied here is another: its `pread` waits,
+    Usually this is a file on the local disk. It may also be a file that is still being copied here: its `pread` waits,
     with a deadline, until the bytes have arrived.
     """
 
@@ -62,7 +62,7 @@ class LocalBytes(Closing):
 
     def __init__(self, path: Path, *, label: str | None = None, follow: bool = True) -> None:
         self.label = str(path) if label is None else label
-        # Set before opening, which may fail: `__del__` runs all the same.
+        # Set before opening, which may fail: `__del__` runs even then.
         self._handle = -1
         try:
             # With O_NONBLOCK a file that was exchanged for a pipe cannot block.
@@ -71,11 +71,11 @@ class LocalBytes(Closing):
         except FileNotFoundError as error:
             msg = f"There is no file '{path}'. {whereabouts(path)}"
             raise SourceNotFoundError(msg) from error
-        # As it was when opened.
+        # The length when opened.
         self.size = os.fstat(self._handle).st_size
 
     def fileno(self) -> int:
-        """Return the handle, for a process that is to read the same file."""
+        """Return the handle, for a process that should read the same file."""
         return self._handle
 
     def pread(self, length: int, offset: int) -> bytes:
@@ -84,7 +84,7 @@ class LocalBytes(Closing):
 
     def close(self) -> None:
         """Release the handle. Calling it twice is fine."""
-        # Forgotten before it is closed: its number may be another file's a moment later.
+        # Forgotten before it is closed: a moment later, its number may belong to another file.
         handle, self._handle = self._handle, -1
         if handle >= 0:
             os.close(handle)
@@ -94,20 +94,20 @@ class LocalBytes(Closing):
 
 
 class TemporaryBytes(LocalBytes):
-    """The bytes of a file that colabstage itself made and nobody else needs: what has been used can be given back.
+    """The bytes of a file that colabstage itself made and nobody else needs: used ones can be given back to the disk.
 
-    Never for a user's file. Where the file system cannot make holes, the file keeps its size and nothing is lost.
+    Never for a user's file. If the file system cannot make holes, the file keeps its size and nothing is lost.
     """
 
     def __init__(self, path: Path, *, label: str | None = None) -> None:
         super().__init__(path, label=label)
-        # A handle of its own: readers need none that can write.
+        # A separate handle: readers need none that can write.
         self._writer = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         self._released = 0
 
     def release_before(self, offset: int) -> None:
-        """Give the disk back what is before `offset`; those bytes read as zeros from now on."""
-        # Only whole blocks go: the part of one before `offset` may be shared with what is still read.
+        """Give the disk back everything before `offset`; those bytes read as zeros from now on."""
+        # Only whole blocks: part of the last one may share a block with bytes still to be read.
         start, end = self._released, offset // _HOLE_BYTES * _HOLE_BYTES
         with contextlib.suppress(OSError):
             if end > start:
@@ -123,7 +123,7 @@ class TemporaryBytes(LocalBytes):
 
 
 class JoinedBytes(Closing):
-    """Several files that follow each other as one, as `cat` joins them; closing this closes them all."""
+    """Several files in sequence as one, as `cat` joins them; closing this closes them all."""
 
     def __init__(self, label: str, parts: Sequence[ByteSource]) -> None:
         self.label = label
@@ -141,7 +141,7 @@ class JoinedBytes(Closing):
             piece = self._parts[number].pread(wanted, offset - start)
             pieces.append(piece)
             if len(piece) < wanted:
-                # What follows would take the place of what is missing.
+                # The next file would take the place of the missing bytes.
                 break
             number, offset, length = number + 1, offset + wanted, length - wanted
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
@@ -160,7 +160,7 @@ class SharedBytes(Closing):
         self.label, self.size, self.pread = source.label, source.size, source.pread
 
     def close(self) -> None:
-        """Leave the source open: it is its owner's to close."""
+        """Leave the source open: its owner closes it."""
 
 
 class RequestedBytes:
@@ -177,18 +177,18 @@ class RequestedBytes:
         return self._request(length, offset) if length > 0 else b""
 
     def close(self) -> None:
-        """Leave open what it reads from, which is somebody else's to close."""
+        """Leave open what it reads from: its owner closes that."""
 
 
 def owners_bytes(source: ByteSource) -> ByteSource:
-    """Return the source itself; of shared bytes, the one that they share."""
+    """Return the source itself; for shared bytes, the source that they share."""
     return source.source if isinstance(source, SharedBytes) else source
 
 
 class SourceFile(io.RawIOBase):
-    """A read-only, unbuffered file object over a `ByteSource`, for libraries that want one; for one thread at a time.
+    """A read-only, unbuffered file object over a `ByteSource`, for libraries that require one; for one thread.
 
-    Closing it leaves the source open. Each read looks at `cancellation` first.
+    Closing it leaves the source open. Each read checks `cancellation` first.
     """
 
     def __init__(self, source: ByteSource, cancellation: Cancellation | None = None) -> None:
@@ -224,7 +224,7 @@ class SourceFile(io.RawIOBase):
 ArchiveKind = Literal["zip", "tar", "tar.gz", "tar.bz2", "tar.xz", "tar.zst", "gz", "bz2", "xz", "zst", "7z", "rar"]
 Compression = Literal["gz", "bz2", "xz", "zst"]
 
-# What names of archives end in. What a file holds is decided by its content; these say what a name promises.
+# The endings of archives' names. A file's content decides what it is; these say what its name promises.
 COMPRESSED_SUFFIXES: dict[Compression, tuple[str, ...]] = {
     "gz": (".gz", ".tgz", ".z"),
     "bz2": (".bz2", ".tbz2", ".tbz"),
@@ -232,7 +232,7 @@ COMPRESSED_SUFFIXES: dict[Compression, tuple[str, ...]] = {
     "zst": (".zst", ".zstd", ".tzst"),
 }
 ARCHIVE_SUFFIXES = (".zip", ".tar", ".7z", ".rar", *(end for ends in COMPRESSED_SUFFIXES.values() for end in ends))
-# With these, what names end in whose files are never text.
+# These and the endings of other files that are never text.
 DATA_SUFFIXES = (
     *ARCHIVE_SUFFIXES,
     *(".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".avif", ".jp2"),
@@ -241,14 +241,14 @@ DATA_SUFFIXES = (
 )
 
 _WEB = re.compile(r"(?i)https?://")
-# As much of a file as `describe_contents` wants to see.
+# How much of a file `describe_contents` needs.
 HEAD_BYTES = 1024
 
-# The first bytes of files, and what the file is; with the kind of those that are archives or compressed.
+# The first bytes of files, what such a file is, and its kind if it is an archive or compressed.
 _KNOWN: tuple[tuple[bytes, str, ArchiveKind | None], ...] = (
     (b"PK\3\4", "a zip archive", "zip"),
     (b"PK\5\6", "an empty zip archive", "zip"),
-    # With the marker that some multi-volume tools leave before the first header.
+    # With the marker that some multi-volume tools put before the first header.
     (b"PK\7\x08PK\3\4", "a zip archive", "zip"),
     (b"PK00PK\3\4", "a zip archive", "zip"),
     (b"\x1f\x8b\x08", "a gzip file", "gz"),
@@ -287,7 +287,7 @@ def compression_of(head: bytes) -> Compression | None:
 
 
 def is_tar_head(head: bytes) -> bool:
-    """Return whether a tar begins like this: a header block with a right checksum."""
+    """Return whether a tar begins like this: a header block with a valid checksum."""
     # A block of zeros has a checksum too, but marks the end of a tar.
     if len(head) < 512 or not head[:512].strip(b"\0"):
         return False
@@ -300,7 +300,7 @@ def is_tar_head(head: bytes) -> bool:
 def header_checksums(block: bytes) -> tuple[int, int]:
     """Return the two checksums in use for a tar header of 512 bytes: of unsigned bytes, and of signed ones (old Sun
     tars)."""
-    # Adler-32 begins with such a sum, exact for 256 bytes, and takes a tenth of the time of Python's own.
+    # Adler-32 contains such a sum, exact for 256 bytes, and takes a tenth of the time of Python's own.
     first, second = (zlib.adler32(half) & 0xFFFF for half in (block[:256], block[256:]))
     unsigned = first - 1 + second - 1 - sum(block[148:156]) + 256
     # For ASCII, which nearly every header is, the two are the same.
@@ -309,13 +309,12 @@ def header_checksums(block: bytes) -> tuple[int, int]:
 
 
 def is_text(head: bytes) -> bool:
-    """Return whether a file may be text, by its first bytes: there are some, and none that text does not contain."""
+    """Return whether a file may be text, by its first bytes: it is not empty, and has no byte that text lacks."""
     return head != b"" and not _BINARY.search(head)
 
 
 def lacks_data(name: str, head: bytes, suffixes: tuple[str, ...] = DATA_SUFFIXES) -> bool:
-    """Return whether a file whose name promises bytes that no text contains is empty, or text, as messages of services
-    are."""
+    """Return whether a file whose name promises binary data is empty, or text, as a service's message is."""
     # The first bytes of a bzip2 stream are letters.
     is_other = not head or (is_text(head) and compression_of(head) is None)
     return is_other and name.lower().endswith(suffixes)
@@ -353,12 +352,12 @@ def image_ending(head: bytes) -> str:
 
 
 def base_name(label: str) -> str:
-    """Return what a file is called by its address: the last part of a path; of a web address without its query.
+    """Return the file name in an address: the last part of a path; for a web address, without the query.
 
     >>> base_name("https://example.org/records/7/data.npy?download=1")
     'data.npy'
     """
-    # Only what is a web address: a path may hold a question mark or a percent sign.
+    # Only for web addresses: a path may contain a question mark or a percent sign.
     path = unquote(urlsplit(label).path) if _WEB.match(label) else label
     return path.rstrip("/").rpartition("/")[2]
 

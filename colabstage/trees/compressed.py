@@ -1,7 +1,7 @@
 """Compressed streams: one reader over any `ByteSource` for gzip, bzip2, xz and Zstandard, chosen by content.
 
-Whatever the library, a stream that ends early is an error: Python's own readers for bzip2 and xz, and Zstandard's, take
-what follows a stream for the end of the file, so that one cut between two of its streams would pass for whole.
+With every library, a stream that ends early is an error. Python's own readers for bzip2 and xz, and Zstandard's, take
+whatever follows a stream for the end of the file, so a file cut between two of its streams would pass for complete.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
     from colabstage.io.progress import Cancellation
     from colabstage.trees.bytes import ByteSource, Compression
 
-# Read of the compressed file at once; small, to follow a file that is still being copied here closely.
+# How much of the compressed file is read at once; small, to follow closely a file that is still being copied here.
 _READ_BYTES = 1 << 20
 _PIECE_BYTES = 4 << 20
-# What `zstd --long=30` needs; more than that only bombs ask for.
+# Enough for `zstd --long=30`; only bombs need more.
 _ZSTD_WINDOW_LOG = 30
-# What a dictionary of a gigabyte takes; `xz -9` needs 65 MiB.
+# Enough for a dictionary of a gigabyte; `xz -9` needs 65 MiB.
 _XZ_MEMORY_BYTES = (1 << 30) + (1 << 26)
 _THREAD_END_S = 1.0
-# Pieces that are made, or wait, while one is used.
+# Pieces that are being made, or wait, while one is used.
 _AHEAD = 2
 
 
@@ -46,23 +46,23 @@ _AHEAD = 2
 def open_stream(
     source: ByteSource, cancellation: Cancellation | None = None, *, read_bytes: int = _READ_BYTES
 ) -> Iterator[IO[bytes]]:
-    """Give the unpacked bytes of a compressed source, as a readable stream for the `with` block.
+    """Yield the unpacked bytes of a compressed source, as a readable stream for the `with` block.
 
-    Reading it turns whatever the decompressor complains about into `CorruptArchiveError`. What the source or the caller
-    raises passes through as it is: an `OSError` with an errno, and every error of colabstage's own. `read_bytes`: of
-    the source at a time.
+    Reading it turns the decompressor's errors into `CorruptArchiveError`. Errors of the source or the caller pass
+    unchanged: an `OSError` with an errno, and all of colabstage's own. `read_bytes`: how much of the source to read at
+    once.
     """
     compression = _compression(source)
     with io.BufferedReader(SourceFile(source, cancellation), read_bytes) as packed:
         stream, damage = _unpacker(cast("IO[bytes]", packed), compression)
-        # The caller raises inside the `with` block too, and that must pass.
+        # The caller raises inside the `with` block too, and those errors must pass.
         with stream:
             try:
                 yield stream
             except ColabstageError:
                 raise
             except damage as error:
-                # The medium's answer has a number; a decompressor's complaint has none.
+                # An error of the medium has a number; a decompressor's has none.
                 if isinstance(error, OSError) and error.errno is not None:
                     raise
                 reason = f"is damaged and does not unpack ({error})"
@@ -102,8 +102,7 @@ def _unpacker(packed: IO[bytes], compression: Compression) -> tuple[IO[bytes], t
 
 
 class _Streams(io.RawIOBase):
-    """Compressed streams one after the other, with zeros between and behind them; anything else is no stream, which its
-    decompressor says."""
+    """Compressed streams in sequence, with zeros between and after them; for anything else the decompressor raises."""
 
     def __init__(self, packed: IO[bytes], new: Callable[[], Any]) -> None:
         super().__init__()
@@ -130,7 +129,7 @@ class _Streams(io.RawIOBase):
                 return len(unpacked)
 
     def _next_stream(self) -> bytes:
-        """Return what has been read of the next stream, from its beginning; empty when there is none."""
+        """Return what has been read of the next stream, from its beginning; empty if there is none."""
         data = self._stream.unused_data.lstrip(b"\0")
         while not data and (more := self._packed.read(_READ_BYTES)):
             data = more.lstrip(b"\0")
@@ -141,12 +140,12 @@ class _Streams(io.RawIOBase):
 def pieces_ahead(
     pieces: Generator[bytes], *, stall_timeout_s: float = 600.0, cancellation: Cancellation | None = None
 ) -> Iterator[Iterator[bytes]]:
-    """Give pieces that a thread of its own makes while the caller uses those before.
+    """Yield pieces that a separate thread makes while the caller uses the previous ones.
 
     Args:
-        pieces: iterated over by that thread alone until the context ends, and then closed.
-        stall_timeout_s: with no piece for so many seconds the source counts as dead.
-        cancellation: looked at several times a second while the next piece is waited for.
+        pieces: iterated by that thread alone until the context ends, and then closed.
+        stall_timeout_s: after so many seconds without a piece the source counts as dead.
+        cancellation: checked several times a second while waiting for the next piece.
     """
     pool = DaemonPool(1, "colabstage-unpack")
     coming: deque[Future[bytes | None]] = deque()
@@ -158,7 +157,7 @@ def pieces_ahead(
             try:
                 (piece,) = pool.results([coming.popleft()], cancellation=cancellation, stall_timeout_s=stall_timeout_s)
             except TimeoutError as error:
-                if error.errno is not None:  # the medium's own answer
+                if error.errno is not None:  # the medium's own error
                     raise
                 msg = f"Nothing could be unpacked for {stall_timeout_s:.0f} seconds: the source hangs. Run this again."
                 raise SourceReadError(msg) from error
@@ -171,7 +170,7 @@ def pieces_ahead(
     finally:
         for future in coming:
             future.cancel()
-        # The thread may be waiting in a mount's read, which nothing interrupts; the source's own deadline ends that.
+        # The thread may be stuck in a mount's read, which nothing interrupts; the source's own deadline ends that.
         with contextlib.suppress(Exception):
             pool.results([pool.submit(pieces.close)], stall_timeout_s=_THREAD_END_S)
         pool.close(abandon=True)
@@ -180,8 +179,8 @@ def pieces_ahead(
 def unpack_into(
     spool: Path, source: ByteSource, limits: ArchiveLimits, cancellation: Cancellation | None = None
 ) -> TemporaryBytes:
-    """Decompress `source` into a file in the folder `spool`, which is made if need be."""
-    # The name goes once the file is unpacked and open, so that nothing is left behind however the process ends.
+    """Decompress `source` into a file in the folder `spool`, which is created if needed."""
+    # The name is removed once the file is unpacked and open, so that nothing remains however the process ends.
     make_folder(spool)
     path = temp_beside(spool / "unpacked")
     written = 0
@@ -191,7 +190,7 @@ def unpack_into(
             pieces_ahead(_unpack_pieces(source, cancellation), cancellation=cancellation) as pieces,
         ):
             for piece in pieces:
-                # Each piece is checked before it is written: a bomb must not fill the disk first.
+                # Each piece is checked before it is written, so that a bomb cannot fill the disk first.
                 written += len(piece)
                 check_limits(source.label, 0, written, source.size, limits)
                 with typed_write_errors(path):
@@ -202,16 +201,15 @@ def unpack_into(
 
 
 def _unpack_pieces(source: ByteSource, cancellation: Cancellation | None) -> Generator[bytes]:
-    """Yield the content in pieces. Opened and closed by the thread that reads: closing waits for a read that hangs."""
+    """Yield the content in pieces. The reading thread opens and closes the source, because closing waits for reads."""
     with open_stream(source, cancellation) as stream:
         while piece := stream.read(_PIECE_BYTES):
             yield piece
 
 
 def inner_name(source: ByteSource, base: str, name: str = "") -> str:
-    """Return what the file inside a compressed one is called: like the compressed one, which is `base` by its address
-    and `name` by its service, without its suffix.
-    """
+    """Return the name of the file inside a compressed one: the compressed one's name, which is `base` in its address
+    and `name` in its service, without the suffix."""
     compression = _compression(source)
     for called in (base, name):
         stem, suffix = posixpath.splitext(called)

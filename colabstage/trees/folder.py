@@ -1,4 +1,4 @@
-"""A folder as a tree: listed level by level by many threads, because on a mounted Drive every answer takes time."""
+"""A folder as a tree: listed level by level by many threads, because on a mounted Drive every response takes time."""
 
 from __future__ import annotations
 
@@ -42,25 +42,25 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 R = TypeVar("R")
 
-# Google's own document kinds: the mount lists them but answers "Operation not supported" to every read.
+# Google's own document kinds: the mount lists them but fails every read with "Operation not supported".
 GOOGLE_NATIVE = (
     *(".gdoc", ".gsheet", ".gslides", ".gform", ".gdraw", ".gmap"),
     *(".gsite", ".gtable", ".gscript", ".gjam", ".glink"),
 )
-# Find in names, each between two slashes and all in lower case, what may be no file of a dataset. Each begins with one
-# mark that `re` can leap to: both in one pattern take twenty times as long.
+# Find names that may not be files of a dataset, each between two slashes and in lower case. Each pattern begins with a
+# single character that `re` can jump to: both in one pattern take twenty times as long.
 _ODD_NAMES = re.compile(rf"/(?:\.|(?:{'|'.join(map(re.escape, sorted(JUNK_FILES)))})/)")
 _ODD_ENDINGS = re.compile(rf"\.(?:{'|'.join(re.escape(kind.removeprefix('.')) for kind in GOOGLE_NATIVE)})/")
-# One task of the pool looks up at most this many entries, so that its own cost (about 20 µs) vanishes.
+# One task of the pool looks up at most this many entries, so that its own cost (about 20 µs) does not matter.
 _LOOK_BATCH = 256
-# And a folder is shared among at least this many.
+# A folder is divided into at least this many tasks.
 _SHARES = 64
-# Entries of a folder by which its pace shows; the seconds for one above which it is that of round trips, of which
-# several at once take no longer than one; and the batches in a row that have to show it.
+# How many entries of a folder show its pace; the seconds per entry above which lookups are round trips, of which
+# several at once take no longer than one; and the number of consecutive batches that must show it.
 _FIRST_LOOKS, _SLOW_LOOK_S, _SLOW_BATCHES = 4, 0.001, 2
-# Folders that are listed before their entries join the others: enough for every worker.
+# Folders that are listed before their entries are looked up: enough for every worker.
 _LIST_FOLDERS = 512
-# Longer than the slowest listing anybody reported from a Drive mount (20 s) with its retries.
+# Longer than the slowest reported listing of a Drive mount (20 s) with its retries.
 _STALL_S = 300.0
 # With O_NONBLOCK a file that turned into a FIFO after the listing cannot block the open.
 _OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
@@ -79,7 +79,7 @@ class FolderTree(Tree):
         workers: how many folders are listed, or files looked up, at once. Some twenty are right for a Drive mount,
             where each answer takes 0.3 s and more; a local disk gains nothing from more than one.
         retry: how long a listing that fails is tried again.
-        heard: called, in any thread, whenever a folder has been read: the disk or mount is slow, not dead.
+        on_response: called, in any thread, whenever a folder has been read: the disk or mount is slow, not dead.
         found: called, in any thread, with the paths of some files as soon as these are known to exist.
         before_read: called, in any thread, with the path of a file before anything of its content is read.
         leave_out: names of folders in it that are no part of it, such as what colabstage made of it before.
@@ -98,7 +98,7 @@ class FolderTree(Tree):
         *,
         workers: int = 1,
         retry: RetryPolicy = RetryPolicy(),  # noqa: B008  # frozen
-        heard: Callable[[], object] = lambda: None,
+        on_response: Callable[[], object] = lambda: None,
         found: Callable[[Sequence[str]], object] | None = None,
         before_read: Callable[[str], object] | None = None,
         leave_out: Collection[str] = (),
@@ -106,15 +106,15 @@ class FolderTree(Tree):
         md5s: Callable[[Sequence[str]], Sequence[str]] | None = None,
         keeps_inodes: bool = False,
     ) -> None:
-        # A string: a path object for each of a million files would cost more than reading its entry.
+        # A string, because a path object for each of a million files would cost more than reading its entry.
         self._root = self.label = os.fspath(path)
         self._before_read = before_read
         self._md5s = md5s
-        # When files were written of which a part has been read, by path.
+        # The modification times of files that have been partly read, by path.
         self._times: dict[str, int] = {}
         _check_root(self._root)
         with _threads(workers) as listers, _threads(workers) as lookers:
-            walk = _Walk(self._root, listers, lookers, retry=retry, heard=heard, on_files=found)
+            walk = _Walk(self._root, listers, lookers, retry=retry, on_response=on_response, on_files=found)
             walk.list_all_but({**dict.fromkeys(mounts, "mount"), **dict.fromkeys(leave_out, "own")})
         facts = np.array(walk.files.facts, np.uint64).reshape(-1, 4).T
         names, (sizes, times_ns, inodes, changed_ns), order = sorted_by_name(walk.files.names, *facts)
@@ -139,7 +139,7 @@ class FolderTree(Tree):
     def file_states(self) -> FileStates:
         names, times_ns = self.entries.names, self.entries.mtimes_ns
         if self._md5s is None:
-            # Tools set the time of what they write to that of what it replaces, and archives give all files one time.
+            # Tools give a new file the time of the one it replaces, and archives give all files one time.
             marks = np.zeros_like(times_ns) if self._marks is None else self._marks
             return FileStates(np.zeros(len(names), np.uint64), hash_rows(marks, times_ns))
         md5s = self._md5s([f"{self._root}/{name}" for name in names])
@@ -147,7 +147,7 @@ class FolderTree(Tree):
 
     @property
     def inodes(self) -> str:
-        """Return a hash of which file each name has, on this machine alone; "" where files do not keep their inodes."""
+        """Return a hash of which file each name has, on this machine alone; "" if files do not keep their inodes."""
         return "" if self._inodes is None else hash_block(self._inodes.tobytes())
 
     def mark_of(self, entry: FileEntry) -> str:
@@ -155,21 +155,21 @@ class FolderTree(Tree):
         return "" if self._marks is None or place is None else str(self._marks[place])
 
     def path_of(self, entry: FileEntry) -> Path:
-        """Return where a file lies."""
+        """Return where a file is."""
         return Path(self._about_to_read(entry))
 
     def open(self, entry: FileEntry) -> FolderFile:
-        """Return the bytes of one file, which takes a handle when it is first read."""
+        """Return the bytes of one file, which is opened when first read."""
         return FolderFile(self.path_of(entry), entry.size, times=self._times)
 
     def read(self, entry: FileEntry) -> bytes:
         """Return the whole content of one file: one open, one read, one close."""
         handle = os.open(self._about_to_read(entry), _OPEN_FLAGS)
         try:
-            # One byte more than listed: a longer file shows without a further call.
+            # One byte more than listed, so that a longer file shows without a further call.
             data = os.read(handle, entry.size + 1)
             if len(data) < entry.size:
-                # A read may give less than was asked for, as mounts do, and only nothing means the end.
+                # A read may return less than requested, as on mounts; only an empty one means the end.
                 data += pread_exactly(handle, entry.size + 1 - len(data), len(data))
         finally:
             os.close(handle)
@@ -183,7 +183,7 @@ class FolderTree(Tree):
         return data
 
     def _about_to_read(self, entry: FileEntry) -> str:
-        """Return where a file lies, after calling `before_read`."""
+        """Return where a file is, after calling `before_read`."""
         path = f"{self._root}/{entry.name}"
         if self._before_read is not None:
             self._before_read(path)
@@ -191,10 +191,10 @@ class FolderTree(Tree):
 
 
 class FolderFile:
-    """A file of a folder, of the size that was listed: opened when it is first read, and again after `close`.
+    """A file of a folder, with the listed size: opened when first read, and again after `close`.
 
-    `follow`: whether it may be a link. `times`: when files were written that have been opened, by path: those who read
-    parts of one file share it, so that all parts are of one state.
+    `follow`: whether it may be a link. `times`: the modification times of opened files, by path: readers of parts of
+    one file share it, so that all parts are of one state.
     """
 
     def __init__(self, path: Path, size: int, *, follow: bool = True, times: dict[str, int] | None = None) -> None:
@@ -207,7 +207,7 @@ class FolderFile:
 
     def pread(self, length: int, offset: int) -> bytes:
         """Read up to `length` bytes at `offset`."""
-        # A name of this thread's own keeps the handle open while it reads, also when another one releases the file.
+        # This thread's own reference keeps the handle open while it reads, even if another thread releases the file.
         file = self._open
         if file is None:
             file = LocalBytes(self._path, follow=self._follow)
@@ -220,7 +220,7 @@ class FolderFile:
             self._times.setdefault(self.label, os.fstat(file.fileno()).st_mtime_ns)
             self._open = file
         data = file.pread(length, offset)
-        # The time in the listing is not compared: a mount may tell it in another precision.
+        # The listed time is not compared, because a mount may report it in another precision.
         if os.fstat(file.fileno()).st_mtime_ns != self._times[self.label]:
             msg = (
                 f"'{self._path}' was written to while it was being read, so what was read is of two states. Wait until "
@@ -235,18 +235,18 @@ class FolderFile:
 
 
 def folder_stamps(
-    path: Path, names: Iterable[str], *, workers: int = 1, heard: Callable[[], object] = lambda: None
+    path: Path, names: Iterable[str], *, workers: int = 1, on_response: Callable[[], object] = lambda: None
 ) -> dict[str, int | None]:
-    """Read again the modification times of folders of a tree, to see cheaply whether its listing may have changed.
+    """Read the modification times of a tree's folders again, to check cheaply whether its listing may have changed.
 
     Args:
         path: the tree's folder.
-        names: names of folders in it, as `FolderTree.listing_stamp` gives them.
-        workers: how many are asked at once.
-        heard: called, in any thread, whenever one has answered.
+        names: names of folders in it, as in `FolderTree.listing_stamp`.
+        workers: how many are read at once.
+        on_response: called, in any thread, whenever one has responded.
 
     Returns:
-        For each name the time in ns, `None` where there is no such folder any more.
+        For each name the time in ns, `None` if the folder no longer exists.
     """
     root = os.fspath(path)
 
@@ -256,7 +256,7 @@ def folder_stamps(
         except (FileNotFoundError, NotADirectoryError):
             return None
         finally:
-            heard()
+            on_response()
 
     wanted = list(names)
     with _threads(workers) as pool:
@@ -278,7 +278,7 @@ def _results(calls: Sequence[Future[R]]) -> list[R]:
     try:
         return DaemonPool.results(calls, stall_timeout_s=_STALL_S)
     except TimeoutError as error:
-        if error.errno is not None:  # the mount's own answer
+        if error.errno is not None:  # the mount's own error
             raise
         msg = f"Listing made no progress for {_STALL_S:.0f} s. Mount the Drive again and run this once more."
         raise SourceReadError(msg) from error
@@ -291,7 +291,7 @@ def _check_root(root: str) -> None:
         msg = f"There is no folder '{root}'."
         raise SourceNotFoundError(msg) from error
     except OSError:
-        return  # A mount's bad day: the listing retries and says so.
+        return  # a temporary failure: the listing retries and reports it
     if not is_folder:
         msg = f"'{root}' is a file, not a folder."
         raise SourceReadError(msg)
@@ -302,7 +302,7 @@ def _path_below(root: str, name: str) -> str:
 
 
 class _Folder(NamedTuple):
-    """A folder that was found, and is still to be listed."""
+    """A folder that was found and must still be listed."""
 
     name: str
     """Its name in the tree, "" for the root."""
@@ -314,17 +314,17 @@ class _Folder(NamedTuple):
 
 @dataclass(slots=True)
 class _Found:
-    """What some entries of a folder are. Files are in columns, since there may be millions."""
+    """What some entries of a folder are. Files are in columns, because there may be millions."""
 
     total: int = 0
-    """How many there are, junk included."""
+    """The number of entries, including junk."""
     names: list[str] = field(default_factory=list)
     facts: array[int] = field(default_factory=lambda: array("Q"))
-    """Of each file its size, when its content was written, its inode, and when anything of it was changed."""
+    """For each file: its size, when its content was written, its inode, and when anything about it was changed."""
     folders: list[tuple[str, bool]] = field(default_factory=list)
     """With whether a link leads there."""
     left_out: list[tuple[str, str]] = field(default_factory=list)
-    """The kind and the name of what is no file of the tree and may be missed."""
+    """The kind and name of entries that are not files of the tree but may be missed."""
 
     def add_files(self, names: list[str], statuses: list[os.stat_result]) -> None:
         """Append files."""
@@ -365,20 +365,19 @@ def _notes(left_out_names: list[tuple[str, str]]) -> Iterator[str]:
 
 
 class _Listed(NamedTuple):
-    """What one folder holds."""
+    """The content of one folder."""
 
     mtime_ns: int
     """When something in it was last added, removed or renamed."""
     identity: _Identity
-    """Device and inode, by which a loop is known."""
+    """Device and inode, which identify a loop."""
     found: _Found
     looks: list[Future[_Found]]
     """The rest, while it is looked up."""
 
 
 class _Walk:
-    """List one level of a tree after the other: as many folders at once as there are workers, and meanwhile what they
-    hold."""
+    """Lists one level of a tree after the other: as many folders at once as there are workers."""
 
     def __init__(
         self,
@@ -387,11 +386,11 @@ class _Walk:
         lookers: DaemonPool | None,
         *,
         retry: RetryPolicy,
-        heard: Callable[[], object],
+        on_response: Callable[[], object],
         on_files: Callable[[Sequence[str]], object] | None,
     ) -> None:
         self._root, self._listers, self._lookers = root, listers, lookers
-        self._retry, self._heard, self._on_files = retry, heard, on_files
+        self._retry, self._on_response, self._on_files = retry, on_response, on_files
         self._turn = threading.Lock()
         self._slow_batches = 0
         self.files = _Found()
@@ -399,7 +398,7 @@ class _Walk:
         self.with_files: list[str] = []
 
     def list_all_but(self, leave_out: Mapping[str, str]) -> None:
-        """List all folders but those of these names, each with the kind of note on it."""
+        """List all folders except those with these names, which map to the kind of their note."""
         level = [_Folder("", frozenset(), through_link=False)]
         while level:
             below: list[_Folder] = []
@@ -425,12 +424,12 @@ class _Walk:
             level = below
 
     def _list(self, folder: _Folder) -> _Listed | None:
-        """List one folder; `None` where a link leads back to one that it is in."""
+        """List one folder; `None` if a link leads back to one of its own ancestors."""
         path = _path_below(self._root, folder.name)
         listed, unseen = read_with_retry(lambda: self._read(folder, path), path, policy=self._retry)
-        self._heard()
+        self._on_response()
         if listed is not None and unseen and self._lookers is not None:
-            # By others: a look that waited behind folders to be listed would leave the mount with only these to do.
+            # By other threads: lookups that waited behind folders would all be left for the end.
             length = min(-(-len(unseen) // _SHARES), _LOOK_BATCH)
             for start in range(0, len(unseen), length):
                 look = partial(self._look_at, folder, unseen[start : start + length])
@@ -438,9 +437,9 @@ class _Walk:
         return listed
 
     def _read(self, folder: _Folder, path: str) -> tuple[_Listed | None, list[os.DirEntry[str]]]:
-        """Read one folder, and look at its entries meanwhile until each look proves to be a round trip; return what
-        was found, and the entries that nobody has looked at yet."""
-        # Asked before the listing: a change while the folder is being listed then shows in the stamp.
+        """Read one folder and look up its entries meanwhile, until lookups prove to be round trips; return what was
+        found, and the entries not yet looked up."""
+        # Before the listing, so that a change while the folder is being listed shows in the stamp.
         status = os.stat(path)  # noqa: PTH116
         identity = (status.st_dev, status.st_ino)
         if folder.through_link and identity in folder.ancestors:
@@ -448,11 +447,11 @@ class _Walk:
         found = _Found()
         with os.scandir(path) as scan:
             count = _FIRST_LOOKS
-            # At once: a mount that tells sizes with the names keeps them for a second or less.
+            # At once: a mount that returns sizes with the names caches them for a second or less.
             while batch := list(islice(scan, count)):
-                # Looks that do not leave the kernel would only take Python's lock from each other.
+                # Lookups that stay in the kernel would only take Python's lock from each other.
                 with self._turn:
-                    # One slow batch alone may have waited for Python's lock.
+                    # A single slow batch may have waited for Python's lock.
                     if self._lookers is not None and self._slow_batches >= _SLOW_BATCHES:
                         return _Listed(status.st_mtime_ns, identity, found, []), [*batch, *scan]
                     most_s, began = _SLOW_LOOK_S * len(batch), SYSTEM_CLOCK.now()
@@ -462,17 +461,16 @@ class _Walk:
         return _Listed(status.st_mtime_ns, identity, found, []), []
 
     def _look_at(self, folder: _Folder, entries: list[os.DirEntry[str]]) -> _Found:
-        """Look at each entry once, which empties the list; what they are is checked by all names at once, because
-        nearly all are plain files."""
+        """Look up each entry once, which empties the list. Names are checked at once, because most are plain files."""
         prefix = f"{folder.name}/" if folder.name else ""
         named = f"/{'/'.join(entry.name for entry in entries).lower()}/"
         found, odd = _Found(len(entries)), entries.copy()
         if not _ODD_NAMES.search(named) and not _ODD_ENDINGS.search(named):
-            with contextlib.suppress(OSError):  # what cannot be asked now is asked again below
+            with contextlib.suppress(OSError):  # an entry that fails now is looked up again below
                 plain = [entry for entry in entries if entry.is_file(follow_symlinks=False)]
                 found.add_files([prefix + entry.name for entry in plain], [entry.stat() for entry in plain])
                 odd = [entry for entry in entries if not entry.is_file(follow_symlinks=False)]
-        # An entry that was looked at holds nearly a kilobyte, and there may be millions.
+        # An entry holds nearly a kilobyte once it is looked up, and there may be millions.
         entries.clear()
         for entry in odd:
             name = prefix + entry.name
@@ -483,7 +481,7 @@ class _Walk:
 
 
 def _look_closely(entry: os.DirEntry[str], name: str, found: _Found) -> None:
-    """Find out what an entry is; junk, pipes and sockets are nothing."""
+    """Find out what an entry is; junk, pipes and sockets are left out."""
     linked = entry.is_symlink()
     try:
         if entry.is_dir():

@@ -38,20 +38,20 @@ _TIME_END_NS = 1 << 63
 class FileEntry:
     """One regular file of a tree."""
 
-    # Entries are made and dropped by the million, so this holds facts only; what reads them is the tree.
+    # Entries are created and dropped by the million, so this holds only facts; the tree reads the content.
     name: str
     """Path inside the tree, with `/`, never absolute, never with `..`."""
     size: int
     mtime_ns: int
-    """Modification time in nanoseconds since 1970; 0 where the container keeps none."""
+    """Modification time in nanoseconds since 1970; 0 if the container stores none."""
     position: int
-    """Reading entries by ascending position is sequential for the medium: the offset in an archive, the place in the
-    listing of a folder."""
+    """Reading entries by ascending position is sequential for the medium: the offset in an archive, or the place in a
+    folder's listing."""
     executable: bool = False
-    """Whether an archive marks it as a program of its owner; a folder does not tell."""
-    # No part of what an entry is: two listings of one file are equal wherever it is in them.
+    """Whether an archive marks it as executable by its owner; a folder does not tell."""
+    # Not compared: two listings of one file are equal wherever it is in them.
     place: int = field(default=-1, compare=False, repr=False)
-    """Its number among the entries of its tree, where it is found sooner than by name; -1 where nobody said."""
+    """Its number among the tree's entries, which finds it faster than its name; -1 if unknown."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -59,14 +59,14 @@ class FileEntries(Sequence[FileEntry]):
     """N files of a tree in columns: all, sorted by name, or some in any order. Immutable."""
 
     names: list[str]
-    """As `FileEntry` has them, like all that follow."""
+    """As in `FileEntry`, like all that follow."""
     sizes: NDArray[np.int64]
     """`(N,)`, like all that follow."""
     mtimes_ns: NDArray[np.int64]
     positions: NDArray[np.int64]
     executable: NDArray[np.bool_]
     places: NDArray[np.int64] | None = None
-    """The number of each among the entries of its tree; `None` where that is its number here."""
+    """The number of each among the tree's entries; `None` if that is its number here."""
 
     @classmethod
     def of(cls, entries: Iterable[FileEntry]) -> FileEntries:
@@ -101,7 +101,7 @@ class FileEntries(Sequence[FileEntry]):
         return FileEntry(self.names[row], size, mtime_ns, position, executable, place)
 
     def __iter__(self) -> Iterator[FileEntry]:
-        # Page by page: an object for each of millions would be most of a listing's memory.
+        # Page by page: an object for each of millions would take most of a listing's memory.
         for first in range(0, len(self), _PAGE_ENTRIES):
             page = slice(first, min(first + _PAGE_ENTRIES, len(self)))
             places = range(page.start, page.stop) if self.places is None else self.places[page].tolist()
@@ -112,7 +112,7 @@ class FileEntries(Sequence[FileEntry]):
         return self.sizes, self.mtimes_ns, self.positions, self.executable
 
     def take(self, rows: NDArray[Any]) -> FileEntries:
-        """Return some of them, in the order of `rows`; all of them in their order are these entries themselves."""
+        """Return the entries of some rows, in that order; for all rows in order, these entries themselves."""
         if len(rows) == len(self) and np.array_equal(rows, np.arange(len(self))):
             return self
         sizes, times, positions, executable = [column[rows] for column in self._columns]
@@ -129,31 +129,31 @@ class FileEntries(Sequence[FileEntry]):
         return self.take(np.flatnonzero(~called))
 
     def ending_in(self, extensions: Collection[str]) -> FileEntries:
-        """Return those with one of these extensions, as `extension_of` has them, in the same order."""
+        """Return those with one of these extensions, as from `extension_of`, in the same order."""
         return self._by_ending(lambda extension: extension in extensions)
 
     def not_ending_in(self, extensions: Collection[str]) -> FileEntries:
-        """Return all others than `ending_in`."""
+        """Return all entries that `ending_in` does not."""
         return self._by_ending(lambda extension: extension not in extensions)
 
     def _by_ending(self, fits: Callable[[str], bool]) -> FileEntries:
         endings, of_files = self.endings
         return self.take(np.flatnonzero(np.array([fits(extension_of(end)) for end in endings], np.bool_)[of_files]))
 
-    # Computed once, because every layout asks for its own extensions, and most look at the folders.
+    # Computed once, because every layout filters by its own extensions, and most need the folders.
 
     @cached_property
     def folders(self) -> tuple[list[str], NDArray[np.int64]]:
-        """Return the folders that hold the files, "" for the root, the first that occurs first; and the number of each
-        file's, `(N,)`."""
+        """Return the folders that hold the files, in order of first occurrence, "" for the root; and the number of each
+        file's folder, `(N,)`."""
         return folders_of(self.names)
 
     @cached_property
     def endings(self) -> tuple[list[str], NDArray[np.int64]]:
-        """Return what follows the last dots of the bare names (".JPG"; "" where there is none), and the number of each
+        """Return the extensions after the last dots of the bare names (".JPG"; "" for none), and the number of each
         file's, `(N,)`."""
         texts, of_files = _numbered([name[name.rfind(".") :] for name in self.names])
-        # What begins without a dot is the last letter of a name without one; a dot in a folder's name begins no ending.
+        # A text without a dot is the last letter of a name without one; a dot in a folder's name begins no extension.
         endings, of_texts = _numbered([text if text[0] == "." and "/" not in text else "" for text in texts])
         return endings, of_texts[of_files]
 
@@ -163,7 +163,7 @@ class FileEntries(Sequence[FileEntry]):
         return self.take(np.flatnonzero(np.array([fits(folder) for folder in folders], np.bool_)[of_files]))
 
     def find(self, entry: FileEntry | str) -> int | None:
-        """Return the number of an entry, by its name; `None` where it is missing. Only where names ascend."""
+        """Return the number of an entry, by its name; `None` if it is missing. Only if names ascend."""
         # Entries of this very listing know their number.
         if isinstance(entry, FileEntry):
             if 0 <= entry.place < len(self) and self.names[entry.place] == entry.name:
@@ -174,8 +174,8 @@ class FileEntries(Sequence[FileEntry]):
 
 
 def folders_of(names: Iterable[str]) -> tuple[list[str], NDArray[np.int64]]:
-    """Return the folders of some files' names, the first that occurs first, "" for the root; and the number of each
-    file's, `(N,)`."""
+    """Return the folders of some files' names, in order of first occurrence, "" for the root; and the number of each
+    file's folder, `(N,)`."""
     return _numbered([name[:at] if (at := name.rfind("/")) > 0 else "" for name in names])
 
 
@@ -190,14 +190,15 @@ def take_strings(strings: Sequence[str], rows: NDArray[Any]) -> list[str]:
 
 
 def sorted_by_name(names: list[str], *columns: NDArray[Any]) -> tuple[list[str], list[NDArray[Any]], NDArray[np.int64]]:
-    """Return names in their order, equal ones as they come; the columns in the same, and for each its number before."""
+    """Return sorted names, with equal ones in their old order; the columns in the same order; and each name's old
+    number."""
     order = np.array(sorted(range(len(names)), key=names.__getitem__), np.int64)
     return take_strings(names, order), [column[order] for column in columns], order
 
 
 def total_size(entries: Sequence[FileEntry]) -> int:
     """Return the length of all files together in bytes."""
-    # In Python's whole numbers: sums of what some archives claim do not fit 64 bits.
+    # In Python's integers: sums of what some archives claim exceed 64 bits.
     return sum(FileEntries.of(entries).sizes.tolist())
 
 
@@ -210,7 +211,7 @@ def count_by(keys: Iterable[str]) -> str:
     >>> count_by([".txt", ".csv", ".csv"])
     '2 .csv, 1 .txt'
     """
-    # By name where counts are equal, so that the sentence is the same each time.
+    # By name if counts are equal, so that the sentence is always the same.
     counts = sorted(Counter(keys).items(), key=lambda item: (-item[1], item[0]))
     shown = [f"{count:,} {key}" for key, count in counts[:_KEYS_SHOWN]]
     if len(counts) > _KEYS_SHOWN:
@@ -219,26 +220,26 @@ def count_by(keys: Iterable[str]) -> str:
 
 
 class FileStates(NamedTuple):
-    """What shows of each of N files whether its content is still the same: hashes, uint64 `(N,)`, 0 where nothing
-    does."""
+    """For each of N files, what shows whether its content is unchanged: hashes, uint64 `(N,)`, 0 if nothing does."""
 
     digests: NDArray[np.uint64]
-    """Of a checksum that the container or the service has of it: equal wherever and however the file is called."""
+    """Hashes of a checksum that the container or service stores: equal wherever the file is and whatever its name."""
     versions: NDArray[np.uint64]
-    """Of what changes when the file is written again, a time or an ETag: it says nothing of a file of another name."""
+    """Hashes of what changes when the file is rewritten, a time or an ETag: they say nothing about a file of another
+    name."""
 
 
 def hash_texts(texts: Iterable[str]) -> NDArray[np.uint64]:
-    """Return a hash of each text, never 0; 0 for an empty one."""
+    """Return a hash of each text, never 0 except for an empty one."""
     encoded = (text.encode(errors="surrogateescape") for text in texts)
     return np.fromiter((xxhash.xxh3_64_intdigest(text) or 1 if text else 0 for text in encoded), np.uint64)
 
 
 def hash_rows(*columns: NDArray[Any]) -> NDArray[np.uint64]:
-    """Return a hash of each row of whole numbers, never 0; 0 where the last column has a 0."""
+    """Return a hash of each row of integers, never 0 unless the last column has a 0."""
     found = np.zeros(len(columns[-1]), np.uint64)
     for column in columns:
-        # The finishing steps of MurmurHash3: each bit of a column changes half of the bits of the hash.
+        # The final steps of MurmurHash3: each bit of a column changes half of the bits of the hash.
         found ^= column.astype(np.uint64)
         for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):
             found ^= found >> np.uint64(33)
@@ -250,8 +251,8 @@ def hash_rows(*columns: NDArray[Any]) -> NDArray[np.uint64]:
 class Tree(Closing):
     """A dataset's files by name. Every method may be called from any thread, `read` from many at once.
 
-    A kind of tree sets `kind`, `label` and `entries`, and says in `open` how any part of a file is had; where only the
-    whole of one can be, in `read` and `chunks`.
+    A kind of tree sets `kind`, `label` and `entries`. Its `open` says how to read any part of a file; if only whole
+    files can be read, its `read` and `chunks` do that.
     """
 
     kind: TreeKind
@@ -262,33 +263,33 @@ class Tree(Closing):
     notes: tuple[str, ...] = ()
     """Sentences about what was left out and why (Google-native documents, for example)."""
     source: ByteSource | None = None
-    """The bytes that positions of entries count in; `None` where each file is by itself. Closed with the tree."""
+    """The bytes in which entries' positions count; `None` if each file is separate. Closed with the tree."""
     by_request: bool = False
     """True if every read is a network request; copy the file before random access."""
     waits_for: str = ""
-    """Why no file comes at present although it is still asked for; "" where they do."""
+    """Why no file arrives at present although one is needed; "" if some do."""
     unpacked: Path | None = None
-    """The folder with all files in it that an archive was unpacked to, to be moved or removed with the tree."""
+    """The folder with all files that an archive was unpacked to, which is moved or removed with the tree."""
     empty_folders: tuple[str, ...] = ()
-    """The folders in which no file lies, by name; none where that cannot be known, as in a bucket."""
+    """The folders without files, by name; none if that cannot be known, as in a bucket."""
     prefix: str = ""
-    """What the names lack of those in the source: the folder, with its slash, that `only=` chose."""
+    """The part of the source's names that these lack: the folder, with its slash, that `only=` chose."""
     crcs: NDArray[np.uint32] | None = None
-    """The CRC-32 of each file, `(N,)`; `None` where the container keeps none."""
+    """The CRC-32 of each file, `(N,)`; `None` if the container stores none."""
 
     @property
     def stamp(self) -> str:
-        """Return what is the same while nothing is added, removed or rewritten; "" where only its times tell."""
+        """Return a text that is unchanged while nothing is added, removed or rewritten; "" if only times tell."""
         return ""
 
     @property
     def inodes(self) -> str:
-        """Return a hash of which file each name has, on this machine alone; "" where files do not keep their inodes."""
+        """Return a hash of which file each name has, on this machine alone; "" if files do not keep their inodes."""
         return ""
 
     def listing_stamp(self) -> Mapping[str, tuple[int, int]]:
-        """Return for every folder that was listed ("" is the root): its modification time in ns and its number of
-        entries; nothing for a tree that is no folder.
+        """Return for every listed folder ("" is the root) its modification time in ns and its number of entries; empty
+        for a tree that is not a folder.
 
         A folder's time changes when something in it is added, removed or renamed, not when a file is rewritten.
         """
@@ -306,50 +307,47 @@ class Tree(Closing):
         return (self,)
 
     def origin(self, entry: FileEntry) -> tuple[Tree, FileEntry]:
-        """Return the part that has a file, and the file as that part has it."""
+        """Return the part that has a file, and that part's own entry of it."""
         return self, entry
 
     def mark_of(self, entry: FileEntry) -> str:
-        """Return what, on this machine alone, tells a file from any that takes its name; "" where nothing does."""
+        """Return what, on this machine alone, tells a file from any that replaces it; "" if nothing does."""
         tree, own = self.origin(entry)
         return "" if tree is self else tree.mark_of(own)
 
     def path_of(self, entry: FileEntry) -> Path | None:
-        """Return where a file lies by itself among the dataset's others; `None` where it is part of something."""
+        """Return the path of a file that is by itself; `None` if it is part of something."""
         return None
 
     def address_of(self, entry: FileEntry) -> str:
-        """Return what to give as the source for a file alone; "" where it is part of something."""
+        """Return what to pass as the source for this file alone; "" if it is part of something."""
         tree, own = self.origin(entry)
         return str(self.path_of(entry) or "") if tree is self else tree.address_of(own)
 
     def packing(self, entry: FileEntry) -> ZipMember | None:
-        """Return how a file is packed in `source`; `None` where it is stored unchanged."""
+        """Return how a file is packed in `source`; `None` if it is stored unchanged."""
         return None
 
     def open(self, entry: FileEntry) -> ByteSource | None:
-        """Return the bytes of one file, any part of which is read from where it is; `None` where only the whole can
-        be had, because it is packed, or has a checksum that only the whole of it meets.
-        """
+        """Return the bytes of one file, any part of which is read in place; `None` if only the whole can be read,
+        because it is packed, or has a checksum of the whole."""
         return None
 
     def read(self, entry: FileEntry) -> bytes:
-        """Return the whole content of one file, `entry.size` bytes, verified by the container's checksum where it has
-        one.
-        """
+        """Return the whole content of one file, `entry.size` bytes, verified by its checksum, if there is one."""
         with contextlib.closing(self._opened(entry)) as file:
-            # Some sources answer an empty range with an error.
+            # Some sources fail on an empty range.
             data = file.pread(file.size, 0) if file.size else b""
         if len(data) != file.size:
             raise cut_while_read(self.label, entry.name)
         return data
 
     def chunks(self, entry: FileEntry) -> Iterator[bytes]:
-        """Yield the content of one file in order, in pieces of at most `PIECE_BYTES`, so that none is held in memory
-        whole.
+        """Yield the content of one file in order, in pieces of at most `PIECE_BYTES`, so that memory never holds it
+        all.
 
-        Verified as `read` does it, once the last piece has come: what was made of the pieces counts only when the
-        iterator has ended.
+        Verified as by `read`, after the last piece: what was made of the pieces counts only once the iterator has
+        ended.
         """
         with contextlib.closing(self._opened(entry)) as file:
             for offset, length in block_ranges(file.size, PIECE_BYTES):
@@ -359,11 +357,11 @@ class Tree(Closing):
                 yield data
 
     def verify(self, entry: FileEntry, pieces: Iterable[bytes]) -> None:
-        """Compare a file's whole content, in `pieces` that were read by parts, with its checksum; without one, read
+        """Compare a file's whole content, in `pieces` that were read in parts, with its checksum; without one, read
         none of them.
 
         Raises:
-            SourceReadError: the content is not what the checksum says.
+            SourceReadError: the content does not have the checksum.
         """
 
     def _opened(self, entry: FileEntry) -> ByteSource:
@@ -387,8 +385,7 @@ class Tree(Closing):
 
 
 def only_line(tree: Tree, *parts: str) -> str:
-    """Return the argument that stages parts of a tree, folders and files by their names in it or patterns, for
-    messages."""
+    """Return the argument that stages parts of a tree, folders and files by name or pattern, for messages."""
     found = [tree.prefix + part for part in parts]
     return f"only={found if len(found) > 1 else found[0]!r}"
 
@@ -399,12 +396,12 @@ def unknown_entry(tree: str, name: str) -> SourceReadError:
 
 
 class TreeView(Tree):
-    """Files of other trees, under names of its own, read as those do it; closing it closes them all.
+    """Files of other trees, under new names, read as by those trees; closing it closes them all.
 
     Args:
-        trees: whose files they are.
-        rows: which, counted through the entries of all trees one after the other.
-        names: what each is called here.
+        trees: the files' trees.
+        rows: which files, counted through the entries of all trees in sequence.
+        names: each file's name here.
     """
 
     def __init__(self, trees: Sequence[Tree], rows: NDArray[Any], names: list[str]) -> None:
@@ -412,7 +409,7 @@ class TreeView(Tree):
         listings = [tree.entries for tree in trees]
         self._firsts = np.cumsum([0, *map(len, listings)])
         names, (self._rows,), _ = sorted_by_name(names, rows)
-        # One tree after the other is the order that each of them likes best.
+        # One tree after the other, because each is read fastest in its own order.
         ends = np.cumsum([0, *(int(entries.positions.max(initial=-1)) + 1 for entries in listings)])
         positions = [entries.positions + start for entries, start in zip(listings, ends[:-1], strict=True)]
         sizes, times, executable = (
@@ -475,11 +472,11 @@ class TreeView(Tree):
 
 
 class _GivenTree(Tree):
-    """Somebody's own object that has files, as a tree; its names are checked as those of any archive."""
+    """A caller's object that has files, as a tree; its names are checked like those of an archive."""
 
     def __init__(self, given: Any) -> None:
         self._given = given
-        # A folder is what no reader makes any assumption about.
+        # The kind about which readers assume nothing.
         self.kind = getattr(given, "kind", "folder")
         self.label, self.entries = given.label, FileEntries.of(given.entries)
         for name in self.entries.names:
@@ -498,7 +495,7 @@ class _GivenTree(Tree):
         return content
 
     def chunks(self, entry: FileEntry) -> Iterator[bytes]:
-        # What is in memory anyway gains nothing from pieces, so nobody has to write that.
+        # Pieces gain nothing if the content is in memory, so `chunks` is optional.
         yield from self._given.chunks(entry) if hasattr(self._given, "chunks") else (self._given.read(entry),)
 
     def close(self) -> None:
@@ -507,7 +504,7 @@ class _GivenTree(Tree):
 
 
 def as_tree(given: object) -> Tree | None:
-    """Return a tree as it is, and one of whatever has `label`, `entries` and `read`; `None` for anything else."""
+    """Return a tree itself, or one for any object with `label`, `entries` and `read`; `None` for anything else."""
     if isinstance(given, Tree):
         return given
     return _GivenTree(given) if all(hasattr(given, name) for name in ("entries", "read", "label")) else None
@@ -515,17 +512,17 @@ def as_tree(given: object) -> Tree | None:
 
 @dataclass(frozen=True, slots=True)
 class ArchiveLimits:
-    """What an honest dataset's archive stays under; a bomb does not."""
+    """Limits that an honest dataset's archive keeps; a bomb does not."""
 
     max_members: int = 10_000_000
-    """Ten million files are seven times ImageNet-21k's training set in number of bytes of directory alone."""
+    """For ten million files, the directory alone takes seven times the bytes of ImageNet-21k's training set."""
     max_total_bytes: int = 16 * 1024**4
     """Content of all members together; no notebook's disk holds 16 TiB."""
     max_ratio: float = 500.0
     """Content over archive size. Deflate can reach 1,032, masks and zero-filled arrays a few hundred, photographs about
     1."""
     ratio_from_bytes: int = 1024**3
-    """Below this much content the ratio is not looked at, since it cannot do any harm."""
+    """Below this much content the ratio is not checked, because it can do no harm."""
 
 
 DEFAULT_LIMITS = ArchiveLimits()

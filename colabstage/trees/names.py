@@ -1,8 +1,8 @@
-"""Names of files in a tree: what an archive may call its members, what is junk, and what cannot stand side by side.
+"""Names of files in a tree: what an archive may call its members, what is junk, and which names cannot coexist.
 
-A name is taken as unzip and tar take it: without `./`, doubled slashes and the root of an absolute one. What would
-leave the folder that an archive is unpacked to refuses the whole archive, before a member is read or written: skipping
-the one would hand over a dataset that is not the one its author packed.
+A name is read as unzip and tar read it: without `./`, doubled slashes and the root of an absolute one. A name that
+would leave the archive's own folder refuses the whole archive, before a member is read or written: skipping just that
+one would produce another dataset than its author packed.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
 JUNK_FOLDERS = frozenset({"__MACOSX", ".ipynb_checkpoints", ".git"})
-# In lower case. Whatever else is junk by its own name begins with a dot.
+# In lower case. All other junk names begin with a dot.
 JUNK_FILES = frozenset({".ds_store", "thumbs.db", "desktop.ini"})
-# With its dot. Longer endings are never asked for (".tfrecord-00000-of-00008").
+# With its dot. Longer endings are not extensions (".tfrecord-00000-of-00008").
 _LONGEST_EXTENSION = 10
 _MAX_PART_BYTES = 255
-# A chain of links longer than this is a loop for every practical purpose; Linux gives up at 40 as well.
+# A longer chain of links is a loop for every practical purpose; Linux gives up at 40 as well.
 _MAX_LINK_STEPS = 40
 
 
 def extension_of(name: str) -> str:
-    """Return a name's extension in lower case, with its dot; "" where it has none, or a number in its place."""
+    """Return a name's extension in lower case, with its dot; "" if there is none, or it is a number."""
     end = name[name.rfind(".") + 1 :]
     if len(end) >= min(_LONGEST_EXTENSION, len(name)) or not end.isalnum() or end.isdecimal():
         return ""
@@ -48,17 +48,17 @@ def refuse_member(archive: str, name: str, reason: str) -> UnsafeArchiveError:
     )
 
 
-# Each folder of a name is known by its whole name, so a name of many is much more in memory than in the archive.
+# Each parent folder of a name is stored by its whole name, so a deep name is much larger in memory than in the archive.
 MOST_FOLDERS = 200
 
 
-# What a name has, with a NUL before and behind it, that may break a rule, be junk, or have parts to drop.
+# Parts of a name, with a NUL before and after it, that may break a rule, be junk, or must be dropped.
 _ODD_PARTS = ("\0/", "\0.", "\0\0", "//", "/.", "/\0", "\\", "__MACOSX")
 
 
 def are_plain_names(names: Sequence[str]) -> bool:
-    """Return whether `clean_member_name` and `is_junk` have nothing to say about any of some names: nearly none of what
-    may be ten million has, and this takes a tenth of their time."""
+    """Return whether `clean_member_name` and `is_junk` would leave all of these names alone. Nearly always they would,
+    for up to ten million names, and this takes a tenth of their time."""
     joined = "\0".join(("", *names, ""))
     if joined.count("\0") != len(names) + 1 or max(map(len, names), default=0) > MOST_FOLDERS:
         return False
@@ -67,9 +67,8 @@ def are_plain_names(names: Sequence[str]) -> bool:
 
 
 def clean_member_name(archive: str, raw: str, *, folder: bool = False) -> str:
-    """Return the name of a file inside a tree, from the name that an archive gives it: without a root, `./` and doubled
-    slashes. `folder`: whether it is a folder's, which may end in a slash; "." is the tree itself.
-    """
+    """Return the name of a file inside a tree, from its name in an archive: without a root, `./` and doubled slashes.
+    `folder`: whether it is a folder's, which may end in a slash; "." is the tree itself."""
     name = posixpath.normpath(raw.lstrip("/"))
     reason = ""
     if "\0" in raw:
@@ -89,7 +88,7 @@ def clean_member_name(archive: str, raw: str, *, folder: bool = False) -> str:
 
 def resolve_link(archive: str, name: str, target: str) -> str:
     """Return the name inside the archive that the symbolic link `name` points to."""
-    # Decided by words, not by a disk: nothing has been unpacked yet.
+    # Decided by the text alone, because nothing has been unpacked yet.
     resolved = posixpath.normpath(posixpath.join(posixpath.dirname(name), target))
     if not target or "\0" in target or target.startswith("/") or resolved == ".." or resolved.startswith("../"):
         raise refuse_member(archive, name, f"it is a link to {target!r}, outside the archive")
@@ -97,12 +96,12 @@ def resolve_link(archive: str, name: str, target: str) -> str:
 
 
 def resolve_links(links: Mapping[str, str], files: Collection[str]) -> dict[str, str]:
-    """Find for each link the regular file it finally leads to; links to folders, to nothing or to themselves are
-    absent."""
+    """Return for each link the regular file that it finally leads to; links to folders, nothing or loops are left
+    out."""
     found: dict[str, str] = {}
     for name in links:
         target = name
-        # Links may lead to links, also in a loop.
+        # Links may lead to links, and form loops.
         for _ in range(_MAX_LINK_STEPS):
             if target not in links:
                 break
@@ -125,7 +124,7 @@ def notes_on_members(skipped_links: Sequence[str], repeated: Sequence[str]) -> t
 
 
 def check_collisions(archive: str, files: Collection[str], folders: Iterable[str] = ()) -> None:
-    """Refuse names that cannot stand beside each other in one folder."""
+    """Refuse names that cannot coexist in one folder."""
     twice = first_repeated(files)
     if twice is not None:
         raise refuse_member(archive, twice, "its name occurs twice, so which of the two is meant is unclear")
@@ -133,7 +132,7 @@ def check_collisions(archive: str, files: Collection[str], folders: Iterable[str
 
 
 def check_folders(archive: str, files: Iterable[str], folders: Iterable[str] = ()) -> None:
-    """Refuse a name that is a file and also a folder of others, as `check_collisions` does."""
+    """Refuse a name that is both a file and a folder of others, as `check_collisions` does."""
     files = list(files)
     above = parent_folders(files) | parent_folders(f"{folder}/" for folder in folders)
     if both := above.intersection(files):
@@ -141,7 +140,7 @@ def check_folders(archive: str, files: Iterable[str], folders: Iterable[str] = (
 
 
 def first_repeated(strings: Collection[str]) -> str | None:
-    """Return the first string that has occurred before; `None` where all differ."""
+    """Return the first string that occurs again; `None` if all differ."""
     if len(set(strings)) == len(strings):
         return None
     seen: set[str] = set()
@@ -164,9 +163,9 @@ def parent_folders(names: Iterable[str]) -> set[str]:
 
 
 def without_files(folders: Iterable[str], files: Iterable[str]) -> tuple[str, ...]:
-    """Return those of some folders, by cleaned name, that no file is in at any depth; without what holds only
+    """Return those of some folders, by cleaned name, that hold no file at any depth; without those that hold only
     junk."""
-    # Folders are listed by themselves in some archives, and only by their files in others.
+    # Some archives list folders separately, others only by their files.
     taken = parent_folders(files)
     empty = {name for name in folders if name not in ("", ".") and name not in taken}
     return tuple(sorted(name for name in empty if not is_junk(f"{name}/_")))
@@ -189,7 +188,7 @@ def check_case_collisions(archive: str, names: Iterable[str]) -> None:
 def _folded(name: str) -> str:
     if name.isascii():
         return name.lower()
-    # Folding case may undo the normal form, so that is made twice.
+    # Case folding may undo the normal form, so it is applied twice.
     return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
 
 
@@ -206,12 +205,12 @@ def check_lengths(archive: str, names: Iterable[str], *, room_bytes: int) -> Non
 
 
 def is_junk(name: str) -> bool:
-    """Return whether an operating system, a notebook or colabstage left this file, so that it is no sample."""
+    """Return whether an operating system, a notebook or colabstage left this file, so that it is not a sample."""
     folder, _, base = name.rpartition("/")
     return base.startswith("._") or base.lower() in JUNK_FILES or is_our_name(base) or _in_junk(folder)
 
 
-# Cached, because millions of files come folder after folder.
+# Cached, because millions of files come folder by folder.
 @functools.lru_cache(maxsize=1024)
 def _in_junk(folder: str) -> bool:
     return any(map(is_junk_folder, folder.split("/")))
@@ -226,7 +225,7 @@ def distinct_names(names: Iterable[str], *, of_files: bool = False) -> tuple[str
     """Return the names, those that were there before with a number behind them; two that differ in case are the same.
 
     Args:
-        names: in the order in which they keep their own.
+        names: in this order, the first of equal ones stays unchanged.
         of_files: whether they have extensions, before which the number goes.
 
     >>> distinct_names(["a", "b", "A"])
@@ -239,7 +238,7 @@ def distinct_names(names: Iterable[str], *, of_files: bool = False) -> tuple[str
     for name in names:
         suffix = posixpath.splitext(name)[1] if of_files else ""
         free, number = name, 1
-        # A disk that ignores case would lay the two over each other.
+        # A disk that ignores case would overwrite one with the other.
         while free.lower() in taken:
             number += 1
             free = f"{name.removesuffix(suffix)}-{number}{suffix}"

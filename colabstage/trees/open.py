@@ -1,4 +1,4 @@
-"""Find out what a path holds, by its content and never by its name, and open it as a tree; or open a part of one."""
+"""Find out what a path holds, by content and never by name, and open it as a tree; or open a part of one."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 TreeFormat = Literal["folder"] | ArchiveKind
 
-# What layouts read of one file. An .npz is a zip, and opened as one; a .csv is nothing without the files it names.
+# What layouts read as a single file. An .npz is opened as a zip; a .csv is useless without the files it names.
 _SUFFIXES = (
     *(".npy", ".h5", ".hdf5", ".hdf", ".he5", ".mat"),
     *(".tfrecord", ".tfrecords", ".tfrec", ".parquet", ".arrow", ".mdb", ".lmdb"),
@@ -54,7 +54,7 @@ _SUFFIXES = (
 )
 _TABLE_SUFFIXES = (".csv", ".tsv")
 _TARS: dict[Compression, ArchiveKind] = {"gz": "tar.gz", "bz2": "tar.bz2", "xz": "tar.xz", "zst": "tar.zst"}
-# Read of a compressed file to see what is in it.
+# How much of a compressed file is read to see what is in it.
 _LOOK_BYTES = 64 * 1024
 
 
@@ -64,7 +64,7 @@ def may_be_single_file(label: str) -> bool:
 
 
 class SingleFileTree(Tree):
-    """One file as a tree. `packed`: the bytes that its own were unpacked from; closed with the tree."""
+    """One file as a tree. `packed`: the bytes that its content was unpacked from; closed with the tree."""
 
     kind = "file"
     source: ByteSource
@@ -95,7 +95,7 @@ def recognise(path: Path) -> TreeFormat | None:
 
 
 def recognise_archive(source: ByteSource) -> ArchiveKind | None:
-    """Return what kind of archive the bytes are, by the beginning of the file; `None` when they are none."""
+    """Return what kind of archive the bytes are, by the beginning of the file; `None` if they are none."""
     head = source.pread(HEAD_BYTES, 0)
     kind, compression = kind_by_magic(head), compression_of(head)
     # A tar may begin with any name.
@@ -103,7 +103,7 @@ def recognise_archive(source: ByteSource) -> ArchiveKind | None:
         return "tar"
     if compression is None:
         return kind
-    # A tar in a compressed stream shows only inside it; its name may say nothing, as a download's does.
+    # A tar in a compressed stream shows only inside it; its name may say nothing, as after a download.
     try:
         with open_stream(source, read_bytes=_LOOK_BYTES) as stream:
             inside = stream.read(HEAD_BYTES)
@@ -113,8 +113,8 @@ def recognise_archive(source: ByteSource) -> ArchiveKind | None:
 
 
 def open_tree(path: Path, *, spool: Path, workers: int = 1, limits: ArchiveLimits = DEFAULT_LIMITS) -> Tree:
-    """Open a folder, an archive or a compressed file as a tree. `spool`: a folder on a local disk for the unpacked form
-    of what is compressed as a whole; nothing stays in it."""
+    """Open a folder, an archive or a compressed file as a tree. `spool`: a folder on a local disk for unpacked content
+    of what is compressed as a whole; nothing remains there."""
     if is_folder(path):
         return FolderTree(path, workers=workers)
     return open_archive(LocalBytes(path), spool=spool, limits=limits)
@@ -134,11 +134,11 @@ def open_archive(
 
     Args:
         source: its bytes.
-        spool, limits: as of `open_tree`.
-        single_files: whether a file of arrays or records counts too, as a tree of that one file.
-        name: what the service calls it, for where its address does not say what it is.
-        zip_encoding: of a zip's names, where it does not declare it.
-        cancellation: looked at while what is compressed as a whole is unpacked.
+        spool, limits: as in `open_tree`.
+        single_files: whether a file of arrays or records is accepted too, as a tree of that one file.
+        name: its name in the service, used if its address does not tell what it is.
+        zip_encoding: the encoding of a zip's names if it declares none.
+        cancellation: checked while content that is compressed as a whole is unpacked.
     """
     try:
         kind = recognise_archive(source)
@@ -151,19 +151,19 @@ def open_archive(
             return ZipTree(source, limits=limits, encoding=zip_encoding)
         if kind in ("7z", "rar"):
             return ToolArchiveTree(source, spool=spool, limits=limits, cancellation=cancellation)
-        # The tree unpacks a compressed tar by itself, since its headers are only read in the unpacked form.
+        # The tree unpacks a compressed tar itself, because the headers can be read only in the unpacked form.
         if kind.startswith("tar"):
             return TarTree(source, spool=spool, limits=limits, cancellation=cancellation)
         inside = inner_name(source, base_name(source.label), name)
         return SingleFileTree(unpack_into(spool, source, limits, cancellation), inside, source)
-    # The tree would have closed it; without one nobody else knows of it.
+    # A tree would have closed it; without one nobody else refers to it.
     except BaseException:
         source.close()
         raise
 
 
 def _refuse_file(source: ByteSource, *, single_files: bool) -> NoReturn:
-    """Raise the error for a file that is no archive; the message says what it is, and what is read in its place."""
+    """Raise the error for a file that is not an archive; the message says what it is, and what is read instead."""
     head = source.pread(HEAD_BYTES, 0)
     what = describe_contents(head) + (" that does not unpack" if compression_of(head) is not None else "")
     archives = "a zip, a tar, a 7z or a rar, or a file compressed with gzip, bzip2, xz or Zstandard"
@@ -174,7 +174,7 @@ def _refuse_file(source: ByteSource, *, single_files: bool) -> NoReturn:
             ".tfrecord, .parquet, .bin, .txt, .csv)."
         )
     name = base_name(source.label)
-    # Called like an archive and none: a download or copy that failed, which trying again may mend.
+    # Named like an archive but not one: a failed download or copy, which a second try may fix.
     named = name.lower().endswith(ARCHIVE_SUFFIXES)
     if named:
         read = f"Copy or download it again; expected {archives}."
@@ -211,8 +211,8 @@ def is_folder(path: Path) -> bool:
 class OnlyTree(TreeView):
     """The part of a tree that `only=` names; closing it closes the tree.
 
-    A single folder becomes the root, as if it were the source: its files lose its name. Whatever else is chosen, files
-    and folders, patterns, or several of these, keeps the names that it has.
+    A single folder becomes the root, as if it were the source: its files lose its name. Any other choice of files,
+    folders and patterns keeps the names.
 
     Args:
         tree: the whole.
@@ -243,7 +243,7 @@ class OnlyTree(TreeView):
 
 
 def _regex_of(pattern: str) -> re.Pattern[str]:
-    """Return what matches a name that fits a pattern, or is in a folder that does."""
+    """Return a pattern that matches a name that fits, or is in a folder that fits."""
     marks = {"**/": "(?:.+/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
     found = re.split(r"(\*\*/|\*\*|\*|\?|\[[^/\]]+\])", pattern)
     written = (
@@ -262,12 +262,12 @@ def _nothing_fits(tree: Tree, part: str) -> SourceNotFoundError:
     return SourceNotFoundError(f"only={part!r} matches nothing in '{tree.label}'. Write one that does: {written}.")
 
 
-# Several trees as one, and files that are parts of one thing: how they are recognised and what is still missing.
+# Join several trees, or files that are parts of one thing: how these are recognised, and what is missing.
 
 
-# What people call the parts of a dataset that are to stay apart.
+# What people call the parts of a dataset that should stay separate.
 _SPLIT_NAMES = frozenset({"train", "training", "val", "valid", "validation", "dev", "test", "testing"})
-# Where there is one of these, it may have the labels.
+# A file of these kinds may hold the labels.
 _NO_CLASSES = (".csv", ".tsv", ".json", ".jsonl", ".parquet", ".txt", ".xml")
 _FOLDERS_SHOWN = 4
 
@@ -277,7 +277,7 @@ class Joining:
     """How the files of several trees are named in one."""
 
     prefixes: tuple[str, ...]
-    """For each tree the folder that its files are put into, "" for none."""
+    """For each tree, the folder that its files go into, "" for none."""
     reason: str
     """Why, as a sentence."""
 
@@ -285,19 +285,19 @@ class Joining:
 def plan_joining(stems: Sequence[str], names: Sequence[Collection[str]], *, of_folders: bool = True) -> Joining:
     """Decide how to name the files of several trees in one. Pure.
 
-    They are united as they are, unless a name would be there twice, or the trees are named like splits (train, val,
-    test …): then each part goes into a folder of its own name.
+    They are united unchanged, unless a name would occur twice, or the trees are named like splits (train, val, test …):
+    then each part goes into a folder of its own name.
 
     Args:
         stems: the readable name of each tree; need not be distinct.
-        names: the file names in each tree; without what is the same in one before.
-        of_folders: whether all trees are folders, and none an archive.
+        names: the file names in each tree, without files that an earlier tree has too.
+        of_folders: whether all trees are folders, and none is an archive.
     """
-    # Splits come first: united, train/ and test/ of two archives would lose which is which.
+    # Splits come first: united, train/ and test/ of two archives would no longer be separate.
     folders = distinct_names(stems)
     if all(stem.lower() in _SPLIT_NAMES for stem in stems) and folders == tuple(stems):
         prefixes = tuple(
-            # A tree may have the folder of its own name already, and nothing beside it.
+            # A tree may already have a folder of its own name, and nothing beside it.
             "" if part and all(name.lower().startswith(f"{stem.lower()}/") for name in part) else folder
             for folder, stem, part in zip(folders, stems, names, strict=True)
         )
@@ -307,9 +307,9 @@ def plan_joining(stems: Sequence[str], names: Sequence[Collection[str]], *, of_f
     collision = _first_collision(names)
     if collision is None:
         reason = f"The files of {len(stems):,} parts are united; no name is there twice."
-        # photos/* of a shell: the folders of classes, each as a part, whose own names are nowhere then.
+        # A shell's photos/*: class folders, each as a part, whose own names would be lost.
         is_flat = not any("/" in name or name.lower().endswith(_NO_CLASSES) for part in names for name in part)
-        # Parts of one thing that are counted, as images_001 and images_002, are no classes; 0 and 1 may be.
+        # Numbered parts of one thing, such as images_001 and images_002, are not classes; 0 and 1 may be.
         is_counted = any(map(str.isalpha, stems[0])) and len({re.sub(r"\d+", "", stem) for stem in stems}) == 1
         if is_flat and len(set(stems)) == len(stems) > 1 and not is_counted:
             remedy = "stage the folder that they are in" if of_folders else "extract each into a folder of its name"
@@ -332,16 +332,17 @@ def _first_collision(names: Sequence[Collection[str]]) -> str | None:
     """Return a name that is in two trees, or a file in one and a folder in another; the first in order."""
     files = Counter(name for part in names for name in part)
     twice = [name for name, count in files.items() if count > 1]
-    # One tree is written into one folder later, where a name cannot be a file and a folder.
+    # One tree may later be written into one folder, where a name cannot be both a file and a folder.
     return min([*twice, *(parent_folders(files) & files.keys())], default=None)
 
 
-# Read of files without checksums that are in several parts, to compare them.
+# How much is read to compare files without checksums that are in several parts.
 _COMPARED_BYTES = 64 << 20
 
 
 def _without_copies(trees: Sequence[Tree]) -> list[list[int]]:
-    """Return the numbers of each tree's files but those that an earlier tree has with the same name and content."""
+    """Return the numbers of each tree's files, without those that an earlier tree has with the same name and
+    content."""
     firsts: dict[str, tuple[Tree, int]] = {}
     budget, found = _COMPARED_BYTES, []
     for tree in trees:
@@ -385,11 +386,11 @@ class JoinedTree(TreeView):
         named = zip(folders, listings, numbers, strict=True)
         joined = [folder + names[number] for folder, names, some in named for number in some]
         super().__init__(trees, np.concatenate(rows), joined)
-        # A folder's files can all be read at once, which is what its kind is looked at for.
+        # A folder's files can all be read at once, which is what readers check the kind for.
         self.label, self.kind = label, "folder" if "folder" in kinds else kinds[0]
         self.empty_folders = tuple(
             folder + name for folder, tree in zip(folders, trees, strict=True) for name in tree.empty_folders
         )
-        # Parts that come from one place say the same, which is said once.
+        # Parts from one place have the same notes, which are shown once.
         notes = dict.fromkeys(note for tree in trees for note in tree.notes)
         self.notes = (*filter(None, [joining.reason]), *notes)

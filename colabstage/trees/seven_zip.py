@@ -1,7 +1,7 @@
-"""7z and rar archives as trees: listed and checked, then unpacked by their tool into a folder that goes with the tree.
+"""7z and rar archives as trees: listed and checked, then unpacked by their tool into a temporary folder.
 
-Each kind is read by the command that Colab's image has: 7-Zip for 7z, which lacks RAR's codec there, and unrar for rar.
-Where a command is missing, the package py7zr or rarfile does it.
+Each kind is read by the command in Colab's image: 7-Zip for 7z, which lacks RAR's codec there, and unrar for rar. If a
+command is missing, the package py7zr or rarfile is used.
 """
 
 from __future__ import annotations
@@ -47,28 +47,28 @@ ToolKind = Literal["7z", "rar"]
 
 _COMMANDS = {"7z": ("7zz", "7z", "7za"), "rar": ("unrar",)}
 _PACKAGES = {"7z": "py7zr", "rar": "rarfile"}
-# How each is asked for a technical listing, whose fields have names, and to unpack. With an empty password, for which
-# both would otherwise ask.
+# The arguments for a technical listing, whose fields have names, and for unpacking. With an empty password, because
+# both would otherwise prompt for one.
 _LIST = {"7z": ("l", "-slt", "-ba", "-sccUTF-8", "-p", "-t7z"), "rar": ("lt", "-scf", "-p-", "-cfg-")}
 _UNPACK = {"7z": ("x", "-y", "-sccUTF-8", "-p", "-t7z"), "rar": ("x", "-y", "-o+", "-scf", "-p-", "-cfg-", "-idq")}
 _INSTALL = {
     "7z": "install 7-Zip (apt-get install p7zip-full) or pip install py7zr",
     "rar": "install unrar (apt-get install unrar), or pip install rarfile with unar beside it (apt-get install unar)",
 }
-# The exit codes of both say little, so their words are what tells.
+# The exit codes of both say little, so their output decides.
 _LOCKED = ("wrong password", "encrypted archive", "enter password", "data error in encrypted", "incorrect password")
-# A listing reads headers alone; one that takes longer hangs. So does a tool that is slower than this.
+# A listing reads only headers; if it takes longer than this, it hangs. So does a tool that unpacks more slowly.
 _LISTING_S = 300.0
 _SLOWEST_BYTES_PER_S = 500_000
 _LOOK_S = 0.25
-# An archive without members is a few headers.
+# An archive without members has only a few headers.
 _EMPTY_BYTES = 128
-# Of Unix's mode in a listing: drwxr-xr-x.
+# The length of a Unix mode in a listing: drwxr-xr-x.
 _MODE_LETTERS = 10
 
 
 class _Listed(NamedTuple):
-    """One member as the archive lists it."""
+    """One member in an archive's listing."""
 
     name: str
     """Its name, uncleaned."""
@@ -77,12 +77,12 @@ class _Listed(NamedTuple):
     is_folder: bool
     is_link: bool
     crc: int | None
-    """Its checksum; `None` where the archive has none."""
+    """Its checksum; `None` if the archive has none."""
     executable: bool
-    """Whether it is marked as a program of its owner."""
+    """Whether it is marked as executable by its owner."""
 
 
-# What lists the members of an archive at once, and then unpacks all of them into a folder that it creates.
+# The members of an archive, and a function that unpacks all of them into a folder that it creates.
 _Opened = tuple[list[_Listed], "Callable[[Path], object]"]
 
 
@@ -105,7 +105,7 @@ def _open_by_command(command: str, kind: ToolKind, path: str, label: str, cancel
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env={**os.environ, "LC_ALL": "C.UTF-8"},
-            # A Ctrl-C in the terminal would otherwise reach the tool too, before this process has cleared up.
+            # Otherwise a Ctrl-C in the terminal would reach the tool too, before this process has cleaned up.
             start_new_session=True,
         )
         deadline, output = time.monotonic() + deadline_s, None
@@ -123,7 +123,7 @@ def _open_by_command(command: str, kind: ToolKind, path: str, label: str, cancel
             # In every case, cancellation included, so that no tool outlives this call; after success it does nothing.
             process.kill()
             process.communicate()
-        # Names in archives may be of any encoding; bytes that are not UTF-8 go to the check of names as they are.
+        # Names in archives may have any encoding; bytes that are not UTF-8 go to the check of names unchanged.
         text = output.decode("utf-8", "surrogateescape")
         if process.returncode:
             raise _failure(label, f"{command} says", text, process.returncode)
@@ -135,7 +135,7 @@ def _open_by_command(command: str, kind: ToolKind, path: str, label: str, cancel
         folder.mkdir()
         largest, total = max((one.size for one in members), default=0), sum(one.size for one in members)
         target = [f"-o{folder}", "--", path] if kind == "7z" else ["--", path, f"{folder}/"]
-        # A member that has more content than it declares is cut off by the system.
+        # The system cuts off a member that has more content than it declares.
         run([*_UNPACK[kind], *target], 60 + total / _SLOWEST_BYTES_PER_S, largest + 1)
 
     return members, unpack
@@ -146,13 +146,13 @@ def _failure(label: str, who: str, output: str, code: int) -> ColabstageError:
         return _locked(label)
     if "no space left" in output.lower():
         return _full(label)
-    # Not 7-Zip's "Errors: 1", but what it is.
+    # Not 7-Zip's "Errors: 1", but the error itself.
     lines = [line.strip() for line in output.splitlines() if "ERROR" in line or "checksum" in line.lower()]
     return _damaged(label, f"{who} {next(iter(lines), f'exit code {code}')!r}")
 
 
 def _blocks(label: str, text: str, kind: ToolKind) -> Iterator[dict[str, str]]:
-    """Yield the members in a technical listing: lines "Key = value" or "Key: value", a blank line after each member."""
+    """Yield the members in a technical listing: lines "Key = value" or "Key: value", then a blank line."""
     separator, first = (" = ", "Path") if kind == "7z" else (": ", "Name")
     # A name with a line break could forge the fields of another member.
     for block in text.split("\n\n"):
@@ -161,18 +161,18 @@ def _blocks(label: str, text: str, kind: ToolKind) -> Iterator[dict[str, str]]:
             key, found, value = f"{line} ".partition(separator)
             if line.strip() and not found and first in fields:
                 raise refuse_member(label, fields[first], "its name contains a line break")
-            # The first one counts: what follows could come from inside a name.
+            # The first one counts: later ones could come from inside a name.
             fields.setdefault(key.strip(), value[:-1])
         if first in fields:
             yield fields
 
 
 def _listed(label: str, fields: Mapping[str, str]) -> _Listed:
-    """Return a member by the fields of 7-Zip or of unrar."""
+    """Return a member from the fields of 7-Zip or of unrar."""
     if fields.get("Encrypted") == "+" or "encrypted" in fields.get("Flags", ""):
         raise _locked(label)
-    # The letters of Windows' attributes come first, in any number ("RHSD_ drwxr-xr-x"), then Unix's mode where the
-    # archive was made there; either may be missing.
+    # The letters of Windows' attributes come first, in any number ("RHSD_ drwxr-xr-x"), then the Unix mode if the
+    # archive was made on Unix; either may be missing.
     *_, windows, mode = ["", "", *fields.get("Attributes", "").split()]
     if len(mode) != _MODE_LETTERS:
         windows, mode = windows + mode, ""
@@ -200,7 +200,7 @@ def _open_by_package(module: Any, kind: ToolKind, path: str, label: str) -> _Ope
                 yield archive
         except ColabstageError:
             raise
-        # On damaged bytes their parsers fail with any exception.
+        # On damaged bytes these packages may raise anything.
         except Exception as error:
             errors = getattr(module, "exceptions", module)
             if isinstance(error, errors.PasswordRequired):
@@ -212,7 +212,7 @@ def _open_by_package(module: Any, kind: ToolKind, path: str, label: str) -> _Ope
             raise _damaged(label, str(error)) from error
 
     def listed(info: Any) -> _Listed:
-        if kind == "7z":  # it does not say which files are programs
+        if kind == "7z":  # it does not say which files are executable
             is_link = bool(getattr(info, "is_symlink", False))
             return _Listed(info.filename, info.uncompressed or 0, info.is_directory, is_link, info.crc32, False)
         is_link, executable = not info.is_dir() and not info.is_file(), bool((info.mode or 0) & 0o100)
@@ -249,7 +249,7 @@ class ToolArchiveTree(Tree):
 
     Args:
         source: the archive's bytes; closed with the tree.
-        spool: a folder on a local disk with room for the content; created if need be.
+        spool: a folder on a local disk with space for the content; created if needed.
         limits: how much content the listing may declare.
         cancellation: checked several times a second while a tool works, and between the parts of a copy.
     """
@@ -297,17 +297,17 @@ class ToolArchiveTree(Tree):
             raise _damaged(self.label, "no member can be found in it")
         total = sum(member.size for member in members)
         check_limits(self.label, len(members), total, self._archive.size, limits)
-        # Checked by the listing, before the tool writes a byte.
+        # Checked in the listing, before the tool writes a byte.
         files = _check_listed(self.label, members)
         unpack(self.unpacked)
-        # And looked at again after: a listing may say one thing and the content another.
+        # And checked again afterwards: the listing may say one thing and the content another.
         _check_unpacked(self.label, self.unpacked, files)
         return {name: member for name, member in files.items() if not is_junk(name)}
 
     def open(self, entry: FileEntry) -> ByteSource:
         """Return the bytes of one member; its checksum was verified when it was unpacked."""
         own = self.entries[self._own(entry)]
-        # Nothing here is a link; one that appeared meanwhile is not followed.
+        # Nothing here is a link, so a link that appeared meanwhile is not followed.
         return FolderFile(self.unpacked / own.name, own.size, follow=False)
 
     def close(self) -> None:
@@ -318,12 +318,12 @@ class ToolArchiveTree(Tree):
 
 @contextlib.contextmanager
 def _as_file(source: ByteSource, temp: Path, cancellation: Cancellation) -> Iterator[str]:
-    """Give a path at which a tool finds the archive's bytes."""
+    """Yield a path at which a tool finds the archive's bytes."""
     owners = owners_bytes(source)
     try:
         if isinstance(owners, LocalBytes):
-            # By this process's handle, so that the tool, or one that it starts, reads the very file that was opened;
-            # and by a name with a suffix, which some tools would add.
+            # Through this process's handle, so that the tool, or one that it starts, reads the very file that was
+            # opened; and under a name with a suffix, which some tools would otherwise add.
             temp.symlink_to(f"/proc/{os.getpid()}/fd/{owners.fileno()}")
         else:
             with temp.open("xb") as copy:
@@ -336,8 +336,8 @@ def _as_file(source: ByteSource, temp: Path, cancellation: Cancellation) -> Iter
 
 
 def _check_listed(archive: str, members: list[_Listed]) -> dict[str, _Listed]:
-    """Return the files by cleaned name, junk included: the tool unpacks all, and of two of one name the later one would
-    win. Links are none that a tool should follow, so they are refused."""
+    """Return the files by cleaned name, including junk: the tool unpacks everything, and of two files with one name the
+    later would win. Links are refused, because a tool should not follow any."""
     found: list[tuple[str, _Listed]] = []
     for member in members:
         raw = member.name.replace("\\", "/")
@@ -353,7 +353,7 @@ def _check_listed(archive: str, members: list[_Listed]) -> dict[str, _Listed]:
 
 
 def _check_unpacked(archive: str, folder: Path, files: Mapping[str, _Listed]) -> None:
-    """Look at all that the tool left: nothing but the listed files, each with its size and checksum."""
+    """Check everything that the tool wrote: only the listed files, each with its size and checksum."""
     missing = set(files)
     for parent, folders, names in os.walk(folder):
         for path in (Path(parent, name) for name in (*names, *folders)):
@@ -372,7 +372,7 @@ def _check_unpacked(archive: str, folder: Path, files: Mapping[str, _Listed]) ->
     if missing:
         raise _damaged(archive, f"{min(missing)!r} was not unpacked")
     for name, listed in files.items():
-        # Read once more: a tool may have stopped inside a file and said nothing.
+        # Read once more, because a tool may have stopped inside a file without an error.
         crc = size = 0
         with (folder / name).open("rb", buffering=0) as file:
             while piece := file.read(1 << 20):

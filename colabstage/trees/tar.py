@@ -1,7 +1,7 @@
 """A tar as a tree: its headers are scanned once, then members are read by offset from any number of threads.
 
-Written here rather than left to `tarfile`, which takes a damaged header for the end of the archive and so silently
-loses every member after it, and takes three times as long. Formats: POSIX.1-2001 (pax), ustar, GNU, and the old V7 one.
+Not left to `tarfile`, which takes a damaged header for the end of the archive and so silently loses every later member,
+and takes three times as long. Formats: POSIX.1-2001 (pax), ustar, GNU, and the old V7.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ MemberKind = Literal["file", "folder", "symlink", "hardlink", "special"]
 BLOCK = 512
 _HEADER = struct.Struct("100s8s8s8s12s12s8sc100s6s2s32s32s8s8s155s12x")
 
-# POSIX: a type that is not known is to be taken for a regular file.
+# POSIX: an unknown type is to be read as a regular file.
 _KINDS: dict[bytes, MemberKind] = {
     b"1": "hardlink",
     b"2": "symlink",
@@ -61,24 +61,25 @@ _KINDS: dict[bytes, MemberKind] = {
 _LONG_NAME, _LONG_LINK, _PAX, _PAX_SUN, _PAX_GLOBAL = b"L", b"K", b"x", b"X", b"g"
 _VOLUME_LABEL = b"V"
 _EXTENSIONS = frozenset({_LONG_NAME, _LONG_LINK, _PAX, _PAX_SUN, _PAX_GLOBAL})
-# A name or a set of pax records longer than this is not one.
+# A longer name or set of pax records is damage.
 _MAX_EXTENSION_BYTES = 1 << 20
 # Archivers fill the last record with zeros: 10 KiB by default, 1 MiB with the largest blocking factors in use.
 _MAX_PADDING_BYTES = 1 << 20
-# As GNU tar reads a number: one leading NUL that an overflowing neighbour left, blanks, digits, then a NUL or a blank.
+# As GNU tar reads a number: perhaps one leading NUL from an overflowing neighbour, blanks, digits, then a NUL or a
+# blank.
 _OCTAL = re.compile(rb"\0?\s*([0-7]*)(?:[\0\s].*)?\Z", re.DOTALL)
-# Behind so many headers that were no further apart than this, the next ones are read together: what is between them
-# takes less time than a call for each.
+# After so many headers within this distance of each other, the next ones are read together: reading the bytes in
+# between takes less time than a call for each.
 _CLOSE_HEADERS = 16
 _NEAR_BYTES = 8 * 1024
 _WINDOW_BYTES = 64 * 1024
-# The pax records that are used here; an archive can hold as many others as it likes.
+# The pax records that are used here; an archive may hold any others.
 _PAX_KEYS = frozenset({"path", "linkpath", "size", "mtime"})
 _PAX_SPARSE = "GNU.sparse."
 
 
 _TIME_END_NS = 1 << 63
-# By its digits: what is written in a few bytes (1e999999) would otherwise take hours to spell out.
+# Parsed by its digits: a number in a few bytes (1e999999) would otherwise take hours to expand.
 _TIME = re.compile(r"(-?\d{1,10})(?:\.(\d*))?")
 
 
@@ -93,7 +94,7 @@ class TarMember(NamedTuple):
     size: int
     """Length of the content, which follows the header."""
     mtime_ns: int
-    """In nanoseconds since 1970; 0 for what is no time."""
+    """In nanoseconds since 1970; 0 for an invalid time."""
     executable: bool = False
 
 
@@ -104,7 +105,7 @@ def scan_members(source: ByteSource) -> Iterator[TarMember]:
     continues in another volume.
     """
     at, blocks = 0, _Blocks(source)
-    # What a global header says holds for all that follow, what another says for the next member only.
+    # A global header holds for all that follow, any other for the next member only.
     shared: dict[str, str] = {}
     own: dict[str, str] = {}
     while (block := blocks.read(at)).strip(b"\0"):
@@ -112,7 +113,7 @@ def scan_members(source: ByteSource) -> Iterator[TarMember]:
         at += BLOCK
         size = member.size
         if flag in _EXTENSIONS:
-            # Headers that only say more about the next member, or about all that follow.
+            # Headers that only describe the next member, or all that follow.
             if size > _MAX_EXTENSION_BYTES:
                 raise _damaged(source, at, f"a name of {size:,} bytes")
             data = blocks.read(at, size)
@@ -124,7 +125,7 @@ def scan_members(source: ByteSource) -> Iterator[TarMember]:
                 raise _damaged(source, at, "its pax records are not readable") from error
         else:
             own = {}
-            # Found here, before anything is read: a cut archive must not give half of a dataset.
+            # Found before anything is read: a truncated archive must not yield half of a dataset.
             if at + size > source.size:
                 raise truncated(source, f"its member {member.name!r} ends after the end of the file")
             if flag != _VOLUME_LABEL:
@@ -138,8 +139,7 @@ def _damaged(source: ByteSource, at: int, reason: str) -> CorruptArchiveError:
 
 
 class _Blocks:
-    """Headers of a tar, in order: each by itself, and many with one read where they have followed each other
-    closely."""
+    """Headers of a tar, in order: one at a time, or many with one read once they have been close together."""
 
     def __init__(self, source: ByteSource) -> None:
         self._source = source
@@ -149,7 +149,7 @@ class _Blocks:
         self._close = 0
 
     def read(self, at: int, length: int = BLOCK) -> bytes:
-        """Return the bytes at `at`, a header's or those that say more; fewer, or none, at the end."""
+        """Return the bytes at `at`, of a header or an extension; fewer, or none, at the end."""
         self._close = self._close + 1 if at - self._latest <= _NEAR_BYTES else 0
         self._latest = at
         begin = at - self._start
@@ -160,7 +160,7 @@ class _Blocks:
 
 
 def _read_header(source: ByteSource, block: bytes, at: int, pax: dict[str, str]) -> tuple[bytes, TarMember]:
-    """Return the type flag of a header block, and the member that it and the extensions before it describe."""
+    """Return the type flag of a header block, and the member that it and its extensions describe."""
     if len(block) < BLOCK:
         raise truncated(source, "its last header is cut")
     raw_name, raw_mode, _, _, raw_size, raw_time, checksum, flag, link, magic, *_, prefix = _HEADER.unpack(block)
@@ -174,7 +174,7 @@ def _read_header(source: ByteSource, block: bytes, at: int, pax: dict[str, str])
             msg = f"'{source.label}' is not a tar but {describe_contents(source.pread(HEAD_BYTES, 0))}."
             raise CorruptArchiveError(msg)
         raise _damaged(source, at, "there is no readable header")
-    # GNU's own format, "ustar " with a blank, keeps times where POSIX keeps the beginning of a long name.
+    # GNU's own format, "ustar " with a blank, stores times where POSIX has the beginning of a long name.
     begins = _until_nul(prefix) + b"/" if magic == b"ustar\0" and prefix[:1] != b"\0" else b""
     name, target = _as_name(begins + _until_nul(raw_name)), _as_name(_until_nul(link))
     time_ns = mtime_ns if abs(mtime_ns) < _TIME_END_NS else 0
@@ -197,7 +197,7 @@ def _read_header(source: ByteSource, block: bytes, at: int, pax: dict[str, str])
         msg = f"'{source.label}' is one volume of an archive in several. Join them into one archive first."
         raise ArchiveError(msg)
     kind = "folder" if flag == b"\0" and name.endswith("/") else _KINDS.get(flag, "file")
-    # Links, folders and devices may name a size, but only these have content behind their header.
+    # Links, folders and devices may state a size, but only these have content after their header.
     size = size if kind == "file" or flag in (b"D", _VOLUME_LABEL) else 0
     return flag, TarMember(name, kind, target, at + BLOCK, size, time_ns, bool(mode & 0o100))
 
@@ -207,8 +207,8 @@ def _until_nul(field: bytes) -> bytes:
 
 
 def _number(field: bytes) -> int:
-    """Return a number in a header: octal digits, or base 256 where the first bit is set."""
-    # Base 256: two's complement in the bits behind the first, as GNU tar writes sizes over 8 GiB.
+    """Return a number in a header: octal digits, or base 256 if the first bit is set."""
+    # Base 256: two's complement in the bits after the first, as GNU tar writes sizes over 8 GiB.
     if field[0] & 0x80:
         value = int.from_bytes(field, "big", signed=False) & ((1 << (8 * len(field) - 1)) - 1)
         return value - (1 << (8 * len(field) - 1)) if field[0] & 0x40 else value
@@ -239,14 +239,14 @@ def _extension(flag: bytes, data: bytes) -> dict[str, str]:
             raise ValueError(data[at : at + 40])
         name = key.decode("utf-8")
         if name in _PAX_KEYS or name.startswith(_PAX_SPARSE):
-            # Which of them it is does not matter for a sparse file, which is refused.
+            # Which of them it is does not matter, because sparse files are refused.
             records[_PAX_SPARSE if name.startswith(_PAX_SPARSE) else name] = _as_name(value)
         at = end
     return records
 
 
 def _nanoseconds(text: str) -> int:
-    """Return a time in seconds as nanoseconds; 0 for what is none, or does not fit 64 bits."""
+    """Return a time in seconds as nanoseconds; 0 if it is invalid, or does not fit 64 bits."""
     match = _TIME.fullmatch(text)
     if match is None:
         return 0
@@ -255,8 +255,8 @@ def _nanoseconds(text: str) -> int:
 
 
 def _check_end(source: ByteSource, block: bytes, at: int) -> None:
-    """Check the end, which is blocks of zeros. None at all: cut. Very many: a copy that was cut and filled up. Others:
-    damage."""
+    """Check the end, which is blocks of zeros. None at all: truncated. Very many: a truncated copy that was padded.
+    Other bytes: damage."""
     if not block:
         if at == 0:
             msg = f"'{source.label}' is an empty file, not a tar. Copy or upload the archive again."
@@ -277,13 +277,13 @@ def _check_end(source: ByteSource, block: bytes, at: int) -> None:
 class TarTree(Tree):
     """The files in a tar. A compressed one is unpacked once, into an unnamed file that vanishes with the tree.
 
-    Of members with one name the last counts, as for every reader of tars: `tar -r` replaces files so.
+    If members share a name, the last counts, as for every reader of tars: `tar -r` replaces files that way.
 
     Args:
         source: the archive's bytes; closed with the tree.
-        spool: a folder on a local disk with room for the unpacked form of a compressed archive; created if need be.
+        spool: a folder on a local disk with space for the unpacked form of a compressed archive; created if needed.
         limits: what the headers may promise.
-        cancellation: looked at while it is unpacked and while its headers are read.
+        cancellation: checked while it is unpacked and while its headers are read.
     """
 
     kind = "tar"
@@ -298,7 +298,7 @@ class TarTree(Tree):
         cancellation: Cancellation | None = None,
     ) -> None:
         self._archive, self.label = source, source.label
-        # Members of a compressed tar can only be reached through all before them, so it is unpacked once.
+        # A member of a compressed tar can be reached only through all before it, so the tar is unpacked once.
         self.source = source
         if compression_of(source.pread(HEAD_BYTES, 0)) is not None:
             self.source = unpack_into(spool, source, limits, cancellation)
@@ -338,7 +338,7 @@ class TarTree(Tree):
                     rows.pop(name, None)
                     links[name] = target
                 else:
-                    # The file as it is at this point of the archive.
+                    # The file as it is at this point in the archive.
                     rows[name] = rows[target]
                 continue
             rows[name] = len(sizes)
@@ -357,7 +357,7 @@ class TarTree(Tree):
         self.entries = FileEntries(names, columns[0], columns[1], columns[2], programs)
 
     def open(self, entry: FileEntry) -> ByteSource:
-        """Return the bytes of one member; of a link, those of the file that it leads to.
+        """Return the bytes of one member; for a link, those of the file that it leads to.
 
         A tar has no checksums of contents, so only the length is verified.
         """

@@ -1,8 +1,8 @@
 """A zip as a tree: members are read by offset, each in one positioned read, from any number of threads.
 
-Written here rather than left to `zipfile`, which needs a seekable file and one lock for all readers, takes the tail of
-a truncated archive that contains another zip for a whole one, and builds a large object for every member. Layout:
-PKWARE's APPNOTE 6.3.10, sections 4.3 to 4.5.
+Not left to `zipfile`, which needs a seekable file and one lock for all readers, takes the tail of a truncated archive
+that contains another zip for a complete one, and builds a large object for every member. Layout: PKWARE's APPNOTE
+6.3.10, sections 4.3 to 4.5.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ _END64 = struct.Struct("<4sQ2H2L4Q")
 # The last record, its comment of at most 64 KiB, and the two zip64 records before it.
 _TAIL_BYTES = 65_535 + _END.size + _END64_LOCATOR.size + _END64.size
 _MEMBER_MARK = b"PK\1\2"
-# APPNOTE 4.3.12: what stands before the name, the extra fields and the comment of a member.
+# APPNOTE 4.3.12: the fields before a member's name, extra fields and comment.
 _RECORD = np.dtype(
     [
         *(("mark", "S4"), ("version", "u1"), ("system", "u1"), ("needed", "<u2"), ("flags", "<u2"), ("method", "<u2")),
@@ -91,49 +91,49 @@ _COLUMNS = {
     **dict.fromkeys(("crc", "stamp"), np.uint32),
     **dict.fromkeys(("method", "flags", "name_length"), np.uint16),
 }
-# Systems in "version made by" whose archivers write the mode of a file into its attributes.
+# The systems in "version made by" whose archivers write a file's mode into its attributes.
 _UNIX_SYSTEMS = (3, 19)
 _MEMBER_FACTS = ("offset", "end", "packed_size", "size", "crc", "method", "flags", "mtime_ns")
 _MAX_TARGET_BYTES = 4096
-# Where a field of 32 bits says that a zip64 field has the number.
+# A 32-bit field with this value means that a zip64 field has the number.
 _NARROW_FULL = 0xFFFFFFFF
 _ZIP64, _UNICODE_PATH = b"\1\0", b"up"
-# A local header, the marker that some multi-volume tools leave before it, or the end record of an empty archive.
+# A local header, the marker that some multi-volume tools put before it, or the end record of an empty archive.
 _FIRST_MARKS = (b"PK\3\4", b"PK\7\x08", b"PK00", _END_MARK)
-# Ten million members; a directory that claims to be longer is not read only to be compared.
+# Ten million members; a directory that claims to be longer is not read just for comparison.
 _MAX_DIRECTORY_BYTES = 1 << 30
-# No file is as long; what claims to be more is refused for this just as well, and sums of two fit 64 bits.
+# No file is this long; larger claims are refused just as well with this value, and sums of two fit 64 bits.
 _BEYOND = 1 << 61
-# So many names are looked at together.
+# How many names are checked at once.
 _PAGE_NAMES = 512
-# A directory is read in blocks of this size, each a round trip where it is far away, and is never all in memory.
+# A directory is read in blocks of this size, each a round trip if it is remote, and is never all in memory.
 _READ_BYTES = 16 << 20
 
 
 class _End(NamedTuple):
-    """Where the directory lies, by the archive's last record."""
+    """Where the directory is, according to the archive's last record."""
 
     start: int
-    """Where the directory begins, since this record, or zip64's, follows it."""
+    """Where the directory must begin, because this record, or zip64's, follows it."""
     size: int
     """Its length in bytes."""
     offset: int
-    """Where the record says that it begins; bytes put before the archive move it."""
+    """Where the record says that it begins; bytes before the archive shift it."""
     members: int
     """How many it holds, modulo 65,536 without zip64."""
     has_64: bool
-    """Whether the numbers are those of a zip64 record."""
+    """Whether the numbers are from a zip64 record."""
     directory: bytes | None
-    """The directory, where it was read with the record."""
+    """The directory, if it was read with the record."""
 
 
 def _find_end(source: ByteSource) -> _End:
-    """Return the record that a zip ends with, with its zip64 extension where there is one."""
+    """Return the record at the end of a zip, with its zip64 extension if there is one."""
     tail_at = max(0, source.size - _TAIL_BYTES)
     tail = source.pread(_TAIL_BYTES, tail_at)
     at = tail.rfind(_END_MARK)
     while at >= 0:
-        # The record ends the file; bytes that something appended are fine as long as a directory is before it.
+        # The record ends the file; appended bytes are fine if a directory precedes the record.
         if at + _END.size <= len(tail) and (end := _end_at(source, tail, tail_at, at)) is not None:
             return end
         at = tail.rfind(_END_MARK, 0, at + 3)
@@ -160,11 +160,11 @@ def _end_at(source: ByteSource, tail: bytes, tail_at: int, at: int) -> _End | No
     if after > len(tail) or (after < len(tail) and start != offset and not is_volume):
         return None
     if _END_MARK in tail[at + _END.size :]:
-        # Other programs take the last mark for the end, and read another archive than this one, or none.
+        # Other programs take the last mark for the end, and would read another archive, or none.
         msg = f"'{source.label}' is refused: its comment contains the mark of a zip's end. Make it without a comment."
         raise UnsafeArchiveError(msg)
     if is_volume:
-        # Offsets count in each part, so gluing these does not make one archive: zip itself has to join them.
+        # Offsets count within each part, so concatenated parts are not one archive: zip itself must join them.
         msg = (
             f"'{source.label}' is the end of a zip in several parts (.z01, .z02, … .zip), or these glued together. "
             f'Join them beside each other, and stage whole.zip: zip -s 0 "{base_name(source.label)}" --out whole.zip'
@@ -174,14 +174,14 @@ def _end_at(source: ByteSource, tail: bytes, tail_at: int, at: int) -> _End | No
 
 
 def refuse_volume(source: ByteSource) -> None:
-    """Refuse the end of a zip in several parts, which does not begin as a zip."""
+    """Refuse the end of a zip in several parts, which does not begin like a zip."""
     with contextlib.suppress(CorruptArchiveError):
         _find_end(source)
 
 
 def directory_bytes(source: ByteSource) -> bytes | None:
-    """Return the directory of a zip as it is stored, with the checksum of every member; `None` where there is none
-    whole. Reads no member, and judges nothing."""
+    """Return the directory of a zip as stored, with the checksum of every member; `None` if there is no complete one.
+    Reads no member, and judges nothing."""
     try:
         end = _find_end(source)
     except ArchiveError:
@@ -196,11 +196,11 @@ def _read_directory(source: ByteSource) -> tuple[list[str], dict[str, NDArray[An
     """Read every member's record, N of them, from the end of the file only.
 
     Returns:
-        Their names as they are stored, each byte a character; columns, each `(N,)`: offset, end, packed_size, size,
-        crc, method, flags, mode, mtime_ns; and Info-ZIP's fields with a name in UTF-8, by number.
+        Their names as stored, each byte a character; columns, each `(N,)`: offset, end, packed_size, size, crc, method,
+        flags, mode, mtime_ns; and Info-ZIP's fields with a name in UTF-8, by number.
     """
     end = _find_end(source)
-    # Bytes that were put before the archive, as a self-extracting one has, move every offset alike.
+    # Bytes before the archive, as in a self-extracting one, shift every offset equally.
     shift = end.start - end.offset
     if end.start < 0 or shift < 0:
         raise truncated(source, "its directory should be beyond the file's end")
@@ -214,13 +214,12 @@ def _read_directory(source: ByteSource) -> tuple[list[str], dict[str, NDArray[An
     if shift > 0:
         # Offsets are modulo 4 GiB, as macOS writes them into large archives.
         offsets += np.cumsum(offsets < np.concatenate([[0], offsets[:-1]])) << 32
-    # A directory of the wrong length may still end where a record does; then only the counts tell.
+    # A directory of the wrong length may still end at the end of a record; then only the counts tell.
     count = len(names)
     if count % 65_536 != end.members % 65_536 or (end.has_64 and count != end.members):
         reason = f"its last record counts {end.members:,} members, its directory holds {count:,}"
         raise _damaged_directory(source, reason)
-    # Every member's bytes must end where the next begins: members that share bytes are how a small archive unpacks to
-    # petabytes.
+    # Every member's bytes must end where the next begin: with shared bytes, a small archive could unpack to petabytes.
     order = np.argsort(offsets, kind="stable")
     ends = columns["end"] = np.empty_like(offsets)
     ends[order] = np.append(offsets[order[1:]], end.start)[: len(order)]
@@ -244,9 +243,9 @@ def _parse(
     unicode_paths: dict[int, bytes] = {}
     read, done, data = _MEMBER.unpack_from, 0, b""
     for block in blocks:
-        # A record that the end of a block cut is read with the next block.
+        # A record that a block's end cuts is read with the next block.
         data += block
-        # Slicing text is quicker than slicing bytes and decoding each.
+        # Slicing text is faster than slicing bytes and decoding each slice.
         text, at = data.decode("latin-1"), 0
         while at + _MEMBER_BYTES <= len(data):
             mark, packed_size, length, name_length, extra_length, comment_length, offset = read(data, at)
@@ -278,7 +277,7 @@ def _parse(
         columns[name][wide_rows] = facts
     is_unix = np.isin(fields["system"], _UNIX_SYSTEMS)
     columns["mode"] = np.where(is_unix, fields["attributes"] >> 16, 0).astype(np.uint16)
-    # Files are written in the same seconds, so there are far fewer times than members.
+    # Many files are written in the same second, so there are far fewer times than members.
     stamps, of_stamp = np.unique(columns.pop("stamp"), return_inverse=True)
     times = np.array([_unix_time_ns(stamp >> 16, stamp & 0xFFFF) for stamp in stamps.tolist()], np.int64)
     columns["mtime_ns"] = times[of_stamp.reshape(-1)]
@@ -287,7 +286,7 @@ def _parse(
 
 def _extra_field(extra: bytes, wanted: bytes) -> bytes | None:
     at = 0
-    # A field whose length is wrong ends the search: archivers pad with a few stray bytes.
+    # A field with a wrong length ends the search: archivers pad with a few stray bytes.
     while at + 4 <= len(extra):
         length = int.from_bytes(extra[at + 2 : at + 4], "little")
         if extra.startswith(wanted, at):
@@ -297,8 +296,8 @@ def _extra_field(extra: bytes, wanted: bytes) -> bytes | None:
 
 
 def _wide_fields(source: ByteSource, extra: bytes, narrow: tuple[int, int, int]) -> list[int]:
-    """Return size, packed size and offset, with the 64-bit values of those that do not fit 32 bits; they stand in the
-    zip64 field in this order."""
+    """Return size, packed size and offset, with the 64-bit values of those that do not fit 32 bits; the zip64 field has
+    them in this order."""
     field = _extra_field(extra, _ZIP64)
     if field is None:
         return list(narrow)
@@ -322,14 +321,13 @@ def _unix_time_ns(date: int, time: int) -> int:
 def _decode_names(
     archive: str, names: list[str], flags: NDArray[Any], unicode_paths: dict[int, bytes], encoding: str | None
 ) -> set[int]:
-    """Make text of the names that are not plain ASCII; return the numbers of those whose encoding the archive leaves
-    open."""
+    """Decode the names that are not plain ASCII; return the numbers of those whose encoding the archive leaves open."""
     undeclared: set[int] = set()
     foreign = [number for number, name in enumerate(names) if not name.isascii()]
     stored = {number: names[number].encode("latin-1") for number in sorted({*foreign, *unicode_paths})}
     for number, raw in stored.items():
         field = unicode_paths.get(number, b"")
-        # The field is of this name only if it has its checksum: other tools rename members and leave the field.
+        # The field belongs to this name only if it has its checksum: other tools rename members and leave the field.
         is_its_own = field[:1] == b"\1" and int.from_bytes(field[1:5], "little") == zlib.crc32(raw)
         try:
             names[number] = (field[5:] if is_its_own else raw).decode("utf-8")
@@ -338,7 +336,7 @@ def _decode_names(
             names[number], is_declared = "", False
         if not is_declared:
             undeclared.add(number)
-    # One name in UTF-8 may be chance, as of two Chinese characters in GBK: either all are, or none is taken for it.
+    # A single name in UTF-8 may be chance, as with two Chinese characters in GBK, so UTF-8 must fit all names or none.
     if encoding is None and all(names[number] or not stored[number] for number in undeclared):
         return set()
     for number in undeclared:
@@ -359,8 +357,8 @@ class ZipTree(Tree):
     Args:
         source: the archive's bytes; closed with the tree.
         limits: what the headers may promise.
-        encoding: of names whose encoding the archive does not declare; by default UTF-8 where all of them are in it,
-            and cp437, the format's own, where not.
+        encoding: of names whose encoding the archive does not declare; by default UTF-8 if it fits them all, otherwise
+            cp437, the format's own.
     """
 
     kind = "zip"
@@ -371,7 +369,7 @@ class ZipTree(Tree):
     ) -> None:
         self.source, self.label = source, source.label
         names, columns, unicode_paths = _read_directory(source)
-        # Each size may be near 2 ** 61, so the sum is one of floats.
+        # Each size may be near 2 ** 61, so they are summed as floats.
         total = int(columns["size"].sum(dtype=np.float64))
         check_limits(self.label, len(names), total, source.size, limits)
         undeclared = _decode_names(self.label, names, columns["flags"], unicode_paths, encoding)
@@ -384,7 +382,7 @@ class ZipTree(Tree):
                 'add the encoding of the machine that made it: zip_encoding="gbk".'
             )
             self.notes = (note,)
-        # From here on everything is sorted by name. There may be millions: each column replaces the one before.
+        # From here on everything is sorted by name. There may be millions, so each column replaces the one before.
         rows = np.flatnonzero(chosen)
         names, _, order = sorted_by_name(take_strings(names, rows) if len(rows) < len(names) else names)
         rows = rows[order]
@@ -414,19 +412,18 @@ class ZipTree(Tree):
     def _choose(
         self, names: list[str], columns: dict[str, NDArray[Any]], undeclared: set[int]
     ) -> tuple[NDArray[np.bool_], list[str]]:
-        """Clean the names; return which members are a file or a link, and no junk, and the names of those that are
-        folders."""
+        """Clean the names; return which members are files or links and not junk, and the names of folders."""
         folders: list[str] = []
         wanted = np.ones(len(names), np.bool_)
         kinds = columns["mode"] & np.uint16(0o170000)
         plain = np.isin(kinds, (0, stat.S_IFREG, stat.S_IFLNK))
         for first in range(0, len(names), _PAGE_NAMES):
             page = range(first, min(first + _PAGE_NAMES, len(names)))
-            # Together, since nearly all are plain.
+            # All at once, because nearly all are plain.
             if plain[page.start : page.stop].all() and are_plain_names(names[page.start : page.stop]):
                 continue
             for number in page:
-                # Windows' own separator; in a name whose encoding is unknown it may be half a character.
+                # Windows' own separator; in a name of unknown encoding it may be half a character.
                 raw = names[number] if number in undeclared else names[number].replace("\\", "/")
                 is_folder, size = kinds.item(number) == stat.S_IFDIR, columns["size"].item(number)
                 if raw.endswith("/") or (is_folder and not size):
@@ -443,9 +440,8 @@ class ZipTree(Tree):
         return wanted, folders
 
     def _check_readable(self, names: list[str], columns: dict[str, NDArray[Any]]) -> None:
-        """Refuse what no member can be read of, by the directory alone: nothing is staged for an hour before the first
-        locked member.
-        """
+        """Refuse, by the directory alone, archives with members that cannot be read, so that staging does not run for
+        an hour up to the first locked member."""
         locked = np.flatnonzero(columns["flags"] & FLAG_ENCRYPTED)
         if len(locked):
             msg = (
@@ -465,8 +461,8 @@ class ZipTree(Tree):
     def _resolve_links(
         self, names: list[str], columns: dict[str, NDArray[Any]], wanted: NDArray[np.bool_]
     ) -> list[str]:
-        """Give links the facts of the files that they lead to; return the names of those that lead to none, and keep
-        them no longer. A zip keeps a link's target as its content, so those few are read."""
+        """Give links the facts of the files that they lead to, and drop those that lead to none; return the dropped
+        names. A zip stores a link's target as its content, so those few are read."""
         linked = np.flatnonzero(((columns["mode"] & np.uint16(0o170000)) == stat.S_IFLNK) & wanted).tolist()
         if not linked:
             return []
@@ -475,7 +471,7 @@ class ZipTree(Tree):
         for place in linked:
             name = names[place]
             member = ZipMember(name, **{fact: columns[fact].item(place) for fact in _MEMBER_FACTS})
-            # No path is longer on Linux; what claims to be is not read into memory.
+            # No path is longer on Linux; a longer target is not read into memory.
             if member.size > _MAX_TARGET_BYTES:
                 raise refuse_member(self.label, name, "it is a link with a target of more than 4,096 bytes")
             target = read_member(self.source, member).decode("utf-8", "surrogateescape")
@@ -497,9 +493,9 @@ class ZipTree(Tree):
         return member_chunks(self.source, self.packing(entry))
 
     def packing(self, entry: FileEntry) -> ZipMember:
-        """Return what the directory says of a file."""
+        """Return what the directory says about a file."""
         place = self._own(entry)
-        # An entry that a caller has created may carry other facts than the directory has.
+        # An entry that a caller has created may differ from the directory.
         own = entry if entry.place == place else self.entries[place]
         facts = {fact: column.item(place) for fact, column in self._packing.items()}
         return ZipMember(own.name, offset=own.position, size=own.size, mtime_ns=own.mtime_ns, **facts)

@@ -1,7 +1,7 @@
 """A member of a zip, read by offset in one positioned read, unpacked and verified.
 
-Whatever the directory says of a member is held against its own header and content: an archive that was changed in
-between is damage, never other data.
+A member's directory entry is compared with its own header and content: if an archive was changed in between, that is
+reported as damage, and never yields other data.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ LOCAL = struct.Struct("<4s5H3L2H")
 FLAG_ENCRYPTED, FLAG_LZMA_END, FLAG_UTF8 = 0x1, 0x2, 0x800
 # A local header's name and fields, a data descriptor and alignment up to this length are read with the member.
 _MAX_GAP_BYTES = 64 * 1024
-# What a name and its fields seldom exceed.
+# A name and its fields are rarely longer.
 _USUAL_NAME_BYTES = 1024
-# A member longer than this is read after its local header, not with it: that spares copying it once more.
+# A longer member is read after its local header, not with it, which saves copying it once more.
 _SPLIT_BYTES = 1 << 20
 _LZMA_MEMORY_BYTES = 1 << 30
-# Deflate grows data 1,032 times at most, so up to here one unbounded call makes 66 MB of a lie and is found out after.
+# Deflate expands data 1,032 times at most, so up to this length one unbounded call yields at most 66 MB, which are
+# checked afterwards.
 _ONE_SHOT_BYTES = 64 * 1024
 _PACKED_PIECE_BYTES = 1 << 20
 _HEAD_PIECE_BYTES = 1 << 17
@@ -46,7 +47,7 @@ _UNPACK_ERRORS = (cast("type[Exception]", isal_zlib.IsalError), lzma.LZMAError, 
 
 @dataclass(slots=True)
 class ZipMember:
-    """One member as the central directory describes it. Not frozen: a frozen one takes three times as long to make."""
+    """One member from the central directory. Not frozen: a frozen one takes three times as long to make."""
 
     name: str
     offset: int
@@ -81,9 +82,8 @@ def read_member(source: ByteSource, member: ZipMember) -> bytes:
 
 
 def member_chunks(source: ByteSource, member: ZipMember) -> Iterator[bytes]:
-    """Yield the content of one member in pieces of at most `PIECE_BYTES`; an error after the last if it is not the
-    right one.
-    """
+    """Yield the content of one member in pieces of at most `PIECE_BYTES`; if the content is wrong, raise after the
+    last."""
     return _verified(source, member, _pieces(_packed_pieces(source, member), member))
 
 
@@ -95,13 +95,13 @@ def _verified(source: ByteSource, member: ZipMember, pieces: Iterator[bytes]) ->
         except ColabstageError:
             raise
         except _unpack_errors(member) as error:
-            if isinstance(error, OSError) and error.errno is not None:  # the medium's own answer
+            if isinstance(error, OSError) and error.errno is not None:  # the medium's own error
                 raise
             raise _damaged(source, member, f"it does not unpack ({error})") from error
         if piece is None:
             break
         done += len(piece)
-        # A member that says 100 bytes and unpacks to a terabyte ends after one piece.
+        # A member that claims 100 bytes and unpacks to a terabyte ends after one piece.
         if done > member.size:
             raise _damaged(source, member, f"it should hold {member.size:,} bytes but holds more")
         # ISA-L's CRC-32 is four times as fast as zlib's: 8 against 32 µs for 100 kB.
@@ -114,10 +114,10 @@ def _verified(source: ByteSource, member: ZipMember, pieces: Iterator[bytes]) ->
 
 
 def _packed_bytes(source: ByteSource, member: ZipMember) -> bytes:
-    """Return the member as it is in the archive. Its place depends on the local header, so both come in one read."""
+    """Return the packed bytes of a member. Their place depends on the local header, so both come in one read."""
     wanted = LOCAL.size + member.packed_size
     gap = member.end - member.offset - wanted
-    # Behind the fixed part of the local header are a name and extra fields of any length.
+    # A name and extra fields of any length follow the fixed part of the local header.
     length = wanted + (gap if gap <= _MAX_GAP_BYTES else _USUAL_NAME_BYTES)
     split = member.packed_size > _SPLIT_BYTES
     block = source.pread(LOCAL.size if split else length, member.offset)
@@ -139,7 +139,7 @@ def _content_at(source: ByteSource, member: ZipMember, block: bytes) -> int:
         raise _damaged(source, member, "the archive's directory points to something else")
     if method != member.method or (flags ^ member.flags) & FLAG_ENCRYPTED:
         raise _damaged(source, member, "its own header and the archive's directory disagree on how it is packed")
-    # Zeros where a descriptor follows the content, all ones where a zip64 field has the number.
+    # Zeros if a descriptor follows the content, all ones if a zip64 field has the number.
     if packed not in (0, 0xFFFFFFFF, member.packed_size) or size not in (0, 0xFFFFFFFF, member.size):
         raise _damaged(source, member, "its own header and the archive's directory disagree on its size")
     start: int = LOCAL.size + name_length + extra_length
@@ -153,7 +153,7 @@ def _packed_pieces(source: ByteSource, member: ZipMember) -> Iterator[bytes]:
     at = member.offset + _content_at(source, member, head)
     end = at + member.packed_size
     most = PIECE_BYTES if member.method == STORED else _PACKED_PIECE_BYTES
-    # The head of a large member, such as the shape of an array, should not wait for 16 MiB.
+    # The beginning of a large member, such as an array's header, should not wait for 16 MiB.
     wanted = _HEAD_PIECE_BYTES if member.packed_size > _PACKED_PIECE_BYTES else most
     while at < end:
         length = min(wanted, end - at)
@@ -192,8 +192,8 @@ def _pieces(packed: Iterable[bytes], member: ZipMember) -> Iterator[bytes]:
 
 
 def _with_alone_header(parts: Iterator[bytes], member: ZipMember) -> Iterator[bytes]:
-    # APPNOTE 5.8.8: version (2), length of properties (2), properties (5), stream. The stand-alone format that
-    # liblzma reads has the properties, the size (8; all ones when an end mark follows), the stream.
+    # APPNOTE 5.8.8: version (2), length of properties (2), properties (5), stream. liblzma reads the stand-alone
+    # format: properties, size (8; all ones if an end mark follows), stream.
     head = next(parts, b"")
     if len(head) < 9 or head[2:4] != b"\5\0":
         raise lzma.LZMAError("its LZMA header is not readable")  # noqa: EM101
@@ -204,7 +204,7 @@ def _with_alone_header(parts: Iterator[bytes], member: ZipMember) -> Iterator[by
 
 
 def zstd() -> Any:
-    """Return the module that reads Zstandard. Imported when needed: few archives are packed with it.
+    """Return the module that reads Zstandard. Imported late, because few archives are packed with it.
 
     Raises:
         MissingDependencyError: this Python has none, and the package is not installed.

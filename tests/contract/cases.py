@@ -1,6 +1,5 @@
-"""The public functions that change names on a disk, each as a case of the matrices: a call on small data, and what a
-reader gets of it at any time. A case is a line in `CASES`.
-"""
+"""The public functions that change names on a disk, each a case of the matrices: a call on small data, and what a
+reader may see at any time. A case is a line in `CASES`."""
 
 from __future__ import annotations
 
@@ -33,10 +32,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     Call = Callable[[Path], object]
-    # What a reader gets, of each thing that is whole or not by itself.
+    # What a reader sees; each entry is whole or not by itself.
     Found = dict[str, object]
 
-# It reads what all packages declare: once, and not in each process that is forked from here.
+# Read here, once, instead of in each process that is forked.
 catalogue()
 
 COUNT = 4
@@ -60,7 +59,7 @@ def stage_streaming(home: Path) -> None:
 
 
 def purge(home: Path) -> None:
-    """Remove all datasets, as on the command line."""
+    """Remove all datasets, as the command line does."""
     (command,) = entry_points(group="console_scripts", name="colabstage")
     places = ["--local-dir", str(home / "out/local"), "--cache-dir", str(home / "out/cache")]
     sys.argv = ["colabstage", "cache", "purge", "--all", "--yes", *places]
@@ -78,7 +77,7 @@ def pack(home: Path, **options: Any) -> None:
 
 
 def pack_again(home: Path) -> None:
-    """Pack, and replace what has been finished already: a pack is never replaced unasked."""
+    """Pack, and replace a finished pack, which is never replaced unasked."""
     try:
         pack(home)
     except TargetExistsError:
@@ -91,7 +90,7 @@ def append(home: Path) -> None:
 
 
 def append_again(home: Path) -> None:
-    """Append, and take what was appended a second time away."""
+    """Append; first undo an append that already happened."""
     is_second = (home / "out/it-append-00001.h5.json").exists()
     append(home)
     for path in (home / "out").glob("it-append-00002.h5*") if is_second else ():
@@ -104,19 +103,19 @@ def publish(home: Path) -> None:
 
 
 def fetch(home: Path, name: str) -> None:
-    """Fetch a file or folder of the user's; that the one fetched before stays, as its report says, is no success."""
+    """Fetch one of the user's files or folders. It is no success if the report says that the older copy stays."""
     report = fetch_files(home / "mine" / name, f"{home}/out/it", overwrite=True, progress=False)
     if report.notes:
         raise SourceAccessError(report.notes[0])
 
 
 def fetch_url(home: Path) -> None:
-    """Fetch a file of a web server."""
+    """Fetch a file from a web server."""
     fetch_files((home.parent / "address").read_text(encoding="utf-8"), f"{home}/out/it", progress=False)
 
 
 def extract(home: Path, name: str) -> None:
-    """Extract an archive of the user's."""
+    """Extract one of the user's archives."""
     extract_archive(home / "mine" / name, home / "out/it", overwrite=True, progress=False)
 
 
@@ -126,28 +125,28 @@ def restore(home: Path) -> None:
 
 
 def change(home: Path) -> None:
-    """Give the user a newer file."""
+    """Give the user newer data."""
     (home / "mine/model.bin").write_bytes(b"newer" * 1000)
 
 
 def forget(home: Path) -> None:
-    """Lose what is on this machine."""
+    """Lose everything on this machine."""
     shutil.rmtree(home / "out/local")
 
 
 def put_other(home: Path) -> None:
-    """Have another file stand at the target."""
+    """Put another file at the target."""
     (home / "out/it").write_text("other", encoding="utf-8")
 
 
 def whole(home: Path) -> Found:
-    """What stands under the name that was asked for: a folder is one thing."""
+    """What is under the requested name; a folder counts as one thing."""
     it = home / "out/it"
     return {"it": contents(it) if it.is_dir() else it.read_bytes() if it.exists() else None}
 
 
 def newest(home: Path) -> Found:
-    """What is restored of what was published."""
+    """What `restore` gets of the published file."""
     with tempfile.TemporaryDirectory() as elsewhere:
         try:
             restore_file(home / "out/model.bin", f"{elsewhere}/it", progress=False)
@@ -157,7 +156,7 @@ def newest(home: Path) -> Found:
 
 
 def rows(home: Path) -> Found:
-    """What is read of a pack, or of all shards as one; nothing where it is refused."""
+    """What a pack, or all its shards together, is read as; nothing if it is refused."""
     from colabstage import dataset_h5  # with torch, without which a process is forked in half the time
 
     try:
@@ -168,7 +167,7 @@ def rows(home: Path) -> Found:
 
 
 def packs(home: Path) -> Found:
-    """What the packs of a dataset hold, by where they are."""
+    """What the packs of a dataset hold, by path."""
     found: Found = {}
     for path in (home / "out").rglob("*.h5"):
         name = path.relative_to(home / "out")
@@ -179,25 +178,25 @@ def packs(home: Path) -> Found:
 
 
 def plain(home: Path) -> Found:
-    """What the plain files of a dataset are."""
+    """The plain files of a dataset."""
     return {path.name: contents(path) for path in (home / "out/local").glob("[!.]*/files")}
 
 
 class Case(NamedTuple):
-    """One call: what there is before it, and what a reader gets of it at any time."""
+    """One call: the state before it, and what a reader may see at any time."""
 
     call: Call
     found: Callable[[Path], Found] = whole
     before: tuple[Call, ...] = ()
     """Calls before it."""
     older: bool = False
-    """Whether those were made with other data of the user's."""
+    """Whether those used other data of the user's."""
     never_gone: bool = False
-    """Whether a reader always gets the older or the newer, even in the moment between them."""
+    """Whether a reader always sees either the older or the newer state, even during the exchange."""
     again: Call | None = None
-    """The call after a kill, where it is another one."""
+    """The call after a kill, if it is another one."""
     optional: frozenset[str] = frozenset()
-    """What need not be there for the call to have succeeded, because it is said to be missing."""
+    """What may be missing after a success, because the report names it as missing."""
 
 
 CACHE = frozenset({"cache"})
@@ -256,7 +255,7 @@ def pack_archives(mine: Path) -> None:
 
 
 def make_home(home: Path, case: Case, address: str, run_before: Callable[[], object]) -> None:
-    """Make all that there is before the call of a case."""
+    """Set up everything that exists before the case's call."""
     make_tree(home, {"out/mine.txt": "hours of work", "../address": address})
     make_mine(home, first=100 if case.older else 0)
     run_before()
@@ -264,7 +263,7 @@ def make_home(home: Path, case: Case, address: str, run_before: Callable[[], obj
 
 
 def rewrite(mine: str) -> None:
-    """Change what the user has, in place: sizes and names stay."""
+    """Rewrite the user's data in place, keeping names and sizes."""
     folder = Path(mine)
     (folder / "model.bin").write_bytes(bytes([77]) * 5000)
     make_tree(folder / "photos", {"cat/000.png": 77})

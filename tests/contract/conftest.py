@@ -1,4 +1,4 @@
-"""What the matrices share: processes in which calls are made, and a web server."""
+"""What the matrices share: processes that make calls, and a web server."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def processes() -> Iterator[Processes]:
 
 @pytest.fixture(scope="package")
 def moto() -> Iterator[BucketService]:
-    """Used by whole modules, because it takes a second to start, and lives on."""
+    """For the whole session, because it takes a second to start."""
     with moto_service() as service:
         yield service
 

@@ -23,7 +23,7 @@ EVERY, STEPS = 4, 36
 
 
 class DyingDrive:
-    """Uploads are so slow that kills meet them under way; all else is quick."""
+    """Uploads are slow, so that kills interrupt them; everything else is quick."""
 
     def __init__(self, home: Path, *, upload_bytes_per_s: float, seed: int) -> None:
         quick = dict.fromkeys(["stream_bytes_per_s", "total_bytes_per_s", "warm_bytes_per_s"], 1e9)
@@ -43,12 +43,12 @@ class DyingDrive:
         self._timers: list[threading.Timer] = []
 
     def later(self, seconds: float, act: Callable[[], None]) -> None:
-        """Have something happen after so many seconds."""
+        """Call `act` after so many seconds."""
         self._timers.append(threading.Timer(seconds, act))
         self._timers[-1].start()
 
     def settle(self) -> None:
-        """End what may still happen, and all faults."""
+        """End all faults and everything scheduled."""
         for timer in self._timers:
             timer.cancel()
             timer.join()
@@ -56,34 +56,34 @@ class DyingDrive:
         self.drive.set_faults(DriveFaults())
 
     def mount(self, *, new_machine: bool = False) -> None:
-        """Mount again, with a new client; or on a new machine: what was not uploaded went with the old one."""
+        """Mount again with a new client, or on a new machine, which has lost what the old one had not uploaded."""
         if new_machine:
             self.drive.kill()
             self.drive.new_machine()
         else:
             self.drive.unmount()
-        # In the moment without a Drive, a save may make its folder on the local disk, where a mount would hide it.
+        # Without a Drive, a save may have made its folder on the local disk, where a mount would hide it.
         for left in self.place.iterdir():
             shutil.rmtree(left)
         self.drive.mount(self.place)
 
 
 def name_of(number: int) -> str:
-    """Every second checkpoint has a name of its own; the others follow each other under one name."""
+    """Every second checkpoint has its own name; the others replace each other under one name."""
     return "latest.pt" if number % 2 else f"epoch {number}.pt"
 
 
 def answers(home: Path) -> bool:
-    """Tell whether the Drive of this machine answers."""
+    """Tell whether this machine's Drive responds."""
     try:
-        # The kernel may still know a folder's attributes, but not what is in it.
+        # The kernel may still have a folder's attributes cached, but not its content.
         return any((home / "content/drive").iterdir())
     except OSError:
         return False
 
 
 def work(what: str, home: str, folder: str, first: int, after_s: float) -> int:
-    """Publish the checkpoints from `first` on, or train to the end; die after so many seconds, if they are not 0."""
+    """Publish the checkpoints from `first` on, or train to the end; die after `after_s` seconds, unless it is 0."""
     if after_s:
         timer = threading.Timer(after_s, os.kill, (os.getpid(), signal.SIGKILL))
         timer.daemon = True
@@ -94,14 +94,14 @@ def work(what: str, home: str, folder: str, first: int, after_s: float) -> int:
     except ColabstageError as error:
         if what == "publish" and answers(place):
             raise
-        # The client died, or a disk is full; so does this notebook, and the next one takes over.
+        # The client died, or a disk is full: this notebook dies too, and the next one takes over.
         (place / "failed").write_text(str(error), encoding="utf-8")
         os.kill(os.getpid(), signal.SIGKILL)
     return 0
 
 
 def publish_all(home: Path, folder: Path, first: int, note: Callable[[], object]) -> None:
-    """Publish one checkpoint after the other; note each that is reported as uploaded."""
+    """Publish the checkpoints in order; note each one that is reported as uploaded."""
     files = sorted((home / "epochs").iterdir())
     for number in range(first, len(files)):
         report = publish_file(files[number], folder / name_of(number), wait_uploaded=True, progress=False)

@@ -1,4 +1,5 @@
-"""How many different orders and batches Keras and TensorFlow get; prints them as JSON. Run by the tests beside it."""
+"""Counts how many different orders and batches Keras and TensorFlow get, and prints that as JSON. Run by the tests
+beside it."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ def targets(batches: Any, most: int = 1000) -> tuple[int, ...]:
 
 
 def fitted(train: Any) -> int:
-    """Return how many different losses ten epochs of three batches each have."""
+    """Return how many different losses three batches have in ten epochs."""
     model, losses = keras.Sequential([keras.layers.Dense(1, kernel_initializer="zeros")]), Losses()
     model.compile(keras.optimizers.SGD(0.0), "mae")
     model.fit(train.take(3), epochs=10, verbose=0, callbacks=[losses])
@@ -42,7 +43,7 @@ def fitted(train: Any) -> int:
 
 
 def orders(make: Any, path: str) -> int:
-    """Return how many different orders five new datasets have, each after another seed."""
+    """Return how many different orders five new datasets have, each with another seed."""
     found = set()
     for epoch in range(5):
         keras.utils.set_random_seed(epoch)
@@ -51,7 +52,7 @@ def orders(make: Any, path: str) -> int:
 
 
 def main(path: str) -> None:
-    """Count, and print."""
+    """Count and print."""
     broken, first, taken = to_keras(path, 8), to_keras(path, 8), to_tf_data(path, 8)
     counts = {
         "to_keras, made anew": orders(to_keras, path),

@@ -1,4 +1,4 @@
-"""One walk for all matrices: bring something about at one moment of a call after the other; check what must hold."""
+"""The walk that all matrices share: disturb a call at one moment after the other, and check what must hold."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from tests.support.moments import Moment, Processes, Ran
 
 
-# The process that an unfinished work belongs to, and its number there.
+# The process that owns unfinished work, and the work's number in it.
 _OWNER = re.compile(r"-[0-9a-f]+-\d+\.\d+(?=\.\w+(?:/|$))")
 
 
 def state(home: Path) -> dict[str, object]:
-    """Return all names and bytes on the disk, but for the owners of unfinished work and the times in records."""
+    """Return all names and bytes on the disk, except owners of unfinished work and times in records."""
     found: dict[str, bytes] = {}
     for path in home.rglob("*"):
         name = _OWNER.sub("", str(path.relative_to(home)))
@@ -63,7 +63,7 @@ class Walk:
             self.reset()
 
     def call(self, what: str = "call", moment: Moment | None = None) -> Ran:
-        """Make the call of the case, the calls before it, or the one that comes after a failure."""
+        """Make the case's call, the calls before it, or the one after a failure."""
         environment = {"COLABSTAGE_SYSTEM_ROOT": str(self.home)}
         return self._processes.run([self.name, str(self.home), what], moment, **environment)
 
@@ -73,13 +73,13 @@ class Walk:
         return ran
 
     def reset(self) -> Home:
-        """Have everything be as before the call."""
+        """Restore the state before the call."""
         shutil.rmtree(self.home, ignore_errors=True)
         shutil.copytree(self._template, self.home, symlinks=True, dirs_exist_ok=True)
         return Home(self.home, theirs=self._theirs)
 
     def check_disturbed(self, user: Home, ran: Ran, about: str) -> None:
-        """Check what must hold after a call to which something happened: it failed typed, was killed, or succeeded."""
+        """Check what must hold after a disturbed call: it failed with a typed error, was killed, or succeeded."""
         about = f"{self.name}, {about}"
         found, allowed = self.case.found(self.home), [self.was, self.meant, self._last]
         if ran.error is None and not ran.killed:
@@ -95,9 +95,9 @@ class Walk:
         )
 
     def check_again(self, user: Home, about: str) -> None:
-        """Make the call again, and check that it comes to what an undisturbed one does.
+        """Repeat the call, and check that the result is that of an undisturbed one.
 
-        Once for each state that a disturbed call leaves: many moments leave the same.
+        Done once for each state that a disturbed call leaves, since many moments leave the same one.
         """
         left = state(self.home)
         if left in self._continued:
@@ -107,17 +107,18 @@ class Walk:
         self.expect(self.call("again"), about)
         user.check(finished=True, found=self.case.found(self.home), expected=[self._last], about=about)
         found = contents(self.home / "out")
-        # A record of rows has the inodes of the source's files, which are others in each home: its length is compared.
+        # A record of rows holds the source files' inodes, which differ in each home, so only its length is compared.
         records = [name for name in found.keys() & self._all_files if name.endswith(".rows")]
         assert {name: len(found[name]) for name in records} == {name: len(self._all_files[name]) for name in records}, (
             about
         )
         others = [name for name in differences(found, self._all_files) if name not in records]
-        if self._last is self.meant:  # of data that changed, an older version may be there besides
+        if self._last is self.meant:  # if the data changed, an older version may be there too
             assert not others, f"{about}: other files than of an undisturbed call: {others}"
 
     def at_each(self, moments: Iterable[Moment]) -> int:
-        """Bring about one moment after the other, until one is beyond the end of the call; return how many came."""
+        """Disturb the call at one moment after the other until one lies beyond its end; return how many were
+        reached."""
         for count, moment in enumerate(moments):
             user = self.reset()
             ran, about = self.call(moment=moment), f"{moment.what} {moment.number or ''} at {moment.at}"

@@ -1,4 +1,4 @@
-"""What packing made of some files, in a line, and what may be right about it."""
+"""What packing made of some files, as one line, and what of it counts as right."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Packed:
     """The outcome of one call."""
 
     found: str = ""
-    """What the pack holds, as `described` says it; "" for a refusal."""
+    """What the pack holds, as `described` puts it; "" if packing was refused."""
     notes: tuple[str, ...] = ()
     """The notes of the report."""
     refusal: str = ""
-    """The message of the refusal, without the folder's path; "" where it was packed."""
+    """The refusal's message, without the folder's path; "" if the files were packed."""
 
     def __str__(self) -> str:
         return f"refused: {self.refusal}" if self.refusal else f"packed as {self.found!r}, noting {self.notes}"
@@ -43,8 +43,8 @@ def pack(folder: Path, target: Path, **options: Any) -> Packed:
 
 
 def described(path: Path) -> str:
-    """Return what a pack holds: "train: cat 3, dog 2; val: cat 1", with boxes, masks, numbers, or the dtype of x if it
-    is not that of images."""
+    """Return what a pack holds, such as "train: cat 3, dog 2; val: cat 1", with boxes, masks, numbers, and the dtype of
+    x if it is unusual for images."""
     with h5py.File(path) as file:
         classes = file["classes"].asstr()[:].tolist()
         splits = [name.removeprefix("key_") for name in file if name.startswith("key_")]
@@ -77,18 +77,18 @@ def found(pattern: str, *, note: str = "") -> Callable[[Packed], bool]:
 
 
 def refused(pattern: str, *, but_not: str = "(?!)") -> Callable[[Packed], bool]:
-    """Right is a refusal that names this, `but_not` that."""
+    """Accept a refusal that matches `pattern` and not `but_not`."""
     return lambda packed: bool(re.search(pattern, packed.refusal) and not re.search(but_not, packed.refusal))
 
 
 def noted(pattern: str) -> Callable[[Packed], bool]:
-    """Right is a pack with a note that names this."""
+    """Accept a pack with a note that matches."""
     return lambda packed: any(re.search(pattern, note) for note in packed.notes)
 
 
 def row(
     name: str, made: dict[str, bytes], *, right: list[Callable[[Packed], bool]], wrong: str = "", **options: Any
 ) -> Any:
-    """A row of a table of files. `wrong`: what happens today; `options`: of `pack_dataset`."""
+    """Return a row of a table of files. `wrong`: what happens today; `options`: of `pack_dataset`."""
     marks = [pytest.mark.xfail(strict=True, raises=AssertionError, reason=wrong)] if wrong else []
     return pytest.param(made, right, options, id=name, marks=marks)

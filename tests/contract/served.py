@@ -1,4 +1,4 @@
-"""What a staged dataset or a pack holds, in a form that tests compare."""
+"""What a staged dataset or a pack holds, in a form that tests can compare."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def numbers_in(pack: Path) -> dict[str, int]:
-    """Return the number of each image of a pack, by its name in the source."""
+    """Return the number of each image of a pack, by name in the source."""
     with h5py.File(pack) as file:
         return {
             key.decode(): number_of_pixel(x[0, 0])

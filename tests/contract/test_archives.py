@@ -1,4 +1,4 @@
-"""Every kind of archive is the same dataset: the same rows when it is staged, the same files when it is extracted."""
+"""All kinds of archive are the same dataset: staged, they have the same rows; extracted, the same files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LABELS = {name: name.partition("/")[0] for name in NUMBERS}
 
 @pytest.fixture(params=MAKERS)
 def archive(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """One of each kind."""
+    """An archive of each kind."""
     if request.param == ".rar" and not any(map(shutil.which, ("unrar", "unar", "bsdtar"))):
         pytest.skip("needs unrar or unar: apt-get install unar")
     monkeypatch.setenv("COLABSTAGE_SYSTEM_ROOT", str(tmp_path))
@@ -57,7 +57,7 @@ def test_staged_from_the_web(archive: Path, tmp_path: Path, ranges: str) -> None
 
 
 def test_an_archive_in_a_folder_of_an_archive(archive: Path, tmp_path: Path) -> None:
-    """With a folder around all, and with what operating systems leave in archives."""
+    """With one folder around everything, and the extra files that operating systems add."""
     around = {f"photos-main/{name}": content for name, content in FILES.items()}
     junk = {"__MACOSX/photos-main/._x": b"x", "photos-main/.DS_Store": b"x"}
     kind = archive.name.removeprefix("photos")

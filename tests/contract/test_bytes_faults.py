@@ -1,6 +1,6 @@
-"""Sources whose bytes were once got wrongly: archives, parts of archives, pointers, servers, buckets.
+"""Sources whose bytes were once read wrongly: archives, parts of archives, pointers, servers, buckets.
 
-A message is right if it names the value that helps, whatever its words.
+A message is right if it names the value that helps, whatever its wording.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ pytestmark = pytest.mark.timeout(60)
 
 @pytest.fixture
 def stage(tmp_path: Path) -> Callable[[object], Packed]:
-    """Stage a source, into a folder of its own each time: what it holds, or how it is refused."""
+    """Stage a source, each time into a new folder: returns what it holds, or how it is refused."""
 
     def call(source: Any, **options: Any) -> Packed:
         local = tmp_path / f"local-{len(list(tmp_path.iterdir()))}"
@@ -66,7 +66,7 @@ def stage(tmp_path: Path) -> Callable[[object], Packed]:
 
 
 def zip_of(made: Mapping[str, bytes]) -> bytes:
-    """A zip of files, with names as they are."""
+    """A zip of files, whose names are kept as given."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for name, content in made.items():
@@ -91,7 +91,7 @@ def absolute_tar(made: Mapping[str, bytes]) -> bytes:
 
 
 def appended(made: Mapping[str, bytes]) -> bytes:
-    """A zip to which the same files were appended when a cell ran again."""
+    """A zip to which the same files were appended, because a cell ran twice."""
     buffer = io.BytesIO()
     for _ in range(2):
         with zipfile.ZipFile(buffer, "a") as archive:
@@ -114,13 +114,13 @@ def appended(made: Mapping[str, bytes]) -> bytes:
 def test_archives_of_ordinary_tools_are_read(
     tmp_path: Path, stage: Callable[[object], Packed], name: str, content: Callable[[], bytes]
 ) -> None:
-    """As unzip and tar do: an absolute name is one below the target."""
+    """As unzip and tar do: an absolute name means one below the target."""
     (tmp_path / name).write_bytes(content())
     assert stage(tmp_path / name).found == "train 8: cat dog"
 
 
 def test_advice_about_a_folder_can_be_followed_inside_an_archive(tmp_path: Path, stage: Callable[..., Packed]) -> None:
-    """By `only=`."""
+    """With `only=`."""
     archive = tmp_path / "plants.zip"
     archive.write_bytes(zip_of(files("plants/{color,grey,segmented}/{rust,scab}/{0..2}.png")))
     refusal = stage(archive).refusal
@@ -133,7 +133,7 @@ def test_advice_about_a_folder_can_be_followed_inside_an_archive(tmp_path: Path,
 def test_advice_about_archives_in_a_downloaded_folder_can_be_followed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: Callable[[object], Packed], service: str
 ) -> None:
-    """A shared folder, or a dataset, that holds zips: which of them to stage has to be there to be staged."""
+    """For a shared folder or dataset that holds zips, the message says which of them to stage."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     parts = {f"part{number}.zip": zip_of(files(f"{{cat,dog}}/{number}_{{0..3}}.png")) for number in (1, 2)}
     if service == "Kaggle":
@@ -162,7 +162,7 @@ def test_advice_about_archives_in_a_downloaded_folder_can_be_followed(
 def test_advice_about_archives_in_a_folder_can_be_followed(
     tmp_path: Path, stage: Callable[..., Packed], where: str
 ) -> None:
-    """What to give is written with the address of each."""
+    """Each suggestion contains the archive's address."""
     parts = {f"part{number}.zip": zip_of(files(f"{{cat,dog}}/{{{number}0..{number}3}}.png")) for number in (1, 2)}
     if where == "bucket":
         fsspec.filesystem("memory").pipe({f"/pets/zips/{name}": content for name, content in parts.items()})
@@ -181,7 +181,7 @@ JOINED = r"\bcat |zip -s|7z x|\bjoin"
 
 
 def cut(content: bytes, suffixes: Sequence[str]) -> dict[str, bytes]:
-    """Parts of a file, by what each name ends in."""
+    """The parts of a file, by the suffix of each name."""
     size = -(-len(content) // len(suffixes))
     return {suffix: content[n * size : (n + 1) * size] for n, suffix in enumerate(suffixes)}
 
@@ -202,7 +202,7 @@ def cut(content: bytes, suffixes: Sequence[str]) -> dict[str, bytes]:
 def test_parts_of_an_archive_are_joined(
     tmp_path: Path, stage: Callable[[object], Packed], kind: str, suffixes: list[str], source: str
 ) -> None:
-    """Or the error says how to join them: all parts are here."""
+    """If they are not joined, the error says how, since all parts are there."""
     folder = write_files(tmp_path / "set", PETS)
     if kind == "7z":
         py7zr = pytest.importorskip("py7zr", reason="needs py7zr: pip install 'colabstage[archives]'")
@@ -221,7 +221,7 @@ def test_parts_of_an_archive_are_joined(
 
 @pytest.mark.parametrize("source", ["a.zip", "a.z01", "glued.zip"])
 def test_a_split_zip_is_joined(tmp_path: Path, stage: Callable[[object], Packed], source: str) -> None:
-    """Or the error says `zip -s 0`; parts that were written one after the other with cat are no zip yet."""
+    """If it is not joined, the error says `zip -s 0`: parts joined with cat are not yet a zip."""
     if not shutil.which("zip"):
         pytest.skip("needs zip: apt install zip")
     write_files(tmp_path, files("set/{cat,dog}/{0..9}.png"))
@@ -235,7 +235,7 @@ def test_a_split_zip_is_joined(tmp_path: Path, stage: Callable[[object], Packed]
 
 
 def number(value: int) -> bytes:
-    """A number as RAR 5 writes it, seven bits in a byte."""
+    """A number as RAR 5 writes it, with seven bits in each byte."""
     out = b""
     while value > 127:
         out += bytes([value & 127 | 128])
@@ -244,7 +244,7 @@ def number(value: int) -> bytes:
 
 
 def rar_volume(index: int, piece: bytes, *, whole: bytes, last: bool) -> bytes:
-    """A volume of a RAR 5 archive of one stored file, which goes over several."""
+    """A volume of a RAR 5 archive that holds one stored file across several volumes."""
 
     def block(*parts: bytes) -> bytes:
         body = b"".join(parts)
@@ -262,7 +262,7 @@ def rar_volume(index: int, piece: bytes, *, whole: bytes, last: bool) -> bytes:
 
 @pytest.mark.parametrize("source", ["a.part1.rar", "a.part2.rar"])
 def test_volumes_of_a_rar_are_read(tmp_path: Path, stage: Callable[..., Packed], source: str) -> None:
-    """From the first one; of another the error names that."""
+    """Given the first one; for any other, the error names the first."""
     rarfile = pytest.importorskip("rarfile", reason="needs rarfile: pip install 'colabstage[archives]'")
     content = image(0)
     half = len(content) // 2
@@ -274,7 +274,7 @@ def test_volumes_of_a_rar_are_read(tmp_path: Path, stage: Callable[..., Packed],
 
 
 def test_one_part_of_a_download_names_the_others(tmp_path: Path, stage: Callable[[object], Packed]) -> None:
-    """Drive downloads a folder as NAME-…-001.zip, NAME-…-002.zip."""
+    """Drive downloads a folder as NAME-…-001.zip, NAME-…-002.zip and so on."""
     for n in (1, 2):
         made = files(f"photos/{{cat,dog}}/{n}{{0..4}}.png")
         (tmp_path / f"photos-20240105T101112Z-{n:03}.zip").write_bytes(zip_of(made))
@@ -296,7 +296,7 @@ def test_one_part_of_a_download_names_the_others(tmp_path: Path, stage: Callable
 def test_parts_of_a_download_are_united(
     tmp_path: Path, stage: Callable[[object], Packed], parts: Sequence[dict[str, bytes]], right: str
 ) -> None:
-    """Also where a file is in several; a refusal of one that differs names it."""
+    """Also if several contain the same file; if the copies differ, the refusal names it."""
     for n, made in enumerate(parts, 1):
         (tmp_path / f"set-20240105T101112Z-{n:03}.zip").write_bytes(zip_of(made))
     packed = stage(str(tmp_path / "set-*.zip"))
@@ -307,7 +307,7 @@ def test_parts_of_a_download_are_united(
 
 
 def pointer(n: int) -> bytes:
-    """What git leaves where a file of its Large File Storage was not fetched."""
+    """What git leaves if a file in Large File Storage was not fetched."""
     return f"version https://git-lfs.github.com/spec/v1\noid sha256:{n:064x}\nsize {12_345 + n}\n".encode()
 
 
@@ -321,7 +321,7 @@ COCO = {
 
 
 def mac(folder: str, labels: dict[str, Any]) -> dict[str, bytes]:
-    """Images under names as macOS stores them, and labels that call them as people type."""
+    """Images whose names are as macOS stores them, and labels that name them as people type."""
     images = {f"{folder}/{unicodedata.normalize('NFD', name)}.png": image(i) for i, name in enumerate(NAMES)}
     return images | files("", labels)
 
@@ -373,8 +373,8 @@ def test_what_is_not_the_data_is_named(
 
 @pytest.mark.fuse
 def test_what_is_mounted_below_a_folder_is_left_alone(tmp_path: Path, stage: Callable[[object], Packed]) -> None:
-    """`/content/labels.csv` beside `/content/drive`: what the table does not name is none of its business, and neither
-    is a Drive that fails."""
+    """`/content/labels.csv` beside `/content/drive`: files that the table does not name are ignored, even if the Drive
+    fails."""
     lines = "".join(f"images/{i}.png,{'xy'[i % 2]}\n" for i in range(6))
     write_files(tmp_path / "content", files("images/{0..5}.png", {"labels.csv": f"file,label\n{lines}"}))
     with SimulatedDrive(tmp_path / "home", knobs=DriveKnobs.quick()) as drive:
@@ -395,7 +395,7 @@ def test_what_is_mounted_below_a_folder_is_left_alone(tmp_path: Path, stage: Cal
 
 @contextmanager
 def answering(status: int, headers: dict[str, str], body: bytes) -> Iterator[str]:
-    """Serve this answer to everything; gives the address."""
+    """Serve the same response to every request; yields the address."""
 
     class Answer(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -438,7 +438,7 @@ def test_a_challenge_to_browsers_is_named(tmp_path: Path, stage: Callable[[objec
 def test_a_bucket_whose_readers_pay_is_named(
     monkeypatch: pytest.MonkeyPatch, stage: Callable[[object], Packed]
 ) -> None:
-    """A signed call that is refused may lack the word that its caller pays; how to give it has to be said."""
+    """A signed request may be refused because it does not say that its caller pays; the error says how to."""
     pytest.importorskip("s3fs", reason="needs s3fs: pip install 'colabstage[s3]'")
     denied = b'<?xml version="1.0"?><Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>'
     with answering(403, {"Content-Type": "application/xml"}, denied) as address:
@@ -450,7 +450,7 @@ def test_a_bucket_whose_readers_pay_is_named(
 
 
 def test_an_object_in_an_archive_is_named(stage: Callable[[object], Packed]) -> None:
-    """Glacier refuses as a login is refused, but no login helps: the object has to be restored first."""
+    """Glacier's refusal looks like a missing login, but the object has to be restored first."""
     denied = b'<?xml version="1.0"?><Error><Code>InvalidObjectState</Code></Error>'
     with answering(403, {"Content-Type": "application/xml"}, denied) as address:
         refusal = stage(f"{address}/photos.zip").refusal
@@ -459,7 +459,7 @@ def test_an_object_in_an_archive_is_named(stage: Callable[[object], Packed]) -> 
 
 
 def test_a_disk_that_takes_no_more_files_is_named(tmp_path: Path, make_disk: Callable[[int], Path]) -> None:
-    """Its space is free; what is used up are its entries for files."""
+    """Space is free, but the inodes are used up."""
     disk = make_disk(100)
     subprocess.run(["mount", "-o", "remount,nr_inodes=40", str(disk)], check=True, timeout=30)
     (tmp_path / "pets.zip").write_bytes(zip_of({f"{n}.txt": b"x" for n in range(60)}))
@@ -468,7 +468,7 @@ def test_a_disk_that_takes_no_more_files_is_named(tmp_path: Path, make_disk: Cal
 
 
 def test_a_row_of_files_is_a_list_of_them(tmp_path: Path, stage: Callable[..., Packed]) -> None:
-    """As WebDataset writes shards: on a disk, on the web and in a list, where patterns may stand too."""
+    """`{000..002}`, as WebDataset names shards: on a disk, on the web and in a list, also together with patterns."""
     shards = {}
     for k in range(3):
         buffer = io.BytesIO()
@@ -493,15 +493,15 @@ def test_a_row_of_files_is_a_list_of_them(tmp_path: Path, stage: Callable[..., P
         assert first.splits == {"train": 9}
         web.forget_requests()
         assert stage_dataset(source, local_dir=tmp_path / "local", **options).path == first.path
-        # One question for each, as for a list of them.
+        # One request for each, as for a list of addresses.
         assert len(web.requests) == 3
         assert fetch_files(source, tmp_path / "copies", progress=False).files == 3
-        # The shell's `{0..10}` has no zeros in front.
+        # The shell's `{0..10}` does not pad with zeros.
         assert "train-0.tar" in stage(f"{web.url('')}train-{{0..10}}.tar").refusal
 
 
 def test_a_pattern_in_an_address_is_answered_with_what_takes_one(stage: Callable[..., Packed]) -> None:
-    """`only=`; and a percent-encoded name with the name itself."""
+    """`only=`; for a percent-encoded name, the name itself."""
     files = fsspec.filesystem("memory")
     files.pipe({f"/pets/{name}": content for name, content in PETS.items()})
     refusal = stage("memory://pets/photos/*/?.png").refusal
@@ -522,12 +522,12 @@ def test_a_pattern_in_an_address_is_answered_with_what_takes_one(stage: Callable
 def test_a_competition_of_kaggles_is_answered_with_its_download(
     stage: Callable[..., Packed], address: str, value: str
 ) -> None:
-    """Its files come after its rules are accepted, which kagglehub sees to."""
+    """Its rules have to be accepted before the download, which kagglehub takes care of."""
     assert value in stage(address).refusal
 
 
 def test_a_large_file_of_a_list_meets_its_checksum(tmp_path: Path) -> None:
-    """It comes by parts, which only together have one; and once it is right, nothing of the wrong one is kept."""
+    """It arrives in parts, and only the whole has a checksum; after a repeat, nothing of the wrong file is kept."""
     right = bytes(range(256)) * (260 * 1024)
     digest = base64.b64encode(hashlib.sha256(right).digest()).decode()
     headers = (("Digest", f"sha-256={digest}"),)
@@ -558,7 +558,8 @@ def test_a_large_file_of_a_list_meets_its_checksum(tmp_path: Path) -> None:
 def test_what_stands_in_for_a_file_on_the_web_is_not_fetched(
     tmp_path: Path, name: str, body: bytes, value: str
 ) -> None:
-    """A message with status 200, nothing at all, a pointer: under the name of data it would be found out much later."""
+    """An error page with status 200, an empty file, a pointer: saved under the data's name, it would be noticed much
+    later."""
     with answering(200, {}, body) as address, pytest.raises(WebPageError, match=value):
         fetch_files(f"{address}/{name}", tmp_path / "got/", progress=False)
     assert not (tmp_path / "got").exists() or not list((tmp_path / "got").iterdir())
@@ -581,7 +582,7 @@ def test_what_stands_in_for_a_file_on_the_web_is_not_fetched(
 def test_the_page_of_a_service_leads_to_its_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: str, given: str
 ) -> None:
-    """The error has the address, or the parameter, that gives what the page shows."""
+    """The error gives the address, or the parameter, for the data that the page shows."""
     host = urlsplit(page).netloc
     with HttpsHosts({host: lambda _: answer_page("<html><title>Pets</title></html>")}, tmp_path) as hosts:
         for name, value in hosts.environment().items():

@@ -1,4 +1,4 @@
-"""The cache, in a folder, on a mounted Drive and in a bucket: a new machine gets from it what the source holds."""
+"""The cache in a folder, on a mounted Drive and in a bucket: from it, a new machine gets what the source holds."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ AFTER = {**BEFORE, "cat/000.png": 99}
 
 
 class FolderCache:
-    """A folder, which may be on a Drive."""
+    """A folder, possibly on a Drive."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -106,14 +106,15 @@ def machines(tmp_path: Path, cache: FolderCache | BucketCache) -> Machines:
 
 
 def on_each(folder: Any, drive: Any, bucket: Any) -> pytest.MarkDecorator:
-    """Have a test with one of three options on each cache: what is asked for does not depend on where the cache is."""
+    """Run a test on each cache, with one of three sets of options, since the result does not depend on where the cache
+    is."""
     cases = [("folder", folder), pytest.param("Drive", drive, marks=pytest.mark.fuse), ("bucket", bucket)]
     return pytest.mark.parametrize(("cache", "options"), cases, indirect=["cache"], ids=str)
 
 
 @on_each({"wait": False}, {}, {"streaming": True})
 def test_a_new_machine_copies_what_was_packed(machines: Machines, options: dict[str, Any], tmp_path: Path) -> None:
-    """As the plan says."""
+    """The plan says so too."""
     first = machines.stage()
     assert first.report.origin == "source"
     pack, cached = first.path, machines.cache.read()
@@ -143,7 +144,7 @@ def test_other_options_are_another_dataset(machines: Machines, options: dict[str
 
 
 def spoil(cache: FolderCache | BucketCache, damage: str) -> None:
-    """Damage the pack that is cached."""
+    """Damage the cached pack."""
     name = next(name for name in cache.read() if name.endswith(".h5"))
     content = cache.read()[name]
     if damage == "flipped":
@@ -167,7 +168,7 @@ def spoil(cache: FolderCache | BucketCache, damage: str) -> None:
     indirect=["cache"],
 )
 def test_a_damaged_pack_is_not_served(machines: Machines, damage: str) -> None:
-    """The source is read again; what is not as it was written is not ours to replace, and that is said."""
+    """The source is read again. A file that is not as we wrote it is not replaced, and the report says so."""
     machines.stage()
     spoil(machines.cache, damage)
     again = machines.stage(is_spoilt=True)

@@ -1,7 +1,7 @@
 """Each public function that changes names on a disk, killed right before and right after each change.
 
-After the kill a reader gets what was there before or what was meant, never a part; the same call again succeeds and
-comes to the bytes of a call that nobody killed; nothing of the user's has changed. The cases are in `cases`.
+After the kill, a reader sees the older or the newer state, never a part. Repeating the call succeeds with the bytes of
+an undisturbed call, and nothing of the user's has changed. The cases are in `cases`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from tests.support.moments import Processes, What
 
 SIDES: tuple[What, What] = ("kill before", "kill after")
-# No call makes so many changes of so little data.
+# More changes than any of these calls makes.
 MOST = 200
-# About so many moments of each case in each run, by a fixed stride; all of them in the long form.
+# How many moments of each case are tried in each run, roughly, at a fixed stride; the long form tries all.
 SOME = 6
 
 
@@ -31,7 +31,7 @@ def kill_at_changes(walk: Walk, some: int) -> None:
     moments = [Moment(at, what, below) for at in range(1, MOST) for what in SIDES]
     walk.reset()
     changes = walk.call(moment=moments[-1]).reached
-    # Odd, so that before and after a change take turns.
+    # Odd, so that the moments before and after a change alternate.
     stride = (2 * changes // some) | 1
     # Threads make a few changes more or fewer each time.
     assert walk.at_each(moments[::stride]) >= 1.9 * changes // stride - 3

@@ -1,4 +1,4 @@
-"""Each kind of HDF5 file, read by `dataset_h5` as h5py reads it: bit by bit, whichever way rows are asked for."""
+"""`dataset_h5` reads each kind of HDF5 file as h5py does, bit by bit, whichever way rows are requested."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def nested(folder: Path, file: h5py.File) -> None:
     file["X_train"] = h5py.SoftLink("/deep/images")
 
 
-# By the engine that reads them.
+# By the engine that should read them.
 KINDS: dict[str, tuple[str, Callable[[Path, h5py.File], None]]] = {
     "contiguous": ("mapped", plain(IMAGES)),
     "chunked": ("h5py", plain(IMAGES, chunks=(5, 6, 5, 3))),
@@ -103,13 +103,13 @@ def same(one: Any, other: Any) -> None:
 
 
 def rows_of(values: Any, rows: Any) -> Any:
-    """These rows as h5py read them; of any length as a list."""
+    """These rows as h5py reads them, as a list if their lengths differ."""
     return list(values[rows]) if values.dtype.kind == "O" else values[rows]
 
 
 @pytest.fixture(params=KINDS)
 def pair(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Any, Any]:
-    """A file of each kind, and what h5py reads of it."""
+    """A file of each kind, and its content read by h5py."""
     path = tmp_path / "mine/data.h5"
     path.parent.mkdir()
     with h5py.File(path, "w") as file:
@@ -124,7 +124,7 @@ LISTS = [[4, 2, 2, 36, 0, -1, -37], [*range(ROWS)][::-1], [7, 8, 9, 10], []]
 
 @pytest.mark.parametrize("in_memory", [False, True])
 def test_rows(pair: tuple[Path, Any, Any], in_memory: bool, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    """One by one, as slices, and as lists with several threads; also after the dataset was closed."""
+    """One by one, as slices, and as lists by several threads; also after the dataset was closed."""
     path, x, y = pair
     home = Home(tmp_path, theirs=["mine"])
     dataset = dataset_h5(path, in_memory=in_memory)
@@ -154,7 +154,7 @@ def test_rows(pair: tuple[Path, Any, Any], in_memory: bool, tmp_path: Path, requ
 
 @pytest.mark.torch
 def test_an_epoch(pair: tuple[Path, Any, Any]) -> None:
-    """Each row once, by one rank, with its own target."""
+    """Each row once, on one rank, with its own target."""
     path, x, y = pair
     for shuffle, ranks in ((True, 1), (False, 1), (True, 3)):
         seen: list[int] = []

@@ -1,7 +1,7 @@
-"""Work on a Drive while its processes, Drive's client and whole machines die at any moment, round after round.
+"""Work on a Drive while its processes, Drive's client and whole machines die at any moment, again and again.
 
-Checkpoints: what `publish_file` reported as uploaded is in the cloud, byte for byte, whatever died after it.
-Trainings: a run of `resumable` ends with the weights of one that nothing interrupted, and a kill costs few steps.
+Checkpoints: whatever dies later, a file that `publish_file` reported as uploaded is in the cloud, byte for byte.
+Trainings: a run of `resumable` ends with the weights of an uninterrupted one, and a kill costs few steps.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 pytestmark = pytest.mark.fuse
-# So many kills in every run of the tests, and in the long form.
+# The number of kills in each run of the tests, and in the long form.
 FEW, MANY = 3, 60
 KILLS = [
     pytest.param(FEW, marks=pytest.mark.slow),
     pytest.param(MANY, marks=[pytest.mark.long, pytest.mark.timeout(1200)]),
 ]
-# No kill comes later in a run, or at a later change of a name.
+# The latest moment, or change of a name, at which a run is killed.
 WITHIN_S, WITHIN_CHANGES = 4.0, 60
 KILLS_A_ROUND = 6
 
 
 class Round(NamedTuple):
-    """One piece of work from its beginning to its end: how often it was killed, and what it noted in all its runs."""
+    """One piece of work from start to end: how often it was killed, and what it noted in all its runs."""
 
     kills: int
     noted: int
@@ -50,9 +50,8 @@ def dying() -> Iterator[Processes]:
 def kill_until_done(
     dying: Processes, what: str, home: Path, folder: Path, kills: int, chance: random.Random, look: Callable[[int], int]
 ) -> Round:
-    """Run the work again after each kill, until it ends by itself. `look`: what to do after a kill, with the number of
-    what was noted so far; returns where the next run begins.
-    """
+    """Run the work again after each kill, until it ends by itself. `look`: called after each kill with the number of
+    items noted so far; it returns where the next run begins."""
     log, killed, first = home / "log", 0, 0
     log.write_bytes(b"")
     while True:
@@ -90,7 +89,7 @@ class Checkpoints:
             self.dying.later(self.dying.chance.uniform(0.1, WITHIN_S), self.dying.drive.kill)
 
     def look(self, reported: int) -> int:
-        """Check the cloud, before and after what a machine has not uploaded went with it."""
+        """Check the cloud, both before and after the machine is lost together with its pending uploads."""
         self.dying.settle()
         self.check_cloud(reported)
         self.dying.mount(new_machine=self.dying.chance.random() < 0.5)
@@ -102,7 +101,7 @@ class Checkpoints:
         folder = self.dying.drive.cloud / "MyDrive" / self.folder.name
         for number in range(reported):
             own = folder / name_of(number)
-            # Of those that follow each other, the last that was reported is there, or one before the one on its way.
+            # For those that share a name, this is the last one reported, or the one before the one being uploaded.
             places = [own, own.with_name(f"{own.name}.previous")] if number % 2 else [own]
             if number % 2 == 0 or number >= reported - 2:
                 assert any(map(is_whole, places)), f"checkpoint {number} was reported, and is not whole in the cloud"
@@ -110,7 +109,7 @@ class Checkpoints:
 
 
 def is_whole(place: Path) -> bool:
-    """Tell whether a file and its manifest are there, and agree."""
+    """Tell whether a file and its manifest exist and agree."""
     there = place.is_file() and place.with_name(f"{place.name}.json").is_file()
     return there and verify_file(place, progress=False).whole
 
@@ -126,7 +125,7 @@ def test_a_checkpoint_that_was_reported_as_uploaded_is_in_the_cloud(
             folder = checkpoints.begin(number)
             done = kill_until_done(dying, "publish", tmp_path, folder, kills, chance, checkpoints.look)
             checkpoints.dying.settle()
-            # What was reported is never published again.
+            # A reported checkpoint is never published again.
             assert done.noted == len(checkpoints.files)
             checkpoints.dying.mount(new_machine=True)
             checkpoints.check_cloud(done.noted)
@@ -136,8 +135,8 @@ def test_a_checkpoint_that_was_reported_as_uploaded_is_in_the_cloud(
         checkpoints.dying.drive.unmount()
 
 
-# What goes wrong while a training runs, and how many steps that may cost beside what a kill costs. While nothing can be
-# saved, all may be lost.
+# What goes wrong during a training, and how many steps that may cost in addition to those of a kill. While nothing can
+# be saved, all may be lost.
 TROUBLES = {
     "client dies": 0,
     "client dies and is mounted again": STEPS,
@@ -164,7 +163,7 @@ class Training:
         return self.folder
 
     def arm(self) -> None:
-        """Have something go wrong in the next run, or not."""
+        """Choose what goes wrong in the next run, if anything."""
         self.trouble = self.chance.choice([*TROUBLES, *[""] * len(TROUBLES)])
         at, mount = self.chance.uniform(0.0, 2.5), self.trouble == "client dies and is mounted again"
         if self.trouble.startswith("client dies"):
@@ -192,7 +191,7 @@ class Training:
         (self.disk / "full").unlink(missing_ok=True)
 
     def damage(self) -> None:
-        """Change a byte of the newest version, if there is another that is whole."""
+        """Change a byte of the newest version, if there is another intact one."""
         whole = self.whole()
         if len(whole) > 1 and self.damaged not in whole:
             self.damaged = whole[0]
@@ -201,14 +200,14 @@ class Training:
             (self.folder / self.damaged).write_bytes(content)
 
     def whole(self) -> list[str]:
-        """Return the versions that count, the newest first; each is whole."""
+        """Return the intact versions, newest first."""
         runs = list_runs(self.folder.parent) if self.folder.exists() else []
         found = [one.name for run in runs if run.folder == self.folder for one in run.versions if one.complete]
         assert all(is_whole(self.folder / name) for name in found if name != self.damaged)
         return found
 
     def look(self, _: int) -> int:
-        """Repair what went wrong, or go on with a new machine; look at the versions."""
+        """Repair what went wrong, or continue on a new machine; check the versions."""
         failed = self.home / "failed"
         if failed.exists():
             assert TROUBLES.get(self.trouble) == STEPS or self.trouble == "client dies", failed.read_text("utf-8")
@@ -234,7 +233,7 @@ class Training:
         ours, meant = (torch.load(path, weights_only=True) for path in (self.home / "weights.pt", truth))
         assert [name for name in meant if not torch.equal(ours[name], meant[name])] == []
         assert done.noted - STEPS <= done.kills * (EVERY + 1) + self.allowed
-        # A process that was killed between its last save and the removal of an older version leaves that to the next.
+        # A process that is killed after its last save may leave an older version for the next one to remove.
         assert 1 <= len(self.whole()) <= 4
         assert [path.name for path in self.folder.iterdir() if path.name.startswith(".colabstage")] == []
         assert json.loads((self.folder / "run.json").read_text(encoding="utf-8"))

@@ -1,7 +1,7 @@
-"""Each public function that changes names on a disk, with trouble at one call of the system after the other.
+"""Each public function that changes names on a disk, disturbed at one system call after the other.
 
-What comes of it is whole, or an error of `colabstage.errors`; nothing of the user's has changed, and the same call
-works when the trouble is over. The cases are in `cases`; a kind of trouble is a line in `TROUBLES`.
+The result is complete, or an error of `colabstage.errors`; nothing of the user's has changed, and the same call works
+once the trouble is over. The cases are in `cases`; a kind of trouble is a line in `TROUBLES`.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
     from tests.support.http_knobs import WebFaultKind
     from tests.support.moments import Processes, What
 
-# No call calls the system so often for so little data.
+# More than any of these calls makes on so little data.
 MOST = 3000
 PAGE = 4096
-# In each run, trouble comes at calls whose numbers grow by this factor; in the long form at each of all calls.
+# Normally, the numbers of the disturbed system calls grow by this factor; the long form disturbs each.
 FACTOR = 20
-# In each run without those over older data, which are in the long form.
+# Cases with older data run only in the long form.
 QUICK = [name for name, case in CASES.items() if not case.older]
 
 
 class Trouble(NamedTuple):
-    """What happens, below which folder, with which errnos by turns."""
+    """What happens, below which folder, with which errnos in turn."""
 
     what: What
     below: str = ""
@@ -83,7 +83,7 @@ def test_trouble_at_each_call_of_the_system(
 
 
 def fill(disk: Path, room: int) -> Path:
-    """Leave so much room on a disk, by a file that is returned."""
+    """Fill a disk except for so much room, with a file whose path is returned."""
     filler, found = disk / "filler", os.statvfs(disk)
     filler.write_bytes(bytes(max(0, found.f_bavail * found.f_frsize - room)))
     return filler
@@ -119,14 +119,14 @@ def test_a_disk_with_more_room_each_time(
 
 
 def change_at(name: str, tmp_path: Path, processes: Processes, address: str, numbers: Iterable[int]) -> None:
-    """Rewrite the source at one call of the system after the other."""
+    """Rewrite the source at one system call after the other."""
     walk = Walk(name, tmp_path, processes, address, changing=True)
     walk.at_each(Moment(at, "call", str(walk.home / "mine"), function="tests.contract.cases:rewrite") for at in numbers)
 
 
 @pytest.mark.parametrize("name", QUICK)
 def test_a_source_that_changes_midway(name: str, tmp_path: Path, processes: Processes, address: str) -> None:
-    """What it held before, or after, never a mixture; the next call brings what it holds now."""
+    """The result is the older or the newer content, never a mixture; the next call brings the present one."""
     change_at(name, tmp_path, processes, address, (6**power for power in range(6)))
 
 
@@ -141,7 +141,7 @@ def test_a_source_that_changes_at_each_call(name: str, tmp_path: Path, processes
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("kind", ["hang", "stall", "drip"])
 def test_a_server_that_falls_silent(kind: WebFaultKind, tmp_path: Path) -> None:
-    """Connections stay open, and nothing comes, or next to nothing: an error within minutes; then what is missing."""
+    """Connections stay open but deliver hardly anything: an error within minutes; the next call fetches the rest."""
     content = bytes(range(256)) * 4000
     make_tree(tmp_path, {"mine/notes.txt": "mine"})
     home = Home(tmp_path, theirs=["mine"])

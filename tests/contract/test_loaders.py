@@ -1,4 +1,5 @@
-"""Each strategy: the same batches of the same rows in the same order for a seed. Frameworks: tests/load/frameworks."""
+"""For a given seed, all strategies give the same batches of rows in the same order. Frameworks:
+tests/load/frameworks."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ Epochs = list[list[list[int]]]
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file in which each x tells its row, and y is the row."""
+    """A file in which each x encodes its row, and y is the row."""
     path = tmp_path_factory.mktemp("loaders") / "data.h5"
     with h5py.File(path, "w") as file:
         file["X_train"] = np.broadcast_to(np.arange(ROWS, dtype=np.uint8)[:, None, None, None], (ROWS, 4, 5, 3))
@@ -31,7 +32,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def epochs_of(path: Path, count: int = EPOCHS, **options: Any) -> Epochs:
-    """The rows of each batch of each epoch, as x and y both tell."""
+    """The rows of each batch of each epoch, checked against both x and y."""
     loader = make_loader(dataset_h5(path), BATCH, **{"seed": SEED, **options})
     epochs: Epochs = []
     for _ in range(count):
@@ -44,7 +45,7 @@ def epochs_of(path: Path, count: int = EPOCHS, **options: Any) -> Epochs:
 
 @pytest.fixture(scope="module")
 def meant(path: Path) -> Epochs:
-    """What the simplest way gives."""
+    """The result of the simplest way."""
     return epochs_of(path, strategy="direct", num_workers=0)
 
 
@@ -63,7 +64,7 @@ def test_each_strategy(strategy: str, num_workers: int, path: Path, meant: Epoch
 
 @pytest.mark.parametrize("strategy", ["memory", "device"])
 def test_the_rest_of_an_epoch(strategy: Any, path: Path, meant: Epochs) -> None:
-    """A loader that takes over the state of another one goes on where that was."""
+    """A loader that loads another one's state continues where that one stopped."""
     first, second = (make_loader(dataset_h5(path), BATCH, seed=SEED, strategy=strategy) for _ in range(2))
     batches = iter(first)
     seen = [next(batches)[1].tolist() for _ in range(2)]

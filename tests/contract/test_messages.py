@@ -1,7 +1,7 @@
-"""What errors say: one table of calls that fail, and one file of the texts. No other test pins wording.
+"""The texts of errors: one table of failing calls, and one file of their messages. No other test pins wording.
 
-A scenario is a line in `SCENARIOS`: what it is called, and the call. After a change of wording, or for a new line,
-write the file anew and read what git shows of it:
+A scenario is a line in `SCENARIOS`: its name, and the call. After changing the wording or adding a line, write the file
+anew and review the diff:
 
     python -m tests.contract.test_messages
 """
@@ -68,7 +68,7 @@ LINK = f"https://drive.google.com/file/d/{FILE_ID}/view?usp=sharing"
 
 
 class World:
-    """A folder of small files, right and wrong; `world / "name"` is one, `world.new()` a target where nothing is."""
+    """A folder of small files, right and wrong; `world / "name"` is one of them, `world.new()` an unused target."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
@@ -85,7 +85,7 @@ class World:
         return self.home / "out" / str(self._count)
 
     def stage(self, source: Any, **options: Any) -> Any:
-        """Stage something of this folder; a text without `:` is a name in it."""
+        """Stage something in this folder; a string without `:` is a name in it."""
         is_name = isinstance(source, str) and ":" not in source
         places = {"local_dir": self.new(), "cache_dir": None, "progress": False}
         return stage_dataset(self / source if is_name else source, **{**places, **options})
@@ -108,7 +108,7 @@ class World:
         return fetch_files(self / source, str(self / target), overwrite=overwrite, progress=False)
 
     def fetch_with(self, fault: WebFault, name: str = "photos.zip") -> Any:
-        """Fetch from a server at which something goes wrong."""
+        """Fetch from a server with a fault."""
         self.server.set_faults(fault)
         try:
             return self.fetch(self.server.url(name))
@@ -116,7 +116,7 @@ class World:
             self.server.set_faults()
 
     def fetch_shared(self, state: Any) -> Any:
-        """Fetch by a share link of Google Drive."""
+        """Fetch through a Google Drive share link."""
         self.shares.add(SharedItem(FILE_ID, "a.bin", content=b"a" * 100, state=state))
         return self.fetch(LINK)
 
@@ -130,7 +130,7 @@ class World:
         path = self.new().with_suffix(".zip")
         path.parent.mkdir(exist_ok=True)
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a name that is there twice
+            warnings.simplefilter("ignore")  # about a name that occurs twice
             for name, content in members:
                 archive.writestr(name, content)
         return path
@@ -183,7 +183,7 @@ def make_files(home: Path) -> None:
 
 
 def uninstalled(call: Callable[[], object], package: str) -> object:
-    """Make a call as where this package is not installed, and no tool either."""
+    """Make a call as if this package were not installed, nor any tool."""
     was = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == package}
     for name in was:
         del sys.modules[name]
@@ -198,7 +198,7 @@ def uninstalled(call: Callable[[], object], package: str) -> object:
 
 
 def with_variable(name: str, value: str, call: Callable[[], object]) -> object:
-    """Make a call where this environment variable is set."""
+    """Make a call with this environment variable set."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(name, value)
         return call()
@@ -211,7 +211,7 @@ def npy(array: Any) -> bytes:
 
 
 def in_colab(world: World, call: Callable[[Path], object], **knobs: Any) -> object:
-    """Make a call on a practice Colab, whose Drive would be mounted at the path."""
+    """Make a call on a practice Colab; its argument is where Drive would be mounted."""
     with simulated_colab(world.new(), knobs=ColabKnobs(**knobs)) as machine:
         return call(machine.root / "content/drive")
 
@@ -227,7 +227,7 @@ def on_drive(world: World, call: Callable[[Path], object], *, dies: bool = False
 
 
 class Dying(Executor):
-    """Workers of which each dies at once."""
+    """Workers that all die at once."""
 
     def submit(self, *_: Any, **__: Any) -> Future[Any]:
         future: Future[Any] = Future()
@@ -236,26 +236,26 @@ class Dying(Executor):
 
 
 def slowly(pixels: Any) -> Any:
-    """Prepare a sample, and give others time to stop that."""
+    """Prepare a sample slowly, so that the call can be stopped meanwhile."""
     time.sleep(0.1)
     return pixels
 
 
 def cancel(world: World) -> object:
-    """Stop what is staged in the background, and wait for it."""
+    """Stop a dataset that is being staged in the background, and wait for it."""
     data = world.stage("photos", streaming=True, prepare=slowly)
     data.cancel()
     return data.wait(progress=False)
 
 
 def rewrite(world: World) -> object:
-    """Publish a file to which something writes meanwhile."""
+    """Publish a file that is written to meanwhile."""
     path = make_tree(world.new(), {"model.bin": "m" * 5000}) / "model.bin"
     return publish_file(path, world.new() / "model.bin", progress=Meanwhile(lambda: path.write_bytes(b"n" * 6000)))
 
 
 def table(text: str, **more: Any) -> dict[str, Any]:
-    """Four images and a table of them."""
+    """Four images and a table that lists them."""
     return {**{f"images/{number}.png": number for number in range(4)}, "labels.csv": text, **more}
 
 
@@ -440,7 +440,7 @@ SCENARIOS: dict[str, Callable[[World], object]] = {
 
 
 def linear(width: int = 2) -> Any:
-    import torch  # the scenarios above run without
+    import torch  # the scenarios above run without it
 
     return torch.nn.Linear(width, 2)
 
@@ -453,7 +453,7 @@ def another_model(world: World) -> None:
 
 
 def run_in_use(world: World) -> None:
-    """The session before has left its lease as one that trains does, with a time that is always 0 s ago."""
+    """The previous session left its lease as if it were still training, with a time that is always 0 s ago."""
     folder = world.new()
     for _ in range(2):
         with resumable(folder, progress=False, model=linear()):
@@ -501,12 +501,12 @@ WITH_FUSE: dict[str, Callable[[World], object]] = {
     "a file that Drive does not have": lambda w: on_drive(w, lambda drive: w.stage(drive / "photo")),
 }  # fmt: skip
 ALL = SCENARIOS | WITH_TORCH | WITH_FUSE
-# Of these there are only kinds.
+# Only their subclasses are raised.
 BASES = {"ColabstageError", "SourceError"}
 
 
 def home_of(world: World, text: str) -> str:
-    """Leave out of a text what differs each time: the folder, the port, numbers of processes, free space, times."""
+    """Mask what differs in each run: the folder, the port, process numbers, free space, times."""
     text = text.replace(str(world.home), "HOME").replace(str(world.home.name), "HOME")
     for pattern, stands_for in (
         (r"127\.0\.0\.1:\d+", "SERVER"),
@@ -532,7 +532,7 @@ def said(world: World, name: str) -> str:
 
 @contextlib.contextmanager
 def world_in(folder: Path) -> Iterator[World]:
-    """Files and servers, on a machine of which nothing is known but these."""
+    """Files and servers, on a machine that knows only these."""
     world = World(folder / "home")
     page = b"<!DOCTYPE html><html><head><title>Sign in</title></head><body>Please.</body></html>"
     files = {"photos.zip": (world / "photos.zip").read_bytes(), "page.zip": page}
@@ -546,13 +546,13 @@ def world_in(folder: Path) -> Iterator[World]:
 
 @pytest.fixture(scope="module")
 def world() -> Iterator[World]:
-    # As short a path as in `main`: of a long one, a message may show the class alone.
+    # As short a path as in `main`: with a long one, a message may show only the class.
     with tempfile.TemporaryDirectory() as folder, world_in(Path(folder)) as made:
         yield made
 
 
 def written() -> dict[str, str]:
-    """The texts of the file, by scenario."""
+    """The texts in the file, by scenario."""
     parts = re.split(r"^## (.*)\n", TEXTS.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
     return {name: text.strip() for name, text in zip(parts[::2], parts[1::2], strict=True)}
 

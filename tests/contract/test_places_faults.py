@@ -1,6 +1,6 @@
-"""Places as people write them: what is meant by a path that is none, and what stands in the way.
+"""Places as people write them: what was meant by something that is not a path, and what is in the way.
 
-Each refusal comes before anything is written, and names what to write instead.
+Each refusal comes before anything is written, and says what to write instead.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder, with two classes of pictures, a file and a published file in a folder."""
+    """The current folder, with two classes of pictures, a file, and a folder with a published file."""
     make_tree(tmp_path, {f"photos/{name}": n for name, n in in_classes(3).items()} | {"file": "text"})
     (tmp_path / "out").mkdir()
     cs.publish_file(tmp_path / "file", f"{tmp_path}/out/", progress=False)
@@ -39,7 +39,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def written(folder: Path) -> set[str]:
-    """Names of all that is in a folder."""
+    """The names of everything in a folder."""
     return {str(path.relative_to(folder)) for path in folder.rglob("*")}
 
 
@@ -65,7 +65,7 @@ def stage(source: object = "photos", function: Callable[..., Any] = cs.stage_dat
 def test_a_place_that_cannot_be_one_is_refused(
     here: Path, function: Callable[..., Any], options: dict[str, Any], named: str
 ) -> None:
-    """By both alike."""
+    """By both functions alike."""
     before = written(here)
     with pytest.raises(OptionError, match=re.escape(named)):
         stage(function=function, **options)
@@ -73,7 +73,7 @@ def test_a_place_that_cannot_be_one_is_refused(
 
 
 def test_the_cache_that_a_refusal_names_works(here: Path) -> None:
-    """In the source, which it is then no part of."""
+    """It is inside the source, but is not read as part of it."""
     cache = here / "photos" / "cache"
     assert stage(cache_dir=cache).splits == stage(cache_dir=cache, local_dir="there").splits == {"train": 3}
     assert stage(cache_dir=cache, local_dir="there").report.origin == "local"
@@ -84,7 +84,7 @@ def test_the_cache_that_a_refusal_names_works(here: Path) -> None:
 def test_a_word_for_no_cache_is_no_folder(
     here: Path, monkeypatch: pytest.MonkeyPatch, where: str, word: str, *, is_cached: bool | None
 ) -> None:
-    """A shell and a form have no None."""
+    """A shell and a form cannot pass None."""
     if where == "variable":
         monkeypatch.setenv("COLABSTAGE_CACHE_DIR", word)
     plan = stage(function=cs.plan_stage, cache_dir=word if where == "argument" else "auto")
@@ -111,7 +111,7 @@ def test_a_word_for_no_cache_is_no_folder(
 def test_what_was_meant_is_named(
     here: Path, call: Callable[[], object], error: type[ColabstageError], named: str
 ) -> None:
-    """In each of these a person meant something that the message says how to write."""
+    """In each case the message says how to write what was meant."""
     with pytest.raises(error, match=re.escape(named)):
         call()
     assert (here / "file").read_text() == "text"
@@ -120,14 +120,14 @@ def test_what_was_meant_is_named(
 @pytest.mark.parametrize("verb", ["dataset_h5", "browse_dataset", "verify_file", "plot_class_balance", "list_runs"])
 @pytest.mark.parametrize("address", ["https://example.org/photos.h5", "s3://bucket/photos.h5"])
 def test_an_address_where_a_path_is_wanted_says_what_takes_it(here: Path, verb: str, address: str) -> None:
-    """And is never looked for as a folder called `https:`."""
+    """It is never looked for as a folder called `https:`."""
     with pytest.raises(ColabstageError, match=re.escape(f"'{address}' is an address")):
         getattr(cs, verb)(address)
 
 
 @pytest.mark.parametrize("verb", ["stage_dataset", "extract_archive", "publish_file", "restore_file", "list_runs"])
 def test_no_name_is_not_this_folder(here: Path, verb: str) -> None:
-    """As an empty field of a form gives it."""
+    """An empty field of a form gives an empty name."""
     more = [] if verb in ("stage_dataset", "list_runs") else ["new"]
     with pytest.raises(OptionError, match="'' names nothing"):
         getattr(cs, verb)("", *more)
@@ -135,7 +135,7 @@ def test_no_name_is_not_this_folder(here: Path, verb: str) -> None:
 
 @pytest.fixture
 def on_colab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """`/content` of a machine with a mounted Drive, which is the current folder."""
+    """`/content` on a machine with a mounted Drive, as the current folder."""
     with (
         SimulatedDrive(tmp_path / "home", knobs=DriveKnobs.quick()) as drive,
         simulated_colab(tmp_path / "machine", drive=drive) as machine,
@@ -149,7 +149,7 @@ def on_colab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.mark.fuse
 def test_a_dataset_kept_on_drive_is_said(on_colab: Path) -> None:
-    """Which works, and gives away what staging is for."""
+    """It works, but every epoch then reads from Drive."""
     plan = stage(function=cs.plan_stage, local_dir="drive/MyDrive/here")
     staged = stage(local_dir="drive/MyDrive/here")
     for notes in (plan.reasons, staged.report.notes):
@@ -167,9 +167,9 @@ def test_a_dataset_kept_on_drive_is_said(on_colab: Path) -> None:
     ],
 )
 def test_a_folder_of_drive_beside_drive_is_named(on_colab: Path, call: Callable[[], object]) -> None:
-    """What is written to `/content/MyDrive` is lost with the machine, and nobody means that."""
+    """Whatever is written to `/content/MyDrive` is lost with the machine, which nobody intends."""
     with pytest.raises(DriveNotMountedError, match=re.escape(f"'{on_colab}/drive/My")):
         call()
     assert {path.name for path in on_colab.iterdir()} == {".config", "drive", "m.pt", "photos"}
-    (on_colab / "MyDrive").mkdir()  # then it is a folder of this machine
+    (on_colab / "MyDrive").mkdir()  # now it is a local folder
     cs.publish_file(on_colab / "m.pt", "MyDrive/kept/", progress=False)

@@ -1,4 +1,5 @@
-"""Each kind of source: a second call reuses what is here, a change is served anew, and what nothing proves is said."""
+"""For each kind of source: a second call reuses local data, a change is noticed, and the report says if nothing proves
+that the source is unchanged."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.usefixtures("moto")
 
 BEFORE = in_classes(6, suffix=".bmp")
-# Sizes and names stay; one file is rewritten, one is replaced by another.
+# Names and sizes stay; one file is rewritten, one is replaced by another.
 AFTER = {
     **{name: number for name, number in BEFORE.items() if name != "cat/004.bmp"},
     "cat/000.bmp": 77,
@@ -36,14 +37,14 @@ AFTER = {
 
 
 class Source(Protocol):
-    """Where a dataset is: writes it, and is what `stage_dataset` takes."""
+    """Where a dataset is: it can write the data, and gives the argument for `stage_dataset`."""
 
     @property
     def argument(self) -> Any:
-        """What is passed."""
+        """The argument for `stage_dataset`."""
 
     def write(self, numbers: dict[str, int]) -> None:
-        """Have it hold these images."""
+        """Make it hold these images."""
 
 
 def files_of(numbers: dict[str, int]) -> dict[str, bytes]:
@@ -51,7 +52,7 @@ def files_of(numbers: dict[str, int]) -> dict[str, bytes]:
 
 
 class Folder:
-    """A folder here."""
+    """A local folder."""
 
     def __init__(self, root: Path) -> None:
         self.argument = root / "photos"
@@ -64,7 +65,7 @@ class Folder:
 
 
 class Archive:
-    """An archive here."""
+    """A local archive."""
 
     def __init__(self, root: Path, kind: str) -> None:
         self.kind = kind
@@ -75,7 +76,7 @@ class Archive:
 
 
 class Several:
-    """A folder and an archive as one."""
+    """A folder and an archive staged as one."""
 
     def __init__(self, root: Path) -> None:
         self.parts: tuple[Source, Source] = Folder(root), Archive(root, ".zip")
@@ -159,7 +160,7 @@ def make_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest
 
 
 def names(numbers: dict[str, int]) -> dict[str, int]:
-    """Without the folders that parts of a list have in front."""
+    """The names without the folders that a list's parts add in front."""
     return {"/".join(name.split("/")[-2:]): number for name, number in numbers.items()}
 
 
@@ -235,7 +236,7 @@ def test_each_piece_on_a_drive_counts(tmp_path: Path) -> None:
 
 
 def test_a_server_that_proves_nothing(make_source: Any, tmp_path: Path) -> None:
-    """Without a version, a time and ranges: what is here is served, and the report says so; otherwise it does not."""
+    """With no version, time or ranges, the local data is used and the report says so; otherwise it does not."""
     notes = []
     for name, knobs in (("a", {}), ("b", {"etag": "none", "last_modified": False, "ranges": "none"})):
         source: Source = make_source("web", **knobs)

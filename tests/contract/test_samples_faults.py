@@ -1,8 +1,8 @@
-"""Datasets that are read wrongly today: what is right about each, a row of files each.
+"""Datasets that are read wrongly today, and what would be right: one row of files for each.
 
 A row says what the files are, what is wrong today, and what would be right: `found` is what the pack then holds,
-`refused` and `noted` what a message must name. Any of several is right. A row is expected to fail, strictly: once it
-holds, take its `wrong` away, and it stays as an ordinary test. To add one: `files` of the smallest set that shows it.
+`refused` and `noted` what a message must name; any one suffices. A row is expected to fail, strictly: once it passes,
+remove its `wrong`, and it becomes an ordinary test. To add one, give `files` for the smallest set that shows it.
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ pytestmark = pytest.mark.timeout(60)
 
 
 def first_of(*numbers: int) -> str:
-    """A YOLO label file with a box of each class."""
+    """A YOLO label file with one box of each class."""
     return "".join(f"{number} 0.5 0.5 0.25 0.25\n" for number in numbers)
 
 
 def two_sets(
     file: str, first: str, second: str, images: str = "train/images", labels: str = "train/labels"
 ) -> dict[str, bytes]:
-    """Two downloads in one folder, three images in each: of class 0, 1 and 0 by the names in its own file."""
+    """Two downloads in one folder, with three images each, of classes 0, 1 and 0 as numbered in its own file of
+    names."""
     made: dict[str, Any] = {}
     for name, listed in (("set1", first), ("set2", second)):
         made[f"{name}/{file}"] = listed
@@ -47,20 +48,20 @@ def two_sets(
 
 
 def yolo(names: str, texts: dict[str, str], folders: str = ".") -> dict[str, bytes]:
-    """Images with a box of class 0 each; `folders`: below images/ and labels/, one for each name."""
+    """Images with one box of class 0 each; `folders`: those below images/ and labels/, one for each name."""
     places = dict(zip(names.split(), folders.split() * len(names.split()), strict=False))
     labels = {f"labels/{place}/{name}.txt": first_of(0) for name, place in places.items()}
     return files(" ".join(f"images/{place}/{name}.jpg" for name, place in places.items()), {**labels, **texts})
 
 
 def table(header: str, line: str) -> dict[str, bytes]:
-    """Four images and a table of them, `{i}` their number and `{c}` their class."""
+    """Four images and a table of them, with `{i}` as number and `{c}` as class."""
     lines = [line.format(i=i, c=("cat", "dog")[i % 2]) for i in range(4)]
     return files("images/{0..3}.jpg", {"labels.csv": "\n".join([header, *lines]) + "\n"})
 
 
 def stripes(*rows: slice) -> bytes:
-    """A mask of 16 x 16 that is white in some rows."""
+    """A 16 x 16 mask that is white in some rows."""
     pixels = np.zeros((16, 16), np.uint8)
     for one in rows:
         pixels[one] = 255
@@ -68,7 +69,8 @@ def stripes(*rows: slice) -> bytes:
 
 
 def masks(images: str, each: str, second: str) -> dict[str, bytes]:
-    """Six images with a mask of three white rows each, and a second mask of five for number 2; by formats of names."""
+    """Six images with a mask of three white rows each; number 2 has a second mask of five. The arguments are formats of
+    names."""
     made = {each.format(i): stripes(slice(1, 4)) for i in range(1, 7)} | {second.format(2): stripes(slice(9, 14))}
     return {images.format(i): image(i, size=(16, 16)) for i in range(1, 7)} | made
 
@@ -77,20 +79,20 @@ DIAGONAL = grey(np.eye(16, dtype=np.uint8))
 
 
 def pairs(images: str, labels: str) -> dict[str, bytes]:
-    """Six images and their masks, by formats of names."""
+    """Six images and their masks; the arguments are formats of names."""
     return {images.format(i): image(i, size=(16, 16)) for i in range(6)} | {
         labels.format(i): DIAGONAL for i in range(6)
     }
 
 
 def deep(write: Callable[[Any], bytes], form: str, channels: int) -> dict[str, bytes]:
-    """Two images of 16 bits, in two classes."""
+    """Two 16-bit images, in two classes."""
     pixels = np.random.default_rng(0).integers(300, 3000, (16, 16, channels), np.uint16)
     return {f"{name}/1.{form}": write(pixels + number) for number, name in enumerate("ab")}
 
 
 def h5(**arrays: Any) -> bytes:
-    """An HDF5 file with these datasets."""
+    """An HDF5 file of these datasets."""
     buffer = io.BytesIO()
     with h5py.File(buffer, "w") as file:
         for name, array in arrays.items():
@@ -206,13 +208,13 @@ BOXES = [
 
 
 def turned(turn: int, labels: dict[str, Any], size: tuple[int, int] = (48, 64), form: str = "JPEG") -> dict[str, bytes]:
-    """Images of which EXIF turns the second."""
+    """Images, the second of which is turned by EXIF."""
     images = {f"images/{i}.{form.lower()}": image(i, form=form, size=size, turn=turn if i == 1 else 1) for i in range(3)}
     return {**images, **files("", labels)}
 
 
 def drawn_on(height: int, width: int) -> dict[str, Any]:
-    """COCO's boxes, and what they say of the size of the second image."""
+    """COCO boxes, which state this size for the second image."""
     sizes = [(48, 64), (height, width), (48, 64)]
     images = [{"id": i, "file_name": f"{i}.jpeg", "height": h, "width": w} for i, (h, w) in enumerate(sizes)]
     boxes = [{"id": i, "image_id": i, "category_id": 1, "bbox": [1, 2, 10, 5]} for i in range(3)]
@@ -220,7 +222,7 @@ def drawn_on(height: int, width: int) -> dict[str, Any]:
 
 
 def mask_of(height: int, width: int, turn: int = 1) -> dict[str, bytes]:
-    """Masks with a class in a corner, the second of this size."""
+    """Masks with a class in one corner; the second has this size."""
     made = {}
     for i, size in enumerate([(48, 64), (height, width), (48, 64)]):
         buffer, exif = io.BytesIO(), Image.Exif()
@@ -254,7 +256,7 @@ TURNED = [
 
 
 def label_studio(*results: dict[str, Any]) -> list[dict[str, Any]]:
-    """Label Studio's export of four images that were uploaded."""
+    """Label Studio's export of four uploaded images."""
     size = {"original_width": 64, "original_height": 48}
     result = [{"type": kind, "value": value, **size} for one in results for kind, value in one.items()]
     return [{"id": i, "data": {"image": f"/data/upload/1/ab12cd3{i}-{i}.jpg"}, "annotations": [{"result": result}]} for i in range(4)]
@@ -271,7 +273,7 @@ TOOLS = [
     row("CVAT's tags beside boxes", files("images/{0..3}.jpg", {"annotations.xml": CVAT}), right=[noted("4 annotations without a box")]),
 ]
 
-# Lines of four numbers, as parts of an image: two corners, and the first corner with the sides.
+# Rows of four numbers, relative to the image: two corners, or the first corner and the sides.
 CORNERS = ["0 0.1 0.2 0.8 0.9\n", "0 0.2 0.3 0.9 0.95\n", "1 0.5 0.6 0.95 0.97\n"]
 FIRST_CORNER = ["0 0.1 0.02 0.8 0.9\n", "0 0.6 0.1 0.3 0.3\n", "1 0.05 0.06 0.15 0.17\n"]
 FORMS = [
@@ -291,7 +293,7 @@ FORMS = [
         right=[lambda packed: noted("1 outline.*segmentation")(packed) and noted("3 .*keypoints")(packed)]),
 ]
 
-# A quote that is not closed makes one cell of the rows up to the next one.
+# An unclosed quote makes one cell of the rows up to the next quote.
 OPEN = [refused(r"labels\.csv.*after row 2"), found("train: cat 2, dog 2")]
 TABLES = [
     row("a class with a line break", files("images/{0..3}.jpg", {"labels.csv": 'file,label\n0.jpg,"ca\nt"\n1.jpg,dog\n2.jpg,"ca\nt"\n3.jpg,dog\n'}), right=[refused(r"'ca\\nt'")]),
@@ -404,7 +406,7 @@ FOLDERS = [
 ]
 
 CLASSES = "{cat,dog}/{0..3}.jpg"
-WRITTEN = {  # labels beside folders of classes
+WRITTEN = {  # labels beside class folders
     "labels.txt": "\n".join(map(str, Y)), "labels.json": Y, "labels.npy": npy(np.array(Y)), "targets.pkl": pickle.dumps(Y), "y.h5": h5(y=Y), "labels.csv": NAMED_BY_NUMBER,
     "annotations.db": b"SQLite format 3\0" + bytes(84), "cat/labels.txt": "0\n1\n1\n0\n",
 }
@@ -467,7 +469,7 @@ MASKS = [
 
 
 def in_palettes(*palettes: str) -> dict[str, bytes]:
-    """Images, and masks of 0 and 1 in palettes by turns, such as "kw": each letter a colour."""
+    """Images and masks of 0 and 1 whose palettes alternate; in "kw", each letter is a colour."""
     made: dict[str, bytes] = {}
     for i in range(4):
         picture, buffer = Image.fromarray(np.eye(16, dtype=np.uint8)), io.BytesIO()
@@ -486,7 +488,7 @@ def tiff(pixels: Any, pages: int = 1) -> bytes:
 
 
 def as_masks(*pixels: Any, write: Callable[[Any], bytes] = grey) -> dict[str, bytes]:
-    """Four images, and masks of these pixels by turns."""
+    """Four images, and masks whose pixels alternate."""
     return {f"images/{i}.png": image(i, size=(16, 16)) for i in range(4)} | {f"masks/{i}.{'tif' if write is tiff else 'png'}": write(pixels[i % len(pixels)]) for i in range(4)}
 
 
@@ -516,7 +518,7 @@ OF_PARTS = [
     for images, masks in [("img", "gt"), ("val2017", "panoptic_val2017"), ("photos", "masks"), ("images", "masks")]
 ]
 
-# What a text says in comments, and of names without their endings.
+# Texts with comments, and with names without extensions.
 TEXTS_BESIDE = [
     *(row(f"a list of labels {name}", files("im{0..5}.jpg", {file: text}), right=[right])
       for name, file, text, right in [
@@ -532,7 +534,7 @@ TEXTS_BESIDE = [
         ("a table", table("file,label,fold", "{i}.jpg,{c},{i}"))]),
 ]
 
-# Images, their masks, and bands of one sample, in folders.
+# Folders of images, of their masks, and of the bands of one sample.
 PARTS = [
     row(f"parts of a sample: {name}", files(names), right=[refused(folder), found("[^:]*: [0-9]+ (without targets|masks).*")])
     for name, names, folder in [
@@ -649,7 +651,7 @@ TEXTS = [
 def test_files_are_read_rightly_or_refused(
     tmp_path: Path, made: dict[str, bytes], right: list[Callable[[Packed], bool]], options: dict[str, Any]
 ) -> None:
-    """What a person would call a mistake is never made in silence."""
+    """What a person would call a mistake is never made silently."""
     packed = pack(write_files(tmp_path / "set", made), tmp_path / "out.h5", **options)
     is_right = any(one(packed) for one in right)
     assert is_right, str(packed)
@@ -659,10 +661,10 @@ def test_files_are_read_rightly_or_refused(
     ("box", "relative", "named"), [((0.1, 0.1, 0.5, 0.5), False, "0.5"), ((10, 5, 50, 40), True, "50")]
 )
 def test_boxes_in_other_units_are_refused(tmp_path: Path, box: tuple[float, ...], relative: bool, named: str) -> None:
-    """Parts of the image where pixels are expected, and pixels where parts are, as in TensorFlow's records."""
+    """Fractions where pixels are expected, and pixels where fractions are, as in TensorFlow's records."""
 
     def layout(tree: Any) -> SampleTable:
-        """Two images with a box each."""
+        """Two images with one box each."""
         boxes = Boxes(np.arange(3), np.array([box, box], float), {"labels": np.zeros(2, np.int64)}, relative=relative)
         return SampleTable(
             "mine", tuple(tree.entries.names), Images(TreeFiles(tree, tree.entries)), boxes, classes=("a",)
@@ -673,7 +675,7 @@ def test_boxes_in_other_units_are_refused(tmp_path: Path, box: tuple[float, ...]
 
 
 def test_twelve_bits_are_scaled_by_prepare(tmp_path: Path) -> None:
-    """As the note says that is given for such images: X-rays of 12 bits in 16."""
+    """As the note for such images suggests: X-rays with 12 bits of 16."""
     rng = np.random.default_rng(0)
     made = {f"{'ab'[i % 2]}/{i}.png": grey(rng.integers(0, 4096, (16, 16), np.uint16)) for i in range(4)}
     folder = write_files(tmp_path / "set", made)
@@ -709,7 +711,7 @@ OUTLINES = {
 def test_the_line_for_labels_in_json_can_be_followed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, labels: Any
 ) -> None:
-    """To the letter; a file that needs no line, or gets another, is right too."""
+    """Literally. A file that needs no such line, or gets another one, is right too."""
     pandas = pytest.importorskip("pandas", reason="needs pandas: pip install -c constraints.txt --group arrow")
     folder = write_files(tmp_path / "set", files("images/leaf{0..5}.jpg", {"labels.json": labels}))
     line = re.search(r"pandas\.read_json\(.*?\)\.to_csv\(.*?\)", pack(folder, tmp_path / "before.h5").refusal)
@@ -724,7 +726,7 @@ def test_the_line_for_labels_in_json_can_be_followed(
 
 
 def test_the_line_for_labels_in_excel_keeps_zeros(tmp_path: Path) -> None:
-    """Names such as 0001 are texts in the sheet; without a dtype pandas makes numbers of them."""
+    """In the sheet, names such as 0001 are text; without a dtype, pandas makes numbers of them."""
     folder = write_files(tmp_path / "set", files("images/000{1..8}.jpg", {"labels.xlsx": "x"}))
     packed = pack(folder, tmp_path / "out.h5")
     assert re.search(r"read_excel\('labels\.xlsx'(?!.*dtype)", packed.refusal) is None, packed.refusal
@@ -743,7 +745,7 @@ def test_the_line_for_labels_in_excel_keeps_zeros(tmp_path: Path) -> None:
 def test_samples_of_matlab_lie_along_the_axis_of_its_vectors(
     tmp_path: Path, shape: tuple[int, ...], y: Any, right: Callable[[Packed], bool]
 ) -> None:
-    """Which are rows or columns: MATLAB has no arrays of one axis."""
+    """Those are rows or columns, because MATLAB has no arrays with one axis."""
     matlab = pytest.importorskip("scipy.io", reason="needs scipy: pip install 'colabstage[matlab]'")
     (tmp_path / "set").mkdir()
     matlab.savemat(tmp_path / "set/x.mat", {"X": np.zeros(shape, np.uint8), "y": y})
@@ -762,7 +764,7 @@ def test_samples_of_matlab_lie_along_the_axis_of_its_vectors(
 def test_numbers_of_parquet_that_are_no_named_class(
     tmp_path: Path, labels: list[int], right: Callable[[Packed], bool]
 ) -> None:
-    """As `datasets` writes the names of classes: a number beyond them is no class, -1 stands for a secret one."""
+    """As `datasets` writes class names: a number beyond them is not a class, and -1 means a hidden one."""
     pyarrow = pytest.importorskip("pyarrow", reason="needs pyarrow: pip install -c constraints.txt --group arrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     features = {"image": {"_type": "Image"}, "label": {"_type": "ClassLabel", "names": ["cat", "dog"]}}
@@ -777,7 +779,7 @@ def test_numbers_of_parquet_that_are_no_named_class(
 
 @pytest.mark.parametrize("kind", ["mat", "parquet"])
 def test_labels_from_1_are_noted(tmp_path: Path, kind: str) -> None:
-    """As in the table above, in files that need a library to be written."""
+    """As in the table above, for files that only a library can write."""
     buffer = io.BytesIO()
     if kind == "mat":
         scipy = pytest.importorskip("scipy.io", reason="needs scipy: pip install scipy")

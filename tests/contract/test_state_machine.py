@@ -1,7 +1,7 @@
-"""Whatever happens to a source, to what was made of it, and to a call: what is served is what the source holds.
+"""Whatever happens to a source, to what was made from it and to a call, the data served is what the source holds.
 
-A rule is one thing that happens. Each call compares the rows that it serves with the source's files; a typed error is
-right only where something of ours was damaged or replaced, or the call itself was disturbed.
+Each rule is one thing that happens. Each call compares the rows it serves with the source's files. A typed error is
+right only if something of ours was damaged or replaced, or the call itself was disturbed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from tests.support.moments import Ran, What
 
-# All images have one size in bytes, so that a change may keep every size.
+# All images have the same size in bytes, so that a change may keep every size.
 NAMES = [f"{kind}/{number}.bmp" for kind in "ab" for number in range(3)]
 OPTIONS: dict[str, dict[str, Any]] = {
     "as it is": {},
@@ -44,16 +44,16 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "without a cache": {"cache_dir": None},
 }
 names, numbers = st.sampled_from(NAMES), st.integers(0, 250)
-# Mostly the same ones, so that calls meet what earlier calls have left.
+# Mostly the same options, so that calls find what earlier ones left.
 options = st.sampled_from(["as it is"] * len(OPTIONS) + sorted(OPTIONS))
 
 
 def stage(root: str, archive: bool, option: str, is_rotten: bool) -> dict[str, int]:
-    """Make one call; return the number of each image that is served."""
+    """Make one call; return the number of each served image."""
     home = Path(root)
     places = {"local_dir": home / "out/local", "cache_dir": home / "out/cache", "progress": False}
     source = home / ("source.zip" if archive else "source")
-    # Only this reads every byte of what is here.
+    # Only this reads every byte of the local data.
     verify = {"verify": "full"} if is_rotten else {}
     data = stage_dataset(source, **{**places, **OPTIONS[option], **verify}).wait(60, progress=False)
     data.wait_published()
@@ -72,7 +72,7 @@ def stage(root: str, archive: bool, option: str, is_rotten: bool) -> dict[str, i
 
 
 class Life(RuleBasedStateMachine):
-    """A source, a disk and a cache, over many calls."""
+    """A source, a disk and a cache over many calls."""
 
     processes: Processes
 
@@ -82,14 +82,14 @@ class Life(RuleBasedStateMachine):
         self.root = Path(self._folder.name)
         self.archive = archive
         self.files = dict.fromkeys(["a/0.bmp", "b/0.bmp"], 1)
-        # Of which options a call has ended before its end, and whether something of ours was damaged since a success.
+        # The options whose last call was ended early, and whether anything of ours was damaged since a success.
         self.ended_early: set[str] = set()
         self.is_damaged = self.is_rotten = False
         make_tree(self.root, {"out/notes.txt": "mine"})
         self.write()
 
     def write(self) -> None:
-        """Make the source hold `files`, touching only what differs."""
+        """Make the source hold `files`, touching only those that differ."""
         folder = self.root / "source"
         make_tree(folder, {name: n for name, n in self.files.items() if not self.holds(folder / name, n)})
         for name in NAMES:
@@ -105,7 +105,7 @@ class Life(RuleBasedStateMachine):
         return path.exists() and path.read_bytes() == image(number, suffix=".bmp")
 
     def is_removable(self, name: str) -> bool:
-        """Whether there is another one of its class."""
+        """Whether its class has another image."""
         return name in self.files and sum(other[0] == name[0] for other in self.files) > 1
 
     # --- what happens to the source ---
@@ -133,10 +133,10 @@ class Life(RuleBasedStateMachine):
             self.files[to] = self.files.pop(name)
             self.write()
 
-    # --- what happens to what was made of it ---
+    # --- what happens to the results ---
 
     def ours(self, which: int) -> Path | None:
-        """One of the packs, manifests and records."""
+        """One of our packs, manifests and records."""
         found = sorted(path for path in (self.root / "out").glob("[lc]*/**/*") if path.suffix in (".h5", ".json"))
         return found[which % len(found)] if found else None
 
@@ -178,7 +178,7 @@ class Life(RuleBasedStateMachine):
     # --- calls ---
 
     def call(self, option: str, moment: Moment | None = None) -> Ran:
-        """Make a call; check what holds whatever becomes of it."""
+        """Make a call; check what must hold whatever happens to it."""
         user = Home(self.root, theirs=["source", "source.zip", "out/notes.txt"])
         arguments = [str(self.root), self.archive, option, self.is_rotten]
         ran = self.processes.run(arguments, moment, COLABSTAGE_SYSTEM_ROOT=str(self.root))
@@ -189,17 +189,17 @@ class Life(RuleBasedStateMachine):
         else:
             assert ran.killed or (ran.error and ran.error.typed), ran.error
             self.ended_early.add(option)
-        # What an ended call of other options has left, theirs removes.
+        # What a stopped call with other options left is removed by their next call.
         user.check(finished=served and not self.is_damaged and not self.ended_early)
         return ran
 
     @rule(option=options)
     def serve(self, option: str) -> None:
-        """Call as a user does; an error says that something of ours is damaged, and is right once."""
+        """Call as a user does. An error is right once, and only if something of ours is damaged."""
         ran = self.call(option)
         if ran.error:
             assert self.is_damaged, ran.error
-            # What an error of a file that is not ours asks for: move it away.
+            # An error about a file that is not ours asks for this: move it away.
             shutil.rmtree(self.root / "out/local", ignore_errors=True)
             shutil.rmtree(self.root / "out/cache", ignore_errors=True)
             self.ended_early.clear()

@@ -1,7 +1,7 @@
 """Training that goes wrong today: orders, samplers, other libraries' transforms, processes, memory.
 
-Each is expected to fail, strictly, for the reason given; once it holds, take the mark away. What needs torchvision,
-kornia, Ignite or Lightning runs in the environment of `make libraries`.
+Each test is expected to fail, strictly, for the reason given; once it passes, remove the mark. Tests that need
+torchvision, kornia, Ignite or Lightning run in the environment of `make libraries`.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ pytestmark = pytest.mark.timeout(100)
 
 
 def needs(package: str) -> pytest.MarkDecorator:
-    """Skip a test where a library is not installed."""
+    """Skip a test if a library is not installed."""
     return pytest.mark.skipif(find_spec(package) is None, reason=f"needs {package}: make libraries")
 
 
 def rows(path: Path, count: int = 40, shape: tuple[int, ...] = (8, 8, 3)) -> Path:
-    """A file whose targets are the numbers of its rows; the left half of each image is bright."""
+    """A file whose targets are the row numbers; the left half of each image is bright."""
     x = np.zeros((count, *shape), np.uint8 if len(shape) == 3 else np.float32)
     if len(shape) == 3:
         x[:, :, : shape[1] // 2] = 255
@@ -71,7 +71,7 @@ def rows(path: Path, count: int = 40, shape: tuple[int, ...] = (8, 8, 3)) -> Pat
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Forty images, each with the number of its row."""
+    """Forty images, each labelled with its row number."""
     return rows(tmp_path / "rows.h5")
 
 
@@ -86,7 +86,7 @@ def seen(loader: Any, most: int = 1000) -> list[int]:
 
 
 def error_of(call: Callable[[], object]) -> Exception | None:
-    """The error that a call ends in, whoever raises it."""
+    """The error that a call ends with, of whatever class."""
     try:
         call()
     except Exception as error:  # noqa: BLE001 - what is looked for
@@ -95,7 +95,8 @@ def error_of(call: Callable[[], object]) -> Exception | None:
 
 
 def script(folder: Path, code: str, *arguments: object, timeout_s: float = 60.0, before: tuple[str, ...] = ()) -> str:
-    """Run code in a process of its own, from a file, which its own processes import; returns the last line printed."""
+    """Run code as a file in a new process, so that its own child processes can import it; return the last line
+    printed."""
     (folder / "script.py").write_text(code, encoding="utf-8")
     command = [*before, sys.executable, f"{folder}/script.py", *map(str, arguments)]
     with subprocess.Popen(
@@ -113,7 +114,7 @@ def script(folder: Path, code: str, *arguments: object, timeout_s: float = 60.0,
 
 
 def test_a_new_loader_has_an_order_of_its_own(path: Path) -> None:
-    """As a DataLoader: for people who make one for each epoch, fold or fit, and seed torch."""
+    """As with a DataLoader: for people who make a loader for each epoch, fold or fit, and seed torch."""
     found = set()
     for epoch in range(5):
         torch.manual_seed(epoch)
@@ -133,12 +134,12 @@ def test_a_new_loader_has_an_augmentation_of_its_own(path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def counts(tmp_path_factory: pytest.TempPathFactory, nurseries: Nurseries) -> dict[str, int]:
-    """How many different batches Keras and TensorFlow get, by what is done."""
+    """How many different batches Keras and TensorFlow get, by procedure."""
     place = rows(tmp_path_factory.mktemp("keras") / "rows.h5", 400, (4,))
     child = Path(__file__).with_name("keras_orders.py")
     try:
         found: dict[str, int] = json.loads(nurseries.run_script("tensorflow", [child, place], {}))
-    except AssertionError as error:  # of this test's own making, and not what is expected to fail
+    except AssertionError as error:  # raised by this test itself, so not the expected failure
         raise RuntimeError(str(error)) from error
     return found
 
@@ -157,7 +158,7 @@ def counts(tmp_path_factory: pytest.TempPathFactory, nurseries: Nurseries) -> di
     ],
 )
 def test_keras_gets_other_batches_in_every_pass(counts: dict[str, int], what: str, different: int) -> None:
-    """Also where a pass is short, or its dataset is made anew."""
+    """Also if a pass is short, or its dataset is made anew."""
     assert counts[what] >= different
 
 
@@ -172,7 +173,7 @@ def test_the_dataset_of_a_loader_has_the_rows_that_it_visits(path: Path) -> None
 
 
 class Drawn(Sampler[int]):
-    """Rows in an order that a generator of numpy's draws anew for each epoch."""
+    """Rows in an order that a numpy generator draws anew for each epoch."""
 
     def __init__(self, draw: Callable[[int], Any]) -> None:
         self._draw = draw
@@ -185,18 +186,18 @@ class Drawn(Sampler[int]):
 
 
 def global_numbers() -> Drawn:
-    """Numbers of numpy's global generator, as the tutorials have them."""
+    """With numpy's global generator, as in the tutorials."""
     return Drawn(np.random.permutation)
 
 
 def own_numbers() -> Drawn:
-    """Numbers of a generator of its own, the same in each session."""
+    """With its own generator, the same in each session."""
     return Drawn(np.random.default_rng(0).permutation)
 
 
 @pytest.mark.parametrize("sampler", [global_numbers, own_numbers])
 def test_resuming_with_a_sampler_of_numpys_numbers(path: Path, sampler: Callable[[], Drawn]) -> None:
-    """In the second epoch: every row is visited once, or the state is refused."""
+    """In the second epoch, either every row is visited once, or the state is refused."""
     np.random.seed(0)  # noqa: NPY002
     loader = make_loader(dataset_h5(path), 8, sampler=sampler())
     seen(loader)
@@ -214,7 +215,7 @@ def test_resuming_with_a_sampler_of_numpys_numbers(path: Path, sampler: Callable
 
 
 def test_ranks_with_a_sampler_of_numpys_numbers(path: Path) -> None:
-    """In processes that are not seeded alike: every row is on one rank, or the sampler is refused."""
+    """In processes seeded differently, either every row is on one rank, or the sampler is refused."""
     np.random.seed(0)  # noqa: NPY002
     try:
         found = [
@@ -228,7 +229,7 @@ def test_ranks_with_a_sampler_of_numpys_numbers(path: Path) -> None:
 
 
 def test_the_line_for_a_subset_with_weights_can_be_followed(tmp_path: Path) -> None:
-    """A fold with balanced classes: in ten epochs nearly all of its rows are visited."""
+    """A fold with balanced classes: within ten epochs, nearly all of its rows are visited."""
     labels = np.array([0] * 450 + [1] * 50)
     with h5py.File(tmp_path / "rows.h5", "w") as file:
         file["X_train"], file["Y_train"] = np.zeros((500, 4), np.float32), labels
@@ -239,7 +240,7 @@ def test_the_line_for_a_subset_with_weights_can_be_followed(tmp_path: Path) -> N
     stock = len({row for _ in range(10) for row in rows})
     loader: Any = None
     line = "make_loader(subset, batch_size, sampler=rows)"
-    for _ in range(3):  # a line may be answered by another one
+    for _ in range(3):  # the suggested line may lead to another suggestion
         try:
             loader = eval(line, {**globals(), **locals()})
             break
@@ -250,11 +251,11 @@ def test_the_line_for_a_subset_with_weights_can_be_followed(tmp_path: Path) -> N
     assert len(visited) >= 0.9 * stock
 
 
-# --- transforms of the caller's ---------------------------------------------------------------------------------------
+# --- the caller's transforms ------------------------------------------------------------------------------------------
 
 
 class Noise:
-    """A transform with a generator of its own."""
+    """A transform with its own generator."""
 
     def __init__(self) -> None:
         self._rng = np.random.default_rng(0)
@@ -264,14 +265,14 @@ class Noise:
 
 
 def test_a_transforms_own_generator_draws_once_for_each_sample(path: Path) -> None:
-    """In the thread that iterates, as by a loader without processes."""
+    """In the iterating thread, as in a DataLoader without workers."""
     loader = make_loader(dataset_h5(path, Noise()), 8)
     assert len({float(value) for x, _ in loader for value in x}) == 40
 
 
 @pytest.fixture
 def masked(tmp_path: Path) -> Path:
-    """Images whose left half is bright, and is the object of their mask."""
+    """Images whose left half is bright; their masks mark it as the object."""
     place = rows(tmp_path / "masks.h5", 32)
     with h5py.File(place, "r+") as file:
         del file["Y_train"]
@@ -280,12 +281,12 @@ def masked(tmp_path: Path) -> Path:
 
 
 def follows(x: Any, mask: Any) -> bool:
-    """Whether the object is where the mask says."""
+    """Whether the mask is where the object is."""
     return bool(((torch.as_tensor(x)[0] > 0).int() == torch.as_tensor(mask).int()).all())
 
 
 def flip_as(how: str) -> Any:
-    """A random flip: ours, or torchvision's, as people give it."""
+    """A random flip: ours, or torchvision's as people pass it."""
     if how == "ours":
         return RandomFlip()
     from torchvision.transforms import v2
@@ -302,7 +303,7 @@ FLIPS = [
 
 @pytest.mark.parametrize("how", FLIPS)
 def test_masks_follow_flips(masked: Path, how: str) -> None:
-    """Given as batch_transform."""
+    """For flips given as batch_transform."""
     torch.manual_seed(0)
     loader = make_loader(dataset_h5(masked), 4, batch_transform=flip_as(how))
     assert all(follows(x, y) for xs, ys in loader for x, y in zip(xs, ys, strict=True))
@@ -310,7 +311,7 @@ def test_masks_follow_flips(masked: Path, how: str) -> None:
 
 @pytest.mark.parametrize("how", FLIPS)
 def test_boxes_follow_flips(tmp_path: Path, how: str) -> None:
-    """Given as batch_transform: the box is on the bright half."""
+    """For flips given as batch_transform: the box stays on the bright half."""
     bright = np.zeros((32, 32), np.uint8)
     bright[:, :16] = 255
     labels = {"labels/train/{0..7}.txt": "0 0.25 0.5 0.5 1.0\n", "data.yaml": "names: [a]\n"}
@@ -332,7 +333,7 @@ def test_boxes_follow_flips(tmp_path: Path, how: str) -> None:
 @needs("torchvision")
 @pytest.mark.parametrize("step", ["RandomHorizontalFlip", "RandomErasing", "ColorJitter", "RandomAffine"])
 def test_torchvision_draws_for_each_image(path: Path, step: str) -> None:
-    """As it does in a DataLoader; the page says that the same transforms are given as batch_transform."""
+    """As in a DataLoader; the docs say that the same transforms can be given as batch_transform."""
     from torchvision.transforms import v2
 
     torch.manual_seed(0)
@@ -345,7 +346,7 @@ def test_torchvision_draws_for_each_image(path: Path, step: str) -> None:
 @needs("torchvision")
 @pytest.mark.parametrize("how", ["a choice", "after a flip"])
 def test_torchvisions_mixing_takes_whole_batches(path: Path, how: str) -> None:
-    """CutMix or MixUp, by choice as torchvision's page has it, or behind a transform of single images."""
+    """CutMix or MixUp, chosen at random as on torchvision's page, or after a transform of single images."""
     from torchvision.transforms import v2
 
     mixing = v2.RandomChoice([v2.CutMix(num_classes=40), v2.MixUp(num_classes=40)])
@@ -355,13 +356,13 @@ def test_torchvisions_mixing_takes_whole_batches(path: Path, how: str) -> None:
     for _, y in batches:
         assert y.shape == (20, 40)
         torch.testing.assert_close(y.sum(1), torch.ones(20))
-    # A flip is drawn for each image: in some the bright half is on the other side.
+    # A flip is drawn for each image, so some have the bright half on the other side.
     assert (len({float(x[0, 0, 0]) for xs, _ in batches for x in xs}) > 1) == (how == "after a flip")
 
 
 @needs("torchvision")
 def test_no_class_is_background_to_torchvisions_detectors(tmp_path: Path) -> None:
-    """Boxes come "as torchvision's detection models take them"."""
+    """Boxes are "as torchvision's detection models take them"."""
     from torchvision.models import detection
 
     made = files("images/train/{0..3}.jpg", {"data.yaml": "names: [helmet, vest]\n"})
@@ -393,7 +394,7 @@ def test_no_class_is_background_to_torchvisions_detectors(tmp_path: Path) -> Non
 
 @needs("torchvision")
 def test_a_joint_transform_gets_image_and_mask(masked: Path) -> None:
-    """Taken, or refused with a line under which both are flipped."""
+    """It is accepted, or refused with a line that flips both."""
     from torchvision.transforms import v2
 
     joint = v2.Compose([v2.ToImage(), v2.RandomHorizontalFlip()])
@@ -416,7 +417,7 @@ def test_a_joint_transform_gets_image_and_mask(masked: Path) -> None:
     ],
 )
 def test_kornias_modules_are_taken_as_batch_transform(path: Path, how: str) -> None:
-    """As the page says; or the error says how to call it."""
+    """As the docs say; otherwise the error says how to call it."""
     from kornia import augmentation
 
     flip = augmentation.RandomHorizontalFlip(p=0.5)
@@ -434,7 +435,7 @@ def test_kornias_modules_are_taken_as_batch_transform(path: Path, how: str) -> N
 
 
 def of_torchvision(name: str, *parts: object) -> Any:
-    """A stand-in for one of torchvision's transforms, which are known by their module."""
+    """A stand-in for one of torchvision's transforms, which are recognized by their module."""
     kind = type(name, (), {"__module__": "torchvision.transforms.v2", "__call__": lambda _, x: x})
     one = kind()
     if parts:
@@ -457,7 +458,7 @@ def of_torchvision(name: str, *parts: object) -> Any:
 def test_a_transform_of_x_alone_does_not_move_it_by_chance(
     masked: Path, path: Path, transform: Any, refused: bool
 ) -> None:
-    """Where y is a mask, which would stay; labels go with any."""
+    """A mask as y would not move along; labels go with any transform."""
     dataset_h5(path, transform)
     error = error_of(lambda: dataset_h5(masked, transform))
     assert isinstance(error, ColabstageError) == refused, repr(error)
@@ -467,7 +468,7 @@ def test_a_transform_of_x_alone_does_not_move_it_by_chance(
 
 @pytest.mark.parametrize(("dtype", "outside"), [(np.bool_, 0), (np.float32, 0), (np.uint8, 255), (np.int64, 255)])
 def test_a_cropped_mask_has_no_object_outside_the_image(tmp_path: Path, dtype: Any, outside: int) -> None:
-    """255 is no class, and as a bool or a fraction it would be the object."""
+    """255 is not a class, and as a bool or a fraction it would count as the object."""
     with h5py.File(tmp_path / "masks.h5", "w") as file:
         file["X_train"], file["Y_train"] = np.zeros((16, 8, 8, 3), np.uint8), np.zeros((16, 8, 8), dtype)
     loader = make_loader(dataset_h5(tmp_path / "masks.h5"), 16, batch_transform=RandomCrop(8, padding=4))
@@ -490,13 +491,13 @@ def test_a_cropped_mask_has_no_object_outside_the_image(tmp_path: Path, dtype: A
     ids=["size", "no size", "padding", "probability", "scale", "columns", "dtype", "classes"],
 )
 def test_a_transform_refuses_an_argument_of_the_wrong_kind(make: Callable[[], object]) -> None:
-    """Where it is written, and not at the first batch."""
+    """When it is constructed, not at the first batch."""
     with pytest.raises(ColabstageError):
         make()
 
 
 def test_numbers_of_numpy_are_numbers(path: Path) -> None:
-    """As they come out of a grid or a data frame."""
+    """As they come from a grid or a data frame."""
     eight, one, two = np.int64(8), np.int64(1), np.int64(2)
     loader = make_loader(dataset_h5(path), eight, batch_transform=RandomCrop(eight), rank=one, world_size=two)  # type: ignore[arg-type]
     assert len(seen(loader)) == 20
@@ -514,20 +515,20 @@ def test_numbers_of_numpy_are_numbers(path: Path) -> None:
     ids=["weights of classes", "fewer rows", "more rows", "of ranks"],
 )
 def test_a_sampler_made_for_other_rows(path: Path, sampler: Callable[[], Any]) -> None:
-    """Two weights for two classes draw from the first two rows alone."""
+    """Two weights, meant for two classes, would draw only the first two rows."""
     with pytest.raises(ColabstageError, match="40"):
         make_loader(dataset_h5(path), 8, sampler=sampler())
 
 
 @pytest.mark.parametrize("offset", [1, "1"], ids=["a number", "text"])
 def test_an_offset_of_labels_that_are_no_boxes(path: Path, offset: Any) -> None:
-    """It would change nothing."""
+    """It would have no effect."""
     with pytest.raises(ColabstageError, match="label_offset"):
         make_loader(dataset_h5(path), 8, label_offset=offset)
 
 
 def test_targets_beyond_int64_are_not_turned_negative(tmp_path: Path) -> None:
-    """Such as hashes; the line of the message makes numbers of them that fit."""
+    """Such as hashes; the line in the message makes numbers of them that fit."""
     with h5py.File(tmp_path / "rows.h5", "w") as file:
         file["X_train"], file["Y_train"] = np.zeros((4, 2)), np.arange(4, dtype=np.uint64) + 2**63
     with pytest.raises(ColabstageError, match=str(2**63 + 3)):
@@ -537,7 +538,7 @@ def test_targets_beyond_int64_are_not_turned_negative(tmp_path: Path) -> None:
 
 
 def test_one_integer_in_a_row_of_its_own_is_a_class(tmp_path: Path) -> None:
-    """Targets `(N, 1)`, as Keras's CIFAR-10 has them: losses take int64, and no byte wraps around."""
+    """Targets `(N, 1)`, as in Keras's CIFAR-10: losses take int64, and no byte wraps around."""
     with h5py.File(tmp_path / "rows.h5", "w") as file:
         file["X_train"], file["Y_train"] = np.zeros((4, 2)), np.arange(4, dtype=np.uint8).reshape(4, 1)
     dataset = dataset_h5(tmp_path / "rows.h5")
@@ -556,7 +557,7 @@ def test_a_file_that_is_listed_twice(path: Path) -> None:
 
 @pytest.mark.parametrize("shape", [(12, 10, 5), (12, 10, 2)], ids=["five bands", "two"])
 def test_bands_are_not_taken_for_the_width(tmp_path: Path, shape: tuple[int, ...]) -> None:
-    """Inputs (H, W, C) keep their axes where C is none of an image; each line of the message can be followed."""
+    """Inputs (H, W, C) keep their axes if C is not that of an image; each line in the message can be followed."""
     bright = np.zeros((4, *shape), np.uint16)
     bright[:, :, :5] = 1
     place = rows(tmp_path / "rows.h5", 4, shape)
@@ -575,7 +576,7 @@ def test_bands_are_not_taken_for_the_width(tmp_path: Path, shape: tuple[int, ...
 
 
 def test_arrays_with_their_channels_first_are_images_to_transforms(tmp_path: Path) -> None:
-    """As other programs store them, of 16 bits too."""
+    """As other programs store them, also with 16 bits."""
     place = rows(tmp_path / "rows.h5", 4, (5, 12, 10))
     with h5py.File(place, "r+") as file:
         del file["X_train"]
@@ -601,7 +602,7 @@ def matlab_file(path: Path) -> Path:
 
 @pytest.mark.parametrize("names", [{}, {"x": "X", "y": "y"}])
 def test_arrays_of_matlab_are_packed(tmp_path: Path, names: dict[str, str]) -> None:
-    """Their axes are reversed in the file: the message says what reads them rightly."""
+    """The file has their axes reversed; the message says what reads them correctly."""
     path = matlab_file(tmp_path / "set.mat")
     with pytest.raises(ColabstageError, match="pack_dataset"):
         dataset_h5(path, **names)  # type: ignore[arg-type]
@@ -610,7 +611,7 @@ def test_arrays_of_matlab_are_packed(tmp_path: Path, names: dict[str, str]) -> N
 
 
 def test_images_of_matlab_that_are_read_as_they_lie_are_noted(tmp_path: Path) -> None:
-    """They may have been turned before they were saved."""
+    """Their axes may already have been reversed before saving."""
     with pytest.warns(UserWarning, match="3 x 30 x 32"):
         dataset_h5(matlab_file(tmp_path / "set.mat"), x="X")
 
@@ -625,7 +626,7 @@ def test_images_of_matlab_that_are_read_as_they_lie_are_noted(tmp_path: Path) ->
     ids=["groups of a split", "a group a sample", "a table"],
 )
 def test_datasets_in_groups_are_named(tmp_path: Path, arrays: dict[str, Any], said: str) -> None:
-    """By their paths; and what no names can say is left to packing."""
+    """By path; if names cannot say it, the message refers to packing."""
     with h5py.File(tmp_path / "other.h5", "w") as file:
         for name, values in arrays.items():
             file[name] = values
@@ -638,7 +639,7 @@ def test_datasets_in_groups_are_named(tmp_path: Path, arrays: dict[str, Any], sa
     "classes", [np.str_("a"), np.array([["a", "b"]], "S1"), {"a": np.arange(2)}], ids=["a text", "two axes", "a group"]
 )
 def test_what_another_program_calls_classes(path: Path, classes: Any) -> None:
-    """Is no list of names; the samples are read all the same."""
+    """None of these is a list of names; the samples are still read."""
     with h5py.File(path, "r+") as file:
         if isinstance(classes, dict):
             for name, values in classes.items():
@@ -660,7 +661,7 @@ def test_what_another_program_calls_classes(path: Path, classes: Any) -> None:
     ids=["classes", "masks", "names of classes", "others"],
 )
 def test_targets_by_another_name_are_not_passed_over(path: Path, name: str, values: Any, refused: bool) -> None:
-    """All targets would be -1."""
+    """Otherwise all targets would be -1."""
     with h5py.File(path, "r+") as file:
         del file["Y_train"]
         file[name] = values
@@ -677,7 +678,7 @@ def test_targets_by_another_name_are_not_passed_over(path: Path, name: str, valu
 @needs("ignite")
 @pytest.mark.filterwarnings("default")
 def test_ignites_deterministic_engine_runs(path: Path) -> None:
-    """It rebuilds a DataLoader from the attributes of the one that it gets; or an error of ours says what to do."""
+    """It rebuilds a DataLoader from the attributes of the given one; otherwise our error says what to do."""
     from ignite.engine import DeterministicEngine
 
     found: list[int] = []
@@ -689,7 +690,7 @@ def test_ignites_deterministic_engine_runs(path: Path) -> None:
 @needs("lightning")
 @pytest.mark.filterwarnings("default")
 def test_lightning_resumes_at_the_end_of_an_epoch(tmp_path: Path) -> None:
-    """From the checkpoint of its last step: the two epochs that are left are trained."""
+    """From the checkpoint of its last step, the two remaining epochs are trained."""
     from lightning.pytorch import LightningModule, Trainer  # type: ignore[import-not-found,unused-ignore]
     from lightning.pytorch.callbacks import ModelCheckpoint  # type: ignore[import-not-found,unused-ignore]
 
@@ -748,7 +749,7 @@ def test_measuring_leaves_nothing_in_a_history_that_was_handed_over(path: Path, 
 
 @pytest.mark.parametrize("streaming", [False, True])
 def test_a_transform_that_is_set_on_a_split_is_that_of_its_loaders(tmp_path: Path, streaming: bool) -> None:
-    """As on torchvision's and Hugging Face's datasets."""
+    """As with torchvision's and Hugging Face's datasets."""
     source = make_tree(tmp_path / "photos", in_classes(4))
     places: dict[str, Any] = {"local_dir": tmp_path / "local", "cache_dir": None, "progress": False}
     data = stage_dataset(source, streaming=streaming, **places)
@@ -762,7 +763,7 @@ def test_a_transform_that_is_set_on_a_split_is_that_of_its_loaders(tmp_path: Pat
 
 
 def test_a_part_that_is_all_here_is_opened_by_several(path: Path, tmp_path: Path) -> None:
-    """Two splits, or copies in other processes: to open one is no change of the file for the others."""
+    """Two splits, or copies in other processes: opening one does not change the file for the others."""
     with h5py.File(path, "r+") as file:
         file["X_val"], file["Y_val"] = file["X_train"][:5], np.arange(40, 45)
     pack_dataset(path, tmp_path / "pack.h5", progress=False)
@@ -801,12 +802,12 @@ def subjects(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_more_files_are_read_than_may_be_open(tmp_path: Path, subjects: Path) -> None:
-    """The limit is raised, or fewer are kept open."""
+    """The limit is raised, or fewer files are kept open."""
     assert script(tmp_path, _FEW_FILES, subjects / "s*.h5") == "600"
 
 
 def test_many_files_are_packed_into_one(subjects: Path, tmp_path: Path) -> None:
-    """Which is what one does who has so many."""
+    """The remedy for a dataset of so many files."""
     try:
         report = pack_dataset(subjects, tmp_path / "one.h5", progress=False)
     except ColabstageError as error:

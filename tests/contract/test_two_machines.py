@@ -1,4 +1,5 @@
-"""Two machines publish different files under one name; the second does all of it at one moment of the first one's call.
+"""Two machines publish different files under one name; the second one publishes at a given moment of the first one's
+call.
 
 However long the first one halts, and wherever: one of those that succeed has the name, whole; one that does not names
 what is in its way; and the next one publishes what it is given, leaving nothing unfinished.
@@ -26,13 +27,13 @@ from tests.support.moments import Moment, Processes
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# No call of the first machine calls the system so often.
+# More system calls than the first machine makes.
 MOST = 1000
 VERSIONS = {name: name.encode() * 1000 for name in ("older", "mine", "others", "last")}
 
 
 def publish(home: str, version: str) -> bool:
-    """Publish a version; whether that succeeded."""
+    """Publish a version; return whether that succeeded."""
     try:
         publish_file(Path(home, "mine", version), Path(home, "out/model.bin"), progress=False)
     except ColabstageError as error:

@@ -1,4 +1,4 @@
-"""The demo: a short form of it from end to end, and its own judgement."""
+"""The demo: a short form from end to end, and how it judges itself."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ pytestmark = [
 @pytest.mark.slow
 def test_the_short_demo(tmp_path: Path, nurseries: Nurseries) -> None:
     """It trains five times, stages from folder, zip and cache, its claims hold, and nothing is left behind."""
-    # Slow enough that what is compared is far apart on a busy machine, too; waiting costs no computing.
+    # Slow enough that the compared times differ clearly, even on a busy machine; waiting costs no computing.
     done = subprocess.run(
         nurseries.command("torch", "script", demo_program.__file__, "--quick", "--json", "--time-scale", "0.6"),
         env={**practice_environment(tmp_path), "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)},
@@ -61,7 +61,7 @@ def test_the_short_demo(tmp_path: Path, nurseries: Nurseries) -> None:
 
 
 def test_digits_are_written_as_folder_and_zip(tmp_path: Path) -> None:
-    """80 to 20, the same for the same seed, one folder a class; the zip holds the same files."""
+    """80 to 20, the same for the same seed, with one folder for each class; the zip holds the same files."""
     assert write_digits(tmp_path, images=200, seed=3)[0] == 200
     train, test = (FolderOfImages(tmp_path / "digits" / split) for split in ("train", "test"))
     assert (len(train), len(test)) == (160, 40)
@@ -77,7 +77,7 @@ def test_digits_are_written_as_folder_and_zip(tmp_path: Path) -> None:
 def result_of(
     source: Any, *, straight_s: float, first_s: float, second_s: float, accuracy: float = 0.99, origin: str = "cache"
 ) -> DemoResult:
-    """A demo whose sessions had epochs of these lengths; `source`: the report of one that was staged."""
+    """A demo whose sessions had epochs of these lengths; `source`: the report of a staged one."""
 
     def session(name: str, seconds: float, report: Any) -> Session:
         epochs = [Epoch(seconds, 0.0, 100), Epoch(seconds, 0.0, 100)]
@@ -116,7 +116,7 @@ SIZE = DemoSize(images=None, epochs=2, min_accuracy=0.95)
     ],
 )
 def test_claims_that_do_not_hold_are_named(tmp_path: Path, figures: dict[str, Any], complaints: list[str]) -> None:
-    """The demo judges itself by its own figures, and by where its data came from."""
+    """The demo judges itself by its own figures, and by the origin of its data."""
     staged = stage_dataset(
         write_images(tmp_path / "photos", each=1), local_dir=tmp_path / "fast", cache_dir=None, progress=False
     )

@@ -1,4 +1,4 @@
-"""Archives of every kind from files in memory, the same bytes each time; and bytes that note what is read of them.
+"""Archives of every kind from files in memory, with the same bytes each time; and bytes that record what is read.
 
 write_archive(tmp_path / "photos.tar.zst", {"cat/1.png": b"..."})
 """
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
     from colabstage.trees.listing import Tree
 
-# What zips note of their members.
+# The modes that zips record for their members.
 FILE, LINK, FOLDER = stat.S_IFREG | 0o644, stat.S_IFLNK | 0o777, stat.S_IFDIR | 0o755
 
 
 @dataclass
 class RecordingBytes:
-    """Bytes in memory, as a source of an archive, that note every read as (offset, length)."""
+    """Bytes in memory that an archive is read from; every read is recorded as (offset, length)."""
 
     content: bytes
     label: str = "recorded.zip"
@@ -52,7 +52,7 @@ class RecordingBytes:
 
 
 def read_all(tree: Tree) -> dict[str, bytes]:
-    """Return the content of every file of a tree."""
+    """Return the content of every file in a tree."""
     return {entry.name: tree.read(entry) for entry in tree.entries}
 
 
@@ -71,7 +71,7 @@ def stored_zip(files: Mapping[str, bytes]) -> bytes:
 
 
 def zip_of(*members: tuple[str, int, bytes], method: int = zipfile.ZIP_STORED, comment: bytes = b"") -> bytes:
-    """Return a zip of members given as name, Unix mode and content; names are written as they are."""
+    """Return a zip of members given as name, Unix mode and content; names are written unchanged."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", method) as archive, warnings.catch_warnings(action="ignore"):
         for number, (name, mode, content) in enumerate(members):
@@ -83,7 +83,7 @@ def zip_of(*members: tuple[str, int, bytes], method: int = zipfile.ZIP_STORED, c
 
 
 def tar_of(*members: tuple[str, bytes, str, bytes], form: int = tarfile.PAX_FORMAT, mode: str = "w") -> bytes:
-    """Return a tar of members given as name, type, link target and content; names are written as they are."""
+    """Return a tar of members given as name, type, link target and content; names are written unchanged."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode=mode, format=form) as archive:  # type: ignore[call-overload]
         for name, kind, target, content in members:
@@ -100,7 +100,7 @@ def tar_bytes(files: Mapping[str, bytes], *, form: int = tarfile.PAX_FORMAT, mod
 
 
 def set_field(content: bytes, mark: bytes, shift: int, form: str, *values: int) -> bytes:
-    """Return an archive with fields changed that begin `shift` bytes after the first `mark`."""
+    """Return an archive in which the fields `shift` bytes after the first `mark` are changed."""
     changed = bytearray(content)
     struct.pack_into(form, changed, content.index(mark) + shift, *values)
     return bytes(changed)
@@ -117,7 +117,8 @@ def seven_bytes(files: Mapping[str, bytes]) -> bytes:
 
 
 def rar_bytes(files: Mapping[str, bytes], *, crc: int | None = None) -> bytes:
-    """Return a RAR 5 archive of stored members, as RarLab's format description has it. `crc`: a wrong checksum."""
+    """Return a RAR 5 archive of stored members, according to RarLab's description of the format. `crc`: a wrong
+    checksum."""
     parts = [b"Rar!\x1a\x07\x01\0", _rar_header(_number(1) + _number(0) + _number(0))]
     for name, content in files.items():
         raw = name.encode()
@@ -142,7 +143,7 @@ def _rar_header(body: bytes) -> bytes:
 
 
 def zstd_bytes(content: bytes) -> bytes:
-    """Return something compressed by Zstandard."""
+    """Return content compressed by Zstandard."""
     import zstandard
 
     return zstandard.ZstdCompressor().compress(content)
@@ -162,7 +163,7 @@ MAKERS = {
 
 
 def write_archive(path: Path, files: Mapping[str, bytes]) -> Path:
-    """Write an archive of the kind that the path's name ends in."""
+    """Write an archive of the kind that the path's extension names."""
     ending = max((ending for ending in MAKERS if path.name.endswith(ending)), key=len)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(MAKERS[ending](files))

@@ -46,12 +46,12 @@ _ROOT_TIMEOUT_MARK = "QueryManager timed out"
 _POLICY = "The domain policy has disabled Drive File Stream: https://support.google.com/a/answer/7496409"
 _DAY_MS = 24 * 60 * 60 * 1000
 _UMOUNT_S = 10.0
-# Longer than anybody practises.
+# Longer than any test runs.
 _SHELL_S = 600
 
 
 class TIMEOUT(Exception):  # noqa: N818 - the name of the exception it stands for
-    """What pexpect raises when the client says nothing; code that knows it only by name must cope."""
+    """What pexpect raises if the client prints nothing; our code must work knowing only its name."""
 
 
 TIMEOUT.__module__ = "pexpect.exceptions"
@@ -127,13 +127,13 @@ def _check_environment(colab: SimulatedColab, mountpoint: str) -> None:
 
 
 def _is_live_folder(path: Path) -> bool:
-    """Ask as `os.path.isdir` does, for which a dead mount is simply not there."""
+    """As `os.path.isdir`, for which a dead mount does not exist."""
     return os.path.isdir(path)  # noqa: PTH112 - Path.is_dir lets the errno of a dead mount through
 
 
 @contextlib.contextmanager
 def _client_shell(colab: SimulatedColab, place: Path) -> Any:
-    """Have the client's shell stand where the caller stands; after a failure it stays there."""
+    """Start the client's shell in the caller's folder; after a failure it stays there."""
     standing = os.readlink("/proc/self/cwd").removesuffix(" (deleted)")  # noqa: PTH115 - of a dead mount, too
     if not Path(standing).is_relative_to(place):
         yield
@@ -151,7 +151,7 @@ def _is_mounted(place: Path) -> bool:
 
 
 def _end_client(colab: SimulatedColab, place: Path) -> None:
-    """Unmount plainly, then kill whatever client there is."""
+    """Unmount plainly, then kill any client."""
     colab.wait_unmounted()
     if _is_mounted(place):
         tools = ["umount", "-f"], ["umount"], ["fusermount3", "-u", "-q"]
@@ -161,13 +161,13 @@ def _end_client(colab: SimulatedColab, place: Path) -> None:
                 break
     if colab.drive is not None and colab.drive.mountpoint is not None:
         colab.drive.kill()
-        # Only this place was unmounted: where the client was mounted elsewhere, its dead mount stays.
+        # Only this place was unmounted: if the client was mounted elsewhere, its dead mount stays.
         if colab.drive.mountpoint == place and not _is_mounted(place):
             colab.drive.unmount()
 
 
 def _refuse_mountpoint(place: Path) -> None:
-    # With os.path throughout, for which a dead mount is not there; Path lets its errno through.
+    # With os.path throughout, for which a dead mount does not exist; Path raises its errno.
     if os.path.islink(place):  # noqa: PTH114
         msg = "Mountpoint must not be a symlink"
         raise ValueError(msg)
@@ -196,7 +196,7 @@ def _start_client(colab: SimulatedColab, place: Path, *, answered: bool, readonl
     if problem == "policy_disabled":
         raise ValueError(_POLICY)
     fails = problem in {"client_exits", "root_too_large"} or (colab.knobs.remount == "fails" and colab.was_flushed)
-    # On a dead mount that could not be taken away no client can mount.
+    # On a dead mount that could not be removed, no client can mount.
     if fails or not answered or _is_mounted(place):
         said = log.read_text(encoding="utf-8", errors="replace")
         msg = "mount failed" + (_ROOT_TIMEOUT if _ROOT_TIMEOUT_MARK in said else "")
@@ -209,7 +209,7 @@ def _start_client(colab: SimulatedColab, place: Path, *, answered: bool, readonl
 
 
 def _unmount_soon(colab: SimulatedColab) -> None:
-    """Unmount at once, or a little later, as the knobs say; the caller is told at once that all is done."""
+    """Unmount at once, or a little later, as the knobs say; the caller is told at once that everything is done."""
     drive, lag_s = colab.practice_drive(), colab.knobs.unmount_lag_s
     colab.was_flushed = True
     if not lag_s:
@@ -254,12 +254,12 @@ def simulated_colab(
 
 @contextlib.contextmanager
 def _package(colab: SimulatedColab) -> Iterator[None]:
-    """Put the stand-in package into `sys.modules`, beside the other `google.*` packages; or its absence."""
+    """Put the stand-in package, or its absence, into `sys.modules`, beside the other `google.*` packages."""
     with _modules_restored("google", "google.colab"):
         google: Any = importlib.import_module("google") if find_spec("google") else _empty_package("google")
         before = getattr(google, "colab", None)
         sys.modules["google"] = google
-        # `None` is Python's own way to say that a module cannot be imported.
+        # `None` is Python's own mark for a module that cannot be imported.
         absent: dict[str, Any] = {"google.colab": None}
         sys.modules.update(absent if colab.preset == "local" else _present(colab))
         google.colab = sys.modules["google.colab"]
@@ -286,7 +286,8 @@ def _empty_package(name: str) -> ModuleType:
 
 @contextlib.contextmanager
 def _stand_in_shell(*, has_kernel: bool) -> Iterator[None]:
-    """Make `IPython.get_ipython()` answer as in a kernel, or as outside one; the rest of IPython stays what it is."""
+    """Make `IPython.get_ipython()` return what it does in a kernel, or outside one; the rest of IPython is
+    unchanged."""
     real: Any = importlib.import_module("IPython") if find_spec("IPython") else None
     kernel_runs = getattr(real.get_ipython() if real else None, "kernel", None) is not None
     if kernel_runs == has_kernel:
@@ -294,7 +295,7 @@ def _stand_in_shell(*, has_kernel: bool) -> Iterator[None]:
         return
     stand_in: Any = ModuleType("IPython")
     stand_in.__path__ = list(real.__path__) if real else []
-    # No `IPKernelApp` in the config: progress bars must not try to draw widgets here.
+    # No `IPKernelApp` in the config, so that progress bars do not try to draw widgets.
     shell = SimpleNamespace(kernel=SimpleNamespace(), config={}) if has_kernel else None
     stand_in.get_ipython = lambda: shell
     if real:
@@ -306,7 +307,7 @@ def _stand_in_shell(*, has_kernel: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _modules_restored(*names: str) -> Iterator[None]:
-    """Put the modules of these names, and those of `google.colab`, back as they were."""
+    """Restore the modules of these names, and those of `google.colab`."""
 
     def ours(name: str) -> bool:
         return name in names or ("google.colab" in names and name.startswith("google.colab."))

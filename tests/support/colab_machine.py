@@ -1,5 +1,5 @@
-"""A simulated notebook machine: what it is asked for and how it answers, and the variables, marker files and folders
-that each platform has.
+"""A simulated notebook machine: requests to it and its responses, and the variables, marker files and folders of each
+platform.
 
 Absolute paths of the platform (`/var/colab/hostname`, `/content`) are under a root folder of the practice machine,
 which `COLABSTAGE_SYSTEM_ROOT` makes known.
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 Preset = Literal["colab_cpu", "colab_gpu", "colab_enterprise", "colab_subprocess", "kaggle", "local"]
 
-# What tells platforms apart, and so must not shine through from the machine that is practised on.
+# These identify platforms, so the real machine's own must be hidden.
 _TELLTALES = re.compile(
     "COLAB|KAGGLE|VERTEX_|TBE_|SAGEMAKER_|PAPERSPACE_|LIGHTNING_|DATABRICKS_|DEEPNOTE_|CODESPACES|DATALORE_|HEX_|"
     "CLOUD_SHELL|JPY_PARENT_PID|CLOUDSDK_CONFIG|USE_AUTH_EPHEM|ENABLE_DIRECTORYPREFETCHER"
 )
-# The form they have since 2026, because programs take the date out of it; before, it was `release-colab_20250902-…`.
+# The form since 2026, from which programs take the date; before, it was `release-colab_20250902-…`.
 _RELEASE = "release-colab-external-images_20260909-060100_RC00"
 
 
@@ -40,7 +40,7 @@ def variables_of(preset: Preset, root: Path) -> dict[str, str]:
         return practice
     home = {"HOME": str(root / "root"), "COLAB_RELEASE_TAG": _RELEASE}
     if preset == "kaggle":
-        # Its images are made from Colab's, of which this is left.
+        # Its images are based on Colab's, and keep this.
         home["COLAB_IMAGE_TYPE"] = "cpu"
         proxy = {"KAGGLE_DATA_PROXY_URL": "https://dp.kaggle.net", "KAGGLE_URL_BASE": "https://www.kaggle.com"}
         return practice | home | proxy | {"KAGGLE_KERNEL_RUN_TYPE": "Interactive", "JPY_PARENT_PID": "9"}
@@ -49,9 +49,9 @@ def variables_of(preset: Preset, root: Path) -> dict[str, str]:
 
 def _colab_variables(preset: Preset, root: Path) -> dict[str, str]:
     variables = {
-        "COLAB_GPU": "1" if preset == "colab_gpu" else "",  # set and empty on a machine without a GPU
+        "COLAB_GPU": "1" if preset == "colab_gpu" else "",  # set but empty on a machine without a GPU
         "COLAB_TPU_1VM": "",
-        "COLAB_IMAGE_TYPE": "gpu" if preset == "colab_gpu" else "cpu",  # there since 2026
+        "COLAB_IMAGE_TYPE": "gpu" if preset == "colab_gpu" else "cpu",  # exists since 2026
         "COLAB_BACKEND_VERSION": "next",
         "COLAB_JUPYTER_TRANSPORT": "ipc",
         "COLAB_JUPYTER_IP": "172.28.0.12",
@@ -75,7 +75,7 @@ def _colab_variables(preset: Preset, root: Path) -> dict[str, str]:
 
 
 def make_machine(preset: Preset, root: Path) -> None:
-    """Create the folders and marker files of a fresh machine; what is there already stays."""
+    """Create the folders and marker files of a fresh machine; existing ones stay."""
     root.mkdir(parents=True, exist_ok=True)
     if preset == "local":
         return
@@ -89,10 +89,10 @@ def make_machine(preset: Preset, root: Path) -> None:
 
 @contextlib.contextmanager
 def environment(preset: Preset, root: Path) -> Iterator[None]:
-    """Give this process the platform's environment variables, and its own ones back afterwards."""
+    """Give this process the platform's environment variables; restore its own afterwards."""
     before = dict(os.environ)
     try:
-        # A test in a container of such a platform would else be on two platforms at once.
+        # Otherwise a test in such a platform's container would be on two platforms at once.
         for name in [name for name in os.environ if _TELLTALES.match(name)]:
             del os.environ[name]
         os.environ.update(variables_of(preset, root))
@@ -103,18 +103,18 @@ def environment(preset: Preset, root: Path) -> Iterator[None]:
 
 
 class MessageError(Exception):
-    """`google.colab._message.MessageError`: the front end answered with an error."""
+    """`google.colab._message.MessageError`: the front end responded with an error."""
 
 
 MessageError.__module__ = "google.colab._message"
 
 
 class WaitsForEverError(RuntimeError):
-    """Stands for a wait without an end, which nobody can practise: a request that is not answered and has no limit."""
+    """Stands for an endless wait, which no test can make: a request without response and limit."""
 
 
 class PracticeDrive(Protocol):
-    """What a Drive must be able to do to stand behind `google.colab.drive`; `SimulatedDrive` is one."""
+    """The methods that a Drive needs behind `google.colab.drive`; `SimulatedDrive` is one."""
 
     @property
     def mountpoint(self) -> Path | None:
@@ -124,10 +124,10 @@ class PracticeDrive(Protocol):
         """Mount it at an empty folder."""
 
     def unmount(self) -> None:
-        """Take the mount away; what is not uploaded waits in the cache."""
+        """Remove the mount; uploads that are pending stay in the cache."""
 
     def flush(self, *, timeout_s: float) -> bool:
-        """Upload everything; whether that was done in time."""
+        """Upload everything; return whether that was done in time."""
 
     def kill(self) -> None:
         """End the client as SIGKILL does; the mount stays, dead."""
@@ -135,14 +135,14 @@ class PracticeDrive(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColabKnobs:
-    """What the practice Colab does when it is asked."""
+    """How the practice Colab responds."""
 
     auth: Literal["granted", "refused", "silent"] = "granted"
-    """How the permission dialogue ends: granted, refused, or not answered in time."""
+    """How the permission dialogue ends: granted, refused, or without an answer in time."""
     waits_really: bool = False
-    """Whether a dialogue that is not answered takes the time that the request allows for it; else it ends at once."""
+    """Whether an unanswered dialogue takes as long as the request allows; otherwise it ends at once."""
     mount: Literal["works", "root_too_large", "policy_disabled", "client_exits", "hangs", "dies"] = "works"
-    """What the Drive client does when it starts."""
+    """What the Drive client does at its start."""
     flush: Literal["works", "fails"] = "works"
     """How `flush_and_unmount` ends."""
     unmount_lag_s: float = 0.0
@@ -153,7 +153,7 @@ class ColabKnobs:
 
 @dataclass(slots=True)
 class SimulatedColab:
-    """The practice machine behind the stand-in package, and what was asked of it.
+    """The practice machine behind the stand-in package, and the requests to it.
 
     `knobs` may be replaced at any time.
     """
@@ -167,44 +167,44 @@ class SimulatedColab:
     knobs: ColabKnobs
     """What goes wrong; may be replaced at any time."""
     calls: list[str] = field(default_factory=list)
-    """The calls in their order, as `module.function`."""
+    """The calls in order, as `module.function`."""
     auth_requests: int = 0
-    """How often a permission was asked for."""
+    """How often a permission was requested."""
     was_flushed: bool = False
     """Whether the Drive was flushed, after which a mount may fail."""
     waits: list[float | None] = field(default_factory=list)
-    """The seconds that each request to the front end would wait; 0 and `None` are for ever."""
+    """The seconds that each request to the front end would wait; 0 and `None` mean for ever."""
     shells: list[subprocess.Popen[bytes]] = field(default_factory=list)
-    """What the client has left standing in a mount."""
+    """The shell that the client has left in a mount."""
     leaving: threading.Timer | None = None
-    """The end of a mount that was flushed, while it is still to come."""
+    """The pending end of a flushed mount."""
 
     def marker(self, path: str) -> Path:
-        """Return where an absolute path of the machine lies."""
+        """Return the path that stands for an absolute path of the machine."""
         return self.root / path.lstrip("/")
 
     def wait_unmounted(self) -> None:
-        """Wait for a mount that is on its way out."""
+        """Wait for a mount that is being removed."""
         if self.leaving is not None:
             self.leaving.join()
             self.leaving = None
 
     def practice_drive(self) -> PracticeDrive:
-        """Return the Drive of a machine that was made with one."""
+        """Return the machine's Drive, which it must have."""
         assert self.drive is not None, "pass one: simulated_colab(root, drive=SimulatedDrive(…))"
         return self.drive
 
     def request_auth(self, kind: str, *, timeout_s: float | None) -> bool:
-        """Ask the front end for a permission, as far as there is a kernel to ask through; whether it was granted.
+        """Ask the front end for a permission, if there is a kernel to ask through; return whether it was granted.
 
-        Silence is answered at once, unless `knobs.waits_really`: few want to practise waiting.
+        Silence ends at once, unless `knobs.waits_really`.
 
         Raises:
             WaitsForEverError: nobody answers, and the request has no limit.
         """
         get_shell = getattr(sys.modules.get("IPython"), "get_ipython", None)
         shell: Any = get_shell() if get_shell else None
-        _ = shell.kernel  # outside a kernel the shell is None, and this fails as it does on Colab
+        _ = shell.kernel  # outside a kernel the shell is None, so this fails as on Colab
         self.auth_requests += 1
         self.calls.append(f"request_auth {kind}")
         if self.knobs.auth == "refused":

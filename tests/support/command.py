@@ -1,4 +1,4 @@
-"""The command `colabstage`, run in this process."""
+"""Runs the command `colabstage` in this process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from unittest import mock
 
 
 def run_command(*words: str) -> subprocess.CompletedProcess[str]:
-    """Run `python -m colabstage WORDS…` without another interpreter, and return how it ended."""
+    """Run `python -m colabstage WORDS…` without another interpreter, and return its outcome."""
     out, err = io.StringIO(), io.StringIO()
     with mock.patch.object(sys, "argv", ["colabstage", *words]), redirect_stdout(out), redirect_stderr(err):
         try:

@@ -1,4 +1,4 @@
-"""Deadlines that pass within a test."""
+"""Shortens deadlines so that they pass within a test."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
 
-# What modules call a number of seconds; a rate is none.
+# Names of constants in seconds, but not of rates.
 _SECONDS = re.compile(r"_?[A-Z]+(?:_[A-Z]+)*(?<!_PER)_S")
 
 
@@ -42,7 +42,7 @@ def lose_patience(package: str, most_s: float, put: Callable[[object, str, Any],
 
 
 def _constants(package: str) -> list[tuple[ModuleType, str, Any]]:
-    """Return the constants of a package's modules: each of them, the name and the value."""
+    """Return the constants of a package's modules as module, name and value."""
     whole = importlib.import_module(f"colabstage.{package}")
     modules = [importlib.import_module(one.name) for one in pkgutil.iter_modules(whole.__path__, f"{whole.__name__}.")]
     return [(module, name, value) for module in modules for name, value in vars(module).items() if name.isupper()]

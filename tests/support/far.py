@@ -1,4 +1,4 @@
-"""A `RemoteFile` in memory whose pace and failures a test decides, and a service that has such files."""
+"""A `RemoteFile` in memory whose pace and failures a test decides, and a service with such files."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
     from colabstage.sources.remote import Checksum
 
 PIECE = 256 * 1024
-# Enough for what fails once.
+# Enough for a file that fails once.
 POLICY = RetryPolicy(attempts=2)
 
 
 def random_bytes(count: int, seed: int = 0) -> bytes:
-    """Bytes of which no two blocks are equal."""
+    """Return bytes in which no two blocks are equal."""
     return np.random.default_rng(seed).bytes(count)
 
 
 class MemoryFile(RemoteFile):
-    """`content`, as if it were far away.
+    """`content`, served as if from far away.
 
-    `answer(number, offset)` decides over request `number` (from 0): `None` serves it, a number cuts it after so many
-    bytes, an exception is raised in place of the first byte. `at(position)` is called before each piece.
-    `requests`: offset and length of each. `sent`: bytes that were handed out.
+    `answer(number, offset)` decides about request `number` (from 0): `None` serves it, a number cuts it after so many
+    bytes, an exception is raised instead of the first byte. `at(position)` is called before each piece. `requests`:
+    offset and length of each. `sent`: the number of bytes served.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class MemoryFile(RemoteFile):
         self._lock = threading.Lock()
 
     def read_range(self, offset: int, length: int | None) -> Iterator[bytes]:
-        """The content, in pieces, at the pace of this file."""
+        """Yield the content in pieces, at this file's pace."""
         assert offset == 0 or self.facts.ranges
         with self._lock:
             number = len(self.requests)
@@ -107,12 +107,12 @@ class MemoryFile(RemoteFile):
             raise TransientError("the connection was cut")
 
     def close(self) -> None:
-        """Remember it."""
+        """Record that it was closed."""
         self.closed = True
 
 
 def changed() -> SourceChangedError:
-    """What a transport says when the version is another one."""
+    """Return a transport's error for another version."""
     return SourceChangedError("another version")
 
 
@@ -120,13 +120,13 @@ _FILES: dict[str, MemoryFile] = {}
 
 
 def open_far(address: str) -> MemoryFile:
-    """Open `far://NAME`, as a service that a package adds."""
+    """Open `far://NAME`, as a service from another package."""
     return _FILES[address.partition("://")[2]]
 
 
 @contextmanager
 def far_service(site: Path, patch: pytest.MonkeyPatch) -> Iterator[Callable[[MemoryFile], str]]:
-    """Install the service; gives a function that puts a file there and returns its address."""
+    """Install the service; yields a function that adds a file and returns its address."""
     package = site / "far-1.0.dist-info"
     package.mkdir(parents=True)
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: far\nVersion: 1.0\n")

@@ -1,10 +1,10 @@
-"""A FUSE mirror of a folder that answers with errors of a network mount, or shows for a while what is gone already.
+"""A FUSE mirror of a folder that responds with a network mount's errors, or still shows for a while what is gone.
 
     with faulty_mount(root, at) as mount:
         mount.fail("open", errno.EIO, below="images")
 
 Unlike the simulated Drive it has no behaviour of its own: each operation goes to the folder behind it, unless a fault
-says otherwise. The server is a process of its own, because a process must not serve the mount that it uses.
+says otherwise. The server is a separate process, because a process must not serve a mount that it uses.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _STATVFS = ("f_bavail", "f_bfree", "f_blocks", "f_bsize", "f_favail", "f_ffree",
 
 
 class FaultyMount:
-    """A mount whose faults are switched on and off while it is used."""
+    """A mount whose faults are switched on and off during its use."""
 
     def __init__(self, place: Path, control: Path) -> None:
         self.place = place
@@ -39,19 +39,19 @@ class FaultyMount:
         self.heal()
 
     def fail(self, operation: str, number: int, *, below: str = "", first: int = 1, times: int | None = None) -> None:
-        """Let an operation end in the errno `number`, from its `first` call on, `times` times; for ever by default.
+        """Let an operation fail with the errno `number`, `times` times from its `first` call on; by default for ever.
 
-        `below`: of paths in which this stands alone.
+        `below`: only for paths that have this component.
         """
         assert operation in OPERATIONS, operation
         self._write({"operation": operation, "errno": number, "below": below, "first": first, "times": times})
 
     def heal(self) -> None:
-        """Let everything work again."""
+        """End all faults."""
         self._write({})
 
     def _write(self, fault: dict[str, Any]) -> None:
-        # The server counts anew for each new fault, which the number tells apart.
+        # The server restarts its count for each new fault, which it knows by its number.
         draft = self._control.with_suffix(".draft")
         draft.write_text(json.dumps({**fault, "number": time.monotonic_ns()}), encoding="utf-8")
         draft.replace(self._control)

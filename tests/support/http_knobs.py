@@ -1,4 +1,4 @@
-"""How the practice web server behaves: its pace, its manners, and what goes wrong on purpose."""
+"""How the practice web server behaves: its pace, its features, and its deliberate faults."""
 
 from __future__ import annotations
 
@@ -26,36 +26,37 @@ WebFaultKind = Literal[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebKnobs:
-    """A web server's pace and manners; the default is a quick and well-behaved one."""
+    """A web server's pace and features; the default is quick and well-behaved."""
 
     latency_s: float = 0.0
-    """Seconds before each answer, as a round trip takes."""
+    """Seconds before each response, like a round trip."""
     bytes_per_s: float = math.inf
     """Of one connection."""
     total_bytes_per_s: float = math.inf
-    """Of all together."""
+    """Of all connections together."""
     max_requests: int | None = None
-    """So many requests at once; more are answered 503 with `Retry-After: 1`."""
+    """The most simultaneous requests; others get 503 with `Retry-After: 1`."""
     ranges: Literal["honoured", "ignored", "none"] = "honoured"
-    """`"honoured"`; `"ignored"` claims `Accept-Ranges: bytes` but sends the whole; `"none"` says so and does."""
+    """`"honoured"`; `"ignored"` announces `Accept-Ranges: bytes` but sends the whole file; `"none"` announces none and
+    sends the whole."""
     etag: Literal["strong", "weak", "changing", "none"] = "strong"
-    """`"changing"` is another one in every answer, as of a farm of servers that each make up their own."""
+    """`"changing"` sends another one in each response, like a farm of servers that each make up their own."""
     last_modified: bool = True
-    """Whether the time is told."""
+    """Whether the modification time is sent."""
     length: Literal["told", "chunked", "close"] = "told"
-    """`"told"`; `"chunked"` sends in chunks without it; `"close"` ends the content by hanging up."""
+    """`"told"` sends it; `"chunked"` sends chunks without it; `"close"` ends the content by closing the connection."""
     gzip: bool = False
-    """Compress whatever was asked for."""
+    """Compress every response, whatever the request accepts."""
     content_type: str = "application/octet-stream"
     """Of every file."""
     headers: tuple[tuple[str, str], ...] = ()
-    """Sent besides, with every file, whole or in part."""
+    """Extra headers of every file, whole or in part."""
     login: tuple[str, str] | None = None
-    """The user and the password without which the answer is 401."""
+    """User and password; without them, the response is 401."""
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> WebKnobs:
-        """Rebuild from what `dataclasses.asdict` made of it, also after a trip through JSON."""
+        """Rebuild it from the result of `dataclasses.asdict`, also after a trip through JSON."""
         login = value["login"]
         changes = {"headers": tuple((name, text) for name, text in value["headers"]), "login": login and tuple(login)}
         return cls(**{**value, **changes})
@@ -63,7 +64,7 @@ class WebKnobs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebFault:
-    """Answers that go wrong.
+    """Responses that go wrong.
 
     Which: `path`, a glob over the path without its first slash; of the GET requests that match it and ask for at
     least `min_bytes` bytes (so that `min_bytes=100_000` spares whoever only looks), the first `after` are spared,
@@ -98,7 +99,7 @@ class WebFault:
     delta: int = 0
 
     def matches(self, path: str, wanted_bytes: int) -> bool:
-        """Tell whether a request counts for this fault at all."""
+        """Tell whether a request counts for this fault."""
         return wanted_bytes >= self.min_bytes and fnmatchcase(path, self.path)
 
     def strikes(self, number: int) -> bool:
@@ -109,13 +110,13 @@ class WebFault:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> WebFault:
-        """Rebuild from what `dataclasses.asdict` made of it, also after a trip through JSON."""
+        """Rebuild it from the result of `dataclasses.asdict`, also after a trip through JSON."""
         return cls(**value)
 
 
 @dataclass(frozen=True, slots=True)
 class WebRequest:
-    """One request that came, as it was answered."""
+    """One request, with the response's status."""
 
     method: str
     """GET or HEAD."""
@@ -124,10 +125,10 @@ class WebRequest:
     query: str
     """What follows the question mark, without it."""
     range: str
-    """The text of its Range header, "" without one."""
+    """The text of its Range header; "" without one."""
     headers: dict[str, str] = dataclasses.field(hash=False)
-    """Names in lower case."""
+    """By lower-case name."""
     status: int
-    """Of the answer, 0 for none."""
+    """Of the response; 0 if there was none."""
     connection: int
     """Number of the connection, from 1."""

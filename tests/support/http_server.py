@@ -1,4 +1,4 @@
-"""A web server on loopback to practise on: real sockets and threads, a set pace, and faults that can be switched.
+"""A practice web server on loopback: real sockets and threads, a set pace, and faults that can be switched.
 
     with WebServer({"data.zip": b"...", "big.bin": Path("big.bin")}, knobs=WebKnobs(latency_s=0.05)) as server:
         server.url("data.zip")                      # "http://127.0.0.1:PORT/data.zip"
@@ -43,19 +43,19 @@ from tests.support.loopback import LoopbackServer, server_context
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-# One piece of a paced body takes so long: few wake-ups, and still smooth against any timeout.
+# The time that one piece of a paced body takes: few wake-ups, but smooth enough for any timeout.
 _PIECE_S = 0.02
 _MAX_PIECE_BYTES = 1024 * 1024
-# As far as a connection that fell behind its schedule, on a busy machine, may catch up.
+# How far a connection that fell behind its schedule, on a busy machine, may catch up.
 _CREDIT_S = 0.25
 _PAGE = "<!DOCTYPE html>\n<html><head><title>Sign in</title></head><body>Please sign in to continue.</body></html>\n"
-# A client that takes nothing for so long, or asks nothing, is gone.
+# A client that reads nothing, or requests nothing, for so long is gone.
 _IDLE_TIMEOUT_S = 300.0
 _START_TIMEOUT_S = 30.0
 
 
 class Bandwidth:
-    """When the next bytes at a rate are due: pure accounting, times come in as arguments. May be shared by threads."""
+    """Schedules bytes at a rate: pure accounting, with times as arguments. Threads may share it."""
 
     def __init__(self, bytes_per_s: float) -> None:
         self._rate = bytes_per_s
@@ -71,16 +71,16 @@ class Bandwidth:
             return self._due
 
     def restart(self, now: float) -> None:
-        """Forget credit from a time when nothing was to be sent."""
+        """Drop the credit from a time with nothing to send."""
         with self._lock:
             self._due = max(self._due, now)
 
 
 def parse_range(text: str, size: int) -> tuple[int, int] | None:
-    """Return the first and last+1 byte that a Range header asks of `size` bytes; `None` where it asks nothing that is
-    there.
+    """Return the first byte, and the last + 1, that a Range header selects of `size` bytes; `None` if it selects none
+    of them.
 
-    Several ranges at once are beyond this server.
+    Several ranges at once are not supported.
     """
     unit, _, spec = text.partition("=")
     first, dash, last = spec.strip().partition("-")
@@ -104,7 +104,7 @@ class ConnectionHandler(BaseHTTPRequestHandler):
         super().__init__(connection, address, server)  # type: ignore[arg-type]
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        """Say nothing: `requests` has it all."""
+        """Print nothing: everything is in `requests`."""
 
     def do_HEAD(self) -> None:
         self._answer()
@@ -230,13 +230,13 @@ class ConnectionHandler(BaseHTTPRequestHandler):
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
     def _wait_for_hang_up(self) -> None:
-        """Stay silent until the other side, or the server, closes the connection."""
+        """Stay silent until the client or the server closes the connection."""
         with contextlib.suppress(OSError):
             while self.connection.recv(4096):
                 pass
 
     def _wait_until_delivered(self) -> None:
-        """Let what is still on its way arrive, because a reset throws it away."""
+        """Let pending bytes arrive, because a reset discards them."""
         deadline = time.monotonic() + 10.0
         while time.monotonic() < deadline:
             left = struct.unpack("i", fcntl.ioctl(self.connection.fileno(), termios.TIOCOUTQ, b"\0" * 4))[0]
@@ -267,7 +267,7 @@ class ConnectionHandler(BaseHTTPRequestHandler):
         retry_after: str | None = None,
         extra: tuple[tuple[str, str], ...] = (),
     ) -> None:
-        """Send a short answer about something else than a file's content."""
+        """Send a short response that is not a file's content."""
         self._note(status)
         body = text.encode()
         self.send_response(status, None if status in set(HTTPStatus) else "Odd")
@@ -288,7 +288,7 @@ class ConnectionHandler(BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def _open(content: bytes | Path, *, compressed: bool) -> Iterator[tuple[BinaryIO | memoryview, int]]:
-    """Open what is to be sent, with its size in bytes."""
+    """Open the content, with its size in bytes."""
     if compressed:
         content = gzip.compress(content if isinstance(content, bytes) else content.read_bytes(), 1, mtime=0)
     if isinstance(content, bytes):
@@ -305,12 +305,12 @@ def _told_range(start: int, stop: int, size: int, fault: WebFault | None) -> str
 
 
 def _piece_bytes(rate: float) -> int:
-    """Return the bytes sent at once: what passes in `_PIECE_S`; a drip comes in single bytes."""
+    """Return how many bytes are sent at once: those of `_PIECE_S`, but single bytes in a drip."""
     return max(1, int(min(_MAX_PIECE_BYTES, rate * _PIECE_S)))
 
 
 class WebServer(LoopbackServer):
-    """Serves `files` (name to bytes, or to the path of a file) from `http://127.0.0.1` while the `with` block lasts.
+    """Serves `files` (name to bytes, or to a file's path) from `http://127.0.0.1` during the `with` block.
 
     `certificate`: a PEM file with certificate and key; then it serves `https://localhost`.
     """
@@ -343,12 +343,12 @@ class WebServer(LoopbackServer):
 
     @property
     def knobs(self) -> WebKnobs:
-        """Return how it behaves at present."""
+        """Return its present settings."""
         return self._knobs
 
     @property
     def requests(self) -> tuple[WebRequest, ...]:
-        """Return what came so far, in the order of the answers."""
+        """Return the requests so far, in the order of the responses."""
         with self._lock:
             return tuple(self._requests)
 
@@ -359,25 +359,25 @@ class WebServer(LoopbackServer):
             return self._bytes_sent
 
     def forget_requests(self) -> None:
-        """Begin counting anew."""
+        """Start counting anew."""
         with self._lock:
             self._requests.clear()
             self._bytes_sent = 0
 
     def put(self, name: str, content: bytes | Path) -> None:
-        """Serve this from now on, with an ETag and a time of its own."""
+        """Serve this from now on, with a new ETag and time."""
         with self._lock:
             self._files[name] = content
             self._versions[name] = self._versions.get(name, 0) + 1
 
     def set_knobs(self, knobs: WebKnobs) -> None:
-        """Apply these from the next request on; a connection's bandwidth is that of the time it was opened."""
+        """Apply these from the next request on; an open connection keeps its bandwidth."""
         with self._lock:
             self._knobs = knobs
             self._total = Bandwidth(knobs.total_bytes_per_s)
 
     def set_faults(self, *faults: WebFault) -> None:
-        """Let exactly these go wrong from now on, each counted from here."""
+        """Replace all faults by these, each counted from here."""
         with self._lock:
             self._faults = [(fault, itertools.count(1)) for fault in faults]
 
@@ -396,7 +396,7 @@ class WebServer(LoopbackServer):
             return None if content is None else (content, self._versions.get(name, 0))
 
     def fault_for(self, name: str, wanted_bytes: int) -> WebFault | None:
-        """Return the fault that this request meets, each being told that it came."""
+        """Return the fault for this request; all faults count it."""
         with self._lock:
             struck = [
                 fault
@@ -410,7 +410,7 @@ class WebServer(LoopbackServer):
 
     @contextlib.contextmanager
     def answering(self) -> Iterator[bool]:
-        """Count a request in; false when there are too many at once."""
+        """Count a request in; yields false if there are too many at once."""
         with self._lock:
             self._answering += 1
             allowed = self._knobs.max_requests is None or self._answering <= self._knobs.max_requests
@@ -421,12 +421,12 @@ class WebServer(LoopbackServer):
                 self._answering -= 1
 
     def record(self, request: WebRequest) -> None:
-        """Remember a request."""
+        """Record a request."""
         with self._lock:
             self._requests.append(request)
 
     def pace(self, own: Bandwidth, count: int) -> None:
-        """Wait until `count` further bytes have passed through the connection's and everybody's bandwidth."""
+        """Wait until `count` further bytes have passed through the connection's and the server's bandwidth."""
         now = time.monotonic()
         due = max(own.due(count, now), self._total.due(count, now))
         self.wait(due - time.monotonic())
@@ -434,7 +434,7 @@ class WebServer(LoopbackServer):
             self._bytes_sent += count
 
     def wait(self, seconds: float) -> None:
-        """Sleep, unless the server is being closed; then hang up."""
+        """Sleep; if the server is closed meanwhile, hang up."""
         if self.closing.wait(seconds) if seconds > 0 else self.closing.is_set():
             raise ConnectionAbortedError
 
@@ -447,7 +447,7 @@ class WebServer(LoopbackServer):
 def serve_apart(
     files: Mapping[str, Path], knobs: WebKnobs | None = None, faults: tuple[WebFault, ...] = ()
 ) -> Iterator[str]:
-    """Serve files from another process while the `with` block lasts; gives `"http://127.0.0.1:PORT"`."""
+    """Serve files from another process during the `with` block; yields `"http://127.0.0.1:PORT"`."""
     order = {
         "files": {name: str(path.resolve()) for name, path in files.items()},
         "knobs": dataclasses.asdict(knobs or WebKnobs()),
@@ -463,7 +463,7 @@ def serve_apart(
             assert address, "the web server did not start"
             yield address
         finally:
-            # The end of its input tells the server to stop, also when this process dies.
+            # The end of its input stops the server, also if this process dies.
             server.stdin.close()
             try:
                 server.wait(_START_TIMEOUT_S)
@@ -477,7 +477,7 @@ def _main(text: str) -> None:
     files = {name: Path(path) for name, path in order["files"].items()}
     with WebServer(files, knobs=WebKnobs.from_json(order["knobs"]), faults=faults) as server:
         print(f"http://127.0.0.1:{server.port}", flush=True)  # noqa: T201 - whoever started this process reads it
-        # A stop meant for whoever started us comes as the end of input; Ctrl-C reaches both.
+        # When our parent is stopped, our input ends; Ctrl-C reaches both.
         with contextlib.suppress(KeyboardInterrupt):
             sys.stdin.read()
 

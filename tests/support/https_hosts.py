@@ -1,9 +1,9 @@
-"""Named https hosts on loopback: what a client believes to be `drive.google.com` is a function in this process.
+"""Named https hosts on loopback: a function in this process plays the client's `drive.google.com`.
 
-A proxy on 127.0.0.1 takes the client's CONNECT, answers TLS itself with a certificate made on the spot, and hands
-each request to the service of that name. A client is led here by the environment that `HttpsHosts.environment` gives,
-the very variables that lead any program through a company's proxy; its own code stays as it is. Every other host is
-refused, so nothing reaches beyond loopback.
+A proxy on 127.0.0.1 takes the client's CONNECT, answers TLS itself with a certificate made on the spot, and passes each
+request to the service of that name. The environment from `HttpsHosts.environment` leads a client here: the same
+variables that lead any program through a company's proxy, so its own code stays unchanged. Every other host is refused,
+so nothing reaches beyond loopback.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PLAIN = ""
-"""The name of the service that answers requests made to the proxy's own address, without TLS."""
+"""The name of the service for requests to the proxy's own address, without TLS."""
 
 _PIECE_BYTES = 64 * 1024
-# An idle client is hung up on; no thread waits longer for a request.
+# An idle client is disconnected; no thread waits longer for a request.
 _IDLE_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class HostRequest:
-    """One request, as a service sees it. `query` has the first value of each name; `headers` lower-case names."""
+    """One request, as a service sees it. `query` has the first value of each name; `headers` have lower-case names."""
 
     method: str
     host: str
@@ -44,17 +44,17 @@ class HostRequest:
 
 @dataclass(frozen=True, slots=True)
 class HostAnswer:
-    """One answer."""
+    """One response."""
 
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict)
     body: bytes | memoryview = b""
     cut_after: int | None = None
-    """Bytes of the body after which the connection is cut, though its length was announced; `None` for all."""
+    """Bytes of the body after which the connection is cut, although its length was announced; `None` for all."""
     bytes_per_s: float = 0.0
-    """How fast the body goes out; 0 for as fast as it can."""
+    """The pace of the body; 0 for no limit."""
     wait_s: float = 0.0
-    """Seconds before the first byte of the answer."""
+    """Seconds before the first byte of the response."""
 
 
 def answer_page(html: str, status: int = 200, *, headers: Mapping[str, str] | None = None) -> HostAnswer:
@@ -63,14 +63,14 @@ def answer_page(html: str, status: int = 200, *, headers: Mapping[str, str] | No
 
 
 def answer_file(request: HostRequest, content: bytes, headers: Mapping[str, str], *, etag: str = "") -> HostAnswer:
-    """Return a file's content, or the range of it that was asked for."""
+    """Return a file's content, or the requested range of it."""
     common = {"Accept-Ranges": "bytes", **({"ETag": etag} if etag else {}), **headers}
     wanted = request.headers.get("range", "")
     if not wanted.startswith("bytes="):
         return HostAnswer(200, common, content)
     first, _, last = wanted.removeprefix("bytes=").partition("-")
     end = min(int(last) if first and last else len(content) - 1, len(content) - 1)
-    # Without a beginning, the number is that of the last bytes.
+    # Without a start, the number counts bytes from the end.
     start = int(first) if first else max(0, len(content) - int(last))
     if start >= len(content):
         return HostAnswer(416, {**common, "Content-Range": f"bytes */{len(content)}"})
@@ -105,7 +105,7 @@ class HttpsHosts(LoopbackServer):
         return f"127.0.0.1:{self.port}"
 
     def environment(self) -> dict[str, str]:
-        """Return the variables that lead `requests` and everything built on it here, in this or a child process."""
+        """Return the variables that lead `requests`, and everything built on it, here, in this or a child process."""
         proxy = f"http://{self.address}"
         return {
             **dict.fromkeys(("https_proxy", "HTTPS_PROXY", "http_proxy", "HTTP_PROXY"), proxy),
@@ -118,7 +118,7 @@ class HttpsHosts(LoopbackServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Requests of one connection, answered by the service of `host`."""
+    """The requests of one connection, answered by the service of `host`."""
 
     protocol_version = "HTTP/1.1"
     timeout = _IDLE_S
@@ -134,7 +134,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._serve()
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name it has in the standard library
-        """Nothing is printed."""
+        """Print nothing."""
 
     def _serve(self) -> None:
         service = cast("HttpsHosts", self.server).services.get(self.host)
@@ -192,7 +192,7 @@ class _ProxyHandler(_Handler):
 
 
 def write_certificate(path: Path, hosts: list[str]) -> None:
-    """Write a key and a self-signed certificate for `hosts`, good for a day, into one file that only we can read."""
+    """Write a key and a self-signed certificate for `hosts`, valid for a day, into one file that only we can read."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec

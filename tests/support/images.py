@@ -1,8 +1,8 @@
-"""Tiny images that are the same bytes each time, and trees of files in one line.
+"""Tiny images with the same bytes each time, and trees of files in one line.
 
     make_tree(tmp_path / "photos", {"cat/1.png": 1, "dog/2.jpg": 2, "labels.csv": "name,label\\n"})
 
-A number stands for the image that only this number gives, in the format of the file's suffix.
+A number stands for an image unique to it, in the format of the file's suffix.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _FORMATS = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG", ".bmp": "BMP"}
 
 
 def color(number: int) -> tuple[int, int, int]:
-    """Return the colour of an image, from which JPEG, too, gives the number back up to 255."""
+    """Return an image's colour, from which the number is recovered, in a JPEG up to 255."""
     return (number % 256, number % 256, number // 256)
 
 
 @cache
 def image(number: int, *, suffix: str = ".png", size: tuple[int, int] = (SIDE, SIDE)) -> bytes:
-    """Return an image of one colour, `size` wide and high."""
+    """Return an image of one colour, with `size` as width and height."""
     buffer = io.BytesIO()
     Image.new("RGB", size, color(number)).save(buffer, _FORMATS[suffix])
     return buffer.getvalue()
@@ -37,7 +37,7 @@ def image(number: int, *, suffix: str = ".png", size: tuple[int, int] = (SIDE, S
 
 @cache
 def noise(number: int, *, size: tuple[int, int] = (32, 24)) -> bytes:
-    """Return a PNG that does not compress, `size` wide and high."""
+    """Return an incompressible PNG, with `size` as width and height."""
     buffer = io.BytesIO()
     Image.fromarray(np.random.default_rng(number).integers(0, 256, (size[1], size[0], 3), np.uint8)).save(buffer, "PNG")
     return buffer.getvalue()
@@ -53,18 +53,18 @@ def mask(number: int, *, classes: int = 3, size: tuple[int, int] = (SIDE, SIDE))
 
 
 def number_of(content: bytes) -> int:
-    """Return the number that `image` was made from; of a JPEG, one below 256."""
+    """Return the number that `image` was made from; for a JPEG, below 256."""
     return number_of_pixel(np.asarray(Image.open(io.BytesIO(content)).convert("RGB"))[0, 0])
 
 
 def number_of_pixel(pixel: Any) -> int:
-    """Return the number of an image from one of its pixels."""
+    """Return an image's number from one of its pixels."""
     red, _, blue = (int(value) for value in pixel)
     return red + 256 * blue
 
 
 def make_tree(root: Path, files: Mapping[str, bytes | str | int]) -> Path:
-    """Write files by name, with the folders above them: bytes, text, or the image of a number."""
+    """Write files by name, with their parent folders: bytes, text, or the image of a number."""
     for name, content in files.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -74,10 +74,10 @@ def make_tree(root: Path, files: Mapping[str, bytes | str | int]) -> Path:
 
 
 def read_tree(root: Path) -> dict[str, bytes]:
-    """Return every file below a folder by name; links to files are followed, others are none."""
+    """Return every file below a folder by name; links to files are followed, other links left out."""
     return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
 def in_classes(count: int, *, first: int = 0, suffix: str = ".png") -> dict[str, int]:
-    """Return the files of a dataset of two classes: the images `first`, `first + 1`, … in turn."""
+    """Return the files of a dataset with two classes: the images `first`, `first + 1`, … alternate between them."""
     return {f"{('cat', 'dog')[number % 2]}/{number:03d}{suffix}": number for number in range(first, first + count)}

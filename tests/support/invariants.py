@@ -1,5 +1,5 @@
-"""What holds after every call, whatever became of it: nothing partial counts as whole, nothing is left behind, nothing
-of the user's is touched, and the bytes are the ones that were meant.
+"""What holds after every call, whatever happened to it: nothing partial counts as whole, nothing is left behind,
+nothing of the user's is touched, and the bytes are right.
 
     home = Home(tmp_path, theirs=["photos", "notes.txt"])
     fetch_files(tmp_path / "photos", tmp_path / "out/photos")
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-# The file system is asked for folders' times, too: a temporary file in the user's folder changes one.
+# Folders' times are included: a temporary file in the user's folder would change one.
 Tree = dict[str, "Entry"]
 Contents = dict[str, bytes]
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """All that a user may notice of one name on a disk."""
+    """Everything a user may notice about one name on a disk."""
 
     kind: str
     mode: int
@@ -37,7 +37,7 @@ class Entry:
 
 
 def snapshot(*roots: Path) -> Tree:
-    """Return everything at and below some paths: names, bytes, modes, times, links."""
+    """Return everything at and below these paths: names, bytes, modes, times, links."""
     found: Tree = {}
     for root in roots:
         for path in [root, *sorted(root.rglob("*"))] if os.path.lexists(root) else []:
@@ -52,7 +52,7 @@ def snapshot(*roots: Path) -> Tree:
 
 
 def contents(folder: Path) -> Contents:
-    """Return the files that a user sees below a folder, by name: hidden files and notes about files are left out."""
+    """Return the files that a user sees below a folder, by name: without hidden files and notes about files."""
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in sorted(folder.rglob("*"))
@@ -65,7 +65,7 @@ def _is_hidden(path: Path) -> bool:
 
 
 def left_behind(folder: Path) -> list[str]:
-    """Return names of unfinished work, locks and drafts below a folder; one receipt beside each target is none."""
+    """Return the names of unfinished work, locks and drafts below a folder, except one receipt beside each target."""
     patterns = (".colabstage-*", "*.unfinished")
     found = [path for pattern in patterns for path in sorted(folder.rglob(pattern))]
     receipts = {(path.parent, path.name.rsplit(".", 3)[0]): path for path in found if path.suffix == ".receipt"}
@@ -73,8 +73,8 @@ def left_behind(folder: Path) -> list[str]:
 
 
 def unvouched(folder: Path, *, untouched: bool = False) -> list[str]:
-    """Return the packs and published files below a folder whose bytes are not those of the manifest beside them;
-    `untouched`: only of those that have the time of their manifest."""
+    """Return the packs and published files below a folder whose bytes differ from the manifest beside them.
+    `untouched`: only those with their manifest's time."""
     wrong = []
     for beside in folder.rglob("*.json"):
         path = beside.with_suffix("")
@@ -82,7 +82,7 @@ def unvouched(folder: Path, *, untouched: bool = False) -> list[str]:
             try:
                 manifest = json.loads(beside.read_text(encoding="utf-8"))
                 length = manifest["block_bytes"]
-            except (ValueError, TypeError, KeyError):  # no manifest, so that the file beside it does not count
+            except (ValueError, TypeError, KeyError):  # not a manifest, so the file beside it does not count
                 continue
             if untouched and path.stat().st_mtime_ns != manifest.get("mtime_ns"):
                 continue
@@ -94,9 +94,9 @@ def unvouched(folder: Path, *, untouched: bool = False) -> list[str]:
 
 
 def check_afterwards(folder: Path) -> None:
-    """Fail if a test has left a file that counts as whole and is not, or unfinished work of this process, which has
-    ended its calls and has let go of what the next one may take over."""
-    # A name says which process its owner is: `.colabstage-NAME.WORLD-PID-START.NUMBER.tmp`.
+    """Fail if a test has left an incomplete file that counts as whole, or unfinished work that this process still holds
+    after its calls ended."""
+    # The name contains its owner's process: `.colabstage-NAME.WORLD-PID-START.NUMBER.tmp`.
     held = [str(one.relative_to(folder)) for one in folder.rglob(f".colabstage-*-{os.getpid()}-*.tmp")]
     wrong = unvouched(folder, untouched=True)
     assert not held, f"unfinished, and not let go: {held}"
@@ -104,12 +104,12 @@ def check_afterwards(folder: Path) -> None:
 
 
 def differences(one: Mapping[str, object], other: Mapping[str, object]) -> list[str]:
-    """Return the names at which two trees differ."""
+    """Return the names whose entries in two trees differ."""
     return sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
 
 
 class Home:
-    """A folder in which calls work, and in it what belongs to the user: `theirs`, as it was when this was made."""
+    """A folder that calls work in, and the user's files in it: `theirs`, recorded when this was made."""
 
     def __init__(self, root: Path, *, theirs: Iterable[str]) -> None:
         self.root = root
@@ -146,7 +146,7 @@ class Home:
 
 
 def _shown(found: object, allowed: list[object]) -> object:
-    """Return the names that differ, where these are trees."""
+    """For trees, return the names that differ."""
     if not isinstance(found, dict):
         return f"{found!r:.80}"
     return [differences(found, one) if isinstance(one, dict) else one for one in allowed]

@@ -46,24 +46,24 @@ class HostedDataset:
     owner: str
     name: str
     archive: bytes
-    """The zip that a download brings."""
+    """The zip that is downloaded."""
     version: int = 1
     access: Literal["public", "token", "consent"] = "public"
-    """Who gets it: everybody, whoever has the token, or nobody because a licence has not been accepted."""
+    """Who may download it: everybody, owners of the token, or nobody because a licence has not been accepted."""
     cut_every: int = 0
     """Bytes after which each connection to the storage is cut; 0 for never."""
     bytes_per_s: float = 0.0
-    """How fast the storage sends; 0 for as fast as it can."""
+    """The storage's pace; 0 for no limit."""
     busy: int = 0
-    """Answers with status 503 before the first good one."""
+    """The number of 503 responses before the first good one."""
     lasts: int = 0
-    """Requests after which the first signed address of the storage has expired; 0 for never."""
+    """Requests after which the storage's first signed address expires; 0 for never."""
     mounts: bool = False
     """Whether Colab and Kaggle offer to mount it."""
 
 
 def zip_archive(files: Mapping[str, bytes]) -> bytes:
-    """Return a zip as Kaggle makes one of a dataset's files; the same bytes for the same files."""
+    """Return a zip like Kaggle's of a dataset's files; the same files give the same bytes."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
         for name, content in files.items():
@@ -89,21 +89,21 @@ class KaggleService:
         )
 
     def add(self, dataset: HostedDataset) -> None:
-        """Put a dataset on the service, in place of one of the same name."""
+        """Add a dataset to the service, replacing one of the same name."""
         self._datasets[dataset.owner, dataset.name] = dataset
 
     def count(self, request: str) -> int:
-        """Return how often `GetDataset`, `DownloadDataset`, `storage`, `mount`, … was asked for."""
+        """Return how often `GetDataset`, `DownloadDataset`, `storage`, `mount`, … was requested."""
         with self._lock:
             return self._requests[request]
 
     @property
     def leaked(self) -> bool:
-        """Tell whether credentials have reached the storage."""
+        """Tell whether the storage received credentials."""
         return self._leaked
 
     def colab_environment(self) -> dict[str, str]:
-        """Return the variable that makes kagglehub ask for Colab's mount."""
+        """Return the variable that makes kagglehub request Colab's mount."""
         return {"TBE_RUNTIME_ADDR": self.hosts.address}
 
     def kaggle_environment(self) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""A server on a port of 127.0.0.1 with a thread for each connection; closing it ends all of them at once."""
+"""A server on a port of 127.0.0.1 with one thread for each connection; closing it ends all of them at once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CLOSE_TIMEOUT_S = 10.0
 
 
 class LoopbackServer:
-    """Accepts connections from construction until `close`; a subclass says in `attend` what is done with one."""
+    """Accepts connections from construction until `close`; a subclass's `attend` handles each one."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -29,7 +29,7 @@ class LoopbackServer:
         self._acceptor.start()
 
     def attend(self, connection: socket.socket, address: object, number: int) -> None:
-        """Answer what comes on a connection, in a thread of its own."""
+        """Handle a connection, in its own thread."""
         raise NotImplementedError
 
     @property
@@ -57,7 +57,7 @@ class LoopbackServer:
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def hang_up(self) -> dict[socket.socket, threading.Thread]:
-        """Shut down every open connection; return these with their threads."""
+        """Shut down every open connection; return them with their threads."""
         with self._lock:
             open_now = dict(self._connections)
         for connection in open_now:
@@ -89,7 +89,7 @@ class LoopbackServer:
             thread.start()
 
     def _serve(self, connection: socket.socket, address: object, number: int) -> None:
-        # A client may hang up at any moment; that is its right.
+        # A client may hang up at any moment.
         try:
             with contextlib.suppress(OSError):
                 self.attend(connection, address, number)
@@ -100,7 +100,7 @@ class LoopbackServer:
 
 
 def server_context(certificate: Path) -> ssl.SSLContext:
-    """Return what TLS needs of a server: `certificate` is a PEM file with certificate and key."""
+    """Return a server's TLS context; `certificate` is a PEM file with certificate and key."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
     return context

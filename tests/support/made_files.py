@@ -1,6 +1,6 @@
-"""Files of small datasets: images that no two names share, masks, and whatever else, by patterns of names.
+"""Files of small datasets, given by patterns of names: images, different for each name, masks, and others.
 
-In a pattern `{a,b}` and `{0..3}` stand for each of these, `~` for a blank.
+In a pattern, `{a,b}` and `{0..3}` stand for each of these, and `~` for a blank.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FORMS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".tif": "TIFF", ".bmp"
 
 @cache
 def image(seed: int, *, size: tuple[int, int] = (48, 64), form: str = "PNG", turn: int = 1) -> bytes:
-    """Return an image in RGB that no other seed gives; `turn`: its EXIF orientation."""
+    """Return an RGB image unique to its seed; `turn`: its EXIF orientation."""
     buffer, exif = io.BytesIO(), Image.Exif()
     exif[0x0112] = turn
     pixels = np.random.default_rng(seed).integers(0, 256, (*size, 3), np.uint8)
@@ -38,7 +38,7 @@ def image(seed: int, *, size: tuple[int, int] = (48, 64), form: str = "PNG", tur
 
 
 def make_sparse_h5(path: Path, shape: tuple[int, ...]) -> None:
-    """Write an HDF5 file of bytes `X_train` of this shape: all are in the file, and hardly any on the disk."""
+    """Write an HDF5 file with bytes `X_train` of this shape, which takes hardly any space on the disk."""
     with h5py.File(path, "w") as file:
         created = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
         created.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
@@ -47,14 +47,14 @@ def make_sparse_h5(path: Path, shape: tuple[int, ...]) -> None:
 
 
 def grey(pixels: NDArray[np.uint8] | NDArray[np.uint16]) -> bytes:
-    """Return a PNG of one channel, such as a mask."""
+    """Return a PNG with one channel, such as a mask."""
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, "PNG")
     return buffer.getvalue()
 
 
 def png16(pixels: NDArray[np.uint16]) -> bytes:
-    """Return a PNG of 16 bits of three or four channels, which Pillow does not write."""
+    """Return a 16-bit PNG with three or four channels, which Pillow cannot write."""
     height, width, channels = pixels.shape
     head = struct.pack(">IIBBBBB", width, height, 16, {3: 2, 4: 6}[channels], 0, 0, 0)
     content = zlib.compress(b"".join(b"\0" + row.astype(">u2").tobytes() for row in pixels))
@@ -65,7 +65,7 @@ def png16(pixels: NDArray[np.uint16]) -> bytes:
 
 
 def tiff16(pixels: NDArray[np.uint16]) -> bytes:
-    """Return a TIFF of 16 bits of any number of channels, uncompressed."""
+    """Return an uncompressed 16-bit TIFF with any number of channels."""
     height, width, channels = pixels.shape
     bits_at, data_at = 300, 400
     tags = [(256, 3, 1, width), (257, 3, 1, height), (258, 3, channels, bits_at), (259, 3, 1, 1)]
@@ -91,9 +91,9 @@ def npz(**arrays: Any) -> bytes:
 
 
 def files(images: str, contents: Mapping[str, Any] | None = None) -> dict[str, bytes]:
-    """Return files by name: `images` are patterns with blanks between them, each name an image of its own.
+    """Return files by name: `images` are patterns separated by blanks; each name has its own image.
 
-    `contents`: by pattern bytes, a text, or what is written as JSON; the same for all names of the pattern.
+    `contents`: bytes, a string, or a value to write as JSON, by pattern; all names of a pattern have the same.
     """
     names = [name for pattern in images.split() for name in each(pattern)]
     made = {name: image(n, form=_FORMS[name[name.rindex(".") :].lower()]) for n, name in enumerate(names)}

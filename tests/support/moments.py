@@ -1,11 +1,11 @@
-"""Run a function in processes to which something happens at their n-th call of the system.
+"""Runs a function in processes that are disturbed at their n-th system call.
 
     with Processes("tests.contract.cases:run") as processes:
         ran = processes.run(["publish", home], Moment(3, "kill before", below=home))
         ran.killed, ran.error, ran.reached
 
-The processes are forked from one that has imported what the function needs, has no threads and no files open. Calls of
-all threads count, on paths below `below`; h5py and the buffers of Python's files call the system by themselves, unseen.
+The processes are forked from one that has imported what the function needs, and has no threads and no open files. Calls
+of all threads count, on paths below `below`; those of h5py and of Python's file buffers are made in C, unseen.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ if TYPE_CHECKING:
 
 What = Literal["kill before", "kill after", "fail", "dead", "full", "short", "cut", "call"]
 
-# Besides opening: what changes names, what reads, and the rest. Moments to kill count changes of names alone, those of
-# reads count reads, and all others count everything.
+# In addition to opening: calls that change names, calls that read, and the rest. Moments for killing count only changes
+# of names, those for reads only reads, and all others count everything.
 NAMES = frozenset({"rename", "replace", "link", "symlink", "unlink", "remove", "rmdir", "mkdir", "truncate"})
 READS = frozenset({"read", "pread", "preadv", "readinto", "sendfile", "copy_file_range"})
 REST = frozenset(
     {"stat", "lstat", "fstat", "scandir", "listdir", "write", "pwrite", "writev", "ftruncate", "posix_fallocate"}
     | {"fsync", "fdatasync", "statvfs", "fstatvfs", "utime", "chmod", "access", "readlink"}
 )
-# What needs room on a disk; opening does where it creates.
+# Calls that need room on a disk; opening does if it creates the file.
 WRITES = NAMES - {"unlink", "remove", "rmdir"} | {"write", "pwrite", "writev", "ftruncate", "posix_fallocate"}
 _COUNTED = {"full": WRITES, "kill before": NAMES, "kill after": NAMES, "short": READS, "cut": READS}
-# No call of a test takes a tenth of this.
+# No test's call takes a tenth of this.
 _CALL_S = 60
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What happens at the call number `at`, counted from 1; nothing if there are fewer.
+    """What happens at call number `at`, counted from 1; nothing if there are fewer.
 
     `"kill before"` and `"kill after"`: the process is killed at this change of a name. `"fail"`: this call ends in the
     errno `number`; `"dead"`: this one and all after it; `"full"`: those of these that need room on a disk. `"short"`:
@@ -67,7 +67,7 @@ class Moment:
 
 
 class Failure(NamedTuple):
-    """An error that a function raised: whether it is one of `colabstage.errors`, its class, its text and its lines."""
+    """An error that a function raised: whether it is from `colabstage.errors`, its class, its text and its lines."""
 
     typed: bool
     kind: str
@@ -77,7 +77,7 @@ class Failure(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What became of one call; `reached`: how many calls of the system counted."""
+    """The outcome of one call; `reached`: how many system calls counted."""
 
     killed: bool
     reached: int
@@ -85,14 +85,14 @@ class Ran:
     result: Any
 
     def is_at(self, moment: Moment) -> bool:
-        """Tell whether the moment came."""
+        """Tell whether the moment was reached."""
         return self.killed or self.reached >= moment.at
 
 
 class Processes:
-    """Calls of one function, `module:name`, each in a process of its own; it takes and returns what JSON can hold.
+    """Calls of one function, `module:name`, each in its own process; arguments and results must be valid JSON.
 
-    `modules`: what it imports late. A process that is killed cannot report that, so each would import it anew.
+    `modules`: what it imports late. A killed process cannot report that, so each one would import it anew.
     """
 
     def __init__(self, function: str, *modules: str) -> None:
@@ -123,7 +123,7 @@ class Processes:
 
 
 class _Watch:
-    """Counts the calls of this process, and does what is to happen at one of them."""
+    """Counts this process's system calls, and disturbs one of them."""
 
     def __init__(self, moment: Moment) -> None:
         self.count = 0
@@ -145,7 +145,7 @@ class _Watch:
 
         os.close = closing
         os.open = self._opening(os.open)
-        # `Path.open` calls the one of `io`.
+        # `Path.open` calls that of `io`.
         io.open = builtins.open = self._opening(builtins.open)
         sys.addaudithook(self._notice)
 
@@ -186,13 +186,14 @@ class _Watch:
         return self._lexists(path if folder is None else f"/proc/self/fd/{folder}/{os.fsdecode(path)}")
 
     def _notice(self, event: str, arguments: tuple[Any, ...]) -> None:
-        # Two names that are exchanged: Python has no function for that. Dead after it is dead before the next change.
+        # An exchange of two names, for which Python has no function. Killed after it means killed before the next
+        # change.
         if event == "ctypes.dlsym" and arguments[1] == "renameat2" and self._counted is NAMES:
             with self._lock:
                 self._count("kill before")
 
     def _count(self, die_at: str) -> bool:
-        """Count a call; return whether something happens at it."""
+        """Count a call; return whether it is to be disturbed."""
         moment = self._moment
         if self.count and self.count == moment.at and moment.what == "kill after":
             os.kill(self._process, signal.SIGKILL)
@@ -210,7 +211,7 @@ class _Watch:
             if moment.what in ("kill before", "kill after"):
                 result = function(
                     *arguments, **more
-                )  # within the lock, so that no other thread changes names meanwhile
+                )  # while holding the lock, so that no other thread changes names meanwhile
                 if now and moment.what == "kill after":
                     os.kill(self._process, signal.SIGKILL)
                 return result
@@ -231,7 +232,7 @@ def _call(function: Callable[..., Any], *arguments: Any, **more: Any) -> Any:
 
 
 def _less(function: Callable[..., Any], arguments: tuple[Any, ...], *, whole: bool) -> Any:
-    """Read half of what was asked for, or nothing."""
+    """Read half of the requested bytes, or none."""
     name = function.__name__
     if name in ("read", "pread"):
         return function(arguments[0], max(1, arguments[1] // 2), *arguments[2:]) if whole else b""
@@ -249,10 +250,10 @@ def _function(name: str) -> Callable[..., Any]:
 
 
 def main() -> None:
-    """Fork a process for each line of the input; the answer is one line, too."""
+    """Fork a process for each line of the input; respond with one line."""
     function = _function(sys.argv[1])
     _load(sys.argv[2:])
-    gc.freeze()  # so that no child copies memory only to look for garbage in it
+    gc.freeze()  # so that no child copies memory just to search it for garbage
     for line in sys.stdin:
         arguments, moment, environment = json.loads(line)
         reader, writer = os.pipe()
@@ -278,11 +279,11 @@ def main() -> None:
 
 
 def _work(function: Callable[..., Any], arguments: list[Any], moment: Moment, writer: int) -> None:
-    """Call the function, tell the server, and end without what an interpreter does at its end."""
+    """Call the function, report to the server, and end without the interpreter's clean-up."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1):
         os.dup2(nowhere, number)
-    # An error from here stands for the system's own: nothing is to take it for one of the caller's code.
+    # An error from here stands for one of the system, and must not be taken for one of the caller's code.
     globals()["__file__"] = os.__file__
     known, write, leave = set(sys.modules), os.write, os._exit
     watch, error, result = _Watch(moment), None, None
@@ -296,7 +297,7 @@ def _work(function: Callable[..., Any], arguments: list[Any], moment: Moment, wr
 
 
 def _load(names: list[str]) -> None:
-    """Import what a call has imported, as far as it can be imported by its name."""
+    """Import what a call has imported, if it can be imported by name."""
     for name in names:
         if name not in sys.modules:
             with suppress(ImportError):

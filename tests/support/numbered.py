@@ -1,4 +1,5 @@
-"""Archives of images that are full of their own numbers, so that a row says which it is, and whether it is whole."""
+"""Archives of images that consist of their own numbers, so that a row shows which image it is, and whether it is
+whole."""
 
 from __future__ import annotations
 
@@ -13,12 +14,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-# Of each image, which is stored without compression: 196,608 bytes.
+# Each image is stored without compression: 196,608 bytes.
 SIDE = 256
 
 
 def write_archive(path: Path, count: int, *, first: int = 0) -> Path:
-    """Make a zip of so many images of two classes, whose numbers begin with `first`."""
+    """Make a zip of `count` images in two classes, numbered from `first`."""
     with zipfile.ZipFile(path, "w") as file:
         for number in range(count):
             made = io.BytesIO()
@@ -28,14 +29,14 @@ def write_archive(path: Path, count: int, *, first: int = 0) -> Path:
 
 
 def numbers_of(batches: Any) -> list[int]:
-    """Return the numbers of all images in batches, each of which has to be of one number alone."""
+    """Return the numbers of all images in batches; each image must consist of a single number."""
     found: list[int] = []
     note_numbers(batches, found)
     return found
 
 
 def note_numbers(batches: Any, found: list[int]) -> None:
-    """Add the same to `found`, batch by batch: those that came before an error are in it."""
+    """Append them to `found` batch by batch, so that it has those before an error."""
     for x, _ in batches:
         for image in x.numpy():
             number = int(image.flat[0])

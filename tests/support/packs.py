@@ -1,4 +1,4 @@
-"""Packs as colabstage lays them out, written with plain h5py."""
+"""Packs in colabstage's format, written with plain h5py."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def write_pack(path: Path, datasets: Mapping[str, Any], attributes: Mapping[str, Any] | None = None) -> Path:
-    """Write datasets by name, texts among them, and attributes: of the root, or as `GROUP/NAME` of a group."""
+    """Write datasets, including text, by name; and attributes, of the root or, as `GROUP/NAME`, of a group."""
     with h5py.File(path, "w", libver=("v110", "v110")) as file:
         file.attrs["colabstage_format"] = 1
         for name, rows in datasets.items():

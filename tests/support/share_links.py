@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from typing import Self
 
 FileState = Literal["public", "private", "quota", "rate", "busy"]
-"""What Drive makes of an id: shared, shared with nobody, over its quota, met by too many requests, or a 503."""
+"""How Drive treats an id: shared, shared with nobody, over its quota, rate-limited, or a 503."""
 
 _SITE = "https://drive.google.com"
 _CONTENT = "https://drive.usercontent.google.com"
@@ -54,7 +54,7 @@ _SORRY_PAGE = (
 )
 
 
-# What asks for no more wants a file's facts, or its list of contents.
+# A request for no more than this wants a file's facts, or its list of contents.
 _QUESTION_BYTES = 256 * 1024
 
 
@@ -65,23 +65,23 @@ class SharedItem:
     id: str
     name: str
     kind: str = "file"
-    """`"file"`, `"folder"`, or what stands in a document's link: `"document"`, `"spreadsheets"`, `"forms"` …"""
+    """`"file"`, `"folder"`, or the kind in a document's link: `"document"`, `"spreadsheets"`, `"forms"` …"""
     content: bytes = b""
     entries: tuple[str, ...] = ()
     state: FileState = "public"
     resource_key: str = ""
     cut_every: int = 0
-    """Bytes after which each connection that brings the file is cut; 0 for never."""
+    """Bytes after which each connection that sends the file is cut; 0 for never."""
     ranges: bool = True
     """Whether ranges are honoured."""
     bytes_per_s: float = 0.0
-    """How fast its content comes; 0 for as fast as it can."""
+    """Its pace; 0 for no limit."""
     modified: str = "Mon, 02 Mar 2026 10:00:00 GMT"
 
 
 @dataclass(slots=True)
 class _Log:
-    """How often each path was asked for, and from which byte on each download was."""
+    """How often each path was requested, and the first byte of each download."""
 
     requests: Counter[str] = field(default_factory=Counter)
     starts: list[tuple[str, int]] = field(default_factory=list)
@@ -89,7 +89,7 @@ class _Log:
 
 
 class DriveShares:
-    """A Google Drive that others share from. Fill it with `add`, at any time.
+    """A Google Drive from which others share. Fill it with `add`, at any time.
 
     Args:
         folder: where the loopback certificate is written.
@@ -114,21 +114,21 @@ class DriveShares:
         )
 
     def add(self, *items: SharedItem) -> None:
-        """Put items on the Drive, in place of those with the same ids."""
+        """Add items to the Drive, replacing those with the same ids."""
         for item in items:
             self._items[item.id] = item
 
     def item(self, item_id: str) -> SharedItem:
-        """Return the item as it is now; to change it, `add` another one with its id."""
+        """Return the present item; to change it, `add` another one with its id."""
         return self._items[item_id]
 
     def count(self, path: str) -> int:
-        """Return how often a path of any host, such as `/embeddedfolderview`, has been asked for."""
+        """Return how often a path of any host, such as `/embeddedfolderview`, was requested."""
         with self._log.lock:
             return self._log.requests[path]
 
     def starts(self, item_id: str) -> list[int]:
-        """From which byte on each download of a file went, in their order; questions for a few bytes not."""
+        """Return the first byte of each download of a file, in order, without requests for a few bytes."""
         with self._log.lock:
             return [start for found, start in self._log.starts if found == item_id]
 
@@ -143,7 +143,7 @@ class DriveShares:
         self.close()
 
     def _find(self, request: HostRequest) -> SharedItem | HostAnswer:
-        """Return the item of a request, or what comes in its place."""
+        """Return a request's item, or the response in its place."""
         with self._log.lock:
             self._log.requests[request.path] += 1
         item = self._items.get(request.query.get("id", ""))

@@ -1,4 +1,4 @@
-"""What a folder holds after staging, file by file; what it takes on the disk meanwhile; and packs of small blocks."""
+"""A folder's content after staging, file by file; its disk use meanwhile; and packs with small blocks."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _LOOK_S = 0.002
 
 
 def contents(place: Path) -> dict[str, bytes | dict[str, Any]]:
-    """Return every file below a folder; of a record or a manifest all but when and where it was written."""
+    """Return every file below a folder; records and manifests without the time and place of writing."""
     files = sorted(path for path in place.rglob("*") if path.is_file())
     return timeless({str(path.relative_to(place)): path.read_bytes() for path in files})
 
 
 def timeless(files: Mapping[str, bytes]) -> dict[str, bytes | dict[str, Any]]:
-    """Return the content of files by name; of a record or a manifest all but when and where it was written."""
+    """Return files' content by name; records and manifests without the time and place of writing."""
     found: dict[str, bytes | dict[str, Any]] = {}
     for name, data in files.items():
         is_record = name.endswith(("stage.json", ".h5.json", ".rows.json"))
@@ -36,8 +36,8 @@ def timeless(files: Mapping[str, bytes]) -> dict[str, bytes | dict[str, Any]]:
 
 
 def has_whole_block(folder: Path) -> bool:
-    """Return whether an unfinished copy somewhere below a folder has a block that is noted as whole."""
-    # Behind its head, a table begins with the hash of each block, 0 where it is not here.
+    """Return whether an unfinished copy below a folder has a block recorded as complete."""
+    # After its head, a table begins with the hash of each block, 0 for a missing one.
     tables = [path.read_bytes()[72:] for path in folder.rglob(".colabstage-*/blocks")]
     return any(table[: 8 * (len(table) // 28)].strip(b"\0") for table in tables)
 
@@ -47,7 +47,7 @@ def disk_use(folder: Path) -> int:
     total = 0
     for place, _, names in os.walk(folder):
         for name in names:
-            # Others are removing files meanwhile.
+            # Others may remove files meanwhile.
             with suppress(FileNotFoundError):
                 total += os.lstat(f"{place}/{name}").st_blocks * 512
     return total
@@ -55,7 +55,7 @@ def disk_use(folder: Path) -> int:
 
 @contextmanager
 def disk_sampled(folder: Path) -> Iterator[list[int]]:
-    """Note every few milliseconds what a folder takes on the disk, in bytes, for as long as the block runs."""
+    """Record a folder's disk use in bytes every few milliseconds during the block."""
     taken, stop = [0], threading.Event()
 
     def look() -> None:
@@ -63,7 +63,7 @@ def disk_sampled(folder: Path) -> Iterator[list[int]]:
         while not stop.wait(pause_s):
             began = time.perf_counter()
             taken.append(disk_use(folder))
-            # A fifth of the time at most: what is looked at needs the processor, too.
+            # At most a fifth of the time: the code under test needs the processor, too.
             pause_s = max(_LOOK_S, 4 * (time.perf_counter() - began))
 
     thread = threading.Thread(target=look)
@@ -77,7 +77,7 @@ def disk_sampled(folder: Path) -> Iterator[list[int]]:
 
 def use_small_blocks(monkeypatch: pytest.MonkeyPatch, length: int = SMALL_BLOCK) -> None:
     """Have all modules write blocks of 64 KiB, or of another length."""
-    # Of the real length, three of them would take longer than everything else in a test.
+    # Three full-size blocks would take longer than everything else in a test.
     for module in [module for name, module in sys.modules.items() if name.startswith("colabstage.")]:
         if vars(module).get("BLOCK_BYTES") == BLOCK_BYTES:
             monkeypatch.setattr(module, "BLOCK_BYTES", length)

@@ -1,4 +1,4 @@
-"""Progress during which something happens, and waiting for that."""
+"""Progress during which something happens, and waiting for it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 
 class OneStep(Progress, ProgressStep):
-    """Progress that is each of its steps: what `advance` does is done while the work goes on."""
+    """A `Progress` that is also each of its steps: `advance` acts while the work is under way."""
 
     def step(self, name: str, *, total: int | None, unit: str) -> Self:
         return self
 
 
 class Meanwhile(OneStep):
-    """Calls a function whenever the work gets further."""
+    """Calls a function at each advance."""
 
     def __init__(self, happens: Callable[[], object]) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Meanwhile(OneStep):
 
 
 def wait_until(is_so: Callable[[], bool], *, seconds: float = 30.0) -> None:
-    """Wait until something is so; fail if it does not come about in time."""
+    """Wait until a condition holds; fail if it does not in time."""
     deadline = time.monotonic() + seconds
     while not is_so():
         assert time.monotonic() < deadline, f"it did not come about within {seconds} s"

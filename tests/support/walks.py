@@ -1,4 +1,4 @@
-"""The walk of a reader: which modules a call enters, in the order of their functions' first calls.
+"""A reader's walk: the modules that a call enters, in the order of their functions' first calls.
 
 Entering another function of an earlier module is a return. Code that runs during imports does not count.
 """
@@ -27,13 +27,13 @@ class Walk:
     """The modules that were entered."""
 
     visits: list[str] = field(default_factory=list)
-    """The module of each function, as the calling thread entered them."""
+    """The module of each function that the calling thread entered, in order."""
     elsewhere: set[str] = field(default_factory=set)
     """The modules that other threads entered."""
 
 
 def walk(work: Callable[[], object]) -> Walk:
-    """Run `work`, and return what it enters of the package."""
+    """Run `work`, and return the modules of the package that it enters."""
     found, seen, imports = Walk(), set[CodeType](), threading.local()
 
     def module_of(frame: FrameType, event: str) -> str | None:

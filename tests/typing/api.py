@@ -54,7 +54,7 @@ def staging() -> None:
 
 
 def what_is_staged(data: StagedDataset) -> None:
-    """What a `StagedDataset` holds."""
+    """The attributes of a `StagedDataset`."""
     assert_type(data.path, Path)
     assert_type(data.files, Path | None)
     assert_type((data.report.seconds, data.report.skipped), tuple[float, tuple[str, ...]])
@@ -129,7 +129,7 @@ def diagnosing() -> None:
 
 
 def the_module(error: ColabstageError) -> None:
-    """The version, the errors, and no name that is not there."""
+    """The version, the errors, and no missing name."""
     assert_type(colabstage.__version__, str)
     assert_type(colabstage.ColabstageError("a sentence"), ColabstageError)
     assert_type(str(error), str)
@@ -137,7 +137,7 @@ def the_module(error: ColabstageError) -> None:
 
 
 def filling_in() -> None:
-    """The form takes what can be written down, and gives what `stage_dataset` returns."""
+    """The form takes values that can be written as text, and returns what `stage_dataset` returns."""
     form = colabstage.stage_form("photos.zip", image_size=(64, 64), splits={"train": 0.8, "test": 0.2})
     assert_type(form.dataset, StagedDataset)
     assert_type(form.code, str)

@@ -65,9 +65,9 @@ _MATLAB_HEAD = b"MATLAB 5.0 MAT-file"
 _SVHN = re.compile(r"(train|test|extra)_32x32\.mat$")
 _NPZ, _MAT = ".npz", ".mat"
 _SUFFIXES = (NPY, _NPZ, ".h5", ".hdf5", ".hdf", ".he5", _MAT)
-# With more files than this, each file is one sample.
+# If there are more files, each is one sample.
 _MAX_FILES = 256
-# Of more files those with so many and one of their numbers are looked at.
+# If there are more files, only those that share a number with one of a few are looked at, up to the second limit.
 _LOOKED_AT, _MOST_LOOKED_AT = 3, 64
 # Files that hold several arrays.
 _OF_SEVERAL = re.compile(r"(.*?\.(?:npz|h5|hdf5|hdf|he5|mat))/", re.IGNORECASE)
@@ -78,7 +78,7 @@ _Numbers = tuple[str, ...]
 _FEW_FILES = 4
 # No machine here lists more samples.
 _MOST_ROWS = 1 << 32
-# Targets up to so much are read when the table is made; larger ones come with their samples.
+# Targets up to this size are read when the table is made; larger ones are read with their samples.
 _KNOWN_BYTES = 64 * 1024 * 1024
 _X = {
     "x", "xs", "image", "images", "img", "imgs", "data", "feature", "features", "input", "inputs", "samples", "signals",
@@ -94,7 +94,7 @@ _NUMBERED = re.compile(r"arr_\d+")
 _SAME_DIGIT = str.maketrans("123456789", "0" * 9)
 
 
-# --- what arrays are called -------------------------------------------------------------------------------------------
+# --- names of arrays --------------------------------------------------------------------------------------------------
 
 
 class SplitArrays(NamedTuple):
@@ -106,7 +106,7 @@ class SplitArrays(NamedTuple):
 
 
 class UnclearRolesError(LayoutError):
-    """The names of arrays do not say which are inputs and which targets."""
+    """The names of arrays do not tell inputs from targets."""
 
 
 def find_splits(every: Sequence[str], *, x: str | None = None, y: str | None = None) -> list[SplitArrays]:
@@ -176,7 +176,7 @@ def is_class_names(name: str) -> bool:
 
 
 def _split_field(name: str) -> str:
-    """Return what an array is called that says of each row which split it is of; "" for any other."""
+    """Return the name of an array that says which split each row belongs to; "" for other arrays."""
     last = _bare(posixpath.basename(name))
     return last if plain_name(last) in SPLIT_FIELDS else ""
 
@@ -188,8 +188,8 @@ def has_role(name: str) -> bool:
 
 
 def first_with_role(files: FileEntries) -> str | None:
-    """Return the first file of some that `has_role`, by its bare name; `None` where none has."""
-    # No role has digits in its name, and names of samples mostly differ in digits only.
+    """Return the bare name of the first file that `has_role`; `None` if none has."""
+    # No role has digits in its name, and names of samples mostly differ only in digits.
     texts = "\0".join(files.names).translate(_SAME_DIGIT).split("\0")
     first = dict(zip(reversed(texts), reversed(files.names), strict=True))
     return next((first[text] for text in dict.fromkeys(texts) if has_role(text.rpartition("/")[2])), None)
@@ -226,7 +226,7 @@ def _bare(name: str) -> str:
     return stem if suffix.lower() in _SUFFIXES else name
 
 
-# --- what they hold ---------------------------------------------------------------------------------------------------
+# --- contents of arrays -----------------------------------------------------------------------------------------------
 
 
 def arrays_state(
@@ -247,12 +247,12 @@ def arrays_state(
         raise EmptySourceError(msg)
     files = source.ending_in(_SUFFIXES)
     if len(files) > _MAX_FILES:
-        # A few are read: of so many files each is a sample, the folders they are in may be classes, or each holds rows.
+        # A few are read: with so many files each is a sample, their folders may be classes, or each holds rows.
         spread = {_numbers_in(files.names[one * (len(files) - 1) // _LOOKED_AT]) for one in range(_LOOKED_AT + 1)}
         some = files.where(lambda name: _numbers_in(name) in spread)[:_MOST_LOOKED_AT]
         if not _join_series(_find_arrays(source, some, takes_packs=x is not None), x, y)[1]:
             return near(_each_a_sample(source, len(files), f"such as '{files[0].name}'"))
-        # Of each the file, and its inputs and targets where they lie in it as they are.
+        # For each the file itself, and one handle each for its inputs and targets, if these are read in place.
         allow_open_files(3 * len(files))
     found = _find_arrays(source, files, takes_packs=x is not None)
     found, joined = _join_series(found, x, y)
@@ -278,7 +278,7 @@ def arrays_state(
     _check_lengths(chosen, stored)
     inputs = _as_inputs(xs)
     targets, classes = _as_targets(ys, inputs, xs) if ys else (None, ())
-    # Files often have an array of the classes' names beside those of the samples, of all classes or of more.
+    # Files often have an array of class names beside those of the samples, for all classes or more.
     texts = [
         name
         for name, array in stored.items()
@@ -286,7 +286,7 @@ def arrays_state(
         and array.is_text
         and len(array.shape) == 1
         and not array.trouble
-        # Of masks only the values in them count.
+        # Masks count only by the values in them.
         and (array.shape[0] >= len(classes) or not isinstance(targets, Masks))
     ]
     classes = _as_words(stored[texts[0]].whole()) if texts else classes
@@ -350,7 +350,7 @@ def _find_arrays(source: Source, files: FileEntries, *, takes_packs: bool) -> li
 
 
 def _join_series(arrays: Sequence[StoredArray], x: str | None, y: str | None) -> tuple[list[StoredArray], int]:
-    """Return the arrays with those of numbered files joined, if each of these has rows of inputs and a label for each:
+    """Return the arrays, with those of numbered files joined if each of these has rows of inputs and a label for each:
     train1.npz, train2.npz, or x_0.npy, x_1.npy, y_0.npy, y_1.npy; and how many files of inputs were joined."""
     by_pattern: dict[str, dict[_Numbers, StoredArray]] = {}
     for one in arrays:
@@ -361,7 +361,7 @@ def _join_series(arrays: Sequence[StoredArray], x: str | None, y: str | None) ->
         series.setdefault(frozenset(files), []).append(files)
     found: list[StoredArray] = []
     count = 0
-    # One array that is named is meant itself.
+    # A single array with the given name is meant itself.
     is_one = x is not None and len(_called([one.name for one in arrays], x)) == 1
     for numbers, columns in series.items():
         joined, of_inputs = _joined(columns, x, y) if len(numbers) > 1 and not is_one else ([], 0)
@@ -373,15 +373,14 @@ def _join_series(arrays: Sequence[StoredArray], x: str | None, y: str | None) ->
 def _joined(
     columns: Sequence[dict[_Numbers, StoredArray]], x: str | None, y: str | None
 ) -> tuple[list[StoredArray], int]:
-    """Return the arrays of a series of files, each as one, and how many files have inputs; nothing where not every file
-    has rows."""
+    """Return a series' arrays, each joined into one, and how many files have inputs; empty if a file lacks rows."""
     by_name = {next(iter(files.values())).name: files for files in columns}
     of_rows = [name for name, files in by_name.items() if files and all(one.shape for one in files.values())]
     try:
         splits = find_splits([name for name in of_rows if not is_class_names(name)], x=x, y=y)
     except LayoutError:
         return [], 0
-    # Words are as wide as the longest in a file.
+    # Texts have the width of the longest one in the file.
     alike = {
         name
         for name in of_rows
@@ -414,7 +413,7 @@ def _check_same_names(arrays: Sequence[StoredArray]) -> None:
 
 
 def _file_and_key(name: str) -> tuple[str, str]:
-    """Return the file of an array, and its key there with a slash before; "" for that of a .npy."""
+    """Return an array's file, and its key in it with a slash before; "" as the key of a .npy."""
     found = _OF_SEVERAL.match(name)
     return (found[1], name[found.end(1) :]) if found else (name, "")
 
@@ -429,8 +428,8 @@ def _are_rows(x: StoredArray, y: StoredArray) -> bool:
 
 
 def matlab5_arrays(tree: Tree, entry: FileEntry) -> list[StoredArray]:
-    """Return the numeric arrays of a file, samples first: of the axis that is as long as the file's vectors; or, with
-    three axes or more, the last, as MATLAB's own programs store images."""
+    """Return the numeric arrays of a file, samples first: along the axis that is as long as the file's vectors; or,
+    with three axes or more, along the last, as MATLAB's own programs store images."""
     try:
         from scipy import io as matlab
     except ImportError as error:
@@ -442,7 +441,7 @@ def matlab5_arrays(tree: Tree, entry: FileEntry) -> list[StoredArray]:
     try:
         # The header says only "double" even if the numbers are stored with fewer bytes.
         held = matlab.loadmat(SourceFile(open_member(tree, entry)))
-    except Exception as error:  # scipy raises whatever the bytes happen to lead to
+    except Exception as error:  # scipy may raise anything for damaged bytes
         msg = f"'{entry.name}' is a damaged MATLAB file: {error}. Copy it again, or save it again with '-v7.3'."
         raise LayoutError(msg) from error
     numeric = {
@@ -470,13 +469,13 @@ def matlab5_arrays(tree: Tree, entry: FileEntry) -> list[StoredArray]:
 
 
 def _one_file_a_sample(source: Source, stored: Mapping[str, StoredArray]) -> str:
-    """Return what to do with files each of which is one sample: numbered files with arrays of the same names and
-    shapes; "" where files hold rows of many samples."""
+    """Return what to do with files that are one sample each: numbered files with arrays of the same names and shapes;
+    "" if files hold rows of many samples."""
     by_name: dict[str, list[StoredArray]] = {}
     for stored_one in stored.values():
         by_name.setdefault(re.sub(r"\d+", "0", stored_one.name), []).append(stored_one)
     name, alike = max(by_name.items(), key=lambda item: len(item[1]), default=("", []))
-    # Rows of many samples are counted by the first axis, which then differs, or by the names of splits and batches.
+    # Files with many samples each differ in the length of the first axis, or are named after splits and batches.
     is_batch = "/" not in name and has_role(posixpath.basename(name.partition(".")[0]))
     shapes = {stored_one.shape for stored_one in alike}
     if len(alike) < _FEW_FILES or len(shapes) > 1 or is_batch or len(alike[0].shape) < 2:
@@ -529,7 +528,7 @@ def _as_inputs(xs: Sequence[StoredArray]) -> Inputs:
         msg = f"'{words}' holds words; expected numbers as inputs."
         raise LayoutError(msg)
     shapes = [array.shape for array in xs if array.dtype == np.uint8]
-    # Rows of three numbers are an image only where the last may count channels.
+    # Rows with three axes are images only if the last may count channels.
     if len(shapes) == len(xs) and all(len(one) == 3 or (len(one) == 4 and one[3] in (1, 3, 4)) for one in shapes):
         return Images(join_samples([array.rows() for array in xs]), decoded=True, own_channels=True)
     return _arrays(xs)
@@ -551,7 +550,7 @@ def _as_targets(
     ys: Sequence[StoredArray], inputs: Inputs, xs: Sequence[StoredArray]
 ) -> tuple[Targets, tuple[str, ...]]:
     if isinstance(inputs, Images) and all(map(_is_mask, ys, xs)):
-        # Shaped as the images' pixels they are one class for each pixel, not a target of some numbers.
+        # Targets with the shape of the images' pixels are one class per pixel, not several numbers.
         masks = find_masks(join_samples([y.rows() for y in ys]), decoded=True)
         return masks, masks.classes
     is_vector = all(np.prod(y.shape[1:], dtype=np.int64) == 1 for y in ys)
@@ -588,7 +587,7 @@ ARRAY_FOLDER = FileKind("array_folder", "arrays", (NPY,))
 def array_folder_state(source: Source) -> Evidence:
     """Read .npy files in class folders, with or without split folders above; each file is one sample.
 
-    All have the shape and dtype of the first, and are stored as they are.
+    All have the shape and dtype of the first, and are stored unchanged.
     """
     files = require_files(source.ending_in((NPY,)), source, ".npy files")
     role = first_with_role(files)
@@ -612,19 +611,19 @@ def array_folder_state(source: Source) -> Evidence:
     return replace(found, table=replace(found.table, inputs=inputs))
 
 
-# The files that well-known datasets are published as, which no format of arrays or of images has.
+# The files in which well-known datasets are published, in formats of neither arrays nor images.
 #
-# MNIST's idx, CIFAR's pickles and .bin and STL10's .bin become arrays with the names that `arrays` understands.
-# Tables of pixels are images: those of Kaggle's digits, a column for each pixel, and FER2013, one for all. CIFAR's
-# pickles are opened by an unpickler that knows arrays, texts, numbers, lists and dicts, and calls nothing else: a
-# file that asks for more is refused.
+# MNIST's idx, CIFAR's pickles and .bin and STL10's .bin become arrays with the names that `arrays` understands. Tables
+# of pixels are images: Kaggle's digits, with a column for each pixel, and FER2013, with one for all. CIFAR's pickles
+# are opened by an unpickler that knows arrays, texts, numbers, lists and dicts, and calls nothing else: a file that
+# asks for more is refused.
 
 
 _IDX = re.compile(r"[-.]idx\d-[a-z0-9]+(\.gz)?$")
 _IDX_DTYPES = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
 _BATCH = re.compile(r"(data_batch_\d+|test_batch|batches\.meta)$")
 _BATCH_BIN = re.compile(r"(data_batch_\d+|test_batch)\.bin$")
-# As `extension_of` has those of all names that are meant: idx3-ubyte is none.
+# As from `extension_of` for the names of all these files: idx3-ubyte is none.
 _ENDINGS = ("", ".gz", ".bin", ".meta")
 _STL = re.compile(r"(train|test)_[Xy]\.bin$")
 _PIXEL = np.dtype(np.uint8)
@@ -635,14 +634,14 @@ _NAME_LISTS = {
     "fine_label_names.txt": "label_names",
     "class_names.txt": "class_names",
 }
-# Everything that a pickle of CIFAR may name, in numpy's old and new spelling, and what it is replaced by.
+# Everything that a CIFAR pickle may name, in numpy's old and new spelling, and what replaces it.
 _REBUILD: Any = np.empty(0).__reduce__()[0]
 _HARMLESS: dict[tuple[str, str], Any] = {
     ("numpy.core.multiarray", "_reconstruct"): _REBUILD,
     ("numpy._core.multiarray", "_reconstruct"): _REBUILD,
     ("numpy", "ndarray"): np.ndarray,
     ("numpy", "dtype"): np.dtype,
-    # The way in which newer versions of Python write empty bytes for older ones.
+    # How newer versions of Python write empty bytes for older ones.
     ("__builtin__", "bytes"): lambda: b"",
     ("_codecs", "encode"): lambda text, _: text.encode("latin-1"),
 }
@@ -651,7 +650,7 @@ _HARMLESS: dict[tuple[str, str], Any] = {
 def published_arrays(source: Source) -> list[StoredArray]:
     """Return the arrays of all files that have the names of these datasets' files, batches of one split joined."""
     by_kind: dict[str, list[FileEntry]] = {"idx": [], "pickle": [], "bin": [], "stl": [], "": []}
-    # A look at endings spares one at each of a million names.
+    # Filtering by extension first spares checking each of a million names.
     for entry in source.ending_in(_ENDINGS):
         by_kind[_format_of(entry, source.label)].append(entry)
     found = [*_idx_arrays(source, by_kind["idx"]), *_cifar_arrays(source, by_kind["pickle"], by_kind["bin"])]
@@ -665,7 +664,7 @@ def published_arrays(source: Source) -> list[StoredArray]:
     return found
 
 
-# By names, because pickles and .bin files begin with nothing that tells whose they are.
+# By names, because pickles and .bin files begin with nothing that identifies them.
 def _format_of(entry: FileEntry, label: str) -> str:
     base, folder = posixpath.basename(entry.name), folder_of(entry.name) or label
     if _IDX.search(base.lower()):
@@ -694,7 +693,7 @@ def _read_idx(source: Source, entry: FileEntry) -> StoredArray:
         raise LayoutError(msg)
     shape = struct.unpack(f">{head[3]}I", sides)
     stored, start = np.dtype(dtype), 4 + len(sides)
-    # Sides come from the file: as Python's numbers they cannot overflow to a size that fits.
+    # Sides come from the file: as Python's integers they cannot overflow to a size that fits.
     needed = start + int(np.prod(shape, dtype=object)) * stored.itemsize
     # The format has no checksum, so its length is the only proof that a download is complete.
     if content.size != needed:
@@ -723,7 +722,7 @@ class _Batch(NamedTuple):
 
 
 def _cifar_arrays(source: Source, pickles: Sequence[FileEntry], binaries: Sequence[FileEntry]) -> list[StoredArray]:
-    """Return one array of images, and one of each kind of labels, for each split of each folder."""
+    """Return one array of images, and one for each kind of labels, for each split of each folder."""
     batches: dict[str, list[_Batch]] = {}
     found: list[StoredArray] = []
     for entry in sorted([*pickles, *binaries], key=lambda entry: entry.name):
@@ -749,7 +748,7 @@ def _cifar_arrays(source: Source, pickles: Sequence[FileEntry], binaries: Sequen
 
 def _pickled_batch(entry: FileEntry, held: dict[str, Any]) -> _Batch:
     data, fine = held["data"], held.get("labels", held.get("fine_labels"))
-    # A pickle may hold anything of any shape, also under the right names.
+    # A pickle may hold anything of any shape, even under the right names.
     whole = isinstance(data, np.ndarray) and data.dtype == np.uint8 and data.shape[1:] == (_CIFAR_BYTES,)
     if not whole or not isinstance(fine, list) or len(fine) != len(data):
         msg = f"'{entry.name}' is a pickle, and not one of CIFAR's: expected 'data' (N, 3072) and N 'labels'."
@@ -800,7 +799,7 @@ def _unpickle(content: bytes, name: str) -> dict[str, Any]:
     try:
         # As bytes, because CIFAR was pickled by Python 2, whose texts are not all ASCII.
         held = _Unpickler(io.BytesIO(content), encoding="bytes").load()
-    except Exception as error:  # a damaged pickle raises whatever its bytes happen to say
+    except Exception as error:  # a damaged pickle may raise anything
         msg = (
             f"'{name}' has the name of a CIFAR file and cannot be read as one: {error}. Nothing in a pickle that "
             "could run a program is ever loaded here."
@@ -826,7 +825,7 @@ _READ_BYTES = 8 * 1024 * 1024
 _PIXEL_COLUMN = re.compile(r"pixel_?\d+|\d+x\d+")
 # Fewer columns with such names are some other measurement.
 _FEWEST = 16
-# In the order in which they are believed: "y" may also be a coordinate.
+# In order of credibility: "y" may also be a coordinate.
 _LABELS = ("label", "class", "emotion", "target", "y")
 # The splits of FER2013, two of which are called tests.
 _USAGE = {"training": "train", "publictest": "val", "privatetest": "test"}
@@ -836,26 +835,26 @@ class _PixelColumns(NamedTuple):
     """The roles of a table's columns, by number."""
 
     pixels: slice
-    """The columns of pixels, or the one column of all pixels, separated by blanks."""
+    """The columns of pixels, or the one column with all pixels, separated by blanks."""
     shape: tuple[int, ...]
     label: int | None
     usage: int | None
 
 
 class _Table(NamedTuple):
-    """One table, N rows; each line of pixels is parsed when it is packed, because all in memory would be several times
-    the pack."""
+    """One table, N rows. Lines of pixels are parsed when packed, because in memory all would be several times the
+    pack."""
 
     name: str
     shape: tuple[int, ...]
     images: SampleSource
     labels: list[int]
-    """Empty where it has none."""
+    """Empty if it has none."""
     splits: list[str]
 
 
 def pixels_state(source: Source) -> Found:
-    """Read .csv files whose rows are images: square, of one or three channels, with a class or none."""
+    """Read .csv files whose rows are images: square, with one or three channels, with a class or none."""
     found: list[_Table] = []
     tables = source.ending_in((".csv", ".gz"))
     for entry in tables.where(lambda name: name.lower().removesuffix(".gz").endswith(".csv")):
@@ -883,11 +882,13 @@ def pixels_state(source: Source) -> Found:
     labelled = [one for one in found if one.labels] or found
     shapes = {one.shape: one.name for one in labelled}
     if len(shapes) > 1:
-        told = ", ".join(f"'{name}' {shape}" for shape, name in shapes.items())
+        shapes_listed = ", ".join(f"'{name}' {shape}" for shape, name in shapes.items())
         only = only_line(source.tree, labelled[0].name)
-        raise broken(source.label, f"its tables hold images of different shapes ({told}); stage one of them, {only}")
+        raise broken(
+            source.label, f"its tables hold images of different shapes ({shapes_listed}); stage one of them, {only}"
+        )
     splits = [split for one in labelled for split in one.splits]
-    # Rows of a table without a split would belong to none of the files that are made.
+    # If only some tables have a split, the rows of the others would belong to no file.
     if not all(splits) and any(splits):
         names = ", ".join(one.name for one in labelled)
         raise broken(source.label, f"some of its tables are called after a split and others not ({names})")
@@ -906,14 +907,14 @@ def pixels_state(source: Source) -> Found:
 
 
 def _read_columns(table: str, head: bytes) -> _PixelColumns | None:
-    """Return the roles of columns according to the header of a table; `None` where it has no pixels."""
+    """Return the roles of columns according to a table's header; `None` if it has no pixels."""
     header, _, rest = head.partition(b"\n")
     names = [name.strip().strip('"').lower() for name in decode_text(header).split(",")]
     numbers = [number for number, name in enumerate(names) if _PIXEL_COLUMN.fullmatch(name)]
     count = len(numbers)
     if "pixels" in names:
         numbers = [names.index("pixels")]
-        # The first row tells for all; one that differs is an error that names it when it is read.
+        # The first row decides; one that differs is an error that names it when it is read.
         count = len(_cell(rest.partition(b"\n")[0], numbers[0]).split())
     shape = _shape(count)
     # The pixels of a row are cut out as one slice.
@@ -931,11 +932,11 @@ def _read_columns(table: str, head: bytes) -> _PixelColumns | None:
 
 
 def _shape(count: int) -> tuple[int, ...] | None:
-    """Return the shape of a square image with this number of values; `None` where there is none."""
+    """Return the shape of a square image with this number of values; `None` if there is none."""
     # The count alone tells grey from colour: three times a square is never a square.
     for channels in (1, 3):
         side = math.isqrt(max(count, 0) // channels)
-        # Tables do not say height and width, so only squares can be told.
+        # Tables do not state height and width, so only squares can be recognised.
         if count >= _FEWEST and side * side * channels == count:
             return (side, side) if channels == 1 else (side, side, channels)
     return None
@@ -960,9 +961,9 @@ def _read_rows(source: ByteSource, entry: FileEntry, columns: _PixelColumns) -> 
         # As an editor counts: the header is line 1.
         number = len(parts) // 3 + 1
         if columns.label is not None:
-            # pandas writes a column of numbers as floats where one of them was missing once.
+            # pandas writes a column of integers as floats if one of them was once missing.
             cell = _cell(line, columns.label).removesuffix(b".0")
-            # Words could be numbered here, but a word in this column of numbers is a row that slipped.
+            # Words could be numbered here, but a word in this column of numbers is a row that is shifted.
             if not cell.isdigit() or len(cell) > 18:
                 what = f"it has the class {show(cell.decode(errors='replace'))!r}"
                 raise broken(entry.name, what, "a number", line=number)
@@ -980,7 +981,7 @@ def _read_rows(source: ByteSource, entry: FileEntry, columns: _PixelColumns) -> 
 def _lines_of(source: ByteSource) -> Iterator[tuple[int, bytes]]:
     """Yield each line after the header, with the position of its first byte."""
     position = 0
-    # One by one, because a table of images may have gigabytes. Only positions of lines are kept.
+    # One by one, because a table of images may have gigabytes. Only the positions of lines are kept.
     for number, line in enumerate(io.BufferedReader(SourceFile(source), _READ_BYTES)):
         if number and line.strip():
             yield position, line.removesuffix(b"\n")
@@ -992,7 +993,7 @@ def _pixels_of(columns: _PixelColumns, line: bytes) -> NDArray[np.uint8]:
     cells = _cells(line)[columns.pixels]
     cells = cells[0].split() if len(cells) == 1 else cells
     try:
-        # `bytes` refuses what is not from 0 to 255, which numpy would wrap around.
+        # `bytes` refuses numbers outside 0 to 255, which numpy would wrap around.
         pixels = bytes(map(int, cells))
     except ValueError as error:
         msg = f"A pixel is not a whole number from 0 to 255: {error}."

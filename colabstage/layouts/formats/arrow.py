@@ -1,7 +1,7 @@
 """Parquet and Arrow files whose rows are samples, as `datasets` writes them, read by pyarrow in batches.
 
-Values lie compressed in batches of rows, so a row is read with its neighbours, and only the batches in use are kept.
-While a layout is detected, the labels of Parquet are read and not its images, which are a column of their own.
+Values are compressed in batches of rows, so a row is read with its neighbours, and only the batches in use are kept.
+While a layout is detected, Parquet's labels are read but not its images, which are a separate column.
 """
 
 from __future__ import annotations
@@ -67,23 +67,23 @@ _PARQUET, _FEATHER = b"PAR1", b"ARROW1"
 _WHOLE = frozenset({"int8", "int16", "int32", "int64", "uint8", "uint16", "uint32"})
 _IMAGE_COLUMNS = ("image", "img", "jpg", "png", "picture", "photo")
 _BOX = "bbox"
-# Number of images with boxes that are examined to find the meaning of the four numbers.
+# How many images with boxes are examined to find the meaning of the four numbers.
 _LOOKED_AT = 64
 
 
 def arrow_state(source: Source) -> Evidence:
     """Read parquet or Arrow files that have a column of images.
 
-    x is that column; y the first ClassLabel of `datasets`, or the column label: whole numbers, numbers or words; else
-    the boxes in a column `objects`, as xyxy or xywh, whichever is possible for all of them. Splits are those that all
-    files, or the folders they are in, are called after (train-00000-of-00002.parquet), or those in a column split.
+    x is that column; y the first ClassLabel of `datasets`, or the column label: integers, numbers or words; otherwise
+    the boxes in a column `objects`, as xyxy or xywh, whichever is possible for all of them. Splits are those in the
+    names of all files or of their folders (train-00000-of-00002.parquet), or those in a column split.
     """
     # Files that `datasets` computes and stores beside the data start so.
     entries = source.ending_in(EXTENSIONS).where(
         lambda name: not posixpath.basename(name).startswith(("cache-", "indices"))
     )
     require_files(entries, source, "parquet or Arrow files")
-    # A picture in a readme is no dataset.
+    # A picture in a readme is not a dataset.
     if len(source.ending_in(IMAGES)) > len(entries):
         msg = f"'{source.label}' holds separate image files beside its parquet or Arrow files."
         raise LayoutError(msg)
@@ -94,7 +94,7 @@ def arrow_state(source: Source) -> Evidence:
     typed = [name for name in names if features.get(name, {}).get("_type") == "ClassLabel"]
     flat = [name for name in names if _may_be_labels(schema.field(name).type)]
     splits = [name for name in flat if plain_name(name) in SPLIT_FIELDS]
-    # The first ClassLabel of `datasets` goes before whatever is called so.
+    # The first ClassLabel of `datasets` precedes any column that is named like a label.
     first = sorted((plain_name(name) for name in typed if name not in splits), key="label".__ne__)
     candidates = label_fields([name for name in names if name != image], first)
     called = [name for name in candidates if name in flat]
@@ -150,7 +150,7 @@ def _measured(files: Sequence[_ArrowFile], table: SampleTable) -> SampleTable:
 
 
 class _Kept:
-    """The batches in memory, of all files: the latest, and no fewer rows than readers are apart."""
+    """The batches in memory, of all files: the latest, with at least as many rows as readers are apart."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _Kept, ()
@@ -172,7 +172,7 @@ class _Kept:
 
 
 class _ArrowFile:
-    """One file, read by pyarrow in batches of rows; in another process by what `scan` noted in this one."""
+    """One file, read by pyarrow in batches of rows; in another process from what `scan` noted in this one."""
 
     def __init__(self, shard: ShardFile, kept: _Kept, image: str = "", starts: NDArray[np.int64] | None = None) -> None:
         self.name, self.shard = shard.name, shard
@@ -180,7 +180,7 @@ class _ArrowFile:
         try:
             self._arrow = _import_arrow(shard.name)
         except MissingDependencyError:
-            # A pointer of Git LFS or a web page is refused as that: a package would not help.
+            # A Git LFS pointer or a web page is refused as such: installing a package would not help.
             shard.pread(len(_PARQUET), 0)
             raise
         self._lock = threading.Lock()
@@ -203,7 +203,7 @@ class _ArrowFile:
 
     @property
     def is_parquet(self) -> bool:
-        """Tell whether its columns are apart."""
+        """Tell whether its columns are stored separately."""
         return self._head.startswith(_PARQUET)
 
     def _open(self) -> Any:
@@ -228,7 +228,7 @@ class _ArrowFile:
             yield
         except ColabstageError:
             raise
-        # A mount's errors have a number; all others are pyarrow's errors about the content.
+        # A mount's errors have a number; others are pyarrow's errors about the content.
         except (self._arrow.ArrowException, OSError) as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise
@@ -239,7 +239,7 @@ class _ArrowFile:
             self.shard.rest()
 
     def _batches(self, columns: Sequence[str], first: int = 0) -> Iterator[Any]:
-        """Yield the batches from the first that is wanted on."""
+        """Yield the batches, from the first wanted one on."""
         reader = self._open()
         if self._head.startswith(_FEATHER):
             yield from map(reader.get_batch, range(first, reader.num_record_batches))
@@ -255,7 +255,7 @@ class _ArrowFile:
 
     def scan(self, image: str, columns: Sequence[str]) -> dict[str, list[Any] | NDArray[np.int64]]:
         """Return the values of some columns, and note where each batch begins, and how long each image is; in Parquet
-        about how long, by what all take."""
+        only about how long, from the size of all."""
         self._image = image
         known: dict[str, str] = {}
 
@@ -274,7 +274,7 @@ class _ArrowFile:
         return found
 
     def _groups(self) -> list[tuple[int, int]]:
-        """Return how many bytes an image of each row group takes, and how many rows there are."""
+        """Return how many bytes an image of each row group takes, and how many rows the group has."""
         metadata = self._open().metadata
         found = []
         for number in range(metadata.num_row_groups):
@@ -282,7 +282,7 @@ class _ArrowFile:
             columns = [group.column(place) for place in range(group.num_columns)]
             own = next(one for one in columns if one.path_in_schema in (self._image, f"{self._image}.bytes"))
             if own.statistics is not None and own.statistics.null_count:
-                self.measure()  # which names the row
+                self.measure()  # names the row
             found.append((own.total_uncompressed_size // max(1, group.num_rows), group.num_rows))
         return found
 
@@ -333,7 +333,7 @@ class _ArrowFile:
         return bytes(content)
 
     def _read_batch(self, number: int) -> Any:
-        """Read on to a batch; from its row group again if it lies behind, or far ahead."""
+        """Read on to a batch; start at its row group again if it is behind, or far ahead."""
         if not self._next <= number < self._next + _BATCHES_KEPT:
             self._ahead, self._next = self._batches([self._image], number), number
         batch: Any = []
@@ -345,7 +345,7 @@ class _ArrowFile:
                 raise CorruptArchiveError(msg)
             self._kept.put(self.name, self._next, batch)
             self._next += 1
-        # What reads on would keep its buffers, of thousands of files.
+        # A reader would keep its buffers, for each of thousands of files.
         if self._next == len(self._starts) - 1:
             self._ahead, self._next = iter(()), _NOWHERE
         return batch
@@ -401,7 +401,7 @@ def _has_boxes(schema: Any, name: str) -> bool:
 
 
 def _may_be_labels(kind: Any) -> bool:
-    """Tell whether a column of this type may hold labels, by which it is worth reading: no lists, fields or bytes."""
+    """Tell whether a column of this type may hold labels and so is worth reading: no lists, fields or bytes."""
     return not kind.num_fields and not str(kind).startswith(_BYTES)
 
 

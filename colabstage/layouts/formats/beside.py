@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from colabstage.layouts.reading import Source
     from colabstage.trees.listing import FileEntries, FileEntry
 
-# Of so many files the content is looked at before all are parsed, because other tools write such files too.
+# How many files are examined before all are parsed, because other tools write such files too.
 _SNIFFED = 8
 
 
@@ -88,7 +88,7 @@ def parse_kitti(name: str, content: bytes) -> Record:
             values = [float(word) for word in words]
         except ValueError:
             values = []
-        # A sixteenth value is the score, which only results have. What is occluded is a small whole number.
+        # A sixteenth value is the score, which only results have. The occlusion is a small integer.
         if len(values) not in (14, 15) or not all(map(math.isfinite, values)) or abs(values[1]) > 1e9:
             what = f"{line[:120]!r} is not a KITTI object"
             raise broken(name, what, "its type and fourteen numbers", line=number)
@@ -102,7 +102,7 @@ _LISTS = "ImageSets/Main"
 # The poses in the order of their numbers; the first is for a missing or unknown one.
 POSES = ("Unspecified", "Frontal", "Rear", "Left", "Right")
 _OF_VOC = (BoxColumn("difficult", np.uint8), BoxColumn("truncated", np.uint8), BoxColumn("pose", np.int64))
-# Not CVAT's <annotations>, which one of its files may have beside an image of its name.
+# Not CVAT's <annotations>, which may be beside an image of the same name.
 _IS_VOC = re.compile(r"<annotation[\s>]")
 _FLAGS = {"": 0, "unspecified": 0, "unknown": 0, "false": 0, "no": 0, "true": 1, "yes": 1}
 # Folders that only describe their content, in any spelling: images/train/a.jpg belongs to annotations/train/a.xml.
@@ -136,7 +136,7 @@ def voc_state(source: Source) -> Evidence:
     chosen = images.where(lambda name: posixpath.dirname(name) in folders)
     files = [labels.get(name) for name in chosen.names]
     placed, notes = records_beside(source, chosen, files, parse_voc, "XML file", labels=annotations.names)
-    # Files that were numbered again keep the old name inside, so their own names count.
+    # Renumbered files keep the old name inside, so their own names count.
     bases = set(map(_base, chosen.names))
     others = [file.name for file, record, _ in placed if record.image in bases and record.image != _base(file.name)]
     if others:
@@ -157,15 +157,15 @@ def _base(name: str) -> str:
 
 
 def _place(name: str) -> tuple[str, ...]:
-    """Return the folders that tell a file from others, and its stem."""
+    """Return the folders that distinguish a file from others, and its stem."""
     *folders, stem = _stem(name).split("/")
     return (*(folder for folder in folders if folder.lower() not in _ROLES), stem)
 
 
 def _nearest_of(images: FileEntries, annotations: FileEntries) -> tuple[dict[str, FileEntry], tuple[str, ...]]:
     """Return the file of each image: in the same folders, apart from those that only describe their content; otherwise
-    the nearest above that is of one image alone (crazing/1.jpg, annotations/1.xml). And two that may be of one image,
-    as the one, the image and the other."""
+    the nearest above that belongs to one image alone (crazing/1.jpg, annotations/1.xml). And two files that may belong
+    to one image, as the one, the image and the other."""
     by_place: dict[tuple[str, ...], list[FileEntry]] = defaultdict(list)
     for file in annotations:
         by_place[_place(file.name)].append(file)
@@ -185,19 +185,19 @@ def _nearest_of(images: FileEntries, annotations: FileEntries) -> tuple[dict[str
         else:
             above[file.name].append((image, file))
     taken = {file.name for file in found.values()}
-    # Two images of one name in two folders: nothing says whose file it is.
+    # If two folders have images with one name, nothing says which of them the file belongs to.
     alone = dict(pairs[0] for name, pairs in above.items() if len(pairs) == 1 and name not in taken)
     return found | alone, twice
 
 
 def _refuse_two_files(twice: tuple[str, ...]) -> None:
-    """Refuse two files that may be of one image, as `_nearest_of` returns them."""
+    """Refuse two files that may belong to one image, from `_nearest_of`."""
     if twice:
         raise broken(twice[0], f"it may be of the image '{twice[1]}', as '{twice[2]}' may", "one file for each image")
 
 
 def parse_voc(name: str, content: bytes) -> Record:
-    """Return the objects of one file, the size of its image, and what it calls the image."""
+    """Return the objects of one file, the size of its image, and the image's name in it."""
     shapes: list[tuple[str, Sequence[float]]] = []
     size, image = (0, 0), ""
 
@@ -262,7 +262,7 @@ _LIST_ENDS = (".txt", ".lst")
 _SLACK = 0.01
 # With fewer lines than this, agreement may be chance.
 _FEW_POSES = 4
-# Class numbers beyond this are no indices.
+# Beyond this, class numbers are not indices.
 _MOST_CLASSES = 1_000_000
 _LONGEST_NUMBER = 64
 
@@ -282,7 +282,7 @@ def yolo_state(source: Source) -> Evidence:
     if not any(files):
         nearest, twice = _nearest_of(images, entries)
         read = source.texts(list(nearest.values())[:_SNIFFED])
-        # VisDrone's lie so as well, and are of another form.
+        # VisDrone's files are in the same places, but have another form.
         if all(_is_box(_numbers(line)) for text in read.values() for _, line in _lines(text)):
             _refuse_two_files(twice)
             files = [nearest.get(name) for name in images.names]
@@ -296,7 +296,8 @@ def yolo_state(source: Source) -> Evidence:
             "images, nor beside the images with a classes.txt."
         )
         raise LayoutError(msg)
-    # Rows of numbers where YOLO has its boxes are meant to be boxes; captions and labels of other tools are not.
+    # If there are rows of numbers in the places of YOLO's boxes, they are meant as boxes; captions and other labels are
+    # not.
     some = [file for file in there if file.size][:_SNIFFED]
     if some and not any(map(_has_numbers, source.texts(some).values())):
         msg = f"The text files of the images in '{source.label}' (first '{some[0].name}') have no lines of YOLO's form."
@@ -350,11 +351,11 @@ def _label_file_of(image: str, texts: dict[str, FileEntry]) -> FileEntry | None:
 
 
 def _names(classes: ClassList, rows: dict[str, list[list[float]]]) -> Sequence[str]:
-    """Return the names of the classes; without a list of them, as many numbers as the highest one needs."""
+    """Return the names of the classes; without a list of them, numbers up to the highest one."""
     count = 1 + max((int(row[0]) for found in rows.values() for row in found), default=-1)
     names = classes.names or [str(number) for number in range(count)]
     for name, found in rows.items() if count > len(names) else ():
-        # Too few names are from another dataset, or an older state of this one.
+        # Too few names are those of another dataset, or of an older state of this one.
         for number, row in enumerate(found, 1):
             if row[0] >= len(names):
                 what = f"there is no class {int(row[0])}; {len(names)} are named ({show(names[0])}, …)"
@@ -363,9 +364,9 @@ def _names(classes: ClassList, rows: dict[str, list[list[float]]]) -> Sequence[s
 
 
 def _stated_splits(images: FileEntries, classes: ClassList) -> tuple[list[str], list[str]]:
-    """Return the split of each image by the folders that data.yaml names, nothing where it names none; and notes."""
+    """Return the split of each image from the folders that data.yaml names, empty if it names none; and notes."""
     folders, of_files = images.folders
-    # Folders that are called after splits keep these names.
+    # Folders that are named after splits keep these names.
     if all(split_of_path(f"{folder}/") for folder in folders):
         return [], []
     # By parts from the end: `../train/images` is relative to where the file was written.
@@ -377,7 +378,7 @@ def _stated_splits(images: FileEntries, classes: ClassList) -> tuple[list[str], 
         for number, folder in enumerate(folders):
             if f"/{'/'.join(parts)}/" in f"/{normal(folder)}/":
                 found.setdefault(number, set()).add(split)
-    # Folders of two splits, as coco128's train and val are, say nothing.
+    # Folders in two splits, such as coco128's train and val, say nothing.
     stated = {number: next(iter(splits)) for number, splits in found.items() if len(splits) == 1}
     splits = sorted(set(stated.values()))
     if len(stated) < len(folders) or len(splits) < 2:
@@ -399,8 +400,8 @@ def _stated_lists(source: Source, classes: ClassList) -> dict[str, str] | None:
 
 
 def _may_be_poses(rows: Sequence[Sequence[float]]) -> str:
-    """Return why lines may be poses as well as polygons, as long as nothing says which: all are as long, and the first
-    four numbers are a box that holds all points, or every third number may say whether a point is visible."""
+    """Return why lines may be poses as well as polygons, if nothing decides: all have the same length, and the first
+    four numbers are a box that contains all points, or every third number may say whether a point is visible."""
     lengths = {len(row) for row in rows}
     if len(rows) < _FEW_POSES or len(lengths) > 1 or lengths == {5}:
         return ""
@@ -420,14 +421,14 @@ def _holds_points(row: Sequence[float]) -> bool:
 
 
 def _has_numbers(text: str) -> bool:
-    """Tell whether a line has as many numbers as a box, behind a class that may be a word."""
+    """Tell whether a line has as many numbers as a box, after a class that may be a word."""
     lines = (line.replace(",", " ") for _, line in _lines(text))
     return any(len(_numbers(line) or _numbers(line.partition(" ")[2])) >= 4 for line in lines)
 
 
 def _numbers(line: str) -> list[float]:
-    """Return the words of a line as numbers; nothing if one is not a number, or so long that nobody wrote it."""
-    # One or the other separates them: in a line that has both, commas may be those of decimals.
+    """Return the words of a line as numbers; empty if one is not a number, or so long that nobody wrote it."""
+    # One or the other separates them: in a line with both, commas may be decimal commas.
     words = [word.strip() for word in (line.split(",") if "," in line else line.split())]
     try:
         return [float(word) for word in words] if all(len(word) <= _LONGEST_NUMBER for word in words) else []
@@ -441,7 +442,7 @@ def parse_yolo(name: str, content: bytes, *, pose: int = 0) -> list[list[float]]
     for number, line in _lines(decode_text(content)):
         values = _numbers(line)
         if pose:
-            # Keypoints are left out, and the box is before them.
+            # Keypoints are left out; the box precedes them.
             values = values[:5] if len(values) in (5, 5 + pose) else []
         if not _is_box(values):
             shape = f"{pose} further ones as kpt_shape says" if pose else "or a polygon of at least three points"

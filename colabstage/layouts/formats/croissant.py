@@ -1,4 +1,5 @@
-"""Croissant: what the description of a dataset, as Kaggle, Hugging Face and OpenML publish it, states of its files.
+"""Croissant: what the description of a dataset, as published by Kaggle, Hugging Face and OpenML, states about its
+files.
 
 A record set is a table: of the files of a set and parts of their paths, of the rows of a table, or of rows in the
 description itself. A field of the type `cr:Label`, or that refers to an enumeration, is the label, and one that refers
@@ -38,11 +39,11 @@ if TYPE_CHECKING:
 
 NAME = "croissant"
 EXTENSIONS = (".json", ".jsonld")
-# croissant.json, and photos-metadata.json as Kaggle calls it; more of them are about one sample each.
+# croissant.json, or photos-metadata.json on Kaggle; if there are more such files, each is about one sample.
 _CALLED, _MOST_FILES = re.compile(r"croissant|metadata", re.IGNORECASE), 16
 _MARK, _HEAD_BYTES = b"mlcommons.org/croissant", 64 * 1024
 _ROLES = {"TrainingSplit": "train", "ValidationSplit": "validation", "TestSplit": "test"}
-# A repetition in a repetition may take a regular expression years.
+# A repetition inside a repetition may take a regular expression years.
 _SLOW = re.compile(r"[*+}]\)?[*+{]|\([^()]*[*+{][^()]*\)[*+{]")
 
 
@@ -53,27 +54,27 @@ class _Field(NamedTuple):
     name: str
     types: frozenset[str]
     refers_to: str
-    """The key of the field whose values its own are; "" if there is none."""
+    """The key of the field from which its values come; "" if there is none."""
     resource: str
     """The files that it is read from; "" if its values are in the description."""
     column: str
-    """The column, where these are tables; "" if their paths are read."""
+    """The column, if these are tables; "" if their paths are read."""
     pattern: str
     fault: str
     """Why it cannot be read; "" if it can."""
 
     @property
     def title(self) -> str:
-        """Return what its column is called."""
+        """Return the name of its column."""
         return self.column or self.name
 
     @property
     def place(self) -> tuple[str, bool]:
-        """Return what is the same for fields that are columns of one table."""
+        """Return what fields have in common if they are columns of one table."""
         return self.resource, bool(self.column)
 
     def read(self, text: str) -> str:
-        """Return what its pattern finds in a cell, or in a path from any of the folders on."""
+        """Return what its pattern finds in a cell, or in a path starting at any folder."""
         parts = [text] if self.column else text.split("/")
         for start in range(len(parts) if self.pattern else 0):
             found = re.match(self.pattern, "/".join(parts[start:]))
@@ -93,7 +94,7 @@ class _Records(NamedTuple):
     types: frozenset[str]
     fields: list[_Field]
     rows: list[dict[str, Any]]
-    """Its records, where they are in the description."""
+    """Its records, if they are in the description."""
 
 
 def read_description(source: Source) -> Description | None:
@@ -126,7 +127,7 @@ class Description:
     # --- what it states -----------------------------------------------------------------------------------------------
 
     def state_labels(self, kind: FileKind, files: FileEntries, lookup: Lookup) -> Found:
-        """Return what its label states of the files of a kind."""
+        """Return what its label states about the files of a kind."""
         labels = self._labels()
         if not labels or not self._is_about_these:
             msg = f"'{self.name}' describes no label of the files of '{self._source.label}'."
@@ -151,8 +152,8 @@ class Description:
         return replace(found, table=made, who=f"'{self.name}'", used=found.used | {self.name})
 
     def agreed(self, found: Evidence, described: Found, files: FileEntries, lookup: Lookup) -> Evidence:
-        """Return what some evidence states with the splits that are described, unless it contradicts them; or states
-        labels by chance where the described ones cannot be read (`described`)."""
+        """Return what some evidence states, with the described splits, unless it contradicts them; or unless it labels
+        by chance while the described labels (`described`) cannot be read."""
         table, found = found.table, replace(found, used=found.used | {self.name})
         if not self._is_about_these:
             return found.noting(f"'{self.name}' describes other files than these.")
@@ -162,7 +163,7 @@ class Description:
             raise BrokenDatasetError(msg)
         splits = self._splits_of_files(files, lookup)
         source = table.inputs.source
-        # Rows of shards are called after them: train.parquet[7].
+        # Rows of shards are named after them: train.parquet[7].
         names = (
             source.entries.names if isinstance(source, TreeFiles) else [key.rpartition("[")[0] for key in table.keys]
         )
@@ -172,10 +173,10 @@ class Description:
         own = table.splits or stated
         odd = next((n for n, split in enumerate(stated) if not split or not words.same_split(split, own[n])), None)
         if odd is not None:
-            said = f"is of the split '{stated[odd]}' by" if stated[odd] else "is of no split by"
+            part = f"is of the split '{stated[odd]}' by" if stated[odd] else "is of no split by"
             other = f", and of '{own[odd]}' by {found.who}" if table.splits else ", which names that of others"
             msg = (
-                f"'{names[odd]}' {said} '{self.name}',{other}. Correct one; layout=\"{table.layout}\" does without it."
+                f"'{names[odd]}' {part} '{self.name}',{other}. Correct one; layout=\"{table.layout}\" does without it."
             )
             raise BrokenDatasetError(msg)
         if table.splits is not None:
@@ -183,7 +184,7 @@ class Description:
         return replace(found, table=replace(table, splits=tuple(stated))).noting(f"Splits are those of '{self.name}'.")
 
     def _labels(self) -> list[tuple[_Records, _Field]]:
-        """Return the fields that are labels: those of that type, or otherwise those that refer to an enumeration."""
+        """Return the label fields: those of that type, or otherwise those that refer to an enumeration."""
         every = [(one, field) for one in self._sets if not one.types for field in one.fields]
         typed = [(one, field) for one, field in every if "Label" in field.types]
         return typed or [(one, field) for one, field in every if "Enumeration" in self._types_behind(field)]
@@ -210,11 +211,11 @@ class Description:
     # --- files and tables ---------------------------------------------------------------------------------------------
 
     def _files(self, key: str) -> list[str]:
-        """Return the files of a resource that are there, in whatever folder."""
+        """Return the existing files of a resource, in whatever folder."""
         resource = self._resources.get(key, {})
         url = str(resource.get("contentUrl") or "")
         paths = (url.partition("?")[0].rpartition("/")[2] if "://" in url else url, str(resource.get("name", "")), key)
-        # Of a single file the brackets and stars in its name are no pattern.
+        # In the name of a single file, brackets and stars are not a pattern.
         single = [re.sub(r"([*?[])", r"[\1]", path.removeprefix("./")) for path in paths if path]
         globs = [f"(?:.*/)?(?:{translate(one)})" for one in _all(resource.get("includes")) or single]
         names = self._source.files.names if resource else ()
@@ -222,11 +223,11 @@ class Description:
 
     @cached_property
     def _is_about_these(self) -> bool:
-        """Tell whether it describes any of the files that are there."""
+        """Tell whether it describes any of the existing files."""
         return any(one.rows for one in self._sets if not one.types) or any(map(self._files, self._resources))
 
     def _tables(self, records: _Records, fields: Sequence[_Field]) -> list[Table]:
-        """Return the tables that fields, all in one place, are columns of; these in the words that are used here."""
+        """Return the tables whose columns these fields are, all in one place; with the words used here."""
         first = fields[0]
         if first.column:
             entries = self._source.ending_in(words.TABLES).where(set(self._files(first.resource)).__contains__)
@@ -260,7 +261,7 @@ class Description:
         return made
 
     def _meanings(self, field: _Field) -> dict[str, str]:
-        """Return the values that a field may have, with the name or the split that each stands for; empty for any."""
+        """Return the possible values of a field, with the name or split that each stands for; empty for any values."""
         if field.refers_to not in self._owners:
             return {}
         records, key = self._owners[field.refers_to]
@@ -344,12 +345,12 @@ def _is_regex(pattern: str) -> bool:
 
 
 def _all(value: Any) -> list[Any]:
-    """Return what is one or several there as a list."""
+    """Return a value that may be one or several as a list."""
     return value if isinstance(value, list) else [] if value is None else [value]
 
 
 def _last(value: Any) -> str:
-    """Return the last part of a term: Label of cr:Label, or of its whole address."""
+    """Return the last part of a term: Label for cr:Label, or for its whole address."""
     return re.sub(r".*[:/#]", "", str(value))
 
 
@@ -361,5 +362,5 @@ def _reference(value: Any) -> str:
 
 
 def _key(one: dict[str, Any], owner: str = "") -> str:
-    """Return what others call a resource, a record set or a field: older descriptions have names only."""
+    """Return the key that refers to a resource, a record set or a field: older descriptions have only names."""
     return str(one.get("@id") or posixpath.join(owner, str(one.get("name", ""))))

@@ -105,10 +105,10 @@ def read_dataset(dataset: IndexableDataset, in_caller: InCaller = call_here) -> 
 
 
 def _check_dataset(dataset: Any) -> None:
-    """Refuse what has no samples by number, and what people pass by mistake."""
+    """Refuse objects without numbered samples, and what people pass by mistake."""
     kind = type(dataset).__name__
     is_one = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
-    # A table's items are its columns, those of bytes are numbers, and a class has none.
+    # A table's items are its columns, items of bytes are numbers, and a class has none.
     if not is_one or isinstance(dataset, bytes | bytearray | type) or is_frame(dataset):
         is_iterator = isinstance(dataset, Iterator) and not hasattr(dataset, "read")
         remedy = "For an iterator, list(…)." if is_iterator else instead_of(dataset)
@@ -147,9 +147,9 @@ class _Keys(NamedTuple):
 
     x: str
     y: str | None
-    """`None` where there is no target, `_REST` where it is everything else."""
+    """`None` if there is no target, `_REST` if it is everything else."""
     left: tuple[str, ...]
-    """Those that are left out."""
+    """Keys that are left out."""
 
     @property
     def note(self) -> str:
@@ -192,7 +192,7 @@ class _Pairs:
         return numbered_samples(self._label, self._token, len(self._dataset), nbytes, read)
 
     def get(self, index: int) -> tuple[Any, Any]:
-        """Return one item; an error of the dataset that is not one of reading is a `DecodeError`."""
+        """Return one item; an error of the dataset, other than of reading, is a `DecodeError`."""
         with self._turn:
             if index not in self._kept:
                 if index >= _FIRST:
@@ -279,7 +279,7 @@ def _as_input(value: Any, name: str) -> NDArray[Any]:
         # In an input, palette indices are not brightness; in a mask, they are the classes.
         if value.mode in ("P", "PA"):
             value = value.convert("RGBA" if value.mode == "PA" or "transparency" in value.info else "RGB")
-        # As files of these modes are decoded: black and white as 0 and 255, 32 bits as numbers without a range.
+        # As files with these modes are decoded: black and white as 0 and 255, 32 bits as numbers without a range.
         value = value.convert({"1": "L", "I": "F"}.get(value.mode, value.mode))
     return _item_array(value, name)
 
@@ -311,31 +311,31 @@ def _to_numpy(value: Any) -> NDArray[Any]:
 
 # --- boxes ------------------------------------------------------------------------------------------------------------
 
-# An item is taken once, its image and its boxes together, so the number of boxes is known only when all items have been
-# taken. The first items decide the rest before.
+# An item is read once, its image and its boxes together, so the number of boxes is known only when all items have been
+# read. The first items decide everything else before.
 
-# By preference. Only under the first name everybody means corners.
+# By preference. Only the first name always means corners.
 _BOX_KEYS = ("boxes", "bboxes", "bbox")
-# The types that COCO's files get.
+# The types for COCO's files.
 _FURTHER: dict[str, type[np.generic]] = {"iscrowd": np.uint8, "area": np.float32}
 # What torchvision's BoundingBoxes call their forms.
 _FORMATS: dict[str, Form] = {"XYXY": "xyxy", "XYWH": "xywh", "CXCYWH": "cxcywh"}
-# What a target may consist of where an image has no boxes.
+# What a target may consist of if an image has no boxes.
 _NAMES_OF_IMAGES = frozenset({"image_id", "id"})
-# Class numbers above this are no indices; a list of names for them would be mostly gaps.
+# Class numbers above this are not indices; a list of names for them would be mostly gaps.
 _MOST_CLASSES = 10_000
 
 
 class _Found(NamedTuple):
-    """The boxes of one item, as they are written."""
+    """The boxes of one item, as written."""
 
     name: str
-    """Of the item."""
+    """The name of the item."""
     places: NDArray[np.float64]
     form: Form | None
-    """`None` where nothing says it."""
+    """`None` if nothing says it."""
     columns: dict[str, Any]
-    """All else of each box."""
+    """Everything else about each box."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,7 +344,7 @@ class _BoxItems:
 
     form: Form
     columns: Mapping[str, tuple[str, type[np.generic]]]
-    """What each column of the items becomes, and its type; that of the class comes first."""
+    """What each column of the items becomes, and its type; the class comes first."""
     classes: tuple[str, ...]
     note: str
     """What is kept and left out, for the user."""
@@ -379,7 +379,7 @@ class _BoxItems:
 
 
 def _may_hold_boxes(target: Any) -> bool:
-    """Tell whether a target is a dict, a list of dicts or an empty list, as those of detection datasets are."""
+    """Tell whether a target is a dict, a list of dicts or an empty list, as in detection datasets."""
     return isinstance(target, Mapping) or (_is_list(target) and all(isinstance(one, Mapping) for one in target))
 
 
@@ -396,11 +396,11 @@ def _box_key(target: Any) -> str | None:
 
 
 def _plan_boxes(pairs: _Pairs, dataset: Any) -> _BoxItems:
-    """Decide by a dataset's first items how the boxes of all are read; the dataset says the names of classes, as
-    Hugging Face's, torchvision's and others do."""
+    """Decide by a dataset's first items how all boxes are read; the dataset names the classes, as Hugging Face's,
+    torchvision's and others do."""
     items: dict[str, tuple[Any, Any]] = {}
     for index in range(min(_FIRST, len(dataset))):
-        # Broken ones are reported when they are packed.
+        # Broken items are reported when they are packed.
         with suppress(DecodeError):
             items[pairs.name(index)] = pairs.get(index)
     seen = [(_find_boxes(y, name), x, y) for name, (x, y) in items.items()]
@@ -436,14 +436,14 @@ def _plan_boxes(pairs: _Pairs, dataset: Any) -> _BoxItems:
     note = " and ".join([f"Of each target the boxes (written as {form})", *map(repr, columns)])
     note += f" are kept; left out: {left}." if left else " are kept."
     planned = _BoxItems(form, columns, _class_names(dataset, pairs.feature(), label), note)
-    # What is wrong with the first items is reported before anything is written.
+    # Faults in the first items are reported before anything is written.
     for one, _, target in filled:
         planned.rows(target, one.name)
     return planned
 
 
 def _find_boxes(target: Any, name: str) -> _Found:
-    """Return the boxes of a target as they are written."""
+    """Return the boxes of a target as written."""
     if not _may_hold_boxes(target):
         msg = f"{name} has {type(target).__name__} as its target, and other items have boxes; expected a dict of them."
         raise LayoutError(msg)
@@ -460,7 +460,7 @@ def _find_boxes(target: Any, name: str) -> _Found:
     else:
         boxes = [one.get(key) for one in each]
         columns = {str(other): [one.get(other) for one in each] for other in each[0] if other not in _BOX_KEYS}
-        # The annotations of COCO's own reader: the only ones that have both.
+        # The annotations of COCO's own reader: only these have both.
         form = "xywh" if {"category_id", "image_id"} <= columns.keys() else None
     values = _read_numbers(boxes, "boxes", name)
     if values.size == 0:
@@ -493,7 +493,7 @@ def _unknown(target: Any, name: str, what: str = "") -> LayoutError:
 def _read_numbers(value: Any, key: str, name: str) -> NDArray[Any]:
     """Return what an item has under `key` as an array of numbers."""
     try:
-        # Lists of tensors, as Hugging Face's format "torch" gives them where lengths differ.
+        # Lists of tensors, from Hugging Face's format "torch" if lengths differ.
         values = np.asarray(list(map(_to_numpy, value))) if _is_list(value) else _to_numpy(value)
     except (TypeError, ValueError, RuntimeError) as error:
         msg = ended(f"{name} has {key!r} that do not make an array: {error}")
@@ -538,7 +538,7 @@ def _checked_corners(places: NDArray[np.float64], form: Form, name: str) -> NDAr
 def _class_names(dataset: Any, feature: Any, label: str | None) -> tuple[str, ...]:
     """Return the names of the classes, as labels count them; nothing if the dataset has none."""
     names = _feature_names(feature, label)
-    # COCO's ids have gaps, and labels are ids: gaps get the name that torchvision's models have for them.
+    # COCO's ids have gaps, and labels are ids: gaps get the name that torchvision's models use for them.
     kinds = getattr(getattr(dataset, "coco", None), "cats", None)
     if not names and isinstance(kinds, Mapping) and all(isinstance(key, int) and key >= 0 for key in kinds):
         count = 1 + max(kinds, default=-1)
@@ -548,7 +548,7 @@ def _class_names(dataset: Any, feature: Any, label: str | None) -> tuple[str, ..
 
 
 def _feature_names(feature: Any, label: str | None) -> tuple[str, ...]:
-    """Return the names of the classes of a column in a feature of `datasets`, a list or dict or nest of them."""
+    """Return the class names of a column in a feature of `datasets`, or in a list, dict or nest of features."""
     if isinstance(feature, Mapping):
         return _feature_names(feature.get(label), label)
     if isinstance(feature, list):

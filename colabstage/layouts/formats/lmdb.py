@@ -40,19 +40,19 @@ NAME = "lmdb"
 EXTENSIONS = (".mdb", ".lmdb")
 
 _NUMBERED = re.compile(rb"(image|img|label|lbl)[-_](.+)", re.DOTALL)
-# By process and path what is open, and how many read from it: the package opens a file once in a process.
+# For each process and path, the open database and its number of readers: the package opens a file once per process.
 _opened: dict[tuple[int, str], tuple[Any, int]] = {}
 _opening = threading.Lock()
-# What writers note beside the samples.
+# Keys of the notes that writers put beside the samples.
 _NOTES = re.compile(rb"num[-_]samples|length|len|nsamples|keys|meta|__.*__", re.DOTALL)
 
 
 def lmdb_state(source: Source) -> Evidence:
     """Read LMDB databases (data.mdb, or a file .lmdb) whose values are image files.
 
-    y: with keys as image-000000001 and label-000000001, whole numbers as they are, other numbers, or texts as uint8
-    `(N, L)`, UTF-8 with zeros up to the longest; with keys as cat/1.jpg the folder; else none. Splits are those that
-    all databases are called after (train/data.mdb, val.lmdb). Nothing is unpickled.
+    y: with keys like image-000000001 and label-000000001, integers unchanged, other numbers, or texts as uint8 `(N,
+    L)`, UTF-8 with zeros up to the longest; with keys like cat/1.jpg the folder; otherwise none. Splits are those in
+    the names of all databases (train/data.mdb, val.lmdb). Nothing is unpickled.
     """
     found = source.ending_in(EXTENSIONS).where(lambda name: posixpath.basename(name).lower() != "lock.mdb")
     entries = require_files(found, source, "LMDB database (data.mdb, or a file .lmdb)")
@@ -77,7 +77,7 @@ class _Database:
         self.images: dict[str, tuple[bytes, int]] = {}
         self.labels: dict[str, bytes] = {}
         path = source.tree.path_of(entry)
-        # What cannot be mapped where it lies is copied to the local disk, for as long as its samples are read.
+        # A file that cannot be mapped in place is copied to the local disk, for as long as its samples are read.
         self._copy = copy_of(source.tree, entry) if path is None else None
         if self._copy is not None:
             weakref.finalize(self, self._copy.close)
@@ -88,7 +88,7 @@ class _Database:
 
     @contextmanager
     def _reading(self) -> Iterator[Any]:
-        """Open the database while some threads read."""
+        """Open the database while any thread reads."""
         key = os.getpid(), os.path.realpath(self._path)
         with _opening:
             opened, users = _opened.get(key) or (self._open(), 0)
@@ -115,7 +115,7 @@ class _Database:
         except (lmdb.Error, OSError) as error:
             msg = f"'{self.entry.name}' cannot be opened as an LMDB database: {error}. Copy or upload it again."
             raise CorruptArchiveError(msg) from error
-        # Reading behind the end of a mapped file would end the process by a signal.
+        # Reading beyond the end of a mapped file would end the process by a signal.
         needed = (opened.info()["last_pgno"] + 1) * opened.stat()["psize"]
         if needed > self.entry.size and opened.stat()["entries"]:
             opened.close()
@@ -134,7 +134,7 @@ class _Database:
             return
         if name in self.images:
             raise broken(self.entry.name, f"it has two images called '{name}'", "one value for each")
-        # Every other image file is looked at when it is decoded.
+        # All other image files are checked when they are decoded.
         head = bytes(value[:16])
         if not self.images and not head.startswith(IMAGE_HEADS):
             is_pickle = head[:1] == b"\x80" and head[1:2] in (b"\2", b"\3", b"\4", b"\5")
@@ -164,7 +164,7 @@ class _Database:
 
 
 def _key_name(key: bytes) -> str:
-    """Return a key as text; as hexadecimal digits where it is none."""
+    """Return a key as text; as hexadecimal digits if it is not text."""
     text = key.decode(errors="replace")
     return text if text.isprintable() and "\ufffd" not in text else f"0x{key.hex()}"
 
@@ -173,14 +173,14 @@ def _labels_of(databases: Sequence[_Database], names: Sequence[str], notes: list
     keys = [key for database in databases for key in database.images]
     texts = [database.labels.get(key) for database in databases for key in database.images]
     if not all_have(texts, names, "label"):
-        # Keys that are written like paths of images say their classes as folders do.
+        # Keys that look like paths of images state their classes as folders do.
         are_paths = all("/" in key and is_image(key) for key in keys)
         return make_labels([folder_of(key) if are_paths else None for key in keys], names)
     words = [text or b"" for text in texts]
     labels: list[Label] = [parse_label(decode_label(word, name)) for word, name in zip(words, names, strict=True)]
     if not any(label is None or isinstance(label, str) for label in labels):
         return make_labels(labels, names)
-    # All labels may be empty, and a row has at least one byte.
+    # All labels may be empty, but a row has at least one byte.
     width = max(1, *map(len, words))
     rows = b"".join(word.ljust(width, b"\0") for word in words)
     notes.append(f"Labels are texts: rows of {width} bytes, UTF-8, with zeros up to the end.")

@@ -1,4 +1,4 @@
-"""Masks of images: files of the same stem in folders of their own or with a suffix, and names of their values."""
+"""Masks of images: files of the same stem in separate folders or with a suffix, and names of their values."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 # What the values of masks mean: class indices, or a foreground that is 255.
 #
-# Whatever makes masks has that decided here, by a look at a few. Once all have been read, what all of them say is
-# compared with it: the first masks of an archive may be of one value alone.
+# This is decided here for whatever makes masks, by looking at a few. Once all have been read, they are compared with
+# that decision: the first masks of an archive may have a single value.
 
 
 Color = tuple[int, int, int]
@@ -47,13 +47,13 @@ _LOOKED_AT = 16
 # Even a few masks contain this share of the class indices up to the highest; painted greys are far apart.
 _DENSE = 1 / 8
 _FEW_LEVELS = 64
-# Beside pixels of 255, which of class indices is not a class, those of a smoothed edge.
+# Pixels from here on, beside pixels of 255, are a smoothed edge rather than classes.
 _NEARLY_WHITE = 200
 # With this many shades they are not class indices.
 _SHOWN = 8
-# Masks of which it is seen at once what values they have.
+# How many masks are compared at once for their values.
 _PAGE = 1 << 14
-# Colours of a JPEG are near those of the classes and not the same, so a class_dict.csv does not help.
+# Colours in a JPEG are only near those of the classes, so a class_dict.csv does not help.
 _LOSSY = (
     "it is a JPEG, or a WebP like one, which has lost the exact values of its pixels; no class_dict.csv brings them "
     "back. Write the masks again as PNG; those of one class by a threshold: "
@@ -62,11 +62,11 @@ _LOSSY = (
 
 
 class _Mask(NamedTuple):
-    """What a look at one mask shows."""
+    """What looking at one mask shows."""
 
     name: str
     counts: NDArray[np.int64] | tuple[()] = ()
-    """How many pixels have each value; none of a mask in true colours."""
+    """How many pixels have each value; none for a mask in true colours."""
     palette: Mapping[int, Color] = {}
     colors: frozenset[Color] = frozenset()
     """The colours of a mask in true colours."""
@@ -82,7 +82,7 @@ def find_masks(source: SampleSource, *, decoded: bool = False, spread: bool = Tr
         spread: whether to examine some spread over all, or the first ones on the medium.
     """
     count = min(_LOOKED_AT, len(source))
-    # The first files of an archive or a Drive are read quickly; examining some among all would require seeking.
+    # The first files of an archive or a Drive are read quickly; spreading over all would require seeking.
     chosen = np.linspace(0, len(source) - 1, count).astype(int) if spread else np.argsort(source.positions)[:count]
 
     def look(index: int, content: Content) -> _Mask:
@@ -108,10 +108,10 @@ def find_masks(source: SampleSource, *, decoded: bool = False, spread: bool = Tr
 def _refuse_painted(masks: Sequence[_Mask]) -> None:
     """Refuse masks in true colours, which mean nothing without a table of them.
 
-    Where other masks have indices, a painted one is a broken file, which is reported when it is packed.
+    If other masks have indices, a painted one is a broken file, which is reported when it is packed.
     """
     painted = [mask for mask in masks if mask.colors]
-    # Those of one value may be of images without any object.
+    # Masks with a single value may belong to images without any object.
     levels = [np.flatnonzero(mask.counts).tolist() for mask in masks if not mask.colors]
     if painted and all(len(values) == 1 for values in levels):
         colors = frozenset().union(*(mask.colors for mask in painted), ((value,) * 3 for (value,) in levels))
@@ -129,7 +129,7 @@ def _compare_palettes(masks: Sequence[_Mask]) -> tuple[str, ...]:
     for mask in masks:
         for value, color in mask.palette.items():
             other, at = first.setdefault(color, (mask, value))
-            # Of one palette two classes may share a colour; and a value that is not there contradicts nothing.
+            # Within one palette two classes may share a colour; and an absent value contradicts nothing.
             if at != value and other.palette.get(value, color) != color:
                 what = f"it has the colour {color} under another number of its palette than '{other.name}'"
                 raise broken(mask.name, what, "one palette for all, or true colours with a class_dict.csv")
@@ -178,9 +178,9 @@ def compare_with_all(masks: Masks, levels: NDArray[np.uint8]) -> tuple[bool, tup
 
 
 def _is_foreground(counts: NDArray[np.int64], kinds: NDArray[np.bool_], name: Callable[[int], str]) -> bool:
-    """Tell whether masks are of 0 and 255 for a foreground, and not of class indices.
+    """Tell whether masks with 0 and 255 are a foreground, not class indices.
 
-    `counts`: how many pixels of all have each value, `(256,)`; 1 where it is known only that there are some.
+    `counts`: how many pixels of all masks have each value, `(256,)`; 1 if it is known only that there are some.
     """
     zero, one, between, void = kinds.T
     # A mask with a single value may be all foreground or all without a class, so it proves nothing.
@@ -197,7 +197,7 @@ def _is_foreground(counts: NDArray[np.int64], kinds: NDArray[np.bool_], name: Ca
     if meaning == "greys":
         levels = np.flatnonzero(counts)
         shown = ", ".join(map(str, levels[:_SHOWN])) + (", …" if len(levels) > _SHOWN else "")
-        # One that has any of them.
+        # Any mask that has one of them.
         raise broken(
             name(int(np.argmax(between))),
             f"it and others have {len(levels)} shades of grey ({shown}), which are not class indices: edges were "
@@ -233,14 +233,14 @@ def _kinds_of(levels: NDArray[np.bool_]) -> NDArray[np.bool_]:
 
 
 def check_lossless(content: Content) -> None:
-    """Refuse the file of a mask that keeps its values only about."""
+    """Refuse the file of a mask whose format does not preserve exact values."""
     if isinstance(content, bytes) and is_lossy(content):
         msg = f"The mask cannot be used: {_LOSSY}."
         raise DecodeError(msg)
 
 
 NAME = "pairs"
-# Folders of masks and of the images that they belong to, by the words of their names, behind any others.
+# Folders of masks and of the images that they belong to, by the words in their names, after any others.
 _MASK_FOLDER = re.compile(
     "(?:(.+?)_)??(?:masks?|labels?|annotations?|gt(?:_fine)?|ground_?truth|segmentations?|segmentation_?(?:class|object)"
     "|targets|trimaps|stuffthingmaps|instances|panoptic)|(.*?)_?annot"
@@ -248,7 +248,7 @@ _MASK_FOLDER = re.compile(
 _IMAGE_FOLDER = re.compile(
     "(?:(.+?)_)??(?:images?|imgs?|jpeg_?images|photos|pictures|inputs?|left_?img_8_bit|original)"
 )
-# What is behind the stem of a mask whose image has none, in any case. Without a joint only behind a number.
+# What follows the stem of a mask but not of its image, in any case. Without a separator only after a number.
 _MASK_WORDS = (
     "gtFine_labelTrainIds", "gtFine_labelIds", "labelTrainIds", "segmentation", "labelIds", "labels", "masks", "label",
     "mask", "annot", "seg", "gt",
@@ -265,7 +265,7 @@ _PAINTED = re.compile(
     r"^[ \t]*([^#:\n][^:\n]*):[ \t]*(\d+)[ \t]*,[ \t]*(\d+)[ \t]*,[ \t]*(\d+)[ \t]*(?::.*)?$", re.MULTILINE
 )
 
-# The common part of the paths of an image and its mask: folders other than those of images or masks, empty if stems
+# What the paths of an image and its mask have in common: folders other than those of images or masks, empty if stems
 # alone decide; and the base name without its extension and suffix.
 _Key = tuple[tuple[str, ...], str]
 _Pairs = list[tuple["FileEntry", "FileEntry"]]
@@ -279,7 +279,7 @@ class _Sides(NamedTuple):
 
 
 class MaskClasses(NamedTuple):
-    """What the files beside masks call their values."""
+    """The names of values in the files beside masks."""
 
     names: tuple[str, ...] = ()
     colors: tuple[tuple[int, int, int], ...] | None = None
@@ -301,7 +301,7 @@ def masks_state(
     """
     sides = _sides(source, x, y)
     pairs = _match(sides)
-    # Without folders, and without the words of these in the stems: the files may be in folders of other names.
+    # First without folders, then also without the folders' words in the stems: the files may be in other folders.
     for bare in (False, True) if y is not None else (False,):
         if isinstance(pairs, list) and 2 * len(pairs) < len(sides.images):
             pairs = _match(_by_stem(sides, bare=bare))
@@ -365,7 +365,7 @@ def _sides(source: Source, x: str | None, y: str | None) -> _Sides:
     folders, of_files = files.folders
     # A folder shared by all files says nothing about one of them: Dataset_with_GT.
     depth = len(words.shared_folders(f"{folder}/" for folder in folders))
-    # One decision for each of the few folders: whether all files in it are masks, or none by its ending.
+    # One decision for each of the few folders: whether all files in it are masks, or none by its extension.
     below = [folder.split("/")[depth:] for folder in folders]
     of_masks = np.array([any(map(_holds_masks, parts)) for parts in below], np.bool_)
     of_images = np.array([any(map(words.holds_images, parts)) for parts in below], np.bool_)
@@ -403,7 +403,7 @@ def _sides(source: Source, x: str | None, y: str | None) -> _Sides:
 
 
 def _called(name: str, wanted: str) -> bool:
-    """Tell whether a file is in a folder, or its stem ends, as somebody wrote."""
+    """Tell whether a file is in the given folder, or its stem has the given ending."""
     path, stem = wanted.strip("/"), words.stem_of(name)
     return f"/{path}/" in f"/{posixpath.dirname(name)}/" or (stem.endswith(wanted) and stem != wanted)
 
@@ -424,7 +424,7 @@ def _keys(files: FileEntries, depth: int, suffix: re.Pattern[str], called: str |
 
 @functools.lru_cache(maxsize=4096)
 def _without_role(folder: str) -> str:
-    """Return a folder's name without the words for images or masks: train from train_labels."""
+    """Return a folder's name without the words for images or masks: train for train_labels."""
     spelled = "_".join(words.words_of(folder))
     found = _MASK_FOLDER.fullmatch(spelled) or _IMAGE_FOLDER.fullmatch(spelled)
     return folder.lower() if found is None else "".join(filter(None, found.groups()))
@@ -452,7 +452,7 @@ def _match(sides: _Sides) -> _Pairs | BrokenDatasetError:
         if other is not mask and _is_of_objects(other) != _is_of_objects(mask):
             by_key[key] = mask if _is_of_objects(other) else other
         elif other is not mask and key in images:
-            return _two(other.name, mask.name)
+            return _two_masks_error(other.name, mask.name)
     return [(image, by_key[key]) for image, key in sides.images.items() if key in by_key]
 
 
@@ -468,7 +468,7 @@ def _by_stem(sides: _Sides, *, bare: bool) -> _Sides:
     return _Sides(*made)
 
 
-def _two(one: str, other: str) -> BrokenDatasetError:
+def _two_masks_error(one: str, other: str) -> BrokenDatasetError:
     """Return the error that two files may be masks of one image."""
     names = [words.folder_of(name) or words.stem_of(name) for name in (one, other)]
     if names[0] == names[1]:
@@ -481,8 +481,8 @@ def _two(one: str, other: str) -> BrokenDatasetError:
 
 
 def _refuse_further(sides: _Sides, pairs: _Pairs) -> None:
-    """Refuse a further mask of an image that has one already: scan_mask and scan_mask_1; and a folder of further images
-    that are called after the samples: DRIVE's 1st_manual beside its mask."""
+    """Refuse a second mask of an image: scan_mask and scan_mask_1; and a folder of further images that are named like
+    the samples: DRIVE's 1st_manual beside its mask."""
     mask_of = {sides.images[image]: mask for image, mask in pairs}
     for file, key in (sides.images | sides.masks).items():
         folders, stem = key
@@ -493,7 +493,7 @@ def _refuse_further(sides: _Sides, pairs: _Pairs) -> None:
         if first is None and file in sides.masks:
             first = mask_of.get((folders, words.before_last_word(stem)))
         if first is not None and key not in mask_of:
-            raise _two(first.name, file.name)
+            raise _two_masks_error(first.name, file.name)
     own = {posixpath.dirname(image.name) for image, _ in pairs}
     parents = set(map(posixpath.dirname, own))
     tokens = {_first_word(image.name) for image, _ in pairs}
@@ -504,7 +504,7 @@ def _refuse_further(sides: _Sides, pairs: _Pairs) -> None:
         base = posixpath.basename(folder)
         is_beside = folder not in own and posixpath.dirname(folder) in parents
         if is_beside and 2 * count >= len(tokens) and not words.is_split(base) and not words.is_role(base):
-            raise _two(pairs[0][1].name, next(name for name, one in folders_of.items() if one == folder))
+            raise _two_masks_error(pairs[0][1].name, next(name for name, one in folders_of.items() if one == folder))
 
 
 def _first_word(name: str) -> str:
@@ -549,7 +549,7 @@ def _of_table(name: str, columns: Sequence[Column]) -> MaskClasses | None:
         if {"name", "r", "g", "b"} <= by_name.keys():
             colors = zip(*(map(int, by_name[part]) for part in "rgb"), strict=True)
             return MaskClasses(tuple(by_name["name"]), tuple(colors))
-        # Roboflow's, which numbers them.
+        # Roboflow's table, which numbers them.
         if {"pixel value", "class"} <= by_name.keys():
             numbers = [int(cell) for cell in by_name["pixel value"]]
             return MaskClasses(tuple(by_name["class"])) if numbers == list(range(len(numbers))) else None
@@ -560,7 +560,7 @@ def _of_table(name: str, columns: Sequence[Column]) -> MaskClasses | None:
 
 
 def _notes_on_colors(classes: MaskClasses) -> list[str]:
-    """Return a note on each class that has the colour of another before it."""
+    """Return a note on each class that has the colour of an earlier one."""
     named = list(zip(classes.names, classes.colors or (), strict=False))
     first_of = {color: name for name, color in reversed(named)}
     pairs = [(name, first_of[color], color) for name, color in named if first_of[color] != name]
@@ -568,6 +568,5 @@ def _notes_on_colors(classes: MaskClasses) -> list[str]:
 
 
 def class_tables(source: Source) -> FileEntries:
-    """Return the tables that may name the classes of masks; any other with columns r, g, b may be about the colours of
-    images."""
+    """Return the tables that may name the classes of masks; others with columns r, g, b may be about colours."""
     return source.ending_in(words.TABLES).where(lambda name: "class" in posixpath.basename(name).lower())

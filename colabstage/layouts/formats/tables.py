@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 _DELIMITERS = (",", ";", "\t", "|")
 _LINE_END = ord("\n")
-# As many bytes make a whole number; of fewer, those bits of it.
+# Up to this many bytes of a cell are read as an integer; the mask keeps the bits of a shorter cell.
 _SHORT = 8
 _LETTERS = np.array([(1 << 8 * count) - 1 for count in range(_SHORT + 1)], np.uint64)
 _LOOKED_AT = 1024
-# What may be a table, but is mostly something else.
+# Files that may be tables, but are mostly something else.
 LISTS = (".txt", ".lst", ".json")
 _STATED_DELIMITER = re.compile(r'"?sep=([,;|\t])"?\r?\n', re.IGNORECASE)
 
@@ -38,7 +38,7 @@ class Table:
 
     name: str
     columns: list[Column] = field(default_factory=list)
-    """By place; called after the cell in the first row, which is not among the cells."""
+    """By position; named by the cell in the first row, which is not among the cells."""
     count: int = 0
     fault: str = ""
     """Why it cannot be used; "" if it can."""
@@ -63,7 +63,7 @@ def parse_table(name: str, content: bytes) -> Table:
     text = decode_text(content)
     if name.lower().endswith(".jsonl"):
         return _parse_lines(name, text)
-    # A spreadsheet may write, and reads, what is between its cells in a line of its own: sep=;
+    # A spreadsheet may write, and reads, its delimiter in a separate line: sep=;
     stated = _STATED_DELIMITER.match(text)
     text = text[stated.end() :] if stated else text
     # The header decides, because text cells may contain any delimiter.
@@ -77,7 +77,7 @@ def parse_table(name: str, content: bytes) -> Table:
     rows, fault = _read_rows(text, delimiter, strict=True)
     if fault:
         loose, trouble = _read_rows(text, delimiter, strict=False)
-        # A quote too many is harmless within its line; else it swallows the rows up to the next one.
+        # A superfluous quote is harmless within its line; otherwise it swallows the rows up to the next one.
         if not trouble and not any("\n" in cell or "\r" in cell for row in loose[len(rows) :] for cell in row):
             rows, fault = loose, ""
     fault = fault and f"'{name}' cannot be read as a table after row {len(rows)}: {fault}."
@@ -95,7 +95,7 @@ def parse_table(name: str, content: bytes) -> Table:
 
 def parse_list(name: str, content: bytes) -> Table:
     """Read rows of a path and something else from a text or JSON: `cat/1.jpg 3`, `{"1.jpg": "cat"}`, a list of records
-    or of pairs. A table without rows is none."""
+    or of pairs. A table without rows means that there are none."""
     text = decode_text(content)
     if name.lower().endswith(".json"):
         records = [one if isinstance(one, dict) else _record_of(one) for one in items_of(text) or ()]
@@ -112,23 +112,23 @@ def parse_list(name: str, content: bytes) -> Table:
     if delimiter:
         return parse_table(name, "\n".join(lines).encode() if comments else content)
     rows = list(map(str.split, lines))
-    # Paths with blanks, and sentences, make rows of other lengths.
+    # Paths with blanks, and sentences, make rows of different lengths.
     is_even = len({*map(len, rows)}) == 1
     return _make_table(name, ((first, rest) for first, *rest in zip(*rows, strict=True)) if is_even else ())
 
 
 def _split_evenly(text: str, delimiter: str) -> Iterator[tuple[str, Sequence[str]]] | None:
     """Return the columns of a text without quotes whose rows all have as many cells, each as its first cell and the
-    others; `None` for another text."""
+    others; `None` for other texts."""
     width = text.partition("\n")[0].count(delimiter) + 1
-    # With zeros behind the last cell, because short ones are read with what follows.
+    # Zeros follow the last cell, because short cells are read with what follows.
     content = f"{text}\n".encode() + bytes(_SHORT)
     data = np.frombuffer(content, np.uint8)
     are_lines = data == _LINE_END
     ends = np.flatnonzero(are_lines | (data == ord(delimiter)))
     lasts = ends[width - 1 :: width]
     is_even = len(ends) % width == 0 and np.count_nonzero(are_lines) == len(lasts) and are_lines[lasts].all()
-    # A row of delimiters alone is no row.
+    # A row with only delimiters does not count.
     if width < 2 or not is_even or np.any(np.diff(lasts, prepend=-1) == width):
         return None
     by_column = np.ascontiguousarray(ends.reshape(-1, width).T)
@@ -142,7 +142,7 @@ def _column_of(content: bytes, starts: NDArray[np.int64], ends: NDArray[np.int64
     if widths.max(initial=0) > _SHORT:
         places = zip(starts.tolist(), ends[1:].tolist(), strict=True)
         return name, [content[start:end].decode() for start, end in places]
-    # Short cells as whole numbers, of which the different ones are soon found, and mostly among the first.
+    # Short cells become integers, whose distinct values are found quickly, mostly among the first.
     letters: NDArray[np.uint64] = np.ndarray((len(content) - _SHORT + 1,), "<u8", content, strides=(1,))
     codes = letters[starts] & _LETTERS[widths]
     for found in (codes[:_LOOKED_AT], codes):
@@ -189,7 +189,7 @@ def _parse_parquet(name: str, content: bytes) -> Table:
     except (ArrowException, OSError) as error:
         msg = f"'{name}' is truncated, damaged or not a parquet file ({error}). Copy it again, or move it away."
         raise CorruptArchiveError(msg) from error
-    # Bytes are contents, which say nothing of a file.
+    # Bytes are contents, which say nothing about a file.
     cells = (
         ["<bytes>"] * len(table) if "binary" in str(column.type) else
         ["" if cell is None else str(cell) for cell in column.to_pylist()]
@@ -205,7 +205,7 @@ def _parse_lines(name: str, text: str) -> Table:
         try:
             found += [_cells_of(json.loads(line))] if line.strip() else []
         except (ValueError, AttributeError, RecursionError):
-            # Other programs write other things in lines; whether that matters is known later.
+            # Other programs write other things into lines; whether that matters is known later.
             return Table(name, fault=f"'{name}' has no mapping in line {number}: {show(line)!r}.")
     return _of_records(name, found)
 

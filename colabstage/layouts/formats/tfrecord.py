@@ -1,9 +1,8 @@
 """TFRecord files of image examples: one tf.train.Example for each sample, as TensorFlow's tools and TFDS write them.
 
 A record is its length (8 bytes), a checksum of that, the data, and a checksum of the data; checksums are CRC-32C
-(Castagnoli). An Example is a protobuf message that maps names to lists of byte strings, floats or whole numbers. It is
-parsed here, so that neither TensorFlow nor protobuf has to be installed, and images are passed over while labels are
-read.
+(Castagnoli). An Example is a protobuf message that maps names to lists of byte strings, floats or integers. It is
+parsed here, so that neither TensorFlow nor protobuf need be installed, and images are skipped while labels are read.
 """
 
 from __future__ import annotations
@@ -68,28 +67,28 @@ EXTENSIONS = (".tfrecord", ".tfrecords", ".tfrec", ".gz", ".zst", "")
 _IMAGES = ("image/encoded", "image", "image_raw", "img", "encoded", "jpeg", "image/data", "image_bytes")
 _CORNERS = tuple(f"image/object/bbox/{side}" for side in ("xmin", "ymin", "xmax", "ymax"))
 _MASKS = ("image/segmentation/class/encoded", "segmentation_mask", "image/mask", "mask", "label/encoded")
-# The size of an image that is written as its pixels.
+# Features with the size of an image that is stored as pixels.
 _SIZES = (
     ("height", "image/height", "rows"),
     ("width", "image/width", "cols"),
     ("depth", "channels", "image/channels", "image/depth"),
 )
 _BOX_LABEL, _BOX_TEXT = "image/object/class/label", "image/object/class/text"
-# Records longer than this are read in parts while they are scanned, and of each feature so much: no name is as long.
+# Longer records are read in parts while they are scanned, this much of each feature: no name is as long.
 _SHORT_BYTES, _HEAD_BYTES = 16 * 1024, 512
-# No label is longer, and of a text no more is read; of a list that is no label so many values are shown.
+# The longest label, and how much of a text is read; of a list that is not a label so many values are shown.
 _MOST_LABEL_BYTES, _MOST_TEXT_BYTES, _SHOWN_VALUES = 400, 64 * 1024, 8
 
 # --- records ----------------------------------------------------------------------------------------------------------
 
 
 def masked_crc32c(data: bytes) -> int:
-    """Return the checksum as TFRecord files store it: rotated and moved, so that one of checksums is no trouble.
+    """Return the checksum as TFRecord files store it: rotated and offset, so that a checksum of checksums works.
 
     >>> hex(masked_crc32c(b"123456789"))
     '0xc78ab0e5'
     """
-    # Here, because this module is loaded with every layout, and few trees have records.
+    # Imported late, because this module is loaded with every layout, and few trees have records.
     import google_crc32c
 
     crc: int = google_crc32c.value(data)
@@ -97,12 +96,12 @@ def masked_crc32c(data: bytes) -> int:
 
 
 def _is_record_head(head: bytes) -> bool:
-    """Tell whether a TFRecord file begins so, by the checksum of the first record's length."""
+    """Tell whether a TFRecord file begins like this, by the checksum of the first record's length."""
     return len(head) >= _HEADER.size and bool(_HEADER.unpack_from(head)[1] == masked_crc32c(head[:8]))
 
 
 def _scan_records(source: ScanWindow) -> Iterator[tuple[int, int]]:
-    """Yield where the data of each record lies: first byte and length."""
+    """Yield where the data of each record is: first byte and length."""
     at = number = 0
     while at < source.size:
         head = source.pread(_HEADER.size, at)
@@ -120,7 +119,7 @@ def _scan_records(source: ScanWindow) -> Iterator[tuple[int, int]]:
 
 
 def _check_record(stored: bytes, name: str) -> bytes:
-    """Return the data of a record, of the data and the checksum behind it."""
+    """Return the data of a record, given the data and the checksum after it."""
     data = stored[: -_CRC.size]
     if _CRC.unpack(stored[-_CRC.size :])[0] != masked_crc32c(data):
         msg = f"'{name}' is damaged: its content does not match its checksum. Copy or upload the file again."
@@ -139,18 +138,18 @@ Read = Callable[[int, int], bytes]
 
 
 class ByteSpan(NamedTuple):
-    """A byte string inside a record's data: its first byte, and the one behind its last."""
+    """A byte string inside a record's data: its first byte, and the one after its last."""
 
     start: int
     end: int
 
 
 class BadMessageError(ValueError):
-    """The bytes are no such message."""
+    """The bytes are not such a message."""
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return a whole number, and where the next field begins."""
+    """Return an integer, and where the next field begins."""
     value = 0
     # Ten bytes hold 64 bits; damage may have no end.
     for shift in range(0, 64, 7):
@@ -164,7 +163,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _field(data: bytes, at: int, end: int) -> tuple[int, int, int]:
-    """Return the tag of a message's field, and where its value begins and ends: `data` may stop earlier."""
+    """Return the tag of a message's field, and where its value begins and ends, which may be beyond `data`."""
     tag, start = data[at], at + 1
     # Nearly all tags and lengths are of one byte.
     if tag > 127:
@@ -180,7 +179,7 @@ def _field(data: bytes, at: int, end: int) -> tuple[int, int, int]:
     else:
         msg = f"a field of kind {kind}"
         raise BadMessageError(msg)
-    # A length that reaches too far would be taken for other fields' bytes.
+    # A length that reaches too far would take in other fields' bytes.
     if stop > end or tag < 8:
         msg = f"a field at byte {start:,} ends after its message, of {end:,} bytes"
         raise BadMessageError(msg)
@@ -200,7 +199,7 @@ class _Entry(NamedTuple):
     """Where it begins in its record."""
     end: int
     head: bytes
-    """Its bytes; of a long one the first."""
+    """Its bytes; if it is long, the first ones."""
 
 
 class _Feature(NamedTuple):
@@ -211,7 +210,7 @@ class _Feature(NamedTuple):
     """Where it begins in its record."""
     length: int
     data: bytes
-    """Its bytes; of a long one the first."""
+    """Its bytes; if it is long, the first ones."""
 
 
 _NOTHING = _Feature(0, 0, 0, b"")
@@ -222,7 +221,7 @@ def _messages(read: Read, at: int, end: int) -> Iterator[_Entry]:
     while at < end:
         head = read(at, at + _HEAD_BYTES)
         tag, start, stop = _field(head, 0, end - at)
-        # Fields that are not known are passed over, as protobuf wants it: newer writers may add some.
+        # Unknown fields are skipped, as protobuf requires: newer writers may add some.
         if tag == _FIRST_BYTES:
             yield _Entry(at + start, at + stop, head[start:stop])
         at += stop
@@ -241,19 +240,19 @@ def _feature(entry: _Entry) -> _Feature:
     found = _NOTHING
     for tag, start, end in _fields(entry.head, 0, entry.end - entry.start):
         for kind, at, stop in _fields(entry.head, start, end) if tag == _SECOND_BYTES else ():
-            # Of several lists in one feature the last counts, as protobuf has it for a oneof.
+            # If one feature has several lists, the last counts, as in a protobuf oneof.
             if kind & 7 == _BYTES:
                 found = _Feature(kind >> 3, entry.start + at, stop - at, entry.head[at:stop])
     return found
 
 
 def _values(feature: _Feature, data: bytes) -> list[Any]:
-    """Return the values of a feature; of byte strings where they lie."""
+    """Return the values of a feature; for byte strings, where they are."""
     fields = _fields(data, 0, feature.length)
     if feature.kind == _STRINGS:
         return [ByteSpan(feature.start + at, feature.start + end) for tag, at, end in fields if tag & 7 == _BYTES]
     found: list[Any] = []
-    # Packed, as every writer of today has it, or one by one, as the format allows as well: the bytes are the same.
+    # Packed, as every writer does today, or one by one, as the format also allows: the bytes are the same.
     for _, start, end in fields:
         if feature.kind == _FLOATS:
             found += struct.unpack(f"<{(end - start) // 4}f", data[start:end])
@@ -267,7 +266,7 @@ def _values(feature: _Feature, data: bytes) -> list[Any]:
 
 
 class _Boxes(NamedTuple):
-    """The boxes of one image: corners in parts of width and height, labels, and these in words, if it has both."""
+    """The boxes of one image: corners as parts of width and height, labels, and these in words, if it has both."""
 
     corners: list[tuple[float, ...]]
     labels: list[Label]
@@ -275,22 +274,22 @@ class _Boxes(NamedTuple):
 
 
 class _Record(NamedTuple):
-    """What a record states of its image."""
+    """What a record states about its image."""
 
     name: str
     stored: Part
     """Its data and checksum, in its shard."""
     image: ByteSpan
-    """Where in the data, as the mask."""
+    """Where in the data it is, like the mask."""
     mask: ByteSpan | None
     shape: tuple[int, int, int] | None
-    """Height, width and depth of pixels; `None` of an image file."""
+    """Height, width and depth of pixels; `None` for an image file."""
     boxes: _Boxes | None
     """`None` if it has none of their features."""
 
 
 class _Example:
-    """The features of one record; only those that are asked for are read."""
+    """The features of one record; only requested ones are read."""
 
     def __init__(self, read: Read, length: int, name: str) -> None:
         self.name, self.read = name, read
@@ -304,7 +303,7 @@ class _Example:
         return _NOTHING if entry is None else _feature(entry)
 
     def values(self, name: str) -> list[Any]:
-        """Return the values of a feature; of byte strings where they lie."""
+        """Return the values of a feature; for byte strings, where they are."""
         feature = self._feature(name)
         data, end = feature.data, feature.start + feature.length
         if len(data) < feature.length and feature.kind == _STRINGS:
@@ -312,7 +311,7 @@ class _Example:
         return _values(feature, data if len(data) == feature.length else self.read(feature.start, end))
 
     def first(self, name: str) -> ByteSpan | None:
-        """Return the first byte string of a feature, unless it is empty, as some writers say that there is none."""
+        """Return the first byte string of a feature, unless it is empty, which some writers use for none."""
         feature = self._feature(name)
         if feature.kind != _STRINGS or not feature.length:
             return None
@@ -320,12 +319,11 @@ class _Example:
         return ByteSpan(feature.start + start, feature.start + end) if end > start else None
 
     def is_image(self, span: ByteSpan) -> bool:
-        """Tell whether an image file begins so."""
+        """Tell whether it begins like an image file."""
         return self.read(span.start, min(span.end, span.start + 16)).startswith(IMAGE_HEADS)
 
     def shape(self, image: ByteSpan) -> tuple[int, int, int] | None:
-        """Return height, width and depth of an image that is written as its pixels; `None` where its length does not
-        say so."""
+        """Return height, width and depth of an image stored as pixels; `None` if its length does not fit."""
         sides = (next((value for name in names for value in self.values(name)), 0) for names in _SIZES)
         height, width, depth = sides
         if not all(isinstance(side, int) for side in (height, width, depth)) or height * width < 1:
@@ -335,15 +333,15 @@ class _Example:
         return (height, width, depth) if fits else None
 
     def image_feature(self) -> str:
-        """Return the feature that holds an image file, or else the pixels of one; "" if none does."""
-        # Names that everybody uses come first: a thumbnail may stand beside the image.
+        """Return the feature that holds an image file, otherwise the pixels of one; "" if none does."""
+        # Common names come first: a thumbnail may be beside the image.
         spans = {name: span for name in (*_IMAGES, *self.features) if (span := self.first(name)) is not None}
         files = (name for name, span in spans.items() if self.is_image(span))
         pixels = (name for name, span in spans.items() if self.shape(span) is not None)
         return next(files, "") or next(pixels, "")
 
     def fields(self, image: str) -> dict[str, list[Any]]:
-        """Return the values of the features that may be labels or splits, beside that of the image."""
+        """Return the values of the features that may be labels or splits, besides that of the image."""
         found: dict[str, list[Any]] = {}
         for name in self.features:
             field = _field_of(name)
@@ -355,8 +353,7 @@ class _Example:
         return found
 
     def _texts(self, name: str) -> list[Any]:
-        """Return the values of a feature, with byte strings as texts; of a long one that is none, which no label is,
-        the first bytes."""
+        """Return the values of a feature, with byte strings as texts; for one too long for a label, its first bytes."""
         return [self._text(name, value) if isinstance(value, ByteSpan) else value for value in self.values(name)]
 
     def _text(self, name: str, span: ByteSpan) -> str | bytes:
@@ -369,7 +366,7 @@ class _Example:
             raise broken(self.name, f"its '{name}' is not text") from error
 
     def boxes(self) -> _Boxes | None:
-        """Return its boxes; `None` where it has none of their features."""
+        """Return its boxes; `None` if it has none of their features."""
         if not any(name in self.features for name in _CORNERS):
             return None
         corners = [self.values(name) for name in _CORNERS]
@@ -380,7 +377,7 @@ class _Example:
         return _Boxes(list(zip(*corners, strict=True)), labels, words)
 
     def as_record(self, stored: Part, image: ByteSpan) -> _Record:
-        """Return what it states of the image."""
+        """Return what it states about the image."""
         masks = (span for name in _MASKS if (span := self.first(name)) is not None and self.is_image(span))
         shape = None if self.is_image(image) else self.shape(image)
         return _Record(self.name, stored, image, next(masks, None), shape, self.boxes())
@@ -388,7 +385,7 @@ class _Example:
 
 @contextmanager
 def _example(window: ScanWindow, start: int, length: int, name: str) -> Iterator[_Example]:
-    """Read the Example of one record; whatever of it cannot be read is an error that names it."""
+    """Read the Example of one record; anything in it that cannot be read is an error that names it."""
     data = window.pread(length, start) if length <= _SHORT_BYTES else None
 
     def read(first: int, last: int) -> bytes:
@@ -397,7 +394,7 @@ def _example(window: ScanWindow, start: int, length: int, name: str) -> Iterator
     try:
         yield _Example(read, length, name)
     except (BadMessageError, IndexError, struct.error, UnicodeDecodeError) as error:
-        # A message that cannot be read is damage where its checksum is wrong, and no Example where it is right.
+        # An unreadable message is damage if its checksum is wrong, and not an Example if it is right.
         _check_record(window.pread(length + _CRC.size, start), name)
         reason = error if isinstance(error, BadMessageError) else f"it is cut off, or not a protobuf message ({error})"
         raise broken(name, f"it is not a tf.train.Example ({reason})") from error
@@ -409,10 +406,10 @@ def _example(window: ScanWindow, start: int, length: int, name: str) -> Iterator
 def tfrecord_state(source: Source) -> Evidence:
     """Read TFRecord files with an encoded image in each Example.
 
-    x is image/encoded, image or another feature that holds an image file, or else the pixels of one, whose height,
-    width and depth the record says; y the boxes in image/object/bbox, or a mask (image/segmentation/class/encoded), or
-    else image/class/label or label. Whole numbers stay what they are, also where they count from 1; of a list of zeros
-    and one 1 the place of that counts; image/class/text names them. Splits are those that all files are called after
+    x is image/encoded, image or another feature that holds an image file, or otherwise the pixels of one, whose height,
+    width and depth the record states; y the boxes in image/object/bbox, or a mask (image/segmentation/class/encoded),
+    or otherwise image/class/label or label. Integers stay unchanged, even if they count from 1; a list of zeros and one
+    1 counts as the position of the 1; image/class/text names them. Splits are those in the names of all files
     (train-00000-of-01024).
     """
     shards = _record_files(source)
@@ -445,7 +442,7 @@ def tfrecord_state(source: Source) -> Evidence:
 
 
 def named_records(source: Source) -> FileEntries:
-    """Return the files that are named as TFRecord files are; nothing is read."""
+    """Return the files that are named like TFRecord files; nothing is read."""
     return source.ending_in(EXTENSIONS).where(lambda name: _NAMED.fullmatch(name) is not None)
 
 
@@ -461,7 +458,7 @@ def _record_files(source: Source) -> list[ShardFile]:
         shard.rest()
         return shard, _is_record_head(head)
 
-    # Writers that share rows among many files leave some empty.
+    # Writers that divide rows among many files leave some empty.
     shards = scan_each([entry for entry in entries if entry.size], look)
     wrong = next((shard for shard, fits in shards if not fits), None)
     if named and wrong is not None:
@@ -479,8 +476,7 @@ def _record_files(source: Source) -> list[ShardFile]:
 def _scan_shard(
     shard: ShardFile, number: int, image: str, lengths: Mapping[str, int]
 ) -> tuple[list[_Record], dict[str, list[Any]], int]:
-    """Return every record of a file that has an image, what these state, and how many have none, in one pass over
-    it."""
+    """Return every record of a file that has an image, what these state, and how many have none, in one pass."""
     window = ScanWindow(shard, _SHORT_BYTES)
     records, stated = [], []
     count = 0
@@ -500,19 +496,19 @@ def _scan_shard(
 # All records have the same features.
 @functools.lru_cache(maxsize=1024)
 def _field_of(feature: str) -> str:
-    """Return what a feature that may be a label or a split is called without the slashes of TensorFlow's names:
+    """Return the name of a feature that may be a label or a split, without the slashes of TensorFlow's names:
     class_label for image/class/label; "" for any other."""
     field = feature.removeprefix("image/").replace("/", "_")
     return field if is_known_field(field) else ""
 
 
 def _is_one(values: Sequence[Any]) -> bool:
-    """Tell whether values say one thing: a single one, or of zeros and one 1 the place of that."""
+    """Tell whether values say one thing: a single one, or the position of the only 1 among zeros."""
     return len(values) == 1 or (values.count(1) == 1 and values.count(0) == len(values) - 1)
 
 
 def _one(example: _Example, field: str, values: Sequence[Any], lengths: Mapping[str, int]) -> Any:
-    """Return what a feature says: its only value, or the place of the 1. Others stay lists, which are no labels."""
+    """Return what a feature says: its only value, or the position of the 1. Other lists stay, and are not labels."""
     if not _is_one(values):
         return values[:_SHOWN_VALUES]
     if len(values) != lengths.get(field, len(values)):
@@ -521,7 +517,7 @@ def _one(example: _Example, field: str, values: Sequence[Any], lengths: Mapping[
 
 
 class _Within(SampleSource):
-    """A span of each record, or the pixels there; reading one verifies its whole record.
+    """A span of each record, or the pixels in it; reading one verifies its whole record.
 
     Args:
         records: the records, with their checksums.
@@ -553,7 +549,7 @@ def _labels_of(
     records: Sequence[_Record], fields: Mapping[str, list[Any]], stored: SampleSource, notes: list[str]
 ) -> Labels:
     """Return the targets: boxes or masks if there are any, because a label beside boxes is most often that of the
-    first of them."""
+    first."""
     names = [record.name for record in records]
     masks = [record.mask for record in records]
     bare = sum(record.boxes is None for record in records)
@@ -561,13 +557,13 @@ def _labels_of(
         if any(masks):
             what = f"it and others have boxes ('{_CORNERS[0]}', …) and masks as well"
             raise broken(names[0], what, "one of them; give layout= a function")
-        # A feature of no values is often not written at all.
+        # A feature without values is often not written at all.
         notes += [f"{counted(bare, 'records', 'have')} no features of boxes: kept without boxes."] if bare else []
         boxes = [record.boxes or _Boxes([], [], []) for record in records]
         counts = [len(one.labels) for one in boxes]
         corners = np.array([corner for one in boxes for corner in one.corners], np.float64).reshape(-1, 4)
         labels = [label for one in boxes for label in one.labels]
-        # A box has no name of its own, and its record has.
+        # A box has no name, but its record has one.
         owners = [name for name, count in zip(names, counts, strict=True) for _ in range(count)]
         texts = [text for one in boxes for text in one.texts]
         return make_boxes(counts, corners, labels, owners, names=names_of(labels, texts, owners), relative=True)

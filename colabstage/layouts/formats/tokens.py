@@ -43,7 +43,7 @@ TokenDtype = Literal["uint16", "uint32"]
 NAME = "tokens"
 _TOKENS = (".bin",)
 _TEXTS = (".txt", ".jsonl")
-# Parts of names of files that hold something else.
+# Words in the names of files that hold something else.
 _ARRAY_WORDS = frozenset(("x", "y", "image", "images", "label", "labels", "target", "targets", "batch"))
 # Files that may be beside them without changing the layout.
 _BESIDE = (".md", ".pkl", ".json", ".py", ".rst", ".yaml", ".yml", ".log")
@@ -81,9 +81,9 @@ class TokenOptions:
 
 
 def tokens_state(source: Source, *, options: TokenOptions = TokenOptions()) -> Found:  # frozen
-    """Read tokens or text, of a source that holds nothing else.
+    """Read tokens or text, if a source holds nothing else.
 
-    Files train.bin and val.bin are tokens as nanoGPT and llm.c write them, and are used as they are; otherwise .txt and
+    Files train.bin and val.bin are tokens as nanoGPT and llm.c write them, and are used unchanged; otherwise .txt and
     .jsonl files are text. Each split is one stream, its files sorted by name, cut into rows of one length; the
     remainder at its end is left out.
     """
@@ -122,7 +122,7 @@ def tokens_state(source: Source, *, options: TokenOptions = TokenOptions()) -> F
     table = _token_table(tree, streams, options)
     if _has_bytes_as_tokens(texts, options):
         return Evidence(table, "text")
-    # To tokenize takes long, and what is made takes room: a plan does neither.
+    # Planning must not tokenize, which takes time, nor store the result, which takes space.
     most = f"At most {len(table):,} rows of {options.length:,} tokens; how many shows once the text is tokenized."
     complete = partial(_tokenized, tree, by_split, options, estimate=most)
     return Evidence(replace(table, notes=(most,), complete=complete), "text")
@@ -160,11 +160,11 @@ class TokenStream(NamedTuple):
     dtype: np.dtype[Any]
     stamp: str
     given: np.dtype[Any]
-    """The type that they are given in."""
+    """The type in which they are returned."""
 
 
 def _tokens_of_file(source: Source, entry: FileEntry, options: TokenOptions) -> TokenStream:
-    """Return a .bin file of tokens: as numpy's `tofile` writes them, or with the header of llm.c."""
+    """Return a .bin file of tokens: as from numpy's `tofile`, or with the header of llm.c."""
     head = read_with_retry(lambda: source.head(entry, 4), entry.name)
     known = _HEADERS.get(int.from_bytes(head, "little"))
     start = _HEADER_BYTES if known else 0
@@ -177,13 +177,13 @@ def _tokens_of_file(source: Source, entry: FileEntry, options: TokenOptions) -> 
 
 
 def _has_bytes_as_tokens(entries: Iterable[FileEntry], options: TokenOptions) -> bool:
-    """Tell whether the bytes of texts are their tokens, so that they are read where they are."""
+    """Tell whether texts' bytes are their tokens, so that they are read in place."""
     is_plain = options.tokenizer is None and options.separator is None
     return is_plain and not any(entry.name.lower().endswith(".jsonl") for entry in entries)
 
 
 def _bytes_of_texts(tree: Tree, entries: Sequence[FileEntry], options: TokenOptions) -> TokenStream:
-    """Return the bytes of all texts, one behind the other; a tokenizer makes no more tokens of them."""
+    """Return the bytes of all texts in sequence; a tokenizer makes no more tokens than these."""
     stamp, joined = short_digest(" ".join(map(stamp_of, entries))), _JoinedFiles(tree, entries)
     return TokenStream(entries[0].name, joined, 0, joined.size, np.dtype(np.uint8), stamp, np.dtype(options.dtype))
 
@@ -191,7 +191,7 @@ def _bytes_of_texts(tree: Tree, entries: Sequence[FileEntry], options: TokenOpti
 def _tokenized(
     tree: Tree, by_split: Mapping[str, Sequence[FileEntry]], options: TokenOptions, table: SampleTable, *, estimate: str
 ) -> SampleTable:
-    """Return the table with the rows that the texts make, and how many they are in place of the estimate."""
+    """Return the table with the rows that the texts make, and a note of their number instead of the estimate."""
     streams = {split: [_tokens_of_texts(tree, entries, options)] for split, entries in by_split.items()}
     made = _token_table(tree, streams, options)
     return replace(
@@ -200,9 +200,9 @@ def _tokenized(
 
 
 def _tokens_of_texts(tree: Tree, entries: Sequence[FileEntry], options: TokenOptions) -> TokenStream:
-    """Return the tokens of all texts, one behind the other, in a file without a name on the local disk."""
+    """Return the tokens of all texts in sequence, in an unnamed file on the local disk."""
     name, dtype = entries[0].name, np.dtype(options.dtype).newbyteorder("<")
-    needed = dtype.itemsize * sum(entry.size for entry in entries)  # a byte is one token, and a tokenizer gives fewer
+    needed = dtype.itemsize * sum(entry.size for entry in entries)  # a tokenizer returns at most one token per byte
     count, digest = 0, hashlib.blake2b(digest_size=16)
     folder = spool_folder(needed, f"The tokens of '{tree.label}'")
     with tempfile.NamedTemporaryFile(dir=folder, prefix="colabstage-", buffering=1 << 20) as file:
@@ -218,7 +218,7 @@ def _tokens_of_texts(tree: Tree, entries: Sequence[FileEntry], options: TokenOpt
 
 
 class _JoinedFiles(Closing):
-    """The bytes of some files one behind the other, each opened when it is first read."""
+    """The bytes of some files in sequence, each opened when first read."""
 
     def __init__(self, tree: Tree, entries: Sequence[FileEntry]) -> None:
         self.label = entries[0].name
@@ -246,7 +246,7 @@ class _JoinedFiles(Closing):
 
 
 def _tokens_of_text(tree: Tree, entry: FileEntry, options: TokenOptions) -> Iterator[NDArray[Any]]:
-    """Yield the tokens of a file of text, read piece by piece, with a separator behind each document."""
+    """Yield the tokens of a text file, read piece by piece, with a separator after each document."""
     separator = [] if options.separator is None else [np.array([options.separator], np.int64)]
     is_jsonl = entry.name.lower().endswith(".jsonl")
     if options.tokenizer is None and not is_jsonl:
@@ -363,13 +363,13 @@ def _token_table(tree: Tree, streams: dict[str, list[TokenStream]], options: Tok
     )
 
 
-# --- what is no text to learn from ------------------------------------------------------------------------------------
+# --- texts that are not language --------------------------------------------------------------------------------------
 
-# Of so many texts the first lines are looked at, because a list of images is no text to learn from.
+# In how many texts the first lines are checked, because a list of images is not text to learn from.
 _LOOKED_AT = 4
 _HEAD_BYTES = 16 * 1024
 _LINES = 50
-# A text of which more words are numbers is a table.
+# A text with a larger share of numbers is a table.
 _MOSTLY = 0.8
 _CELL = re.compile(r"[\s\"',;|]+")
 _IMAGE_NAME = re.compile(rf".+({'|'.join(map(re.escape, words.IMAGES))})(#\d+)?", re.IGNORECASE)
@@ -377,7 +377,7 @@ _IMAGE_NAME = re.compile(rf".+({'|'.join(map(re.escape, words.IMAGES))})(#\d+)?"
 
 def why_no_text(source: Source) -> str:
     """Return what texts hold instead of language, and what to write: names of images, numbers, classes in folders; ""
-    where they may be text to learn from."""
+    if they may be text to learn from."""
     texts = _with(source, () if _with(source, _TOKENS) else _TEXTS)
     for entry in texts[:_LOOKED_AT]:
         if why := _why_no_language(entry.name, source.head(entry, _HEAD_BYTES)):
@@ -397,7 +397,7 @@ _AS_CLASSES = "To classify text give pack_dataset an object whose items are (tok
 
 
 def _why_no_language(name: str, head: bytes) -> str:
-    """Return what the beginning of a file holds instead of language, and what to write; "" where it is language."""
+    """Return what the beginning of a file holds instead of language, and what to write; "" if it is language."""
     try:
         # The last character may be cut.
         (head[:-4] if len(head) == _HEAD_BYTES else head).decode("utf-8")
@@ -428,7 +428,7 @@ def _why_no_language(name: str, head: bytes) -> str:
 
 
 def _fields_of_labels(line: str) -> list[str]:
-    """Return the fields of a line of a .jsonl that are called as labels are."""
+    """Return the fields of a line of a .jsonl that are named like labels."""
     try:
         found = json.loads(line)
     except (ValueError, RecursionError):

@@ -63,7 +63,7 @@ class Format(NamedTuple):
     """Whether classes are numbers, with names in a list beside the images."""
 
     def records(self, file: FileEntry, content: bytes) -> list[Record]:
-        """Return the records of a file; nothing if it does not have this format."""
+        """Return the records of a file; empty if it does not have this format."""
         # Looking for bytes is much faster than parsing, and most files are not annotations.
         if not all(mark in content for mark in self.marks) or re.search(self.named, file.name) is None:
             return []
@@ -88,7 +88,7 @@ def tools_state(source: Source, images: FileEntries, lookup: Lookup) -> Evidence
         raise LayoutError(msg)
     records = [one for each in found.values() for one in each]
     words = {label for one in records for label, _ in one.shapes}
-    # Used for classes of whole images, which are no boxes.
+    # Used for classes of whole images, which are not boxes.
     if not words and any(one.left_out < 0 for one in records):
         what = f"it and others of {form.name}'s files have no shapes, but flags of whole images, which are not read"
         raise broken(next(iter(found)), what, "a table with a path and a label in each row")
@@ -148,7 +148,7 @@ def _names_of_numbers(source: Source, form: Format, words: set[str]) -> tuple[li
 
 
 def _shape(label: Any, points: Iterable[Sequence[Any]]) -> Shape:
-    """Return a class and the box around points."""
+    """Return a class and the box around some points."""
     places = [(float(x), float(y)) for x, y in points]
     xs, ys = zip(*places, strict=True) if places else ((), ())
     if not str(label) or len(places) < 2 or not all(map(math.isfinite, (*xs, *ys))):
@@ -168,7 +168,7 @@ def _box(x: Any, y: Any, width: Any, height: Any) -> Points:
 
 
 def _turned(points: Points, around: tuple[float, float], degrees: Any) -> Points:
-    """Return points turned around another."""
+    """Return points rotated around another."""
     angle = math.radians(float(degrees or 0))
     (x0, y0), sine, cosine = around, math.sin(angle), math.cos(angle)
     moved = [(x - x0, y - y0) for x, y in points]
@@ -180,13 +180,13 @@ def _size(given: Any, height: str = "height", width: str = "width") -> tuple[int
 
 
 def _mapping(content: bytes, key: str, kind: type) -> dict[str, Any]:
-    """Return the mapping in a JSON file; an empty one if it is no mapping, or has nothing of that kind under a key."""
+    """Return the mapping in a JSON file; an empty one if it is not one, or has no such value under a key."""
     found = json.loads(content)
     return found if isinstance(found, dict) and isinstance(found.get(key), kind) else {}
 
 
 def _list_of(content: bytes, key: str) -> list[dict[str, Any]]:
-    """Return the mappings in a JSON list; nothing if it is not such a list, or if one of them lacks the key."""
+    """Return the mappings in a JSON list; empty if it is not such a list, or if one of them lacks the key."""
     found = json.loads(content)
     fits = isinstance(found, list) and all(isinstance(one, dict) and key in one for one in found)
     return found if fits else []
@@ -334,7 +334,7 @@ def _keras_yolo(_: str, content: bytes) -> list[Record]:
 
 
 def _short(number: str) -> str:
-    """Return the digits of a number; very many of them, which Python refuses to read, are an error."""
+    """Return the digits of a number; too many, which Python refuses to parse, are an error."""
     if len(number) > _LONGEST_NUMBER:
         msg = f"a number of more than {_LONGEST_NUMBER} digits"
         raise ValueError(msg)
@@ -401,7 +401,7 @@ def _wider(_: str, content: bytes) -> list[Record]:
     every = []
     for words in lines:
         path, count = " ".join(words), int(_short(next(lines, ["none"])[0]))
-        # An image without faces has one line of zeros all the same.
+        # An image without faces still has one line of zeros.
         rows = [row for row in itertools.islice(lines, max(count, 1)) if len(row) >= 4]
         if len(rows) < count:
             msg = f"'{show(path)}' has {len(rows)} lines of numbers and says {count}"
@@ -450,12 +450,12 @@ class _Annotation(NamedTuple):
     area: Any
     id: Any
     segmentation: Any
-    """Whether there is one, as of keypoints."""
+    """Whether there is one, as for keypoints."""
     keypoints: Any
 
 
 class CocoFile(NamedTuple):
-    """One file of annotations: its lists, as they are."""
+    """One file of annotations: its lists, unchanged."""
 
     name: str
     images: list[Any]
@@ -469,7 +469,7 @@ class CocoFile(NamedTuple):
 
 
 def coco_state(source: Source, images: FileEntries, lookup: Lookup, *, classes: bool) -> Evidence:
-    """Read images that COCO's JSON names, with boxes; or, of `classes`, with one category for each image and no box.
+    """Read images that COCO's JSON names, with boxes; or, with `classes`, with one category for each image and no box.
 
     Boxes are x0, y0, x1, y1 in pixels. Labels are indices into the classes, which are the categories by ascending id:
     the ids themselves may have gaps. Columns: iscrowd (0 or 1), area (in pixels of the original image). Images
@@ -516,7 +516,7 @@ def coco_state(source: Source, images: FileEntries, lookup: Lookup, *, classes: 
 
 
 def parse_coco(name: str, content: bytes) -> CocoFile | None:
-    """Return what a file holds; `None` where it is none of COCO's."""
+    """Return what a file holds; `None` if it is not COCO's."""
     # First searched as bytes: parsing a gigabyte of JSON takes a minute, and most files are not annotations.
     if not all(mark in content for mark in _MARKS):
         return None
@@ -534,7 +534,7 @@ def parse_coco(name: str, content: bytes) -> CocoFile | None:
 
 
 def _slim(pairs: list[tuple[str, Any]]) -> Any:
-    """Return a JSON object; of an annotation only the necessary fields, which saves the memory of polygons."""
+    """Return a JSON object; for an annotation only the necessary fields, which saves the memory of polygons."""
     found = dict(pairs)
     if "image_id" not in found or "bbox" not in found:
         return found
@@ -568,7 +568,7 @@ def _categories(found: list[CocoFile]) -> dict[Any, str]:
 
 
 def _records(file: CocoFile, numbers: dict[Any, int]) -> list[Record]:
-    """Return what a file states of each image: its boxes, or its one category."""
+    """Return what a file states about each image: its boxes, or its one category."""
     shapes: dict[Any, list[Any]] = {}
     found = []
     for image in file.images:
@@ -608,7 +608,7 @@ def _box_of(one: Any) -> tuple[Any, tuple[Any, tuple[float, ...]]]:
         msg = "it has no bbox"
         raise TypeError(msg)
     x, y, width, height = map(float, one.bbox)
-    # Most exports omit the area; in COCO itself it is that of the outline, which is smaller than the box.
+    # Most exports omit the area; in COCO itself it is the outline's, which is smaller than the box.
     area = float(width * height if one.area is None else one.area)
     # Some tools write numbers as texts, and a text that is not empty would count as true.
     crowd = float(bool(float(one.iscrowd or 0)))
@@ -626,6 +626,6 @@ def _name_of(image: Any) -> str:
     name = image.get("file_name")
     if isinstance(name, str):
         return name
-    # train2017/000000391895.jpg is the end of LVIS's addresses, and how the files are named below its folder.
+    # train2017/000000391895.jpg is the end of LVIS's addresses, and the files' path below its folder.
     address = image.get("coco_url")
     return "/".join(address.split("/")[-2:]) if isinstance(address, str) and name is None else ""

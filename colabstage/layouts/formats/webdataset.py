@@ -1,6 +1,6 @@
 """WebDataset's tars: each is scanned once for the places of its images, and for the labels between them.
 
-One tar may be the tree itself, several may be joined to it, or any number of them are in it.
+One tar may be the tree itself, several may be joined into it, or it may contain any number of them.
 """
 
 from __future__ import annotations
@@ -67,15 +67,15 @@ _MASKS = ("seg.png", "mask.png", "segmentation.png", "labels.png")
 _LABEL_ENDS = tuple(f".{rest}" for rest in (*_LABELS, *_MASKS))
 # Samples that WebDataset's own decoders read, and nothing here.
 _UNREAD = frozenset({"pth", "pt", "pyd", "pkl", "pickle", "npz", "ten", "tb", "mp4", "avi"})
-# What is longer is not a label.
+# Longer files are not labels.
 _MAX_LABEL_BYTES = 1 << 20
 
 
 class PackedSample(NamedTuple):
-    """Files that share a name up to the first dot, one of them an image, an array or a clip of sound."""
+    """Files that share a name up to the first dot, one of them an image, an array or a sound clip."""
 
     name: str
-    """Of that, in its shard."""
+    """The place of that file in its shard."""
     content: Part
     kind: str
     """"image", "npy" or "sound"."""
@@ -87,16 +87,16 @@ class ShardSamples(NamedTuple):
 
     samples: list[PackedSample]
     fields: dict[str, list[Any]]
-    """What they state, by field: the cls, the txt, and those of the json."""
+    """What they state, by field: the cls, the txt, and the fields of the json."""
     are_labelled: bool
     """Whether any of them has a mask, cls, json or txt at all."""
     without: int
     """How many have no image, array or clip."""
     left: frozenset[str]
-    """What files of samples end in that are read by nobody."""
+    """The endings of samples' files that nothing reads."""
 
 
-# The place and name of content or of a mask; what may be a label; or nothing of any other file.
+# For content or a mask, its place and name; for a possible label, its bytes; `None` for other files.
 _Files = dict[str, tuple[Part, str] | bytes | None]
 
 
@@ -118,17 +118,17 @@ def scan_shard(shard: ShardFile, number: int) -> ShardSamples:
         files[rest] = None
         if rest in _KINDS or rest in _MASKS:
             files[rest] = (Part(number, member.offset, member.size), name)
-        # A label is read while the tar is scanned; what is larger is none.
+        # A label is read while the tar is scanned; a larger file is not a label.
         elif rest in _LABELS and member.size <= _MAX_LABEL_BYTES:
             files[rest] = window.pread(member.size, member.offset)
-    # Hundreds of shards may follow, and a process may open so many files only.
+    # Hundreds of shards may follow, and a process may open only so many files.
     window.close()
     samples: list[PackedSample] = []
     stated: list[dict[str, Any]] = []
     left: set[str] = set()
     are_labelled, count = False, len(groups)
     for key in list(groups):
-        # What was found of each goes when the sample has been made of it.
+        # Each entry is dropped once its sample has been made.
         files = groups.pop(key)
         places = {end: one for end, one in files.items() if isinstance(one, tuple)}
         contents = [end for end in _KINDS if end in places]
@@ -147,7 +147,7 @@ def scan_shard(shard: ShardFile, number: int) -> ShardSamples:
 
 def _is_labelled(kind: str, ends: Iterable[str]) -> bool:
     """Tell whether one of the files of a sample may label it."""
-    # A text beside a clip is what is said in it, in many collections that are no shards.
+    # A text beside a clip is often its transcript, in collections that are not shards.
     return any(end in _MASKS or (end in _LABELS and (end, kind) != (_TEXT, "sound")) for end in ends)
 
 
@@ -177,9 +177,9 @@ def _split_name(name: str) -> tuple[str, str]:
 
 
 def has_samples(names: Sequence[str]) -> bool:
-    """Tell whether, of files of these names, an image, array or clip and a possible label share theirs up to the first
-    dot."""
-    # Labels first, which most tars of a million files have none of.
+    """Tell whether, among files of these names, an image, array or clip and a possible label share a name up to the
+    first dot."""
+    # Labels first, because most tars of a million files have none.
     labels: dict[str, set[str]] = {}
     for key, rest in map(_split_name, filter(lambda name: name.lower().endswith(_LABEL_ENDS), names)):
         labels.setdefault(key, set()).add(rest)
@@ -190,14 +190,14 @@ def has_samples(names: Sequence[str]) -> bool:
 def webdataset_state(source: Source, *, sound: ClipOptions = AS_THEY_ARE) -> Found:
     """Read a tar, or the tars in a tree, as WebDataset's `TarWriter` makes them.
 
-    x is a sample's jpg, jpeg, png, webp or other image, or else its npy, or its wav, flac or other clip, of which
-    `sound` says what rows are; y its mask (seg.png), or its cls, the label in its json, or its txt, where that is a
-    class and no caption. Splits are those that all shards are called after
-    (train-000001.tar, val/000.tar). Keys name the shard and the image in it; the samples' own need not be unique.
+    x is a sample's jpg, jpeg, png, webp or other image, or otherwise its npy, or its wav, flac or other clip, whose
+    rows `sound` describes; y its mask (seg.png), or its cls, the label in its json, or its txt, if that is a class and
+    not a caption. Splits are those in the names of all shards (train-000001.tar, val/000.tar). Keys name the shard and
+    the image in it; the samples' own need not be unique.
     """
     shards = _shards_of(source)
     first = scan_shard(shards[0], 0)
-    # The first shard tells, before hundreds of others are scanned.
+    # The first shard decides, before hundreds of others are scanned.
     if not first.are_labelled:
         return _declined(source, first.left)
     scanned = [first, *scan_each(shards[1:], lambda number, shard: scan_shard(shard, number + 1))]
@@ -244,19 +244,19 @@ def _make_inputs(source: SampleSource, kinds: Sequence[str], sound: ClipOptions,
 def _shards_of(source: Source) -> list[ShardFile]:
     """Return the tars that a tree is made of, or that are in it."""
     tree, memory, parts = source.tree, ScanMemory(), source.tree.parts()
-    # Tars that are opened themselves are not searched again inside the tree that they make up.
+    # Tars that are opened themselves are not searched again inside the tree that they form.
     tars = [part.source for part in parts if part.kind == "tar" and part.source is not None]
     own = tars if len(tars) == len(parts) else []
     inside = source.ending_in(EXTENSIONS).where(lambda name: not own and name.lower().endswith(_SHARDS))
     if not (own or inside):
         msg = f"'{source.label}' holds no tars."
         raise EmptySourceError(msg)
-    # A picture in a readme is no dataset; more images than shards are one.
+    # A picture in a readme is not a dataset; more images than shards are one.
     if not has_samples(source.files.names) if own else len(source.ending_in(IMAGES)) > len(inside):
         raise _misfit(source)
     if not own:
         return [open_shard(tree, entry, memory) for entry in inside]
-    # Tars of several folders may be called the same, and samples are named after their shard.
+    # Tars from several folders may share a name, and samples are named after their shard.
     names = [posixpath.basename(tar.label) for tar in own]
     names = [name if names.count(name) == 1 else f"{number}/{name}" for number, name in enumerate(names)]
     return [
@@ -282,7 +282,7 @@ def _misfit(source: Source) -> LayoutError:
 
 
 def _declined(source: Source, left: frozenset[str]) -> Found:
-    """Return how to read what nothing here reads, or raise what was expected."""
+    """Return how to read what cannot be read here, or raise what was expected."""
     unread = sorted(left & _UNREAD)
     if not unread:
         raise _misfit(source)
