@@ -344,20 +344,20 @@ def check_freshness(source: Source, recorded: SourceIdentity, *, unpack: bool, w
     asker = _Asker(workers)
     # A dead mount may never answer; a thread can be left behind, a blocked call cannot be interrupted.
     answer = in_thread(lambda: asker.ask(lambda: expand_source(source, unpack=unpack), recorded), "colabstage-look")
-    while not wait([answer], max(0.01, asker.heard_at + _SILENCE_S - time.monotonic())).done:
-        if time.monotonic() - asker.heard_at >= _SILENCE_S:
+    while not wait([answer], max(0.01, asker.responded_at + _SILENCE_S - time.monotonic())).done:
+        if time.monotonic() - asker.responded_at >= _SILENCE_S:
             return Look("silent", f"nothing arrived from it for {_SILENCE_S:.0f} s")
     return answer.result()
 
 
 class _Asker:
-    """Ask sources whether they are the recorded ones; `heard_at`: when the latest answer came."""
+    """Ask sources whether they are the recorded ones; `responded_at`: when the latest response came."""
 
     def __init__(self, workers: int) -> None:
-        self._workers, self.heard_at = workers, time.monotonic()
+        self._workers, self.responded_at = workers, time.monotonic()
 
-    def heard(self) -> None:
-        self.heard_at = time.monotonic()
+    def on_response(self) -> None:
+        self.responded_at = time.monotonic()
 
     def ask(self, expand: Callable[[], Source], recorded: SourceIdentity) -> Look:
         """Ask the source that `expand` returns. One that cannot be asked does not count as changed: the caller decides
@@ -370,7 +370,7 @@ class _Asker:
             named = f"'{error.filename}': " if error.filename else ""
             return Look("gone", f"{named}{said_by(error)}.")
         finally:
-            self.heard()
+            self.on_response()
 
     def _ask(self, source: Source, recorded: SourceIdentity) -> Look:
         match source:
@@ -401,23 +401,23 @@ class _Asker:
         if is_slow_mount(path) or not recorded.trusts_times:
             return self._ask_mounted(path, recorded, leave_out)
         mounts = slow_mounts_below(path)
-        tree = FolderTree(path, heard=self.heard, leave_out=leave_out, mounts=mounts, keeps_inodes=True)
+        tree = FolderTree(path, on_response=self.on_response, leave_out=leave_out, mounts=mounts, keeps_inodes=True)
         return _compare(recorded, identify_by_times(tree, address=recorded.address))
 
     def _ask_mounted(self, path: Path, recorded: SourceIdentity, leave_out: frozenset[str]) -> Look:
         """Ask for the times of a folder's folders, and where Drive's client told the MD5 of its files, for these."""
-        workers, heard, stamps = self._workers, self.heard, None
+        workers, on_response, stamps = self._workers, self.on_response, None
         if recorded.stamps:
-            stamps = folder_stamps(path, recorded.stamps, workers=workers, heard=heard)
+            stamps = folder_stamps(path, recorded.stamps, workers=workers, on_response=on_response)
         # A remount may give folders new times, so others prove no change.
         if stamps is None or stamps != recorded.stamps:
             return Look("unproved")
         if not recorded.md5:
             seen = "the times of its folders are unchanged; a file rewritten under its name would not be noticed"
             return Look("same", seen)
-        with Md5Questions(workers=workers, heard=heard) as questions:
+        with Md5Questions(workers=workers, on_response=on_response) as questions:
             # Both wait for the client, and its answers are all that is wanted.
-            tree = FolderTree(path, workers=workers, heard=heard, found=questions.ask, leave_out=leave_out)
+            tree = FolderTree(path, workers=workers, on_response=on_response, found=questions.ask, leave_out=leave_out)
             md5s, why = questions.answers(tree.paths)
         now = identify_tree(tree, address=recorded.address, md5s=md5s)
         if compare_states(recorded, now) != "same":
