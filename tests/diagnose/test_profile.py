@@ -460,6 +460,22 @@ def test_prefixes_of_a_pipeline_are_its_stages(clock: ManualClock) -> None:
         profiled(read=batches(0.01, 1))
 
 
+@pytest.mark.parametrize("step_s", [None, 0.01])
+def test_the_budget_is_what_it_takes(clock: ManualClock, step_s: float | None) -> None:
+    """With a step and without one, whose share is then the loader's; but for the batches that are under way."""
+
+    class Pipeline:
+        def __iter__(self) -> Iterator[Any]:
+            for _ in range(50):
+                clock.sleep(0.05)
+                yield np.zeros((8, 2))
+
+    began = clock.now()
+    step = None if step_s is None else lambda _: clock.sleep(step_s)
+    profile_loader(Pipeline(), step, prefixes={"all": Pipeline()}, budget_s=20.0)
+    assert 18.0 < clock.now() - began < 22.0
+
+
 @pytest.mark.parametrize(
     ("side", "options", "stage"), [(256, {}, "read"), (64, {"batch_transform": RandomFlip()}, "transform")]
 )

@@ -174,3 +174,11 @@ def test_what_cannot_be_written_is_named_by_its_type() -> None:
 
 def test_no_secret_is_shown() -> None:
     assert "hunter2" not in refused({"url": "https://me:hunter2@example.org/a.zip"})[1]
+
+
+@pytest.mark.parametrize("verb", ["fetch_files", "pack_dataset", "restore_file", "stage_dataset", "verify_file"])
+def test_what_the_system_refuses_is_never_no_answer(tmp_path: Path, verb: str) -> None:
+    """Also where no module has foreseen it: here, a name that no file can have."""
+    place = tmp_path / ("n" * 300)
+    with pytest.raises(OptionError, match="longer|255"):
+        getattr(colabstage, verb)(place, *([tmp_path / "out.h5"] if verb in ("fetch_files", "pack_dataset") else []))

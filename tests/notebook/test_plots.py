@@ -99,6 +99,22 @@ def test_sizes_of_image_files_and_of_a_folder(tmp_path: Path) -> None:
     assert len(places(plot_image_sizes(tmp_path, most=2))) <= 2
 
 
+def test_frequent_sizes_are_larger_dots_and_the_middle_is_marked(tmp_path: Path) -> None:
+    """On axes of one length, which hold all of them: a line between shows what is square."""
+    for row, side in enumerate([10, 10, 10, 30, 50]):
+        Image.fromarray(np.zeros((20, side), np.uint8)).save(tmp_path / f"{row}.png")
+    figure: Any = plot_image_sizes(tmp_path)
+    axis, (dots,) = figure.axes[0], figure.axes[0].collections
+    areas = dict(zip((int(x) for x, _ in dots.get_offsets()), dots.get_sizes(), strict=True))
+    assert areas[10] > 1.3 * areas[30]
+    assert areas[30] == areas[50] > 14
+    middle, square = axis.lines
+    assert (middle.get_xdata().tolist(), middle.get_ydata().tolist()) == ([10.0], [20.0])
+    assert axis.get_xlim() == axis.get_ylim()
+    assert 50 < axis.get_xlim()[1] < 60
+    assert list(square.get_xdata()) == list(square.get_ydata()) == list(axis.get_xlim())
+
+
 def test_sizes_of_pixels_are_one(tmp_path: Path) -> None:
     """Packed pixels have one size."""
     figure = plot_image_sizes(write_pack(tmp_path / "a.h5", photos(30), None), split="test")

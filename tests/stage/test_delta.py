@@ -203,16 +203,24 @@ def test_without_room_for_both_packs_everything_is_read(tmp_path: Path, monkeypa
 
 @pytest.mark.parametrize(
     "spoilt",
-    [b"notes of mine", b"PK\x03\x04 and no more", (6, 0), (10, 5)],
+    [b"notes of mine", b"PK\x03\x04 and no more", (6, 0), (10, 5), "rows", "levels"],
 )
-def test_a_record_that_is_none_counts_for_nothing(tmp_path: Path, spoilt: bytes | tuple[int, int]) -> None:
-    """Also one with a wrong bit in what a zip's directory says of its first member: version, flags or method."""
+def test_a_record_that_is_none_counts_for_nothing(tmp_path: Path, spoilt: bytes | tuple[int, int] | str) -> None:
+    """Also one with a wrong bit in what a zip's directory says of its first member: version, flags or method; and one
+    of other rows than the pack has."""
     photos = tmp_path / "photos"
     write_photos(photos, 4)
     (record,) = stage(photos, tmp_path / "local").path.parent.glob("*.rows")
     content = bytearray(record.read_bytes())
     if isinstance(spoilt, tuple):
         content[content.index(b"PK\x01\x02") + spoilt[0]] ^= 1 << spoilt[1]
+    elif isinstance(spoilt, str):
+        with np.load(record) as stored:
+            arrays = dict(stored)
+        rows = arrays["rows"]
+        made = io.BytesIO()
+        np.savez(made, **{**arrays, spoilt: rows[:-1] if spoilt == "rows" else np.zeros((len(rows), 31), np.uint8)})
+        content[:] = made.getvalue()
     else:
         content[:] = spoilt
     record.write_bytes(content)
@@ -220,6 +228,8 @@ def test_a_record_that_is_none_counts_for_nothing(tmp_path: Path, spoilt: bytes 
     updated = stage(photos, tmp_path / "local")
     assert counts(updated.report) in {None, (1, 0, 0, 4, 1)}
     assert updated.path.read_bytes() == stage(photos, tmp_path / "fresh").path.read_bytes()
+    if isinstance(spoilt, str):
+        assert counts(updated.report) is None
     if isinstance(spoilt, bytes):
         # It may be somebody's.
         assert (counts(updated.report), record.read_bytes()) == (None, spoilt)

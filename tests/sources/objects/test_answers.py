@@ -2,32 +2,74 @@
 
 from __future__ import annotations
 
-import base64
 import errno
 import ftplib
-import hashlib
 import re
 import socket
+import time
 from datetime import UTC, datetime
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import fsspec
 import pytest
 
-from colabstage.errors import SourceAccessError, SourceNotFoundError, SourceReadError
-from colabstage.sources.fsspec_answers import (
-    checksum_of,
-    judge_error,
-    mtime_ns_of,
-    translate_error,
-    version_of,
-    wait_asked,
+from colabstage import fetch_files
+from colabstage.errors import (
+    ChecksumMismatchError,
+    ColabstageError,
+    SourceAccessError,
+    SourceNotFoundError,
+    SourceReadError,
 )
-from colabstage.sources.remote import Checksum, TransientError
+from tests.support.deadlines import lose_patience
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 NOON = datetime(2026, 3, 1, 12, 0, 0, 250_000, tzinfo=UTC)
 NOON_NS = 1_772_366_400_250_000_000
-MD5 = hashlib.md5(b"x", usedforsecurity=False).digest()
+CONTENT = b"\0x"
+
+
+class Backend(fsspec.AbstractFileSystem):  # type: ignore[misc]  # fsspec has no type information
+    """A service with one object, which says of it what a test wants, and fails as it wants."""
+
+    protocol = "answers"
+    cachable = False
+    says: dict[str, Any]
+    fails: Exception | None
+    fails_at: str
+    asked: list[str]
+
+    def info(self, path: str, **_: Any) -> dict[str, Any]:
+        self._fail("info")
+        return {"name": path, "type": "file", "size": len(CONTENT), **self.says}
+
+    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
+        self._fail("read")
+        return CONTENT[start:end]
+
+    def _fail(self, asked: str) -> None:
+        self.asked.append(asked)
+        if self.fails is not None and self.fails_at == asked:
+            raise self.fails
+
+    def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
+        return []
+
+
+@pytest.fixture
+def backend(monkeypatch: pytest.MonkeyPatch) -> type[Backend]:
+    """The service, which nobody waits for for long."""
+    fsspec.register_implementation("answers", Backend, clobber=True)
+    Backend.says, Backend.fails, Backend.asked = {}, None, []
+    lose_patience("sources", 0.1, monkeypatch.setattr)
+    return Backend
+
+
+def fetch(out: Path) -> Any:
+    return fetch_files("answers://top/x.bin", out / "x.bin", progress=False)
 
 
 @pytest.mark.parametrize(
@@ -38,31 +80,62 @@ MD5 = hashlib.md5(b"x", usedforsecurity=False).digest()
         ({"mtime": NOON.timestamp()}, NOON_NS),
         ({"updated": "2026-03-01T12:00:00.250Z"}, NOON_NS),
         ({"modify": "20260301120000.250"}, NOON_NS - 250_000_000),
+        # An `ls -l` without the year is no time.
         ({"modify": "Mar  1 12:00"}, 0),
-        ({"size": 3}, 0),
+        ({}, 0),
     ],
 )
-def test_times_are_read_from_every_backend(info: dict[str, Any], time_ns: int) -> None:
-    """Datetimes, seconds, ISO texts and FTP's digits; an `ls -l` without the year is no time."""
-    assert mtime_ns_of(info) == time_ns
+def test_times_are_read_from_every_backend(
+    backend: type[Backend], tmp_path: Path, info: dict[str, Any], time_ns: int
+) -> None:
+    """Datetimes, seconds, ISO texts and FTP's digits."""
+    backend.says = info
+    fetch(tmp_path)
+    found = (tmp_path / "x.bin").stat().st_mtime_ns
+    assert found == time_ns if time_ns else time.time_ns() - found < 600e9
 
 
-def test_versions_change_with_the_content() -> None:
-    """The service's own mark where it has one, else time and size; where there is nothing, nothing is claimed."""
-    assert version_of({"ETag": '"ab"', "LastModified": NOON}) == "ab"
-    assert version_of({"generation": "17", "etag": "x"}) == "17"
-    assert version_of({"mtime": 5.0, "size": 3}) != version_of({"mtime": 5.0, "size": 4})
-    assert version_of({"size": 3}) == ""
+@pytest.mark.parametrize(
+    ("before", "after", "kept"),
+    [
+        # The service's own mark, where it has one; else time and size; where there is nothing, nothing is claimed.
+        ({"ETag": '"ab"', "LastModified": NOON}, {"ETag": "ab", "LastModified": NOON.replace(day=2)}, True),
+        ({"generation": "17", "etag": "x"}, {"generation": "17", "etag": "y"}, True),
+        ({"ETag": '"ab"'}, {"ETag": '"ac"'}, False),
+        ({"mtime": 5.0}, {"mtime": 5.0}, True),
+        ({"mtime": 5.0}, {"mtime": 7.0}, False),
+    ],
+)
+def test_versions_change_with_the_content(
+    backend: type[Backend], tmp_path: Path, before: dict[str, Any], after: dict[str, Any], kept: bool
+) -> None:
+    backend.says = before
+    fetch(tmp_path)
+    backend.says = after
+    assert (fetch(tmp_path).kept_bytes == len(CONTENT)) is kept
 
 
-def test_only_certain_hashes_count() -> None:
-    """Google's md5 of what is handed out and a hub's sha256 do; ETags and Azure's field do not."""
-    coded = base64.b64encode(MD5).decode()
-    assert checksum_of({"md5Hash": coded}) == Checksum("md5", MD5.hex())
-    assert checksum_of({"lfs": {"sha256": "ab" * 32}}) == Checksum("sha256", "ab" * 32)
-    assert checksum_of({"md5Hash": coded, "contentEncoding": "gzip"}) is None
-    assert checksum_of({"ETag": MD5.hex(), "content_settings": {"content_md5": MD5}}) is None
-    assert checksum_of({"lfs": None}) is None
+OTHER_MD5 = "1B2M2Y8AsgTpgAmY7PhCfg=="
+
+
+@pytest.mark.parametrize(
+    ("info", "counts"),
+    [
+        ({"md5Hash": OTHER_MD5}, True),
+        ({"lfs": {"sha256": "ab" * 32}}, True),
+        ({"md5Hash": OTHER_MD5, "contentEncoding": "gzip"}, False),
+        ({"ETag": "d41d8cd98f00b204e9800998ecf8427e", "content_settings": {"content_md5": OTHER_MD5}}, False),
+        ({"lfs": None}, False),
+    ],
+)
+def test_only_certain_hashes_count(backend: type[Backend], tmp_path: Path, info: dict[str, Any], counts: bool) -> None:
+    """Google's md5 of what is handed out and a hub's sha256 do; ETags and Azure's field do not. These are another's."""
+    backend.says = info
+    if counts:
+        with pytest.raises(ChecksumMismatchError, match=r"x\.bin"):
+            fetch(tmp_path)
+    else:
+        assert fetch(tmp_path).nbytes == len(CONTENT)
 
 
 class NoCredentialsError(Exception):
@@ -84,9 +157,9 @@ class SSHException(Exception):  # noqa: N818 - paramiko's name
 class HttpError(Exception):
     """As requests': with a response object."""
 
-    def __init__(self, status: int) -> None:
+    def __init__(self, status: int, wait: str = "0") -> None:
         super().__init__(f"status {status}")
-        self.response = SimpleNamespace(status_code=status, headers={"Retry-After": "7"})
+        self.response = SimpleNamespace(status_code=status, headers={"Retry-After": wait})
 
 
 def caused(error: Exception, cause: Exception) -> Exception:
@@ -95,52 +168,54 @@ def caused(error: Exception, cause: Exception) -> Exception:
 
 
 @pytest.mark.parametrize(
-    ("error", "judgement"),
+    ("error", "kind", "again"),
     [
-        (FileNotFoundError("x"), "missing"),
-        (socket.gaierror(socket.EAI_NONAME, "Name or service not known"), "missing"),
-        (NoCredentialsError("Unable to locate credentials"), "access"),
-        (HttpError(401), "access"),
-        (ftplib.error_perm("530 Login incorrect"), "access"),
-        (ftplib.error_perm("550 Permission denied"), "access"),
-        (SSHException("No authentication methods available"), "access"),
-        (SSHException("Server connection dropped"), "transient"),
-        (TimeoutError(), "transient"),
-        (OSError(errno.EBUSY, "Please reduce your request rate."), "transient"),
-        (ClientError(503), "transient"),
-        (HttpError(429), "transient"),
-        (socket.gaierror(socket.EAI_AGAIN, "Temporary failure"), "transient"),
-        (caused(OSError("unknown"), ClientError(500)), "transient"),
-        (OSError(errno.EINVAL, "The requested range is not satisfiable"), "other"),
-        (ValueError("x"), "other"),
+        (FileNotFoundError("x"), SourceNotFoundError, False),
+        (socket.gaierror(socket.EAI_NONAME, "Name or service not known"), SourceNotFoundError, False),
+        (NoCredentialsError("Unable to locate credentials"), SourceAccessError, False),
+        (HttpError(401), SourceAccessError, False),
+        (PermissionError("Forbidden"), SourceAccessError, False),
+        (ftplib.error_perm("530 Login incorrect"), SourceAccessError, False),
+        (ftplib.error_perm("550 Permission denied"), SourceAccessError, False),
+        (SSHException("No authentication methods available"), SourceAccessError, False),
+        (SSHException("Server connection dropped"), SourceReadError, True),
+        (TimeoutError("slow"), SourceReadError, True),
+        (OSError(errno.EBUSY, "Please reduce your request rate."), SourceReadError, True),
+        (ClientError(503), SourceReadError, True),
+        (HttpError(429), SourceReadError, True),
+        (socket.gaierror(socket.EAI_AGAIN, "Temporary failure"), SourceReadError, True),
+        (caused(OSError("unknown"), ClientError(500)), SourceReadError, True),
+        (OSError(errno.EINVAL, "The requested range is not satisfiable"), SourceReadError, False),
+        (ValueError("odd"), SourceReadError, False),
+        (ValueError(), SourceReadError, False),
+        # Nonsense is no time.
+        (ClientError(503, {"retry-after": "Wed, 21 Oct 2026 07:28:00 GMT"}), SourceReadError, True),
     ],
 )
-def test_failures_are_told_apart(error: Exception, judgement: str) -> None:
-    """By their class, their number, their status or their cause."""
-    assert judge_error(error) == judgement
+def test_failures_are_told_apart(
+    backend: type[Backend], tmp_path: Path, error: Exception, kind: type[ColabstageError], again: bool
+) -> None:
+    """By their class, their number, their status or their cause: the typed error has the address and the reason, and
+    what passes is asked for again."""
+    # What is there and open to us is read again; who may not see it is refused before.
+    backend.fails, backend.fails_at = error, "read" if kind is SourceReadError else "info"
+    with pytest.raises(kind, match=r"answers://top/x\.bin") as raised:
+        fetch(tmp_path)
+    assert issubclass(raised.type, kind)
+    assert (backend.asked.count(backend.fails_at) > 1) is again
+    assert not re.search(r"\w(Error|Exception)\b|Errno", str(raised.value))
+    reason = str(error.__cause__ or error).rpartition("] ")[2].rstrip(".")
+    assert reason in str(raised.value) or not reason or error.__cause__ is not None
+    assert not (tmp_path / "x.bin").exists()
 
 
-def test_an_error_says_what_to_do() -> None:
-    """Each kind becomes its typed error with the address and the reason; what is typed already passes through."""
-    kinds: list[tuple[Exception, type[Exception], str]] = [
-        (FileNotFoundError("gone"), SourceNotFoundError, "There is nothing at 's3://b/x' (gone)"),
-        (PermissionError("Forbidden"), SourceAccessError, "AWS_SECRET_ACCESS_KEY"),
-        (TimeoutError("slow"), TransientError, "slow"),
-        (ValueError("odd"), SourceReadError, "'s3://b/x' failed: odd."),
-        (ValueError(), SourceReadError, "failed: no reason was given."),
-    ]
-    for raised, kind, text in kinds:
-        told = translate_error(raised, "s3", "s3://b/x")
-        assert type(told) is kind
-        assert text in str(told)
-        assert not re.search(r"\w(Error|Exception)\b|Errno", str(told))
-    typed = SourceReadError("as it is")
-    assert translate_error(typed, "s3", "s3://b/x") is typed
-
-
-def test_the_time_a_service_asks_for_is_kept() -> None:
-    """From either kind of answer; nonsense is no time."""
-    assert wait_asked(HttpError(429)) == 7.0
-    assert wait_asked(caused(OSError("busy"), ClientError(503, {"retry-after": "3"}))) == 3.0
-    assert wait_asked(ClientError(503, {"retry-after": "Wed, 21 Oct 2026 07:28:00 GMT"})) is None
-    assert wait_asked(TimeoutError()) is None
+@pytest.mark.parametrize(
+    "error", [HttpError(429, "1"), caused(OSError("busy"), ClientError(503, {"retry-after": "1"}))]
+)
+def test_the_time_a_service_asks_for_is_waited(backend: type[Backend], tmp_path: Path, error: Exception) -> None:
+    """From either kind of answer, before each further try."""
+    backend.fails, backend.fails_at = error, "read"
+    began = time.monotonic()
+    with pytest.raises(SourceReadError, match=r"answers://top/x\.bin"):
+        fetch(tmp_path)
+    assert time.monotonic() - began >= backend.asked.count("read") - 1 >= 1
