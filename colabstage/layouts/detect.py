@@ -441,8 +441,8 @@ def _weigh_rows(case: Case) -> Found:
     # Nothing is gained by the advice where all images are in one folder.
     if len(case.images.folders[0]) < 2:
         return found
-    lists = " Splits are read from lists in its place: train.txt and val.txt, a path in each line." if is_split else ""
-    return refuse(f'{found.error} layout="image_folder" takes folders as classes, and leaves tables out.{lists}')
+    splits = " Splits are read from a table of a path and a split in its place." if is_split else ""
+    return refuse(f'{found.error} layout="image_folder" takes folders as classes, and leaves tables out.{splits}')
 
 
 def _with_other_splits(case: Case, rows: Found) -> Found:
