@@ -210,18 +210,12 @@ def find_roles(
 
 def _numbering(columns: Mapping[str, Column], label: str) -> str | None:
     """Return the column that has a number for each class of a label, and is called after it or as labels are."""
-    called, cells = set(words.words_of(label)), columns[label].cells
-    return next(
-        (
-            name
-            for name, column in columns.items()
-            if (words.is_label_name(name) or not called.isdisjoint(words.words_of(name)))
-            and column.is_numeric
-            and not columns[label].is_numeric
-            and same_partition(cells, column.cells)
-        ),
-        None,
-    )
+    called = set(words.words_of(label))
+    for name, column in () if columns[label].is_numeric else columns.items():
+        is_called = words.is_label_name(name) or not called.isdisjoint(words.words_of(name))
+        if is_called and column.is_numeric and same_partition(columns[label].cells, column.cells):
+            return name
+    return None
 
 
 def in_order_of(number: Column, label: Column, classes: Sequence[str]) -> tuple[Sequence[str], str]:

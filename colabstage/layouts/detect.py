@@ -172,14 +172,16 @@ class Case:
             reasons.append(f"{name}: {found.error}")
         return Miss(LayoutError(f"'{self.source.label}' has no boxes beside its images. {' '.join(reasons)}"))
 
-    def state_audio(self, options: ClipOptions = AS_THEY_ARE, labels: Sequence[str] | None = None) -> Found:
+    def state_audio(
+        self, options: ClipOptions = AS_THEY_ARE, labels: Sequence[str] | None = None, table: str | None = None
+    ) -> Found:
         """Return what tables, or otherwise folders, state about clips, as rows of one length."""
         clips = require_files(
             self.source.ending_in(words.SOUNDS), self.source, f"clips of sound ({', '.join(words.SOUNDS)})"
         )
-        found = gather(TableSearch(self.source, AUDIO, clips, Lookup(clips.names), labels=labels).state)
-        # Label columns were named, so a table is meant.
-        if isinstance(found, Miss) and not found.claims and labels is None:
+        found = gather(TableSearch(self.source, AUDIO, clips, Lookup(clips.names), labels, table).state)
+        # Where label columns were named, a table is meant.
+        if isinstance(found, Miss) and not found.claims and labels is table is None:
             by_folder = gather(lambda: folders_state(self.source, AUDIO))
             if isinstance(by_folder, Miss) and not by_folder.claims:
                 return Miss(LayoutError(f"{by_folder.error} Nor does a table name them: {found.error}"))
@@ -436,8 +438,8 @@ def _weigh_rows(case: Case) -> Found:
     # The advice is useless if all images are in one folder.
     if len(case.images.folders[0]) < 2:
         return found
-    lists = " Splits are read from lists in its place: train.txt and val.txt, a path in each line." if is_split else ""
-    return refuse(f'{found.error} layout="image_folder" takes folders as classes, and leaves tables out.{lists}')
+    splits = " Splits are read from a table of a path and a split in its place." if is_split else ""
+    return refuse(f'{found.error} layout="image_folder" takes folders as classes, and leaves tables out.{splits}')
 
 
 def _with_other_splits(case: Case, rows: Found) -> Found:
@@ -718,11 +720,11 @@ class TableFile:
 
     def __call__(self, tree: Tree) -> SampleTable:
         """Return the samples that the table names: images, or otherwise audio clips."""
-        source = Source(tree)
-        case = Case(source.without({name for name in source.ending_in(words.TABLES).names if name != self.name}))
-        found = case.rows if case.rows.claims else gather(case.state_audio)
+        case = Case(Source(tree))
+        rows = gather(TableSearch(case.source, TABLE, case.images, case.lookup, table=self.name).state)
+        found = rows if rows.claims else gather(lambda: case.state_audio(table=self.name))
         try:
-            return required(found if found.claims else case.rows).as_table()
+            return required(found if found.claims else rows).as_table()
         except EmptySourceError as error:
             msg = (
                 f"{error} '{self.name}' is read with the files in its folder and below. Move it into the folder that "

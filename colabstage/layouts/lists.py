@@ -34,6 +34,7 @@ from colabstage.layouts.words import (
     states_splits,
     stem_of,
 )
+from colabstage.trees.bytes import HEAD_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -192,9 +193,6 @@ class _Index:
 _LISTS = (".txt", ".lst")
 # Three splits and some folds; more text files than this are one per sample.
 _MOST_LISTS = 16
-_READ_BY_HEAD = (".csv", ".tsv")
-# Enough for a header of two columns.
-_HEAD_BYTES = 4096
 # Words that people combine with the split in a list's name.
 _BESIDE_LISTS = frozenset({"list", "files"})
 
@@ -287,10 +285,10 @@ def lists_state(
 def _lists_called(source: Source, found: Evidence) -> dict[str, str]:
     """Return the lists that are called after splits, with these; and tables of splits, of which each row has one."""
     called = {name: _listed_split(name) for name in source.ending_in(_LISTS).names}
-    tables = source.ending_in(_READ_BY_HEAD)[:_MOST_LISTS]
-    heads = {one.name: source.head(one, _HEAD_BYTES).partition(b"\n")[0] for one in tables}
-    rows = [name for name, head in heads.items() if states_splits(parse_table(name, head).header)]
-    called = {name: split for name, split in called.items() if split} | dict.fromkeys(rows, "")
+    called = {name: split for name, split in called.items() if split}
+    for table in source.ending_in((".csv", ".tsv"))[:_MOST_LISTS]:
+        head = source.head(table, HEAD_BYTES).partition(b"\n")[0]
+        called |= {table.name: ""} if states_splits(parse_table(table.name, head).header) else {}
     return {name: split for name, split in called.items() if name not in found.used}
 
 

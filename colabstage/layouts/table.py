@@ -370,7 +370,7 @@ def known_splits(splits: Sequence[str]) -> tuple[str, ...] | None:
     return tuple(splits) if splits and all(splits) else None
 
 
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_CONTROL = re.compile(r"[\x00-\x08\n-\x1f\x7f-\x9f]")
 
 Inputs = Images | Arrays
 Targets = Values | Arrays | Masks | Boxes | UnreadBoxes

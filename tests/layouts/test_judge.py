@@ -174,11 +174,14 @@ def _one_more(truth: Truth, kind: str) -> dict[str, bytes]:
     wrong = [*classes[1 : len(names)], classes[0]]
     bases = [name.rpartition("/")[2] for name in names]
     pairs = list(zip(bases, wrong, strict=True))
+    parts = [(base, "val" if base == bases[-1] else "train") for base in bases]
     made: dict[str, Callable[[], dict[str, bytes]]] = {
         "a table": lambda: {f"{top}other.csv": _csv_file(names, wrong)},
         "a table of boxes": lambda: {f"{top}other.csv": _csv_file(names, wrong, boxes=True)},
         "a list of classes": lambda: {f"{top}train_labels.txt": "\n".join(" ".join(pair) for pair in pairs).encode()},
         "a list of a split": lambda: {f"{top}test.txt": "\n".join(bases[:2]).encode()},
+        "a list to train on": lambda: {f"{top}train.txt": "\n".join(bases[:-1]).encode()},
+        "a table of splits": lambda: {f"{top}parts.csv": "\n".join(["file,split", *map(",".join, parts)]).encode()},
         "masks": lambda: {f"{top}masks/{base}": picture(255 * (n % 2)) for n, base in enumerate(bases)},
         "other masks": lambda: {f"{top}labels/{base}": picture(255 * (n % 2)) for n, base in enumerate(bases)},
         "an archive": lambda: {f"{top}more.zip": archive()},
@@ -195,8 +198,9 @@ def _one_more(truth: Truth, kind: str) -> dict[str, bytes]:
 
 
 _KINDS = [
-    "a table", "a table of boxes", "a list of classes", "a list of a split", "masks", "other masks", "an archive",
-    "a second copy", "JSON", "a list of boxes", "VOC", "YOLO", "COCO", "names of classes", "a spreadsheet",
+    "a table", "a table of boxes", "a list of classes", "a list of a split", "a list to train on", "a table of splits",
+    "masks", "other masks", "an archive", "a second copy", "JSON", "a list of boxes", "VOC", "YOLO", "COCO",
+    "names of classes", "a spreadsheet",
 ]  # fmt: skip
 
 
@@ -226,10 +230,16 @@ def test_one_file_too_many_is_the_truth_or_a_refusal_that_names_it(truth: Truth,
         assert any(word in said for word in (*words, "masks", "boxes")), said
         return
     got = {key.removeprefix("copy/"): _stated(found, key, row) for row, key in enumerate(found.keys)}
+    if len(got) < len(truth.samples):
+        assert kind == "a list to train on"
+        assert any("1 image that no list names" in note for note in found.notes)
+        got[truth.samples[-1]] = truth.classes[-1]
     assert got == truth.stated
     splits = dict(zip((key.removeprefix("copy/") for key in found.keys), found.splits or (), strict=False))
     if truth.splits:
         assert splits == dict(zip(truth.samples, truth.splits, strict=True))
+    elif kind == "a table of splits":
+        assert splits == {name: "val" if name == truth.samples[-1] else "train" for name in truth.samples}
     elif kind == "a list of a split":
         assert sorted(set(splits.values())) == ["test", "train"] or any("test.txt" in note for note in found.notes)
 

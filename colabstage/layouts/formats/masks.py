@@ -322,7 +322,7 @@ def masks_state(
             by_stem[stem].append(mask.name)
         several = next((by_stem[stem] for _, stem in sides.images.values() if len(by_stem[stem]) > 1), [])
         # A mask of each class in folders of these.
-        if several and not pairs:
+        if not pairs and len({*map(words.folder_of, several)}) > 1:
             return near(str(_two_masks_error(*several[:2])))
         msg = (
             f"Of {len(sides.images):,} images in '{source.label}' {len(pairs):,} have a mask of the same name (first "
