@@ -158,7 +158,7 @@ def test_a_file_arrives(drive: DriveShares, out: Path, size: int) -> None:
 def test_a_file_has_its_facts_and_its_ends_after_two_requests(drive: DriveShares) -> None:
     """One for its facts and its beginning, one for its end: Google counts them."""
     drive.add(SharedItem(FILE, "Größe 数.bin", content=content(900_000)))
-    with contextlib.closing(open_shared_file(LINK, policy=QUICK, along_bytes=4096)) as file:
+    with contextlib.closing(open_shared_file(LINK, policy=QUICK, along=(4096, 4096))) as file:
         assert (file.facts.name, file.facts.size) == ("Größe 数.bin", 900_000)
         assert file.known(100, 300) == content(900_000)[100:300]
         assert file.known(899_000, 900_000) == content(900_000)[-1000:]
