@@ -75,7 +75,7 @@ def among_others(act: Callable[[], T], *places: Path) -> T:
 
 
 def _facts_of(path: Path) -> tuple[int, ...]:
-    """Return values that change when something appears, disappears or is written; nothing for what does not exist."""
+    """Return values that change when something appears, disappears or is written; nothing only for what is missing."""
     try:
         found = path.lstat()
     except (FileNotFoundError, NotADirectoryError):
@@ -95,12 +95,12 @@ def remove_empty(folder: Path) -> None:
 def remove_vouched(path: Path, ours: Callable[[Path], bool], *, empty: bool = False) -> bool:
     """Remove a file or folder that `ours` vouches for; return whether it is gone. A link stays, and so does what
     another user made. `empty`: as for `remove_own`."""
-    if not os.path.lexists(path):
+    if not _facts_of(path):
         return True
     # Where locks have no effect, another process may remove it between any two of these steps.
     with contextlib.suppress(FileNotFoundError):
         if not is_made_here(path) or not ours(path):
-            return not os.path.lexists(path)
+            return not _facts_of(path)
         if not empty and path.is_file():
             path.unlink()
             return True
@@ -122,7 +122,7 @@ def remove_named(path: Path) -> None:
 
 def move_vouched(path: Path, to: Path, ours: Callable[[Path], bool]) -> None:
     """Rename a file that `ours` vouches for to a name that is not in use."""
-    if not is_made_here(path) or not path.is_file() or not ours(path) or os.path.lexists(to):
+    if not is_made_here(path) or not path.is_file() or not ours(path) or _facts_of(to):
         msg = f"'{path}' cannot become '{to}': one of them is not as colabstage made it. Rename it, then try again."
         raise TargetExistsError(msg)
     path.rename(to)
@@ -137,7 +137,7 @@ def put_file(made: Path, target: Path, *, replaces: Callable[[Path], bool]) -> N
     check_own(made)
 
     def check() -> None:
-        if os.path.lexists(target) and (stat.S_ISDIR(target.lstat().st_mode) or not replaces(target)):
+        if _facts_of(target) and (stat.S_ISDIR(target.lstat().st_mode) or not replaces(target)):
             was = "is there already, and colabstage did not make it as it is now"
             msg = f"'{target}' {was}. Rename it, then try again."
             raise TargetExistsError(msg)
