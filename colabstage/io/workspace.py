@@ -483,7 +483,7 @@ def remove_empty(folder: Path) -> None:
 def remove_vouched(path: Path, ours: Callable[[Path], bool], *, empty: bool = False, into: Path | None = None) -> bool:
     """Remove a file or folder that `ours` vouches for; return whether it is gone. A link stays, and so does what
     another user made. `empty`: as for `remove_own`; `into`: one of our folders, to be removed with that."""
-    if not os.path.lexists(path):
+    if not _facts_of(path):
         return True
     # Where locks have no effect, another process may remove it between any two of these steps.
     with contextlib.suppress(FileNotFoundError):
@@ -529,7 +529,7 @@ def put_file(made: Path, target: Path, *, replaces: Callable[[Path], bool]) -> N
     check_own(made)
 
     def check() -> None:
-        if os.path.lexists(target) and (stat.S_ISDIR(target.lstat().st_mode) or not replaces(target)):
+        if _facts_of(target) and (stat.S_ISDIR(target.lstat().st_mode) or not replaces(target)):
             was = "is there already, and colabstage did not make it as it is now"
             msg = f"'{target}' {was}. Rename it, then try again."
             raise TargetExistsError(msg)

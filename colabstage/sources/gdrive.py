@@ -60,14 +60,14 @@ def open_share(
     *,
     checksum: Checksum | None = None,
     policy: RetryPolicy = _POLICY,
-    along_bytes: int = 0,
+    along: tuple[int, int] = (0, 0),
     cancellation: Cancellation | None = None,
 ) -> HttpFile | SharedFolder:
     """Open what a link leads to; Drive is asked if the link does not say it."""
     found = _resolve_link(link, policy)
     if found.kind == "folder":
         return list_shared_folder(found, policy=policy, cancellation=cancellation)
-    return open_shared_file(found, checksum=checksum, policy=policy, along_bytes=along_bytes)
+    return open_shared_file(found, checksum=checksum, policy=policy, along=along)
 
 
 def _resolve_link(link: ShareSource, policy: RetryPolicy) -> ShareSource:
@@ -92,15 +92,19 @@ def _ask(link: ShareSource, address: str, policy: RetryPolicy, *, redirects: boo
 
 
 def open_shared_file(
-    link: ShareSource, *, checksum: Checksum | None = None, policy: RetryPolicy = _POLICY, along_bytes: int = 0
+    link: ShareSource,
+    *,
+    checksum: Checksum | None = None,
+    policy: RetryPolicy = _POLICY,
+    along: tuple[int, int] = (0, 0),
 ) -> HttpFile:
-    """Open a file behind a link; `along_bytes` as of `open_http`."""
+    """Open a file behind a link; `along` as of `open_http`."""
     query = {**link.query, "export": "download", "confirm": "t"}
     file = open_http(
         f"{_DOWNLOADS}?{urlencode(query)}",
         checksum=checksum,
         policy=policy,
-        along_bytes=along_bytes,
+        along=along,
         resolve=lambda: _confirmed_address(link, query),
         label=link.label,
         agent=_AGENT,

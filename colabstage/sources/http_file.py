@@ -97,7 +97,6 @@ _GZIPPED = (".gz", ".tgz", ".svgz")
 _GZIP_TYPES = frozenset(
     {"application/gzip", "application/x-gzip", "application/x-tgz", "application/x-gtar-compressed"}
 )
-
 _PAGE_SUFFIXES = (".html", ".htm", ".xhtml", ".shtml")
 # What Amazon, Google and their imitators answer at the address of a bucket or a folder in it.
 _BUCKET_LIST = re.compile(rb"\s*(?:<\?xml[^>]*>\s*)?<ListBucketResult\b")
@@ -111,7 +110,7 @@ def open_http(
     timeout_s: float = _TIMEOUT_S,
     policy: RetryPolicy | None = None,
     clock: Clock = SYSTEM_CLOCK,
-    along_bytes: int = 0,
+    along: tuple[int, int] = (0, 0),
     resolve: Callable[[], str] | None = None,
     label: str = "",
     agent: str = AGENT,
@@ -127,7 +126,7 @@ def open_http(
         timeout_s: seconds of silence, at any time, after which the connection counts as failed.
         policy: how often to try again when the first look fails in a transient way.
         clock: by which these tries wait, and bodies are timed; sockets have time limits of their own.
-        along_bytes: how much of its beginning and, at the same time, of its end to request for `HttpFile.known`, so
+        along: how much of its beginning and, at the same time, of its end to request for `HttpFile.known`, so
             that reading these next costs no round trip. 0 for no more than the look needs.
         resolve, label, agent: as of `HttpSession`.
 
@@ -147,9 +146,9 @@ def open_http(
             raise connection_error(error, session.label) from None
 
     try:
-        tail = in_thread(lambda: _ask_for_tail(session, along_bytes), "colabstage-end") if along_bytes else None
+        tail = in_thread(lambda: _ask_for_tail(session, along[1]), "colabstage-end") if along[1] else None
         # Again for less: a server that cuts each connection early never sends what is asked for along.
-        lengths = itertools.chain([max(LOOK_BYTES, along_bytes)], itertools.repeat(LOOK_BYTES))
+        lengths = itertools.chain([max(LOOK_BYTES, along[0])], itertools.repeat(LOOK_BYTES))
         return with_retries(look, policy or RetryPolicy(), clock.sleep)
     # Nobody else uses the session yet.
     except BaseException:

@@ -134,10 +134,7 @@ def _ask_notebook(source: KaggleSource) -> str:
 
 
 def open_kaggle(
-    source: KaggleSource,
-    *,
-    checksum: Checksum | None = None,
-    along_bytes: int = 0,
+    source: KaggleSource, *, checksum: Checksum | None = None, along: tuple[int, int] = (0, 0)
 ) -> HttpFile | KaggleFolder:
     """Open a dataset that is not local (`find_kaggle_folder`): where it can be mounted, or as the zip that Kaggle
     serves."""
@@ -161,7 +158,7 @@ def open_kaggle(
             with_retries(find_storage, _POLICY),
             checksum=checksum,
             policy=_POLICY,
-            along_bytes=along_bytes,
+            along=along,
             resolve=find_storage,
             label=source.label,
         )

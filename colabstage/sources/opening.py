@@ -692,7 +692,7 @@ def _open_far(source: WebSource | ObjectSource | ShareSource | KaggleSource, ope
     # Both ends of a zip are read next.
     may_be_zip = not isinstance(source, WebSource) or ends_with_contents(urlsplit(source.url).path)
     along = ALONG_BYTES if may_be_zip and opening.folder is not None else 0
-    found = open_remote(source, checksum=opening.checksum, along_bytes=along, cancellation=opening.cancellation)
+    found = open_remote(source, checksum=opening.checksum, along=(along, along), cancellation=opening.cancellation)
     if isinstance(found, KaggleFolder):
         part = _open_path(source, found.path, opening)
         part.notes.append(found.note)

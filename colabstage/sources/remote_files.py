@@ -230,15 +230,15 @@ def list_files(
     return RemoteFileTree(label, openers, cancellation=cancellation)
 
 
-def remote_opener(source: SingleSource, *, along_bytes: int = 0) -> Callable[[], RemoteFile]:
-    """Return a function that opens one file with an address, any number of times; `along_bytes` as in `open_remote`."""
+def remote_opener(source: SingleSource, *, along: tuple[int, int] = (0, 0)) -> Callable[[], RemoteFile]:
+    """Return a function that opens one file with an address, any number of times; `along` as in `open_remote`."""
     if not isinstance(source, FileSource):
         msg = f"'{source.label}' cannot be one of a list of single files; give it alone."
         raise OptionError(msg)
 
     def open_it() -> RemoteFile:
         if not isinstance(source, LocalSource):
-            found = open_remote(source, along_bytes=along_bytes)
+            found = open_remote(source, along=along)
             if not isinstance(found, RemoteFileTree | KaggleFolder):
                 return found
             if isinstance(found, RemoteFileTree):
@@ -257,29 +257,29 @@ def open_remote(
     *,
     checksum: Checksum | None = None,
     policy: RetryPolicy | None = None,
-    along_bytes: int = 0,
+    along: tuple[int, int] = (0, 0),
     cancellation: Cancellation | None = None,
 ) -> RemoteFile | RemoteFileTree | KaggleFolder:
     """Open the file or the folder at an address: the only place that maps sources to transports.
 
-    `checksum`: the expected one, if the caller knows it. `policy`: how often to retry a web server; `along_bytes`: what
-    to request at both ends, for `RemoteFile.known`.
+    `checksum`: the expected one, if the caller knows it. `policy`: how often to retry a web server; `along`: how many
+    bytes to request at its beginning and end, for `RemoteFile.known`.
     """
     if isinstance(source, KaggleSource) and (mounted := find_kaggle_folder(source)) is not None:
         return mounted
     require_online(source.label)
     match source:
         case KaggleSource():
-            return open_kaggle(source, checksum=checksum, along_bytes=along_bytes)
+            return open_kaggle(source, checksum=checksum, along=along)
         case WebSource():
-            return open_http(source.url, checksum=checksum, policy=policy, along_bytes=along_bytes)
+            return open_http(source.url, checksum=checksum, policy=policy, along=along)
         case ObjectSource():
             # Imported late: other sources do not need what it loads.
             from colabstage.sources.objects import open_address
 
             return open_address(source.url, checksum=checksum, retry=PATIENT)
         case ShareSource():
-            shared = open_share(source, checksum=checksum, along_bytes=along_bytes, cancellation=cancellation)
+            shared = open_share(source, checksum=checksum, along=along, cancellation=cancellation)
             if not isinstance(shared, SharedFolder):
                 return shared
             return RemoteFileTree(
@@ -301,8 +301,8 @@ def read_small_file(source: SingleSource) -> bytes:
 
         if (data := read_at_once(source.url)) is not None:
             return data
-    along_bytes = _SMALL_BYTES if isinstance(source, WebSource) else 0
-    with given_up(), contextlib.closing(remote_opener(source, along_bytes=along_bytes)()) as file:
+    along = (_SMALL_BYTES if isinstance(source, WebSource) else 0, 0)
+    with given_up(), contextlib.closing(remote_opener(source, along=along)()) as file:
         if (size := file.facts.size) is None:
             return b"".join(read_through(file, policy=RetryPolicy()))
         data = file.known(0, size)

@@ -366,3 +366,27 @@ def test_a_receipt_vouches_for_its_file_alone_and_one_that_was_never_whole_goes(
     with pytest.raises(TargetExistsError, match="here/it"):
         fetch()
     assert target.read_bytes() == b"mine"
+
+
+def test_what_cannot_be_asked_for_is_not_taken_for_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that fails for a moment: nobody's file is replaced, and nothing counts as removed."""
+    theirs = tmp_path / "theirs.txt"
+    theirs.write_text("theirs", encoding="utf-8")
+    asked: dict[str, Callable[..., os.stat_result]] = {"stat": os.stat, "lstat": os.lstat}
+
+    def fail(name: str) -> Callable[..., os.stat_result]:
+        def ask(path: object, *arguments: object, **options: object) -> os.stat_result:
+            if str(path) == str(theirs):
+                raise OSError(errno.EIO, "input/output error", str(theirs))
+            return asked[name](path, *arguments, **options)
+
+        return ask
+
+    for name in asked:
+        monkeypatch.setattr(os, name, fail(name))
+    with pytest.raises(OSError, match="input/output"), ownership.atomic_path(theirs, replaces=lambda _: False) as temp:
+        temp.write_text("ours", encoding="utf-8")
+    with pytest.raises(OSError, match="input/output"):
+        ownership.remove_vouched(theirs, lambda _: True)
+    monkeypatch.undo()
+    assert theirs.read_text(encoding="utf-8") == "theirs"

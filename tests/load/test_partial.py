@@ -375,6 +375,8 @@ def test_near_the_least_limit_an_epoch_fetches_each_block_once(pack: Pack, tmp_p
         asked = Counter(one.range for one in server.requests if one.path == "data.h5" and one.status == 206)
         assert max(taken) <= limit
         assert len(asked) > 40
+        # The manifest is short, and comes whole with one answer.
+        assert sum(one.path == "data.h5.json" and one.status == 206 for one in server.requests) == 1
 
 
 def test_a_lower_limit_lets_nothing_go_that_is_being_written(pack: Pack, tmp_path: Path) -> None:

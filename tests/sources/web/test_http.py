@@ -781,7 +781,7 @@ def test_the_two_ends_come_along_with_the_look_or_are_asked_for_as_ever(
         server.set_knobs(WebKnobs(etag="changing"))
     elif answers == "too many at once":
         server.set_knobs(WebKnobs(latency_s=0.2, max_requests=1))
-    file = look(along_bytes=100_000, policy=RetryPolicy(attempts=3, first_wait_s=0.01))
+    file = look(along=(100_000, 100_000), policy=RetryPolicy(attempts=3, first_wait_s=0.01))
     size = len(DATA)
     assert file.known(100, size - 100) is None
     known = file.known(size - 1000, size)
