@@ -19,7 +19,7 @@ CLASSES = sorted(
 # Where an error is of the caller's own code, a mistake in colabstage, or something of Colab's that nobody has seen yet,
 # its type is what it is looked up by; and the form and the browser write the type of ours above its text.
 TYPES_SHOWN = {
-    *("layouts/formats/items.py", "machine/drive_errors.py"),
+    *("layouts/formats/items.py", "machine/drive.py"),
     *("cli/command.py", "notebook/form.py", "notebook/browser.py"),
 }
 

@@ -12,8 +12,8 @@ import pytest
 
 from colabstage.errors import SourceChangedError, SourceReadError
 from colabstage.machine import drive_attributes
+from colabstage.machine.drive import drive_log_path, drive_log_size, quota_error
 from colabstage.machine.drive_attributes import Md5Questions, ask_md5s, wait_uploaded
-from colabstage.machine.drive_errors import drive_log_path, drive_log_size, quota_error
 from tests.support.steps import wait_until
 
 if TYPE_CHECKING:
