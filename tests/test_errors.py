@@ -19,7 +19,7 @@ CLASSES = sorted(
 # Where an error comes from the caller's own code, from a mistake in colabstage, or from something new in Colab, people
 # look it up by its type. The form and the browser show the type of our errors above the text.
 TYPES_SHOWN = {
-    *("layouts/formats/items.py", "machine/drive_errors.py"),
+    *("layouts/formats/items.py", "machine/drive.py"),
     *("cli/command.py", "notebook/form.py", "notebook/browser.py"),
 }
 

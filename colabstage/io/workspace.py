@@ -488,7 +488,7 @@ def remove_vouched(path: Path, ours: Callable[[Path], bool], *, empty: bool = Fa
     # Where locks have no effect, another process may remove it between any two of these steps.
     with contextlib.suppress(FileNotFoundError):
         if not is_made_here(path) or not ours(path):
-            return not os.path.lexists(path)
+            return not _facts_of(path)
         if not empty and into is None and path.is_file():
             path.unlink()
             return True
@@ -510,7 +510,7 @@ def remove_named(path: Path) -> None:
 
 def move_vouched(path: Path, to: Path, ours: Callable[[Path], bool]) -> None:
     """Rename a file that `ours` vouches for to a name that is not in use."""
-    if is_made_here(path) and path.is_file() and ours(path) and not os.path.lexists(to):
+    if is_made_here(path) and path.is_file() and ours(path) and not _facts_of(to):
         with contextlib.suppress(FileExistsError):
             # Another process may take the name at this moment.
             if not _rename_by(path, to, _RENAME_NOREPLACE):

@@ -25,8 +25,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from colabstage.errors import CancelledError, ColabstageError, DriveDisconnectedError, DriveError
 from colabstage.io.pipeline import in_thread
 from colabstage.io.progress import SYSTEM_CLOCK
-from colabstage.machine.drive import is_readonly, mount_drive
-from colabstage.machine.drive_errors import drive_log_size, quota_error
+from colabstage.machine.drive import drive_log_size, is_readonly, mount_drive, quota_error
 from colabstage.machine.mounts import drive_root, hang_words, mount_of, probe_mount, run_watched, silence_of
 from colabstage.machine.platforms import detect_platform
 

@@ -206,10 +206,6 @@ class Publication:
         )
         raise SourceChangedError(msg)
 
-    def note(self, mtime_ns: int) -> bytes:
-        """Return the content of its manifest, with the time of the published file, or 0 if that is unknown."""
-        return _content_of(replace(self.manifest, mtime_ns=mtime_ns))
-
 
 def read_note(content: bytes | None, label: str) -> Manifest | None:
     """Return the manifest that a file holds; `None` for none that this version reads."""
@@ -415,8 +411,8 @@ class Place(ABC):
         return True
 
     def _vouch(self, new: Publication, mtime_ns: int) -> None:
-        """Write the manifest, with which the file counts; raises `TargetExistsError` if another process was faster."""
-        beside, content = new.name + MANIFEST_SUFFIX, new.note(mtime_ns)
+        """Write the manifest, with which the file counts; raises `TargetExistsError` where somebody else was faster."""
+        beside, content = new.name + MANIFEST_SUFFIX, _content_of(replace(new.manifest, mtime_ns=mtime_ns))
         try:
             self.write(beside, content, create=True)
         except TargetExistsError:
@@ -690,7 +686,7 @@ class BucketPlace(Place):
     def bring(self, new: Publication) -> int:
         name, version = new.name, None
         (there,) = self.check(name)
-        self.write(name + UNFINISHED_SUFFIX, new.note(0), create=False)
+        self.write(name + UNFINISHED_SUFFIX, _content_of(replace(new.manifest, mtime_ns=0)), create=False)
 
         def advance(nbytes: int) -> None:
             new.cancellation.check()
