@@ -417,10 +417,8 @@ class TableSearch:
         # What a competition's test.csv has is known of the images that are to be labelled: age, sex.
         inputs = {name for table in found[1:] if columns.keys() - table.columns.keys() for name in table.columns}
         folders = found[0].folders
-        # What numbers the rows differs from folder to folder as well.
-        inputs |= {name for name in columns if folders and columns[name].plain.endswith("_id")} | {folders}
         try:
-            roles = find_roles(columns, labels=self.labels, inputs=inputs)
+            roles = find_roles(columns, labels=self.labels, inputs=inputs | {folders})
             # What is in one folder belongs together, unless each is a class.
             is_group = folders and not same_partition(columns[folders].cells, columns[roles.labels[0]].cells)
             return roles._replace(group=roles.group or folders) if is_group else roles
@@ -531,7 +529,8 @@ class TableSearch:
         names, labels = listed([table.name for table, _ in rows.places]), listed(list(roles.labels))
         # Published tables often name a few files that were never published; without a note a broken download would be
         # hidden.
-        lost = [cell for table, rows_there in rows.places for cell in _others(table.path.cells, rows_there)]
+        places = [(table.path.cells, np.delete(np.arange(len(table.path)), own)) for table, own in rows.places]
+        lost = [cells[row] for cells, others in places for row in others.tolist()]
         which = f"whose {self.kind.noun} are not there (first '{show(lost[0])}')" if lost else ""
         which_rows = f"the rows of {names}; paths are in '{first.path.name}'"
         if first.folders:
@@ -545,14 +544,6 @@ class TableSearch:
         )
         rest = len(self.files) - len(np.unique(rows.files))
         return [*filter(None, notes), *left_out_notes((rest, self.kind.noun, "that no row names"))]
-
-
-def _others(cells: Sequence[str], rows: NDArray[np.intp]) -> list[str]:
-    """Return the cells that are not in these rows."""
-    if len(cells) == len(rows):
-        return []
-    there = set(rows.tolist())
-    return [cell for row, cell in enumerate(cells) if row not in there]
 
 
 def tables_agree(

@@ -32,11 +32,12 @@ if TYPE_CHECKING:
 RULES_VERSION = 5
 # Layouts whose rules are newer than those of all: lists beside tables, boxes and masks state splits now, and names of
 # two forms of Unicode, second masks and labels such as 25_0 are read right. Arrays and features state splits as well.
-# VOC's lists of several years, two labels of one record, and splits without a class in Arrow files are read since.
+# VOC's lists of years, two labels of one record, Arrow's splits without a class, and splits of folders are read since.
 _NEWER_RULES = {
-    **dict.fromkeys(("table", "pairs", "file_names", "arrays", "arrow"), 6),
-    **dict.fromkeys(("detection", "webdataset", "tfrecord"), 7),
-    "auto": 8,
+    **dict.fromkeys(("file_names", "arrays", "arrow"), 6),
+    **dict.fromkeys(("webdataset", "tfrecord"), 7),
+    **dict.fromkeys(("table", "pairs", "detection"), 9),
+    "auto": 10,
 }
 
 # Beside `"color_mode": "rgb"`, which is written for `"auto"` too: so the default's options, and with them its keys, are

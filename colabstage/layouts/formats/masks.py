@@ -310,16 +310,13 @@ def masks_state(
     # Competitions do not publish the masks of test images.
     splits = {words.split_of_path(image.name) for image, _ in pairs}
     of_images = {words.split_of_path(image.name) for image in sides.images}
-    if y is None and pairs and "train" in of_images - splits:
-        msg = f"The images of 'train' in '{source.label}' have no masks; those of {listed(sorted(splits))} have."
-        raise LayoutError(msg)
     expected = [image for image in sides.images if words.split_of_path(image.name) in splits]
-    if 2 * len(pairs) < len(expected) or not pairs:
+    if 2 * len(pairs) < len(expected) or not pairs or (y is None and "train" in of_images - splits):
         paired = {image.name for image, _ in pairs}
         first = next((image.name for image in sides.images if image.name not in paired), "")
         msg = (
             f"Of {len(sides.images):,} images in '{source.label}' {len(pairs):,} have a mask of the same name (first "
-            f"without: '{first}'); expected at least half."
+            f"without: '{first}'); expected at least half, and some of those in train."
         )
         raise LayoutError(msg)
     if y is None:
@@ -369,7 +366,7 @@ def _sides(source: Source, x: str | None, y: str | None) -> _Sides:
         are_masks[number] |= _MASK_SUFFIX.search(words.stem_of(files.names[number])) is not None
     if not are_masks.any() and len(files.endings[0]) > 1:
         # a.jpg beside a.png, as MSRA10K has them: masks are never JPEGs.
-        stems = {posixpath.splitext(name)[0] for name in files.names if name.lower().endswith(_JPEGS)}
+        stems = {posixpath.splitext(name)[0] for name in files.ending_in(_JPEGS).names}
         twins = (not name.lower().endswith(_JPEGS) and posixpath.splitext(name)[0] in stems for name in files.names)
         are_masks = np.fromiter(twins, np.bool_, len(files))
     masks, images = files.take(np.flatnonzero(are_masks)), files.take(np.flatnonzero(~are_masks))
@@ -466,10 +463,7 @@ def _by_stem(sides: _Sides, *, bare: bool) -> _Sides:
 def _two(one: str, other: str) -> BrokenDatasetError:
     """Return the error that two files may be masks of one image."""
     names = [words.folder_of(name) or words.stem_of(name) for name in (one, other)]
-    if names[0] == names[1]:
-        stems = [words.stem_of(one), words.stem_of(other)]
-        shared = len(posixpath.commonprefix(stems).rstrip(" ._-"))
-        names = [stem[shared:] for stem in stems] if shared < min(map(len, stems)) else ["NAME"]
+    names = names if names[0] != names[1] else ["NAME"]
     lines = " or ".join(f"layout=image_masks('{name}')" for name in names)
     what = f"it and '{other}' may both be masks of the same image"
     return broken(one, what, f"one for each; say which folder, or end of names, counts, {lines}, or join them")
