@@ -364,11 +364,11 @@ def _sides(source: Source, x: str | None, y: str | None) -> _Sides:
     may_end = np.fromiter(map(_may_end_so, files.names), np.bool_, len(files))
     for number in np.flatnonzero(may_end & ~of_images[of_files]).tolist():
         are_masks[number] |= _MASK_SUFFIX.search(words.stem_of(files.names[number])) is not None
-    if not are_masks.any() and len(files.endings[0]) > 1:
+    if y is None and not are_masks.any() and len(files.endings[0]) > 1:
         # a.jpg beside a.png, as MSRA10K has them: masks are never JPEGs.
-        stems = {posixpath.splitext(name)[0] for name in files.ending_in(_JPEGS).names}
-        twins = (not name.lower().endswith(_JPEGS) and posixpath.splitext(name)[0] in stems for name in files.names)
-        are_masks = np.fromiter(twins, np.bool_, len(files))
+        stems = {name[: name.rfind(".")] for name in files.ending_in(_JPEGS).names}
+        twins = {name for name in files.not_ending_in(_JPEGS).names if name[: name.rfind(".")] in stems}
+        are_masks = np.fromiter(map(twins.__contains__, files.names), np.bool_, len(files))
     masks, images = files.take(np.flatnonzero(are_masks)), files.take(np.flatnonzero(~are_masks))
     if y is not None:
         masks = files.where(lambda name: _called(name, y) and not (x is not None and _called(name, x)))
