@@ -514,16 +514,11 @@ def _weigh_folders(case: Case) -> Found:
         note = f"{left_out(len(copy), 'images')}: copies of the others (first '{min(copy)}')."
         found = replace(found.noting(note), used=found.used | copy)
     rows = case.rows if case.source.ending_in(words.TABLES) else _NOTHING
-    # Rows with names or numbers of the classes agree with the folders.
-    if _name_folders(rows, case) and not (rows.table.classes and _agree(found, rows)):
+    # Names or numbers of the classes say nothing else.
+    by_name, labels = _classes_by_name(found), class_of_samples(rows.table) if isinstance(rows, Evidence) else []
+    if _name_folders(rows, case) and not (labels and same_partition(labels, list(map(by_name.get, rows.table.keys)))):
         return found.noting(_of_folders(rows))
     return found
-
-
-def _agree(one: Evidence, other: Evidence) -> bool:
-    """Tell whether two pieces of evidence divide the samples of the second into the same classes."""
-    by_name, labels = _classes_by_name(one), class_of_samples(other.table)
-    return bool(labels) and same_partition(labels, [by_name.get(key, "") for key in other.table.keys])
 
 
 def _weigh_records(case: Case) -> Found:
@@ -558,9 +553,7 @@ _BY_NAMES = Rival("the images' names", "file_names", _names_beside)
 _BY_ROWS = Rival("a table", TABLE.layout, _rows_beside)
 
 _BY_OTHERS = Rival(
-    "folders that look like classes (both are read where their splits differ and their classes do not)",
-    IMAGE_FOLDER.layout,
-    _classes_of_others,
+    "folders like classes (both are read if only splits differ)", IMAGE_FOLDER.layout, _classes_of_others
 )
 _BESIDE_ROWS = (
     _BY_OTHERS,

@@ -64,17 +64,15 @@ class Evidence:
     def in_split_folders(self) -> Evidence:
         """Return the same with the splits of the folders that all samples are in, where nothing else states splits and
         the folders are no classes."""
-        source = self.table.inputs.source
-        is_by_folder = self.table.splits is not None or self.table.layout == IMAGE_FOLDER.layout
-        if is_by_folder or not isinstance(source, TreeFiles):
-            return self
-        folders, of_files = source.entries.folders
-        splits = splits_of_folders(folders)
+        source, splits = self.table.inputs.source, list[str]()
+        if isinstance(source, TreeFiles) and self.table.splits is None and self.table.layout != IMAGE_FOLDER.layout:
+            folders, of_files = source.entries.folders
+            splits = splits_of_folders(folders)
         if not all(splits) or len({*splits}) < 2:
             return self
         stated = tuple([splits[number] for number in of_files.tolist()])
-        note = f"Splits are the folders that the {self.table.unit} are in: {listed(sorted({*splits}))}."
-        return replace(self, table=replace(self.table, splits=stated)).noting(note)
+        found = replace(self, table=replace(self.table, splits=stated))
+        return found.noting(f"Splits are the folders that the {found.table.unit} are in: {listed(sorted({*splits}))}.")
 
     def as_table(self) -> SampleTable:
         """Return the samples, with the name of what labels them, and a note of the files that were left out."""

@@ -294,8 +294,8 @@ def _choice(table: SampleTable, *, outer: str = "", parts: Sequence[str] = ()) -
     assert isinstance(source, TreeFiles)
     # Masks in 'gt' belong to images in 'img', those of one split to each other.
     first, *others = sorted(parts, key=lambda one: (words.holds_targets(one), not words.holds_images(one))) or [""]
-    of_split = [one for one in others if words.split_name(one).split == words.split_name(first).split]
-    last = of_split[-1] if of_split and (words.holds_targets(of_split[-1]) or len(parts) == 2) else ""
+    last = next((one for one in reversed(others) if words.split_name(one).split == words.split_name(first).split), "")
+    last = last if words.holds_targets(last) or len(parts) == 2 else ""
     outer = first if outer and last else outer
     # A class's folder alone, wherever that is in the source.
     paths = (folder.split("/") for folder in source.entries.folders[0])
@@ -524,8 +524,7 @@ def _left_over(source: Source, found: Evidence) -> Iterator[_Left]:
 
 
 def _without_ending(source: Source) -> Sequence[str]:
-    """Return the images whose names have no ending, by which images are told from other files; not those that links
-    with an ending lead to, as in Hugging Face's cache."""
+    """Return the images whose names have no ending; not those that links with one lead to (Hugging Face's cache)."""
     files = source.ending_in(("",)).where(lambda name: not words.is_note(name))
     looked_at, images = files[:_ENDLESS], source.ending_in(words.IMAGES)
     are_images = all(source.head(entry, HEAD_BYTES).startswith(IMAGE_HEADS) for entry in looked_at)

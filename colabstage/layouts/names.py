@@ -33,8 +33,7 @@ if TYPE_CHECKING:
 
 # The only unambiguous form: a word, a dot and a number.
 _WORD_AND_NUMBER = re.compile(r"(?:^|/)([A-Za-z][A-Za-z_ -]*)\.\d+\.[A-Za-z]+$")
-# The part before the last number of a name, pug in pug_12, 25_0_2 in 25_0_2_20170116; and that behind the first, cat in
-# 12_cat.
+# The part before the last number of a name, 25_0_2 in 25_0_2_20170116; and that behind the first, cat in 12_cat.
 _BEFORE_NUMBER = r"([^/]*?[A-Za-z0-9])[ _.()-]*\d+[^\d/]*\.\w+$"
 _BEHIND_NUMBER = r"(?:^|/)\d+[ _.()-]*([A-Za-z][^/]*)\.\w+$"
 

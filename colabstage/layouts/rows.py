@@ -537,9 +537,10 @@ class TableSearch:
         used = {first.path.name, first.folders, *roles.labels, roles.split, roles.group, roles.number, *corners}
         unread = [name for name in first.table.header if name not in used and not words.is_index_name(name)]
         names, labels = listed([table.name for table, _ in rows.places]), listed(list(roles.labels))
-        # Published tables often name a few files that were never published; without a note, a broken download could be
-        # missed.
-        lost = [cell for table, rows_there in rows.places for cell in _others(table.path.cells, rows_there)]
+        # Published tables often name a few files that were never published; without a note a broken download would be
+        # hidden.
+        places = [(table.path.cells, np.delete(np.arange(len(table.path)), own)) for table, own in rows.places]
+        lost = [cells[row] for cells, others in places for row in others.tolist()]
         which = f"whose {self.kind.noun} are not there (first '{show(lost[0])}')" if lost else ""
         which_rows = f"the rows of {names}; paths are in '{first.path.name}'"
         if first.folders:
@@ -561,14 +562,6 @@ def _renumbered(targets: Targets, places: NDArray[np.int64]) -> Targets:
         return Values(places[targets.values])
     assert isinstance(targets, Boxes)
     return replace(targets, columns={**targets.columns, "labels": places[targets.columns["labels"]]})
-
-
-def _others(cells: Sequence[str], rows: NDArray[np.intp]) -> list[str]:
-    """Return the cells that are not in these rows."""
-    if len(cells) == len(rows):
-        return []
-    there = set(rows.tolist())
-    return [cell for row, cell in enumerate(cells) if row not in there]
 
 
 def tables_agree(

@@ -7,7 +7,6 @@ import functools
 import posixpath
 import re
 import unicodedata
-from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -75,8 +74,6 @@ _FOREIGN = frozenset(
 )
 # trainImages, train_images and TRAIN-images mean the same.
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
-# As people number folders: "a. Training Set".
-_NUMBERING = re.compile(r"^[a-zA-Z][.)] *")
 # What file managers add to a second copy: cat (1), cat - Copy, Copy of cat.
 _COPY = re.compile(r"^copy of | ?\(\d+\)$|( ?- ?| )copy( ?\(?\d+\)?)?$", re.IGNORECASE)
 _TELLING = re.compile(r"(?=.*\d)(?=.*\D).{3,}|\d{5,}")
@@ -163,8 +160,8 @@ def words_of(name: str) -> tuple[str, ...]:
 
 
 def _letters_of(name: str) -> list[str]:
-    """Return the words of a name without its numbers, and without a letter that numbers it."""
-    return [word for word in words_of(_NUMBERING.sub("", name)) if not word[0].isdecimal()]
+    """Return the words of a name without its numbers."""
+    return [word for word in words_of(name) if not word[0].isdecimal()]
 
 
 class SplitName(NamedTuple):
@@ -207,11 +204,6 @@ def split_of_path(name: str) -> str:
     return next((split_name(folder).split for folder in name.split("/")[:-1] if is_split(folder)), "")
 
 
-def split_of_word(word: str) -> str | None:
-    """Return the split that one word names, ignoring years and numbers: train2017, Validation."""
-    return SPLITS.get(word.lower().rstrip("0123456789").rstrip("-_"))
-
-
 def same_split(one: str, other: str) -> bool:
     """Tell whether two names of splits mean the same part of a dataset: val, valid, validation and dev do."""
     return one == other or {one, other} <= _HELD_OUT
@@ -252,19 +244,15 @@ def is_part(name: str) -> bool:
 def may_hold_parts(names: Iterable[str], stem: str) -> bool:
     """Tell whether folders that share stems, such as `stem`, may hold parts of each sample by their names.
 
-    All are called so, or by a letter or with a number beside one that is (A, B, label; time1, time2, label); or one is
-    called as no class would be, and the stems have letters: plain numbers are shared by folders of classes as well.
+    All are called so, or by a letter beside one that is (A, B, label); or one is called as no class would be, and the
+    stems have letters: plain numbers are shared by folders of classes as well.
     """
     words = {name: set(words_of(name)) for name in names}
     # "cat photos" and "dog photos" are not different parts.
     alike = len({frozenset(one & _OF_SAMPLES) for one in words.values()}) == 1
     if alike or any(not one.isdisjoint(_NEGATIONS) for one in words.values()):
         return False
-    series = Counter(name.rstrip("0123456789") for name in words)
-    may_be = (
-        len(name) == 1 or series[name.rstrip("0123456789")] > 1 or one & _OF_SAMPLES for name, one in words.items()
-    )
-    if all(may_be):
+    if all(len(name) == 1 or not one.isdisjoint(_OF_SAMPLES) for name, one in words.items()):
         return True
     return re.search(r"[a-z]", stem) is not None and any(not one.isdisjoint(_NEVER_CLASSES) for one in words.values())
 

@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 RULES_VERSION = 5
 # Layouts whose rules are newer than those of all: lists beside tables, boxes and masks state splits now, and names of
 # two forms of Unicode, second masks and labels such as 25_0 are read right. Arrays and features state splits as well.
-# VOC's lists of several years, two labels of one record, and splits without a class in Arrow files are read since; and
-# a list of what is trained on leaves out the rest, and a column of numbers beside the classes orders them.
+# VOC's lists of several years, two labels of one record, splits without a class in Arrow files and splits of folders are
+# read since; a list of what is trained on leaves out the rest, and a column of numbers beside the classes orders them.
 _NEWER_RULES = {
     **dict.fromkeys(("file_names", "arrays", "arrow"), 6),
-    **dict.fromkeys(("table", "pairs", "webdataset", "tfrecord"), 7),
-    "detection": 8,
-    "auto": 9,
+    **dict.fromkeys(("webdataset", "tfrecord"), 7),
+    **dict.fromkeys(("table", "pairs", "detection"), 9),
+    "auto": 10,
 }
 
 # Written beside `"color_mode": "rgb"`, which `"auto"` writes too, so that the default options, and their keys, stay

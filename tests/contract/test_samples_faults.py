@@ -549,6 +549,26 @@ PARTS = [
     ]
 ]
 
+# As well-known datasets have them.
+FIVE = "{}/images/{{1..3}}_a.jpg {}/images/{{4,5}}_a.jpg"
+AS_PUBLISHED = [
+    row("splits in longer names of folders: boxes", files(FIVE.format("bus_train", "bus_val"), {"bus_{train,val}/labels/{1..5}_a.txt": first_of(0)}), right=[found("train: boxes 0 3; val: boxes 0 2")]),
+    row("splits in longer names of folders: a table", files("pets_train/{1..3}a.jpg pets_test/{4,5}a.jpg", {"labels.csv": "path,label\n1a.jpg,cat\n2a.jpg,dog\n3a.jpg,cat\n4a.jpg,cat\n5a.jpg,dog\n"}), right=[found("train: cat 2, dog 1; test: cat 1, dog 1")]),
+    row("splits in longer names of folders: masks", files(FIVE.format("uavid_train", "uavid_val"), {"uavid_train/labels/{1..3}_a.png": DIAGONAL, "uavid_val/labels/{4,5}_a.png": DIAGONAL} | {f"uavid_{split}/images/{i}_a.jpg": image(i, size=(16, 16)) for split, numbers in (("train", (1, 2, 3)), ("val", (4, 5))) for i in numbers}), right=[found("train: 3 masks.*; val: 2 masks.*")]),
+    row("a test among classes", files("{Cover,JMiPOD,UERD}/{0..3}.jpg Test/{8,9}.jpg"), right=[refused("'Test'")]),
+    row("two kinds of masks beside images", files("{train,val}/images/P{0..2}.png {train,val}/Semantic_masks/P{0..2}_c.png {train,val}/Instance_masks/P{0..2}_i.png"), right=[refused(r"parts\(x='images', y='Semantic_masks'\)")]),
+    row("ground truth in a long name", files("top/top_area{1..5}.jpg ISPRS_ground_truth_COMPLETE/top_area{1..5}.png"), right=[refused(r"parts\(x='top', y='ISPRS_ground_truth_COMPLETE'\)")]),
+    row("a flat test folder called otherwise", files("train/{ALB,NoF}/{0..2}.jpg test_stg1/{3,4}.jpg", {"sample_submission_stg1.csv": "image,ALB,NoF\n3.jpg,0.5,0.5\n"}), right=[found("train: ALB 3, NoF 3")]),
+    row("masks of test images alone", files("candle/train/good/{0..3}.jpg candle/test/{good,bad}/{4,5}.jpg candle/ground_truth/bad/{4,5}.png"), right=[refused("ground_truth")]),
+    row("a.png beside a.jpg, in classes", files("MT_{Free,Fray}/Imgs/e{1..3}.jpg MT_{Free,Fray}/Imgs/e{1..3}.png"), right=[refused(r"e1\.png")]),
+    row("a mask called by one more word", files("v/f_{0..2}_endo.png v/f_{0..2}_endo_mask.png v/f_{0..2}_endo_color_mask.png"), right=[refused("color_mask")]),
+    row("landmarks beside images in folders", files("{indoor,outdoor}/f{0..2}.png", {"{indoor,outdoor}/f{0..2}.pts": "n_points: 68\n"}), right=[refused(r"\.pts")]),
+    row("a table and its images, of two splits by their names", files("validation_data/{1..4}.bmp training_data/{all,hem}/{5..8}.bmp", {"validation_data/test_labels.csv": "name,label\n1.bmp,1\n2.bmp,0\n3.bmp,1\n4.bmp,0\n"}), right=[refused("test_labels.csv")]),
+    row("boxes of a few, folders of classes of most", files("a/JPEGImages/b{0,1}.jpg c/{TRAIN,TEST}/{EOS,LYM}/d{0..2}.jpg", {"a/Annotations/b{0,1}.xml": VOC.format("b")}), right=[refused("folders like classes")]),
+    row("annotations of one name beside another's", files("B.jpg B_1stHO.png C.jpg C_1stHO.png"), right=[refused(r"image_masks\('_1stHO'\)")]),
+    row("boxes without a header", files("a{0..3}.jpg", {"annotations.csv": "".join(f"a{i}.jpg,5,6,40,30,cat\n" for i in range(4))}), right=[refused(r"labels=\['column6'\]")]),
+]
+
 DEEP, GREY = deep(png16, "png", 3), deep(lambda x: grey(x[..., 0]), "png", 1)
 OF_16_BITS: list[tuple[str, dict[str, bytes], dict[str, Any], Callable[[Packed], bool]]] = [
     ("colour, resized", DEEP, {"image_size": 8}, noted("16 bits")), ("colour, as files", DEEP, {"encoding": "encoded"}, noted("16 bits")),
@@ -643,6 +663,7 @@ TEXTS = [
         *OF_PARTS,
         *TEXTS_BESIDE,
         *PARTS,
+        *AS_PUBLISHED,
         *PIXELS,
         *ARRAYS,
         *TEXTS,

@@ -43,7 +43,7 @@ from colabstage.layouts.table import (
     rows_of_file,
     stamp_of,
 )
-from colabstage.layouts.words import IMAGES, SPLIT_FIELDS, SPLITS, folder_of, plain_name, split_name, split_of_word
+from colabstage.layouts.words import IMAGES, SPLIT_FIELDS, SPLITS, folder_of, plain_name, split_name
 from colabstage.machine.resources import allow_open_files
 from colabstage.trees.bytes import SourceFile
 from colabstage.trees.listing import only_line
@@ -204,7 +204,7 @@ def _split_and_role(name: str) -> tuple[str, str]:
     for part in () if is_class_names(name) else reversed(name.split("/")):
         words = _words_of_name(part)
         role = role or next(("x" if word in _X else "y" for word in reversed(words) if word in _X | _Y), "")
-        splits = (_SPLITS_BESIDE.get(word) or split_of_word(word) for word in words)
+        splits = (_SPLITS_BESIDE.get(word) or split_name(word).split for word in words)
         split = split or next(filter(None, splits), "")
     return split, role
 
@@ -214,8 +214,8 @@ def _words_of_name(part: str) -> list[str]:
     text = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=\b[XY])(?=[A-Z])", "_", _bare(part))
     words = [word.lower() for word in re.split(r"[^A-Za-z0-9]+", text) if word]
     split = [
-        [word[0], word[1:]] if word[0] in "xy" and split_of_word(word[1:]) else
-        [word[:-1], word[-1]] if word[-1] in "xy" and split_of_word(word[:-1]) else [word]
+        [word[0], word[1:]] if word[0] in "xy" and split_name(word[1:]).split else
+        [word[:-1], word[-1]] if word[-1] in "xy" and split_name(word[:-1]).split else [word]
         for word in words
     ]  # fmt: skip
     return [word for pair in split for word in pair]

@@ -310,11 +310,8 @@ def masks_state(
     # Competitions do not publish the masks of test images.
     splits = {words.split_of_path(image.name) for image, _ in pairs}
     of_images = {words.split_of_path(image.name) for image in sides.images}
-    if y is None and pairs and "train" in of_images - splits:
-        msg = f"The images of 'train' in '{source.label}' have no masks; those of {listed(sorted(splits))} have."
-        raise LayoutError(msg)
     expected = [image for image in sides.images if words.split_of_path(image.name) in splits]
-    if 2 * len(pairs) < len(expected) or not pairs:
+    if 2 * len(pairs) < len(expected) or not pairs or (y is None and "train" in of_images - splits):
         paired = {image.name for image, _ in pairs}
         first = next((image.name for image in sides.images if image.name not in paired), "")
         by_stem: dict[str, list[str]] = defaultdict(list)
@@ -326,7 +323,7 @@ def masks_state(
             return near(str(_two_masks_error(*several[:2])))
         msg = (
             f"Of {len(sides.images):,} images in '{source.label}' {len(pairs):,} have a mask of the same name (first "
-            f"without: '{first}'); expected at least half."
+            f"without: '{first}'); expected at least half, and some of those in train."
         )
         raise LayoutError(msg)
     if y is None:
@@ -378,11 +375,11 @@ def _sides(source: Source, x: str | None, y: str | None) -> _Sides:
         name = files.names[row]
         if not of_images[of_files[row]] and _MAY_END_SO.search(name):
             are_masks[row] |= _MASK_SUFFIX.search(words.stem_of(name)) is not None
-    if not are_masks.any() and len(files.endings[0]) > 1:
+    if y is None and not are_masks.any() and len(files.endings[0]) > 1:
         # a.jpg beside a.png, as MSRA10K has them: masks are never JPEGs.
-        stems = {posixpath.splitext(name)[0] for name in files.names if name.lower().endswith(_JPEGS)}
-        twins = (not name.lower().endswith(_JPEGS) and posixpath.splitext(name)[0] in stems for name in files.names)
-        are_masks = np.fromiter(twins, np.bool_, len(files))
+        stems = {name[: name.rfind(".")] for name in files.ending_in(_JPEGS).names}
+        twins = {name for name in files.not_ending_in(_JPEGS).names if name[: name.rfind(".")] in stems}
+        are_masks = np.fromiter(map(twins.__contains__, files.names), np.bool_, len(files))
     masks, images = files.take(np.flatnonzero(are_masks)), files.take(np.flatnonzero(~are_masks))
     if y is not None:
         masks = files.where(lambda name: _called(name, y) and not (x is not None and _called(name, x)))

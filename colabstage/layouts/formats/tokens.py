@@ -383,7 +383,7 @@ def why_no_text(source: Source) -> str:
         if why := _why_no_language(entry.name, source.head(entry, _HEAD_BYTES)):
             return f"'{entry.name}' {why} layout=\"tokens\" takes it as text to learn from."
     folders = sorted(
-        folder for folder in set(map(words.folder_of, texts.names)) if folder and not words.split_of_word(folder)
+        folder for folder in set(map(words.folder_of, texts.names)) if folder and not words.is_split(folder)
     )
     if 1 < len(folders) < len(texts):
         return (
