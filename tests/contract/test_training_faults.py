@@ -832,7 +832,8 @@ def relabelled(folder: Path) -> Path:
 
 def test_a_run_says_which_numbers_it_keeps(path: Path, tmp_path: Path) -> None:
     """Those of the cell may be others, as the length of a schedule where there are more epochs now."""
-    for count, options in enumerate(({}, {}, {"lr": 0.5, "steps": 30})):
+    changed: list[dict[str, Any]] = [{}, {}, {"lr": 0.5, "steps": 30}]
+    for count, options in enumerate(changed):
         own = parts(path, **options)
         with resumable(tmp_path / "run", progress=False, **own) as run:
             assert len(run.notes) == (2 if count == 2 else 0)
