@@ -219,7 +219,7 @@ def stage_form(source: SourceArgument = "", **arguments: Unpack[FormArguments]) 
         OptionError: a size or fractions are invalid.
         TypeError: an argument is unknown.
     """
-    widgets = import_widgets("stage_dataset does the same without it; stage_form")
+    widgets = import_widgets("stage_form")
     sources = list(source) if isinstance(source, list | tuple) else [source]
     for part in sources:
         check_argument("source", part, "path")

@@ -176,7 +176,7 @@ def check_parts(parts: Mapping[str, object]) -> None:
     for name, part in parts.items() if all(isinstance(part, _KNOWN) for part in parts.values()) else ():
         groups = part.param_groups if isinstance(part, torch.optim.Optimizer) else ()
         if any(id(one) not in saved for group in groups for one in group["params"]):
-            msg = f"{name} trains parameters of no part, so they are not saved. Pass their model, or make {name} anew."
+            msg = f"{name} trains parameters of no part, so they are not saved. Pass their model, or make {name} again."
             raise OptionError(msg)
 
 
