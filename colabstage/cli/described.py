@@ -12,7 +12,7 @@ from colabstage.io.report import Row, Table, facts, json_values
 from colabstage.io.units import NAMES_SHOWN, format_bytes, format_names
 
 if TYPE_CHECKING:
-    from colabstage.h5.info import FieldInfo, PackInfo
+    from colabstage.h5.info import FieldInfo
 
 # More lines would not help; --json has all of them.
 _MOST_SKIPPED = 10
@@ -21,7 +21,7 @@ _MOST_SKIPPED = 10
 def describe_pack(file: str) -> Output:
     """Read the headers of a file, and its manifest."""
     info, nbytes = read_info(Path(file)), Path(file).stat().st_size
-    manifest, encoding = look_at_manifest(info.path, nbytes), _encoding(info)
+    manifest = look_at_manifest(info.path, nbytes)
     by = f", written by colabstage {manifest.written_by}" if manifest.written_by else ""
     # It can still be read, but there is nothing to compare its bytes with.
     form = "HDF5 that colabstage did not write" if info.format_version is None else f"pack {info.format_version}{by}"
@@ -33,7 +33,7 @@ def describe_pack(file: str) -> Output:
         "layout": info.layout or "",
         "samples": ", ".join(f"{name} {rows:,}" for name, rows in info.rows.items()),
         "classes": format_names(info.classes[:NAMES_SHOWN], len(info.classes)) if info.classes else "",
-        "encoding": encoding + (f", because {info.encoding_reason}" if info.encoding_reason else ""),
+        "encoding": ", because ".join(filter(None, (info.encoding, info.encoding_reason))),
         "resized by": info.resizer or "",
         "manifest": manifest.detail,
     }
@@ -49,27 +49,8 @@ def describe_pack(file: str) -> Output:
         rest = len(info.skipped) - _MOST_SKIPPED
         more = [f"  … and {rest:,} more, with --json"] if rest > 0 else []
         lines += ["", f"{len(info.skipped):,} left out:", *(f"  {one}" for one in info.skipped[:_MOST_SKIPPED]), *more]
-    found = json_values(info) | {"nbytes": nbytes, "encoding": encoding, "manifest": json_values(manifest)}
+    found = json_values(info) | {"nbytes": nbytes, "manifest": json_values(manifest)}
     return Output(found, "\n".join(lines))
-
-
-def _encoding(info: PackInfo) -> str:
-    """Return how inputs are stored: as the file says, otherwise `pixels`, `encoded`, or `arrays` if rows are not
-    images."""
-    if info.encoding is not None:
-        return info.encoding
-    fields = [split.x for split in info.splits.values()]
-    # One split of encoded images is enough: the file then needs decoding when it is read.
-    if any(field.kind == "encoded" for field in fields):
-        return "encoded"
-    return "pixels" if all(map(_are_pixels, fields)) else "arrays"
-
-
-def _are_pixels(field: FieldInfo) -> bool:
-    """Return whether rows look like images: bytes, with as many channels as images have."""
-    shape = field.shape or ()
-    # Signed bytes and floats may be anything; unsigned bytes of this shape are images in all programs.
-    return field.dtype.kind == "u" and (len(shape) == 2 or (len(shape) == 3 and shape[2] in (1, 2, 3, 4)))
 
 
 def _one_row(field: FieldInfo) -> str:

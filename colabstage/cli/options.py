@@ -14,7 +14,8 @@ import typer
 from colabstage.errors import OptionError
 from colabstage.images.geometry import ColorMode, Resize
 from colabstage.io.units import parse_fractions, parse_sides
-from colabstage.stage.request import Keep, Verify
+from colabstage.pack.options import WrittenArguments
+from colabstage.stage.request import FormArguments, Keep, Verify
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -127,18 +128,15 @@ def _flag(
     metavar: str,
     text: str,
     panel: str | None = None,
-    *,
-    suggested: tuple[str, ...] = (),
-    offer: Callable[[str], list[str]] | None = None,
-    parser: Callable[[str], Any] | None = None,
+    **more: Any,
 ) -> tuple[str, Any]:
     """Return the Python argument of an option, and its type with its definition; the words of a `Literal` are its
-    metavar."""
+    metavar. `more`: as of `option`."""
     written = f"--{name.replace('_', '-')}"
     words = get_args(kind) if isinstance(kind, type(Keep)) else ()
     if words:
         return name, Annotated[kind, choice(written, words, text, panel)]
-    return name, Annotated[kind, option(written, metavar, text, panel, words=suggested, offer=offer, parser=parser)]
+    return name, Annotated[kind, option(written, metavar, text, panel, **more)]
 
 
 # The options that are arguments of several functions; functions cannot be given on a command line.
@@ -174,7 +172,7 @@ _FLAGS: dict[str, Any] = dict(
             "auto|pixels|encoded|jpeg:Q",
             "Decoded pixels, the files' own bytes, JPEGs of quality Q, or whichever fits.",
             _IMAGES,
-            suggested=("auto", "pixels", "encoded", "jpeg:90"),
+            words=("auto", "pixels", "encoded", "jpeg:90"),
         ),
         _flag(
             "splits",
@@ -199,7 +197,7 @@ _FLAGS: dict[str, Any] = dict(
             "raise|skip|skip:P%",
             "What to do with images that cannot be decoded.",
             _IMAGES,
-            suggested=("raise", "skip", "skip:1%"),
+            words=("raise", "skip", "skip:1%"),
         ),
         _flag(
             "only",
@@ -268,20 +266,8 @@ def flags(*names: str) -> dict[str, Any]:
     return {name: _FLAGS[name] for name in names}
 
 
-PACK_FLAGS = flags(
-    "layout",
-    "image_size",
-    "color_mode",
-    "resize",
-    "encoding",
-    "splits",
-    "group_by",
-    "seed",
-    "on_error",
-    "only",
-    "zip_encoding",
-)
-STAGE_FLAGS = PACK_FLAGS | flags("keep", "local_dir", "cache_dir", "refresh", "verify", "hash", "disk_limit")
+PACK_FLAGS = flags(*(name for name in _FLAGS if name in WrittenArguments.__annotations__))
+STAGE_FLAGS = flags(*(name for name in _FLAGS if name in FormArguments.__annotations__))
 _SPELLED = {
     **{name: f"--{name.replace('_', '-')} {get_args(kind)[1].metavar}".strip() for name, kind in _FLAGS.items()},
     # Arguments that have another name here than in Python.

@@ -128,7 +128,7 @@ def autotune_loader(
     from colabstage.load.dataset import dataset_h5
 
     stock = partial(DataLoader, dataset, batch_size, shuffle=shuffle, collate_fn=collate_fn)
-    makers: dict[str, Callable[..., Any]] = {"DataLoader": stock}
+    makers: dict[str, partial[Any]] = {"DataLoader": stock}
     tried = makers
     below = dataset
     while isinstance(below, Subset):
@@ -136,7 +136,8 @@ def autotune_loader(
     if isinstance(below, dataset_h5):
         from colabstage.load.loader import make_loader
 
-        makers["make_loader"] = partial(make_loader, dataset, batch_size, device=device, shuffle=shuffle)
+        place = None if device is None else str(device)
+        makers["make_loader"] = partial(make_loader, dataset, batch_size, device=place, shuffle=shuffle)
         tried = dict(makers)
         roots: tuple[object, ...] = (below.transform, below.target_transform)
         reader = below.reader
@@ -161,7 +162,10 @@ def autotune_loader(
     best, default = choose(trials), next(trial for trial in trials if str(trial) == str(candidates[0]))
     note = saved.note(trying.steps, "autotune_loader(dataset, batch_size, step=step, restore=(model, optimizer))")
     table = (best, *sorted((trial for trial in trials if trial is not best), key=lambda trial: trial.batch_s))
-    arguments = ["dataset", str(batch_size), *(f"{name}={value!r}" for name, value in best.options.items())]
+    # Those of the trial too: a line without them would load other batches.
+    given = {name: value for name, value in makers[best.maker].keywords.items() if value is not None}
+    options = {name: name if callable(value) else repr(value) for name, value in {**given, **best.options}.items()}
+    arguments = ["dataset", str(batch_size), *(f"{name}={value}" for name, value in options.items())]
     call = f"{best.maker}({', '.join(arguments)})"
     rate, gain, seconds = best.samples / best.batch_s, default.batch_s / best.batch_s, SYSTEM_CLOCK.now() - began
     return TunedLoader(

@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
 from colabstage.diagnose.machine_facts import inspect_machine
-from colabstage.errors import OptionError
-from colabstage.io.arguments import check_argument
+from colabstage.io.arguments import check_argument, whole_number
 from colabstage.io.boundary import NOTHING_DONE, public
 from colabstage.io.packages import ACCELERATORS
 from colabstage.io.report import Report, Row, Table
@@ -375,9 +374,8 @@ def doctor(
     # Before anything is examined, which takes up to the deadline.
     check_argument("timeout_s", timeout_s, "above zero")
     check_argument("batch_size", batch_size, "above zero")
-    if num_workers is not None and num_workers < 0:
-        msg = f"num_workers={num_workers!r} cannot work; expected 0 or more."
-        raise OptionError(msg)
+    if num_workers is not None:
+        num_workers = whole_number("num_workers", num_workers)
     # As a path it would not be found, and the advice would be to check the spelling.
     if path is not None:
         check_argument("path", path, "path", remedy="Of what stage_dataset returns pass its .path.")

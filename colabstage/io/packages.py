@@ -100,7 +100,7 @@ def whole_imports() -> Iterator[None]:
             handler(*came[-1])
 
 
-def refuse_import(package: str, user: str, error: ImportError) -> NoReturn:
+def refuse_import(package: str, user: str, error: Exception) -> NoReturn:
     """Say what to do about a package that cannot be imported, and that something needs, as "make_loader needs"."""
     msg = f"{user} {package}. Install it with: pip install {package}"
     # What is installed is not installed again by that.

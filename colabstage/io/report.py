@@ -20,7 +20,8 @@ from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from colabstage.errors import MissingDependencyError, NotSupportedHereError, printable
+from colabstage.errors import NotSupportedHereError, printable
+from colabstage.io.packages import refuse_import
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -118,8 +119,7 @@ def new_figure(width: float, height: float) -> Figure:
     try:
         shown = _shown_figure()
     except ImportError as error:
-        msg = "Drawing needs matplotlib. Install it with: pip install matplotlib"
-        raise MissingDependencyError(msg) from error
+        refuse_import("matplotlib", "Drawing needs", error)
     return shown(figsize=(width, height), dpi=120, layout="constrained", facecolor="white")
 
 

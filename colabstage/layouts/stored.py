@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from colabstage.errors import DecodeError, LayoutError, MissingDependencyError, OptionError, PackFormatError
+from colabstage.errors import DecodeError, LayoutError, OptionError, PackFormatError
 from colabstage.h5.schema import FORMAT_ATTRIBUTE
 from colabstage.h5.untrusted import (
     check_extent,
@@ -31,6 +31,7 @@ from colabstage.h5.untrusted import (
 )
 from colabstage.io.files import read_with_retry
 from colabstage.io.units import format_count
+from colabstage.io.packages import refuse_import
 from colabstage.layouts.reading import broken, in_place, open_member, read_each, read_head
 from colabstage.layouts.table import (
     Arrays,
@@ -404,8 +405,7 @@ def read_clip(content: bytes, dtype: SoundDtype) -> Clip:
     try:
         import soundfile  # type: ignore[import-untyped, import-not-found, unused-ignore]
     except (ImportError, OSError) as error:  # OSError: the package is installed, but not the library that it wraps
-        msg = "Clips of sound are decoded by soundfile. Install it with: pip install soundfile"
-        raise MissingDependencyError(msg) from error
+        refuse_import("soundfile", "Clips of sound are decoded by", error)
     _check_length(content)
     try:
         with soundfile.SoundFile(io.BytesIO(content)) as file:

@@ -419,9 +419,8 @@ class Loader(Iterated, _Base):
         thread, done = self._position.thread, self._position.done
         if not done.ended and thread is not None and thread is not current_thread() and thread.is_alive():
             msg = (
-                "Another thread takes the batches of this loader, ahead of your loop, so its place is not that of the "
-                "training. Iterate over the loader itself, made with device= rather than inside a CudaDataLoader: it "
-                "makes and copies batches in advance, too."
+                "Another thread takes the batches of this loader, ahead of your loop, so its place is not yours. Loop "
+                "over the loader itself, without a CudaDataLoader: with device= it copies in advance, too."
             )
             raise OptionError(msg)
         # Only the loop's end tells that nothing of the epoch is left to ask for.
@@ -445,9 +444,6 @@ class Loader(Iterated, _Base):
         resumed loop over it is empty. Taken after the loop has ended, it is the beginning of the next epoch. A batch
         whose transform failed is over as well, where the loop continues. All ranks have the same state at the same
         step, so one rank's serves all.
-
-        Raises:
-            OptionError: another thread takes the batches.
         """
         done = self._place
         state = {**self._made_by.identity(done.epoch), "epoch": done.epoch, "batches_done": done.batches_done}

@@ -14,18 +14,17 @@ import io
 from bisect import bisect_left
 from dataclasses import dataclass, field
 from functools import partial
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from colabstage.errors import ColabstageError, DecodeError, MissingDependencyError, OptionError
+from colabstage.errors import ColabstageError, DecodeError, OptionError
 from colabstage.images.decode import encode_jpeg
+from colabstage.images.geometry import VOID
 from colabstage.io.boundary import public
 from colabstage.io.report import COLOURS, STYLE, TEXT_COLOUR, Row, Table, facts, notes
 from colabstage.io.units import format_count
 from colabstage.notebook.samples import (
-    NO_CLASS,
     Sample,
     SplitClasses,
     channels_first,
@@ -35,7 +34,7 @@ from colabstage.notebook.samples import (
     read_samples,
     sample_kind,
 )
-from colabstage.notebook.saved import as_images, show_with_picture, widget_view
+from colabstage.notebook.saved import as_images, import_widgets, make_button, show_with_picture, widget_view
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -87,7 +86,7 @@ def _css_colour(value: int) -> str:
 
 def is_background(value: int, classes: Sequence[str]) -> bool:
     """Return whether a mask's class is the background, which is not painted; 0 if classes have no names."""
-    if value == NO_CLASS:
+    if value == VOID:
         return True
     return classes[value].strip().lower() in _BACKGROUNDS if value < len(classes) else value == 0 and not classes
 
@@ -379,7 +378,7 @@ def _draw_table(sample: Sample, classes: Sequence[str]) -> str:
     elif sample.mask is not None:
         head = ["class", "of the pixels"]
         for value, share in _shares(sample.mask)[:_MOST_IN_TABLE]:
-            rows.append(Row(("no class" if value == NO_CLASS else class_name(value, classes), f"{share:.1%}")))
+            rows.append(Row(("no class" if value == VOID else class_name(value, classes), f"{share:.1%}")))
     return Table(tuple(rows), tuple(head), numbers=frozenset(range(1, len(head)))).html if head else ""
 
 
@@ -568,7 +567,7 @@ class Overlay:
     def __init__(self, widgets: Any, kind: str, count: int, tooltip: str, press: Callable[[int], object]) -> None:
         """Make `count` buttons, which are shown or hidden: creating a widget again costs a message and a flicker."""
         self.drawn = widgets.HTML()
-        self.buttons = [_button(widgets, "", tooltip, partial(press, number)) for number in range(count)]
+        self.buttons = [make_button(widgets, "", tooltip, partial(press, number)) for number in range(count)]
         over = widgets.Box(self.buttons)
         over.add_class("cs-over")
         over.add_class(f"cs-over-{kind}")
@@ -647,11 +646,7 @@ def browse_dataset(data: Samples, *, split: str | None = None, page_size: int = 
         SplitNotFoundError: there is no such split; the message lists those that exist.
         SourceNotFoundError, PackFormatError, NewerFormatError, DamagedPackError: the file cannot be read.
     """
-    try:
-        widgets = import_module("ipywidgets")
-    except ImportError as error:
-        msg = "browse_dataset needs ipywidgets. Install it with: pip install ipywidgets"
-        raise MissingDependencyError(msg) from error
+    widgets = import_widgets("browse_dataset")
     if type(page_size) is not int or not 1 <= page_size <= _MOST_ON_A_PAGE:
         msg = f"page_size={page_size!r} cannot work; expected a whole number from 1 to {_MOST_ON_A_PAGE}."
         raise OptionError(msg)
@@ -681,7 +676,7 @@ class DatasetBrowser:
             self.show()
 
         def button(text: str, tooltip: str, act: Callable[[], None], width: str = "42px") -> Any:
-            made = _button(widgets, text, tooltip, lambda: move(act))
+            made = make_button(widgets, text, tooltip, lambda: move(act))
             made.layout.width = width
             return made
 
@@ -806,9 +801,3 @@ class DatasetBrowser:
 
 def _set_shown(widget: Any, shown: bool) -> None:
     widget.layout.display = "" if shown else "none"
-
-
-def _button(widgets: Any, text: str, tooltip: str, act: Callable[[], object]) -> Any:
-    button = widgets.Button(description=text, tooltip=tooltip)
-    button.on_click(lambda _: act())
-    return button

@@ -10,10 +10,9 @@ import contextvars
 import html
 import inspect
 import threading
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, Unpack, get_args
 
-from colabstage.errors import CancelledError, ColabstageError, MissingDependencyError, NotStagedError, OptionError
+from colabstage.errors import CancelledError, ColabstageError, NotStagedError, OptionError
 from colabstage.images.geometry import ColorMode, Resize
 from colabstage.io.arguments import check_argument, defaults
 from colabstage.io.boundary import public
@@ -21,7 +20,7 @@ from colabstage.io.display import Board, panel_html
 from colabstage.io.progress import Cancellation
 from colabstage.io.report import COLOURS, STYLE
 from colabstage.io.units import hide_secrets, parse_bytes, parse_fractions, parse_sides
-from colabstage.notebook.saved import show_with_picture
+from colabstage.notebook.saved import import_widgets, make_button, show_with_picture
 from colabstage.pack.options import split_fractions, square
 from colabstage.stage.request import FormArguments, Keep, Verify, make_request
 
@@ -220,14 +219,7 @@ def stage_form(source: SourceArgument = "", **arguments: Unpack[FormArguments]) 
         OptionError: a size or fractions are invalid.
         TypeError: an argument is unknown.
     """
-    try:
-        widgets = import_module("ipywidgets")
-    except ImportError as error:
-        msg = (
-            "stage_form needs ipywidgets. Install it with: pip install ipywidgets, and load the page again. "
-            "stage_dataset does the same without it."
-        )
-        raise MissingDependencyError(msg) from error
+    widgets = import_widgets("stage_form")
     sources = list(source) if isinstance(source, list | tuple) else [source]
     for part in sources:
         check_argument("source", part, "path")
@@ -249,10 +241,10 @@ class StageForm:
         self._error: BaseException | None = None
         self._fields = make_fields(widgets, start)
         self._line, self._panel, self._outcome = (widgets.HTML() for _ in range(3))
-        self._plan_button = _make_button(widgets, "Plan", "Say what would be done, and do nothing", self.plan)
-        self._stage_button = _make_button(widgets, "Stage", "Make the dataset local and ready", self.stage)
+        self._plan_button = make_button(widgets, "Plan", "Say what would be done, and do nothing", self.plan)
+        self._stage_button = make_button(widgets, "Stage", "Make the dataset local and ready", self.stage)
         self._stage_button.button_style = "primary"
-        self._cancel_button = _make_button(widgets, "Cancel", "Stop, and keep what is finished", self.cancel)
+        self._cancel_button = make_button(widgets, "Cancel", "Stop, and keep what is finished", self.cancel)
         self._cancel_button.disabled = True
         self.widget = self._arranged(widgets)
         # Registered once drawing is possible, because setting a value from code calls it too.
@@ -416,12 +408,6 @@ def _put(widget: Any, value: str) -> None:
     # Hours of work must not end because the page that showed them is gone.
     with contextlib.suppress(Exception):
         widget.value = value
-
-
-def _make_button(widgets: Any, words: str, tooltip: str, press: Callable[[], None]) -> Any:
-    button = widgets.Button(description=words, tooltip=tooltip)
-    button.on_click(lambda _: press())
-    return button
 
 
 def _code_html(code: str) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from colabstage.errors import EmptySourceError, OptionError
+from colabstage.io.arguments import whole_number
 from colabstage.io.boundary import public
 from colabstage.io.report import INK, MUTED, draw_panel, new_figure, plain_axes
 from colabstage.io.units import format_count
@@ -34,26 +35,22 @@ SERIES = ("#2a7f9e", "#c8553d", "#2e8b57", "#8a5aa8", "#b7791f", "#4a5a6a")
 _MOST_CLASSES = 40
 
 
-def add_title(figure: Figure, title: str, note: str = "") -> None:
-    """Write a headline at the left and a muted line below it; empty ones are left out."""
-    if title or note:
-        # Room for the note, which is a separate text because a title has one colour.
-        lines = "\n" * (2 if note else 1)
-        figure.suptitle(f"{title}{lines}", color=INK, weight="bold", x=0.01, ha="left", fontsize=13)
-    if note:
-        height = float(figure.get_size_inches()[1])
-        figure.text(0.01, 1 - 0.37 / height, note, color=MUTED, fontsize=9.5, va="top")
+def add_title(figure: Figure, title: str, note: str) -> None:
+    """Write a headline at the left, and a muted line below it, which may be empty."""
+    # Room for the note, which is a separate text because a title has one colour.
+    figure.suptitle(f"{title}\n\n" if note else f"{title}\n", color=INK, weight="bold", x=0.01, ha="left", fontsize=13)
+    height = float(figure.get_size_inches()[1])
+    figure.text(0.01, 1 - 0.37 / height, note, color=MUTED, fontsize=9.5, va="top")
 
 
 @public()
-def plot_class_balance(data: Samples, *, title: str = "Samples of each class") -> Figure:
+def plot_class_balance(data: Samples) -> Figure:
     """Draw the number of samples of each class in every split. Only targets are read.
 
     >>> plot_class_balance(data)  # doctest: +SKIP
 
     Args:
         data: what `stage_dataset` returns, a `dataset_h5`, or the path of an HDF5 file or a pattern of several.
-        title: the headline.
 
     Returns:
         A matplotlib figure on white that a notebook shows; with more than 40 classes, the most and the least frequent.
@@ -76,7 +73,7 @@ def plot_class_balance(data: Samples, *, title: str = "Samples of each class") -
             counts.setdefault(name, {})[split] = count
     shown, left = _choose_classes(counts)
     figure = new_figure(min(11.0, 4.0 + 3.2 * len(labels)), 1.3 + 0.27 * max(3, len(shown)))
-    add_title(figure, title, f"{left:,} classes of middling frequency are left out." if left else "")
+    add_title(figure, "Samples of each class", f"{left:,} classes of middling frequency are left out." if left else "")
     axes = figure.subplots(1, len(labels), sharey=True, squeeze=False)[0]
     for axis, split, colour in zip(axes, labels, cycle(SERIES), strict=False):
         values = [counts[name].get(split, 0) for name in shown]
@@ -96,9 +93,7 @@ def _choose_classes(counts: dict[str, dict[str, int]]) -> tuple[list[str], int]:
 
 
 @public()
-def plot_image_sizes(
-    data: Samples, *, split: str | None = None, most: int = 2000, title: str = "Sizes of images"
-) -> Figure:
+def plot_image_sizes(data: Samples, *, split: str | None = None, most: int = 2000) -> Figure:
     """Draw the width and height of images; only headers of files are read.
 
     >>> plot_image_sizes("photos", most=500)  # doctest: +SKIP
@@ -108,7 +103,6 @@ def plot_image_sizes(
             folder or archive of image files, before it is staged.
         split: which; the first by default.
         most: maximum number of images to examine, spread evenly.
-        title: the headline.
 
     Returns:
         A matplotlib figure on white that a notebook shows.
@@ -120,15 +114,13 @@ def plot_image_sizes(
         MissingDependencyError: matplotlib is not installed.
         SourceNotFoundError, PackFormatError, NewerFormatError, DamagedPackError: the file cannot be read.
     """
-    if most < 1:
-        msg = f"most={most} cannot work; expected 1 or more."
-        raise OptionError(msg)
+    most = whole_number("most", most, least=1)
     path = Path(data).expanduser() if isinstance(data, str | os.PathLike) else None
     if path is not None and path.exists() and recognise(path) is not None:
         sizes, of = _of_files(path, most)
     else:
         sizes, of = _of_split(data, split, most)
-    return _draw_sizes(sizes, of, title)
+    return _draw_sizes(sizes, of)
 
 
 def _of_split(data: Samples, split: str | None, most: int) -> tuple[NDArray[np.int64], int]:
@@ -168,12 +160,12 @@ def _of_files(path: Path, most: int) -> tuple[NDArray[np.int64], int]:
     return np.array(sizes, np.int64), len(entries)
 
 
-def _draw_sizes(sizes: NDArray[np.int64], of: int, title: str) -> Figure:
+def _draw_sizes(sizes: NDArray[np.int64], of: int) -> Figure:
     heights, widths = sizes[:, 0], sizes[:, 1]
     figure = new_figure(7.2, 4.6)
     looked = f"{len(sizes):,} of {format_count(of, 'images')}" if len(sizes) < of else format_count(of, "images")
     middle = f"{int(np.median(widths)):,} x {int(np.median(heights)):,}"
-    add_title(figure, title, f"{looked}; width x height is {middle} in the middle (×).")
+    add_title(figure, "Sizes of images", f"{looked}; width x height is {middle} in the middle (×).")
     axis = figure.subplots()
     points, counts = np.unique(np.stack([widths, heights], axis=1), axis=0, return_counts=True)
     # People compare the area of dots, not their width; the root keeps rare sizes visible.

@@ -19,6 +19,7 @@ from colabstage.errors import OptionError, PackFormatError
 from colabstage.h5.info import open_h5, read_info
 from colabstage.h5.parts import find_parts
 from colabstage.h5.schema import OFFSETS
+from colabstage.images.geometry import VOID
 from colabstage.io.arguments import refuse_argument
 from colabstage.io.pipeline import ThreadPool
 from colabstage.io.progress import Cancellation
@@ -51,8 +52,6 @@ _MOST_MASK_BYTES = 1 << 28
 _TARGET_BYTES = 1 << 24
 # Rows whose boxes are read at once.
 _BOXED_ROWS = 1 << 16
-# The value for "no class" in masks.
-NO_CLASS = 255
 
 Kind = Literal["image", "sound", "tokens", "numbers"]
 
@@ -348,7 +347,7 @@ def _of_masks(reader: SplitReader) -> SplitClasses:
         masks = np.asarray(reader.read_y(np.arange(start, min(start + step, len(reader)))))
         for row, mask in enumerate(masks, start):
             seen[row] = np.bincount(mask.reshape(-1), minlength=256) > 0
-    seen[:, NO_CLASS] = False
+    seen[:, VOID] = False
     rows, labels = np.nonzero(seen)
     return _sorted(rows, labels, reader.classes)
 

@@ -1,4 +1,4 @@
-"""What a saved notebook shows in place of widgets.
+"""Widgets of ipywidgets, and what a saved notebook shows in place of them.
 
 A saved notebook stores the names of its widgets but not their content, so readers would see "model not found". Two
 outputs take turns without a script: where widgets work, their style hides the picture; where they do not, the picture's
@@ -11,7 +11,12 @@ import base64
 import re
 import uuid
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from colabstage.io.packages import refuse_import
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 # An output for a widget without any element holds only a sentence, such as "Loading widget…" or "model not found".
 _HIDE_LOST = (
@@ -24,6 +29,21 @@ _MARK = "<!-- in place of its picture -->"
 _DRAWING = re.compile(r"<svg class='cs-picture' (?P<look>[^>]*)>(?P<content>.*?)</svg>", re.DOTALL)
 _LOOK = re.compile(r"style='([^']*)'")
 _BOX = re.compile(r"viewBox='0 0 (\d+) (\d+)'")
+
+
+def import_widgets(user: str) -> Any:
+    """Return the module ipywidgets, which `user` needs."""
+    try:
+        return import_module("ipywidgets")
+    except ImportError as error:
+        refuse_import("ipywidgets", f"{user} needs", error)
+
+
+def make_button(widgets: Any, text: str, tooltip: str, press: Callable[[], object]) -> Any:
+    """Return a button that calls `press`."""
+    button = widgets.Button(description=text, tooltip=tooltip)
+    button.on_click(lambda _: press())
+    return button
 
 
 def as_images(drawn: str) -> str:

@@ -192,9 +192,6 @@ def _facts_of(folder: Path, version: Version) -> RunVersion:
     return RunVersion(version.name, version.session, version.step, nbytes, facts.st_mtime, complete)
 
 
-# The history of a run as a figure.
-
-
 # The columns of every history row.
 PLACES = ("session", "epoch", "step", "time")
 

@@ -39,15 +39,13 @@ from colabstage.runs.saver import END_S, Job, Saved, Saver
 from colabstage.runs.state import (
     ROWS,
     Copier,
-    check_parameters,
     check_parts,
     dataset_digest,
-    kept_numbers,
     kind_of_part,
     load_parts,
+    numbers_of,
     random_state,
     set_random_state,
-    setup_of,
     unwrapped,
 )
 from colabstage.stage.publish import restore_file
@@ -205,7 +203,7 @@ class Run:
         self._summed = 0
         # Who counts the epochs: a loop over `epochs`, or one that calls `end_epoch`; otherwise the loader.
         self._counts = False
-        self._setup: dict[str, Any] = {}
+        self._numbers: dict[str, Any] = {}
         self._pass: int | None = None
         self._saved: tuple[int, int, int] = self._place()
         self._due_s = self._again_s = 0.0
@@ -226,7 +224,7 @@ class Run:
             for loop in self._loops():
                 loop.local = local
             # What cannot be saved is refused now, and not when the first version is due.
-            self._setup = setup_of(self._parts)
+            self._numbers = numbers_of(self._parts)
             self._copier.give_back(self._states())
             stack.callback(self._leave)
             (version, self._session), *_ = _on_each_rank(lambda: self._choose(local))
@@ -246,8 +244,6 @@ class Run:
     ) -> None:
         with self._stack:
             # What an exception has left half done is no state to go on from.
-            if error is None:
-                self._follow_loader()
             if error is None and not self._is_saved():
                 self.save()
             self._tell_saved()
@@ -446,11 +442,13 @@ class Run:
                 "are others. Use the one from before, or begin a new run in another folder."
             )
             raise OptionError(msg)
-        # Files that earlier versions wrote have none.
-        given, self._setup = self._setup, content.get("setup", self._setup)
-        check_parameters(self._setup, given)
         self.notes += load_parts(parts, content["kinds"], content["parts"])
-        self.notes += kept_numbers(self._setup, given, setup_of(self._parts))
+        # Files that earlier versions wrote have none.
+        given, self._numbers = self._numbers, content.get("numbers", {})
+        for name, now in numbers_of(self._parts).items():
+            # What a training changes itself is another one too, where it goes on in the same kernel.
+            if now == self._numbers.get(name) != given.get(name, now):
+                self.notes.append(f"{name} stays {now}, as the run began; for {given[name]} begin a new run.")
         counters = content["counters"]
         self.epoch, self.steps = counters["epoch"], counters["steps"]
         self.history = [dict(row) for row in content["history"]]
@@ -504,6 +502,7 @@ class Run:
 
     def _is_saved(self) -> bool:
         """Return whether everything done is in the folder, after waiting for what is on its way to arrive or fail."""
+        self._follow_loader()
         if self._saver is None or self._place() != self._saved:
             return self._saver is None
         try:
@@ -541,7 +540,7 @@ class Run:
             "parts": states,
             "kinds": {name: kind_of_part(part) for name, part in parts.items()},
             "dataset": self._digest,
-            "setup": self._setup,
+            "numbers": self._numbers,
             "random": random_state(),
             "counters": {"epoch": self.epoch, "steps": self.steps},
             "history": [dict(row) for row in self.history],

@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
-from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,8 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _PLAIN = (str, bytes, bool, int, float, complex, type(None), torch.Size, torch.dtype, torch.device)
-
-
 # Begins the digest of a file without a manifest, which may have got one since.
 ROWS = "rows "
 _SOME_ROWS = 64
@@ -89,9 +86,6 @@ class Copier:
         raise OptionError(msg)
 
     def _tensor(self, tensor: torch.Tensor, known: dict[tuple[Any, ...], torch.Tensor]) -> torch.Tensor:
-        if torch.nn.parameter.is_lazy(tensor):
-            msg = "A lazy layer of the model has no weights yet. Call the model with one batch before resumable()."
-            raise OptionError(msg)
         source = tensor.detach()
         if source.layout != torch.strided:
             return source.to("cpu", copy=True)
@@ -160,7 +154,7 @@ def check_parts(parts: Mapping[str, object]) -> None:
     """Refuse objects without a state to save.
 
     Raises:
-        OptionError: a part is a class, or has no `state_dict` or no `load_state_dict`.
+        OptionError: a part is a class, or has no `state_dict` or no `load_state_dict`; or an optimizer trains others.
     """
     if not parts:
         msg = "There is nothing to save; expected the parts of the training: resumable(folder, model=model, …)."
@@ -177,10 +171,13 @@ def check_parts(parts: Mapping[str, object]) -> None:
                     + (_NO_PLACE if name == "loader" else "")
                 )
                 raise OptionError(msg)
-
-
-# The prefixes that wrappers add to the names of a model's weights.
-_PREFIXES = ("module.", "_orig_mod.")
+    models = [part for part in parts.values() if isinstance(part, torch.nn.Module)]
+    saved = {id(one) for model in models for one in model.parameters()}
+    for name, part in parts.items() if all(isinstance(part, _KNOWN) for part in parts.values()) else ():
+        groups = part.param_groups if isinstance(part, torch.optim.Optimizer) else ()
+        if any(id(one) not in saved for group in groups for one in group["params"]):
+            msg = f"{name} trains parameters of no part, so they are not saved. Pass their model, or make {name} again."
+            raise OptionError(msg)
 
 
 def unwrapped(part: Any) -> Any:
@@ -195,79 +192,21 @@ def unwrapped(part: Any) -> Any:
             return part
 
 
-def _without_prefixes(state: Any, part: object) -> Any:
-    """Return a model's state with the names inside its wrappers; earlier versions saved the wrapped names."""
-    if not isinstance(part, torch.nn.Module) or not isinstance(state, Mapping):
-        return state
-    own = part.state_dict()
-    for prefix in _PREFIXES * 2:
-        if state and not own.keys() & state.keys() and all(str(name).startswith(prefix) for name in state):
-            state = {name.removeprefix(prefix): value for name, value in state.items()}
-    return state
-
-
 def kind_of_part(part: object) -> str:
     """Return what a part's state belongs to: its class; "" for models, because another class may fit as well."""
     return "" if isinstance(part, torch.nn.Module) else type(part).__name__
 
 
-def setup_of(parts: Mapping[str, object]) -> dict[str, Any]:
-    """Return how optimizers and schedules are set up: their numbers, each under the name that a program has for it, and
-    the names of the parameters that an optimizer trains, in the order of its state.
-
-    Raises:
-        OptionError: an optimizer trains parameters of no part, which would not be saved.
-    """
-    # By the number of each, because parameters compare by their values.
-    names = {id(one): f"{name}.{own}" for name, part in sorted(parts.items()) for own, one in _parameters_in(part)}
+def numbers_of(parts: Mapping[str, object]) -> dict[str, Any]:
+    """Return the numbers that optimizers and schedules are set to, each under the name that a program has for it."""
     found: dict[str, Any] = {}
     for name, part in parts.items():
-        if isinstance(part, torch.optim.lr_scheduler.LRScheduler):
-            found |= {f"{name}.{key}": value for key, value in part.state_dict().items() if _is_number(value)}
-        if not isinstance(part, torch.optim.Optimizer):
-            continue
-        for number, group in enumerate(part.param_groups):
-            place = f"{name}.param_groups[{number}]"
-            found |= {f"{place}[{key!r}]": value for key, value in group.items() if _is_number(value)}
-            trained = found[f"{place}['params']"] = [names.get(id(one), "") for one in group["params"]]
-            # A part of another kind may save them.
-            if "" in trained and all(isinstance(one, _KNOWN) for one in parts.values()):
-                msg = (
-                    f"{name} trains {trained.count('')} parameters that are in no part of this run, so they would not "
-                    f"be saved. Pass their model; if it was made anew since, make {name} anew, too."
-                )
-                raise OptionError(msg)
-    return found
-
-
-def _parameters_in(part: object) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    return part.named_parameters() if isinstance(part, torch.nn.Module) else iter(())
-
-
-def _is_number(value: object) -> bool:
-    if isinstance(value, list | tuple):
-        return all(map(_is_number, value))
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def check_parameters(begun: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-    """Refuse an optimizer with other parameters than it had, or in another order: a state belongs to a place."""
-    for name in begun.keys() & given.keys():
-        if name.endswith("['params']") and begun[name] != given[name]:
-            pairs = zip_longest(given[name], begun[name], fillvalue="nothing")
-            own, saved = next(pair for pair in pairs if pair[0] != pair[1])
-            msg = f"{name} has {own} where it had {saved} when the run was saved. {_AS_BEFORE}"
-            raise OptionError(msg)
-
-
-def kept_numbers(begun: Mapping[str, Any], given: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return a sentence for each number that a run keeps since it began, although another one is given."""
-    # What a training changes itself is another one too, where it goes on in the same kernel.
-    return [
-        f"{name} stays {value}, as the run began; for {given[name]} begin a new run, in another folder."
-        for name, value in begun.items()
-        if name in given and given[name] != value == now.get(name)
-    ]
+        if isinstance(part, torch.optim.Optimizer):
+            for number, group in enumerate(part.param_groups):
+                found |= {f"{name}.param_groups[{number}][{key!r}]": value for key, value in group.items()}
+        elif isinstance(part, torch.optim.lr_scheduler.LRScheduler):
+            found |= {f"{name}.{key}": value for key, value in part.state_dict().items()}
+    return {name: value for name, value in found.items() if type(value) in (int, float, tuple)}
 
 
 def load_parts(parts: Mapping[str, Any], kinds: Mapping[str, str], states: Mapping[str, Any]) -> list[str]:
@@ -301,7 +240,7 @@ def load_parts(parts: Mapping[str, Any], kinds: Mapping[str, str], states: Mappi
         for name, part in parts.items():
             begun.append(name)
             try:
-                part.load_state_dict(_without_prefixes(states[name], part))
+                part.load_state_dict(states[name])
             except OtherOrderError as error:
                 part.set_epoch(error.epoch)
                 notes.append(

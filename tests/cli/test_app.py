@@ -159,7 +159,7 @@ def test_info_of_a_file_that_somebody_else_wrote(run: Run, tmp_path: Path) -> No
     with h5py.File(tmp_path / "plain.h5", "w") as file:
         file["X_dev"] = np.zeros((3, 7), dtype=np.float32)
     told = result(run("info", "plain.h5", "--json"))
-    assert (told["format_version"], told["encoding"], told["manifest"]["state"]) == (None, "arrays", "missing")
+    assert (told["format_version"], told["encoding"], told["manifest"]["state"]) == (None, None, "missing")
     assert told["splits"]["dev"]["y"] is None
 
 

@@ -125,6 +125,19 @@ def test_an_address_where_a_path_is_wanted_says_what_takes_it(here: Path, verb: 
         getattr(cs, verb)(address)
 
 
+def test_plain_files_that_are_gone_come_again(here: Path) -> None:
+    """What somebody added is no harm; what was edited is used, and named."""
+    folder = stage(keep="files").files
+    (folder / "labels.cache").write_text("a trainer's")
+    assert "already" in str(stage(keep="files").report)
+    (folder / "labels.cache").unlink()
+    (folder / "cat/000.png").unlink()
+    stage(keep="files")
+    assert len(list(folder.rglob("*.png"))) == 3
+    (folder / "dog/001.png").write_bytes(b"edited")
+    assert any("001.png" in note for note in stage(keep="files").report.notes)
+
+
 @pytest.mark.parametrize("verb", ["stage_dataset", "extract_archive", "publish_file", "restore_file", "list_runs"])
 def test_no_name_is_not_this_folder(here: Path, verb: str) -> None:
     """An empty field of a form gives an empty name."""

@@ -34,11 +34,13 @@ from torch.utils.data import (
 
 from colabstage import (
     ColabstageError,
+    CudaDataLoader,
     autotune_loader,
     dataset_h5,
     make_loader,
     pack_dataset,
     profile_loader,
+    resumable,
     stage_dataset,
     to_numpy,
 )
@@ -757,6 +759,111 @@ def test_a_transform_that_is_set_on_a_split_is_that_of_its_loaders(tmp_path: Pat
     for x, _ in data.loader("train", 4):
         assert x.shape[1] == 1
         assert x.max() < 0
+
+
+# --- runs that go on --------------------------------------------------------------------------------------------------
+
+
+def parts(path: Path, lr: float = 0.1, steps: int = 15) -> dict[str, Any]:
+    """A model with its optimizer, schedule and loader."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(8 * 8 * 3, 40)
+    optimizer = torch.optim.SGD(model.parameters(), lr, momentum=0.9)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=steps)
+    loader = make_loader(dataset_h5(path), 8, seed=0, dtype="float32")
+    return {"model": model, "optimizer": optimizer, "schedule": schedule, "loader": loader}
+
+
+def test_a_loop_over_the_runs_epochs_ends(path: Path, tmp_path: Path) -> None:
+    """Written as checkpoints are resumed everywhere; also where the same loader measures between two epochs."""
+
+    def session(until: int | None = None) -> list[int]:
+        begun, done = [], 0
+        own = parts(path)
+        with resumable(tmp_path / "run", progress=False, **own) as run:
+            for epoch in range(run.epoch, 3):
+                begun.append(epoch)
+                for _ in own["loader"]:
+                    run.step()
+                    done += 1
+                    if done == until:
+                        run.save()
+                        return begun
+                seen(own["loader"])
+        return begun
+
+    assert [session(7), session(), session()] == [[0, 1], [1, 2], []]
+
+
+def test_a_run_refuses_a_loader_that_another_thread_reads(path: Path, tmp_path: Path) -> None:
+    """It is ahead of the loop, so the batches between would never be trained on."""
+    own = parts(path)
+    with resumable(tmp_path / "run", progress=False, **own) as run:
+        batches = iter(CudaDataLoader(own["loader"], "cpu"))
+        next(batches)
+        with pytest.raises(ColabstageError, match="Another thread"):
+            run.step()
+        list(batches)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        pytest.param(lambda own, _: own | {"model": torch.nn.Linear(192, 40)}, "optimizer", id="a model made anew"),
+        pytest.param(
+            lambda own, folder: own | {"loader": parts(relabelled(folder))["loader"]}, "dataset", id="other labels"
+        ),
+    ],
+)
+def test_a_run_refuses_what_it_would_not_go_on_with(path: Path, tmp_path: Path, change: Any, named: str) -> None:
+    """Before anything is loaded."""
+    with resumable(tmp_path / "run", progress=False, **parts(path)) as run:
+        run.step()
+    with pytest.raises(ColabstageError, match=named), resumable(tmp_path / "run", **change(parts(path), tmp_path)):
+        pass
+
+
+def relabelled(folder: Path) -> Path:
+    """A file as `rows` writes it, with the targets in another order."""
+    with h5py.File(rows(folder / "other.h5"), "r+") as file:
+        file["Y_train"][:] = file["Y_train"][:][::-1]
+    return folder / "other.h5"
+
+
+def test_a_run_says_which_numbers_it_keeps(path: Path, tmp_path: Path) -> None:
+    """Those of the cell may be others, as the length of a schedule where there are more epochs now."""
+    changed: list[dict[str, Any]] = [{}, {}, {"lr": 0.5, "steps": 30}]
+    for count, options in enumerate(changed):
+        own = parts(path, **options)
+        with resumable(tmp_path / "run", progress=False, **own) as run:
+            assert len(run.notes) == (2 if count == 2 else 0)
+            assert all(number in " ".join(run.notes) for number in ("0.5", "T_max stays 15") if count == 2)
+            for _ in own["loader"]:
+                own["optimizer"].step()
+                own["schedule"].step()
+                run.step()
+            run.end_epoch()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda path: next(iter(make_loader(dataset_h5(path), 8, batch_transform=OneHot(1)))),
+        lambda path: next(iter(to_numpy(path, 8, one_hot=1))),
+    ],
+    ids=["OneHot", "one_hot"],
+)
+def test_a_class_of_pixels_is_not_lost(masked: Path, call: Callable[[Path], object]) -> None:
+    """Zeros in all channels would be a class that no loss sees."""
+    with pytest.raises(ColabstageError, match="class 1"):
+        call(masked)
+
+
+def test_the_tuned_line_loads_what_was_tried(path: Path) -> None:
+    """Pasted, it shuffles as the trial did."""
+    dataset = TensorDataset(torch.zeros(64, 3))
+    assert "shuffle=True" in autotune_loader(dataset, 8, budget_s=0.3).call
+    assert "shuffle=False" in autotune_loader(dataset_h5(path), 8, budget_s=0.3, shuffle=False).call
 
 
 # --- packs that are read under a limit ---------------------------------------------------------------------------------

@@ -76,7 +76,7 @@ def test_samples_that_are_waited_for_get_several_processes() -> None:
     tuned = autotune_loader(Numbers(0.005), 8, budget_s=3)
     assert tuned.options["num_workers"] >= 2
     assert tuned.gain > 1.5
-    assert tuned.call.startswith("DataLoader(dataset, 8, num_workers=")
+    assert tuned.call.startswith("DataLoader(dataset, 8, shuffle=True, num_workers=")
     cores = len(psutil.Process().cpu_affinity() or [1])
     assert len(tuned.table) == 1 + 2 * len({1, 2, max(1, cores - 1), cores, 2 * cores})
     assert torch.equal(torch.get_rng_state(), state)

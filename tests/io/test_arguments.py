@@ -180,5 +180,5 @@ def test_no_secret_is_shown() -> None:
 def test_what_the_system_refuses_is_never_no_answer(tmp_path: Path, verb: str) -> None:
     """Also where no module has foreseen it: here, a name that no file can have."""
     place = tmp_path / ("n" * 300)
-    with pytest.raises(OptionError, match="longer|255"):
+    with pytest.raises(OptionError, match=r"longer|255"):
         getattr(colabstage, verb)(place, *([tmp_path / "out.h5"] if verb in ("fetch_files", "pack_dataset") else []))

@@ -384,9 +384,9 @@ def test_what_cannot_be_asked_for_is_not_taken_for_missing(tmp_path: Path, monke
 
     for name in asked:
         monkeypatch.setattr(os, name, fail(name))
-    with pytest.raises(OSError, match="input/output"), ownership.atomic_path(theirs, replaces=lambda _: False) as temp:
+    with pytest.raises(OSError, match="input/output"), workspace.atomic_path(theirs, replaces=lambda _: False) as temp:
         temp.write_text("ours", encoding="utf-8")
     with pytest.raises(OSError, match="input/output"):
-        ownership.remove_vouched(theirs, lambda _: True)
+        workspace.remove_vouched(theirs, lambda _: True)
     monkeypatch.undo()
     assert theirs.read_text(encoding="utf-8") == "theirs"

@@ -564,21 +564,6 @@ def test_a_model_goes_on_in_another_wrapper(tmp_path: Path, first: Any, later: A
     torch.testing.assert_close(again.weight, model.weight)
 
 
-def test_a_version_with_a_wrappers_names_is_read(tmp_path: Path) -> None:
-    """Earlier versions saved a wrapped model by the wrapper's names."""
-
-    class Named(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.module = nn.Linear(2, 2)
-
-    old, again = Named(), nn.Linear(2, 2)
-    with resumable(tmp_path / "run", model=old, progress=False) as run:
-        run.step()
-    with resumable(tmp_path / "run", model=again, progress=False):
-        torch.testing.assert_close(again.weight, old.module.weight)
-
-
 def test_the_history_spans_all_sessions(data: Path, tmp_path: Path) -> None:
     """A table of plain numbers, in order, and a figure of it with a mark for each session."""
     session(tmp_path, data, until=20)

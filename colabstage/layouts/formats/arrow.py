@@ -21,6 +21,7 @@ import numpy as np
 from colabstage.errors import ColabstageError, CorruptArchiveError, LayoutError, MissingDependencyError, kind_of
 from colabstage.images.decode import probe_image
 from colabstage.io.files import read_with_retry
+from colabstage.io.packages import refuse_import
 from colabstage.layouts.boxes import BOX_LABELS, OBJECTS, as_corners, find_form
 from colabstage.layouts.evidence import require_files
 from colabstage.layouts.reading import broken
@@ -358,8 +359,7 @@ def _import_arrow(name: str) -> Any:
         import pyarrow.ipc
         import pyarrow.parquet
     except ImportError as error:
-        msg = f"'{name}' is read by pyarrow. Install it with: pip install pyarrow"
-        raise MissingDependencyError(msg) from error
+        refuse_import("pyarrow", f"'{name}' is read by", error)
     return pyarrow
 
 

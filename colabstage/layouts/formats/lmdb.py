@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from colabstage.errors import CorruptArchiveError, EmptySourceError, LayoutError, MissingDependencyError
+from colabstage.errors import CorruptArchiveError, EmptySourceError, LayoutError
+from colabstage.io.packages import refuse_import
 from colabstage.layouts.evidence import require_files
 from colabstage.layouts.reading import broken, copy_of
 from colabstage.layouts.records import (
@@ -108,8 +109,7 @@ class _Database:
         try:
             import lmdb
         except ImportError as error:
-            msg = f"'{self.entry.name}' is an LMDB database, which needs lmdb. Install it with: pip install lmdb"
-            raise MissingDependencyError(msg) from error
+            refuse_import("lmdb", f"'{self.entry.name}' is an LMDB database, which needs", error)
         try:
             opened = lmdb.open(self._path, subdir=False, readonly=True, lock=False)
         except (lmdb.Error, OSError) as error:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from colabstage.errors import CorruptArchiveError, MissingDependencyError
+from colabstage.errors import CorruptArchiveError
+from colabstage.io.packages import refuse_import
 from colabstage.layouts.columns import Column, NumberedCells, show
 from colabstage.layouts.reading import decode_text, is_comment, items_of
 
@@ -181,8 +182,7 @@ def _parse_parquet(name: str, content: bytes) -> Table:
     try:
         from pyarrow import ArrowException, parquet  # type: ignore[import-not-found, import-untyped, unused-ignore]
     except ImportError as error:
-        msg = f"'{name}' is a parquet table, which needs pyarrow. Install it with: pip install pyarrow"
-        raise MissingDependencyError(msg) from error
+        refuse_import("pyarrow", f"'{name}' is a parquet table, which needs", error)
     try:
         table = parquet.read_table(io.BytesIO(content))
     # pyarrow reports damaged pages as an OSError.

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from colabstage.errors import MissingDependencyError, NotEnoughSpaceError, OptionError
+from colabstage.errors import NotEnoughSpaceError, OptionError
 from colabstage.io.arguments import ONE_SPLIT, refuse_argument
 from colabstage.io.boundary import public
 from colabstage.io.units import format_bytes
+from colabstage.io.packages import refuse_import
 from colabstage.machine.resources import read_resources
 
 if TYPE_CHECKING:
@@ -56,8 +57,7 @@ def to_hf(dataset: dataset_h5, *, x: str = "image", y: str = "label") -> Dataset
     try:
         import datasets
     except ImportError as error:
-        msg = "to_hf needs datasets. Install it with: pip install datasets"
-        raise MissingDependencyError(msg) from error
+        refuse_import("datasets", "to_hf needs", error)
     free, need = read_resources().free_memory_bytes, reader.estimate_row_bytes() * len(reader)
     if need > _MEMORY_PART * free:
         msg = (
