@@ -1,4 +1,4 @@
-"""What runs in one step on a GPU gives, on any device, what copying image by image gives."""
+"""Code that runs in one step on a GPU gives the same, on any device, as copying image by image."""
 
 from __future__ import annotations
 
