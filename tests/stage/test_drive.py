@@ -358,7 +358,7 @@ class TestUnmounted:
         assert not todo
 
     def test_what_is_staged_outlives_the_drive_it_came_from(self, on: On, drive: SimulatedDrive) -> None:
-        """It is used; the report does not say that its pack was published, nor that this pack was removed."""
+        """It is used; waiting for its publication fails, and its pack is not reported as removed."""
         source = mount_drive(on.drive.parent) / "photos"
         data = colabstage.stage_dataset(source, image_size=SIZE, progress=False)
         cached = [one for one in list_datasets() if one.place == "cache"]
