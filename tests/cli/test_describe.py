@@ -1,4 +1,4 @@
-"""What files of every kind are called, by the report of packing and by a look at the file."""
+"""What files of every kind are called, in the report of packing and by `info`."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_samples_are_called_what_they_are(
     ],
 )
 def test_files_of_others_are_judged_by_their_rows(tmp_path: Path, run: Run, rows: Any, encoding: str, row: str) -> None:
-    """Rows of floats are no pixels, however many axes they have."""
+    """Rows of floats are not pixels, however many axes they have."""
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["X_train"] = rows
     assert result(run("info", "a.h5", "--json"))["encoding"] == encoding

@@ -48,7 +48,7 @@ WAITING = b"not in the cloud yet"
 
 @pytest.fixture
 def drive(tmp_path: Path) -> SimulatedDrive:
-    """A Drive account with a file of somebody's."""
+    """A Drive with somebody's file."""
     made = SimulatedDrive(tmp_path / "google", knobs=DriveKnobs.quick())
     (made.cloud / "MyDrive/data").write_bytes(b"theirs" * 1000)
     return made
@@ -69,7 +69,7 @@ def place(colab: SimulatedColab) -> Path:
 
 @pytest.fixture
 def mine(place: Path, drive: SimulatedDrive) -> Path:
-    """A file that was written on the mounted Drive and waits for its upload."""
+    """A file written on the mounted Drive that waits for its upload."""
     folder = mount_drive(place)
     drive.set_faults(DriveFaults(stall_uploads=True))
     (folder / "mine").write_bytes(WAITING)
@@ -82,7 +82,7 @@ def count_mounted(place: Path) -> int:
 
 
 def check_nothing_lost(mine: Path, drive: SimulatedDrive) -> None:
-    """What had not been uploaded is here, and then in the cloud."""
+    """Check that everything not yet uploaded is on the mount, and then in the cloud."""
     drive.set_faults(DriveFaults())
     assert mine.read_bytes() == WAITING
     assert drive.flush(timeout_s=60)
@@ -90,12 +90,12 @@ def check_nothing_lost(mine: Path, drive: SimulatedDrive) -> None:
 
 
 def allow_input(*, wanted: bool) -> None:
-    """Have the request that runs this code declare whether a dialogue can be answered."""
+    """Set whether the request that runs this code allows input."""
     sys.modules["IPython"].get_ipython().kernel.get_parent = lambda: {"content": {"allow_stdin": wanted}}
 
 
 def refused(verb: Callable[[], object], kind: type[ColabstageError], named: str = "") -> str:
-    """Make a call that is refused by this class, in a message that names this; return the message."""
+    """Make a call that is refused with this class and a message that contains `named`; return the message."""
     with pytest.raises(ColabstageError) as caught:
         verb()
     assert caught.type is kind, caught.value
@@ -119,7 +119,7 @@ def test_mounting_returns_my_drive_and_asks_once(
     assert colab.auth_requests == 1
     assert capsys.readouterr().out == f"Mounted at {place}\n"
     allow_input(wanted=True)
-    # At a second place it would end the first mount, with what is not uploaded.
+    # A second place would end the first mount, together with pending uploads.
     refused(lambda: mount_drive(place.with_name("other")), DriveError, str(place))
     assert (folder / "data").exists()
 
@@ -135,13 +135,13 @@ def test_mounting_returns_my_drive_and_asks_once(
 def test_each_failure_of_the_client_is_one_typed_error(
     colab: SimulatedColab, place: Path, knobs: ColabKnobs, kind: type[ColabstageError]
 ) -> None:
-    """The client's own error is its cause; each says the same in another process."""
+    """The client's own error is its cause; the message is the same in another process."""
     colab.knobs = knobs
     with pytest.raises(kind) as caught:
         mount_drive(place)
     assert caught.type is kind
     assert knobs.mount == "dies" or caught.value.__cause__ is not None
-    # Where Dask is imported, causes are pickled with their errors, and the stand-in's class is not pexpect's own.
+    # If Dask is imported, causes are pickled with their errors, and the stand-in's class is not pexpect's own.
     caught.value.__cause__ = caught.value.__context__ = None
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
 
@@ -167,7 +167,7 @@ def test_what_the_client_may_answer_besides(
 
 
 def test_only_what_the_log_gained_says_why(colab: SimulatedColab, place: Path) -> None:
-    """After one time-out of the first listing the client gives the same reason for every failure."""
+    """After one time-out of the first listing, the client gives the same reason for every failure."""
     said = []
     for knobs in (
         ColabKnobs(mount="root_too_large"),
@@ -210,7 +210,7 @@ def test_empty_folders_in_drives_place_do_not_keep_it_away(place: Path) -> None:
 
 @pytest.mark.fuse
 def test_times_are_whole_seconds_and_at_least_one(colab: SimulatedColab, place: Path) -> None:
-    """Less would be no limit at all; what is no time is refused before anybody is asked."""
+    """Less would mean no limit; an invalid time is refused before anybody is asked."""
     for timeout_s in (0.0, -1.0, float("nan"), float("inf")):
         refused(partial(mount_drive, place, timeout_s=timeout_s), OptionError, repr(timeout_s))
     assert colab.calls == []
@@ -225,7 +225,7 @@ def test_times_are_whole_seconds_and_at_least_one(colab: SimulatedColab, place: 
 def test_where_drive_cannot_be_mounted_the_error_says_so(
     tmp_path: Path, preset: Preset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Off Colab, in processes that are no notebook, and in a kernel without Colab's variables."""
+    """Outside Colab, in processes without a notebook, and in a kernel without Colab's variables."""
     with simulated_colab(tmp_path / "machine", preset=preset) as machine:
         (machine.root / "content").mkdir(parents=True, exist_ok=True)
         monkeypatch.delenv("TBE_EPHEM_CREDS_ADDR", raising=False)
@@ -247,7 +247,7 @@ def test_only_the_main_thread_may_ask(colab: SimulatedColab) -> None:
 def test_where_nobody_can_answer_nobody_is_asked(
     colab: SimulatedColab, place: Path, verb: Callable[..., object]
 ) -> None:
-    """A command line that runs code in the kernel declares it: refused before the request; a mount is left alone."""
+    """A command line that runs code in the kernel declares this: refused before the request; a mount is left alone."""
     if verb is not mount_drive:
         mount_drive(place)
     allow_input(wanted=False)
@@ -276,7 +276,7 @@ def test_nothing_is_unmounted_that_could_not_be_mounted_again(
     knobs: ColabKnobs,
     kind: type[ColabstageError],
 ) -> None:
-    """In a script, against a refusal, and with nobody there, Drive stays as it is, with what waits to be uploaded."""
+    """In a script, after a refusal, and with nobody there, Drive stays as it is, with its pending uploads."""
     monkeypatch.setattr(drive_module, "_CONSENT_S", 0.1)
     with simulated_colab(tmp_path / "machine", preset=preset, drive=drive, knobs=knobs) as colab:
         place = colab.root / "content/drive"
@@ -290,7 +290,8 @@ def test_nothing_is_unmounted_that_could_not_be_mounted_again(
 
 @pytest.mark.fuse
 def test_a_script_may_flush_for_good_and_leaves_a_dead_mount_alone(tmp_path: Path, drive: SimulatedDrive) -> None:
-    """With `remount=False` nothing has to be mounted again; without a dead mount, all would go to the local disk."""
+    """With `remount=False`, nothing has to be mounted again; without the dead mount, everything would go to the local
+    disk."""
     with simulated_colab(tmp_path / "machine", preset="colab_subprocess", drive=drive) as script:
         place = script.root / "content/drive"
         drive.mount(place)
@@ -311,12 +312,12 @@ def test_a_script_may_flush_for_good_and_leaves_a_dead_mount_alone(tmp_path: Pat
 def test_a_client_that_hangs_is_reported_and_not_forced(
     colab: SimulatedColab, silent_mount: MakeSilentMount, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may be busy with uploads that a forced remount would lose, so the person decides."""
+    """It may be busy with uploads that a forced remount would lose, so the user decides."""
     monkeypatch.setattr(drive_module, "_PROBE_TIMEOUT_S", 0.2)
     monkeypatch.setattr(drive_module.ask_drives, "__kwdefaults__", {"near": None, "timeout_s": 0.2})
     place = silent_mount(colab.root / "content/drive", "fuse.drivefs").place
     refused(lambda: mount_drive(place), DriveDisconnectedError, str(place))
-    # Nor does anything hang that only looks for a Drive.
+    # Functions that only look for a Drive do not hang either.
     assert list_datasets(local_dir=colab.root / "local") == []
     assert colab.calls == []
 
@@ -330,7 +331,7 @@ def test_something_else_at_the_mount_point_is_left_alone(colab: SimulatedColab, 
 def test_the_old_client_gets_its_cache_cleared(
     tmp_path: Path, silent_mount: MakeSilentMount, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where google-drive-ocamlfuse is what is mounted, refreshing is its own `-cc`."""
+    """If google-drive-ocamlfuse is mounted, refreshing means its own `-cc`."""
     monkeypatch.setenv("COLABSTAGE_SYSTEM_ROOT", str(tmp_path))
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     place = silent_mount(tmp_path / "gdrive", "fuse.google-drive-ocamlfuse").place
@@ -385,7 +386,7 @@ def test_flushing_uploads_and_mounts_again_or_does_not(
 def test_drive_is_not_taken_away_from_under_what_uses_it(
     colab: SimulatedColab, mine: Path, drive: SimulatedDrive, verb: Callable[[], object]
 ) -> None:
-    """An open file, the current folder, and a mapping, which outlives its file and would end the notebook."""
+    """An open file, the current folder, and a mapping, which outlives its file and would kill the notebook."""
     data = mine.with_name("data")
     with data.open("rb") as file:
         refused(verb, DriveError, str(data))
@@ -408,7 +409,7 @@ def test_drive_is_not_taken_away_from_under_what_uses_it(
 def test_a_flush_that_fails_is_an_error_and_drive_stays(
     colab: SimulatedColab, mine: Path, drive: SimulatedDrive
 ) -> None:
-    """Only what took its time is said to have run out of it."""
+    """Only a slow failure is called a time-out."""
     late = refused(lambda: flush_drive(timeout_s=0.01), DriveError, "timeout_s")
     colab.knobs = ColabKnobs(flush="fails")
     for verb in (flush_drive, refresh_drive):
@@ -421,7 +422,7 @@ def test_a_flush_that_fails_is_an_error_and_drive_stays(
 def test_a_mount_that_goes_a_little_later_is_flushed(
     colab: SimulatedColab, mine: Path, drive: SimulatedDrive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What never goes is said."""
+    """If it never goes, the error says so."""
     colab.knobs = ColabKnobs(unmount_lag_s=0.5)
     drive.set_faults(DriveFaults())
     assert flush_drive().remounted
@@ -439,7 +440,7 @@ def test_a_drive_that_does_not_come_back_is_an_error(
     monkeypatch: pytest.MonkeyPatch,
     verb: Callable[[], object],
 ) -> None:
-    """Everything is uploaded; but what a loop writes next would be on the local disk, so it must not go on."""
+    """Everything is uploaded; but a loop would write to the local disk next, so it must not continue."""
     monkeypatch.setattr(drive_module, "_REMOUNT_WAIT_S", 0.0)
     drive.set_faults(DriveFaults())
     colab.knobs = ColabKnobs(remount="fails")
@@ -466,12 +467,12 @@ def test_a_drive_that_does_not_come_back_is_an_error(
 def test_a_dead_mount_is_mounted_again_whatever_uses_it(
     colab: SimulatedColab, mine: Path, drive: SimulatedDrive, held_by: str, verb: Callable[..., object]
 ) -> None:
-    """It is taken away first, and the client is never called from inside, where its shell would keep it busy."""
+    """It is unmounted first, and the client is never called from inside, where its shell would keep it busy."""
     place, here = mine.parent.parent, Path.cwd()
     with contextlib.ExitStack() as stack:
         stack.callback(os.chdir, here)
         if held_by == "an open file":
-            stack.enter_context(contextlib.suppress(OSError))  # of closing it: its client is dead
+            stack.enter_context(contextlib.suppress(OSError))  # closing fails: its client is dead
             stack.enter_context(mine.open("rb"))
         elif held_by == "a program":
             stack.callback(stack.enter_context(subprocess.Popen(["sleep", "100"], cwd=mine.parent)).kill)
@@ -493,11 +494,11 @@ def test_a_dead_mount_is_mounted_again_whatever_uses_it(
 def test_a_mount_that_fails_leaves_nobody_inside(
     colab: SimulatedColab, mine: Path, drive: SimulatedDrive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The person stands beside the mount point, from where the next try succeeds."""
+    """The user is left beside the mount point, where the next try succeeds."""
     monkeypatch.chdir(mine.parent)
     drive.kill()
     place = mine.parent.parent
-    # What waits is in the client's cache on this machine: it is not flushed, and nobody is sent to force anything.
+    # Pending uploads are in the client's cache on this machine: nothing is flushed, and no message suggests force.
     assert "force_remount" not in refused(flush_drive, DriveDisconnectedError, f"mount_drive('{place}')")
     colab.knobs = ColabKnobs(auth="refused")
     refused(lambda: mount_drive(place), DriveAuthError)

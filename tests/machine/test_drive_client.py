@@ -1,4 +1,4 @@
-"""What Drive's client tells: MD5s that count, and a used-up quota among other input/output errors."""
+"""What Drive's client reports: MD5s that count, and a used-up quota among other input/output errors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Attributes = dict[str, str]
 
 
 class Client:
-    """Answers for a mount: attributes by path; counts what it was asked."""
+    """Responds for a mount: attributes by path; counts the requests."""
 
     def __init__(self, files: dict[str, Attributes], monkeypatch: pytest.MonkeyPatch) -> None:
         self.files = files
@@ -54,7 +54,7 @@ class Client:
 def test_an_md5_counts_only_where_all_vouches_for_it(
     monkeypatch: pytest.MonkeyPatch, attributes: Attributes, md5: str
 ) -> None:
-    """It is one, and of what is here, too; otherwise the reason names the file."""
+    """It is an MD5, and that of the local content too; otherwise the reason names the file."""
     Client({"a.bin": attributes}, monkeypatch)
     md5s, why = ask_md5s(["a.bin"])
     assert (md5s, "a.bin" in why) == ([md5] if md5 else [], not md5)
@@ -78,7 +78,7 @@ def test_many_are_asked_at_once_and_all_count_or_none(monkeypatch: pytest.Monkey
 
 
 def test_a_file_is_asked_for_by_whoever_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once; the others are asked for when all answers are waited for."""
+    """Once; the others are queried while waiting for all answers."""
     client = Client({f"{number}": {"md5": f"{number:032x}", "uncommitted": "0"} for number in range(100)}, monkeypatch)
     with Md5Questions() as questions:
         for path in ("0", "7", "7"):
@@ -89,7 +89,7 @@ def test_a_file_is_asked_for_by_whoever_reads_it(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_client_that_hangs_is_waited_for_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Every kind of question shares that; once the old one has been answered, the client is asked again."""
+    """All kinds of queries share that; once the old one has been answered, the client is queried again."""
     over, never = threading.Event(), cast("Any", SimpleNamespace(check=lambda: None))
     asked: list[str] = []
 
@@ -106,7 +106,7 @@ def test_a_client_that_hangs_is_waited_for_once(monkeypatch: pytest.MonkeyPatch,
             assert ask_md5s([str(path), "b"]) == ([], SILENT)
             assert SILENT in wait_uploaded({path: MD5}, timeout_s=60, cancellation=never)
             with Md5Questions() as questions:
-                # A reader of the file, whose content may well come, is not held up for ever either.
+                # A reader of the file, whose content may well arrive, does not wait for ever either.
                 questions.ask_before_read(str(path))
                 assert questions.answers([str(path)]) == ([], SILENT)
         assert len(asked) == 1
@@ -123,7 +123,7 @@ YESTERDAY = "yesterday: QUOTA_EXCEEDED\n"
     ("log", "kind", "number", "is_quota"),
     [
         (YESTERDAY + MARK, SourceReadError, errno.EIO, True),
-        # A client that was mounted again begins its log anew.
+        # A remounted client starts a new log.
         ("QUOTA_EXCEEDED", SourceReadError, errno.EIO, True),
         (YESTERDAY, SourceReadError, errno.EIO, False),
         (YESTERDAY + MARK, SourceReadError, errno.EACCES, False),

@@ -24,7 +24,7 @@ MARKER = ("/var/colab/hostname",)
 
 
 def kernel(**request: object) -> dict[str, Any]:
-    """The modules of a notebook's kernel, and the request to run code that it works on."""
+    """The modules of a notebook's kernel, and its current request to run code."""
     found = SimpleNamespace(get_parent=partial(dict, content=request)) if request else object()
     return {"IPython": SimpleNamespace(get_ipython=lambda: SimpleNamespace(kernel=found))}
 
@@ -36,7 +36,7 @@ CONSOLE = {"IPython": SimpleNamespace(get_ipython=lambda: None)}
 def detect(
     environ: Mapping[str, str], paths: tuple[str, ...] = (), modules: Mapping[str, object] = CONSOLE
 ) -> Platform:
-    """Detect on a machine that is described in full."""
+    """Detect the platform of a fully described machine."""
     return detect_platform(
         environ={"HOME": "/home/ann"} | dict(environ), path_exists=paths.__contains__, modules=modules
     )
@@ -44,7 +44,7 @@ def detect(
 
 ROWS: list[tuple[dict[str, str], tuple[str, ...], str, str, str | None]] = [
     (KAGGLE, ("/kaggle/working",), "kaggle", "/kaggle/temp", None),
-    # On Colab kagglehub mounts its cache there.
+    # On Colab, kagglehub mounts its cache there.
     (COLAB, ("/kaggle/input",), "colab", "/content", None),
     ({"COLAB_BACKEND_VERSION": "next"}, (), "colab", "/content", None),
     ({"HOME": "/home/studio-lab-user"}, (), "studio-lab", "/tmp", "/home/studio-lab-user"),
@@ -52,7 +52,7 @@ ROWS: list[tuple[dict[str, str], tuple[str, ...], str, str, str | None]] = [
     (LIGHTNING, (), "lightning", "/tmp", STUDIO),
     ({"JPY_PARENT_PID": "7"}, (), "jupyter", "/home/ann/.cache", "/home/ann"),
     ({}, (), "python", "/home/ann/.cache", "/home/ann"),
-    # What the person, or the owner of the machine, says.
+    # Settings by the user, or the machine's owner.
     (COLAB | {"COLABSTAGE_PLATFORM": "kaggle"}, (), "kaggle", "/kaggle/temp", None),
     (COLAB | {"COLABSTAGE_LOCAL_DIR": "/scratch/ann"}, (), "colab", "/scratch/ann", None),
     ({"TMPDIR": "/scratch"}, (), "python", "/scratch", "/home/ann"),
@@ -67,7 +67,7 @@ def test_each_platform_is_recognised(
     found = detect(environ, paths)
     assert (found.name, str(found.fast_dir)) == (name, fast)
     assert found.persistent_dir == (Path(persistent) if persistent else None)
-    # The folder that lasts on Kaggle is the notebook's output: who wants it can name it.
+    # Kaggle's lasting folder is the notebook's output, so only users who want it name it.
     assert ("cache_dir='/kaggle/working/colabstage'" in found.not_lasting) is (name == "kaggle")
 
 
@@ -82,10 +82,10 @@ def test_each_platform_is_recognised(
         (COLAB, MARKER, CONSOLE, "colab", False),
         (COLAB, (), kernel(), "colab", False),
         (KAGGLE, MARKER, kernel(), "kaggle", False),
-        # The package can be installed and imported on any laptop; `None`, which blocks its import, is no sign.
+        # The package can be installed and imported on any laptop; `None`, which blocks its import, proves nothing.
         ({}, MARKER, CONSOLE | {"google.colab": object()}, "colab", False),
         ({}, MARKER, CONSOLE | {"google.colab": None}, "python", False),
-        # A kernel that an editor has started sets no variables.
+        # A kernel started by an editor sets no variables.
         ({}, (), kernel(), "jupyter", False),
     ],
 )
