@@ -1,4 +1,4 @@
-"""The command line as users meet it, on a machine where no Drive is mounted: run here, or as a process."""
+"""The command line as users see it, on a machine without a mounted Drive: run here, or as a process."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def practice_environment(root: Path) -> dict[str, str]:
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs `colabstage ARGUMENTS…` in the test's folder and in this process, and returns how it ended."""
+    """Runs `colabstage ARGUMENTS…` in the test's folder and in this process, and returns its outcome."""
 
     def run_it(*arguments: str | Path) -> Done:
         out, err = io.StringIO(), io.StringIO()
@@ -57,7 +57,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Run:
-    """Does what `run` does in a process of its own, as a shell would."""
+    """Like `run`, but in a new process, as a shell would."""
 
     def start_it(*arguments: str | Path) -> Done:
         return subprocess.run(
@@ -74,7 +74,7 @@ def start(tmp_path: Path) -> Run:
 
 
 def reason(done: Done, code: int) -> str:
-    """The one line on stderr of a command that ended with `code`, without its beginning."""
+    """Return the only line on stderr of a command that ended with `code`, without its prefix."""
     assert done.returncode == code, done.stderr
     lines = done.stderr.splitlines()
     assert len(lines) == 1, done.stderr
@@ -83,13 +83,13 @@ def reason(done: Done, code: int) -> str:
 
 
 def result(done: Done) -> Any:
-    """The JSON on stdout of a command that went well and said nothing else."""
+    """Return the JSON on stdout of a command that succeeded and printed nothing else."""
     assert (done.returncode, done.stderr) == (0, "")
     return json.loads(done.stdout)
 
 
 def write_images(folder: Path, *, each: int, side: int = 12) -> Path:
-    """A folder of PNGs with noise, `each` of class cat and of class dog."""
+    """A folder of noisy PNGs, `each` of class cat and of class dog."""
     random = np.random.default_rng(0)
     for kind in ("cat", "dog"):
         (folder / kind).mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Every command of the command line: what it prints, and with which code it ends."""
+"""Every command: what it prints, and its exit code."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.cli.conftest import COMMAND, Run, practice_environment, reason, resul
 
 
 def damage(path: Path, offset: int) -> None:
-    """Change one byte of a file, as a disk does: nobody wrote to it, so its time stays."""
+    """Change one byte of a file like a bad disk, without changing its time."""
     found = path.stat()
     with path.open("r+b") as file:
         file.seek(offset)
@@ -32,12 +32,12 @@ def damage(path: Path, offset: int) -> None:
 
 
 def blocks_finished(folder: Path) -> int:
-    """How many blocks of samples the pack that is being made there has finished."""
+    """Return how many blocks of samples the unfinished pack in a folder has completed."""
     return sum(path.read_text().count('"block"') for path in folder.glob("**/journal"))
 
 
 def test_help_has_examples_and_loads_nothing_heavy() -> None:
-    """The help of a command shows how to use it, without loading what the command needs."""
+    """A command's help shows how to use it, without loading what the command needs."""
     code = (
         "import atexit, sys\n"
         "atexit.register(lambda: print('loaded', *({'torch', 'h5py', 'numpy', 'PIL'} & {*sys.modules})))\n"
@@ -51,7 +51,7 @@ def test_help_has_examples_and_loads_nothing_heavy() -> None:
 
 
 def test_nothing_asked_is_a_wrong_argument(run: Run) -> None:
-    """Without a command it shows the commands there are, and ends with 2."""
+    """Without a command it lists the commands, and exits with 2."""
     done = run()
     assert done.returncode == 2
     assert all(name in done.stdout + done.stderr for name in ("stage", "plan", "pack", "info", "verify"))
@@ -59,7 +59,7 @@ def test_nothing_asked_is_a_wrong_argument(run: Run) -> None:
 
 
 def test_stage_reports_its_steps_and_where_the_pack_is(start: Run, photos: Path, tmp_path: Path) -> None:
-    """The steps with their times, then the file; no bar where nobody watches."""
+    """The steps with their times, then the file; no bar without a terminal."""
     done = start("stage", photos, "--local-dir", "here", "--cache-dir", "none")
     assert (done.returncode, done.stderr) == (0, "")
     assert "Staged from the source" in done.stdout
@@ -91,7 +91,7 @@ def test_stage_hands_every_option_on(run: Run, photos: Path, tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_stage_reuses_refreshes_and_verifies(run: Run, photos: Path) -> None:
-    """The second call reuses what is here, `--refresh` does not, and `--verify full` finds a damage that is hidden."""
+    """The second call reuses local data, `--refresh` does not, and `--verify full` finds hidden damage."""
     here = ("--local-dir", "here", "--cache-dir", "none", "--json")
     first = result(run("stage", photos, *here))
     assert result(run("stage", photos, *here))["report"]["origin"] == "local"
@@ -115,7 +115,7 @@ def test_plan_says_what_stage_would_do_and_does_nothing(run: Run, photos: Path, 
 
 @pytest.mark.slow
 def test_pack_makes_the_file_that_was_asked_for(run: Run, photos: Path, tmp_path: Path) -> None:
-    """It packs, says how much, and does not replace a file unless told to."""
+    """It packs, reports the amount, and does not replace a file unless told to."""
     done = run("pack", "photos", "a.h5")
     assert (done.returncode, done.stderr) == (0, "")
     assert "10 images" in done.stdout
@@ -128,7 +128,7 @@ def test_pack_makes_the_file_that_was_asked_for(run: Run, photos: Path, tmp_path
 
 @pytest.mark.slow
 def test_pack_writes_shards_and_adds_to_what_is_there(run: Run, photos: Path, tmp_path: Path) -> None:
-    """Shards have their numbers; what is added goes beside the pack; without a target it says what is missing."""
+    """Shards have their numbers; appended files go beside the pack; if the target is missing, it says so."""
     packed = result(run("pack", "photos", "set.h5", "--shards", "2", "--encoding", "jpeg:80", "--json"))
     assert (packed["path"], packed["samples"]) == ("set-?????-of-00002.h5", {"train": 10})
     assert len(packed["files"]) == 2
@@ -165,7 +165,7 @@ def test_info_of_a_file_that_somebody_else_wrote(run: Run, tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_verify_compares_every_block(run: Run, photos: Path, tmp_path: Path) -> None:
-    """A whole file is found whole, with the rate; one changed byte is found, and its block named."""
+    """An intact file passes, with the rate; one changed byte is found, and its block named."""
     assert run("pack", "photos", "a.h5", "--image-size", "1200x1200").returncode == 0
     whole = run("verify", "a.h5")
     assert (whole.returncode, whole.stderr) == (0, "")
@@ -181,7 +181,7 @@ def test_verify_compares_every_block(run: Run, photos: Path, tmp_path: Path) -> 
 
 
 def test_verify_needs_a_manifest(run: Run, tmp_path: Path) -> None:
-    """Without a manifest nothing can be said of a file, nor of a folder."""
+    """Without a manifest neither a file nor a folder can be verified."""
     (tmp_path / "a.h5").write_bytes(b"anything")
     assert "no complete manifest 'a.h5.json'" in reason(run("verify", "a.h5"), 1)
     (tmp_path / "folder").mkdir()
@@ -190,7 +190,7 @@ def test_verify_needs_a_manifest(run: Run, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_what_fails_ends_with_1_and_one_line(run: Run, photos: Path, tmp_path: Path) -> None:
-    """One sentence, and no traceback unless `--debug` asks for it; then the line still ends it."""
+    """One sentence, and no traceback unless `--debug` asks for it; then the sentence still comes last."""
     done = run("stage", "nowhere", "--cache-dir", "none", "--debug")
     assert done.returncode == 1
     assert "Traceback (most recent call last)" in done.stderr
@@ -218,7 +218,7 @@ def test_what_fails_ends_with_1_and_one_line(run: Run, photos: Path, tmp_path: P
     ],
 )
 def test_wrong_arguments_end_with_2(run: Run, photos: Path, words: str, complaint: str) -> None:
-    """What cannot be read, or cannot work, is refused in one line before anything is done."""
+    """Invalid or impossible values are refused in one line before anything is done."""
     assert complaint in reason(run("stage", *words.split(), "--local-dir", "here", "--cache-dir", "none"), 2)
 
 
@@ -237,7 +237,7 @@ def test_wrong_arguments_end_with_2(run: Run, photos: Path, words: str, complain
 def test_a_text_becomes_the_argument(
     run: Run, photos: Path, option: str, text: str, samples: dict[str, int], sample_bytes: int
 ) -> None:
-    """Height comes first; fractions have names, or are those of the usual splits; `none` is no cache."""
+    """Height comes first; fractions have names, or those of the usual splits; `none` means no cache."""
     planned = result(run("plan", "photos", option, text, "--local-dir", "here", "--cache-dir", "none", "--json"))
     assert (planned["samples"], planned["cache"]) == (samples, None)
     assert planned["pack_bytes"] == 10 * sample_bytes
@@ -245,7 +245,7 @@ def test_a_text_becomes_the_argument(
 
 @pytest.mark.slow
 def test_ctrl_c_keeps_what_is_finished(run: Run, tmp_path: Path) -> None:
-    """An interrupted command ends with 130 and one line; the same command again goes on from there."""
+    """An interrupted command exits with 130 and one line; the same command continues from there."""
     folder = write_images(tmp_path / "large", each=2, side=500)
     for number in range(2, 150):
         for kind in ("cat", "dog"):
@@ -268,19 +268,19 @@ def test_ctrl_c_keeps_what_is_finished(run: Run, tmp_path: Path) -> None:
 
 
 def in_shell(folder: Path, line: str, **environment: str) -> subprocess.CompletedProcess[bytes]:
-    """What a shell does with `colabstage …` in a folder."""
+    """The result of a shell running `colabstage …` in a folder."""
     program = ["bash", "-c", line.replace("colabstage", shlex.join(COMMAND))]
     variables = practice_environment(folder) | environment
     return subprocess.run(program, cwd=folder, env=variables, capture_output=True, timeout=60, check=False)
 
 
 def test_a_reader_that_leaves_is_no_failure_to_talk_about(tmp_path: Path, photos: Path) -> None:
-    """`colabstage … | head` says nothing on stderr when nobody reads on."""
+    """`colabstage … | head` prints nothing on stderr when nobody reads on."""
     assert in_shell(tmp_path, "colabstage plan photos --cache-dir none | true").stderr == b""
 
 
 def test_a_program_without_streams_does_its_work(tmp_path: Path, photos: Path) -> None:
-    """As a service may start it; the pack is not what was to be printed."""
+    """As a service may start it; packing does not depend on printing."""
     done = in_shell(tmp_path, "colabstage pack photos a.h5 >&- 2>&- <&-")
     assert (done.returncode, done.stderr) == (0, b"")
     assert h5py.is_hdf5(tmp_path / "a.h5")
@@ -288,13 +288,13 @@ def test_a_program_without_streams_does_its_work(tmp_path: Path, photos: Path) -
 
 @pytest.mark.parametrize("buffering", ["1", ""])
 def test_output_that_cannot_be_written_is_told(tmp_path: Path, buffering: str) -> None:
-    """In words, without the system's number for it."""
+    """In words, without the system's error number."""
     done = in_shell(tmp_path, "colabstage cache list --cache-dir none > /dev/full", PYTHONUNBUFFERED=buffering)
     assert (done.returncode, done.stderr) == (1, b"colabstage: No space left on device.\n")
 
 
 def test_a_terminal_that_cannot_show_a_name_fails_for_none(tmp_path: Path) -> None:
-    """What it has no sign for is escaped."""
+    """Characters that it lacks are escaped."""
     write_images(tmp_path / "phötos", each=2)
     done = in_shell(tmp_path, "colabstage pack phötos ö.h5", PYTHONIOENCODING="ascii", LC_ALL="C")
     assert (done.returncode, b"Written to '\\xf6.h5'" in done.stdout) == (0, True)
@@ -318,7 +318,7 @@ def test_a_terminal_that_cannot_show_a_name_fails_for_none(tmp_path: Path) -> No
     ],
 )
 def test_a_place_is_what_was_typed(run: Run, photos: Path, tmp_path: Path, words: str, code: int, told: str) -> None:
-    """A slash at its end means a folder, and an address is one; nothing is written where neither is meant."""
+    """A slash at the end means a folder, and an address is one; if neither is possible, nothing is written."""
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").write_text("mine")
     before = sorted(tmp_path.rglob("*"))

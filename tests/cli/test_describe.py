@@ -1,4 +1,4 @@
-"""What files of every kind are called, by the report of packing and by a look at the file."""
+"""What files of every kind are called, in the report of packing and by `info`."""
 
 from __future__ import annotations
 

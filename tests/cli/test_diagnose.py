@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from tests.cli.conftest import Run
 
-# A process of its own cannot be made to overlook an installed package.
+# A separate process cannot be made to overlook an installed package.
 without_the_package = pytest.mark.skipif(
     find_spec("pynvml") is not None, reason="needs the package not to be there: pip uninstall nvidia-ml-py"
 )
@@ -33,7 +33,7 @@ def test_doctor_ends_well_where_nothing_is_broken(start: Run, photos: Path) -> N
 
 
 def test_doctor_ends_with_1_where_something_is_broken(run: Run, tmp_path: Path) -> None:
-    """The remedy is in the output, one line on stderr names what is broken; as JSON, nothing else is on stdout."""
+    """The remedy is in the output, one line on stderr names the fault; with JSON, nothing else is on stdout."""
     (tmp_path / "missing.zip").touch()
     done = run("doctor", "missing")
     assert done.returncode == 1
@@ -72,7 +72,7 @@ def test_gpu_with_one(run: Run, smi: FakeSmi) -> None:
 
 @without_the_package
 def test_gpu_with_a_broken_driver(run: Run, smi: FakeSmi) -> None:
-    """A driver that is installed and does not work is a failure, in its own words."""
+    """An installed driver that does not work is a failure, in its own words."""
     smi.answer(NO_DRIVER, code=9)
     done = run("gpu", "--seconds", "5")
     assert done.returncode == 1
@@ -90,7 +90,7 @@ def rows(tmp_path: Path) -> str:
 
 @pytest.mark.torch
 def test_a_file_is_profiled_with_a_step_of_known_length(run: Run, rows: str) -> None:
-    """As JSON: a step of 200 ms is what such a small file is bound by, on a busy machine too."""
+    """As JSON: for such a small file, a step of 200 ms is the limit, even on a busy machine."""
     found = result(run("profile", rows, "--step-ms", "200", "--seconds", "2", "--batch-size", "32", "--json"))
     assert found["verdict"]["bound"] == "compute-bound"
     assert found["facts"]["batch_samples"] == 32
@@ -103,7 +103,7 @@ def test_a_file_is_profiled_with_a_step_of_known_length(run: Run, rows: str) -> 
     [((), "--step-ms"), (("--step-ms", "1"), "bound"), (("--tune",), "make_loader(dataset, 64")],
 )
 def test_what_to_do_next_is_said(run: Run, rows: str, flags: tuple[str, ...], said: str) -> None:
-    """In options, or as a call to paste; no word of a model that nobody passed."""
+    """As options, or as a call to paste, without mentioning a model that was not passed."""
     done = run("profile", rows, "--seconds", "0.5", *flags)
     assert done.returncode == 0, done.stderr
     assert said in done.stdout

@@ -39,7 +39,7 @@ def server(archive: Path) -> Iterator[WebServer]:
 
 @pytest.mark.slow
 def test_fetch_brings_a_file_and_knows_it_again(run: Run, server: WebServer, archive: Path, tmp_path: Path) -> None:
-    """It says how much and how fast; the second time that nothing was to be done."""
+    """It reports amount and rate; the second time, that there was nothing to do."""
     digest = hashlib.sha256(archive.read_bytes()).hexdigest()
     first = run("fetch", server.url("photos.zip"), "copy.zip", "--hash", f"sha256:{digest}")
     assert (first.returncode, first.stderr) == (0, "")
@@ -63,7 +63,7 @@ def test_fetch_takes_several(run: Run, server: WebServer, photos: Path, tmp_path
 
 @pytest.mark.slow
 def test_extract_makes_a_folder(run: Run, archive: Path, photos: Path, tmp_path: Path) -> None:
-    """All members are there; a folder that is something else stays."""
+    """All members are there; an unrelated folder stays."""
     assert result(run("extract", "photos.zip", "out", "--json"))["members"] == 10
     assert {path.name for path in (tmp_path / "out").rglob("*.png")} == {path.name for path in photos.rglob("*.png")}
     assert "nothing was done" in run("extract", "photos.zip", "out").stdout
@@ -72,14 +72,14 @@ def test_extract_makes_a_folder(run: Run, archive: Path, photos: Path, tmp_path:
 
 
 def test_stage_takes_addresses_and_lists(run: Run, server: WebServer, archive: Path) -> None:
-    """A web address and a path are one dataset together; files of the same archive are there once."""
+    """A web address and a path make one dataset; their identical files are there once."""
     places = ("--local-dir", "here", "--cache-dir", "none", "--json")
     assert result(run("stage", server.url("photos.zip"), archive, *places))["splits"] == {"train": 10}
 
 
 @pytest.mark.slow
 def test_the_cache_is_listed_and_purged(run: Run, photos: Path, tmp_path: Path) -> None:
-    """Without `--yes` nothing goes; with it only what was named, and strangers never."""
+    """Without `--yes` nothing is removed; with it only what was named, and never a stranger's file."""
     places = ("--local-dir", "here", "--cache-dir", "lasting")
     assert "Nothing is kept." in run("cache", "list", *places).stdout
     staged = result(run("stage", "photos", *places, "--json"))

@@ -1,4 +1,4 @@
-"""Help, complaints about the words of a command line, and what the Tab key offers."""
+"""Help, complaints about command lines, and completion with the Tab key."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def examples() -> list[str]:
 
 @pytest.fixture
 def ask(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Ask:
-    """Runs the command line in this process: its exit code, stdout and stderr."""
+    """Runs the command line in this process; returns exit code, stdout and stderr."""
     monkeypatch.setenv("COLUMNS", "80")
 
     def ask_it(*words: str) -> tuple[int, str, str]:
@@ -71,7 +71,7 @@ def ask(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
 
 def on_a_terminal(folder: Path, *words: str, columns: int, **environment: str) -> tuple[int, str]:
-    """The exit code of a command on a terminal of that width, and all that it shows there."""
+    """Return the exit code of a command on a terminal of that width, and everything it shows there."""
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (50, columns))
     told = {name: value for name, value in practice_environment(folder).items() if name not in {"COLUMNS", "NO_COLOR"}}
@@ -93,7 +93,7 @@ def on_a_terminal(folder: Path, *words: str, columns: int, **environment: str) -
 
 
 def read_some(terminal: int) -> bytes:
-    """What a terminal shows next; nothing when its program has ended."""
+    """Return the terminal's next output; nothing after its program has ended."""
     try:
         return os.read(terminal, 65536)
     except OSError:
@@ -109,7 +109,7 @@ def test_every_command_has_examples_and_json() -> None:
 
 
 def test_an_example_is_a_line_that_can_be_typed() -> None:
-    """Its command, options and words are ones that the command line takes; nothing of it is run."""
+    """The command line accepts its command, options and words; nothing is run."""
     for line in examples():
         words = shlex.split(line)[1:]
         command = program()
@@ -131,7 +131,7 @@ def test_help_fits_its_terminal(tmp_path: Path) -> None:
 
 
 def test_a_terminal_gets_bars(tmp_path: Path, photos: Path) -> None:
-    """Where somebody watches, the steps are shown as they go."""
+    """On a terminal, the steps are shown as they progress."""
     code, shown = on_a_terminal(tmp_path, "pack", str(photos), "a.h5", columns=100)
     assert code == 0
     assert "pack:" in shown
@@ -144,7 +144,7 @@ def test_no_color_is_heard(tmp_path: Path) -> None:
 
 
 def test_a_terminal_that_cannot_redraw_gets_no_bars(tmp_path: Path, photos: Path) -> None:
-    """Where TERM is dumb, the result is all that is shown."""
+    """If TERM is dumb, only the result is shown."""
     code, shown = on_a_terminal(tmp_path, "pack", str(photos), "a.h5", columns=80, TERM="dumb")
     assert code == 0
     assert "%|" not in shown
@@ -152,7 +152,7 @@ def test_a_terminal_that_cannot_redraw_gets_no_bars(tmp_path: Path, photos: Path
 
 
 def test_a_pipe_gets_plain_text(ask: Ask) -> None:
-    """Where nobody watches, the help has no escape codes."""
+    """Without a terminal, the help has no escape codes."""
     code, out, err = ask("stage", "--help")
     assert (code, err) == (0, "")
     assert "\x1b" not in out
@@ -176,7 +176,7 @@ def test_a_mistyped_line_gets_one_line(ask: Ask, words: tuple[str, ...], line: s
 
 
 def test_ctrl_c_before_the_work_has_begun(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Code 130 and a line, also where no command has begun."""
+    """Exit code 130 and one line, even if no command has begun."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -186,7 +186,7 @@ def test_ctrl_c_before_the_work_has_begun(ask: Ask, monkeypatch: pytest.MonkeyPa
 
 
 def offered(monkeypatch: pytest.MonkeyPatch, ask: Ask, line: str) -> list[str]:
-    """What bash is offered at the end of a line."""
+    """What bash offers at the end of a line."""
     words = line.split(" ")
     monkeypatch.setenv("COMP_WORDS", line)
     monkeypatch.setenv("COMP_CWORD", str(len(words) - 1))
@@ -197,7 +197,7 @@ def offered(monkeypatch: pytest.MonkeyPatch, ask: Ask, line: str) -> list[str]:
 
 
 def test_the_tab_key_knows_words(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands, layouts and the words of options; files are left to the shell."""
+    """Commands, layouts and the values of options; files are left to the shell."""
     assert offered(monkeypatch, ask, "colabstage ver") == ["verify"]
     assert offered(monkeypatch, ask, "colabstage cache ") == ["list", "purge"]
     assert sorted(offered(monkeypatch, ask, "colabstage stage x --layout im")) == ["image_folder", "images"]

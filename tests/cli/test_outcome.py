@@ -1,4 +1,4 @@
-"""How commands end, whatever the work raised, and what they show on a terminal."""
+"""How commands end, whatever error occurred, and what they show on a terminal."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LOST = ZeroDivisionError("division by zero at https://ann:hunter2@host/x")
 
 
 def ended_by(error: Exception, run: Run, monkeypatch: pytest.MonkeyPatch, *flags: str) -> Done:
-    """Return how a command ended whose wait for the next figures raised this."""
+    """Return how a command ended whose wait for the next figures raised this error."""
     sleep = time.sleep
 
     def fail(seconds: float) -> None:
@@ -57,7 +57,7 @@ def test_an_error_becomes_a_code_and_a_line(
 
 
 def test_debug_shows_where_a_defect_is(run: Run, smi: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And does not advise to do what was done."""
+    """It does not suggest what was already done."""
     told = ended_by(LOST, run, monkeypatch, "--debug").stderr
     assert told.startswith("Traceback (most recent call last)")
     assert told.splitlines()[-1].startswith("colabstage: Unexpected ZeroDivisionError: ")
@@ -65,7 +65,7 @@ def test_debug_shows_where_a_defect_is(run: Run, smi: object, monkeypatch: pytes
 
 
 def test_a_terminal_shows_results_in_colour(tmp_path: Path) -> None:
-    """The headline and the marks; not where somebody has asked for none, and never in a pipe."""
+    """The headline and the marks; not if colour was switched off, and never in a pipe."""
     code, shown = on_a_terminal(tmp_path, "doctor", "missing", columns=100)
     assert code == 1
     assert re.match(r"\x1b\[1m1 problem; [^\x1b]*\x1b\[0m\r?\n", shown)

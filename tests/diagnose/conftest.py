@@ -1,4 +1,4 @@
-"""A machine of each test's own, with a GPU, without one, with a Drive."""
+"""Each test's own machine, with a GPU, without one, with a Drive."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A root of the test's own: only mounts below it count, and datasets are staged below it."""
+    """The test's own root: only mounts below it count, and datasets are staged below it."""
     monkeypatch.setenv("COLABSTAGE_SYSTEM_ROOT", str(tmp_path))
     monkeypatch.setenv("COLABSTAGE_LOCAL_DIR", str(tmp_path / "fast"))
     return tmp_path

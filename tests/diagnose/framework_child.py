@@ -1,4 +1,4 @@
-"""Profiles a Keras `PyDataset` or a tf.data pipeline in a process of its own, and prints what it found as JSON."""
+"""Profiles a Keras `PyDataset` or a tf.data pipeline in a separate process, and prints the result as JSON."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def short_step(_: object) -> None:
 
 
 def keras_facts() -> dict[str, Any]:
-    """A dataset that waits for what it reads, and draws from Python's and numpy's rng."""
+    """A dataset that waits for its reads, and draws from Python's and numpy's generators."""
     import keras
 
     class Slow(keras.utils.PyDataset):  # type: ignore[misc]  # keras has no type information
@@ -64,7 +64,7 @@ def keras_facts() -> dict[str, Any]:
 
 
 def tensorflow_facts() -> dict[str, Any]:
-    """A pipeline that decodes one image after the other, measured by its prefixes."""
+    """A pipeline that decodes images one by one, measured by its prefixes."""
     import tensorflow as tf
 
     image = tf.io.encode_png(np.random.default_rng(0).integers(0, 255, (500, 500, 3), dtype=np.uint8))

@@ -49,7 +49,7 @@ exit "$(cat "$here/code")"
 
 
 class FakeSmi:
-    """One on the PATH. What it prints may be changed while it is in use."""
+    """One on the PATH. Its output may be changed while it is in use."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder = folder
@@ -61,29 +61,29 @@ class FakeSmi:
         self.answer(T4, T4_PROCESSES)
 
     def answer(self, gpus: str, processes: str = "", *, code: int = 0, answers: int = -1) -> None:
-        """Print these from now on and end with `code`; after so many `answers`, never answer again."""
+        """Print these from now on and exit with `code`; after `answers` runs, hang."""
         for name, text in {"gpus": gpus, "processes": processes, "code": str(code), "answers": str(answers)}.items():
-            # In one step: the program may be reading.
+            # Atomically, because the program may be reading.
             (self.folder / f"{name}.new").write_text(text, encoding="utf-8")
             (self.folder / f"{name}.new").replace(self.folder / name)
 
     @property
     def questions(self) -> list[str]:
-        """What it was asked, in order."""
+        """The queries it got, in order."""
         asked = self.folder / "asked"
         return asked.read_text(encoding="utf-8").splitlines() if asked.exists() else []
 
 
 @pytest.fixture
 def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSmi:
-    """nvidia-smi on the PATH, of a machine with one T4. On a machine with a GPU, this one takes its place."""
+    """nvidia-smi on the PATH of a machine with one T4. On a machine with a GPU, it replaces the real one."""
     monkeypatch.setitem(sys.modules, "pynvml", None)
     return FakeSmi(tmp_path / "driver", monkeypatch)
 
 
 @pytest.fixture
 def no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine on which nothing of NVIDIA's is installed."""
+    """A machine without any NVIDIA software."""
     monkeypatch.setitem(sys.modules, "pynvml", None)
     monkeypatch.setenv("PATH", str(tmp_path))
 

@@ -42,13 +42,13 @@ def measured() -> LoaderProfile:
 
 
 def profile_of(facts: dict[str, Any], *notes: str) -> LoaderProfile:
-    """Return the profile in which these facts were measured."""
+    """Return a profile with these measurements."""
     plain: dict[str, Any] = {"has_gpu": False, "start_s": 0.0, "image_size": None, "batches": None, "stages": {}}
     return LoaderProfile.from_facts(replace(measured().facts, **{**plain, **facts}), notes)
 
 
 def advised(facts: dict[str, Any]) -> Any:
-    """Return the advice where these facts were measured."""
+    """Return the advice for these measurements."""
     return profile_of(facts).advice
 
 
@@ -64,14 +64,14 @@ def advised(facts: dict[str, Any]) -> Any:
         (CROWDED, "input-bound", "decode", "cores"),
         (other(BESIDE, both_s=0.1, step_s=0.098), "compute-bound", None, None),
         (other(BESIDE, both_s=0.1, step_s=0.098, load_s=0.095), "balanced", None, None),
-        # A loop that does nothing loses a microsecond or two.
+        # A loop without work costs a microsecond or two.
         (other(DECODING, load_s=5e-7, both_s=2e-6, step_s=1e-6), "compute-bound", None, None),
     ],
 )
 def test_the_verdict_follows_from_loader_alone_step_alone_and_both(
     facts: dict[str, Any], bound: str, stage: str | None, cause: str | None
 ) -> None:
-    """Which of them is the limit, by which stage, and why."""
+    """Which of them is the limit, at which stage, and why."""
     verdict = profile_of(facts).verdict
     assert (verdict.bound, verdict.stage, verdict.cause) == (bound, stage, cause), verdict.sentence
     assert verdict.sentence[0].isupper()
@@ -96,17 +96,17 @@ def test_the_verdict_follows_from_loader_alone_step_alone_and_both(
     ],
 )
 def test_advice_is_in_the_words_of_the_loader_at_hand(changes: dict[str, Any], words: str) -> None:
-    """Arguments of whatever it was made by."""
+    """It names arguments of whatever made the loader."""
     advice = advised(other(DECODING, **changes))
     assert any(words in one.argument for one in advice), advice
 
 
 def test_what_can_be_gained_is_bounded_by_what_was_measured() -> None:
-    """The step alone, the stages that stay, and no more workers than the work or the cores allow."""
+    """By the step alone, the remaining stages, and no more workers than the work or the cores allow."""
     (workers,) = (one for one in advised(DECODING) if "num_workers" in one.options)
     assert workers.gain == pytest.approx(0.1 / 0.04)
     assert "at most 2.5x" in str(workers)
-    # Processes that mostly wait may be more than the cores, and as many as keep up with the step.
+    # Processes that mostly wait may outnumber the cores, as many as keep up with the step.
     waiting = other(DECODING, stages={"read": 0.08})
     assert next(one for one in advised(waiting) if one.options).options["num_workers"] == 4
     assert next(one for one in advised(other(waiting, step_s=0.03)) if one.options).options["num_workers"] == 3
@@ -120,7 +120,7 @@ def test_what_can_be_gained_is_bounded_by_what_was_measured() -> None:
     [(STARTING, {"persistent_workers": True}), (BURSTS, {"prefetch_factor": 8})],
 )
 def test_other_causes_have_their_own_remedies(facts: dict[str, Any], options: dict[str, Any]) -> None:
-    """Workers that start again, and a queue that is too short; not where they do not."""
+    """Workers that restart, and a queue that is too short; only if that happens."""
     assert any(one.options == options for one in advised(facts))
     assert not any(one.options == options for one in advised(other(BESIDE, persistent=True)))
     assert not any(one.options == {"persistent_workers": True} for one in advised(other(facts, persistent=True)))
@@ -136,13 +136,13 @@ def test_nothing_is_advised_that_was_not_measured(kind: Any) -> None:
 
 
 def test_a_stream_is_divided_among_processes_by_its_own_code() -> None:
-    """Or every sample comes once from each."""
+    """Otherwise every process returns every sample."""
     assert any("get_worker_info" in one.why for one in advised(other(DECODING, stream=True)))
     assert not any("get_worker_info" in one.why for one in advised(DECODING))
 
 
 def test_a_profile_shows_what_was_measured() -> None:
-    """Stages and step as bars, rates as rows, advice below; short times are no zeros."""
+    """Stages and step as bars, rates as rows, advice below; short times are not shown as zero."""
     profile = profile_of(other(DECODING, start_s=0.5), "a note")
     assert [row.cells[0] for row in profile.tables[0].rows] == ["read", "decode", "transform", "step"]
     text = profile.summary()
@@ -155,5 +155,5 @@ def test_a_profile_shows_what_was_measured() -> None:
     short = str(profile_of({"kind": "colabstage", "load_s": 4e-7, "both_s": 4e-7, "stages": {"read": 4e-7}}))
     assert "0.4 µs" in short
     assert "0.00 ms" not in short
-    # A clock that ticks slowly may stand still for a batch.
+    # With a coarse clock, a batch may take no time.
     assert profile_of({"kind": "torch", "load_s": 0.0, "both_s": 0.0, "step_s": 0.0}).samples_per_s > 0

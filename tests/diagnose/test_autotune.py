@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Numbers(Dataset[Any]):
-    """Samples that cost nothing but the wait that is asked for."""
+    """Samples that cost only the given wait."""
 
     def __init__(self, wait_s: float) -> None:
         self.wait_s = wait_s
@@ -46,14 +46,14 @@ class Numbers(Dataset[Any]):
 
 
 class ProcessorClock:
-    """Count the processor seconds of this process and its workers, in which other work on the machine does not show."""
+    """Counts the CPU seconds of this process and its workers, unaffected by other work on the machine."""
 
     def __init__(self) -> None:
         self._of_workers: dict[int, float] = {}
 
     def __call__(self) -> float:
         for worker in multiprocessing.active_children():
-            # One that has ended keeps what it had.
+            # A worker that has ended keeps its total.
             with suppress(OSError):
                 ran_ns = Path(f"/proc/{worker.pid}/schedstat").read_text(encoding="ascii").split()[0]
                 self._of_workers[worker.pid or 0] = int(ran_ns) / 1e9
@@ -61,7 +61,7 @@ class ProcessorClock:
 
 
 def test_cheap_samples_need_no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Handing batches over would cost more than making them, so the choice is none; within twice the time asked."""
+    """Transferring batches would cost more than making them, so no processes are chosen, within twice the budget."""
     before, clock = set(psutil.Process().children()), ProcessorClock()
     monkeypatch.setattr(type(SYSTEM_CLOCK), "now", staticmethod(clock))
     tuned = autotune_loader(Numbers(0.0), 16, step=lambda _: None, budget_s=2)
@@ -95,7 +95,7 @@ def rows(tmp_path: Path) -> Path:
 
 
 def test_strategies_are_tried_for_our_own_dataset(rows: Path) -> None:
-    """And the loader that comes of it gives batches; processes only where Python works on each sample."""
+    """The chosen loader gives batches; processes are tried only if Python works on each sample."""
     tuned = autotune_loader(dataset_h5(rows), 32, budget_s=2)
     strategies = {trial.options.get("strategy") for trial in tuned.table}
     assert strategies == {None, "direct", "memory"}
@@ -109,7 +109,7 @@ def test_strategies_are_tried_for_our_own_dataset(rows: Path) -> None:
 
 
 def test_memory_is_tried_only_where_a_dataset_fits(rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half of what is free, because the training needs memory too."""
+    """Half of the free memory, because the training needs memory too."""
     kib = "proc/meminfo", f"MemTotal: 1000000 kB\nMemAvailable: {600 * 16 * 16 * 3 // 1024 * 2} kB\n"
     monkeypatch.setenv("COLABSTAGE_SYSTEM_ROOT", str(make_tree(tmp_path / "machine", dict([kib]))))
     tuned = autotune_loader(dataset_h5(rows), 32, budget_s=0.5)
@@ -117,7 +117,7 @@ def test_memory_is_tried_only_where_a_dataset_fits(rows: Path, tmp_path: Path, m
 
 
 def test_ways_are_compared_by_decoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No trial finds images that an earlier one, or itself, has kept; the loader that comes of them keeps them."""
+    """No trial finds images kept by an earlier one or by itself; the chosen loader keeps them."""
     write_encoded(tmp_path / "files.h5", repeated_photographs(4, target_bytes=20_000) * 4, size=(16, 16))
     decoded, stepped = list[int](), list[int]()
     decode = simplejpeg.decode_jpeg
@@ -133,7 +133,7 @@ def test_ways_are_compared_by_decoding(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(simplejpeg, "decode_jpeg", noted)
     tuned = autotune_loader(dataset_h5(tmp_path / "files.h5"), 4, step=step, restore=(), budget_s=1)
     assert len(decoded) >= sum(stepped) > 64
-    # Where processes have won, the loader is torch's.
+    # If processes have won, the loader is torch's.
     ours = tuned.call.startswith("make_loader")
     with tuned.loader() if ours else make_loader(dataset_h5(tmp_path / "files.h5"), 4) as loader:
         list(loader)
@@ -143,7 +143,7 @@ def test_ways_are_compared_by_decoding(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 class Scripted(DataLoader[Any]):
-    """A loader whose batches take as long as a test says, by a clock that it turns."""
+    """A loader whose batches take as long as a test says, on a clock that it turns."""
 
     clock = ManualClock()
     batch_s: ClassVar[Callable[[int, int], float]]
@@ -176,7 +176,7 @@ def test_the_lightest_of_equals_wins(scripted: type[Scripted], none_s: float, on
 
 
 def test_rounds_halve(scripted: type[Scripted]) -> None:
-    """What failed or was ended early does not come again; two stay until the end."""
+    """Candidates that failed or were ended early do not return; two stay until the end."""
 
     def batch_s(workers: int, ahead: int) -> float:
         if workers == 1:
@@ -216,7 +216,7 @@ def failing(_: object) -> None:
         (Numbers(0.0), {"budget_s": 0.0}, OptionError, "expected"),
         # The reason of the first candidate.
         (Broken(0.0), {}, OptionError, "the disk is gone"),
-        # Which is not a way of loading that does not work.
+        # It is not the way of loading that fails here.
         (Numbers(0.0), {"step": failing, "restore": ()}, RuntimeError, "no such layer"),
     ],
 )

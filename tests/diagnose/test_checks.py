@@ -1,4 +1,4 @@
-"""Every check of `doctor`, on facts made by hand: what makes it pass, what makes it complain, what it skips."""
+"""Every check of `doctor`, on facts made by hand: what passes, what is reported, what is skipped."""
 
 from __future__ import annotations
 
@@ -142,14 +142,14 @@ CASES: list[tuple[str, dict[str, Any], Status, str]] = [
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """What `doctor` says of this machine."""
+    """The report of `doctor` on this machine."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COLABSTAGE_SYSTEM_ROOT", str(tmp_path_factory.mktemp("machine")))
         return doctor(timeout_s=2.0)
 
 
 def judged(report: Any, **changes: Any) -> Any:
-    """What `doctor` says of a machine that is well but for these facts."""
+    """The report of `doctor` on a machine that is fine except for these facts."""
     return report.from_facts(replace(report.facts, **{**WELL, **changes}))
 
 
@@ -165,14 +165,14 @@ def test_a_check_judges(report: Any, check: str, changes: dict[str, Any], status
 
 
 def test_every_check_has_cases_for_both_sides(report: Any) -> None:
-    """No check is without a case that makes it pass and one that makes it complain."""
+    """Every check has a case that passes and one that is reported."""
     passing = {check for check, _, status, _ in CASES if status == "ok"}
     complaining = {check for check, _, status, _ in CASES if status in {"warn", "fail"}}
     assert {one.title for one in report.findings} == passing == complaining
 
 
 def test_only_what_is_broken_fails(report: Any) -> None:
-    """What merely costs time has a remedy, and the exit code stays 0; a page escapes what it quotes."""
+    """Faults that only cost time have a remedy, and the exit code stays 0; the page escapes quoted text."""
     well = judged(report)
     assert well.exit_code == 0
     assert not any(finding.remedy for finding in well.findings)

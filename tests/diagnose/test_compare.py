@@ -1,4 +1,4 @@
-"""`compare_sources` on a real mount: the ways are told apart, the time is kept, nothing is written, nothing stays."""
+"""`compare_sources` on a real mount: it tells the ways apart, keeps to the time, writes nothing, and leaves nothing."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def write_photos(folder: Path, count: int = 40, *, mixed: bool = False) -> Path:
 
 
 def zip_up(folder: Path, archive: Path, *, apart_bytes: int = 0) -> Path:
-    """The folder's files in a zip, with so many bytes of no image before each."""
+    """Zip a folder's files, with so many unrelated bytes before each."""
     with zipfile.ZipFile(archive, "w") as opened:
         for path in sorted(folder.rglob("*.jpg")):
             if apart_bytes:
@@ -57,13 +57,13 @@ def compare(path: Path, **changes: Any) -> Any:
 @pytest.mark.fuse
 @pytest.mark.parametrize("kind", ["folder", "zip"])
 def test_a_slow_drive_against_a_pack(machine: Path, kind: str) -> None:
-    """Images that cost a round trip each come many times faster from a pack; Drive and disk are as they were."""
+    """Images that each cost a round trip come many times faster from a pack; Drive and disk stay unchanged."""
     knobs = DriveKnobs(
         cold_open_latency_s=0.1, warm_open_latency_s=0.01, listing_latency_s=0.0, stream_bytes_per_s=2.5e6
     )
     with SimulatedDrive(machine / "home", knobs=knobs) as drive:
         photos = write_photos(drive.cloud / "MyDrive" / "photos", 24)
-        # Further apart than the kernel reads ahead, so that looking into the archive has not brought all of them here.
+        # Further apart than the kernel's read-ahead, so that examining the archive does not cache all of them.
         zip_up(photos, drive.cloud / "MyDrive" / "photos.zip", apart_bytes=200_000)
         drive.mount(machine / "drive")
         before = contents(drive.cloud)
@@ -103,7 +103,7 @@ def interrupt() -> None:
 
 
 def stopping(name: str, act: Callable[[], object]) -> Progress:
-    """A progress that does something as a step begins."""
+    """Progress that acts when a step begins."""
 
     class Stopping(Progress):
         def step(self, started: str, *, total: int | None, unit: str) -> ProgressStep:
@@ -116,7 +116,7 @@ def stopping(name: str, act: Callable[[], object]) -> Progress:
 
 @pytest.mark.fuse
 def test_a_mount_that_dies_meanwhile(drive: SimulatedDrive, my_drive: Path, machine: Path) -> None:
-    """A Drive that goes away while it is read, or has gone, is a typed error, and nothing stays behind."""
+    """A Drive that dies while it is read, or is dead already, is a typed error, and nothing is left behind."""
     write_photos(drive.cloud / "MyDrive" / "photos", 10)
     for progress in (stopping("read once more", drive.kill), False):
         with pytest.raises(DriveDisconnectedError):
@@ -160,7 +160,7 @@ def test_broken_images_are_left_out(machine: Path) -> None:
 
 
 def test_what_is_no_image(machine: Path) -> None:
-    """Arrays are refused by name, nothing but broken files too, and a path with nothing at it."""
+    """Arrays and sources of only broken files are refused by name, and so is a missing path."""
     (machine / "arrays").mkdir()
     np.savez(machine / "arrays" / "data.npz", x_train=np.zeros((9, 4), np.float32), y_train=np.zeros(9, np.int64))
     with pytest.raises(LayoutError, match="no image files"):

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("machine")
 
 
 def finding(report: Any, title: str) -> Any:
-    """What one check found."""
+    """Return a check's finding."""
     return next(one for one in report.findings if one.title == title)
 
 
@@ -53,7 +53,7 @@ def test_a_machine_alone(machine: Path) -> None:
 
 @pytest.mark.fuse
 def test_a_drive_that_answers(my_drive: Path) -> None:
-    """A living Drive passes; a folder on it is counted, and does not belong there."""
+    """A live Drive passes; a folder on it is counted, and reported as being in the wrong place."""
     make_tree(my_drive / "photos", in_classes(6))
     report = doctor(my_drive / "photos", timeout_s=5.0)
     assert finding(report, "mounts").status == "ok"
@@ -67,7 +67,7 @@ def test_a_drive_that_answers(my_drive: Path) -> None:
 
 @pytest.mark.fuse
 def test_a_drive_that_hangs_does_not_hang_doctor(drive: SimulatedDrive, my_drive: Path) -> None:
-    """A client that is stopped is reported at the deadline, for the mount and for a path on it."""
+    """A stopped client is reported at the deadline, for the mount and for a path on it."""
     make_tree(my_drive / "photos", in_classes(2))
     (client,) = (one for one in psutil.Process().children() if "simulated_drive.server" in one.cmdline())
     client.send_signal(signal.SIGSTOP)
@@ -78,7 +78,7 @@ def test_a_drive_that_hangs_does_not_hang_doctor(drive: SimulatedDrive, my_drive
     finally:
         client.send_signal(signal.SIGCONT)
     assert finding(report, "mounts").status == "fail"
-    # How much later than the deadline depends on what else the machine does.
+    # How long after the deadline depends on the machine's other work.
     assert re.search(r"no answer, after [1-9]\.\d+ s", finding(report, "mounts").message)
     assert finding(report, "location").message.endswith("no answer before the deadline.")
     assert report.facts.dataset is not None
@@ -87,7 +87,7 @@ def test_a_drive_that_hangs_does_not_hang_doctor(drive: SimulatedDrive, my_drive
 
 @pytest.mark.fuse
 def test_a_drive_that_died_is_reported(drive: SimulatedDrive, my_drive: Path) -> None:
-    """A client that is gone is named with what the kernel says, and how to mount it again."""
+    """A dead client is reported with the kernel's message, and how to mount it again."""
     drive.kill()
     report = doctor(my_drive / "photos", timeout_s=5.0)
     assert "Transport endpoint is not connected" in finding(report, "mounts").message
@@ -97,7 +97,7 @@ def test_a_drive_that_died_is_reported(drive: SimulatedDrive, my_drive: Path) ->
 
 @pytest.mark.fuse
 def test_the_current_folder_on_a_drive_that_died(drive: SimulatedDrive, my_drive: Path) -> None:
-    """Even from a folder that no longer answers, doctor says so, and a relative path is looked at."""
+    """Even from a folder that no longer responds, doctor says so, and a relative path is checked."""
     code = (
         "import os, sys, colabstage\n"
         "sys.path.insert(0, '')\n"  # as a notebook's kernel has it
@@ -119,7 +119,7 @@ def test_the_current_folder_on_a_drive_that_died(drive: SimulatedDrive, my_drive
 
 
 def test_a_small_disk(machine: Path, make_disk: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk of 8 MB is too small for anything, and a file is no folder to stage in."""
+    """A disk of 8 MB is too small for anything, and a file is not a folder for staging."""
     assert finding(doctor(timeout_s=5.0), "disk").status in {"ok", "warn"}
     monkeypatch.setenv("COLABSTAGE_LOCAL_DIR", str(make_disk(8) / "fast"))
     found = finding(doctor(timeout_s=5.0), "disk")
@@ -141,7 +141,7 @@ def test_a_small_disk(machine: Path, make_disk: Callable[[int], Path], monkeypat
     ids=["whole", "cut off", "without its manifest", "a web page"],
 )
 def test_a_pack(pack: Path, damage: Callable[[Path], object], status: str, said: str) -> None:
-    """Only one whose manifest agrees passes, with its number of samples."""
+    """Only one that agrees with its manifest passes, with its number of samples."""
     damage(pack)
     found = finding(doctor(pack, timeout_s=10.0), "pack")
     assert found.status == status
@@ -158,7 +158,7 @@ def test_a_gpu_that_somebody_uses(smi: FakeSmi) -> None:
 
 
 def test_a_driver_that_hangs_does_not_hang_doctor(smi: FakeSmi) -> None:
-    """nvidia-smi that never answers costs the deadline."""
+    """nvidia-smi that never responds costs the deadline."""
     smi.answer(T4, answers=0)
     began = time.monotonic()
     report = doctor(timeout_s=0.5)
@@ -180,6 +180,6 @@ def test_a_driver_that_hangs_does_not_hang_doctor(smi: FakeSmi) -> None:
     ],
 )
 def test_a_wrong_argument_is_refused(arguments: dict[str, Any], said: str) -> None:
-    """Numbers that make no sense are named, and so is what is no path."""
+    """Impossible numbers are named, and so are objects that are not paths."""
     with pytest.raises(OptionError, match=said):
         doctor(**arguments)

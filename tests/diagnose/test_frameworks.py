@@ -18,7 +18,7 @@ pytestmark = pytest.mark.timeout(240)
 
 
 def test_a_keras_dataset_is_iterated_as_fit_does(nurseries: Nurseries) -> None:
-    """Reading is named, workers are advised, its own threads are used, and no rng are thrown."""
+    """Reading is named, workers are advised, its own threads are used, and random generators are restored."""
     if find_spec("keras") is None:
         pytest.skip("needs keras: pip install -c constraints.txt --group tensorflow")
     backend = "torch" if find_spec("torch") else "tensorflow"
@@ -31,12 +31,12 @@ def test_a_keras_dataset_is_iterated_as_fit_does(nurseries: Nurseries) -> None:
 
 
 def test_a_tensorflow_pipeline_is_measured_by_its_prefixes(nurseries: Nurseries) -> None:
-    """Decoding is named, TensorFlow's own words are advised, and the note says what was not put back."""
+    """Decoding is named, the advice uses TensorFlow's terms, and the note says what was not restored."""
     if find_spec("tensorflow") is None:
         pytest.skip("needs tensorflow: pip install -c constraints.txt --group tensorflow")
     facts = json.loads(nurseries.run_script("tensorflow", [CHILD, "tensorflow"], {}))
     assert (facts["bound"], facts["stage"]) == ("input-bound", "decode")
     assert any("AUTOTUNE" in argument for argument in facts["advice"])
-    # Without prefixes no stage is made up.
+    # Without prefixes, no stage is invented.
     assert facts["plain"] == ["input-bound", None]
     assert ["huffling" in note for note in facts["notes"]] == [True]

@@ -41,7 +41,7 @@ pytestmark = pytest.mark.usefixtures("machine")
 
 
 def asked(*, timeout_s: float = 10.0) -> Any:
-    """What `doctor` finds out of the GPUs."""
+    """What `doctor` finds out about the GPUs."""
     return doctor(timeout_s=timeout_s).facts
 
 
@@ -93,7 +93,7 @@ def test_processes_go_to_their_gpu(smi: FakeSmi) -> None:
     ],
 )
 def test_a_driver_without_gpus_says_why(smi: FakeSmi, answer: dict[str, Any], said: str) -> None:
-    """With what the program says, or that it said nothing in time."""
+    """With the program's message, or that it did not respond in time."""
     smi.answer(**answer)
     began = time.monotonic()
     found = asked(timeout_s=0.3 if "answers" in answer else 10.0)
@@ -110,7 +110,8 @@ def test_a_program_that_cannot_run_and_none_at_all(smi: FakeSmi, monkeypatch: py
 
 
 def test_the_library_is_asked_first(nvml: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What one GPU does not support is `None` for that one alone; without a driver the program is asked, if any."""
+    """A value that one GPU does not support is `None` for that one alone; without a driver the program is used, if
+    any."""
     first, second = asked().gpus
     assert (first.name, first.utilisation, first.power_w) == ("Tesla T4", 0.37, 28.31)
     assert used_by(first) == [(4242, 1 << 30), (4243, None)]
@@ -136,7 +137,7 @@ def watched(*readings: dict[str, Any], problem: str | None = None) -> Any:
 
 
 def test_a_gpu_that_waits() -> None:
-    """Means, maxima, the share of idle samples and the energy are those of the samples; the advice says what next."""
+    """Means, maxima, the share of idle samples and the energy are right; the advice says what to do next."""
     busy = IDLE | {"utilisation": 0.9, "power_w": 60.0, "memory_used_bytes": 3 * GB}
     report = watched(IDLE, busy, IDLE, IDLE)
     (one,) = report.gpus
@@ -151,7 +152,7 @@ def test_a_gpu_that_waits() -> None:
 
 
 def test_what_is_not_reported_is_not_counted() -> None:
-    """Samples without an answer change no mean; without any the reason is all there is."""
+    """Samples without a value change no mean; without any, the report has only the reason."""
     (one,) = watched(IDLE, IDLE | {"utilisation": None}, IDLE | {"utilisation": 1.0}).gpus
     assert one.utilisation == 0.5
     sliced = watched(dict.fromkeys(IDLE) | {"index": 0, "name": "NVIDIA A100", "processes": ()})
@@ -159,19 +160,19 @@ def test_what_is_not_reported_is_not_counted() -> None:
     assert (sliced.gpus[0].power_w, sliced.gpus[0].advice, sliced.tables[0].rows) == (None, "", ())
     assert str(watched(problem="no GPU")) == "no GPU"
     assert watched().gpus == ()
-    # Each process counts once, with the most that it held.
+    # Each process counts once, with its maximum.
     held = [SimpleNamespace(pid=pid, memory_bytes=size) for pid, size in ((7, GB), (7, 2 * GB), (3, None))]
     (one,) = watched(*[IDLE | {"processes": (process,)} for process in held]).gpus
     assert used_by(one) == [(3, None), (7, 2 * GB)]
 
 
 def threads() -> list[threading.Thread]:
-    """Those of monitors."""
+    """The threads of monitors."""
     return [thread for thread in threading.enumerate() if thread.name == "colabstage-gpu-monitor"]
 
 
 def test_it_samples_while_the_block_runs(smi: FakeSmi) -> None:
-    """Samples come one after the other, with who uses the GPU; later ones follow; afterwards no thread is left."""
+    """Samples are taken continuously, with the GPU's users; afterwards no thread is left."""
     monitor = GpuMonitor(0.02)
     for _ in range(2):
         before = len(monitor.samples)
@@ -189,7 +190,7 @@ def test_it_samples_while_the_block_runs(smi: FakeSmi) -> None:
 
 
 def test_answers_may_be_missed(smi: FakeSmi) -> None:
-    """One failure is passed over; three in a row end it, and what was sampled stays."""
+    """One failure is ignored; three in a row end it, and earlier samples stay."""
     with GpuMonitor(0.02) as monitor:
         wait_until(lambda: len(monitor.samples) >= 2)
         smi.answer("busy", code=1)
@@ -200,10 +201,10 @@ def test_answers_may_be_missed(smi: FakeSmi) -> None:
 
 
 def test_a_driver_that_falls_silent_does_not_keep_the_thread(smi: FakeSmi, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program that never answers is ended at its deadline, and the block ends soon after."""
+    """A program that never responds is ended at its deadline, and the block ends soon after."""
     smi.answer(T4, T4_PROCESSES, answers=3)
     run = subprocess.run
-    # Long enough for the first answers, which a new process gives each time.
+    # Long enough for the first responses, each from a new process.
     monkeypatch.setattr(subprocess, "run", lambda *args, **options: run(*args, **{**options, "timeout": 2.0}))
     with GpuMonitor(0.02) as monitor:
         wait_until(lambda: bool(monitor.samples))
@@ -214,7 +215,7 @@ def test_a_driver_that_falls_silent_does_not_keep_the_thread(smi: FakeSmi, monke
 
 
 def test_a_long_watch_stays_small(nvml: None) -> None:
-    """Where there are many samples every second one goes, and they come half as often."""
+    """When there are many samples, every second one is dropped, and they are taken half as often."""
     with GpuMonitor(1e-9) as monitor:
         most = count = 0
         deadline = time.monotonic() + 60
@@ -228,7 +229,8 @@ def test_a_long_watch_stays_small(nvml: None) -> None:
 
 
 def test_pages_and_pictures(smi: FakeSmi) -> None:
-    """Several GPUs, and one that tells little, have a row and a sparkline each; what has a utilisation is drawn."""
+    """Each of several GPUs has a row and a sparkline, even one that reports little; utilization is drawn if
+    reported."""
     for answer, count in ((TWO, 2), (SLICED, 1)):
         smi.answer(answer)
         with GpuMonitor(0.02) as monitor:
@@ -246,7 +248,7 @@ def test_a_wrong_interval_is_refused() -> None:
         GpuMonitor(0)
 
 
-# In a process of its own: what runs notebooks keeps an event loop for the life of its process.
+# In a separate process: whatever runs notebooks keeps an event loop for the life of its process.
 _RUN_NOTEBOOK = """
 import json, nbclient, nbformat
 cell = nbformat.v4.new_code_cell(

@@ -1,6 +1,6 @@
-"""`profile_loader` on pipelines whose bottleneck is known: it is named, and the loader is left as it was.
+"""`profile_loader` on pipelines with a known bottleneck: it is named, and the loader is left as it was.
 
-Where only the accounting is in question, a clock is passed in that loader and step turn.
+If only the accounting is tested, loader and step turn a given clock.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PACKED = zlib.compress(np.random.default_rng(0).integers(0, 4, 300_000, dtype=np
 
 
 def compute(rounds: int) -> int:
-    """Python code that keeps Python's lock."""
+    """Run Python code that holds the GIL."""
     total = 0
     for number in range(rounds):
         total += number * number
@@ -48,7 +48,7 @@ def compute(rounds: int) -> int:
 
 
 class Samples(Dataset[Any]):
-    """Samples that are read, decoded and transformed, each as slowly as said."""
+    """Samples that are read, decoded and transformed, each at the given speed."""
 
     def __init__(self, *, read_s: float = 0.0, decodes: int = 0, rounds: int = 0, count: int = 4000) -> None:
         self.read_s, self.decodes, self.rounds, self.count = read_s, decodes, rounds, count
@@ -76,7 +76,7 @@ class Samples(Dataset[Any]):
 
 
 def slow_collate(samples: list[Any]) -> Any:
-    """What makes a batch, slowly, as padding may."""
+    """Make a batch slowly, as with padding."""
     time.sleep(0.04)
     return default_collate(samples)
 
@@ -99,13 +99,13 @@ def seconds_of(profile: LoaderProfile, stage: str) -> float:
 
 
 def misjudged(profile: LoaderProfile, bound: str, stage: str | None = None) -> str:
-    """What a profile says, where that is not what the pipeline was built to be."""
+    """Return a profile's verdict if it is not what the pipeline was built for."""
     right = profile.verdict.bound == bound and stage in (None, profile.verdict.stage)
     return "" if right else profile.summary()
 
 
 def tried(make: Callable[[], Any], judge: Callable[[Any], str], times: int = 3) -> None:
-    """Try a few times, since another program may take the cores at any moment, and fail with what was said last."""
+    """Try a few times, since another program may take the cores at any moment; fail with the last verdict."""
     for _ in range(times):
         complaint = judge(make())
         if not complaint:
@@ -115,7 +115,7 @@ def tried(make: Callable[[], Any], judge: Callable[[Any], str], times: int = 3) 
 
 @pytest.mark.parametrize(("stage", "workers"), [("read", 0), ("decode", 1), ("transform", 0), ("collate", 1)])
 def test_a_slow_stage_is_named(stage: str, workers: int) -> None:
-    """What the loop does itself, and what worker processes do, of which some is done here to be seen."""
+    """In the loop itself, and in worker processes, some of whose work is repeated here to be seen."""
 
     def make() -> Any:
         loader = LOADERS[stage]()
@@ -128,7 +128,7 @@ def test_a_slow_stage_is_named(stage: str, workers: int) -> None:
 def test_a_thread_of_an_installed_package_is_no_part_of_the_loading(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: bool
 ) -> None:
-    """It waits for data of its own, wherever pip has put it; the same module of the user's reads for the loader."""
+    """It waits for its own data, wherever pip installed it; the same module of the user's reads for the loader."""
     (tmp_path / "waits_for_data.py").write_text("def run(pipe):\n    pipe.read(1)\n", encoding="utf-8")
     if installed:
         metadata = tmp_path / "waits_for_data-1.0.dist-info"
@@ -159,19 +159,19 @@ def test_a_slow_step_is_no_fault_of_the_loader() -> None:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
-    """A clock that loader and step turn, in place of the computer's."""
+    """A clock turned by loader and step, in place of the real one."""
     made = ManualClock()
     monkeypatch.setattr(type(SYSTEM_CLOCK), "now", staticmethod(made.now))
     return made
 
 
 class PrefetchingLoader:
-    """Batches that somebody else makes meanwhile, each in `load_s` seconds of a clock, one of them ahead."""
+    """Batches that are made in the background, each in `load_s` seconds of a clock, one of them ahead."""
 
     num_threads = 1
 
     def __init__(self, clock: ManualClock, load_s: float, count: int = 10_000) -> None:
-        # Profiling puts back the attributes of what a loader holds, but for functions.
+        # Profiling restores a loader's attributes, except functions.
         self.now, self.sleep, self.load_s, self.count = clock.now, clock.sleep, load_s, count
 
     def __iter__(self) -> Iterator[Any]:
@@ -198,7 +198,7 @@ class PrefetchingLoader:
 def test_the_bound_follows_from_what_loader_and_step_take(
     clock: ManualClock, load_s: float, step_s: float, bound: str
 ) -> None:
-    """Side by side; the measured times are exact, so the verdict changes where it says."""
+    """They overlap; the measured times are exact, so the verdict changes exactly at the limit."""
     began = clock.now()
     profile = profile_loader(PrefetchingLoader(clock, load_s), lambda _: clock.sleep(step_s), budget_s=4.0)
     facts = profile.facts
@@ -207,19 +207,19 @@ def test_the_bound_follows_from_what_loader_and_step_take(
     assert facts.both_s == pytest.approx(max(load_s, step_s))
     assert facts.wait_s == pytest.approx(max(0.0, load_s - step_s))
     assert profile.verdict.bound == bound
-    # Each part ends when its time is over, and never more than one batch later.
+    # Each part ends when its time is over, and at most one batch later.
     assert abs(clock.now() - began - 4.0) <= 4 * (load_s + step_s)
 
 
 def test_epochs_of_one_batch_are_measured_like_others() -> None:
-    """Each batch is an epoch's first, so the loop pays for the start of an epoch with every batch."""
+    """Each batch is an epoch's first, so every batch includes the start of an epoch."""
     profile = profile_loader(DataLoader(Samples(read_s=0.002, count=12), 16), short_step, budget_s=0.8)
     assert profile.facts.batch_s >= 0.010 + 0.002 * 12
     assert sum(profile.facts.stages.values()) == pytest.approx(profile.facts.alone_s)
 
 
 def test_an_epochs_last_batch_stands_for_no_other() -> None:
-    """It is measured and advised for batches as long as they are asked for, wherever the measurement ends."""
+    """Measurements and advice are for full batches, wherever the measurement ends."""
     profile = profile_loader(DataLoader(Samples(read_s=0.002, count=20), 16), lambda _: None, budget_s=0.5)
     assert profile.facts.batch_samples == 16
     assert any("16)" in advice.argument for advice in profile.advice)
@@ -244,7 +244,7 @@ LABELS = np.zeros(5)
     ],
 )
 def test_samples_are_counted_in_any_batch(batch: Any, samples: int) -> None:
-    """Also where images of their own sizes come in a list, of which the first has a height and no samples."""
+    """Also if images of different sizes come in a list, whose first element has a height instead of samples."""
     assert profile_loader([batch], budget_s=0.01).facts.batch_samples == samples
 
 
@@ -284,7 +284,7 @@ def test_nothing_is_left_running() -> None:
 
 
 def test_a_loader_of_ours_keeps_its_place(tmp_path: Path) -> None:
-    """Stages are told, and the next epoch is the one that would have come."""
+    """Stages are reported, and the next epoch is the one that would have come anyway."""
     with h5py.File(tmp_path / "rows.h5", "w") as file:
         file["X_train"] = np.zeros((640, 32, 32, 3), np.uint8)
         file["Y_train"] = np.arange(640)
@@ -328,13 +328,13 @@ def test_any_iterable_will_do() -> None:
     ],
 )
 def test_what_cannot_work_is_refused(loader: Any, options: dict[str, Any], words: str) -> None:
-    """With a word on what was expected."""
+    """The message says what was expected."""
     with pytest.raises(ColabstageError, match=words):
         profile_loader(loader, **options)
 
 
 def test_a_profile_says_that_images_are_kept_and_leaves_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of the training loop stay; what was measured may be faster than a first epoch, and that is said."""
+    """Those of the training loop stay; the measurement may be faster than a first epoch, and the profile says so."""
     write_encoded(tmp_path / "files.h5", repeated_photographs(4, target_bytes=20_000) * 4)
     dataset = dataset_h5(tmp_path / "files.h5")
     loader = make_loader(dataset, 4)
@@ -358,7 +358,7 @@ def test_a_profile_says_that_images_are_kept_and_leaves_them(tmp_path: Path, mon
 
 
 class Blob(Dataset[Any]):
-    """Samples in one file of its own form, below a folder that it names."""
+    """Samples in one file of a custom format, below a folder that it names."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -413,7 +413,7 @@ class Recipe(Dataset[Any]):
     ("kind", "words"), [(Blob, "pack_dataset"), (Recipe, "dataset_h5("), (Photos, "stage_dataset(")]
 )
 def test_what_is_advised_can_be_done(kind: Any, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The words run as they stand, and the loader that comes of them has the samples."""
+    """The lines run as they stand, and the resulting loader has the samples."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLABSTAGE_LOCAL_DIR", str(tmp_path / "fast"))
     loader: Any = DataLoader(kind(tmp_path / "data"), 8)
@@ -439,7 +439,7 @@ def test_what_cannot_be_packed_is_not_advised(tmp_path: Path) -> None:
 
 
 def test_prefixes_of_a_pipeline_are_its_stages(clock: ManualClock) -> None:
-    """The difference to the one before, and what is left; other batches than the loader's are refused."""
+    """The difference to the previous prefix, and the rest; other batches than the loader's are refused."""
 
     def batches(seconds: float, samples: int = 8) -> Any:
         class Pipeline:

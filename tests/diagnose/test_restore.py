@@ -1,4 +1,5 @@
-"""What is handed over is put back in place; what is not is said to be changed; what cannot be is refused before."""
+"""Objects handed over are restored in place; the notes say that others changed; whatever cannot be restored is refused
+first."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ class Odd(torch.nn.BatchNorm1d):
 
 
 class Counting(torch.nn.Module):
-    """Extra state that can be, a buffer that no state has, and plain attributes, as metrics have them."""
+    """Extra state that can be copied, a buffer outside the state, and plain attributes, as in metrics."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -106,7 +107,7 @@ def test_a_model_is_put_back(run: Any, trained: bool) -> None:
 
 
 def test_what_was_not_handed_over_is_said_to_be_changed() -> None:
-    """With nothing, the line to write; with the model alone, that all else was changed."""
+    """Without any, the line to write; with only the model, that everything else was changed."""
     training = Training()
     before = training.state()
     note = profiled(training.step, None)
@@ -120,7 +121,7 @@ def test_what_was_not_handed_over_is_said_to_be_changed() -> None:
 
 
 def test_anything_that_holds_values_is_put_back() -> None:
-    """In place, and also what is inside."""
+    """In place, including nested values."""
     history: dict[str, Any] = {"loss": [1.0], "matrix": np.zeros((2, 2)), "seen": {1}, "last": deque([1], maxlen=3)}
     inner = history["loss"]
     tensor, own, twister = torch.zeros(3), np.random.default_rng(0), random.Random(0)
@@ -147,11 +148,11 @@ def test_anything_that_holds_values_is_put_back() -> None:
 
 
 class Trainer:
-    """Holds a model, and says nothing of its state."""
+    """Contains a model, but has no state of its own."""
 
 
 class Stubborn:
-    """Has a state that cannot be taken."""
+    """Has a state that cannot be read."""
 
     def state_dict(self) -> Any:
         msg = "no state yet"
@@ -171,7 +172,7 @@ class Stubborn:
     ],
 )
 def test_what_cannot_be_put_back_is_refused_before_the_first_step(restore: Any, named: str) -> None:
-    """By its name, with what to hand over instead."""
+    """By name, with what to hand over instead."""
     steps: list[Any] = []
     with pytest.raises(OptionError, match=named):
         profile_loader([1], steps.append, restore=restore, budget_s=0.1)
@@ -193,10 +194,10 @@ def test_it_is_put_back_after_an_error_in_the_step() -> None:
 
 
 def test_copies_of_a_model_are_in_the_computers_memory() -> None:
-    """A GPU that a model nearly fills could not hold a second one. (The device of these tests has no memory at all.)"""
+    """A GPU that a model nearly fills could not hold a second one. (The device in these tests has no memory at all.)"""
     with torch.device("meta"):
         model = torch.nn.Linear(2, 2)
-    # A tensor without data cannot be copied to the computer's memory, and any copy on the device could.
+    # A tensor without data cannot be copied to the computer's memory, but any copy on the device would succeed.
     with pytest.raises(OptionError, match="Parameter"):
         profile_loader([1], lambda _: None, restore=(model,), budget_s=0.1)
 
@@ -241,7 +242,7 @@ class Opening(Dataset[Any]):
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_training_gives_the_same_numbers_after_a_profile(workers: int) -> None:
-    """Order of batches, random numbers of everybody, weights; the dataset's file handle is closed again."""
+    """The order of batches, all random numbers, weights; the dataset's file handle is closed again."""
 
     def train(*, profile: bool) -> Any:
         torch.manual_seed(0)

@@ -1,8 +1,8 @@
-"""Random HDF5 files as other programs may write them, and what colabstage reads of them beside what h5py reads.
+"""Random HDF5 files as other programs may write them, read by colabstage and compared with h5py.
 
-A file has inputs, and mostly targets, of any type and storage, behind any link; a file that one leads to may be gone.
-What h5py reads as numbers has to come out equal through every engine that could read it, and out of a table that would
-be packed. All else has to be equal or refused by an error of colabstage's own.
+A file has inputs, and mostly targets, of any type and storage, behind any link; a linked file may be missing. Whatever
+h5py reads as numbers must be equal through every engine that could read it, and in a table for packing. Everything else
+must be equal, or refused with an error of colabstage's own.
 """
 
 from __future__ import annotations
@@ -53,34 +53,34 @@ _ENGINES: dict[str, tuple[str, ...]] = {
 
 
 class ForeignFileError(AssertionError):
-    """Say that a file was read otherwise than h5py reads it, or ended in an error of something else."""
+    """A file was read differently from h5py, or ended in an error that is not ours."""
 
 
 @dataclass
 class ForeignOutcome:
-    """What became of some random files."""
+    """The results for some random files."""
 
     files: int = 0
-    """How many there were."""
+    """How many files there were."""
     equal: int = 0
     """How many were read, equal to h5py's values."""
     readings: int = 0
-    """Readings compared: a file counts once for each engine, and as it would be packed, from a folder and a zip."""
+    """Compared readings: one for each engine, and two as packed, from a folder and a zip."""
     refused: Counter[str] = field(default_factory=Counter)
-    """How many were refused, by the class of the error."""
+    """How many were refused, by error class."""
     seconds: float = 0
     """How long all took."""
 
 
 class ForeignFiles:
-    """A writer of random files, each `main.h5` with others around it."""
+    """A writer of random files, each called `main.h5` with others around it."""
 
     def __init__(self, seed: int) -> None:
         self._chance = random.Random(seed)
         self._values = np.random.default_rng(seed)
 
     def write(self, folder: Path) -> str:
-        """Write a file, and say in words what it is."""
+        """Write a file, and describe it in words."""
         chance = self._chance
         rows = chance.choice([1, 5, 9, 9, 9, 30])
         with h5py.File(folder / "main.h5", "w", libver=chance.choice(["earliest", "latest"])):
@@ -111,7 +111,7 @@ class ForeignFiles:
         with h5py.File(folder / f"{side}-middle.h5", "w") as file:
             file["stored"] = h5py.ExternalLink(f"{side}.h5", "/stored")
         with h5py.File(folder / "main.h5", "a") as file:
-            # What the name means in the other file is here as well, with other values.
+            # This file has a dataset of the same name, with other values.
             if "stored" not in file:
                 file["stored"] = np.full(rows, 99)
             if link == "through a group":
@@ -122,7 +122,7 @@ class ForeignFiles:
         return f"{side}: {kind} {shape} {storage}, {link}"
 
     def _store(self, file: Any, name: str, kind: str, storage: str, shape: tuple[int, ...]) -> None:
-        # Behind something else, so that its place is its own.
+        # After something else, so that it has an offset of its own.
         file.create_dataset(f"pad_{len(file)}", data=np.zeros(self._chance.randrange(1, 400), np.uint8))
         if kind in ("time", "quad", "twelve bits"):
             dataset = h5py.h5d.create(file.id, name.encode(), _strange_type(kind), h5py.h5s.create_simple(shape))
@@ -142,7 +142,7 @@ class ForeignFiles:
         file.create_dataset(name, **self._storage(file, name, values, storage))
 
     def _storage(self, file: Any, name: str, values: NDArray[Any], storage: str) -> dict[str, Any]:
-        """Return the options of a dataset; of one that its values do not allow, those of a plain one."""
+        """Return a dataset's options for this storage; plain ones if its values do not allow it."""
         shape, is_number = values.shape, values.dtype.kind in "biufc" and values.dtype.names is None
         plain: dict[str, Any] = {"data": values}
         if not values.size:
@@ -204,7 +204,7 @@ def _strange_type(kind: str) -> Any:
         found = h5py.h5t.STD_U16LE.copy()
         found.set_precision(12)
         return found
-    # As IEEE has them, which no numpy on this kind of machine does.
+    # As IEEE defines it, unlike any numpy type on this kind of machine.
     found = h5py.h5t.IEEE_F64LE.copy()
     found.set_size(16)
     found.set_precision(128)
@@ -239,7 +239,7 @@ def _check(folder: Path, told: str, outcome: ForeignOutcome) -> None:
         for reader in readers:
             _compare(reader, truth, told)
     except ColabstageError as error:
-        # h5py gives zeros for what is gone, which nobody may.
+        # h5py returns zeros for what is missing, which we must not.
         if not missing and is_plain(truth):
             msg = f"{told}: h5py reads it, and it was refused: {error}"
             raise ForeignFileError(msg) from error
@@ -256,13 +256,13 @@ def _check(folder: Path, told: str, outcome: ForeignOutcome) -> None:
 
 
 def truth_of(path: Path) -> dict[str, Any]:
-    """Return what h5py reads of both sides, as `_truth`."""
+    """Return what h5py reads on both sides, as `_truth`."""
     return {side: _truth(path, side) for side in ("X_train", "Y_train")}
 
 
 def _truth(path: Path, side: str) -> Any:
-    """Return all values of one side as h5py has them; `None` where there is none, and a text where it cannot read
-    them."""
+    """Return all values of one side as h5py reads them; `None` if it does not exist, and a string if h5py cannot read
+    it."""
     try:
         with h5py.File(path) as file:
             return file[side][()] if side in file else None
@@ -271,14 +271,14 @@ def _truth(path: Path, side: str) -> Any:
 
 
 def is_plain(truth: dict[str, Any]) -> bool:
-    """Return whether both sides are numbers, of as many samples."""
+    """Return whether both sides are numbers, with equally many samples."""
     x, y = truth["X_train"], truth["Y_train"]
     plain = [isinstance(one, np.ndarray) and one.ndim > 0 and one.dtype.kind in "biufc" for one in (x, y)]
     return plain[0] and (y is None or plain[1]) and (y is None or len(x) == len(y))
 
 
 def _each_engine(path: Path) -> Iterator[Any]:
-    """Readers of one split, one for each engine that could read its inputs."""
+    """Yield readers of one split, one for each engine that could read its inputs."""
     yield dataset_h5(path).reader
     yield dataset_h5(path, in_memory=True).reader
     chosen = dataset_h5(path).reader.engine.name
@@ -313,14 +313,14 @@ def _equal(found: Any, expected: Any) -> bool:
 
 
 def _compare_packed(folder: Path, truth: dict[str, Any], told: str) -> int:
-    """Compare what packing would store of a folder and of a zip of it; returns how many of these would be packed."""
+    """Compare what packing would store from a folder and from a zip of it; return how many of these would be packed."""
     archive = folder.with_suffix(".zip")
     with zipfile.ZipFile(archive, "w") as made:
         for path in sorted(folder.iterdir()):
             made.write(path, path.name)
     try:
         with open_tree(archive, spool=folder.parent) as zipped, open_tree(folder, spool=folder.parent) as tree:
-            # No file is beside another in an archive, so what needs one may be refused there.
+            # A file in an archive cannot refer to another, so files that need others may be refused.
             needs_others = any(word in told.partition("; ")[0] for word in ("virtual", "external", "through"))
             return _packs_right(tree, folder, truth, told) + _packs_right(
                 zipped, folder, truth, f"{told}, in a zip", may_refuse=needs_others
@@ -330,9 +330,9 @@ def _compare_packed(folder: Path, truth: dict[str, Any], told: str) -> int:
 
 
 def _packs_right(tree: Tree, folder: Path, truth: dict[str, Any], told: str, *, may_refuse: bool = False) -> bool:
-    """Compare what packing would store; returns whether it would store something."""
+    """Compare what packing would store; return whether it would store something."""
     try:
-        # A dataset of two names in one file counts by its own.
+        # A dataset with two names in one file counts under its original one.
         with h5py.File(folder / "main.h5") as file:
             own = "X_train_stored" if isinstance(file.get("X_train", getlink=True), h5py.SoftLink) else "X_train"
             own = own if own in file else "X_train"

@@ -1,4 +1,4 @@
-"""Croissant: a pack described so that the format's own library accepts it."""
+"""Croissant: a pack's description is accepted by the format's own library."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ KINDS: list[Any] = [
 
 @pytest.mark.parametrize(("write", "options", "x", "y"), KINDS)
 def test_a_pack_is_described(write: Any, options: dict[str, Any], x: str, y: str, staged: Any, tmp_path: Path) -> None:
-    """The file by its hash, each split with its rows, and what a sample is; the library of the format accepts it."""
+    """The file with its hash, each split with its rows, and a sample's fields; the format's library accepts it."""
     data = staged(write, **options)
     target = tmp_path / "croissant.json"
     described = data.to_croissant(target, name="Photos", license="https://example.org/licence")
@@ -98,7 +98,7 @@ def test_a_pack_is_described(write: Any, options: dict[str, Any], x: str, y: str
 
 
 def test_roles_of_splits_are_named_where_all_are_known(staged: Any) -> None:
-    """No split is taken for one to train on in silence; nobody knows what one of another name is for."""
+    """No split is silently taken for training; nobody knows the role of an unusual name."""
     known = staged(write_classes).to_croissant()
     rows = {row["splits/name"]: row["splits/url"] for row in known["recordSet"][0]["data"]}
     assert rows == {"train": "cr:TrainingSplit", "test": "cr:TestSplit"}
@@ -125,7 +125,7 @@ def test_without_a_pack_there_is_nothing_to_describe(staged: Any) -> None:
 
 @pytest.mark.torch
 def test_a_part_of_a_pack_is_not_described(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its hash would be another one's."""
+    """Its hash would not be the pack's."""
     use_small_blocks(monkeypatch)
     np.savez(tmp_path / "data.npz", x_train=np.zeros((4000, 32, 32), np.uint8), y_train=np.arange(4000) % 10)
     places: dict[str, Any] = {"cache_dir": tmp_path / "cache", "progress": False}

@@ -1,4 +1,4 @@
-"""Files that would make HDF5 search for ever, or answer in no agreed way."""
+"""Files that would make HDF5 search for ever, or behave in undefined ways."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.packs import write_pack
 if TYPE_CHECKING:
     from pathlib import Path
 
-# Opens each file and reads from it; prints every error that is not a typed one.
+# Opens each file and reads from it; prints every error that is not typed.
 READER = """
 import sys
 from colabstage import dataset_h5
@@ -52,11 +52,11 @@ def _foreign(path: Path, libver: Literal["earliest", "latest"] = "earliest") -> 
 @pytest.mark.parametrize("libver", ["earliest", "latest"])
 @pytest.mark.parametrize("length", [0, 8, 2**64 - 8, 2**40])
 def test_a_heap_without_end_is_refused(tmp_path: Path, libver: Literal["earliest", "latest"], length: int) -> None:
-    """An object of no length, or of one that leads back or out, is damage before HDF5 looks at it."""
+    """An object without length, or whose length leads back or out, is reported as damage before HDF5 reads it."""
     path = _foreign(tmp_path / "scrambled.h5", libver)
     data = bytearray(path.read_bytes())
     first = data.index(b"GCOL") + 16
-    # Free space of this length: HDF5 goes on behind it.
+    # Free space of this length, behind which HDF5 continues.
     struct.pack_into("<HHIQ", data, first, 0, 0, 0, length)
     path.write_bytes(data)
     with pytest.raises(DamagedPackError, match="strings"):
@@ -65,7 +65,7 @@ def test_a_heap_without_end_is_refused(tmp_path: Path, libver: Literal["earliest
 
 @pytest.mark.parametrize("libver", ["earliest", "latest"])
 def test_sound_heaps_are_let_through(tmp_path: Path, libver: Literal["earliest", "latest"]) -> None:
-    """Texts of all lengths, thousands of them, raise no doubt, wherever the view of the file ends."""
+    """Thousands of strings of all lengths are not taken for damage, wherever the view of the file ends."""
     path = tmp_path / "texts.h5"
     with h5py.File(path, "w", libver=libver) as file:
         file["texts"] = np.array(["é" * (number % 700) for number in range(5000)], dtype=object)
@@ -78,7 +78,7 @@ def test_sound_heaps_are_let_through(tmp_path: Path, libver: Literal["earliest",
 
 @pytest.mark.slow
 def test_scrambled_files_end_in_typed_errors_and_in_time(tmp_path: Path) -> None:
-    """Of files with changed, swapped or erased bytes anywhere, none hangs, and none fails with anything untyped."""
+    """With changed, swapped or erased bytes anywhere, no file hangs, and none fails with an untyped error."""
     rng = random.Random(5)
     names = []
     for libver in ("earliest", "latest"):
@@ -105,12 +105,12 @@ def test_scrambled_files_end_in_typed_errors_and_in_time(tmp_path: Path) -> None
 
 
 def test_a_pack_of_many_rows_opens_in_an_instant(tmp_path: Path) -> None:
-    """Opening costs no more for 200,000 rows with their keys than a frame of a film."""
+    """Opening 200,000 rows with their keys takes no longer than a frame of a film."""
     count = 200_000
     keys = [f"class_{row % 10}/image_{row:06}.jpg" for row in range(count)]
     rows = {"X_train": np.zeros((count, 8, 8, 1), np.uint8), "Y_train": np.zeros(count, np.int64), "key_train": keys}
     path = write_pack(tmp_path / "pack.h5", rows, {"layout": "image_folder"})
-    seconds = []  # of computing: all is in the system's cache, and others may want the core
+    seconds = []  # CPU time: everything is in the page cache, and others may use the core
     for _ in range(10):
         start = time.process_time()
         dataset_h5(path)
@@ -118,7 +118,7 @@ def test_a_pack_of_many_rows_opens_in_an_instant(tmp_path: Path) -> None:
     assert min(seconds) < 0.02
 
 
-# Reads all rows of each file, and prints what became of it.
+# Reads all rows of each file, and prints the outcome.
 ROWS_READER = """
 import resource, sys
 import numpy as np
@@ -140,7 +140,7 @@ for line in sys.stdin:
 @pytest.mark.parametrize("kind", ["numbers", "texts"])
 @pytest.mark.parametrize("storage", [{}, {"chunks": (7,), "compression": "lzf"}, {"chunks": (9,), "shuffle": True}])
 def test_references_are_checked_before_hdf5_follows_them(tmp_path: Path, kind: str, storage: dict[str, object]) -> None:
-    """Of files with scrambled references and heaps, rows have their lengths or there is an error: no crash, and not
+    """With scrambled references and heaps, rows have their lengths or there is an error: no crash, and not
     gigabytes."""
     path, rng = tmp_path / "sound.h5", random.Random(0)
     rows = [np.arange(number * 3 % 17, dtype=np.int32) for number in range(40)]
@@ -159,7 +159,7 @@ def test_references_are_checked_before_hdf5_follows_them(tmp_path: Path, kind: s
     files = [path]
     for number in range(40):
         data = bytearray(sound)
-        # Half of them in references (lengths, addresses, numbers), half in the heads of the heap's objects.
+        # Half of them in references (lengths, addresses, numbers), half in the headers of the heap's objects.
         place = start + rng.randrange(100) if number % 2 and not stored else heap + rng.randrange(400)
         data[place] = rng.choice([0, 1, 2, 0x7F, 0xFF])
         files.append(tmp_path / f"{number}.h5")
@@ -171,6 +171,6 @@ def test_references_are_checked_before_hdf5_follows_them(tmp_path: Path, kind: s
     assert ran.returncode == 0, ran.stderr[-2000:]
     first, *others = ran.stdout.split()
     assert first == str(sum(len(row) * (n + 1) for n, row in enumerate([*rows[::3], *rows])))
-    # A text ends where a damaged byte of it is zero.
+    # A string ends at a damaged byte that is zero.
     assert kind == "texts" or set(others) <= {first, "refused"}
     assert "refused" in others

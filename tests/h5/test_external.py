@@ -1,4 +1,4 @@
-"""An HDF5 file of a stranger reads only files that came with it: in or below its own folder."""
+"""A foreign HDF5 file only reads files that came with it: in or below its own folder."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def virtual_behind_a_link(file: Any, name: str, target: str) -> None:
 
 
 def pattern(file: Any, name: str, target: str) -> None:
-    """A virtual dataset whose sources are numbered: `%b` is 0, 1, 2, …, as far as HDF5 finds them."""
+    """A virtual dataset with numbered sources: `%b` is 0, 1, 2, …, as far as HDF5 finds them."""
     properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     shape, most = ROWS.shape, (h5py.h5s.UNLIMITED, ROWS.shape[1])
     space = h5py.h5s.create_simple(shape, most)
@@ -109,7 +109,7 @@ def test_a_file_outside_of_the_folder_is_refused_by_name(tmp_path: Path, way: An
 
 @pytest.mark.parametrize("kind", ["up", "symlink", "below, by its full path"])
 def test_no_other_way_leads_outside(tmp_path: Path, way: Any, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`..`, a link of the file system, and a full path to a file that did not come with this one."""
+    """`..`, a symbolic link, and a full path to a file that did not come with this one."""
     below = kind.startswith("below")
     folder = tmp_path / "downloads"
     target = write_target((folder if below else tmp_path) / "home" / "key0.h5", raw=way is storage)
@@ -119,7 +119,7 @@ def test_no_other_way_leads_outside(tmp_path: Path, way: Any, kind: str, monkeyp
         (folder / "part0.h5").symlink_to(target)
         written = "part0.h5"
     path = write_file(folder / "data.h5", way, written)
-    # External storage is looked for in the current folder.
+    # External storage is searched in the current folder.
     monkeypatch.chdir(folder)
     with pytest.raises(ExternalFileError, match="full path" if below else "folders below"):
         dataset_h5(path)
@@ -130,27 +130,27 @@ def test_no_other_way_leads_outside(tmp_path: Path, way: Any, kind: str, monkeyp
 
 
 def test_files_that_came_with_it_are_read(tmp_path: Path, way: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside the file, in a folder below, and beside it by a full path, as h5py's own writers do it."""
+    """Beside the file, in a folder below, and beside it by a full path, as h5py's own writers do."""
     folder = tmp_path / "data"
     for written in ("part0.h5", "below/part0.h5", str(folder / "part0.h5")):
         write_target(folder / written, raw=way is storage)
         path = write_file(folder / "data.h5", way, written)
         monkeypatch.chdir(folder)
         assert np.array_equal(rows_of(dataset_h5(path)), ROWS)
-    # A link to the file is opened in the folder that the file is in.
+    # If the path is a link, the folder of its target counts.
     (tmp_path / "shortcut.h5").symlink_to(path)
     assert np.array_equal(rows_of(dataset_h5(tmp_path / "shortcut.h5")), ROWS)
 
 
 def test_sources_that_are_only_numbered_are_refused(tmp_path: Path) -> None:
-    """How many rows there are would depend on which files are found."""
+    """The number of rows would depend on which files are found."""
     write_target(tmp_path / "part0.h5", raw=False)
     with pytest.raises(PackFormatError, match="%b"):
         dataset_h5(write_file(tmp_path / "data.h5", pattern, "part0.h5"))
 
 
 def test_a_second_file_leads_no_further(tmp_path: Path) -> None:
-    """What an allowed file leads to has to be in the folder of the first."""
+    """Files that an allowed file refers to must be in the first one's folder."""
     target = write_target(tmp_path / "home" / "key.h5", raw=False)
     for number, way in enumerate(BY_NAME[:3]):
         folder = tmp_path / f"downloads{number}"
@@ -190,12 +190,12 @@ def test_parts_of_a_pack_are_checked_too(tmp_path: Path) -> None:
 
 
 def test_packing_reads_no_other_file(tmp_path: Path, way: Any) -> None:
-    """Rows come out of files of the folder or there is an error; what `dataset_h5` may read can be packed."""
+    """Rows come from files in the folder, or there is an error; whatever `dataset_h5` may read can be packed."""
     target = write_target(tmp_path / "home" / "key0.h5", raw=way is storage)
     path = write_file(tmp_path / "downloads" / "data.h5", way, str(target))
     with pytest.raises(LayoutError) as caught:
         pack_dataset(path, tmp_path / "out.h5", progress=False)
-    # Of several arrays that cannot be read, the first question is which is meant.
+    # For several unreadable arrays, the first question is which is meant.
     assert str(target) in str(caught.value) or way in (through_a_group, virtual_behind_a_link)
     assert not (tmp_path / "out.h5").exists()
     pack_dataset(dataset_h5(path, allow_external=True), tmp_path / "out.h5", progress=False)
@@ -212,7 +212,7 @@ def _open(path: str, *, allow_external: bool) -> None:
 
 @pytest.mark.parametrize("allow_external", [False, True])
 def test_what_is_no_regular_file_is_never_opened(tmp_path: Path, way: Any, *, allow_external: bool) -> None:
-    """A pipe would be waited for, for ever."""
+    """Opening a pipe would wait for ever."""
     os.mkfifo(tmp_path / "pipe0.h5")
     path = write_file(tmp_path / "data.h5", way, str(tmp_path / "pipe0.h5"))
     for given in (path, tmp_path / "pipe0.h5"):

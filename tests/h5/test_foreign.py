@@ -1,4 +1,4 @@
-"""Random HDF5 files of others, read beside h5py: a few of them in every run, a thousand in the long form."""
+"""Random foreign HDF5 files, compared with h5py: a few of them in every run, a thousand in the long form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is read of a packed file, ours or anybody's, and what each kind of bad file gets."""
+"""What is read from a packed file, ours or anybody's, and how each kind of bad file is reported."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_pack_says_what_it_holds(pack: Path) -> None:
 
 
 def test_a_file_of_anybody_is_read(tmp_path: Path) -> None:
-    """A plain h5py file with X_<split> needs nothing else: no version, no classes, not even targets."""
+    """A plain h5py file only needs X_<split>: no version, no classes, not even targets."""
     path = tmp_path / "theirs.h5"
     with h5py.File(path, "w") as file:
         for split in ("zebra", "test", "train", "val", "dev", "alpaca"):
@@ -98,7 +98,7 @@ def test_a_file_of_anybody_is_read(tmp_path: Path) -> None:
 def test_the_advice_names_what_may_be_inputs_and_targets(
     tmp_path: Path, shapes: dict[str, tuple[int, ...]], said: str
 ) -> None:
-    """By their sizes, so that the line can be followed as it stands."""
+    """Chosen by size, so that the line works as it stands."""
     path = tmp_path / "theirs.h5"
     with h5py.File(path, "w") as file:
         for name, shape in shapes.items():
@@ -109,7 +109,8 @@ def test_the_advice_names_what_may_be_inputs_and_targets(
 
 @pytest.mark.parametrize("name", ["labels_train", "train_label", "targets", "y"])
 def test_targets_by_another_name_are_asked_for(tmp_path: Path, name: str) -> None:
-    """Every label would be -1. A dataset of another length, or of another word, is none."""
+    """Otherwise every label would be -1. A dataset of another length, or with an unrelated name, is not taken for
+    targets."""
     path = tmp_path / "theirs.h5"
     with h5py.File(path, "w") as file:
         file["X_train"] = np.zeros((4, 2), dtype=np.float32)
@@ -147,21 +148,21 @@ def write(path: Path, data: bytes) -> Path:
 def test_what_is_no_hdf5_is_said_to_be_what_it_is(
     tmp_path: Path, data: bytes, error: type[ColabstageError], says: str
 ) -> None:
-    """The error's kind says whether the file ever was a pack; its text what it is instead."""
+    """The error's class says whether the file ever was a pack; its text says what it is instead."""
     with pytest.raises(error, match=says):
         read_info(write(tmp_path / "odd.h5", data))
 
 
 @pytest.mark.parametrize("kept", [0.999, 0.1])
 def test_a_truncated_pack_is_damaged(pack: Path, kept: float) -> None:
-    """A copy that stopped is told from a file that never was a pack, wherever it stopped."""
+    """An interrupted copy is told from a file that never was a pack, wherever it stopped."""
     whole = pack.read_bytes()
     with pytest.raises(DamagedPackError, match=r"photos\.h5.*again"):
         read_info(write(pack, whole[: int(len(whole) * kept)]))
 
 
 def test_fields_that_cannot_be_samples_are_refused(tmp_path: Path) -> None:
-    """A scalar, a group without offsets, targets of another length, and boxes that are none are named."""
+    """A scalar, a group without offsets, targets of another length, and malformed boxes are named."""
     for name, says in (
         ("scalar", "no axes"),
         ("group", "no offsets"),
@@ -187,7 +188,7 @@ def test_fields_that_cannot_be_samples_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("what", ["object header", "attribute", "offsets"])
 def test_a_damaged_table_of_contents_is_typed(pack: Path, what: str) -> None:
-    """Where HDF5 opens the file but cannot find its way in it, the pack is said to be damaged."""
+    """If HDF5 opens the file but cannot follow its structure, the pack is reported as damaged."""
     whole = bytearray(pack.read_bytes())
     if what == "attribute":
         with h5py.File(pack, "r+") as file:
@@ -197,7 +198,7 @@ def test_a_damaged_table_of_contents_is_typed(pack: Path, what: str) -> None:
             del file["X_test/offsets"]
             file["X_test/offsets"] = 5
     else:
-        # Every group and dataset of this version begins with OHDR; the root's stays, so that the file opens.
+        # In this version, every group and dataset begins with OHDR; the root's stays, so that the file opens.
         first = whole.index(b"OHDR")
         while (position := whole.find(b"OHDR", first + 4)) > 0:
             whole[position : position + 4] = bytes(4)
@@ -207,7 +208,7 @@ def test_a_damaged_table_of_contents_is_typed(pack: Path, what: str) -> None:
 
 
 def test_a_file_may_be_open_elsewhere(pack: Path) -> None:
-    """The same file can be open in the same process already, as people's own code has it."""
+    """The same process may already have the file open, as people's own code does."""
     with h5py.File(pack, "r"), open_h5(pack) as ours:
         assert "X_train" in ours
 
@@ -235,7 +236,7 @@ def writer(tmp_path: Path) -> Iterator[Callable[[Path], None]]:
 
 
 def test_the_lock_of_a_writer_does_not_keep_readers_out(tmp_path: Path, writer: Callable[[Path], None]) -> None:
-    """HDF5's file lock is no reason to refuse a file that is readable without it."""
+    """HDF5's file lock does not prevent reading a file that is readable without it."""
     path = tmp_path / "theirs.h5"
     with h5py.File(path, "w") as file:
         file["X_train"] = np.zeros((4, 2))
@@ -244,7 +245,7 @@ def test_the_lock_of_a_writer_does_not_keep_readers_out(tmp_path: Path, writer: 
 
 
 def test_a_pack_that_somebody_changes_is_said_to_be_written(pack: Path, writer: Callable[[Path], None]) -> None:
-    """HDF5 marks newer files as open for writing; the error says so, instead of calling the bytes wrong."""
+    """HDF5 marks newer files as open for writing; the error says so, instead of reporting wrong bytes."""
     writer(pack)
     with pytest.raises(DamagedPackError, match="being written"):
         read_info(pack)

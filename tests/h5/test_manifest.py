@@ -1,4 +1,4 @@
-"""The manifest beside a pack: written whole, read with suspicion, and able to say which block is bad."""
+"""The manifest beside a pack: written atomically, checked when read, and able to say which block is bad."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ ROWS, SIDE = 28, 592
 
 @pytest.fixture
 def pack(tmp_path: Path) -> Path:
-    """A pack of four blocks, the last one short, whose every byte counts."""
+    """A pack of four blocks, the last one short, in which every byte counts."""
     pixels = np.random.default_rng(0).integers(0, 256, (ROWS, SIDE, SIDE, 3), np.uint8)
     return write_pack(tmp_path / "photos.h5", {"Y_train": np.zeros(ROWS, np.int64), "X_train": pixels})
 
 
 def manifest_of(path: Path) -> Manifest:
-    """What packing would note of a file."""
+    """The manifest that packing would write for a file."""
     return replace(
         manifest_of_bytes(path),
         key="0123abcd",
@@ -59,7 +59,7 @@ def manifest_of(path: Path) -> Manifest:
 
 
 def test_what_is_written_is_read(pack: Path) -> None:
-    """Every field comes back, and the file agrees with it."""
+    """Every field is restored, and the file agrees with it."""
     manifest = manifest_of(pack)
     assert len(manifest.hashes) == 4
     write_manifest(pack, manifest)
@@ -79,7 +79,7 @@ CONTRADICTIONS: list[dict[str, object]] = [
 
 
 def test_what_is_no_manifest_or_contradicts_itself_does_not_count(pack: Path) -> None:
-    """Cut anywhere, other JSON, zeros, an entry missing, wrong kinds of value, hashes that cannot be those of so many
+    """Cut anywhere, other JSON, zeros, an entry missing, values of wrong kinds, hashes that do not fit the number of
     bytes."""
     write_manifest(pack, manifest_of(pack))
     place = manifest_path(pack)
@@ -117,7 +117,7 @@ def test_a_pack_is_as_written_until_somebody_writes_to_it(pack: Path) -> None:
 
 
 def test_a_newer_manifest_asks_for_an_update(pack: Path) -> None:
-    """It is not taken for a damaged one, which would be written anew."""
+    """It is not taken for a damaged one, which would be rewritten."""
     write_manifest(pack, replace(manifest_of(pack), version=MANIFEST_VERSION + 1))
     with pytest.raises(NewerFormatError, match=r"newer colabstage"):
         read_manifest(pack)
@@ -172,7 +172,7 @@ def test_one_flipped_bit_is_found(pack: Path) -> None:
 
 
 def test_a_wrong_length_is_found(pack: Path) -> None:
-    """Bytes too few and bytes too many are both said."""
+    """Too few bytes and too many are both reported."""
     manifest = manifest_of(pack)
     with pack.open("ab") as handle:
         handle.write(b"more")
@@ -193,7 +193,7 @@ def test_a_manifest_alone_is_not_a_pack(pack: Path) -> None:
 def test_a_manifest_that_goes_while_it_is_looked_at_is_in_nobodys_way(
     pack: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where locks hold nobody off, another process that replaces the pack takes its manifest away for a moment."""
+    """Without effective locks, another process that replaces the pack removes its manifest for a moment."""
     beside = manifest_path(pack)
 
     def read_late(path: Path) -> object:
@@ -211,7 +211,7 @@ def test_a_manifest_that_goes_while_it_is_looked_at_is_in_nobodys_way(
 
 
 def test_the_advice_on_a_damaged_pack_is_what_works(pack: Path) -> None:
-    """A pack that somebody wrote to is refused to `refresh=True`; deleted, it is made again."""
+    """`refresh=True` refuses a pack that somebody wrote to; after it is deleted, it is made again."""
     write_manifest(pack, manifest_of(pack))
     with pack.open("ab") as handle:
         handle.write(b"more")
@@ -224,7 +224,7 @@ def test_the_advice_on_a_damaged_pack_is_what_works(pack: Path) -> None:
 def test_a_pack_that_cannot_take_the_place_of_another_leaves_it_whole(
     pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: bool
 ) -> None:
-    """The old one has its manifest again; where it has gone meanwhile, nothing is noted of it."""
+    """The old one has its manifest again; if it was removed meanwhile, nothing is recorded about it."""
     old = manifest_of(pack)
     write_manifest(pack, old)
     new = tmp_path / "new" / "photos.h5"

@@ -30,17 +30,17 @@ NUMBERS = st.sets(st.integers(1, 30), max_size=4)
 
 
 def shard_path(target: Path, number: int, count: int) -> Path:
-    """The name of a shard of the dataset that is called so."""
+    """The name of a shard of this dataset."""
     return target.with_name(f"{target.stem}-{number:05}-of-{count:05}{target.suffix}")
 
 
 def appended_path(target: Path, number: int) -> Path:
-    """The name of a file that was appended to it."""
+    """The name of a file appended to this dataset."""
     return target.with_name(f"{target.stem}-append-{number:05}{target.suffix}")
 
 
 def put(paths: Iterable[Path]) -> None:
-    """Files under these names, each with a row that has its name, and something like a manifest beside it."""
+    """Write files under these names, each with one row that holds its name, and a fake manifest beside it."""
     for path in paths:
         with h5py.File(path, "w") as file:
             file["X_train"] = [path.name]
@@ -48,7 +48,7 @@ def put(paths: Iterable[Path]) -> None:
 
 
 def names(files: Any) -> list[str]:
-    """The names of the files that are read as one, in the order of their rows."""
+    """The names of the files that are read as one, in row order."""
     dataset = dataset_h5(files)
     return [str(dataset[row][0]) for row in range(len(dataset))]
 
@@ -56,7 +56,7 @@ def names(files: Any) -> list[str]:
 @settings(max_examples=settings().max_examples // 3)
 @given(name=NAMES, alone=st.booleans(), count=st.sampled_from([0, 1, 3, 12]), appended=NUMBERS)
 def test_parts_come_in_the_order_of_their_rows(name: str, alone: bool, count: int, appended: set[int]) -> None:
-    """The single file, then all shards, then what was appended; folders and manifests are none."""
+    """The single file, then all shards, then appended files; folders and manifests are ignored."""
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / name
         shards = [shard_path(target, number, count) for number in range(count)]
@@ -89,7 +89,7 @@ def test_a_set_that_is_not_whole_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_is_appended_is_numbered_after_the_last(tmp_path: Path) -> None:
-    """Not into a gap, and not after a file of another dataset; the last number has five digits."""
+    """Not into a gap, and not after a file of another dataset; the highest number has five digits."""
     photos, target = make_tree(tmp_path / "photos", in_classes(2)), tmp_path / "data.h5"
 
     def append() -> Path:
@@ -127,7 +127,7 @@ def test_what_is_no_file_is_told_by_what_it_is(tmp_path: Path) -> None:
 
 
 def write_kinds(folder: Path) -> list[Path]:
-    """A file of each kind of fields, each different from all others by one thing."""
+    """A file for each kind of fields, each different from all others in one respect."""
     offsets, numbers = np.array([0, 1]), np.zeros((1, 4, 5))
     boxes = {"Y_train/offsets": offsets, "Y_train/boxes": np.zeros((1, 4), "f4"), "Y_train/labels": np.zeros(1, int)}
     made: dict[str, dict[str, Any]] = {
@@ -168,7 +168,7 @@ def fits(one: Path, other: Path) -> bool:
 
 
 def test_fields_of_each_kind_are_told_apart_by_all_that_matters_to_a_reader(tmp_path: Path) -> None:
-    """And by nothing else: the order of bytes or of columns, names and lengths make no difference."""
+    """And by nothing else: byte order, column order, names and lengths make no difference."""
     paths = write_kinds(tmp_path)
     copies = [Path(shutil.copy(path, path.with_suffix(".copy.h5"))) for path in paths]
     assert [[fits(one, other) for other in copies] for one in paths] == np.eye(len(paths), dtype=bool).tolist()
@@ -177,7 +177,7 @@ def test_fields_of_each_kind_are_told_apart_by_all_that_matters_to_a_reader(tmp_
 
 
 def test_what_several_files_hold_together(tmp_path: Path) -> None:
-    """Rows of each split are added up, of those files that have it."""
+    """Each split has the sum of the rows in the files that contain it."""
     for number, splits in enumerate((("train", "val"), ("train",), ("train", "test"))):
         with h5py.File(tmp_path / f"{number}.h5", "w") as file:
             for split in splits:
@@ -196,7 +196,7 @@ def test_what_several_files_hold_together(tmp_path: Path) -> None:
 
 
 def test_a_name_that_no_file_has_is_refused() -> None:
-    """With the argument, whether it is one path or one of several."""
+    """It names the argument, for one path and for several."""
     for files in ("a\0b", ["a.h5", "a\0b"]):
         with pytest.raises(OptionError, match="path="):
             dataset_h5(files)

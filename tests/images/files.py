@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def photograph(height: int = 61, width: int = 83, seed: int = 0) -> Image.Image:
-    """A smooth colourful picture with some noise, so that subsampling and filters have something to do."""
+    """A smooth colourful picture with some noise, so that subsampling and filters have an effect."""
     rng = np.random.default_rng(seed)
     coarse = Image.fromarray(rng.integers(0, 256, (6, 8, 3), dtype=np.uint8))
     fine = np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC)).astype(np.int16)
@@ -30,38 +30,38 @@ def photograph(height: int = 61, width: int = 83, seed: int = 0) -> Image.Image:
 
 
 def noise(height: int, width: int, seed: int = 0, channels: int = 3) -> Image.Image:
-    """Every value there is, in no order: the hardest image to agree on."""
+    """Every possible value, in random order: the hardest image to agree on."""
     values = np.random.default_rng(seed).integers(0, 256, (height, width, channels), np.uint8)
     return Image.fromarray(values[..., 0] if channels == 1 else values)
 
 
 def encode(image: Image.Image, kind: str, **options: Any) -> bytes:
-    """A file of it; WebP is lossless."""
+    """Encode it as a file; WebP is lossless."""
     file = io.BytesIO()
     image.save(file, kind, **({"lossless": True, **options} if kind == "WEBP" else options))
     return file.getvalue()
 
 
 def exif(orientation: int) -> bytes:
-    """The block that says so."""
+    """An EXIF block with this orientation."""
     block = Image.Exif()
     block[0x0112] = orientation
     return block.tobytes()
 
 
 def png_chunk(kind: bytes, body: bytes) -> bytes:
-    """A part of a PNG."""
+    """A chunk of a PNG."""
     return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
 
 
 def by_pillow(data: bytes, mode: str = "RGB") -> NDArray[Any]:
-    """What Pillow makes of a file, (height, width, channels)."""
+    """Decode a file with Pillow, as (height, width, channels)."""
     pixels = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert(mode))
     return pixels[..., None] if pixels.ndim == 2 else pixels
 
 
 def packed(folder: Path, files: Mapping[str, bytes], **options: Any) -> dict[str, NDArray[Any]]:
-    """The images of a pack of these files, by name; as `dataset_h5` reads them."""
+    """The images in a pack of these files, by name; as `dataset_h5` reads them."""
     folder.mkdir(parents=True)
     source = write_files(folder / "set", files)
     pack_dataset(source, folder / "out.h5", layout="images", progress=False, **options)
@@ -72,9 +72,9 @@ def packed(folder: Path, files: Mapping[str, bytes], **options: Any) -> dict[str
 
 
 def skipped(folder: Path, files: Mapping[str, bytes], **options: Any) -> set[str]:
-    """The names of those that a pack leaves out."""
+    """The names of the files that a pack skips."""
     folder.mkdir(parents=True)
-    # One that is whole, so that there is a pack.
+    # One valid image, so that there is a pack.
     source = write_files(folder / "set", {**files, "whole.png": encode(photograph(), "PNG")})
     report = pack_dataset(
         source, folder / "out.h5", layout="images", on_error="skip:100%", image_size=8, progress=False, **options

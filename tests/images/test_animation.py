@@ -1,4 +1,4 @@
-"""Further frames and pages of an image are noted; its first is what is stored."""
+"""Further frames and pages of an image are noted; only the first is stored."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KINDS = {"gif": "GIF", "png": "PNG", "webp": "WEBP", "tif": "TIFF", "jpg": "MPO"
 
 @pytest.mark.parametrize("options", [{"encoding": "pixels"}, {"encoding": "encoded"}, {"encoding": "jpeg:90"}])
 def test_more_than_one_frame_is_an_animation(tmp_path: Path, options: dict[str, Any]) -> None:
-    """In every format that has them; but the second picture of a photograph is a preview."""
+    """In every format with frames; but the second picture in a photograph is a preview."""
     rng = np.random.default_rng(0)
     (tmp_path / "photos").mkdir()
     for suffix, kind in KINDS.items():

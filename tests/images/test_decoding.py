@@ -1,4 +1,4 @@
-"""Images of every kind come out of a pack as Pillow reads their files; what is cut or damaged is refused."""
+"""Images of every kind come out of a pack as Pillow reads their files; cut or damaged ones are refused."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ EVERY = COLOURS | GREYS | ALPHAS | DEEP
 
 
 def expected(name: str, mode: str) -> Any:
-    """What Pillow makes of one; of 16 bits the upper 8, and of a colour JPEG the brightness that it stores."""
+    """Pillow's version; of 16 bits the upper 8, and for a colour JPEG in grey its stored brightness."""
     if name in DEEP:
         grey = (RISING >> 8).astype(np.uint8)[..., None]
         return grey if mode == "L" else np.repeat(grey, 3, 2)
@@ -82,7 +82,7 @@ def expected(name: str, mode: str) -> Any:
 @pytest.mark.parametrize("encoding", ["pixels", "encoded"])
 @pytest.mark.parametrize(("color_mode", "mode"), [("rgb", "RGB"), ("grayscale", "L")])
 def test_images_are_as_pillow_reads_them(tmp_path: Path, encoding: str, color_mode: str, mode: str) -> None:
-    """Byte for byte, upright, whatever is stored."""
+    """Byte for byte, upright, with any encoding."""
     found = packed(tmp_path / "it", EVERY, encoding=encoding, color_mode=color_mode)
     assert found.keys() == EVERY.keys()
     for name, pixels in found.items():
@@ -91,13 +91,13 @@ def test_images_are_as_pillow_reads_them(tmp_path: Path, encoding: str, color_mo
 
 @pytest.mark.parametrize(("files", "mode"), [(COLOURS, "RGB"), (GREYS, "L"), (ALPHAS, "RGBA")], ids=["3", "1", "4"])
 def test_kept_colours_have_the_channels_of_the_file(tmp_path: Path, files: dict[str, bytes], mode: str) -> None:
-    """As Pillow's convert gives them."""
+    """As Pillow's convert returns them."""
     for name, pixels in packed(tmp_path / "it", files, encoding="pixels", color_mode="keep").items():
         np.testing.assert_array_equal(pixels, by_pillow(files[name], mode), err_msg=name)
 
 
 def test_more_than_8_bits_stay_when_kept(tmp_path: Path) -> None:
-    """16 as they are and resized; floating point, which is refused as 8 bits."""
+    """16 bits unchanged and resized; floating point, which is refused as 8 bits."""
     for name, pixels in packed(tmp_path / "deep", DEEP, encoding="pixels", color_mode="keep").items():
         assert pixels.dtype == np.uint16
         np.testing.assert_array_equal(pixels[..., 0], RISING, err_msg=name)
@@ -113,7 +113,7 @@ def test_more_than_8_bits_stay_when_kept(tmp_path: Path) -> None:
 
 
 def turned(kind: str, said: int | None, packet: int | None, *, behind: bool, long: bool) -> bytes:
-    """A file whose EXIF and XMP, before or behind the pixels, say orientations; `long`: in a number of 32 bits."""
+    """A file whose EXIF and XMP, before or after the pixels, state orientations; `long`: as a 32-bit number."""
     block = None if said is None else exif(said)
     xmp = None if packet is None else b'<x:xmpmeta><rdf:Description tiff:Orientation="%d"/></x:xmpmeta>' % packet
     if block is not None and long:
@@ -133,7 +133,7 @@ def turned(kind: str, said: int | None, packet: int | None, *, behind: bool, lon
 
 
 def test_all_that_turns_an_image_in_pillow_turns_it_here(tmp_path: Path) -> None:
-    """EXIF and XMP that agree or not, and numbers that are no orientations."""
+    """EXIF and XMP that agree or not, and numbers that are not orientations."""
     rng = random.Random(0)
     numbers = [None, *range(10)]
     files = {
@@ -149,12 +149,12 @@ def test_all_that_turns_an_image_in_pillow_turns_it_here(tmp_path: Path) -> None
 
 
 def test_an_odd_exif_block_spoils_no_image(tmp_path: Path) -> None:
-    """Whatever else is wrong in EXIF, the image is read, and its orientation where that stands."""
+    """Whatever else is wrong in EXIF, the image is read, with its orientation if that is intact."""
     block = Image.Exif()
     block[0x0112] = 6
     block[0x8769] = {0x9000: b"0232"}
     odd = block.tobytes()
-    # The part that 0x8769 points to lies outside.
+    # The part that 0x8769 points to is outside.
     order = "<" if odd[6:8] == b"II" else ">"
     place = odd.index(struct.pack(order + "HHI", 0x8769, 4, 1)) + 8
     odd = odd[:place] + b"\xff\xff\xff\x7f" + odd[place + 4 :]
@@ -165,7 +165,7 @@ def test_an_odd_exif_block_spoils_no_image(tmp_path: Path) -> None:
         np.testing.assert_array_equal(pixels, np.rot90(plain[name], -1), err_msg=name)
 
 
-# --- what is cut or damaged -------------------------------------------------------------------------------------------
+# --- cut or damaged files ---------------------------------------------------------------------------------------------
 
 SMALL = photograph(48, 64)
 WHOLE = {
@@ -185,14 +185,14 @@ JUNK = {"zeros": b"\0" * 9000, "text": b"a note that an editor left " * 400}
 
 
 def thumbnailed() -> bytes:
-    """A JPEG whose header holds a whole smaller JPEG, end mark included, as cameras write it."""
+    """A JPEG whose header contains a whole smaller JPEG, end mark included, as cameras write it."""
     segment = b"Exif\0\0" + encode(photograph(16, 16), "JPEG")
     whole = WHOLE["jpeg"]
     return whole[:2] + b"\xff\xe1" + (len(segment) + 2).to_bytes(2, "big") + segment + whole[2:]
 
 
 def named(**kinds: dict[str, bytes]) -> dict[str, bytes]:
-    """Files called after their kind, with its suffix."""
+    """Files named after their kind, with its suffix."""
     return {
         f"{kind}-{name}.{ENDS.get(kind, kind)}": one for kind, files in kinds.items() for name, one in files.items()
     }
@@ -218,12 +218,12 @@ CUT = named(
 
 @pytest.mark.parametrize("encoding", ["pixels", "encoded"])
 def test_whole_files_pass_and_those_that_end_early_are_refused(tmp_path: Path, encoding: str) -> None:
-    """Whether a header or pixels are cut, and whatever stands behind the end."""
+    """Whether a header or pixels are cut, and whatever follows the end."""
     assert skipped(tmp_path / "it", GOOD | CUT, encoding=encoding) == CUT.keys()
 
 
 def damaged(kind: str, rng: random.Random) -> bytes:
-    """A file in which a byte is another one, some are blank, or some are left out."""
+    """A file with a changed byte, or some blank or missing ones."""
     data = bytearray(WHOLE[kind])
     place = rng.randrange(len(data))
     change = rng.choice(["byte", "zeros", "cut"])
@@ -237,7 +237,7 @@ def damaged(kind: str, rng: random.Random) -> bytes:
 
 
 def header_bits(kind: str) -> dict[str, bytes]:
-    """JPEGs with damaged codes in which one bit of the header is another one."""
+    """JPEGs with damaged codes and one changed bit in the header."""
     data = bytearray(WHOLE[kind])
     start = data.index(b"\xff\xda") + 14
     data[start + 20 : start + 40] = b"\x5a" * 20
@@ -274,7 +274,7 @@ DAMAGED = named(
 
 @pytest.mark.filterwarnings("ignore::UserWarning:PIL", "ignore::PIL.Image.DecompressionBombWarning")
 def test_what_passes_as_a_file_is_just_what_can_be_decoded(tmp_path: Path) -> None:
-    """Files are kept that a loader can read later, all of them, though their pixels are not decoded."""
+    """Stored files are all readable later, although their pixels are not decoded."""
     left_out = skipped(tmp_path / "files", DAMAGED, encoding="encoded", color_mode="keep")
     assert left_out == skipped(tmp_path / "pixels", DAMAGED, encoding="pixels", color_mode="keep")
     assert 50 < len(left_out) < len(DAMAGED) - 50
@@ -284,7 +284,7 @@ HEIC = b"\0\0\0\x18ftypheic" + bytes(99)
 
 
 def test_heic_without_its_package_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Phones write it, and Pillow reads it only with a package of its own."""
+    """Phones write it, and Pillow only reads it with an extra package."""
     monkeypatch.setitem(sys.modules, "pillow_heif", None)
     monkeypatch.delitem(Image.OPEN, "HEIF", raising=False)
     source = write_files(tmp_path / "set", {"a.heic": HEIC})
@@ -293,7 +293,7 @@ def test_heic_without_its_package_says_what_to_install(tmp_path: Path, monkeypat
 
 
 def test_heic_is_what_its_package_reads(tmp_path: Path) -> None:
-    """Pixels and orientation; a file that is cut is damaged."""
+    """Pixels and orientation; a cut file is damaged."""
     heif = pytest.importorskip("pillow_heif", reason="needs pillow-heif: pip install pillow-heif")
     heif.register_heif_opener()
     data = encode(UPRIGHT, "HEIF", exif=exif(6))

@@ -1,4 +1,4 @@
-"""Images of one size are as Pillow scales them, or close where a JPEG is reduced first or torch's kernel scales."""
+"""Images of one size are as Pillow scales them, or close if a JPEG is reduced first or torch's kernel scales."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 BILINEAR = Image.Resampling.BILINEAR
 RNG = np.random.default_rng(3)
-# Heights and widths: ordinary, one side alone, one pixel, long; and any.
+# Heights and widths: ordinary, only one side changed, one pixel, long; and random ones.
 SIZES = [(375, 500), (224, 500), (100, 40), (1, 1), (1, 700), (900, 2), (31, 33), (64, 64)]
 SIZES += [(int(height), int(width)) for height, width in np.exp(RNG.uniform(0, np.log(400), (16, 2)))]
 
 
 def fitted(image: Image.Image, size: tuple[int, int], resize: str) -> NDArray[np.int64]:
-    """What Pillow makes of an image; `pad`: scaled to fit, in the middle of black."""
+    """Resize with Pillow; `pad`: scaled to fit, centred on black."""
     if resize == "stretch":
         found = image.resize(size[::-1], BILINEAR)
     elif resize == "crop":
@@ -40,7 +40,7 @@ def fitted(image: Image.Image, size: tuple[int, int], resize: str) -> NDArray[np
 
 
 def box_of(image: Image.Image, size: tuple[int, int]) -> tuple[int, int, int, int]:
-    """The middle of an image that has the proportions of a size, in whole pixels: left, upper, right and lower."""
+    """The centre of an image with the proportions of a size, in whole pixels: left, upper, right and lower."""
     factor = min(image.height / size[0], image.width / size[1])
     height, width = size[0] * factor, size[1] * factor
     top, left = (image.height - height) / 2, (image.width - width) / 2
@@ -51,8 +51,8 @@ def box_of(image: Image.Image, size: tuple[int, int]) -> tuple[int, int, int, in
     ("size", "resize"), [((32, 32), "stretch"), ((40, 100), "crop"), ((40, 100), "pad"), ((1, 1), "pad")], ids=str
 )
 def test_images_are_scaled_as_pillow_scales_them(tmp_path: Path, size: tuple[int, int], resize: str) -> None:
-    """Into a pack of pixels, byte for byte, whether they shrink or grow; by torch within one grey level as they are
-    read out of a pack of files."""
+    """In a pack of pixels byte for byte, whether they shrink or grow; with torch, when read from a pack of files,
+    within one grey level."""
     images = {f"{n}.png": noise(*shape, seed=n) for n, shape in enumerate(SIZES)}
     files = {name: encode(image, "PNG") for name, image in images.items()}
     for encoding, tolerance in (("pixels", 0), ("encoded", 1)):
@@ -61,7 +61,7 @@ def test_images_are_scaled_as_pillow_scales_them(tmp_path: Path, size: tuple[int
             assert pixels.shape == (*size, 3)
             wanted = [fitted(images[name], size, resize)]
             if resize == "crop" and encoding == "encoded":
-                # Pillow looks at what is just outside of a box, too, and torch at nothing else.
+                # Pillow also uses pixels just outside a box, torch only those inside.
                 wanted.append(fitted(images[name].crop(box_of(images[name], size)), size, "stretch"))
             assert min(np.abs(pixels - one).max() for one in wanted) <= tolerance, name
 
@@ -81,7 +81,7 @@ def test_other_channels_are_scaled_alike(tmp_path: Path, encoding: str, channels
 
 @cache
 def camera(height: int, width: int) -> Image.Image:
-    """Smooth shapes with edges and fine grain, as a camera sees them."""
+    """Smooth shapes with edges and fine grain, as from a camera."""
     random = np.random.default_rng(0)
     coarse = Image.fromarray(random.integers(0, 256, (height // 60 + 2, width // 60 + 2, 3), dtype=np.uint8))
     smooth = np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC), dtype=np.float32)
@@ -107,7 +107,7 @@ def jpeg(image: Image.Image, orientation: int = 1) -> bytes:
 def test_jpegs_that_shrink_to_a_half_are_close_to_the_exact_result(
     tmp_path: Path, source: tuple[int, int], size: tuple[int, int]
 ) -> None:
-    """Within three grey levels in the mean; where no side shrinks that much, within one in every pixel."""
+    """Within three grey levels on average; if no side shrinks that much, within one in every pixel."""
     data = jpeg(camera(*source))
     whole = Image.open(io.BytesIO(data))
     for resize in ("stretch", "crop"):
@@ -130,7 +130,7 @@ TURNS = {
 
 
 def test_turned_photographs_shrink_upright(tmp_path: Path) -> None:
-    """The reduction follows the upright image, whichever way the camera lay."""
+    """The reduction follows the upright image, however the camera was held."""
     upright, files = camera(651, 483), {}
     for orientation, turns in TURNS.items():
         stored = upright
@@ -152,7 +152,7 @@ def test_grayscale_is_reduced_too(tmp_path: Path) -> None:
 
 
 def test_patterns_differ_by_up_to_ten_grey_levels(tmp_path: Path) -> None:
-    """The hardest images for a reduction by blocks: checks of a few pixels. Photographs differ by one to two."""
+    """The hardest images for a reduction by blocks: chequers of a few pixels. Photographs differ by one to two."""
     rows, columns = np.indices((480, 640)) // 5
     checks = Image.fromarray(((rows + columns) % 2 * 255).astype(np.uint8)).convert("RGB")
     data = jpeg(checks)

@@ -1,4 +1,4 @@
-"""Huge images are decoded one at a time, ordinary ones as ever."""
+"""Huge images are decoded one at a time, ordinary ones as usual."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def encoded(kind: str, width: int, height: int, **options: object) -> bytes:
 
 @pytest.mark.parametrize(("kind", "options"), [("PNG", {}), ("WEBP", {"lossless": True}), ("JPEG", {})])
 def test_huge_images_of_every_format_take_turns(kind: str, options: dict[str, object]) -> None:
-    """By what their headers say; small ones, and what is cut or no image, wait for nobody."""
+    """According to their headers; small ones, and cut or invalid files, wait for nothing."""
     room = PixelRoom(9_000_000)
     data = encoded(kind, 3_100, 3_000, **options)
     if kind == "JPEG":
@@ -44,7 +44,7 @@ def test_huge_images_of_every_format_take_turns(kind: str, options: dict[str, ob
 
 
 def test_huge_images_take_turns() -> None:
-    """Never more pixels at once than there is room for, but for one that is larger alone."""
+    """Never more pixels at once than there is room for, except for a single larger image."""
     room, lock, running, most = PixelRoom(60_000_000), threading.Lock(), 0, 0
     sizes = [(5_000, 5_000)] * 6 + [(10_000, 9_000)] * 2
     images = [

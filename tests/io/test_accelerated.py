@@ -22,7 +22,7 @@ from colabstage import stage_dataset
 from colabstage.errors import MissingDependencyError
 
 ROOT = Path(__file__).resolve().parents[2]
-# Stages each source in the process of one script, and prints what became of it.
+# Stages each source in one script's process, and prints the outcome.
 STAGE = """
 import json, sys, warnings
 for name in json.loads(sys.argv[1]):
@@ -44,7 +44,7 @@ ACCELERATORS = ["isal", "simplejpeg", "gdown"]
 
 
 def stage(place: Path, cases: list[tuple[str, dict[str, Any]]], missing: list[str]) -> list[dict[str, Any]]:
-    """Stage in a process of its own that cannot import some packages."""
+    """Stage in a process that cannot import some packages."""
     done = subprocess.run(
         [sys.executable, "-c", STAGE, json.dumps(missing), str(place), json.dumps(cases)],
         capture_output=True,
@@ -84,7 +84,7 @@ def _tar(folder: Path) -> Path:
 
 @pytest.mark.torch
 def test_what_is_staged_without_them_is_the_same(tmp_path: Path) -> None:
-    """And each that is missed is named once, by the first that needs it."""
+    """Each missing package is named once, by the first step that needs it."""
     folder = photos(tmp_path / "photos")
     sources: list[tuple[Path, dict[str, Any]]] = [
         (_zip(folder), {"encoding": "jpeg:90", "image_size": [16, 24]}),
@@ -107,7 +107,7 @@ def test_what_is_staged_without_them_is_the_same(tmp_path: Path) -> None:
 def test_without_a_package_for_zstandard_the_error_has_the_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """Python before 3.14 has none of its own, and few archives need it."""
+    """Python before 3.14 has no module for it, and few archives need it."""
     packed = zstandard.ZstdCompressor().compress
     source = tmp_path / f"photos.{kind}"
     if kind == "zip":
@@ -127,7 +127,7 @@ def test_without_a_package_for_zstandard_the_error_has_the_line(
 
 @pytest.mark.parametrize("missing", [[], ["isal", "simplejpeg"]], ids=["none", "both"])
 def test_doctor_names_those_that_are_missing(missing: list[str]) -> None:
-    """With the line that installs them; nothing is said where all are there."""
+    """With the line that installs them; nothing is said if none is missing."""
     code = """
     import importlib.metadata as metadata, sys
     version = metadata.version

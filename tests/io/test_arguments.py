@@ -1,4 +1,4 @@
-"""Arguments: options and names together, wrong names, and what is given where a path is expected."""
+"""Arguments: combined options and names, wrong names, and other objects in place of a path."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_wrong_call_is_a_type_error_that_names_function_and_argument(
 
 
 class Items:
-    """A dataset, as torch has them; with a name that tables have as well."""
+    """A dataset as in torch, with an attribute that tables have too."""
 
     columns = ("x", "y")
 
@@ -70,7 +70,7 @@ class Items:
 
 
 class Frame:
-    """A table as polars has them."""
+    """A table as in polars."""
 
     columns = ("image", "label")
 
@@ -78,7 +78,7 @@ class Frame:
 
 
 class Opened(io.BytesIO):
-    """An open file, which nobody has to close."""
+    """An open file that need not be closed."""
 
     name = "/data/photos.zip"
 
@@ -88,7 +88,7 @@ def _frame() -> Any:
     return pandas.DataFrame({"image": [f"{number}.png" for number in range(5000)], "label": "cat"})
 
 
-# What it is, and what the line to write has, or what is expected.
+# The object, and what the suggested line contains, or what is expected.
 GIVEN: dict[str, tuple[Callable[[], Any], str]] = {
     "table": (_frame, r"frame\.to_csv\("),
     "polars": (Frame, r"frame\.write_csv\("),
@@ -109,14 +109,14 @@ CALLS: dict[str, Callable[[Any, Path], Any]] = {
     "pack_dataset": lambda value, at: colabstage.pack_dataset(value, at, progress=False),
     "dataset_h5": lambda value, _: colabstage.dataset_h5(value),
 }
-# Packing takes these.
+# Packing accepts these.
 HAVE_SAMPLES = ("column", "array", "dataset")
 
 
 @pytest.mark.torch
 @pytest.mark.parametrize("kind", GIVEN)
 def test_what_is_no_path_is_answered_in_a_line(tmp_path: Path, kind: str) -> None:
-    """By every call that reads one, before anything is made."""
+    """By every call that reads a path, before anything is created."""
     make, says = GIVEN[kind]
     meant = {"pack_dataset": f"{says}|For an iterator", "dataset_h5": "path="}
     for name, call in CALLS.items():
@@ -130,7 +130,7 @@ def test_what_is_no_path_is_answered_in_a_line(tmp_path: Path, kind: str) -> Non
 
 
 def refused(value: Any) -> tuple[str, str]:
-    """How a value is shown that is no batch size, and the whole sentence."""
+    """Return how an invalid batch size is shown, and the whole sentence."""
     with pytest.raises(OptionError) as caught:
         doctor(batch_size=value)
     shown, cannot, _ = str(caught.value).removeprefix("batch_size=").partition(" cannot work")

@@ -1,4 +1,4 @@
-"""Files: trying again what passes, the lock beside work on this machine, and sizes while others clear up."""
+"""Files: retries after passing errors, the lock for work on this machine, and sizes while others remove files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.clocks import ManualClock
 
 
 class Reader:
-    """A source that answers with `errors`, one a call, and then with its bytes."""
+    """A source that raises `errors`, one for each call, and then returns its bytes."""
 
     def __init__(self, *errors: Exception) -> None:
         self.errors = list(errors)
@@ -38,12 +38,12 @@ class Reader:
         return b"bytes"
 
     def run(self, policy: RetryPolicy) -> bytes:
-        """Read under a policy, without really waiting."""
+        """Read with a policy, without really waiting."""
         return read_with_retry(self.read, "a/1.jpg", policy=policy, clock=self.clock)
 
 
 def os_error(number: int) -> OSError:
-    """The error that the system raises for an errno."""
+    """The system's exception for an errno."""
     return OSError(number, os.strerror(number))
 
 
@@ -54,14 +54,14 @@ def test_a_passing_failure_is_tried_again(number: int) -> None:
     assert reader.clock.slept == [0.25, 0.5, 1.0]
 
 
-# What fails for good: the policy, the type of the error, and the tries.
+# Permanent errors: the policy, the error's type, and the number of tries.
 FINAL = {
     errno.EIO: (RetryPolicy(attempts=3), SourceReadError, 3),
     errno.EACCES: (RetryPolicy(), SourceReadError, 1),
     errno.ENOTCONN: (RetryPolicy(), DriveDisconnectedError, 1),
     errno.ECONNABORTED: (RetryPolicy(), DriveDisconnectedError, 1),
     errno.ENOENT: (RetryPolicy(missing_is_transient=False), SourceNotFoundError, 1),
-    # The system's error number of a file that stays away, with the usual policy.
+    # The error number of a file that stays missing, with the usual policy.
     -errno.ENOENT: (RetryPolicy(), SourceNotFoundError, 4),
 }
 
@@ -93,7 +93,7 @@ def test_it_is_let_go_after_an_error_and_though_its_file_is_not_removed(lock: Pa
         assert held
     with fileops.local_lock(lock, timeout_s=0.05) as held:
         assert held
-    assert kept.tb is not None  # which keeps the first lock's frames alive
+    assert kept.tb is not None  # it keeps the first lock's frames alive
 
 
 def test_who_waits_is_told_for_whom(lock: Path) -> None:
@@ -120,13 +120,13 @@ def test_one_that_waited_for_a_file_that_is_gone_does_not_hold_it(lock: Path, mo
 
 
 def test_no_place_for_a_lock_is_no_error() -> None:
-    """The work goes on without."""
+    """The work continues without it."""
     with fileops.local_lock(Path("/proc/.colabstage-x.lock"), timeout_s=0.05) as held:
         assert not held
 
 
 def test_its_file_goes_with_it(lock: Path) -> None:
-    """When the last of those who waited lets go, and when its owner is dead; a living one's stays."""
+    """When the last waiting process releases it, and when its owner is dead; a living owner's stays."""
     waiting = threading.Event()
     held: list[bool] = []
 

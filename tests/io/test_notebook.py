@@ -1,4 +1,4 @@
-"""In a notebook's kernel the panel is drawn in the cell's output, and stays there as it ended."""
+"""In a notebook's kernel, the panel is drawn in the cell's output, and stays there in its final state."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_front_ends_are_told_apart(classes: list[str], draws: bool) -> None:
 
 
 def test_the_panel_stays_as_the_work_ended(tmp_path: Path, nurseries: Nurseries) -> None:
-    """One output, whatever was drawn before; it needs no ipywidgets, and a failure is shown as one."""
+    """There is only one output; it needs no ipywidgets, and a failure is shown as such."""
     make_tree(tmp_path / "photos", in_classes(6))
     make_tree(tmp_path / "broken", {"cat/1.png": 1, "dog/<picture>.png": b"bad"})
     outputs = run_cells(
@@ -80,7 +80,7 @@ data = stage({source!r}, prepare=wait_for, streaming=True)
 
 
 def test_what_goes_on_in_the_background_is_shown_where_it_was_begun(tmp_path: Path, nurseries: Nurseries) -> None:
-    """With how to stop it, as no cell does."""
+    """It says how to stop it, since no cell is running."""
     for name in ("photos", "others"):
         make_tree(tmp_path / name, in_classes(6))
     outputs = run_cells(
@@ -136,7 +136,7 @@ def test_a_cell_that_ends_early_shows_what_its_reader_wrote(tmp_path: Path, nurs
 
 
 def test_ipython_in_a_terminal_shows_text(tmp_path: Path) -> None:
-    """No HTML is printed where nobody draws it."""
+    """HTML is not printed where nothing renders it."""
     if find_spec("IPython") is None:
         pytest.skip("needs IPython: pip install --group notebooks (or: make .venv/.tested)")
     photos = make_tree(tmp_path / "photos", in_classes(6))

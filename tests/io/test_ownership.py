@@ -1,4 +1,4 @@
-"""What is ours is told by evidence, and only that is removed, emptied or replaced."""
+"""Evidence shows what is ours, and only that is removed, emptied or replaced."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from colabstage.io.receipts import Receipt, look_at, note_receipt, put_folder, r
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# The simulated Drive is a file system: what it removes, a user asked it to. The demo clears its own temporary machine,
-# and fsspec's stores have no names of ours.
+# The simulated Drive is a file system: whatever it removes, a user asked it to. The demo clears its own temporary
+# machine, and fsspec's stores contain no names of ours.
 _MAY_REMOVE = ("sources/buckets.py",)
 _REMOVE = {"unlink", "rmtree", "rmdir", "truncate", "ftruncate", "rename", "renames", "removedirs"}
 
@@ -45,7 +45,7 @@ def removals(text: str) -> list[str]:
 
 class TestOwners:
     def test_who_has_ended_is_dead_and_a_stranger_cannot_be_judged(self) -> None:
-        """Also a child that nobody waited for, and one whose process id is another's by now."""
+        """Also for a child without a waiting parent, and a process id that has been reused."""
         world, pid, started = workspace.owner_token().split("-")
         assert workspace.owner_is_alive(f"{world}-{pid}-{int(started) - 1}") is False
         for token in ("", "x", "0000abcd-1-5", "0000abcd-none-5", "a-b-c-d"):
@@ -141,7 +141,7 @@ class TestOneOwner:
 
 @pytest.mark.parametrize("vouches", [True, False])
 def test_what_another_process_removes_meanwhile_is_gone(tmp_path: Path, vouches: bool) -> None:
-    """Where locks hold nobody off, two may remove or replace one file at once; neither fails."""
+    """Without effective locks, two processes may remove or replace one file at once; neither fails."""
     target, made = tmp_path / "a.json", tmp_path / ".colabstage-a.json.x-1-1.0.tmp"
 
     def lost(path: Path) -> bool:
@@ -163,7 +163,7 @@ def test_what_another_process_removes_meanwhile_is_gone(tmp_path: Path, vouches:
 
 
 def test_only_what_is_finished_in_a_temporary_is_put_in_a_place(tmp_path: Path) -> None:
-    """Anything else would be taken away from somebody."""
+    """Anything else would be taken from somebody."""
     file, folder, out = (tmp_path / name for name in ("file", "folder", "out"))
     file.write_bytes(b"mine")
     folder.mkdir()
@@ -175,7 +175,7 @@ def test_only_what_is_finished_in_a_temporary_is_put_in_a_place(tmp_path: Path) 
 
 
 class TestAmongOthers:
-    """Where locks hold nobody off, another process may do the same between any two steps."""
+    """Without effective locks, another process may do the same between any two steps."""
 
     def test_a_refusal_counts_of_what_has_stayed(self, tmp_path: Path) -> None:
         target, made = tmp_path / "a.json", workspace.temp_beside(tmp_path / "a.json")
@@ -202,7 +202,7 @@ class TestAmongOthers:
 
 
 def receipt() -> Receipt:
-    """What vouches for the folders of this test."""
+    """Return what vouches for the folders of this test."""
     return Receipt("test", {"number": 1})
 
 
@@ -216,12 +216,12 @@ def make_folder(target: Path, files: dict[str, str]) -> Path:
 
 
 def names_and_bytes(folder: Path) -> dict[str, bytes | None]:
-    """What is in a folder; of folders their names."""
+    """The content of a folder; of subfolders only the names."""
     return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
 
 
 def make_link(path: Path) -> None:
-    """Keep a file elsewhere, as somebody does whose disk is full."""
+    """Replace a file by a link to it elsewhere, as people with a full disk do."""
     path.symlink_to(path.rename(path.parent.parent / path.name))
 
 
@@ -238,7 +238,7 @@ EDITS: dict[str, Callable[[Path], object]] = {
 
 
 class TestFolders:
-    """A folder that colabstage made is replaced as long as nothing of anybody else's would be lost."""
+    """A folder made by colabstage is replaced as long as nothing of anybody else's would be lost."""
 
     @pytest.mark.parametrize("edit", EDITS)
     def test_what_somebody_did_in_it_stays(self, tmp_path: Path, edit: str) -> None:
@@ -286,7 +286,7 @@ class TestFolders:
     def test_a_folder_that_comes_at_the_last_moment(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, theirs: str
     ) -> None:
-        """What another process made there is exchanged as if it had been there before; a stranger's stays."""
+        """A folder made by another process is exchanged as if it had been there before; a stranger's stays."""
         target, made, other = tmp_path / "out", workspace.temp_beside(tmp_path / "out"), tmp_path / "other"
         for folder in (made, other):
             folder.mkdir()
@@ -315,13 +315,13 @@ class TestFolders:
 
 
 def names(folder: Path) -> list[str]:
-    """What is in a folder, without owners."""
+    """The names in a folder, without owners."""
     return sorted(path.name.split(".", 2)[1] if path.name.startswith(".") else path.name for path in folder.iterdir())
 
 
 def as_after_a_death(target: Path) -> None:
-    """Leave receipts as a process does that dies right after its work got its name: one of what was there before, and
-    its own, which knows nothing of the new name yet."""
+    """Leave the receipts of a process that dies right after its work got its name: that of the earlier content, and its
+    own, which does not know the new name yet."""
     (mine,) = receipts_of(target)
     is_folder = bool(mine.receipt.inventory)
     before = replace(
@@ -349,7 +349,7 @@ def test_a_fetch_that_died_before_it_cleared_up_is_not_done_again(tmp_path: Path
 
 
 def test_a_receipt_vouches_for_its_file_alone_and_one_that_was_never_whole_goes(tmp_path: Path) -> None:
-    """What died before its rename has noted another file than the one that is there."""
+    """A process that died before its rename has recorded another file than the one there."""
     (tmp_path / "a.bin").write_bytes(b"a" * 1000)
     target = tmp_path / "here" / "it"
 

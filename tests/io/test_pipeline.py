@@ -36,7 +36,7 @@ def pipeline_threads() -> list[threading.Thread]:
 
 
 class SilentClock(ManualClock):
-    """Time passes while nothing does: a real moment after each look of a waiting thread it is a second later."""
+    """Time passes while nothing happens: shortly after each look of a waiting thread, it is a second later."""
 
     def now(self) -> float:
         self.turn(1.0)
@@ -44,7 +44,7 @@ class SilentClock(ManualClock):
 
 
 class Recorder:
-    """Reads and uses items of given sizes, and notes the most bytes, reads and uses that there ever were at once."""
+    """Reads and uses items of given sizes, and records the most simultaneous bytes, reads and uses."""
 
     def __init__(self, sizes: Sequence[int], *, read_s: float = 0.0, use_s: float = 0.0) -> None:
         self.sizes = sizes
@@ -111,12 +111,12 @@ def run_with(
 
 
 def read_nothing(item: int) -> bytes:
-    """What needs no source."""
+    """Read an item without a source."""
     return b""
 
 
 def use_nothing(item: int, data: bytes) -> None:
-    """What leaves nothing behind."""
+    """Use an item without a trace."""
 
 
 @given(
@@ -148,8 +148,8 @@ def test_little_is_read_ahead_where_reading_is_faster() -> None:
 
 @pytest.mark.parametrize("readers", [0, 1])
 def test_items_are_read_in_the_order_given(readers: int) -> None:
-    """One reader, or one worker that reads for itself, reads exactly in the caller's order, which is what makes an
-    archive's reads sequential."""
+    """One reader, or one worker that reads for itself, keeps exactly the caller's order, so that an archive is read
+    sequentially."""
     recorder = Recorder([1] * 50)
     order = list(reversed(range(50)))
     recorder.run(replace(LIMITS, readers=readers, max_readers=readers, workers=2 if readers else 1), order=order)
@@ -218,13 +218,13 @@ def test_failed_run_lets_go_of_what_was_read() -> None:
 
     with pytest.raises(DecodeError) as caught:
         run_with(make, fail, replace(LIMITS, workers=1), 50)
-    # The frame of the failing use has the one item that it failed on.
+    # Only the failing use's frame holds an item, the one it failed on.
     assert sum(one() is not None for one in read) <= 1
     del caught
 
 
 def test_cancelling_stops_the_run_soon() -> None:
-    """A cancellation from another thread ends a long run before a tenth of it is done."""
+    """Cancelling from another thread ends a long run before a tenth of it is done."""
     cancellation = Cancellation()
     recorder = Recorder([1] * 5000, read_s=0.01)
     threading.Timer(0.1, cancellation.cancel).start()
@@ -236,7 +236,7 @@ def test_cancelling_stops_the_run_soon() -> None:
 
 @pytest.mark.parametrize(("readers", "budget"), [(2, LIMITS.budget_bytes), (0, 1)])
 def test_a_read_that_hangs_is_an_error_within_the_deadline(readers: int, budget: int) -> None:
-    """It says how far the run came, although a thread still hangs: a reader, or a worker that reads for itself."""
+    """It says how far the run got, although a thread still hangs: a reader, or a worker that reads for itself."""
     release = threading.Event()
 
     def read(item: int) -> bytes:
@@ -284,7 +284,7 @@ def test_slow_but_moving_source_is_not_taken_for_a_dead_one() -> None:
 
     def read(item: int) -> bytes:
         clock.turn(170.0)
-        time.sleep(0.01)  # the caller looks meanwhile
+        time.sleep(0.01)  # the caller checks meanwhile
         return b""
 
     limits = PipelineLimits(readers=1, max_readers=1, workers=1)

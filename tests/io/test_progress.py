@@ -1,4 +1,4 @@
-"""Progress: every report counts, each step says truly how it ended, and it is shown where it was asked for."""
+"""Progress: every report counts, each step shows how it really ended, and it is shown where requested."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_the_argument_chooses_what_is_shown() -> None:
 
 
 def test_a_bar_counts_every_unit_of_every_thread() -> None:
-    """Reports of several threads add up; bytes have a decimal unit; an error finishes the line."""
+    """Reports of several threads add up; bytes have a decimal unit; an error completes the line."""
     with redirect_stderr(io.StringIO()) as screen, suppress(ValueError):
         with TqdmProgress().step("copy", total=3_000_000, unit="B") as step, ThreadPoolExecutor(4) as pool:
             list(pool.map(step.advance, [1000] * 3000))
@@ -49,7 +49,7 @@ def test_a_bar_counts_every_unit_of_every_thread() -> None:
 
 
 def test_what_goes_on_in_the_background_is_told_in_whole_lines() -> None:
-    """In a terminal the caller prints meanwhile; a `Progress` of its own is asked whether it has room."""
+    """In a terminal, the caller prints meanwhile; a custom `Progress` is asked whether it has room."""
     row = Row("pack", "images", 100, 0, "running", 0.0, 0.0)
     with redirect_stderr(io.StringIO()) as screen:
         progress = TqdmProgress()
@@ -58,7 +58,7 @@ def test_what_goes_on_in_the_background_is_told_in_whole_lines() -> None:
         assert isinstance(lines, LineProgress)
         screen.seek(0)
         screen.truncate()
-        step.advance(2)  # unseen from now on
+        step.advance(2)  # not shown from here on
         step.__exit__(None, None, None)
         # Nothing yet; a tenth; too soon for another line; later; the same tenth; the end, at once.
         for done, seconds in ((5, 0.0), (10, 3.0), (20, 4.0), (30, 6.0), (35, 9.0)):
@@ -87,7 +87,7 @@ def test_each_follower_is_told_once_whoever_cancels() -> None:
 
 
 def silent() -> Board:
-    """A board that nobody looks at."""
+    """A board without an audience."""
     return Board(lambda rows: None)
 
 
@@ -150,7 +150,7 @@ def test_a_step_that_closes_early_is_not_done() -> None:
 
 
 def test_drawing_goes_on_without_reports_and_ends_with_the_last_step() -> None:
-    """A step that stalls is still drawn, so that the silence shows; afterwards no thread is left."""
+    """A stalled step is still drawn, so that the stall shows; afterwards no thread is left."""
     drawn: list[tuple[Row, ...]] = []
     board = Board(drawn.append, interval_s=0.01)
     with board.step("copy", total=None, unit="B"):

@@ -1,4 +1,4 @@
-"""What is shown lets nobody in: addresses, and other people's messages."""
+"""What is shown contains no secret: addresses, and the messages of other libraries."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2lnbmF0dXJl"
 
 
 def show_address(address: str) -> str:
-    """What is shown of an address where only paths are taken; paths are shown as they are."""
+    """How an address is shown by a function that only takes paths; paths are shown unchanged."""
     try:
         source = parse_source(address)
         if isinstance(source, LocalSource):
@@ -53,7 +53,7 @@ def hide_secrets(
     smi: object,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> Callable[[str], str]:
-    """What the command line says of an error that nobody expected."""
+    """The command line's text for an unexpected error."""
 
     def told(text: str) -> str:
         done = ended_by(RuntimeError(text), run, monkeypatch)
@@ -62,7 +62,7 @@ def hide_secrets(
     return told
 
 
-# What does not say which object is meant is hidden, whatever it is called.
+# Parameters that do not identify the object are hidden, whatever their names.
 QUERY_NAMES = ["X-Amz-Signature", "AWSAccessKeyId", "Expires", "sig", "se", "access_token", "key", "session_id", "t"]
 
 
@@ -91,15 +91,15 @@ QUERY_NAMES = ["X-Amz-Signature", "AWSAccessKeyId", "Expires", "sig", "se", "acc
     ],
 )
 def test_no_secret_is_shown(hide_secrets: Callable[[str], str], address: str) -> None:
-    """Neither passwords, wherever they stand, nor any value of a query that does not say which object is meant.
+    """Neither passwords, anywhere in an address, nor any value of a query that does not identify the object.
 
-    Also in the refusal of an address that nobody can use, and in what a source shows of itself.
+    This includes the refusal of an unusable address, and the text that a source shows about itself.
     """
     assert SECRET not in show_address(address)
     assert SECRET not in hide_secrets(f"cannot reach {address}.")
     try:
         source = parse_source(address)
-        # Without a scheme it is a path of this machine, and paths are shown.
+        # Without a scheme it is a local path, and paths are shown.
         shown = "" if isinstance(source, LocalSource) else f"{source!r} {source.label} {source.name}"
     except OptionError as error:
         shown = f"{error} {error.__cause__!r}"
@@ -161,10 +161,10 @@ _WORDS = st.text(st.characters(codec="ascii", min_codepoint=33, max_codepoint=12
 def test_a_login_is_never_shown_however_it_is_spelt(
     scheme: str, user: str, password: str, query: dict[str, str], quoted: bool
 ) -> None:
-    """A password of any characters, escaped as it should be or not, in a message or alone.
+    """A password of any characters, correctly escaped or not, in a message or alone.
 
-    Where it is not escaped, a slash, a question mark or a hash in it ends what the rules of addresses call the server;
-    then only what stands behind the last "@" can be shown, or nothing.
+    If it is not escaped, a slash, question mark or hash in it ends what the rules for addresses call the server; then
+    only the part after the last "@" can be shown, or nothing.
     """
     login = f"{quote(user, safe='')}:{quote(password, safe='')}" if quoted else f"{user}:{password}"
     if not quoted and set(login) & set("/?#\\") and scheme in ("http", "https"):
@@ -211,7 +211,7 @@ def test_a_long_message_is_cut_to_one_line_that_a_terminal_does_not_obey(hide_se
 
 
 class Refusing(AbstractFileSystem):  # type: ignore[misc]
-    """A service that repeats in its refusal what it was given."""
+    """A service that repeats its arguments in its refusal."""
 
     protocol = "refusing"
 
@@ -223,7 +223,7 @@ class Refusing(AbstractFileSystem):  # type: ignore[misc]
 
 
 def test_secrets_of_options_are_hidden_at_any_depth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In what a service says, too; what is no secret of theirs stays."""
+    """Also in a service's own text; what is not a secret stays."""
     options = {
         "key": "AKIA1234",
         "client_kwargs": {"aws_secret_access_key": "abcdef", "region_name": "eu-1"},
@@ -239,7 +239,7 @@ def test_secrets_of_options_are_hidden_at_any_depth(tmp_path: Path, monkeypatch:
 
 
 class Forbids(BaseHTTPRequestHandler):
-    """A server that lets nobody in."""
+    """A server that refuses everybody."""
 
     def do_GET(self) -> None:
         self.send_error(403)
@@ -248,7 +248,7 @@ class Forbids(BaseHTTPRequestHandler):
         self.send_error(403)
 
     def log_message(self, *_: object) -> None:
-        """Say nothing on the screen."""
+        """Print nothing."""
 
 
 @pytest.mark.parametrize(
@@ -256,7 +256,7 @@ class Forbids(BaseHTTPRequestHandler):
     [("X-Amz-Signature=0f", True), ("sv=2020&sig=0f", True), ("id=AbCdEf0123456789GhIjKl", False)],
 )
 def test_signed_addresses_are_known(tmp_path: Path, query: str, is_signed: bool) -> None:
-    """They need no login, but have to be fresh."""
+    """They need no login, but must be recent."""
     with ThreadingHTTPServer(("127.0.0.1", 0), Forbids) as server:
         threading.Thread(target=server.serve_forever).start()
         try:

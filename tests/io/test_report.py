@@ -1,4 +1,4 @@
-"""A report as text, HTML, JSON values and a picture; its HTML is legible on any page, escaped, and for itself alone."""
+"""A report as text, HTML, JSON values and a picture; its HTML is legible on any page, escaped, and self-contained."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from colabstage.io.report import COLOURS, STYLE, Report, Row, Table, facts, left
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Measured(Report):
-    """With figures of its own."""
+    """With its own figures."""
 
     path: Path
     rate: float
@@ -52,7 +52,7 @@ REPORT = Measured(
 
 
 def test_text_has_everything_in_order() -> None:
-    """The headline, bars as long as their values, rows with what to do, columns below their heads, notes."""
+    """The headline, bars proportional to their values, rows with advice, columns under their headings, notes."""
     lines = str(REPORT).splitlines()
     assert lines[0] == repr(REPORT).removeprefix("Measured: ") == REPORT.headline
     lengths = [line.count("#") for line in lines[1:4]]
@@ -71,37 +71,37 @@ def test_text_has_everything_in_order() -> None:
 
 
 def test_a_path_is_never_broken() -> None:
-    """Long text is wrapped at spaces only, and a plain value not at all."""
+    """Long text is wrapped only at spaces, and a plain value not at all."""
     path = "/content/" + "folder-" * 20
     assert path in str(Table((Row(("a", f"word {path} " * 2), "what to do", "warn"),)))
     assert f"a  word {path}" in str(facts([("a", f"word {path}")]))
 
 
 def test_html_is_escaped() -> None:
-    """What the caller named is text, every part is there, and numbers are aligned."""
+    """The caller's names are text, every part is present, and numbers are aligned."""
     page = REPORT._repr_html_()
     for words in ("&lt;decoding&gt;", "x&lt;y&gt;", "of &lt;a.zip&gt;", "a &lt;note&gt;", "width:100.0%"):
         assert words in page
-    # A row for each line, each head, and each text below.
+    # A row for each line, each heading, and each text below.
     assert page.count("<tr") == 3 + 5 + 4
     assert page.count("class='cs-number'") == 3 + 3
     assert facts([]).html == ""
 
 
 def test_json_has_fields_and_properties_of_the_subclass() -> None:
-    """Numbers that JSON has not become null; what is private, and how it looks, stays out."""
+    """Numbers that JSON lacks become null; private and display attributes are left out."""
     found = json.loads(json.dumps(REPORT.to_dict(), allow_nan=False))
     assert found.keys() == {"headline", "notes", "path", "rate", "double"}
     assert (found["path"], found["rate"], found["double"]) == ("photos", None, None)
 
 
 def test_a_picture_has_the_bars_and_fits_its_heading() -> None:
-    """A sentence is broken where the picture ends; without bars there is nothing to draw."""
+    """A sentence is broken at the picture's edge; without bars there is nothing to draw."""
     pytest.importorskip("matplotlib", reason="needs matplotlib: pip install matplotlib")
     figure = Report("word " * 60, (FINDINGS, BARS)).plot()
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["decode", "step", "none"]
     (heading,) = figure.texts
-    # 9 inches hold 97 characters of it.
+    # 97 characters fit into 9 inches.
     assert max(map(len, heading.get_text().splitlines())) < 97
     with pytest.raises(NotSupportedHereError, match="Report"):
         Report("nothing").plot()
@@ -118,7 +118,7 @@ def luminance(colour: str) -> float:
 
 
 def contrast(one: str, other: str) -> float:
-    """How well one colour is told from another, 1 to 21."""
+    """The contrast ratio of two colours, 1 to 21."""
     low, high = sorted((luminance(one), luminance(other)))
     return (high + 0.05) / (low + 0.05)
 

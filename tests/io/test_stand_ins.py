@@ -1,4 +1,4 @@
-"""What lies in the place of a file is named as what it is: images, tables, annotations and archives alike."""
+"""Anything in place of a file is named for what it is: for images, tables, annotations and archives alike."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def photos(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(("content", "says"), STAND_INS)
 def test_what_a_stand_in_is_is_named(photos: Path, tmp_path: Path, content: bytes, says: str) -> None:
-    """In place of an image, wherever that is; of a table or annotations, as which it said nothing; of an archive."""
+    """In place of an image, anywhere; of a table or annotations, which it does not contain; of an archive."""
 
     def pack(source: Path, **options: Any) -> Any:
         return pack_dataset(source, tmp_path / "a.h5", image_size=(8, 8), progress=False, **options)

@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 @cache
 def diagnosis() -> Any:
-    """What `doctor` says of this machine."""
+    """The report of `doctor` on this machine."""
     return doctor(timeout_s=5.0)
 
 
 def said_with(title: str, **facts: Any) -> str:
-    """What a check of `doctor` says where these facts are others."""
+    """The text of a check of `doctor` with other facts."""
     report = diagnosis()
     findings = report.from_facts(replace(report.facts, **facts)).findings
     return next(str(one.message) for one in findings if one.title == title)
@@ -73,7 +73,7 @@ def test_bytes_have_three_figures(count: float, text: str) -> None:
 
 @pytest.fixture(scope="module")
 def keep(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """How many bytes of decoded images are kept by a loader, of at most a megabyte, with this `memory_budget`."""
+    """How many bytes of decoded images, at most a megabyte, a loader keeps with this `memory_budget`."""
     path = tmp_path_factory.mktemp("units") / "files.h5"
     write_encoded(path, repeated_photographs(2, target_bytes=20_000))
 
@@ -143,7 +143,7 @@ def test_times_change_unit_where_they_round(seconds: float, text: str) -> None:
 
 
 def test_rates_name_what_they_count(tmp_path: Path) -> None:
-    """And are nothing where no time has passed."""
+    """They are empty if no time has passed."""
     photos = make_tree(tmp_path / "photos", in_classes(2))
     report = stage_dataset(photos, local_dir=tmp_path / "fast", cache_dir=None, progress=False).report
     step = next(step for step in report.steps if step.rate)

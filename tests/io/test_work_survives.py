@@ -1,4 +1,4 @@
-"""Workspaces and journals: whatever ends the work, what was noted is true, and nothing is left that nobody finds."""
+"""Workspaces and journals: however the work ends, what was recorded is true, and no remains are lost track of."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class TestJournal:
     def test_any_cut_leaves_a_beginning(
         self, tmp_path_factory: pytest.TempPathFactory, kept: list[object], noted: list[object], cut: int
     ) -> None:
-        # One folder for all examples: `mktemp` looks through those of all tests for the next number.
+        # One folder for all examples: `mktemp` searches those of all tests for the next number.
         folder = tmp_path_factory.getbasetemp() / "journals"
         folder.mkdir(exist_ok=True)
         path = temp_beside(folder / "work")
@@ -56,7 +56,7 @@ class TestJournal:
         assert read_journal(path, HEAD) is None
 
     def test_a_failing_beginning_leaves_the_old_one(self, tmp_path: Path) -> None:
-        """What was noted before stands until the new journal is whole."""
+        """The old records remain until the new journal is complete."""
         path = temp_beside(tmp_path / "work")
         Journal(path, HEAD, [1, 2]).close()
 
@@ -104,7 +104,7 @@ class TestWorkspace:
             assert workspace.resumed == kept
 
     def test_it_may_go_while_others_begin_in_it(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """It is made again, and stays as long as somebody works in it."""
+        """It is made again, and stays as long as anybody works in it."""
         place = tmp_path / "photos"
         place.mkdir()
 
@@ -118,7 +118,7 @@ class TestWorkspace:
             assert list(place.iterdir()) == [workspace.path]
 
     def test_the_folder_that_it_is_in_is_not_made(self, tmp_path: Path) -> None:
-        """Where a mount has gone, that would be one on the disk below."""
+        """If a mount is gone, that would be one on the disk below."""
         place = tmp_path / "mount" / "photos"
         with pytest.raises(FileNotFoundError), open_workspace(place / "photos.h5", in_own_folder=True):
             pass
@@ -129,7 +129,7 @@ class TestWorkspace:
 
 
 class TestOnMounts:
-    """A workspace may lie where clearing up hangs, or where what is removed goes on taking room."""
+    """A workspace may be where clean-up hangs, or where removed files still take space."""
 
     def test_what_does_not_answer_is_left_alone(self, tmp_path: Path) -> None:
 

@@ -1,4 +1,4 @@
-"""HDF5 files that readers meet, each with what h5py itself reads from it; tests/contract/test_dataset_h5.py has more
+"""HDF5 files for tests of readers, each with what h5py itself reads from it; tests/contract/test_dataset_h5.py has more
 kinds."""
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ MAKERS: dict[str, Callable[[Path, int], None]] = {
 
 @pytest.fixture(scope="session")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], Path]:
-    """Write a file of a kind in MAKERS with so many rows, once."""
+    """Write a file of a kind in MAKERS with `rows` rows, once."""
 
     @cache
     def make(kind: str, count: int) -> Path:
@@ -90,7 +90,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], Path]
 
 @pytest.fixture
 def make_file(tmp_path: Path, made: Callable[[str, int], Path]) -> Callable[[str, int], Sample]:
-    """Have a file of a kind in MAKERS with so many rows, and read it by plain h5py for comparison."""
+    """Return a file of a kind in MAKERS with `rows` rows, and its content as plain h5py reads it."""
 
     def make(kind: str, count: int) -> Sample:
         path = tmp_path / f"{kind}-{count}.h5"
@@ -105,7 +105,7 @@ def make_file(tmp_path: Path, made: Callable[[str, int], Path]) -> Callable[[str
 
 @pytest.fixture(scope="session")
 def make_numbered(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
-    """Write a file of so many rows, each of three floats of its number, which is its target too; once."""
+    """Write a file once, each of whose rows is three floats of its number, which is also its target."""
 
     @cache
     def make(count: int) -> Path:
@@ -125,7 +125,7 @@ def picture(row: int, height: int, width: int) -> NDArray[np.uint8]:
 
 @pytest.fixture
 def large(tmp_path: Path) -> Path:
-    """A split whose batches are large enough for lent memory and for several threads: 60 images of 49 kB."""
+    """A split whose batches are large enough for pooled memory and for several threads: 60 images of 49 kB."""
     path = tmp_path / "large.h5"
     with h5py.File(path, "w") as file:
         file["X_train"] = np.random.default_rng(0).integers(0, 256, (60, 128, 128, 3), dtype=np.uint8)
@@ -173,7 +173,7 @@ def make_encoded(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture
 def have_free(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Have the system say that so many bytes of memory are free, and no less."""
+    """Pretend that exactly so many bytes of memory are free."""
     read_text = Path.read_text
     free = 0
 

@@ -1,4 +1,4 @@
-"""Rows that arrive by units: their order, what is announced and held, and what cannot be had of a part."""
+"""Rows that arrive by units: their order, what is announced and held, and what a part cannot provide."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROWS = 23
 
 @dataclass
 class Announcement:
-    """What one reader said."""
+    """What one reader announced."""
 
     rows: list[int]
     then: list[int]
@@ -42,7 +42,7 @@ class Announcement:
 
 @dataclass
 class InUnits:
-    """Bring rows in units, by default of four; here all of them are in the file, and who reads what is noted."""
+    """Delivers rows in units of four by default. All of them are in the file; it records who reads what."""
 
     of_rows: NDArray[np.intp] = field(default_factory=lambda: np.arange(ROWS) // 4)
     window_units: int = 2
@@ -78,7 +78,7 @@ class InUnits:
 
 @pytest.fixture
 def make_rows(tmp_path: Path) -> Callable[..., Any]:
-    """Write a file of rows with these labels, and open it by an arrival in units."""
+    """Write a file of rows with these labels, and open it with an arrival in units."""
 
     def make(of_rows: NDArray[Any], window_units: int, labels: Any = None, **options: Any) -> dataset_h5:
         path = tmp_path / "rows.h5"
@@ -93,23 +93,23 @@ def make_rows(tmp_path: Path) -> Callable[..., Any]:
 
 
 def order_of(dataset: dataset_h5, seed: int = 3, epoch: int = 0, batch_size: int = 64, **options: Any) -> list[int]:
-    """The rows of an epoch, in the order in which a loader visits them."""
+    """An epoch's rows in the order in which a loader visits them."""
     loader = make_loader(dataset, batch_size, seed=seed, num_workers=0, **options)
     loader.set_epoch(epoch)
     return [row for _, index in loader for row in index.tolist()]
 
 
 def left_to_visit(window: int, after: int = 0) -> float:
-    """How many units' rows are left at least, of a window that shrinks by one with each of the last units, and ends so
-    many units after the last."""
+    """The least number of units whose rows are left, for a window that shrinks by one with each of the last units and
+    ends `after` units after the last."""
     return float(((after + 1) / (after + np.arange(1, window + 1))).sum())
 
 
 def test_a_unit_order_is_a_function_of_seed_and_epoch_with_windows_that_grow_and_shrink(
     make_rows: Callable[..., dataset_h5],
 ) -> None:
-    """Every row once an epoch, at most a window after its unit; the first unit is read first, and little is left to do
-    once the last is here; a row in two units comes after the later one."""
+    """Every row comes once an epoch, at most a window after its unit. The first unit is read first, and little is left
+    after the last one's arrival; a row in two units comes after the later one."""
     units = np.repeat(np.arange(64), 5)
     dataset = make_rows(units, 8)
     rows = order_of(dataset)
@@ -126,9 +126,9 @@ def test_a_unit_order_is_a_function_of_seed_and_epoch_with_windows_that_grow_and
     assert late[:10].max() <= 2
     # The last units' windows end together, and are 1, 2, 3, … units long.
     assert len(rows) - int(np.argmax(taken == 63)) <= 5 * left_to_visit(8) + 2
-    # Any eight units that follow each other are from all over the file.
+    # Any eight consecutive units are from all over the file.
     assert all(len(set(np.array(found[start : start + 8]) // 8)) >= 5 for start in range(0, 64, 8))
-    # Ranks share one order, so what all of them see in a step does not depend on how many there are.
+    # Ranks share one order, so what they see together in a step does not depend on their number.
     ranks = [order_of(dataset, epoch=2, rank=rank, world_size=2) for rank in range(2)]
     assert np.stack(ranks, 1).ravel().tolist() == order_of(dataset, epoch=2)
 
@@ -150,8 +150,8 @@ def test_the_order_of_units_is_the_same_for_ever(make_rows: Callable[..., datase
 def test_neighbours_that_may_be_fetched_together_are_visited_by_turns_with_those_of_eleven_other_places(
     make_rows: Callable[..., dataset_h5],
 ) -> None:
-    """Twelve units that follow each other are of as many stretches; one is complete within a few windows. In the
-    middle of an epoch a state of another order is refused."""
+    """Any twelve consecutive units are from twelve stretches, each of which is complete within a few windows. In the
+    middle of an epoch, a state of another order is refused."""
     dataset, alone = (make_rows(np.arange(1_003), 1, together=together) for together in (4, 1))
     visited = np.array(order_of(dataset))
     assert sorted(visited.tolist()) == list(range(1_003))
@@ -165,7 +165,7 @@ def test_neighbours_that_may_be_fetched_together_are_visited_by_turns_with_those
     state = make_loader(alone, 64, seed=3).state_dict()
     with pytest.raises(OptionError, match="together"):
         make_loader(dataset, 64, seed=3).load_state_dict({**state, "batches_done": 1})
-    # Where nothing of the epoch is done, there is nothing to lose.
+    # If nothing of the epoch is done, nothing is lost.
     make_loader(dataset, 64, seed=3).load_state_dict(state)
 
 
@@ -173,9 +173,9 @@ def test_neighbours_that_may_be_fetched_together_are_visited_by_turns_with_those
 def test_however_many_units_come_first_little_is_left_to_visit_when_the_last_is_here(
     make_rows: Callable[..., dataset_h5], seed: int
 ) -> None:
-    """Who trains as fast as rows arrive has what is left to do after the last: of all units a thirtieth, and where a
-    window is longer than a twentieth of them, because classes need it, two units more at first, a twentieth. The first
-    batch is of several units."""
+    """When training keeps up with the arrival, only this much remains after the last unit: a thirtieth of all units; a
+    twentieth if the classes need a longer window, which then ends two units after the last. The first batch is from
+    several units."""
     for count, window, after in ((640, 32, 0), (160, 32, 2)):
         units = np.repeat(np.arange(count), 8)
         visited = units[order_of(make_rows(units, window, first_units=8), seed)]
@@ -196,7 +196,7 @@ def test_however_many_units_come_first_little_is_left_to_visit_when_the_last_is_
 def test_classes_of_a_sorted_source_are_even_in_batches(
     make_rows: Callable[..., dataset_h5], count: int, units: int, window: int, classes: int, least: float
 ) -> None:
-    """As after a full shuffle where a window has as many units as there are classes; the plan says how even."""
+    """As after a full shuffle, if a window has as many units as there are classes; the plan says how even they are."""
     of_rows, labels = (np.arange(count) * parts // count for parts in (units, classes))
     dataset = make_rows(of_rows, window, labels, first_units=8, first_epoch_only=True)
     plan = make_loader(dataset, 64, seed=0).plan
@@ -206,7 +206,7 @@ def test_classes_of_a_sorted_source_are_even_in_batches(
 
 
 def test_classes_that_are_uneven_are_warned_of(make_rows: Callable[..., dataset_h5]) -> None:
-    """Evenness is the variance of counts in batches after a full shuffle, beside that of these batches."""
+    """Evenness is the variance of class counts in batches after a full shuffle, relative to that in these batches."""
     labels = np.arange(2_000) // 400
     dataset = make_rows(np.arange(2_000) // 40, 1, labels, first_units=8, first_epoch_only=True)
     with pytest.warns(UserWarning, match=r"shuffle=True"):
@@ -217,7 +217,7 @@ def test_classes_that_are_uneven_are_warned_of(make_rows: Callable[..., dataset_
 
 
 def test_a_loader_announces_its_rows_and_holds_them(make_file: Callable[..., Any]) -> None:
-    """Rows are announced in the order in which they are read, with the next epoch's; each is held while it is read."""
+    """Rows are announced in reading order, with the next epoch's; each is held while it is read."""
     arrival, sample = InUnits(), make_file("pack", ROWS)
     dataset = dataset_h5(sample.path, return_index=True, arrival=arrival)
     loader = make_loader(dataset, 5, seed=1)
@@ -233,7 +233,7 @@ def test_a_loader_announces_its_rows_and_holds_them(make_file: Callable[..., Any
     assert (first.rows, first.then, second.rows) == (epochs[0], epochs[1], epochs[1])
     assert (first.done, first.closed, second.closed) == (ROWS, True, True)
     assert [row for side, rows in arrival.held if side == "row" for row in rows] == epochs[0] + epochs[1]
-    # Labels are asked for by themselves, and samples are held too.
+    # Labels are requested separately, and samples are held too.
     arrival.held.clear()
     assert dataset.targets.shape == (ROWS,)
     assert dataset[-1][1] == ROWS - 1
@@ -253,12 +253,13 @@ def test_what_wants_any_row_is_refused_until_all_are_here(make_file: Callable[..
     order = order_of(dataset, batch_size=5)
     arrival.complete = True
     assert len(list(make_loader(dataset, 5, shuffle=True, strategy="memory"))) == 5
-    # The order is the same whatever is here.
+    # The order does not depend on what is local.
     assert order_of(dataset, batch_size=5) == order
 
 
 def test_what_fails_is_raised_at_its_batch_and_the_next_call_goes_on(make_file: Callable[..., Any]) -> None:
-    """An error of what brings rows reaches the loop; from the state of then the epoch goes on without a gap."""
+    """The loop raises the error of whatever delivers rows; from the state at that moment, the epoch continues without a
+    gap."""
     arrival: Any = InUnits()
     dataset = dataset_h5(make_file("pack", ROWS).path, return_index=True, arrival=arrival)
     whole = [index.tolist() for _, index in make_loader(dataset, 5, seed=2, num_workers=0)]

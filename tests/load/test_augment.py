@@ -1,4 +1,4 @@
-"""Batch augmentation: each sample in its own way, masks and boxes with it, the same ways again for the same place."""
+"""Batch augmentation: each sample differently, with its masks and boxes, and reproducibly for the same place."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ def batch(count: int = 9, *, dtype: torch.dtype = torch.uint8, last: bool = True
 
 
 def addresses(count: int = 9, size: tuple[int, int] = SIZE) -> tuple[torch.Tensor, torch.Tensor]:
-    """Images whose pixels say where they are, and masks that say the same."""
+    """Images whose pixels encode their positions, and masks that do the same."""
     masks = torch.arange(size[0] * size[1], dtype=torch.int64).view(1, *size).repeat(count, 1, 1)
     return masks[:, None].float(), masks
 
 
 def applied(transform: Any, x: Any, y: Any = NONE, seed: int = 3) -> tuple[Any, Any]:
-    """What a transform makes of a batch by hand, with the numbers of a seed of torch's."""
+    """Apply a transform to a batch by hand, with the random numbers of a torch seed."""
     torch.manual_seed(seed)
     return transform(x, y)  # type: ignore[no-any-return]
 
 
 def crops_of(count: int = 9, size: tuple[int, int] = SIZE, **options: Any) -> list[tuple[int, int, int, int]]:
-    """Top, left, height and width of the crops that a seed draws, whatever they are resized to: seen in a mask that is
-    enlarged, so that all of its pixels are left."""
+    """Top, left, height and width of the crops that a seed draws, whatever they are resized to: seen in an enlarged
+    mask, which keeps all of its pixels."""
     images, masks = addresses(count, size)
     _, moved = applied(RandomResizedCrop((2 * size[0], 2 * size[1]), **options), images, masks)
     first, last = moved[:, 0, 0].numpy(), moved[:, -1, -1].numpy()
@@ -65,7 +65,7 @@ ALL: list[Any] = [
 
 @pytest.mark.parametrize("transform", ALL, ids=repr)
 def test_channels_last_is_kept(transform: Any) -> None:
-    """No transform turns the memory into another order, which a later layer would pay for."""
+    """No transform changes the memory format, which a later layer would have to change back."""
     result, _ = applied(transform, batch())
     assert result.is_contiguous(memory_format=torch.channels_last)
 
@@ -73,7 +73,7 @@ def test_channels_last_is_kept(transform: Any) -> None:
 @pytest.mark.parametrize("transform", ALL[:3], ids=repr)
 @pytest.mark.parametrize("form", ["BHW", "BKHW", "BHWK"])
 def test_masks_move_with_their_images(transform: Any, form: str) -> None:
-    """Every pixel of the mask is still on its pixel of the image; what was outside is void."""
+    """Every pixel of the mask is still on its pixel of the image; everything from outside is void."""
     images, masks = addresses()
     y = {"BHW": masks, "BKHW": masks[:, None].repeat(1, 2, 1, 1), "BHWK": masks[..., None]}[form]
     x, moved = applied(transform, images, y)
@@ -96,14 +96,14 @@ def test_masks_of_resized_crops_take_the_nearest_pixel() -> None:
 
 @pytest.mark.parametrize(("dtype", "last"), [(dtype, dtype != torch.float32) for dtype in DTYPES])
 def test_resized_crops_are_torchs_own(dtype: torch.dtype, last: bool) -> None:
-    """Image by image what torch's antialiased bilinear filter makes of the crop, shrinking and growing."""
+    """For each image, the result of torch's antialiased bilinear filter on the crop, shrinking and growing."""
     images = batch(dtype=dtype, last=last)
     x, _ = applied(RandomResizedCrop((5, 25)), images)
     assert x.dtype == dtype
     for row, (top, left, height, width) in enumerate(crops_of()):
         part = images[row : row + 1, :, top : top + height, left : left + width].double()
         expected = functional.interpolate(part, (5, 25), mode="bilinear", antialias=True)[0]
-        # torch mixes bytes with weights of 8 bits; 16-bit floats have 8 or 11.
+        # torch mixes bytes with 8-bit weights; 16-bit floats have 8 or 11 bits.
         atol = {torch.uint8: 2.0, torch.int16: 0.51, torch.bfloat16: 0.6, torch.float16: 0.1}.get(dtype, 1e-3)
         torch.testing.assert_close(x[row].double(), expected, rtol=0, atol=atol)
 
@@ -128,7 +128,7 @@ def test_a_gpu_gives_what_the_processor_gives(transform: Any, dtype: torch.dtype
 
 
 def test_flips_come_as_often_as_asked() -> None:
-    """Within five deviations of a fair count, each way independently of the other."""
+    """Within five deviations of a fair count, and both directions independently."""
     count, images = 4000, torch.zeros(4000, 1, 2, 2, dtype=torch.uint8)
     images[:, :, 0, 0] = 1
     x, _ = applied(RandomFlip(0.3, 0.8), images)
@@ -138,16 +138,16 @@ def test_flips_come_as_often_as_asked() -> None:
 
 
 def test_padded_crops_are_everywhere_alike() -> None:
-    """Each of the 81 places of a window is taken as often as the others, by a chi-square test."""
+    """Each of the 81 positions of a window is equally frequent, by a chi-square test."""
     count = 8100
     images = torch.zeros(count, 1, 8, 8, dtype=torch.uint8)
     images[:, :, 4, 4] = 1
     x, _ = applied(RandomCrop(8, padding=4), images)
     where = x.flatten(1).argmax(dim=1) + 64 * (x.flatten(1).sum(dim=1) == 0)
     counts = torch.bincount(where, minlength=65)
-    # Eight of nine rows and columns keep the dot inside; in the other places it is cut away.
+    # Eight of nine rows and columns keep the dot inside; at the other positions it is cut away.
     expected = torch.tensor([count / 81] * 64 + [count * 17 / 81])
-    # What one seed in 10,000 exceeds with 64 degrees of freedom, by Wilson and Hilferty.
+    # Exceeded by one seed in 10,000, with 64 degrees of freedom, after Wilson and Hilferty.
     limit = 64 * (1 - 2 / (9 * 64) + 3.719 * math.sqrt(2 / (9 * 64))) ** 3
     assert float(((counts - expected) ** 2 / expected).sum()) < limit
 
@@ -190,7 +190,7 @@ def distance(values: np.ndarray[Any, Any], others: np.ndarray[Any, Any]) -> floa
 def test_crops_are_distributed_as_torchvisions(
     size: tuple[int, int], scale: tuple[float, float], ratio: tuple[float, float]
 ) -> None:
-    """Their sides, area, ratio and places."""
+    """Their sides, area, ratio and positions."""
     count, rng = 2000, random.Random(0)
     ours = np.array(crops_of(count, size, scale=scale, ratio=ratio))
     theirs = np.array([torchvisions_crop(rng, size, scale, ratio) for _ in range(count)])
@@ -204,14 +204,14 @@ def test_crops_are_distributed_as_torchvisions(
 
 
 def test_where_no_crop_fits_the_middle_is_taken() -> None:
-    """Of an image far from every ratio, as torchvision does."""
+    """For an image far from every ratio, as in torchvision."""
     for size in ((4, 200), (200, 4), (1, 1)):
         expected = torchvisions_crop(random.Random(0), size, (1.0, 1.0), (3 / 4, 4 / 3))
         assert set(crops_of(20, size, scale=(1.0, 1.0))) == {expected}
 
 
 def boxes_of(count: int) -> list[dict[str, torch.Tensor]]:
-    """Up to three boxes an image, with labels, and one image without any."""
+    """Up to three boxes for each image, with labels, and one image without any."""
     rng = torch.Generator().manual_seed(1)
     targets = []
     for row in range(count):
@@ -222,7 +222,7 @@ def boxes_of(count: int) -> list[dict[str, torch.Tensor]]:
 
 
 def painted(boxes: torch.Tensor, size: tuple[int, int] = SIZE) -> torch.Tensor:
-    """An image with a mark in the pixels of whole-numbered boxes."""
+    """An image with the pixels of integer boxes marked."""
     image = torch.zeros(1, *size)
     for x0, y0, x1, y1 in boxes.int().tolist():
         image[0, y0:y1, x0:x1] = 1
@@ -240,7 +240,7 @@ def test_boxes_move_with_what_they_hold(transform: Any) -> None:
 
 @pytest.mark.parametrize("transform", [RandomFlip(0.5, 0.5), RandomCrop((4, 5)), RandomResizedCrop((20, 30))], ids=repr)
 def test_padded_boxes_are_the_listed_ones(transform: Any) -> None:
-    """Padded targets hold the same boxes in the same order, filled up behind."""
+    """Padded targets hold the same boxes in the same order, followed by the padding."""
     targets = boxes_of(9)
     lengths = torch.tensor([len(target["boxes"]) for target in targets])
     padded = {"boxes": torch.zeros(9, 3, 4), "labels": torch.full((9, 3), -1), "lengths": lengths}
@@ -260,7 +260,7 @@ def test_padded_boxes_are_the_listed_ones(transform: Any) -> None:
 
 
 def test_boxes_of_resized_crops_are_scaled_and_cut() -> None:
-    """The whole image as a box becomes the whole result; a box beyond the crop is dropped with its label."""
+    """The whole image as a box becomes the whole result; a box outside the crop is dropped with its label."""
     crop = RandomResizedCrop((20, 30))
     whole, corner = (
         [{"boxes": torch.tensor([[0.0, 0, *end]]), "labels": torch.tensor([5])} for _ in range(9)]
@@ -285,7 +285,7 @@ def test_nested_targets_are_found() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.float32])
 def test_normalize_is_the_formula(dtype: torch.dtype) -> None:
-    """Bytes over their white, floats as they are, minus the mean, by the deviation; means may be arrays."""
+    """Bytes over their white, floats unchanged, minus the mean, divided by the deviation; means may be arrays."""
     images = batch(dtype=torch.int32).to(dtype)
     means, stds = (0.1, 0.2, 0.3), (0.5, 0.6, 0.7)
     white = {torch.uint8: 255, torch.uint16: 65535}.get(dtype, 1)
@@ -295,7 +295,7 @@ def test_normalize_is_the_formula(dtype: torch.dtype) -> None:
 
 
 def test_one_mean_normalises_x_of_any_shape() -> None:
-    """Grey images without an axis of channels, rows of a table, and images of their own sizes: the axes stay."""
+    """Grey images without a channel axis, rows of a table, and images of different sizes: the axes stay."""
     for shape in ((4, 5, 6), (4, 7), (4,), (4, 3, 5, 6)):
         data = torch.arange(math.prod(shape)).reshape(shape).to(torch.uint8)
         torch.testing.assert_close(Normalize((0.5,), (0.25,))(data, NONE)[0], (data.float() / 255 - 0.5) / 0.25)
@@ -306,7 +306,7 @@ def test_one_mean_normalises_x_of_any_shape() -> None:
 
 
 def test_one_hot_leaves_void_empty() -> None:
-    """A channel a class; pixels of no class are in none."""
+    """One channel for each class; void pixels are in none."""
     y = torch.tensor([[[0, 2], [255, 1]]], dtype=torch.uint8)
     _, hot = OneHot(3)(NONE, y)
     assert hot.shape == (1, 3, 2, 2)
@@ -334,7 +334,7 @@ def test_compose_is_its_parts_in_turn() -> None:
 
 
 def test_transforms_pickle() -> None:
-    """They travel to other processes and come back as they were."""
+    """They work unchanged after a trip to another process."""
     for transform in (*ALL, OneHot(3), Compose(ALL)):
         assert repr(pickle.loads(pickle.dumps(transform))) == repr(transform)
 
@@ -365,14 +365,14 @@ def test_what_cannot_work_is_refused(make: Callable[[], object], named: str) -> 
 
 
 def test_means_of_other_channels_are_refused() -> None:
-    """Three of them make no colours of grey images, nor of anything else."""
+    """Three means do not fit grey images, nor anything else."""
     for shape in ((4, 1, 5, 6), (4, 3, 5), (4, 20, 3), (4, 2, 3, 5, 6)):
         with pytest.raises(OptionError, match="3 channels"):
             Normalize((0.1, 0.2, 0.3), (0.5, 0.6, 0.7))(torch.zeros(shape), NONE)
 
 
 def test_in_a_loader_a_sample_is_treated_alike_in_any_batch(make_file: Callable[..., Any]) -> None:
-    """In each epoch in another way, whatever the batch size, and after a resume in the middle."""
+    """Differently in each epoch, but the same with any batch size, and after a resume in the middle."""
     dataset = dataset_h5(make_file("pack", 23).path, return_index=True)
     augment = Compose([RandomCrop(8, padding=1), RandomFlip()])
 
@@ -393,7 +393,7 @@ def test_in_a_loader_a_sample_is_treated_alike_in_any_batch(make_file: Callable[
 
 
 def test_what_a_seed_draws_is_the_same_for_ever(make_file: Callable[..., Any]) -> None:
-    """Runs are resumed on other machines and versions: order and augmentation must not change."""
+    """Runs are resumed on other machines and with other versions, so order and augmentation must not change."""
     sample = make_file("pack", 10)
     dataset = dataset_h5(sample.path, return_index=True)
     loader = make_loader(dataset, 10, seed=7, batch_transform=RandomFlip())

@@ -1,4 +1,4 @@
-"""Memory of batches: many small ones that are gathered at once are the same batches, and each is the caller's own."""
+"""The memory of batches: gathering many small ones at once gives the same batches, and each is the caller's own."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROWS, BATCH = 1003, 16
 
 @pytest.fixture
 def small(tmp_path: Path) -> Path:
-    """1,003 rows of 4x5 float32, each with its number in it, and labels."""
+    """1,003 rows of 4x5 float32 that contain their numbers, and labels."""
     path = tmp_path / "small.h5"
     with h5py.File(path, "w") as file:
         file["X_train"] = np.arange(ROWS * 20, dtype=np.float32).reshape(ROWS, 4, 5)
@@ -31,7 +31,7 @@ def small(tmp_path: Path) -> Path:
 
 
 def test_batches_are_those_gathered_one_by_one(small: Path) -> None:
-    """Grouped or not, an epoch has the same batches, the last and partial one too."""
+    """Grouped or not, an epoch has the same batches, including the last, partial one."""
     grouped = make_loader(dataset_h5(small, return_index=True), BATCH, seed=3)
     single = make_loader(dataset_h5(small, return_index=True), BATCH, seed=3, prefetch_factor=1)
     assert (grouped.plan.prefetch.value, single.plan.prefetch.value) == (256, 1)
@@ -49,7 +49,7 @@ def test_batches_are_those_gathered_one_by_one(small: Path) -> None:
 
 
 def test_each_batch_is_the_callers_own(small: Path) -> None:
-    """Batches of a group can be changed without the others seeing it, and one that is sent is sent alone."""
+    """A change to one batch of a group does not show in the others, and a pickle of one contains it alone."""
     first, second, *_ = list(make_loader(dataset_h5(small), BATCH, shuffle=False))
     first[0].fill_(-1)
     first[1].fill_(-1)
@@ -61,7 +61,7 @@ def test_each_batch_is_the_callers_own(small: Path) -> None:
 
 @pytest.fixture
 def large(tmp_path: Path) -> Path:
-    """Forty rows of 64 kB, each filled with its number: batches large enough for memory that is lent again."""
+    """Forty rows of 64 kB, each filled with its number: batches large enough for pooled memory."""
     path = tmp_path / "large.h5"
     with h5py.File(path, "w") as file:
         file["X_train"] = np.broadcast_to(np.arange(40, dtype=np.uint8)[:, None, None, None], (40, 64, 64, 16))
@@ -82,7 +82,7 @@ DERIVED: dict[str, Any] = {
 
 @pytest.mark.parametrize("derived", DERIVED)
 def test_whatever_is_derived_from_a_batch_keeps_its_memory(large: Path, derived: str) -> None:
-    """All of three epochs stays what it was, although memory that nobody sees is used again."""
+    """All of three epochs stays unchanged, although memory without references is reused."""
     kept: list[tuple[Any, Any]] = []
     loader = make_loader(dataset_h5(large), 8, prefetch_factor=3)
     for _ in range(3):
@@ -96,7 +96,8 @@ def test_whatever_is_derived_from_a_batch_keeps_its_memory(large: Path, derived:
 
 
 def test_memory_of_dropped_batches_is_used_again(tmp_path: Path) -> None:
-    """Epochs need memory for the batches in flight: of a file that is read twenty times, little more than once."""
+    """Epochs need memory only for the batches in flight: a file that is read twenty times takes little more than
+    once."""
     with h5py.File(tmp_path / "data.h5", "w") as file:
         file["X_train"] = np.ones((64, 512, 512, 3), np.uint8)
         file["Y_train"] = np.arange(64)
@@ -106,5 +107,5 @@ def test_memory_of_dropped_batches_is_used_again(tmp_path: Path) -> None:
     for _ in range(10):
         for _batch in loader:
             pass
-    # Of 4 kB: memory that is new each time would be 123,000.
+    # Pages of 4 kB; new memory for each batch would take 123,000.
     assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < 40_000

@@ -1,4 +1,4 @@
-"""Transforms of the caller's that fail: the error has what they were given, and results that make no batch."""
+"""The caller's transforms that fail: the error shows their arguments; and results that make no batch."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_what_cannot_be_called_is_refused_where_it_is_given(images: Path, name: 
     ids=["PIL", "two", "text"],
 )
 def test_a_transform_that_takes_something_else(images: Path, transform: Any, cause: type[Exception]) -> None:
-    """The error has the shape and dtype that it was given, and its own as the cause."""
+    """The error has the shape and dtype it was given, and the transform's own error as its cause."""
     with pytest.raises(OptionError, match=r"^transform .*\(8, 6, 3\) uint8") as caught:
         list(make_loader(dataset_h5(images, transform), 4))
     assert isinstance(caught.value.__cause__, cause)
@@ -59,7 +59,7 @@ def test_a_transform_that_takes_something_else(images: Path, transform: Any, cau
 
 
 def test_other_errors_keep_their_types_and_note_what_was_given(images: Path) -> None:
-    """Somebody may wait for them."""
+    """Somebody may catch them."""
 
     def fails(*_: Any) -> Any:
         msg = "nine"
@@ -98,7 +98,7 @@ def test_results_that_make_no_batch_are_named(images: Path, transform: Callable[
 
 
 def test_a_transform_with_a_key_is_given_it(images: Path) -> None:
-    """One that can draw by seed, epoch and rows does; any other is called with the batch alone."""
+    """One that can draw by seed, epoch and rows receives them; any other is called with the batch alone."""
 
     class Keyed:
         def apply_at(self, x: Any, y: Any, place: Any) -> tuple[Any, Any]:
@@ -112,7 +112,7 @@ def test_a_transform_with_a_key_is_given_it(images: Path) -> None:
 
 @pytest.mark.parametrize("name", ["pin_memory", "collate_fn"])
 def test_arguments_that_are_gone_name_what_to_write(images: Path, name: str) -> None:
-    """Each is an error of ours, not one about an unknown name."""
+    """Each is our error, not Python's about an unknown name."""
     arguments: dict[str, Any] = {name: None}
     with pytest.raises(OptionError, match=f"has no {name}="):
         make_loader(dataset_h5(images), 4, **arguments)

@@ -1,4 +1,4 @@
-"""Decisions about loading, from facts alone."""
+"""Decisions about loading, made from facts alone."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ FACTS = LoaderFacts(
     shard=Shard(),
 )
 H5PY, READ = EngineChoice("h5py", "a test"), EngineChoice("read", "a test")
-# The split, and what stays free beside it.
+# The split, and what must stay free.
 SPARE = 196_608_000 + 1_000_000_000
-# On a device each row has its number beside it.
+# On a device, each row's number is stored beside it.
 NEEDED = 1000 * (196_608 + 8)
 DIGITS = replace(FACTS, rows=60_000, row_bytes=784, stored_bytes=47_040_000)
 FILES = replace(FACTS, encoded=True, row_bytes=500_000)
@@ -55,7 +55,7 @@ def choose(facts: LoaderFacts, batch_size: int = 64, **options: Any) -> Any:
         (replace(FACTS, encoded=True, cores=4), 4),
         (replace(FACTS, encoded=True, cores=64), 18),
         (replace(FACTS, encoded=True, cores=64, stored_bytes=1000 * 20_000), 6),
-        # On a GPU, where all images are kept once they are decoded; two thirds of them would not be.
+        # On a GPU with room to keep all decoded images; two thirds of them would not be kept.
         (replace(FILES, cores=64, device=DeviceFacts("cuda", 0)), 12),
         (replace(FILES, cores=4, device=DeviceFacts("cuda", 0)), 4),
         (replace(FILES, cores=64, device=DeviceFacts("cpu", 0)), 18),
@@ -63,25 +63,26 @@ def choose(facts: LoaderFacts, batch_size: int = 64, **options: Any) -> Any:
     ],
 )
 def test_workers_follow_from_cores_and_work(facts: LoaderFacts, workers: int) -> None:
-    """Copying stops gaining after a few threads, decoding of small images after some more, sooner beside a GPU's step;
-    h5py gains from none, reads from many."""
+    """Copying gains nothing beyond a few threads, decoding small images beyond some more, sooner beside a GPU's step.
+    h5py gains from none; remote reads from many."""
     assert choose(facts).workers.value == workers
 
 
 @pytest.mark.parametrize(
     ("facts", "asked", "strategy"),
     [
-        # Only what h5py reads is worth a copy, and only half of the memory to spare is taken unasked.
+        # Only what h5py reads is worth a copy, and by default only half of the spare memory is taken.
         (replace(FACTS, free_memory_bytes=10**12), {}, "direct"),
         (replace(FACTS, engine=READ, free_memory_bytes=10**12), {}, "direct"),
         (replace(FACTS, engine=H5PY, free_memory_bytes=SPARE + 196_608_000), {}, "memory"),
         (replace(FACTS, engine=H5PY, free_memory_bytes=SPARE + 196_607_999), {}, "direct"),
         (replace(FACTS, engine=H5PY, free_memory_bytes=10**12), {"strategy": "direct"}, "direct"),
         (replace(FACTS, engine=EngineChoice("memory", "a test"), free_memory_bytes=0), {}, "memory"),
-        # Asked for, it is taken to the last byte of what can be spared.
+        # On request, all of the spare memory is taken.
         (replace(FACTS, free_memory_bytes=SPARE), {"strategy": "memory"}, "memory"),
         (replace(FACTS, free_memory_bytes=SPARE - 1), {"strategy": "memory"}, "197 MB"),
-        # An eighth of what is free on a GPU is taken unasked, for rows that can be there; asked for, all but a reserve.
+        # By default, an eighth of a GPU's free memory is taken, if the rows can be there; on request, all but a
+        # reserve.
         (gpu(8 * NEEDED), {}, "device"),
         (gpu(8 * NEEDED - 1), {}, "direct"),
         (replace(FACTS, device=DeviceFacts("cpu", 10**12)), {}, "direct"),
@@ -93,7 +94,7 @@ def test_workers_follow_from_cores_and_work(facts: LoaderFacts, workers: int) ->
     ],
 )
 def test_where_a_split_is_read_from(facts: LoaderFacts, asked: dict[str, Any], strategy: str) -> None:
-    """Where it does not fit, it is refused with what it needs."""
+    """If it does not fit, it is refused, saying what it needs."""
     if " " in strategy:
         with pytest.raises(NotEnoughSpaceError, match=strategy):
             choose(facts, **asked)
@@ -131,8 +132,8 @@ def test_ranks_have_their_part_of_the_batches(drop_last: bool, batches: int) -> 
 
 @pytest.mark.parametrize("shuffle", ["auto", True, False])
 def test_ranks_decide_alike_whatever_each_has(shuffle: Any) -> None:
-    """Free memory, a file that is in memory on one machine only, a GPU with room: none of it shows in the order that
-    they share out."""
+    """Free memory, a file in the memory of one machine only, a GPU with room: none of it affects the order that the
+    ranks divide."""
     machines: list[dict[str, Any]] = [
         {},
         {"free_memory_bytes": 0},
@@ -159,7 +160,7 @@ def test_ranks_decide_alike_whatever_each_has(shuffle: Any) -> None:
     ],
 )
 def test_decoded_images_are_kept_within_a_budget(facts: LoaderFacts, asked: dict[str, Any], most_bytes: int) -> None:
-    """An eighth of the free memory, shared among ranks; none where it would hold too few."""
+    """An eighth of the free memory, shared among ranks; none if it would hold too few."""
     plan = choose(facts, **asked)
     assert plan.keep is not None
     assert plan.keep.most_bytes == most_bytes
@@ -169,14 +170,14 @@ def test_decoded_images_are_kept_within_a_budget(facts: LoaderFacts, asked: dict
     ("facts", "asked", "prefetch", "together"),
     [
         (FACTS, {}, 2, 1),
-        # Batches that would not fit several times are prepared one at a time.
+        # If several batches do not fit, they are prepared one at a time.
         (replace(FACTS, free_memory_bytes=100_000_000), {}, 1, 1),
-        # Small batches are gathered many at a time, and fewer where each row takes long to decode.
+        # Small batches are gathered many at a time; fewer if each row takes long to decode.
         (DIGITS, {}, 256, 128),
         (DIGITS, {"prefetch_factor": 2}, 2, 1),
         (DIGITS, {"prefetch_factor": 64}, 64, 32),
         (replace(DIGITS, engine=H5PY, stored_bytes=10**12), {}, 64, 32),
-        # Rows that are decoded, transformed, of any length or arriving cannot be gathered together.
+        # Rows that are decoded, transformed, of different lengths or still arriving cannot be gathered together.
         *(
             (replace(DIGITS, **other), {"prefetch_factor": asked}, asked or 2, 1)
             for other in (

@@ -1,4 +1,4 @@
-"""Random resized crops that are cut while images are decoded: what `make_loader` gives is what the transform would."""
+"""Random resized crops that are cut during decoding: `make_loader` gives the same as the transform would."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 COUNT = 11
 SIZES = [(60, 90), (90, 60), (75, 75), (40, 130)]
-# No image is twice as large: nothing is reduced.
+# No image is twice as large, so none is reduced.
 CROP = RandomResizedCrop((48, 46), scale=(0.2, 1.0))
 STEPS = Compose([RandomResizedCrop(48), RandomFlip(), Normalize((0.5,), (0.2,))])
 
 
 class Whole:
-    """A transform that does not show what it begins with: it gets whole images."""
+    """A transform that hides its first step, so it gets whole images."""
 
     def __init__(self, transform: Any) -> None:
         self._transform = transform
@@ -45,7 +45,7 @@ class Whole:
 
 
 def pixels(row: int, times: int = 1) -> NDArray[np.uint8]:
-    """A picture of its own size for each row."""
+    """A picture of a different size for each row."""
     height, width = times * np.array(SIZES[row % len(SIZES)])
     coarse = np.random.default_rng(row).integers(0, 256, (5, 5, 3), dtype=np.uint8)
     return np.asarray(Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC))
@@ -88,7 +88,7 @@ def make_pack(tmp_path: Path) -> Callable[..., Path]:
 
 
 def both(dataset: dataset_h5, transform: Any, batch_size: int = 4, **options: Any) -> tuple[list[Any], list[Any]]:
-    """The batches of two epochs: of crops that are decoded alone, and of whole images that are cropped."""
+    """The batches of two epochs: of crops decoded alone, and of whole images cropped afterwards."""
     ours, theirs = (
         [batch for _ in range(2) for batch in loader]
         for loader in (
@@ -100,7 +100,7 @@ def both(dataset: dataset_h5, transform: Any, batch_size: int = 4, **options: An
 
 
 def assert_same(ours: Any, theirs: Any) -> None:
-    """Batches that are equal, in all their parts."""
+    """Check that batches are equal in all their parts."""
     torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 
 
@@ -115,7 +115,7 @@ def assert_same(ours: Any, theirs: Any) -> None:
 def test_crops_are_those_of_whole_images(
     make_pack: Callable[..., Path], transform: Any, options: dict[str, Any]
 ) -> None:
-    """The same batches, epoch after epoch, to the last pixel where no crop shrinks to a half."""
+    """The same batches, epoch after epoch, to the last pixel if no crop shrinks to a half."""
     ours, theirs = both(dataset_h5(make_pack()), transform, **options)
     assert_same(ours, theirs)
     assert [len(x) for x, _ in ours] == [4, 4, 3] * 2
@@ -123,7 +123,7 @@ def test_crops_are_those_of_whole_images(
 
 
 def test_crops_that_shrink_are_near_those_of_whole_images(make_pack: Callable[..., Path]) -> None:
-    """Where a JPEG is decoded at a half or a quarter of its size, within a grey level or two on average."""
+    """If a JPEG is decoded at a half or a quarter of its size, within a grey level or two on average."""
     ours, theirs = both(dataset_h5(make_pack(times=4)), RandomResizedCrop(48, scale=(0.5, 1.0)), 11)
     difference = (ours[0][0].int() - theirs[0][0].int()).abs().float()
     assert 0 < difference.mean() < 2
@@ -132,7 +132,7 @@ def test_crops_that_shrink_are_near_those_of_whole_images(make_pack: Callable[..
 
 @pytest.mark.parametrize("orientation", [3, 6, 8])
 def test_crops_count_in_the_upright_image(make_pack: Callable[..., Path], orientation: int) -> None:
-    """Where EXIF turns a photograph, its parts are those of the turned one."""
+    """If EXIF turns a photograph, crops are taken from the turned image."""
     exif = Image.Exif()
     exif[0x0112] = orientation
     file = encoded(pixels(3, 2), "JPEG", quality=95, exif=exif)
@@ -153,7 +153,7 @@ def test_targets_go_with_their_crops(make_pack: Callable[..., Path], targets: st
 def test_without_a_filter_of_torchs_pillow_resizes(
     make_pack: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Within a grey level of what torch makes of it."""
+    """Within a grey level of torch's result."""
     dataset = dataset_h5(make_pack())
     loader = make_loader(dataset, COUNT, batch_transform=CROP, seed=3, num_workers=0, memory_budget=0)
     by_torch, _ = next(iter(loader))
@@ -194,7 +194,7 @@ def test_the_plan_says_what_is_decoded_and_why(
 
 @pytest.mark.gpu
 def test_crops_reach_a_gpu(make_pack: Callable[..., Path]) -> None:
-    """Decoded here and moved there, they are what the GPU makes of whole images, to a grey level."""
+    """Decoded on the CPU and moved, they are what the GPU makes of whole images, within a grey level."""
     for (x, y), (wanted, masks) in zip(*both(dataset_h5(make_pack("masks")), CROP, device="cuda"), strict=True):
         assert x.device.type == wanted.device.type == "cuda"
         assert (x.int() - wanted.int()).abs().max() <= 1

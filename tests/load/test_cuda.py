@@ -1,4 +1,4 @@
-"""`CudaDataLoader`: what the loader yields, earlier, and nothing left behind. Its copies are tested where a GPU is."""
+"""`CudaDataLoader`: the loader's batches, earlier, and nothing left behind. Its copies are only tested with a GPU."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_nested_batches_arrive_as_they_were(device: str) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_it_takes_make_loader(make_file: Callable[..., Any], device: str) -> None:
-    """Batches of a Loader are the same through it, and the epochs go on."""
+    """A Loader's batches come through unchanged, epoch after epoch."""
     dataset = dataset_h5(make_file("pack", 23).path)
     loader = CudaDataLoader(make_loader(dataset, 5, seed=1), device)
     straight = make_loader(dataset, 5, seed=1)
@@ -72,7 +72,7 @@ def test_it_takes_make_loader(make_file: Callable[..., Any], device: str) -> Non
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("kind", ["tensor", "array", "collated"])
 def test_a_loader_may_fill_the_same_memory_again(device: str, kind: str) -> None:
-    """Batches that wait are not those that the loader makes meanwhile."""
+    """Waiting batches are not changed by those that the loader makes meanwhile."""
     memory = torch.zeros(4)
 
     def refilled() -> Generator[Any]:
@@ -88,12 +88,11 @@ def test_a_loader_may_fill_the_same_memory_again(device: str, kind: str) -> None
 
 
 def test_loading_and_training_go_on_at_once() -> None:
-    """While a step trains on one batch the next is being made, and the other way round: each waits for the other in its
-    midst. How little that leaves of the shorter one is a promise of `make bench`.
-    """
+    """While a step trains on one batch, the next is being made, and vice versa: each waits in the middle for the other.
+    How little of the shorter one remains is checked by `make bench`."""
     count = 8
     making, training = ([threading.Event() for _ in range(count + 1)] for _ in range(2))
-    making[count].set()  # there is no batch after the last
+    making[count].set()  # no batch follows the last
 
     def met() -> Generator[int]:
         for number in range(count):
@@ -119,7 +118,7 @@ class Failing:
 
 
 def test_the_loaders_error_comes_out_in_the_loop() -> None:
-    """It comes after the batches before it, with the traceback of where it happened, and the thread is gone."""
+    """It comes after the batches before it, with the original traceback, and the thread is gone."""
     batches = iter(CudaDataLoader(Failing(), "cpu"))
     assert next(batches) == 1
     with pytest.raises(OSError, match="on fire") as caught:
@@ -147,7 +146,7 @@ class Endless:
 
 
 def test_a_new_iteration_ends_the_one_before() -> None:
-    """Running a cell again piles up no threads, nothing of the old epoch comes, and its iterator says why."""
+    """Running a cell again leaves no threads, nothing of the old epoch comes, and its iterator says why."""
     inner = Endless()
     loader = CudaDataLoader(inner, "cpu")
     old = iter(loader)
@@ -193,7 +192,7 @@ def test_dropping_it_ends_the_thread(kept: str) -> None:
     ],
 )
 def test_arguments_that_cannot_work_are_refused(changes: dict[str, Any], message: str) -> None:
-    """Each is an OptionError with the value, before anything is loaded."""
+    """Each is an OptionError with the value, raised before anything is loaded."""
     arguments: dict[str, Any] = {"loader": NUMBERS, "device": "cpu", **changes}
     with pytest.raises(OptionError, match=message):
         CudaDataLoader(**arguments)
@@ -201,7 +200,7 @@ def test_arguments_that_cannot_work_are_refused(changes: dict[str, Any], message
 
 @pytest.mark.gpu
 def test_batches_stay_what_they_are_while_a_slow_consumer_reads_them() -> None:
-    """Kernels queued behind a long one still find their batch, though it was dropped and many came after it."""
+    """Kernels queued behind a long one still find their batch, although it was dropped and many came after it."""
     size, count = 1_000_000, 40
     batches = [torch.full((size,), number, dtype=torch.int32) for number in range(count)]
     consumer = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -217,7 +216,7 @@ def test_batches_stay_what_they_are_while_a_slow_consumer_reads_them() -> None:
 
 @pytest.mark.gpu
 def test_epochs_share_the_memory_on_the_device() -> None:
-    """The tenth epoch reserves no more memory than the second did."""
+    """The tenth epoch reserves no more memory than the second."""
     batches = [torch.full((1_000_000,), number) for number in range(10)]
     loader = CudaDataLoader(batches, "cuda")
     reserved = []
@@ -231,7 +230,7 @@ def test_epochs_share_the_memory_on_the_device() -> None:
 
 @pytest.mark.gpu
 def test_batches_made_on_the_device_are_ordered_too() -> None:
-    """A loader over tensors that are on the device, still being computed, gives what they become."""
+    """A loader over tensors on the device that are still being computed gives the finished values."""
     numbers = torch.zeros(1_000_000, device="cuda")
     torch.cuda._sleep(50_000_000)  # type: ignore[no-untyped-call]
     numbers += 1

@@ -1,5 +1,5 @@
-"""`dataset_h5`: a Dataset as torch and its users know it, of any file; tests/contract/test_dataset_h5.py compares the
-rows of every kind of storage with h5py's."""
+"""`dataset_h5`: a Dataset for any file that behaves as torch's users expect; tests/contract/test_dataset_h5.py compares
+the rows of every kind of storage with h5py's."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ WORDS = ["cat", "dög", "", "a longer name"]
 
 
 def write(path: Path, **datasets: Any) -> Path:
-    """A file with these datasets; lists of arrays are rows of any length."""
+    """A file with these datasets; lists of arrays become rows of different lengths."""
     with h5py.File(path, "w") as file:
         for name, values in datasets.items():
             if isinstance(values, list) and isinstance(values[0], np.ndarray):
@@ -99,14 +99,14 @@ def test_a_sample_is_x_as_stored_and_y_as_int(make_file: Callable[..., Any], kin
 
 
 def test_an_index_counts_from_the_front_in_what_is_returned(make_file: Callable[..., Any]) -> None:
-    """The same sample has one number."""
+    """The same sample always has the same number."""
     dataset = dataset_h5(make_file("pack", 23).path, return_index=True)
     assert [index for _, index in dataset.__getitems__([-1, 4, -23])] == [22, 4, 0]
     assert dataset[-2][1] == 21
 
 
 def test_transforms_are_called_for_each_sample(make_file: Callable[..., Any]) -> None:
-    """transform gets x, target_transform gets y, by index and by batch."""
+    """transform gets x, target_transform gets y, both by index and by batch."""
     sample = make_file("pack", 23)
     dataset = dataset_h5(sample.path, lambda x: int(x.sum()), target_transform=lambda y: y + 100)
     expected = [(int(sample.x[row].sum()), int(sample.y[row]) + 100) for row in (4, 4, 20)]
@@ -115,7 +115,7 @@ def test_transforms_are_called_for_each_sample(make_file: Callable[..., Any]) ->
 
 
 def test_each_sample_has_the_name_of_its_source(make_file: Callable[..., Any]) -> None:
-    """In a file that nobody here packed there are none, which is said."""
+    """A file that colabstage did not pack has none, and the error says so."""
     dataset = dataset_h5(make_file("pack", 23).path)
     name, label = dataset.samples[22]
     assert (label, len({name for name, _ in dataset.samples}), dataset.class_to_idx["e"]) == (dataset[22][1], 23, 4)
@@ -126,7 +126,7 @@ def test_each_sample_has_the_name_of_its_source(make_file: Callable[..., Any]) -
 
 
 def test_a_split_that_is_not_there_is_answered_with_those_that_are(tmp_path: Path) -> None:
-    """And with the fractions that make it, where a pack was not divided."""
+    """If a pack was not divided, the error shows the fractions that divide it."""
     make_tree(tmp_path / "photos", in_classes(20))
     pack_dataset(tmp_path / "photos", tmp_path / "whole.h5", progress=False)
     with pytest.raises(SplitNotFoundError, match="'train'") as caught:
@@ -137,7 +137,7 @@ def test_a_split_that_is_not_there_is_answered_with_those_that_are(tmp_path: Pat
 
 
 def test_it_describes_itself(tmp_path: Path, make_file: Callable[..., Any], make_encoded: Callable[..., Path]) -> None:
-    """In text and in a notebook: what the samples are and how they are read."""
+    """As text and in a notebook: what the samples are and how they are read."""
     dataset = dataset_h5(make_file("gzip", 23).path)
     for text in (repr(dataset), dataset._repr_html_()):
         assert all(words in text for words in ("23", "10 x 12 x 3 uint8", "chunks"))
@@ -146,7 +146,7 @@ def test_it_describes_itself(tmp_path: Path, make_file: Callable[..., Any], make
 
 
 def test_a_pickle_is_small_and_no_descriptor_stays_open(make_file: Callable[..., Any]) -> None:
-    """A used dataset reads on after it was pickled; closed, it holds nothing."""
+    """A used dataset still reads after it was pickled; closed, it holds nothing."""
     sample = make_file("gzip", 23)
     dataset = dataset_h5(sample.path, in_memory=True)
     data = pickle.dumps(dataset)
@@ -169,7 +169,8 @@ def test_a_pickle_is_small_and_no_descriptor_stays_open(make_file: Callable[...,
 def test_in_a_plain_dataloader(
     make_file: Callable[..., Any], kind: str, workers: int, method: str, persistent: bool, in_memory: bool
 ) -> None:
-    """torch's own DataLoader reads every sample right, after the parent has used the dataset, and twice in a row."""
+    """torch's own DataLoader reads every sample correctly, after the parent has used the dataset, and twice in a
+    row."""
     sample = make_file(kind, 23)
     dataset = dataset_h5(sample.path, in_memory=in_memory)
     dataset[0]
@@ -200,7 +201,7 @@ def touched(path: Path, other: Path) -> None:
 
 @pytest.mark.parametrize(("kind", "change"), [("pack", cut), ("pack", replaced), ("gzip", replaced), ("gzip", touched)])
 def test_a_file_that_changes_is_refused(make_file: Callable[..., Any], kind: str, change: Any) -> None:
-    """Not read on, and no bus error; whoever has it open while another takes its name keeps the old rows."""
+    """Neither wrong rows nor a bus error; if the file was replaced, an open dataset keeps the old rows."""
     sample = make_file(kind, 23)
     opened, unopened = dataset_h5(sample.path), dataset_h5(sample.path)
     opened.read_batch([0])
@@ -230,7 +231,7 @@ def test_a_file_that_changes_is_refused(make_file: Callable[..., Any], kind: str
 def test_values_that_are_no_rows_of_numbers_are_refused(
     tmp_path: Path, name: str, shape: tuple[int, ...], dtype: Any, named: str
 ) -> None:
-    """On opening, not on the thousandth sample, with what they are."""
+    """When opening, not at the thousandth sample, saying what they are."""
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["X_train" if name == "Y_train" else "Y_train"] = np.zeros(3)
         file.create_dataset(name, shape, dtype)
@@ -240,7 +241,7 @@ def test_values_that_are_no_rows_of_numbers_are_refused(
 
 @pytest.mark.parametrize("chunked", [True, False])
 def test_values_that_nobody_wrote_without_a_fill_value(tmp_path: Path, chunked: bool) -> None:
-    """Zeros beside values that are there, as h5py gives them; an error where there are none at all."""
+    """Zeros beside values that exist, as in h5py; an error if there are none at all."""
     path, properties = tmp_path / "a.h5", h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     if chunked:
         properties.set_chunk((3,))
@@ -249,7 +250,7 @@ def test_values_that_nobody_wrote_without_a_fill_value(tmp_path: Path, chunked: 
         dataset = h5py.h5d.create(file.id, b"X_train", h5py.h5t.NATIVE_FLOAT, space, properties)
         if chunked:
             h5py.Dataset(dataset)[:3] = [1, 2, 3]
-    # Byte 4 of the message of fill values, of version 2, says whether there is one.
+    # In version 2 of the fill value message, byte 4 says whether there is one.
     content, head = path.read_bytes(), bytes([2, 3 if chunked else 2, 2, 1, 0, 0, 0, 0])
     assert content.count(head) == 1
     path.write_bytes(content.replace(head, head[:3] + bytes(5)))
@@ -264,7 +265,7 @@ def test_values_that_nobody_wrote_without_a_fill_value(tmp_path: Path, chunked: 
 
 
 def test_names_of_ones_own(tmp_path: Path) -> None:
-    """Inputs and targets under any name, in groups and in other files; the description has them."""
+    """Inputs and targets under any name, in groups and in other files; the description shows them."""
     x, y = numbers(9, 3, 5), numbers(9)
     for name in ("a.h5", "b.h5"):
         write(tmp_path / name, **{"images": x, "meta/labels": y})
@@ -300,7 +301,7 @@ def test_names_that_are_not_there_are_named_with_those_that_are(
 
 @pytest.mark.parametrize(("x", "y"), [("X_train", "y_train"), ("x_train", "Y_Train")])
 def test_scikit_learns_spelling_has_its_labels(tmp_path: Path, x: str, y: str) -> None:
-    """A small x or y is no other name."""
+    """A lower-case x or y counts as the same name."""
     dataset = dataset_h5(write(tmp_path / "a.h5", **{x: numbers(9, 2), y: numbers(9), "x_offset": [1.0]}))
     np.testing.assert_array_equal(dataset.targets, numbers(9))
     np.testing.assert_array_equal(dataset.read_batch(range(9))[0], numbers(9, 2))
@@ -308,7 +309,7 @@ def test_scikit_learns_spelling_has_its_labels(tmp_path: Path, x: str, y: str) -
 
 @pytest.mark.parametrize("names", [("X_train", "Y_train", "y_train"), ("X_train", "x_train", "Y_train")])
 def test_two_spellings_of_one_name_are_refused(tmp_path: Path, names: tuple[str, ...]) -> None:
-    """Which of the two is meant, nobody knows: both are named."""
+    """Nobody knows which is meant, so both are named."""
     path = write(tmp_path / "a.h5", **dict.fromkeys(names, numbers()))
     both = sorted(name for name in names if [one.lower() for one in names].count(name.lower()) > 1)
     with pytest.raises(PackFormatError, match=f"{both[0]}.*{both[1]}"):
@@ -323,7 +324,7 @@ def external(folder: Path) -> Path:
 
 
 def test_values_in_a_file_that_was_cut_or_is_gone_are_an_error(tmp_path: Path) -> None:
-    """HDF5 would fill what is missing with zeros; also in the middle of an epoch."""
+    """HDF5 would replace what is missing by zeros; also in the middle of an epoch."""
     raw = external(tmp_path)
     dataset = dataset_h5(tmp_path / "a.h5")
     np.testing.assert_array_equal(dataset.read_batch([2, 0])[0], numbers(9, 4)[[2, 0]])
@@ -337,13 +338,13 @@ def test_values_in_a_file_that_was_cut_or_is_gone_are_an_error(tmp_path: Path) -
 
 
 def test_targets_that_a_dead_link_leads_to_are_no_missing_targets(tmp_path: Path) -> None:
-    """An error that names where it leads, never -1 for every label."""
+    """An error that names its target, instead of -1 for every label."""
     path = write(tmp_path / "a.h5", X_train=numbers(), Y_train=h5py.ExternalLink("labels.h5", "/y"))
     with pytest.raises(PackFormatError, match=r"labels\.h5"):
         dataset_h5(path)
 
 
-# --- rows of any length, and texts ------------------------------------------------------------------------------------
+# --- rows of any length, and strings ----------------------------------------------------------------------------------
 
 
 def rows_of(dtype: str, count: int = 23) -> list[NDArray[Any]]:
@@ -353,7 +354,7 @@ def rows_of(dtype: str, count: int = 23) -> list[NDArray[Any]]:
 
 
 def assert_rows(found: Any, expected: list[NDArray[Any]]) -> None:
-    """Bit for bit the same, each row by itself."""
+    """Check that rows are equal bit for bit, each separately."""
     assert len(found) == len(expected)
     for row, other in zip(found, expected, strict=True):
         values = np.asarray(row)
@@ -363,7 +364,7 @@ def assert_rows(found: Any, expected: list[NDArray[Any]]) -> None:
 
 @pytest.mark.parametrize(("dtype", "in_memory"), [("u1", False), ("f4", True), ("?", True)])
 def test_rows_of_any_length_are_arrays_of_their_own(tmp_path: Path, dtype: str, in_memory: bool) -> None:
-    """Of one file and of several, on both sides, in every order; an array of the caller's cannot take them."""
+    """In one file and in several, as inputs and targets, in every order; they cannot be read into a given array."""
     rows = rows_of(dtype)
     for number, own in enumerate((slice(0, 9), slice(9, 23))):
         write(tmp_path / f"part-{number}.h5", X_train=rows[own], Y_train=rows[own])
@@ -383,7 +384,7 @@ def test_rows_of_any_length_are_arrays_of_their_own(tmp_path: Path, dtype: str, 
 
 @pytest.mark.parametrize(("kind", "in_memory"), [("utf-8", False), ("ascii", True), ("S20", True)])
 def test_texts_are_str(tmp_path: Path, kind: str, in_memory: bool) -> None:
-    """Of any length and of one, as targets and as inputs."""
+    """Of any length and of a fixed one, as targets and as inputs."""
     words = ["cat", "dog", "", "a longer name"] if kind == "ascii" else WORDS
     dtype = np.dtype(kind) if kind == "S20" else h5py.string_dtype(kind)
     with h5py.File(tmp_path / "a.h5", "w") as file:
@@ -397,7 +398,7 @@ def test_texts_are_str(tmp_path: Path, kind: str, in_memory: bool) -> None:
 def test_rows_that_are_longer_than_they_seemed_do_not_fill_the_memory(
     tmp_path: Path, have_free: Callable[[int], None]
 ) -> None:
-    """Of a few their length is guessed; reading into memory ends where that is full."""
+    """The length is estimated from a few; reading into memory stops when that is full."""
     rows = [np.zeros(0, np.uint8)] * 400
     rows[1] = np.zeros(30_000_000, np.uint8)
     path = write(tmp_path / "a.h5", X_train=rows, Y_train=np.arange(400))
@@ -407,7 +408,7 @@ def test_rows_that_are_longer_than_they_seemed_do_not_fill_the_memory(
 
 
 def test_a_text_that_is_not_utf8_is_named(tmp_path: Path) -> None:
-    """Letters of another coding are an error with the row, not wrong letters."""
+    """Letters in another encoding are an error with the row, not wrong letters."""
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["X_train"] = np.zeros((3, 4), np.float32)
         file.create_dataset("Y_train", data=[b"a", "dög".encode("latin-1"), b"c"], dtype=h5py.string_dtype())
@@ -419,7 +420,7 @@ def test_a_text_that_is_not_utf8_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("shuffle", "strategy"), [(False, "auto"), (True, "direct")])
 def test_a_loader_gives_lists_of_rows_and_texts(tmp_path: Path, shuffle: Any, strategy: Any) -> None:
-    """Each row once; a transform of one side makes what `default_collate` takes."""
+    """Each row once; a transform of one side makes what `default_collate` accepts."""
     rows, names = rows_of("f4"), [WORDS[row % 4] for row in range(23)]
     path = write(tmp_path / "a.h5", X_train=rows, Y_train=names)
     loader = make_loader(dataset_h5(path, return_index=True), 4, shuffle=shuffle, strategy=strategy)
@@ -436,7 +437,7 @@ def test_a_loader_gives_lists_of_rows_and_texts(tmp_path: Path, shuffle: Any, st
 
 
 def test_no_rows_and_rows_that_nobody_wrote(tmp_path: Path) -> None:
-    """An empty split reads as none; rows that were never written are empty."""
+    """An empty split has no rows; rows that were never written are empty."""
     for count in (0, 3):
         with h5py.File(tmp_path / f"{count}.h5", "w") as file:
             file.create_dataset("X_train", (count,), h5py.vlen_dtype(np.float32))
@@ -448,7 +449,7 @@ def test_no_rows_and_rows_that_nobody_wrote(tmp_path: Path) -> None:
 
 
 def test_who_needs_arrays_is_told_what_makes_them(tmp_path: Path) -> None:
-    """Keras and TensorFlow, packing, and padding: each with a way out that works."""
+    """Keras and TensorFlow, packing, and padding: each message suggests something that works."""
     rows = rows_of("f4")
     path = write(tmp_path / "a.h5", X_train=rows, Y_train=np.arange(23))
     with pytest.raises(OptionError, match="transform"):
@@ -485,7 +486,7 @@ def test_a_heap_that_is_broken_is_damage(tmp_path: Path) -> None:
 def test_image_files_are_brought_to_their_size(
     make_encoded: Callable[..., Path], compression: str | None, in_memory: bool
 ) -> None:
-    """One by one and in batches alike, within a grey level of Pillow's own filter; without one as they are."""
+    """The same one by one and in batches, within a grey level of Pillow's own filter; unchanged without a size."""
     dataset = dataset_h5(make_encoded(9, size=(6, 7), compression=compression), in_memory=in_memory)
     batch, _ = dataset.read_batch([8, 3, 3, 0], threads=2)
     for image, row in zip(batch, [8, 3, 3, 0], strict=True):
@@ -509,7 +510,7 @@ def test_offsets_that_make_no_sense_are_damage(make_encoded: Callable[..., Path]
 
 @pytest.mark.disk
 def test_a_cold_file_is_read_through_before_the_first_batch(tmp_path: Path) -> None:
-    """After it all of the file is in memory, and all batches are right."""
+    """Afterwards all of the file is in memory, and all batches are right."""
     path, count = tmp_path / "large.h5", 150
     values = np.broadcast_to(np.arange(count, dtype=np.uint8)[:, None, None, None], (count, 256, 256, 3))
     write(path, X_train=values, Y_train=np.arange(count))
@@ -528,7 +529,7 @@ def test_a_cold_file_is_read_through_before_the_first_batch(tmp_path: Path) -> N
 
 
 def test_a_file_larger_than_memory_is_read_by_rows(tmp_path: Path, make_encoded: Callable[..., Path]) -> None:
-    """Nothing is read ahead of it; the rows that are asked for come right, many reads at a time."""
+    """Nothing is read ahead; the requested rows come right, many reads at a time."""
     make_sparse_h5(tmp_path / "huge.h5", (2**20, 1024, 1024, 1))
     with h5py.File(tmp_path / "huge.h5") as file:
         start = file["X_train"].id.get_offset()
@@ -561,7 +562,8 @@ def test_a_file_larger_than_memory_is_read_by_rows(tmp_path: Path, make_encoded:
 @pytest.mark.filterwarnings("ignore:.*in_memory=True:UserWarning")
 @pytest.mark.parametrize("chunks", [None, (1, 256, 256, 3)])
 def test_a_mount_that_dies_between_two_batches_is_named(tmp_path: Path, chunks: tuple[int, ...] | None) -> None:
-    """The file is not called damaged, whichever engine asks HDF5: the mount is named, and how to mount it again."""
+    """The file is not called damaged, whichever engine reads: the message names the mount, and how to mount it
+    again."""
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file.create_dataset("X_train", data=np.ones((64, 256, 256, 3), np.uint8), chunks=chunks)
     with SimulatedDrive(tmp_path / "home", knobs=DriveKnobs.quick()) as drive:
@@ -577,7 +579,7 @@ def test_a_mount_that_dies_between_two_batches_is_named(tmp_path: Path, chunks: 
 
 @pytest.mark.fuse
 def test_a_file_on_a_slow_mount_warns_and_is_not_mapped(make_file: Callable[..., Any], tmp_path: Path) -> None:
-    """On Drive's mount the dataset says what it will cost, reads through h5py, or reads it once into memory."""
+    """On Drive's mount, the dataset says what that costs, and reads through h5py, or once into memory."""
     sample = make_file("pack", 23)
     with SimulatedDrive(tmp_path / "home", knobs=DriveKnobs.quick()) as drive:
         shutil.copy(sample.path, drive.cloud / "MyDrive" / "data.h5")
@@ -588,7 +590,7 @@ def test_a_file_on_a_slow_mount_warns_and_is_not_mapped(make_file: Callable[...,
         assert dataset.engine.name == "h5py"
         np.testing.assert_array_equal(dataset.read_batch([3, -1, 3])[0], sample.x[[3, -1, 3]])
         dataset.close()
-        # No warning: a warning would be an error here.
+        # Without a warning, which would be an error here.
         loaded = dataset_h5(path, in_memory=True)
         np.testing.assert_array_equal(loaded[5][0], sample.x[5])
         loaded.close()

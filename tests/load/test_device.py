@@ -1,4 +1,4 @@
-"""`strategy="device"`: a split that lives where the model does gives the batches of any other strategy."""
+"""`strategy="device"`: a split in the model's memory gives the same batches as any other strategy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 def assert_same_batches(one: Any, other: Any) -> None:
-    """Two loaders give the same epochs, bit for bit, in the same memory format."""
+    """Check that two loaders give the same epochs, bit for bit, in the same memory format."""
     for _ in range(2):
         for ((x, y), index), ((other_x, other_y), other_index) in zip(one, other, strict=True):
             assert torch.equal(index.cpu(), other_index)
@@ -41,7 +41,7 @@ def assert_same_batches(one: Any, other: Any) -> None:
 def test_batches_are_those_of_direct(
     make_file: Callable[..., Any], device: str, kind: str, options: dict[str, Any]
 ) -> None:
-    """Whatever the storage and the options, the same seed and epoch give the same batches."""
+    """For any storage and options, the same seed and epoch give the same batches."""
     dataset = dataset_h5(make_file(kind, 23).path, return_index=True)
     on_device = make_loader(dataset, 5, device=device, strategy="device", seed=4, **options)
     assert on_device.plan.strategy == "device"
@@ -50,7 +50,7 @@ def test_batches_are_those_of_direct(
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_encoded_images_are_decoded_once(make_encoded: Callable[..., Path], device: str) -> None:
-    """Image files of one size after decoding lie on the device as pixels."""
+    """Image files of one size after decoding are stored on the device as pixels."""
     dataset = dataset_h5(make_encoded(7, size=(6, 9)), return_index=True)
     loader = make_loader(dataset, 3, device=device, strategy="device", seed=1)
     assert_same_batches(loader, make_loader(dataset, 3, strategy="direct", seed=1))
@@ -59,7 +59,7 @@ def test_encoded_images_are_decoded_once(make_encoded: Callable[..., Path], devi
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("shape", [(), (7,), (3, 5)], ids=str)
 def test_rows_of_any_shape_and_dtype(tmp_path: Path, device: str, shape: tuple[int, ...]) -> None:
-    """Bit for bit what was put in, whatever the length of its rows."""
+    """Bit for bit the original values, whatever the length of a row."""
     for dtype in ("u1", "f4", "f8", "?", "i8"):
         values = np.random.default_rng(0).integers(0, 200, (11, *shape)).astype(dtype)
         with h5py.File(tmp_path / f"{dtype[-2:]}.h5", "w") as file:
@@ -70,7 +70,7 @@ def test_rows_of_any_shape_and_dtype(tmp_path: Path, device: str, shape: tuple[i
 
 
 def test_a_batch_is_the_callers_own(make_file: Callable[..., Any]) -> None:
-    """Changing a batch changes no other, and not the next epoch's."""
+    """Changing a batch changes no other, nor the next epoch's."""
     dataset = dataset_h5(make_file("pack", 23).path, return_index=True)
     loader = make_loader(dataset, 23, device="cpu", strategy="device", shuffle=False)
     ((x, y), index), kept = next(iter(loader)), make_file("pack", 23).x
@@ -81,7 +81,7 @@ def test_a_batch_is_the_callers_own(make_file: Callable[..., Any]) -> None:
 
 
 def test_blocks_join_to_the_split(tmp_path: Path) -> None:
-    """A split of several blocks lies on the device whole and in order."""
+    """A split of several blocks is on the device whole and in order."""
     values = np.random.default_rng(0).integers(0, 256, (60, 400, 300, 3), dtype=np.uint8)
     with h5py.File(tmp_path / "large.h5", "w") as file:
         file["X_train"], file["Y_train"] = values, np.arange(60)
@@ -95,7 +95,7 @@ def test_blocks_join_to_the_split(tmp_path: Path) -> None:
 def test_what_cannot_lie_on_a_device_is_refused(
     make_file: Callable[..., Any], make_encoded: Any, tmp_path: Path
 ) -> None:
-    """Transforms of samples, images of their own sizes and splits that do not fit are errors that say what to do."""
+    """Sample transforms, images of different sizes and splits that do not fit are errors that say what to do."""
     with pytest.raises(OptionError, match="batch_transform"):
         make_loader(dataset_h5(make_file("pack", 23).path, np.asarray), 5, strategy="device")
     with pytest.raises(OptionError):
@@ -107,14 +107,14 @@ def test_what_cannot_lie_on_a_device_is_refused(
 
 @pytest.mark.gpu
 def test_auto_takes_the_device_for_a_small_split(make_file: Callable[..., Any]) -> None:
-    """A GPU with room holds the split unasked."""
+    """A GPU with room holds the split by default."""
     loader = make_loader(dataset_h5(make_file("pack", 23).path), 5, device="cuda")
     assert loader.plan.strategy == "device"
 
 
 @pytest.mark.gpu
 def test_batches_on_another_stream_are_whole(make_file: Callable[..., Any]) -> None:
-    """A loader used on a stream of the caller's own gives the same batches."""
+    """A loader used on the caller's own stream gives the same batches."""
     dataset = dataset_h5(make_file("pack", 23).path, return_index=True)
     loader = make_loader(dataset, 5, device="cuda", strategy="device", seed=1)
     with torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Real process groups: ranks of `torch.distributed` share out epochs exactly, and resume in the middle of one."""
+"""Real process groups: ranks of `torch.distributed` divide epochs exactly, and resume in the middle of one."""
 
 from __future__ import annotations
 
@@ -63,7 +63,8 @@ distributed.destroy_process_group()
 
 @pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_ranks_of_a_process_group_share_out(tmp_path: Path, nurseries: Nurseries, world: int) -> None:
-    """Each row once an epoch, equally many steps on all ranks, and the same rest after a resume, in every order."""
+    """Each row comes once an epoch, all ranks make equally many steps, and a resume leaves the same rest, in every
+    order."""
     pack = tmp_path / "data.h5"
     np.savez(tmp_path / "data.npz", x_train=np.zeros((61, 10, 12, 3), np.uint8), y_train=np.arange(61))
     with pytest.MonkeyPatch.context() as monkeypatch:
@@ -93,7 +94,6 @@ def test_ranks_of_a_process_group_share_out(tmp_path: Path, nurseries: Nurseries
     assert [process.returncode for process in ranks] == [0] * world, errors
     found = [json.loads(out.read_text(encoding="utf-8")) for out in outs]
     # Together they have fetched every block once.
-    # One fetches for all; whoever opened it later has seen less of that.
     assert max(part.pop("fetched") for part in found) == size
     for name in ("shuffled", "device", "in part"):
         rows = [row for part in found for batch in part[name]["rows"] for row in batch]
@@ -104,14 +104,14 @@ def test_ranks_of_a_process_group_share_out(tmp_path: Path, nurseries: Nurseries
             assert kept["rest"] == kept["rows"][3:], name
             assert len(kept["rows"]) == kept["batches"] == found[0][name]["batches"], name
     assert {**found[0]["shuffled"], "state": None} == {**found[0]["device"], "state": None}
-    # One process with as large a step goes on where they were.
+    # One process with as large a step continues where they stopped.
     alone = make_loader(dataset_h5(pack, return_index=True), 4 * world, seed=0)
     alone.load_state_dict(found[0]["shuffled"]["state"])
     steps = [sorted(index.tolist()) for _, index in alone]
     together = zip(*(part["shuffled"]["rest"] for part in found), strict=True)
     shared = [sorted(chain.from_iterable(step)) for step in together]
-    # Ranks with a row less than others make two batches of their last one, so as to make as many steps: which of the
-    # last two steps a row is in may then differ.
+    # Ranks with one row less than others divide their last batch in two, to make as many steps; so it may vary in which
+    # of the last two steps a row is.
     assert len(shared) == len(steps) > 2
     assert shared[:-2] == steps[:-2]
     assert sorted(chain.from_iterable(shared[-2:])) == sorted(chain.from_iterable(steps[-2:]))

@@ -1,4 +1,4 @@
-"""The doors of other libraries: each gets what it asks for, and its own loop runs over it where it is installed.
+"""The adapters for other libraries: each library gets what it expects, and its own loop runs over it if installed.
 
 fast.ai, timm and ultralytics train in test_libraries.py.
 """
@@ -29,7 +29,7 @@ PAGE = DOCS[0].with_name("coming_from.md")
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> StagedDataset:
-    """A few photographs in two classes, one file in the pack each."""
+    """A few photographs in two classes, stored in the pack as files."""
     place = tmp_path_factory.mktemp("doors")
     write_photos(place / "photos")
     return stage_dataset(
@@ -57,12 +57,12 @@ def test_hugging_face_gets_rows(data: StagedDataset, monkeypatch: pytest.MonkeyP
         to_hf(ours, x="label")
     with pytest.raises(OptionError, match=r"data\['train'\]"):
         to_hf(data)  # type: ignore[arg-type]
-    # Held by `data`, which outlives the test.
+    # `data` holds it, which outlives the test.
     ours.close()
 
 
 def test_paths_on_drive_are_fsspecs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Read, written, listed and mapped by fsspec itself, below wherever Drive is mounted; without one it says so."""
+    """Read, written, listed and mapped by fsspec itself, wherever Drive is mounted; if it is not, the error says so."""
     module, _, name = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["entry-points"][
         "fsspec.specs"
     ]["drive"].partition(":")
@@ -84,11 +84,11 @@ def test_paths_on_drive_are_fsspecs(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert [one.path for one in fsspec.open_files("drive://MyDrive/*.txt")] == ["MyDrive/a.txt"]
 
 
-@pytest.mark.filterwarnings("ignore")  # Lightning's, of torch and of itself
+@pytest.mark.filterwarnings("ignore")  # Lightning's, about torch and itself
 def test_lightnings_trainer_trains_with_the_data_module_of_the_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It stages once, and trains and validates on our loaders."""
+    """It stages once, and trains and validates with our loaders."""
     lightning: Any = pytest.importorskip("lightning.pytorch", reason="needs lightning: pip install --group large")
     monkeypatch.chdir(tmp_path)
     write_photos(tmp_path / "photos")

@@ -1,4 +1,4 @@
-"""A thousand epochs that are left early, or not, leave nothing behind: threads, processes, files, memory."""
+"""A thousand epochs, left early or not, leave nothing behind: threads, processes, files, memory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 
 
 def leave_early(loader: Any, epochs: int) -> None:
-    """Every third epoch is gone through, the others are left after the first batch."""
+    """Iterate every third epoch completely; leave the others after the first batch."""
     for number in range(epochs):
         for _batch in loader:
             if number % 3:
@@ -35,7 +35,7 @@ def leave_early(loader: Any, epochs: int) -> None:
 
 
 def held() -> tuple[int, int, int]:
-    """Threads, descriptors and worker processes."""
+    """The number of threads, descriptors and worker processes."""
     gc.collect()
     process = psutil.Process()
     # What multiprocessing keeps for the life of a process, to start others and to clean up after them.
@@ -55,8 +55,8 @@ THOUSAND = pytest.param(1000, marks=[pytest.mark.long, pytest.mark.timeout(600)]
 @pytest.mark.parametrize("name", STRATEGIES)
 @pytest.mark.parametrize("epochs", [12, THOUSAND])
 def test_epochs_leave_nothing(large: Path, name: str, epochs: int) -> None:
-    """Threads, descriptors and processes are as many as after the first epochs, memory hardly more: of a
-    CudaDataLoader, and of the loader that it reads from."""
+    """There are as many threads, descriptors and processes as after the first epochs, and hardly more memory: for a
+    CudaDataLoader, and for the loader that it reads from."""
     loader: Any = make_loader(dataset_h5(large), 8, **STRATEGIES[name])
     outer: Any = CudaDataLoader(loader, "cpu")
     leave_early(outer, 6)
@@ -64,7 +64,7 @@ def test_epochs_leave_nothing(large: Path, name: str, epochs: int) -> None:
     before, memory = held(), psutil.Process().memory_info().rss
     leave_early(outer, epochs)
     outer.close()
-    # A process's queue has a thread that ends a moment after it is closed.
+    # A process's queue has a thread that ends a moment after the queue is closed.
     deadline = time.monotonic() + 5
     while held()[0] > before[0] and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""Frameworks that insist on a `torch.utils.data.DataLoader` get one, used whole or taken apart."""
+"""Frameworks that require a `torch.utils.data.DataLoader` get one, which they may use whole or take apart."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ needs_accelerate = pytest.mark.skipif(
 
 
 def numbered(make_file: Callable[..., Any]) -> dataset_h5:
-    """23 samples that say which they are."""
+    """23 samples that contain their numbers."""
     return dataset_h5(make_file("pack", 23).path, return_index=True)
 
 
 def test_it_is_a_stock_dataloader(make_file: Callable[..., Any]) -> None:
-    """Its attributes are those that frameworks look at."""
+    """It has the attributes that frameworks read."""
     loader = make_loader(numbered(make_file), 4, drop_last=True)
     assert isinstance(loader, DataLoader)
     assert (loader.batch_size, loader.drop_last, len(loader), len(loader.dataset)) == (4, True, 5, 23)  # type: ignore[arg-type]
@@ -43,7 +43,7 @@ def test_it_is_a_stock_dataloader(make_file: Callable[..., Any]) -> None:
 def test_a_loader_built_of_its_parts_gives_the_same_batches(
     make_file: Callable[..., Any], options: dict[str, Any]
 ) -> None:
-    """Dataset, samplers and collate_fn make the same batches in the same order, by one read each."""
+    """Dataset, samplers and collate_fn make the same batches in the same order, with one read each."""
     loader: Any = make_loader(numbered(make_file), 4, **options)
     again = type(loader)(loader.dataset, batch_sampler=loader.batch_sampler, collate_fn=loader.collate_fn)
     for ((x, y), index), ((other_x, other_y), other_index) in zip(loader, again, strict=True):
@@ -55,7 +55,7 @@ def test_a_loader_built_of_its_parts_gives_the_same_batches(
 
 
 def test_a_loader_built_of_its_parts_has_the_epoch_it_is_told(make_file: Callable[..., Any]) -> None:
-    """Epochs follow from the sampler's set_epoch; and the loader itself heeds it too, but keeps a place in it."""
+    """Epochs follow the sampler's set_epoch; the loader itself also follows it, but keeps its place in an epoch."""
     loader = make_loader(numbered(make_file), 4)
     epochs = [visited(loader) for _ in range(3)]
     sampler: Any = loader.sampler
@@ -78,8 +78,8 @@ def test_a_loader_built_of_its_parts_has_the_epoch_it_is_told(make_file: Callabl
 def test_batches_that_a_framework_shares_out_are_the_epoch(
     make_file: Callable[..., Any], world: int, shared: bool
 ) -> None:
-    """As Accelerate does it: each process takes every so many-th batch of the loader's own, and loads it by its parts;
-    together that is the epoch of one process, also of a loader that shares out itself."""
+    """As in Accelerate: each process takes every n-th batch of the loader's batch sampler, and loads it with its parts.
+    Together they make one process's epoch, even if the loader itself is for ranks."""
     dataset = numbered(make_file)
     alone = make_loader(dataset, 4, seed=0)
     epochs = [visited(alone) for _ in range(2)]
@@ -100,7 +100,7 @@ def test_batches_that_a_framework_shares_out_are_the_epoch(
 @pytest.mark.long
 @needs_accelerate
 def test_accelerate_prepares_it(make_file: Callable[..., Any]) -> None:
-    """What `prepare` makes of it visits every sample once an epoch, another order each."""
+    """The loader that `prepare` returns visits every sample once an epoch, each time in another order."""
     from accelerate import Accelerator  # type: ignore[import-untyped,import-not-found,unused-ignore]
 
     dataset = numbered(make_file)
@@ -113,8 +113,8 @@ def test_accelerate_prepares_it(make_file: Callable[..., Any]) -> None:
 @pytest.mark.long
 @needs_accelerate
 def test_accelerate_continues_by_epoch_and_batches(make_file: Callable[..., Any]) -> None:
-    """As docs/loaders.md says: what `prepare` makes has no `state_dict`, and skips batches of the epoch that it is set
-    to."""
+    """As docs/loaders.md says: the result of `prepare` has no `state_dict`, and skips batches of the epoch that is
+    set."""
     from accelerate import Accelerator, skip_first_batches  # type: ignore[import-untyped,import-not-found,unused-ignore]
 
     dataset = numbered(make_file)

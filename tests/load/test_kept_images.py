@@ -1,4 +1,4 @@
-"""Decoded images that are kept for later epochs: the same batches, bounded memory, handed back."""
+"""Decoded images that are kept for later epochs: the same batches, bounded memory, given back on demand."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CROPS = Compose([RandomResizedCrop(32, scale=(0.05, 1.0)), RandomFlip()])
 
 
 def image_file(number: int, kind: str = "JPEG", mode: str = "RGB", **options: Any) -> bytes:
-    """A picture with shapes and grain, of its own size for each number."""
+    """A picture with shapes and grain, of a different size for each number."""
     height, width = SIZES[number % len(SIZES)]
     rng = np.random.default_rng(number)
     coarse = Image.fromarray(rng.integers(0, 256, (5, 5, 3), dtype=np.uint8)).resize((width, height))
@@ -44,7 +44,7 @@ def image_file(number: int, kind: str = "JPEG", mode: str = "RGB", **options: An
 
 
 def mixed_files() -> list[bytes]:
-    """Colour, grey, progressive, turned by EXIF, CMYK, PNG, and one with a strange byte in the middle."""
+    """Colour, grey, progressive, turned by EXIF, CMYK, PNG, and one with a wrong byte in the middle."""
     turned = Image.Exif()
     turned[0x0112] = 6
     files = [image_file(number, subsampling=number % 3) for number in range(COUNT - 6)]
@@ -56,7 +56,7 @@ def mixed_files() -> list[bytes]:
 
 
 def write_pack(path: Path, files: list[bytes], *, masks: bool = False, **options: Any) -> Path:
-    """A file of images as files, with their numbers as targets, or masks as PNG."""
+    """A file of image files, with their numbers as targets, or masks as PNG."""
     with h5py.File(path, "w") as file:
         wanted = {"size": None, "color_mode": "rgb", "resize": "stretch"} | options
         write_files(file.create_group("X_train"), files).attrs["image_options"] = json.dumps(wanted)
@@ -106,7 +106,7 @@ WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("way", WAYS)
 def test_batches_are_the_same_whatever_is_kept(tmp_path: Path, way: str) -> None:
-    """Of every kind of file, in every epoch, with room for all, for some, and for one small image."""
+    """For every kind of file, in every epoch, with room for all, for some, and for one small image."""
     options, arguments = WAYS[way]
     files = mixed_files()
     path = write_pack(tmp_path / "a.h5", files[:-1] if "crops" not in way else files, **options)
@@ -119,7 +119,7 @@ def test_batches_are_the_same_whatever_is_kept(tmp_path: Path, way: str) -> None
 
 @pytest.fixture
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Notes the size of each JPEG that is decoded from now on, in any thread."""
+    """Records the size of each JPEG that is decoded from now on, in any thread."""
     sizes: list[int] = []
     real = simplejpeg.decode_jpeg
 
@@ -134,14 +134,14 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_memory_that_others_need_is_given_back(
     tmp_path: Path, decoded: list[int], have_free: Callable[[int], None]
 ) -> None:
-    """Once little of it is free, images are decoded again; once there is room, they are kept again."""
+    """When little memory is free, images are decoded again; when there is room, they are kept again."""
     have_free(10**10)
     files = [image_file(number) for number in range(8)]
     loader = make_loader(dataset_h5(write_pack(tmp_path / "a.h5", files)), 4, num_workers=0)
     counts = []
     for free in (10**10, 10**6, 10**6, 10**10, 10**10):
         have_free(free)
-        time.sleep(1.1)  # it is looked at once a second
+        time.sleep(1.1)  # free memory is checked once a second
         decoded.clear()
         wanted = [image.float().mean().item() for x, _ in loader for image in x]
         assert len(wanted) == 8
@@ -152,7 +152,7 @@ def test_memory_that_others_need_is_given_back(
 
 @pytest.mark.parametrize(("budget", "again"), [(None, 0), (0, 8), (60_000, 1)])
 def test_later_epochs_decode_nothing_that_is_kept(tmp_path: Path, decoded: list[int], budget: Any, again: int) -> None:
-    """As much as the budget has room for."""
+    """As many as the budget has room for."""
     files = [image_file(number) for number in range(8)]
     loader = make_loader(dataset_h5(write_pack(tmp_path / "a.h5", files)), 4, memory_budget=budget, num_workers=0)
     list(loader)
@@ -163,7 +163,7 @@ def test_later_epochs_decode_nothing_that_is_kept(tmp_path: Path, decoded: list[
 
 
 def test_no_more_is_decoded_where_an_image_cannot_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a crop that needs nearly all rows of its image, the last ones are decoded only if the image is kept."""
+    """If a crop needs nearly all rows of its image, the last rows are decoded only if the image is kept."""
     path = write_pack(tmp_path / "a.h5", [image_file(4 + 5 * number) for number in range(6)])
     crop = RandomResizedCrop(300, scale=(0.9, 0.95), ratio=(1.4, 1.4))
     decode, heights = simplejpeg.decode_jpeg, list[list[int]]()
@@ -181,7 +181,7 @@ def test_no_more_is_decoded_where_an_image_cannot_be_kept(tmp_path: Path, monkey
 
 
 def test_what_is_handed_out_may_be_changed(tmp_path: Path) -> None:
-    """Images of their own sizes are the caller's, in every epoch."""
+    """Images of different sizes are the caller's own, in every epoch."""
     path = write_pack(tmp_path / "a.h5", mixed_files()[:-1], masks=True)
     loader = make_loader(dataset_h5(path), 4, shuffle=False)
     before = [[image.clone() for image in x] for x, _ in loader]
@@ -194,7 +194,7 @@ def test_what_is_handed_out_may_be_changed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("way", ["crops", "one size"])
 def test_a_broken_file_is_the_same_error_in_every_epoch(tmp_path: Path, way: str) -> None:
-    """It names the row, whether the others are kept or not."""
+    """It names the row, whether other images are kept or not."""
     options, arguments = WAYS[way]
     files = mixed_files()[:-1]
     files[5] = files[5][: len(files[5]) // 2]
@@ -209,7 +209,7 @@ def test_a_broken_file_is_the_same_error_in_every_epoch(tmp_path: Path, way: str
 
 
 def test_a_resumed_epoch_is_the_same(tmp_path: Path) -> None:
-    """From the middle of an epoch, with images of the first half kept, and from a new loader with none."""
+    """From the middle of an epoch, with the first half's images kept, and from a new loader with none."""
     path = write_pack(tmp_path / "a.h5", mixed_files())
     usual = make_loader(dataset_h5(path), 4, seed=0, batch_transform=CROPS, memory_budget=0)
     wanted = batches_of(usual, 2)
@@ -223,7 +223,7 @@ def test_a_resumed_epoch_is_the_same(tmp_path: Path) -> None:
 
 
 def test_loaders_over_one_dataset_share_what_is_kept(tmp_path: Path, decoded: list[int]) -> None:
-    """And it stays as long as one of them does, and goes when the last one is closed, or the dataset is."""
+    """It stays as long as one of them does, and goes when the last one, or the dataset, is closed."""
     dataset = dataset_h5(write_pack(tmp_path / "a.h5", [image_file(number) for number in range(8)], size=(40, 36)))
     first, second = make_loader(dataset, 4), make_loader(dataset, 3, seed=5)
     for _ in zip(first, second, strict=False):
@@ -243,7 +243,7 @@ def test_loaders_over_one_dataset_share_what_is_kept(tmp_path: Path, decoded: li
 
 
 def test_a_file_that_was_written_to_is_refused(tmp_path: Path) -> None:
-    """Also where all that is asked for is kept."""
+    """Even if all requested rows are kept."""
     path = write_pack(tmp_path / "a.h5", mixed_files()[:-1], size=(40, 36))
     loader = make_loader(dataset_h5(path), 4)
     list(loader)
@@ -259,7 +259,7 @@ def _train(loader: Any, results: Any) -> None:
 
 
 def test_a_forked_child_gets_the_same_batches(tmp_path: Path) -> None:
-    """And leaves the parent's images alone."""
+    """The parent's images stay as they are."""
     path = write_pack(tmp_path / "a.h5", mixed_files()[:-1], size=(40, 36))
     loader = make_loader(dataset_h5(path), 4, seed=0, num_workers=0)
     next(iter(loader))
@@ -277,7 +277,7 @@ def test_a_forked_child_gets_the_same_batches(tmp_path: Path) -> None:
 
 
 def test_files_that_are_never_kept_take_no_memory_from_others(tmp_path: Path, decoded: list[int]) -> None:
-    """The decoder warns of them only at the end, in every epoch, when memory for them is reserved already."""
+    """The decoder warns about them only at the end, in every epoch, after memory for them was reserved."""
     files = mixed_files()
     odd, sound = files[-1], files[4]
     with pytest.raises(ValueError, match="Corrupt"):
@@ -286,7 +286,7 @@ def test_files_that_are_never_kept_take_no_memory_from_others(tmp_path: Path, de
     path = write_pack(tmp_path / "a.h5", [odd] * 6 + [sound])
     crop = RandomResizedCrop(300, scale=(1.0, 1.0), ratio=(0.01, 100.0))
     options: dict[str, Any] = {"batch_transform": crop, "shuffle": False, "num_workers": 0}
-    # For the sound one and little more: six others before it would take all of it.
+    # Room for the valid image and little more: six others before it would take all of it.
     keeping = make_loader(dataset_h5(path), 1, memory_budget=height * width * 3 * 11 // 10, **options)
     usual = make_loader(dataset_h5(path), 1, memory_budget=0, **options)
     assert_same(batches_of(keeping), batches_of(usual))

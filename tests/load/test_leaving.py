@@ -1,6 +1,6 @@
-"""Loops that are left, interrupted or forked: nobody waits for a batch that nobody will see, and nothing is lost.
+"""Loops that are left, interrupted or forked: nothing waits for a batch that nobody will see, and nothing is lost.
 
-Rows are counted, not seconds: each takes long enough that the others of its batch cannot be read by chance.
+Rows are counted, not seconds: each takes so long that the others of its batch cannot be read by chance.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ BATCH, ROW_S, TIMEOUT_S = 24, 0.15, 20
 
 
 class SlowRows:
-    """Counts what is read by h5py; whatever is behind the first batch takes long."""
+    """Counts h5py's reads; those after the first batch take long."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, reads: int) -> None:
-        """`reads`: how often the first batch reads."""
+        """`reads`: the number of reads of the first batch."""
         self._lock, self._never = threading.Lock(), threading.Event()
         self.begun, self.at_second = 0, threading.Event()
         real = h5py.Dataset.__getitem__
@@ -51,7 +51,7 @@ class SlowRows:
         monkeypatch.setattr(h5py.Dataset, "__getitem__", counted)
 
     def begun_after_break(self, loader: Any) -> int:
-        """Leave a loop while its second batch is read: how many rows are begun after that."""
+        """Leave a loop while its second batch is read; return how many rows are begun after that."""
         begun = 0
         for _ in loader:
             assert self.at_second.wait(TIMEOUT_S)
@@ -72,7 +72,7 @@ def rows(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_break_waits_for_one_row_of_each_thread(rows: Path, monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
-    # Every other row: each is a piece of its own.
+    # Every other row, so that each is a separate piece.
     loader = make_loader(
         dataset_h5(rows),
         BATCH,
@@ -89,19 +89,20 @@ def test_a_break_waits_for_one_row_of_each_thread(rows: Path, monkeypatch: pytes
 def test_a_break_waits_for_one_image_of_each_thread(
     make_encoded: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    """However images are decoded."""
+    """For every way of decoding."""
     path = make_encoded(3 * BATCH, size=(8, 8) if way == "one size" else None, compression="gzip")
     crop = RandomResizedCrop(8) if way == "crops" else None
     loader = make_loader(
         dataset_h5(path), BATCH, num_workers=2, prefetch_factor=1, batch_transform=crop, strategy="direct"
     )
-    # Headers are read before each image that is cropped.
+    # Before cropping an image, its header is read.
     slow = SlowRows(monkeypatch, 2 * BATCH if way == "crops" else BATCH)
     assert slow.begun_after_break(loader) <= 2
 
 
 def test_an_iterator_from_before_a_fork_is_refused_in_the_child(rows: Path) -> None:
-    """There is no such thread there, and asking is an error instead of a wait for ever, although two are ready."""
+    """The thread does not exist there, and asking is an error instead of an endless wait, although two batches are
+    ready."""
     batches = iter(make_loader(dataset_h5(rows), 8, strategy="direct", num_workers=1, prefetch_factor=2))
     next(batches)
     time.sleep(0.2)
@@ -128,7 +129,7 @@ def test_a_program_that_ends_in_the_middle_of_an_epoch_ends_cleanly(rows: Path) 
 
 
 def test_ctrl_c_while_a_loop_is_left_is_not_lost(rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python only prints what is raised while an object is dropped, and would continue behind it."""
+    """Python only prints an exception raised while an object is dropped, and would continue after it."""
     loader = make_loader(dataset_h5(rows), BATCH, strategy="direct", num_workers=1, prefetch_factor=1)
     slow = SlowRows(monkeypatch, BATCH + 1)
     monkeypatch.setattr(sys.modules[__name__], "ROW_S", 1.0)

@@ -1,7 +1,7 @@
-"""fast.ai, timm and ultralytics train on what colabstage gives them: their own code, in an environment of their own.
+"""fast.ai, timm and ultralytics train on colabstage's data: their own code, in a separate environment.
 
-They need torchvision, which does not import beside the build of torch that the other tests run with. `make libraries`
-sets their environment up and runs this file there.
+They need torchvision, which cannot be imported with the build of torch that the other tests use. `make libraries` sets
+their environment up and runs this file there.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from tests.pages import DOCS, blocks
 PAGE = DOCS[0].with_name("coming_from.md")
 _COUNT = 24
 
-# What these libraries, and torch on their behalf, warn of is theirs to mend.
+# Warnings of these libraries, and of torch about them, are theirs to fix.
 pytestmark = pytest.mark.filterwarnings("default")
 
 
 def needs(package: str) -> pytest.MarkDecorator:
-    """Skip a test where a library is not installed."""
+    """Skip a test if a library is not installed."""
     return pytest.mark.skipif(find_spec(package) is None, reason=f"needs {package} beside torchvision: make libraries")
 
 
 def written(package: str) -> str:
-    """Return the code of the page's blocks that need a package."""
+    """Return the code of those blocks of the page that need a package."""
     return "".join(block.code for block in blocks(PAGE, "python") if block.note.endswith(package))
 
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    """Bright and dark images, a class each: what a network of any kind learns in a few steps."""
+    """Bright and dark images in two classes, which any network learns in a few steps."""
     rng = np.random.default_rng(0)
     for number in range(_COUNT):
         place = tmp_path / "photos" / ("bright", "dark")[number % 2] / f"{number}.png"
@@ -51,7 +51,7 @@ def photos(tmp_path: Path) -> Path:
 
 @needs("fastai")
 def test_a_learner_of_fastai_learns(photos: Path, tmp_path: Path) -> None:
-    """Its own loop trains and validates on our loaders, and tells the classes apart."""
+    """Its own loop trains and validates with our loaders, and learns the classes."""
     import fastai.callback.progress
     from fastai.learner import Learner
     from fastai.metrics import accuracy
@@ -66,7 +66,7 @@ def test_a_learner_of_fastai_learns(photos: Path, tmp_path: Path) -> None:
     learner.remove_cb(fastai.callback.progress.ProgressCallback)
     with learner.no_logging():
         learner.fit(8, 0.1)
-    # Of each epoch: loss in training, loss and accuracy in validation.
+    # For each epoch: training loss, validation loss and accuracy.
     first, last = learner.recorder.values[0], learner.recorder.values[-1]
     assert last[1] < first[1] / 2
     assert last[2] == 1.0
@@ -76,7 +76,7 @@ def test_a_learner_of_fastai_learns(photos: Path, tmp_path: Path) -> None:
 
 @needs("timm")
 def test_a_network_of_timm_is_trained_by_its_loader(photos: Path, tmp_path: Path) -> None:
-    """Its loader reads through our reader, augments by its own transforms, and its network learns from that."""
+    """Its loader reads through our reader and augments with its own transforms, and its network learns from that."""
     from timm import create_model
     from timm.data import create_loader
 
@@ -106,7 +106,7 @@ def test_a_network_of_timm_is_trained_by_its_loader(photos: Path, tmp_path: Path
 
 @pytest.fixture(scope="module")
 def yolo_trainer(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Train as the page says; for the whole module, because files that ultralytics keeps open are its own matter."""
+    """Train as the page says; once for the module, because the files that ultralytics keeps open are not our leaks."""
     pytest.importorskip("ultralytics", reason="needs ultralytics beside torchvision: make libraries")
     place = tmp_path_factory.mktemp("yolo")
     rng = np.random.default_rng(0)
@@ -128,13 +128,13 @@ def yolo_trainer(tmp_path_factory: pytest.TempPathFactory) -> Any:
         from ultralytics import YOLO
 
         class SmallYOLO(YOLO):  # type: ignore[misc]
-            """Trains from nothing, as no weights are fetched here: small images, one epoch, in this process."""
+            """Trains from scratch, since no weights are downloaded here: small images, one epoch, in this process."""
 
             def __init__(self, _: str) -> None:
                 super().__init__("yolo11n.yaml")
 
             def train(self, data: str, epochs: int) -> None:
-                """Train on what the page wrote, and keep the trainer."""
+                """Train on the files that the page wrote, and keep the trainer."""
                 assert epochs > 0
                 small = {"imgsz": 64, "device": "cpu", "workers": 0, "plots": False, "verbose": False}
                 super().train(data=data, epochs=1, batch=4, project=str(place / "runs"), **small)
@@ -148,7 +148,7 @@ def yolo_trainer(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def test_yolo_trains_on_files_that_were_kept(yolo_trainer: Any) -> None:
-    """Its own `train` finds every image with its boxes, and ends with losses that are numbers."""
+    """Its own `train` finds every image with its boxes, and ends with finite losses."""
     found = {Path(one["im_file"]).name: one["cls"].tolist() for one in yolo_trainer.train_loader.dataset.labels}
     assert found == {f"{number}.jpg": [[number % 2]] for number in range(8)}
     assert len(yolo_trainer.test_loader.dataset) == 4

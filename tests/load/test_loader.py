@@ -44,7 +44,7 @@ def test_images_are_channels_last_without_a_copy(large: Path) -> None:
 
 @pytest.mark.parametrize("shape", [(7,), (3, 32, 32), (4, 5, 6, 2)])
 def test_other_inputs_keep_their_axes(tmp_path: Path, shape: tuple[int, ...]) -> None:
-    """Vectors, channels-first images and volumes come as they are stored."""
+    """Vectors, channels-first images and volumes come as stored."""
     values = np.random.default_rng(0).standard_normal((10, *shape)).astype(np.float32)
     with h5py.File(tmp_path / "other.h5", "w") as file:
         file["X_train"], file["Y_train"] = values, np.zeros((10, 2), np.float32)
@@ -63,7 +63,7 @@ def test_sixteen_bits_scale_to_one(tmp_path: Path) -> None:
 
 
 def test_batch_transform_gets_the_finished_batch(make_file: Callable[..., Any]) -> None:
-    """It is called once a batch, after the conversion, and what it returns is the batch."""
+    """It is called once for each batch, after the conversion, and its result is the batch."""
     calls: list[torch.dtype] = []
 
     def transform(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -79,7 +79,7 @@ def test_batch_transform_gets_the_finished_batch(make_file: Callable[..., Any]) 
 
 
 def test_encoded_images_of_many_sizes_are_lists(make_encoded: Callable[..., Path]) -> None:
-    """Images of their own sizes come as a list of (C, H, W) tensors, scaled when a dtype is given."""
+    """Images of different sizes come as a list of (C, H, W) tensors, scaled if a dtype is given."""
     dataset = dataset_h5(make_encoded(7))
     batches = list(make_loader(dataset, 3, shuffle=False, dtype=torch.float32))
     assert [tuple(image.shape) for image in batches[1][0]] == [(3, 11, 20), (3, 12, 20), (3, 13, 20)]
@@ -91,7 +91,7 @@ def test_encoded_images_of_many_sizes_are_lists(make_encoded: Callable[..., Path
     "changes", [{"seed": 8}, {"batch_size": 5}, {"samples": 22}, {"shuffle": 0}, {"batches_done": 7}, {"epoch": -1}]
 )
 def test_state_of_another_loader_is_refused(make_file: Callable[..., Any], changes: dict[str, int]) -> None:
-    """A state that does not belong here is an error that says what differs, and changes nothing."""
+    """A state of another loader is an error that says what differs, and changes nothing."""
     loader = make_loader(dataset_h5(make_file("pack", 23).path), 4, seed=0)
     before = loader.state_dict()
     with pytest.raises(OptionError, match=next(iter(changes))):
@@ -100,8 +100,8 @@ def test_state_of_another_loader_is_refused(make_file: Callable[..., Any], chang
 
 
 def test_iterations_beside_each_other_end_with_their_names(large: Path) -> None:
-    """Running a cell again does not pile up threads; close() ends all, and an old iterator says what happened."""
-    # With more batches ahead than an epoch has, a thread could be done, and gone, before anybody looks.
+    """Running a cell again does not accumulate threads; close() ends all, and an old iterator says what happened."""
+    # With more batches ahead than an epoch has, a thread could be done and gone before it is counted.
     loader = make_loader(dataset_h5(large), 4, num_workers=1, prefetch_factor=2)
     for _ in range(3):
         batches = iter(loader)
@@ -134,7 +134,7 @@ def test_two_iterations_give_the_batches_that_each_would_alone(large: Path, opti
 
 
 def test_the_state_is_of_the_iteration_that_gave_a_batch_last(large: Path) -> None:
-    """A second loop that goes on has the state, until the first one is asked again; a place that is set stays."""
+    """A second loop that continues has the state, until the first one is used again; a place that is set stays."""
     loader = make_loader(dataset_h5(large), 8)
     first, second = iter(loader), iter(loader)
     for batches, epoch, done in ((first, 0, 1), (second, 1, 1), (second, 1, 2), (first, 0, 2)):
@@ -147,7 +147,7 @@ def test_the_state_is_of_the_iteration_that_gave_a_batch_last(large: Path) -> No
 
 
 def test_it_says_what_it_does(make_file: Callable[..., Any]) -> None:
-    """repr and HTML hold the plan and the dataset."""
+    """repr and HTML show the plan and the dataset."""
     loader = make_loader(dataset_h5(make_file("pack", 23).path), 4)
     for text in (repr(loader), loader._repr_html_()):
         assert loader.plan.reason in text
@@ -156,7 +156,7 @@ def test_it_says_what_it_does(make_file: Callable[..., Any]) -> None:
 
 @pytest.mark.gpu
 def test_batches_on_a_gpu(make_file: Callable[..., Any]) -> None:
-    """On a GPU batches have the same values, and keep channels_last."""
+    """On a GPU, batches have the same values, and keep channels_last."""
     sample = make_file("pack", 23)
     loader = make_loader(dataset_h5(sample.path, return_index=True), 8, device="cuda", dtype=torch.float32)
     for (x, y), index in loader:
@@ -167,7 +167,7 @@ def test_batches_on_a_gpu(make_file: Callable[..., Any]) -> None:
 
 
 def test_a_loader_is_no_thing_to_pickle(make_file: Callable[..., Any]) -> None:
-    """The error says what to send instead; a shallow copy has a place of its own."""
+    """The error says what to send instead; a shallow copy has its own place."""
     loader = make_loader(dataset_h5(make_file("pack", 23).path, return_index=True), 4, seed=0)
     for attempt in (pickle.dumps, copy.deepcopy):
         with pytest.raises(OptionError, match="Send its dataset"):
@@ -175,7 +175,7 @@ def test_a_loader_is_no_thing_to_pickle(make_file: Callable[..., Any]) -> None:
     copied = copy.copy(loader)
     assert visited(copied) == visited(make_loader(loader.dataset, 4, seed=0))  # type: ignore[arg-type]
     assert loader.state_dict() == {**copied.state_dict(), "epoch": 0}
-    # As frameworks set it, by the sampler: that of the copy alone.
+    # Through the sampler, as frameworks do it: only the copy's changes.
     copied.sampler.set_epoch(5)  # type: ignore[attr-defined]
     assert copied.batch_sampler.sampler is copied.sampler  # type: ignore[union-attr]
     next(iter(loader))
@@ -184,7 +184,7 @@ def test_a_loader_is_no_thing_to_pickle(make_file: Callable[..., Any]) -> None:
 
 
 def test_numbers_that_torch_has_no_tensors_of_are_refused(tmp_path: Path) -> None:
-    """By their dtype; a transform that converts them is enough."""
+    """Naming their dtype; a transform that converts them is enough."""
     with h5py.File(tmp_path / "long.h5", "w") as file:
         file["X_train"], file["Y_train"] = np.ones((4, 3), np.longdouble), np.ones(4, np.longdouble)
     with pytest.raises(OptionError, match="float128"):
@@ -194,7 +194,7 @@ def test_numbers_that_torch_has_no_tensors_of_are_refused(tmp_path: Path) -> Non
 
 
 def test_a_drawn_seed_is_taken_over_by_a_resumed_loader(large: Path) -> None:
-    """A loader without a seed has an order of its own, and continues another's."""
+    """A loader without a seed has its own order, and can continue another's."""
     dataset = dataset_h5(large, return_index=True)
     first, second, third = (make_loader(dataset, 8) for _ in range(3))
     assert visited(second) != visited(third)

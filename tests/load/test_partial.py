@@ -1,6 +1,6 @@
-"""A pack that is elsewhere and larger than `disk_limit`: every batch is the file's, and the disk holds no more.
+"""A remote pack larger than `disk_limit`: every batch is the file's, and the disk holds no more than the limit.
 
-The same is promised of one file and of several, by a path, from a web server and behind a share link of Google Drive.
+This holds for one file and for several, on a path, a web server and behind a Google Drive share link.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 BLOCK, ROWS = SMALL_BLOCK, 3000
 SHAPE = (10, 33, 3)
-# What index and edges need, and room for twelve of the 46 blocks.
+# Enough for the index and the edges, and for twelve of the 46 blocks.
 LIMIT = 2_900_000 + 12 * BLOCK
 
 SET_ROWS, SET_LIMIT, SHARDS = 3000, 3_300_000, 5
@@ -68,7 +68,7 @@ class Pack:
     x: NDArray[Any]
     y: NDArray[Any]
     files: list[Path] = field(default_factory=list)
-    """All of its files, where it has several."""
+    """All of its files, if it has several."""
 
 
 def packed(arrays: dict[str, Any], path: Path, **options: Any) -> None:
@@ -106,7 +106,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Pack:
 
 
 def part_of(dataset: dataset_h5) -> Any:
-    """What brings the blocks of a dataset."""
+    """The object that fetches a dataset's blocks."""
     assert dataset.reader.arrival is not None
     return dataset.reader.arrival
 
@@ -123,7 +123,7 @@ def check_epoch(loader: Any, pack: Pack) -> list[int]:
 
 @dataclass
 class Place:
-    """Where a pack is, under what address, and a way to change its files."""
+    """Where a pack is, its address, and a way to change its files."""
 
     pack: Pack
     files: list[Path]
@@ -132,7 +132,7 @@ class Place:
     local: Path
     limit: int
     refuse: Callable[[str], None] | None = None
-    """Have the service give no more bytes of a file."""
+    """Make the service refuse all further bytes of a file."""
 
     def open(self, limit: int | str = 0, **options: Any) -> dataset_h5:
         return dataset_h5(
@@ -156,7 +156,7 @@ def shared(drive: DriveShares, files: dict[str, Path]) -> None:
 
 @pytest.fixture
 def drive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DriveShares]:
-    """An imitated Google Drive that this process is led to."""
+    """An imitated Google Drive that this process uses as the real one."""
     with DriveShares(tmp_path) as shares:
         for name, value in shares.hosts.environment().items():
             monkeypatch.setenv(name, value)
@@ -206,8 +206,9 @@ def at(*kinds: str) -> pytest.MarkDecorator:
 
 @at("web file", "shared folder")
 def test_epochs_are_the_rows_of_the_file_below_the_limit(place: Place) -> None:
-    """Each row once an epoch, in another order each time; the disk never holds more than the limit; a slice, labels
-    and a pickle are the file's; the next session begins with what is here, and a state goes on with the same batch."""
+    """Each row comes once an epoch, in another order each time, and the disk never holds more than the limit. Slices,
+    labels and a pickle are the file's; the next session starts with the local blocks, and a state continues with the
+    same batch."""
     pack = place.pack
     rows = len(pack.x)
     with disk_sampled(place.local) as taken:
@@ -220,7 +221,7 @@ def test_epochs_are_the_rows_of_the_file_below_the_limit(place: Place) -> None:
             fetched.append(dataset.figures["fetched"])
         assert [sorted(order) for order in orders] == [list(range(rows))] * 2
         assert orders[0] != orders[1]
-        # Each window draws from all over, and at its end an epoch has fetched what the next one begins with.
+        # Each window draws from the whole file; an epoch's last fetches are the next one's first blocks.
         assert len({row * 5 // rows for row in orders[0][:600]}) > 1
         assert 0.9 * place.size < fetched[1] < 1.25 * place.size
         assert fetched[2] - fetched[1] < 0.95 * place.size
@@ -238,11 +239,11 @@ def test_epochs_are_the_rows_of_the_file_below_the_limit(place: Place) -> None:
         np.testing.assert_array_equal(beside.read_batch([0, rows // 2])[0], pack.x[[0, rows // 2]])
         part_of(beside).close()
         part_of(dataset).close()
-        # Not before: what comes next is still being fetched, into the room of what was let go for it.
+        # Not earlier: the next blocks are still being fetched, into the room of evicted ones.
         here = dataset.figures["here"]
         again = place.open()
         assert again.figures["kept"] >= here > 8 * BLOCK
-        # What earlier sessions fetched and evicted is not counted again.
+        # Blocks that earlier sessions fetched and evicted are not counted again.
         assert again.figures["fetched"] <= 2 * BLOCK * len(place.files)
         assert again.figures["evicted"] == 0
         resumed = make_loader(again, 50, seed=1, num_workers=1)
@@ -254,8 +255,8 @@ def test_epochs_are_the_rows_of_the_file_below_the_limit(place: Place) -> None:
 
 @at("files")
 def test_processes_share_one_part(place: Place) -> None:
-    """A forked worker, and another dataset made of a pickle, read what one process fetches; when that ends, the next
-    one goes on fetching. A list of files is what a pattern of their names is."""
+    """A forked worker, and a dataset from a pickle, read what one process fetches; when that ends, the next one
+    fetches. A list of files is the same as a pattern of their names."""
     first = place.open()
     listed = dataset_h5(place.files, disk_limit=place.limit, local_dir=place.local)
     assert listed.reader.path == first.reader.path
@@ -279,7 +280,7 @@ def test_a_split_that_some_files_have_nothing_of_is_whole(place: Place) -> None:
 
 @cache
 def first_epoch(path: Path, files: tuple[Path, ...], limit: int) -> list[list[int]]:
-    """Return the rows of each batch; the order is the same wherever the files are."""
+    """Return the rows of each batch; the order does not depend on where the files are."""
     with tempfile.TemporaryDirectory() as local:
         known = dataset_h5(list(files) or path, disk_limit=limit, local_dir=local, return_index=True)
         rows = [index.tolist() for _, index in make_loader(known, 50)]
@@ -308,7 +309,7 @@ def with_wrong_blocks(content: bytes) -> bytes:
 def test_a_source_that_lies_changes_or_refuses_is_an_error_at_its_batch(
     place: Place, changed: Callable[[bytes], bytes] | None, early: bool, error: type[ColabstageError], named: str
 ) -> None:
-    """Nothing of the file is held meanwhile; with the file back the epoch goes on."""
+    """No descriptor of the file stays open after the error; once the file is back, the epoch continues."""
     whole = first_epoch(place.pack.path, tuple(place.pack.files), place.limit)
     spoilt = [file.name for file in place.files[-2:-1] or place.files]
     contents = {file.name: file.read_bytes() for file in place.files}
@@ -347,7 +348,7 @@ def test_a_source_that_lies_changes_or_refuses_is_an_error_at_its_batch(
 
 @at("web file", "files")
 def test_a_limit_that_is_too_low_names_the_one_that_will_do(place: Place) -> None:
-    """Before anything comes; with that limit, each row comes once an epoch."""
+    """Before anything is fetched; with that limit, each row comes once an epoch."""
     with disk_sampled(place.local) as taken, pytest.raises(NotEnoughSpaceError) as caught:
         place.open("1 MB")
     assert max(taken) < 1_000_000
@@ -358,8 +359,8 @@ def test_a_limit_that_is_too_low_names_the_one_that_will_do(place: Place) -> Non
 
 
 def test_near_the_least_limit_an_epoch_fetches_each_block_once(pack: Pack, tmp_path: Path) -> None:
-    """Rows that are in two blocks keep their parts, although that leaves fewer whole blocks; the next epoch uses what
-    came for it ahead. The first answers of the server fail for the moment, which costs nothing."""
+    """Rows that span two blocks keep their parts, although that leaves room for fewer whole blocks; the next epoch uses
+    blocks fetched ahead for it. The server's first responses fail, which costs nothing."""
     limit = 3_100_000
     with WebServer({"data.h5": pack.path, "data.h5.json": manifest_path(pack.path)}) as server:
         server.set_faults(WebFault(kind="status", status=503, retry_after="0", min_bytes=BLOCK, first=3))
@@ -368,7 +369,7 @@ def test_near_the_least_limit_an_epoch_fetches_each_block_once(pack: Pack, tmp_p
             loader = make_loader(dataset, 32)
             for epoch in (1, 2):
                 assert sorted(check_epoch(loader, pack)) == list(range(ROWS))
-                # At its end it has fetched what the next one begins with: fewer blocks than six, and eight more.
+                # At its end it has fetched what the next epoch starts with: fewer than six blocks, and eight more.
                 assert dataset.figures["here"] <= 8 * BLOCK
                 assert dataset.figures["fetched"] <= epoch * pack.path.stat().st_size + 14 * BLOCK
             part_of(dataset).close()
@@ -380,7 +381,7 @@ def test_near_the_least_limit_an_epoch_fetches_each_block_once(pack: Pack, tmp_p
 
 
 def test_a_lower_limit_lets_nothing_go_that_is_being_written(pack: Pack, tmp_path: Path) -> None:
-    """Another process may be writing it; what is whole makes room instead."""
+    """Another process may be writing it; complete blocks are evicted instead."""
     dataset = dataset_h5(pack.path, disk_limit=LIMIT, local_dir=tmp_path)
     dataset.read_batch(np.arange(400))
     blocks = part_of(dataset).file._blocks
@@ -400,7 +401,7 @@ def test_a_lower_limit_lets_nothing_go_that_is_being_written(pack: Pack, tmp_pat
 def test_what_another_process_completes_this_moment_is_not_given_back(
     pack: Pack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who finds a block half written, as a process that died leaves it, looks again once no other can write it: its
+    """A half-written block, as a process that died leaves it, is checked again once no other process can write it: its
     rows would be zeros."""
     dataset = dataset_h5(pack.path, disk_limit=LIMIT, local_dir=tmp_path)
     blocks = part_of(dataset).file._blocks
@@ -469,7 +470,7 @@ def test_what_is_no_pack_is_refused_by_name(
 
 
 def test_a_link_that_leads_to_no_pack_is_refused(drive: DriveShares, shards: Pack, tmp_path: Path) -> None:
-    """One file, a pack without its manifest, several packs, a link among others, a folder that is not public."""
+    """One file, a pack without its manifest, several packs, a link among others, a private folder."""
     first = shards.files[0]
 
     def refused(error: type[ColabstageError], named: str, link: Any = LINK) -> None:
@@ -501,7 +502,7 @@ def test_local_dir_is_no_address(pack: Pack, tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_full_shuffle_needs_all_of_a_pack(pack: Pack, tmp_path: Path) -> None:
-    """With room for all of it, it is a file like any other once it is here."""
+    """With enough room it is a file like any other, once it is local."""
     dataset = dataset_h5(pack.path, disk_limit=LIMIT, local_dir=tmp_path)
     with pytest.raises(OptionError, match='shuffle="auto"'):
         make_loader(dataset, 8, shuffle=True)
@@ -514,7 +515,7 @@ def test_a_full_shuffle_needs_all_of_a_pack(pack: Pack, tmp_path: Path) -> None:
 
 
 def test_arrays_for_other_frameworks_visit_blocks_as_make_loader_does(pack: Pack, tmp_path: Path) -> None:
-    """In the order of a loader's batches; each epoch fetches little more than once."""
+    """In the order of a loader's batches; each epoch fetches little more than the pack's size."""
     whole = dataset_h5(pack.path, disk_limit=LIMIT, local_dir=tmp_path)
     batches = to_numpy(whole, 50, seed=3, num_workers=2)
     assert batches.plan.order.name == "arrival"
@@ -531,7 +532,7 @@ def test_arrays_for_other_frameworks_visit_blocks_as_make_loader_does(pack: Pack
 
 
 def fill(filler: Path) -> None:
-    """Take all room of a disk by a file."""
+    """Fill a disk with a file."""
     with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
         while True:
             file.write(bytes(4096))
@@ -540,12 +541,13 @@ def fill(filler: Path) -> None:
 def test_a_disk_that_is_full_before_the_next_epoch_is_announced_is_told_to_the_loop(
     pack: Pack, small_disk: Path
 ) -> None:
-    """The thread that announces it is nobody's to hear of; once there is room, this epoch and the next are whole."""
+    """Nobody sees an error in the thread that announces it; once there is room, this epoch and the next are
+    complete."""
     dataset = dataset_h5(pack.path, disk_limit=LIMIT, local_dir=small_disk, return_index=True)
     loader, filler = make_loader(dataset, 50, seed=7, num_workers=0), small_disk / "filler"
     batches = iter(loader)
     fill(filler)
-    # Not where as many blocks as may be here had come by then: each takes the place of another.
+    # No error if the limit's blocks had already been fetched by then: each further one replaces another.
     with contextlib.suppress(NotEnoughSpaceError):
         list(batches)
     for thread in [one for one in threading.enumerate() if one.name == "colabstage-next-epoch"]:
@@ -558,7 +560,7 @@ def test_a_disk_that_is_full_before_the_next_epoch_is_announced_is_told_to_the_l
 
 
 def test_a_full_disk_is_told_although_nothing_can_be_noted(pack: Pack, small_disk: Path) -> None:
-    """At once, by its type; once there is room, the epoch goes on, also after an older failure."""
+    """At once, with its type; once there is room, the epoch continues, also after an older failure."""
     dataset = dataset_h5(pack.path, disk_limit=LIMIT, local_dir=small_disk, return_index=True)
     loader, filler = make_loader(dataset, 50, seed=7), small_disk / "filler"
     rows: list[int] = []
@@ -590,8 +592,8 @@ while True:
 
 
 def test_a_kill_leaves_no_wrong_row_and_nothing_is_fetched_twice(pack: Pack, tmp_path: Path) -> None:
-    """Killed in the middle of fetching and letting go, the disk is below the limit, what was noted is right, and is
-    not fetched again; what a crash of the machine has lost is found out and comes again."""
+    """After a kill during fetching and eviction, the disk is below the limit, and recorded blocks are right and not
+    fetched again; blocks lost by a crash of the machine are detected and fetched again."""
     command = [sys.executable, "-c", TRAINS, str(pack.path), str(LIMIT), str(tmp_path)]
     with disk_sampled(tmp_path) as taken:
         child = subprocess.Popen(command, stdout=subprocess.PIPE)
@@ -608,7 +610,7 @@ def test_a_kill_leaves_no_wrong_row_and_nothing_is_fetched_twice(pack: Pack, tmp
         part_of(dataset).close()
         (table,) = tmp_path.rglob("blocks")
         noted = bytearray(table.read_bytes())
-        # Notes of another boot count once their bytes were hashed.
+        # Records of another boot count once their bytes were hashed.
         noted[:8] = b"crashed!"
         table.write_bytes(noted)
         with dataset.reader.path.open("r+b") as file:
@@ -621,7 +623,7 @@ def test_a_kill_leaves_no_wrong_row_and_nothing_is_fetched_twice(pack: Pack, tmp
 
 
 def test_encoded_images_come_in_part(tmp_path: Path) -> None:
-    """Image files of many sizes, and their sizes, are those of the whole file."""
+    """Image files of different sizes, and their sizes, are those of the whole file."""
     source = make_tree(
         tmp_path / "photos",
         {f"{'ab'[row % 2]}/{row:03}.png": noise(row, size=(70, 60 + row % 7)) for row in range(120)},

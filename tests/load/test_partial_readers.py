@@ -1,5 +1,5 @@
-"""Many readers of one pack that is here in part: worker processes, loaders beside each other, the ranks of a process
-group; and loops that are left in the middle. Batches are the file's, the limit holds, and nobody hangs at the end."""
+"""Many readers of one partial pack: worker processes, concurrent loaders, the ranks of a process group; and loops that
+are left in the middle. Batches are the file's, the limit holds, and nothing hangs at the end."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from tests.nurseries import Nurseries
 
-# Longer than any of it takes on a busy machine.
+# Longer than any of these takes on a busy machine.
 LONGEST_S = 90.0
 
 
@@ -58,7 +58,7 @@ def check_rows(batches: Any, pack: Pack) -> list[int]:
 def test_worker_processes_whose_epoch_is_left_begin_another(
     method: str, pack: Pack, server: WebServer, tmp_path: Path
 ) -> None:
-    """Two processes and the one that made them read one part; an epoch that was broken off leaves nothing behind."""
+    """Two processes and their parent read one part; an interrupted epoch leaves nothing behind."""
     with disk_sampled(tmp_path) as taken:
         dataset = opened(server, tmp_path)
         workers: Any = DataLoader(dataset, 50, num_workers=2, multiprocessing_context=method)
@@ -92,7 +92,7 @@ def test_loaders_beside_each_other_share_the_limit(pack: Pack, server: WebServer
 
 
 def test_nobody_expects_what_is_left_of_an_epoch_that_has_ended(pack: Pack, tmp_path: Path) -> None:
-    """Whoever keeps the iterator of an epoch that was left, or has ended, keeps no blocks for it."""
+    """An iterator that is kept after its epoch was left, or has ended, keeps no blocks."""
     dataset = dataset_h5(pack.path, disk_limit=LIMIT, local_dir=tmp_path)
     loader = make_loader(dataset, 50)
     left = iter(loader)
@@ -112,16 +112,16 @@ def test_nobody_expects_what_is_left_of_an_epoch_that_has_ended(pack: Pack, tmp_
 
 
 def next_rows(loader: Any, state: dict[str, Any], pack: Pack) -> list[int]:
-    """Return the rows of the batch that follows a state, compared with the file."""
+    """Return the rows of the batch after a state, compared with the file."""
     loader.load_state_dict(state)
-    # After the last batch of an epoch nothing is left of it, and the first of the next one follows.
+    # After an epoch's last batch nothing of it is left, and the first batch of the next one follows.
     rows = next(filter(None, (check_epoch(islice(loader, 1), pack) for _ in range(2))))
     loader.close()
     return rows
 
 
 def test_the_state_after_any_batch_continues_with_the_next(pack: Pack, server: WebServer, tmp_path: Path) -> None:
-    """Whatever was evicted by then, with other threads, and by two ranks whose steps have as many samples."""
+    """Whatever was evicted by then, with another number of threads, and by two ranks with as large a step."""
     dataset = opened(server, tmp_path)
     loader, states, straight = make_loader(dataset, 120, seed=5), [], []
     for _ in range(3):
@@ -130,7 +130,7 @@ def test_the_state_after_any_batch_continues_with_the_next(pack: Pack, server: W
             straight.append(check_epoch([batch], pack))
     alone = [make_loader(dataset, 120, seed=5, num_workers=count) for count in (0, 3)]
     ranks = [make_loader(dataset, 60, seed=5, rank=rank, world_size=2) for rank in range(2)]
-    # The first, the last two of an epoch, and some between them.
+    # The first one, the last two of an epoch, and some in between.
     for number in (1, 17, 24, 25, 43):
         state = states[number - 1]
         assert next_rows(alone[number % 2], state, pack) == straight[number], number
@@ -206,7 +206,7 @@ def test_ranks_share_one_part_under_a_limit(
     for epoch in (0, 2):
         rows = [row for part in found for batch in part["epochs"][epoch] for row in batch]
         assert sorted(rows) == list(range(ROWS))
-    # All of it about once an epoch, by whichever of them.
+    # All of it about once an epoch, by either of them.
     assert max(part["figures"]["fetched"] for part in found) < 4 * pack.path.stat().st_size
     dataset = opened(server, local)
     alone = make_loader(dataset, 64, seed=5)

@@ -1,4 +1,5 @@
-"""Places in training: whatever is broken off, resumed, set or failed, the batches are those of an independent model."""
+"""Places in training: whatever is interrupted, resumed, set or failed, the batches are those of an independent
+model."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ def numbered(make_numbered: Callable[[int], Path]) -> Path:
 
 @dataclass(frozen=True)
 class Arguments:
-    """What loaders are made with."""
+    """The arguments of loaders."""
 
     batch_size: int
     shuffle: bool
@@ -39,7 +40,7 @@ class Arguments:
     world_size: int
 
     def batches(self, epoch: int) -> list[list[int]]:
-        """The batches of an epoch, from what the documentation says of them."""
+        """Return an epoch's batches, derived from the documentation alone."""
         rows = list(range(ROWS)) if self.subset is None else list(self.subset)
         if self.shuffle:
             rng = np.random.PCG64(np.random.SeedSequence((self.seed, epoch))).random_raw(len(rows)).tolist()
@@ -70,7 +71,7 @@ class Arguments:
 
 @dataclass
 class Picky:
-    """A transform that fails where it is told to, and looks at its place."""
+    """A transform that fails on command, and records its place."""
 
     fails: bool = False
     wrong: list[Any] = field(default_factory=list)
@@ -104,10 +105,10 @@ STEPS = st.lists(
 )
 
 
-# Half of the profile's: an example is several loops.
+# Half of the profile's examples, since each has several loops.
 HALF = settings(max_examples=settings().max_examples // 2)
 
-# Left at its last batch, an epoch resumes with an empty loop.
+# If it is left at its last batch, an epoch resumes with an empty loop.
 AT_THE_LAST_BATCH = [("loop", 8, 12), ("resume",), ("loop", 1, 12), ("sampler", 1), ("loop", 3, 12)]
 
 
@@ -115,11 +116,11 @@ AT_THE_LAST_BATCH = [("loop", 8, 12), ("resume",), ("loop", 1, 12), ("sampler", 
 @given(arguments=ARGUMENTS, steps=STEPS)
 @HALF
 def test_places_are_those_of_a_model(numbered: Path, arguments: Arguments, steps: list[Any]) -> None:
-    """Loops that are left, that go on behind a failed batch, or are resumed elsewhere; epochs that are set, by the
-    loader or by its sampler."""
+    """Loops that are left, that continue after a failed batch, or are resumed elsewhere; epochs that are set, through
+    the loader or its sampler."""
     picky = Picky()
     loader = arguments.make(numbered, picky)
-    # Epoch and batches done: of the next loop, and of the state.
+    # Epoch and finished batches, for the next loop and for the state.
     coming, place = (0, 0), (0, 0)
     for step in steps:
         match step:
@@ -168,7 +169,7 @@ def test_places_are_those_of_a_model(numbered: Path, arguments: Arguments, steps
 def test_ranks_visit_what_the_model_says(
     numbered: Path, arguments: Arguments, drop_last: bool, world_size: int, epoch: int
 ) -> None:
-    """Each sample once, by the rank and in the batch that the documentation says."""
+    """Each sample once, on the rank and in the batch that the documentation says."""
     seen: list[int] = []
     for rank in range(world_size):
         mine = Arguments(
@@ -190,7 +191,7 @@ def test_ranks_visit_what_the_model_says(
 
 
 def other_weights() -> Any:
-    # Of no row in common, as the same numbers may otherwise draw the same rows.
+    # With no row in common, because otherwise the same random numbers may draw the same rows.
     return WeightedRandomSampler([row % 2 for row in range(ROWS)], 10)
 
 
@@ -205,7 +206,7 @@ def other_weights() -> Any:
     ids=["rows", "their order", "a sampler's rows", "a sampler's weights"],
 )
 def test_a_state_of_other_rows_of_the_same_number_is_refused(numbered: Path, saved: Any, resumed: Any) -> None:
-    """A place among other samples is none here; among the same ones it is."""
+    """A place among other samples means nothing; among the same ones it does."""
     loader = make_loader(dataset_h5(numbered), 4, sampler=saved, shuffle=True)
     next(iter(loader))
     with pytest.raises(OptionError, match=r"(rows|order)="):
@@ -216,7 +217,7 @@ def test_a_state_of_other_rows_of_the_same_number_is_refused(numbered: Path, sav
 
 
 def test_an_epoch_set_before_the_first_batch_counts_where_nothing_is_left(numbered: Path) -> None:
-    """As with a stock loader, and as Lightning does it: it begins to iterate before it sets the epoch."""
+    """As with a stock loader, and as Lightning does it: it starts to iterate before it sets the epoch."""
     loader = make_loader(dataset_h5(numbered), 4, seed=1)
     whole = [[y.tolist() for _, y in loader] for _ in range(3)]
     resumed = make_loader(dataset_h5(numbered), 4, seed=1)
@@ -228,7 +229,7 @@ def test_an_epoch_set_before_the_first_batch_counts_where_nothing_is_left(number
 
 
 def test_a_loader_is_rebuilt_from_its_public_attributes(numbered: Path) -> None:
-    """Ignite does so, with a batch sampler of its own."""
+    """As Ignite does, with its own batch sampler."""
     loader = make_loader(dataset_h5(numbered), 4)
     replaced = ("batch_size", "sampler", "drop_last", "batch_sampler", "dataset_kind")
     parts = {name: value for name, value in vars(loader).items() if name[0] != "_" and name not in replaced}

@@ -1,4 +1,4 @@
-"""Samplers and subsets: what an epoch visits is the caller's to say, and is repeated exactly all the same."""
+"""Samplers and subsets: the caller chooses what an epoch visits, and it is still repeated exactly."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def dataset(make_file: Callable[..., Any]) -> Iterator[dataset_h5]:
-    """23 samples that say which they are."""
+    """23 samples that contain their numbers."""
     made = dataset_h5(make_file("pack", 23).path, return_index=True)
     yield made
     made.close()
@@ -35,7 +35,7 @@ SAMPLERS: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize(("name", "done"), [(name, 2 * (number % 2)) for number, name in enumerate(SAMPLERS)])
 def test_resuming_is_exact(dataset: dataset_h5, name: str, done: int) -> None:
-    """A loader made anew, with a sampler made anew, goes on with the very next batch and epoch."""
+    """A new loader with a new sampler continues with the very next batch and epoch."""
     first = make_loader(dataset, 2, sampler=SAMPLERS[name](), seed=6)
     one, two = visited(first), visited(first)
     assert one != two
@@ -50,7 +50,7 @@ def test_resuming_is_exact(dataset: dataset_h5, name: str, done: int) -> None:
 
 
 def test_drawing_leaves_the_rng_of_others_alone(dataset: dataset_h5) -> None:
-    """Neither torch's generator nor the sampler's own is moved by an epoch."""
+    """An epoch moves neither torch's generator nor the sampler's own."""
     own = torch.Generator().manual_seed(5)
     loader = make_loader(dataset, 4, sampler=RandomSampler(range(23), generator=own))
     torch.manual_seed(3)
@@ -62,7 +62,7 @@ def test_drawing_leaves_the_rng_of_others_alone(dataset: dataset_h5) -> None:
 
 @pytest.mark.parametrize("make", [list, torch.tensor, iter], ids=lambda make: make.__name__)
 def test_rows_are_a_subset(dataset: dataset_h5, make: Any) -> None:
-    """Rows in any form are visited once each an epoch, shuffled or as given; negative ones count from the end."""
+    """Rows in any form are visited once an epoch, shuffled or in the given order; negative ones count from the end."""
     rows = [5, 3, -1, 8, 3]
     shuffled = make_loader(dataset, 2, sampler=make(rows), shuffle=True)
     epochs = [visited(shuffled) for _ in range(4)]
@@ -73,7 +73,7 @@ def test_rows_are_a_subset(dataset: dataset_h5, make: Any) -> None:
 
 
 def test_a_distributed_sampler_shares_out_by_itself(dataset: dataset_h5) -> None:
-    """What it gives is taken as it is, and its epoch is set."""
+    """Its rows are used as they are, and its epoch is set."""
     parts = []
     for rank in range(2):
         sampler: Any = DistributedSampler(range(23), num_replicas=2, rank=rank, drop_last=True)  # type: ignore[arg-type]
@@ -84,7 +84,7 @@ def test_a_distributed_sampler_shares_out_by_itself(dataset: dataset_h5) -> None
 
 
 class Counting(Sampler[int]):
-    """Says one length and gives another."""
+    """Has another length than it says."""
 
     def __init__(self, rows: list[int], length: int) -> None:
         self.rows, self.length = rows, length
@@ -108,6 +108,6 @@ class Counting(Sampler[int]):
     ],
 )
 def test_what_is_no_sampler_is_refused(dataset: dataset_h5, sampler: Any, message: str) -> None:
-    """Each is an OptionError, at the latest where the epoch begins."""
+    """Each is an OptionError, at the latest when the epoch begins."""
     with pytest.raises(OptionError, match=message):
         iter(make_loader(dataset, 4, sampler=sampler))

@@ -1,4 +1,4 @@
-"""Ranks share out an epoch exactly, with equally many batches wherever that can be."""
+"""Ranks divide an epoch exactly, with equally many batches whenever that is possible."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def steps_of(loader: Any) -> list[list[int]]:
 
 @pytest.mark.parametrize("count", [1, 7, 8])
 def test_other_ranks_with_the_same_step_go_on_where_these_were(rows: Callable[[int], dataset_h5], count: int) -> None:
-    """What some ranks have handed out and what others have left is the epoch, each row once, and all but the last step
-    can be gone on from; where all ranks have as many rows, that too, and the end."""
+    """The batches of some ranks and those left for others are the epoch, each row once. It can be continued after all
+    but the last step; if all ranks have equally many rows, also after that."""
     dataset = rows(count)
 
     def ranks_of(size: int, world: int) -> list[Any]:

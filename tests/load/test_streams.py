@@ -1,4 +1,4 @@
-"""Overlapping copies without a GPU: a stream that copies late, in a thread, shows whatever is not waited for."""
+"""Overlapping copies without a GPU: a stream that copies late, in a thread, reveals every missing wait."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Reached:
 
 
 class SlowStream:
-    """Does its work in order, in a thread, each copy some time after it was asked for."""
+    """Works in order, in a thread; each copy starts some time after the request."""
 
     pinned = False
 
@@ -63,7 +63,7 @@ class SlowStream:
 
     def copy(self, host: torch.Tensor) -> torch.Tensor:
         there = torch.full_like(host, 77)
-        # A copy engine knows an address, and keeps nothing alive.
+        # A copy engine knows only an address, and keeps nothing alive.
         address = host.detach()
 
         def arrive() -> None:
@@ -79,7 +79,7 @@ class SlowStream:
         return reached
 
     def lead(self, event: Any) -> None:
-        # A GPU's stream would wait; a processor's thread has to do it itself.
+        # A GPU's stream would wait by itself; a CPU thread has to.
         event.synchronize()
 
     def used(self, tensor: torch.Tensor) -> None:
@@ -101,7 +101,7 @@ def make_stream() -> Generator[Callable[..., SlowStream]]:
 
 
 class ReusedBuffers:
-    """Makes batches in memory that it fills again as soon as a batch is dropped, as a pool does."""
+    """Makes batches in memory that it refills, like a pool, as soon as a batch is dropped."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -126,8 +126,8 @@ class ReusedBuffers:
 def test_no_memory_is_filled_while_it_is_copied_from(
     make_stream: Callable[..., SlowStream], takes_all: bool, depth: int
 ) -> None:
-    """Every batch arrives as it was, though the memory it came from was wanted at once, by way of pinned memory of
-    ours or straight from where the batch was gathered."""
+    """Every batch arrives unchanged, although its memory is wanted again at once; both through our pinned memory and
+    straight from where the batch was gathered."""
     stream = make_stream(takes_all=takes_all)
     stager = Stager(stream, CPU)
     buffers = ReusedBuffers(30)
@@ -142,7 +142,7 @@ def test_no_memory_is_filled_while_it_is_copied_from(
 
 
 def test_ending_early_waits_for_the_copies_under_way(make_stream: Callable[..., SlowStream]) -> None:
-    """Memory goes back only when nothing is copied from it any more, also when nobody takes the batches."""
+    """Memory is given back only when no copy reads it any more, even if nobody takes the batches."""
     stream = make_stream(takes_all=True)
     stager = Stager(stream, CPU)
     buffers = ReusedBuffers(30)
@@ -154,7 +154,7 @@ def test_ending_early_waits_for_the_copies_under_way(make_stream: Callable[..., 
 
 
 def test_iterations_share_a_stream(make_stream: Callable[..., SlowStream]) -> None:
-    """Iterations that were left early disturb none that follow."""
+    """Iterations that were left early do not disturb the following ones."""
     stream = make_stream(takes_all=False)
     for _ in range(5):
         stager = Stager(stream, CPU)

@@ -1,4 +1,4 @@
-"""Python of the caller's runs where a stock `DataLoader` runs it, and sees the calls that one makes."""
+"""The caller's Python code runs where a stock `DataLoader` runs it, and sees the same calls."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def numbered(make_numbered: Callable[[int], Path]) -> Path:
 
 
 class Watched:
-    """A transform that draws from all generators, and notes what it is called with, and where."""
+    """A transform that draws from all generators, and records how and where it is called."""
 
     def __init__(self) -> None:
         self.calls: list[int] = []
@@ -44,7 +44,7 @@ class Watched:
 
 
 def trained(batches: Iterator[Any], stop: int) -> list[Any]:
-    """What a loop sees that draws as well, as dropout does, and is left after `stop` batches."""
+    """Return what a loop sees that also draws, as dropout does, and is left after `stop` batches."""
     random.seed(5)
     np.random.seed(5)  # noqa: NPY002
     torch.manual_seed(5)
@@ -69,8 +69,8 @@ def trained(batches: Iterator[Any], stop: int) -> list[Any]:
 def test_a_transform_sees_the_calls_of_a_stock_loader(
     numbered: Path, rows: list[int], batch_size: int, stop: int, options: dict[str, Any], epoch: int
 ) -> None:
-    """The same samples in the same order, none more where the loop is left, in the same thread, with the same draws of
-    every generator, the training's own between them."""
+    """The same samples in the same order, no more if the loop is left, in the same thread, with the same draws of every
+    generator, including the training's own between them."""
     ours, stock = Watched(), Watched()
     loader = make_loader(dataset_h5(numbered, ours), batch_size, sampler=rows, shuffle=True, seed=3, **options)
     loader.set_epoch(epoch)
@@ -85,7 +85,7 @@ def test_a_transform_sees_the_calls_of_a_stock_loader(
 
 @pytest.mark.parametrize("strategy", ["direct", "memory"])
 def test_a_transform_may_be_exchanged_after_a_loader_was_made(numbered: Path, strategy: Any) -> None:
-    """Of the dataset, or by the loader, as with a stock one."""
+    """The dataset's, or one given to the loader, as with a stock one."""
     dataset = dataset_h5(numbered, lambda _: torch.zeros(2))
     loader: Any = make_loader(dataset, 4, strategy=strategy, shuffle=False)
     dataset.transform = lambda _: torch.ones(2)
@@ -107,7 +107,7 @@ def test_a_transform_that_comes_too_late_is_refused(numbered: Path) -> None:
 
 
 def exhausted(*_: Any) -> Any:
-    """What has taken all of an iterator of its own."""
+    """An iterator of its own that is exhausted."""
     return next(iter(()))
 
 
@@ -128,7 +128,7 @@ def test_user_code_cannot_end_an_epoch(numbered: Path, options: dict[str, Any]) 
 
 
 def test_a_loop_goes_on_behind_a_sample_that_failed(numbered: Path) -> None:
-    """A transform that raises costs its batch only, as with a stock loader."""
+    """A transform that raises costs only its batch, as with a stock loader."""
 
     def picky(x: Any) -> Any:
         if x[0] == 9:
@@ -156,7 +156,7 @@ def pictures(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("strategy", ["direct", "memory"])
 def test_a_side_without_transform_is_as_ever(pictures: Path, strategy: Any) -> None:
-    """A transform of targets leaves x what it is without, axes and all; one of x leaves y."""
+    """A transform of targets leaves x unchanged, axes and all; one of x leaves y."""
     plain_x, plain_y = next(iter(make_loader(dataset_h5(pictures), 9, shuffle=False)))
     target = dataset_h5(pictures, target_transform=lambda y: y * 2)
     x, y = next(iter(make_loader(target, 9, shuffle=False, strategy=strategy, dtype=torch.float32)))
@@ -184,7 +184,7 @@ def test_a_side_without_transform_is_as_ever(pictures: Path, strategy: Any) -> N
 def test_the_error_of_a_transform_names_its_row(
     numbered: Path, name: str, error: type[Exception], read: Callable[[Any], object]
 ) -> None:
-    """As a note of its own error; in the message where the call itself was wrong."""
+    """As a note on its own error; in the message if the call itself was wrong."""
 
     def fails_at_23(value: Any) -> Any:
         if int(np.ravel(value)[0]) == 23:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def test_few_modules_are_entered_up_to_the_first_batch(make_file: Callable[..., Any]) -> None:
-    """Of `load/`, in this thread and in those that read ahead."""
+    """In `load/`, for this thread and for those that read ahead."""
     dataset = dataset_h5(make_file("pack", 40).path)
     found = walk(lambda: next(iter(make_loader(dataset, 8))))
     stays = [name for name, _ in groupby(found.visits)]

@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
 
 COUNT, BATCH, SEED = 96, 8, 3
-# Enough for the first batches, and not for all.
+# Enough for the first batches, but not for all.
 FIRST = 88
 
 
 class NotedTree(GatedTree):
-    """A folder behind a gate that notes each file that is read."""
+    """A folder behind a gate that records each file that is read."""
 
     log: Path
 
@@ -55,19 +55,19 @@ def stage(tree: Any, folder: Path) -> Any:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """A folder with images of one value each, in two classes."""
+    """A folder of images with one value each, in two classes."""
     make_tree(tmp_path / "photos", {f"c{row % 2}/{row:03}.png": png(row) for row in range(COUNT)})
     return tmp_path
 
 
 def epochs_of(data: Any, count: int) -> list[list[list[float]]]:
-    """The values of the images of each batch of some epochs of `make_loader`, less their labels."""
+    """The image values in each batch of some epochs of `make_loader`, minus their labels."""
     loader = data.loader("train", BATCH, seed=SEED)
     return [[(x[:, 0, 0, 0].float() - y).tolist() for x, y in loader] for _ in range(count)]
 
 
 def train_for_ever(place: Path) -> None:
-    """Take batches until no more come; say when one has come, and nearly all that is let through is packed."""
+    """Take batches until no more come; report when one has come, and nearly all that is let through is packed."""
     data = stage(open_tree(place), place / "a")
     for _ in data.loader("train", BATCH, seed=SEED, num_workers=0):
         wait_until(lambda: data.ready.rows >= FIRST - BATCH)
@@ -76,7 +76,7 @@ def train_for_ever(place: Path) -> None:
 
 
 def test_after_a_kill_in_a_streamed_epoch_nothing_is_fetched_twice(place: Path) -> None:
-    """The next session has the batches of an epoch that nothing interrupted, and reads what the first one lacked."""
+    """The next session has the batches of an uninterrupted epoch, and reads what the first one lacked."""
     command = [sys.executable, "-m", "tests.load.test_while_packed", "kill", str(place)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
@@ -91,7 +91,7 @@ def test_after_a_kill_in_a_streamed_epoch_nothing_is_fetched_twice(place: Path) 
     data.wait(progress=False)
     read = Counter((place / "log").read_text("utf-8").split())
     assert len(read) == COUNT
-    # What was read and not yet packed at the kill comes again.
+    # Files that were read but not yet packed at the kill are read again.
     assert read.total() <= COUNT + BATCH
     whole = stage(place / "photos", place / "b")
     assert found == epochs_of(whole, 1)
@@ -99,7 +99,7 @@ def test_after_a_kill_in_a_streamed_epoch_nothing_is_fetched_twice(place: Path) 
 
 
 def train_keras(place: Path) -> dict[str, Any]:
-    """Return the running means of the loss of two epochs, and how much was ready after the first step."""
+    """Return the running means of the loss in two epochs, and how much was ready after the first step."""
     import keras
 
     tree, ready = open_tree(place), list[float]()
@@ -115,7 +115,7 @@ def train_keras(place: Path) -> dict[str, Any]:
             ready.append(data.ready.fraction)
             tree.gate.open()
 
-    # It gives the mean of an image, and learns nothing.
+    # It returns an image's mean, and learns nothing.
     mean = keras.layers.Dense(1, kernel_initializer=keras.initializers.Constant(1 / (4 * 4 * 3)))
     model = keras.Sequential([keras.layers.Flatten(), mean])
     model.compile(keras.optimizers.SGD(0.0), "mae")
@@ -128,7 +128,7 @@ def train_keras(place: Path) -> dict[str, Any]:
     find_spec("tensorflow") is None, reason="needs tensorflow: pip install -c constraints.txt --group tensorflow"
 )
 def test_keras_trains_while_the_pack_is_packed(place: Path, nurseries: Nurseries) -> None:
-    """On the batches of `make_loader`, in the first epoch and in the one after it."""
+    """With the batches of `make_loader`, in the first epoch and in the next."""
     found = json.loads(nurseries.run_script("tensorflow", [__file__, "keras", place], {}))
     assert found["ready"] <= FIRST / COUNT
     whole = stage(place / "photos", place / "b")

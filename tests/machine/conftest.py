@@ -1,4 +1,4 @@
-"""Mounts that misbehave: a FUSE mount of any type whose client answers nothing."""
+"""Mounts that misbehave: a FUSE mount of any type whose client never responds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class SilentMount:
-    """A mounted file system whose client reads every request and answers none, until it is killed."""
+    """A mounted file system whose client reads every request and responds to none, until it is killed."""
 
     def __init__(self, place: Path, fstype: str) -> None:
         self.place = place
@@ -37,7 +37,7 @@ class SilentMount:
         self._thread.start()
 
     def _greet(self) -> None:
-        """Answer the kernel's greeting (FUSE_INIT, protocol 7.23), as any client must, and nothing else."""
+        """Respond to the kernel's greeting (FUSE_INIT, protocol 7.23), as any client must, and to nothing else."""
         unique = struct.unpack_from("<IIQ", os.read(self._handle, 1 << 18))[2]
         body = struct.pack("<IIIIHHIIHHIIHH", 7, 23, 0, 0, 0, 0, 4096, 0, 0, 0, 0, 0, 0, 0) + b"\0" * 20
         os.write(self._handle, struct.pack("<IiQ", 16 + len(body), 0, unique) + body)
@@ -51,20 +51,20 @@ class SilentMount:
             os.close(self._handle)
 
     def unmount(self) -> None:
-        """Take the mount away."""
+        """Remove the mount."""
         self.kill()
         self._libc.umount2(os.fsencode(self.place), 2)
 
 
 class MakeSilentMount(Protocol):
-    """How a test gets a silent mount."""
+    """Makes a silent mount."""
 
     def __call__(self, place: Path, fstype: str) -> SilentMount: ...
 
 
 @pytest.fixture
 def silent_mount() -> Iterator[MakeSilentMount]:
-    """Mount file systems that never answer; taken away at the end."""
+    """Mount file systems that never respond; they are removed at the end."""
     with contextlib.ExitStack() as stack:
 
         def make(place: Path, fstype: str) -> SilentMount:

@@ -28,7 +28,7 @@ from colabstage.machine.mounts import (
 if TYPE_CHECKING:
     from tests.machine.conftest import MakeSilentMount
 
-# Of two mounts at one place the later hides the earlier; the number of optional fields before the dash varies.
+# Of two mounts at one place, the later hides the earlier; the number of optional fields before the dash varies.
 MOUNTS = list_mounts(r"""
 22 1 254:0 / / rw,relatime - ext4 /dev/vda rw
 23 22 0:40 / /content/drive rw,nosuid,nodev,relatime - fuse.drive drive ro,user_id=0
@@ -72,7 +72,7 @@ def test_links_into_a_slow_mount_are_followed_without_touching_it(tmp_path: Path
     for name in ("deep", "a"):
         assert mount_of(tmp_path / name, mounts=table) == mount_of(tmp_path)
     assert not is_slow_mount(tmp_path)
-    # Nor where all of a machine is on one.
+    # Nor if all of a machine is on one.
     everything = Mount(Path("/"), "nfs4", "server:/")
     assert follow_links("/a/./c/../b", mounts={"/": everything}) == Path("/a/b")
 
@@ -92,7 +92,7 @@ def test_kinds_of_mounts_are_slow_or_not(kinds: str, is_slow: bool) -> None:
 
 
 def test_the_probe_tells_alive_from_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In any language, and from a working folder that is gone, as when a mount dies under it."""
+    """In any language, and from a working folder that no longer exists, as when its mount dies."""
     monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
     gone = tmp_path / "gone"
     gone.mkdir()
@@ -105,7 +105,7 @@ def test_the_probe_tells_alive_from_missing(tmp_path: Path, monkeypatch: pytest.
 def test_paths_on_a_mount_that_hangs_are_judged_without_touching_it(
     tmp_path: Path, silent_mount: MakeSilentMount
 ) -> None:
-    """Asked for a sign of life, it is 'silent' at the deadline, and 'dead' once its client is gone."""
+    """The probe says 'silent' at the deadline, and 'dead' once the client is gone."""
     mount = silent_mount(tmp_path / "drive", "fuse.drive")
     root = mount.place
     (tmp_path / "link").symlink_to(root / "My Drive/data")
@@ -132,7 +132,7 @@ def test_paths_on_a_mount_that_hangs_are_judged_without_touching_it(
         ("/data/../data/a", "/data/x/..", "a"),
         ("/database", "/data", None),
         ("/content/drive/My Drive/a", "/content/drive/MyDrive", "a"),
-        # Of a bind mount: both ways, deeper than what is mounted, and beside it.
+        # For a bind mount: both ways, deeper than the mounted folder, and beside it.
         ("/view/b", "/disk/data/a", "b"),
         ("/view/b", "/disk/data", "a/b"),
         ("/disk/data/b", "/view", None),
@@ -141,7 +141,7 @@ def test_paths_on_a_mount_that_hangs_are_judged_without_touching_it(
     ],
 )
 def test_a_path_is_in_a_folder_whatever_the_two_are_called(path: str, folder: str, expected: str | None) -> None:
-    """By the mount table alone: none of these exists."""
+    """Using only the mount table: none of these exists."""
     found = place_in(path, folder, mounts=MOUNTS)
     assert (None if found is None else str(found)) == expected
 
@@ -187,7 +187,7 @@ def test_a_local_folder_of_drives_name_is_on_no_drive(tmp_path: Path, monkeypatc
 
 @pytest.mark.fuse
 def test_a_file_that_is_mapped_from_a_mount_that_hangs_stops_no_question(tmp_path: Path) -> None:
-    """Whoever starts a process closes all open files in it, and that waits until what was written has arrived."""
+    """Starting a process closes all open files in it, which waits until what was written has arrived."""
     from simulated_drive.drive import SimulatedDrive
     from simulated_drive.knobs import DriveKnobs
 

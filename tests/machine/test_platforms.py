@@ -31,7 +31,7 @@ SIGNS = re.compile(r"COLAB|KAGGLE|PAPERSPACE|LIGHTNING|JPY_|TMPDIR|XDG_CACHE_HOM
 
 
 def kernel(**request: object) -> dict[str, Any]:
-    """The modules of a notebook's kernel, and the request to run code that it works on."""
+    """The modules of a notebook's kernel, and its current request to run code."""
     found = SimpleNamespace(get_parent=partial(dict, content=request)) if request else object()
     return {"IPython": SimpleNamespace(get_ipython=lambda: SimpleNamespace(kernel=found))}
 

@@ -1,4 +1,4 @@
-"""Work that survives one death of Drive's client, and what is never done about any other trouble."""
+"""Work that survives one death of Drive's client, and what is never done about other trouble."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ FILES = {f"{number:02}.bin": bytes([number]) * 3000 for number in range(100)}
 
 @pytest.fixture
 def drive_knobs(request: pytest.FixtureRequest) -> DriveKnobs:
-    """Without waiting times; what a test's parameter changes is changed."""
+    """Without waiting times; the test's parameter may change settings."""
     return replace(DriveKnobs.quick(), **getattr(request, "param", {}))
 
 
@@ -68,7 +68,7 @@ def colab(tmp_path: Path, drive: SimulatedDrive) -> Iterator[SimulatedColab]:
 
 
 def fetch(colab: SimulatedColab, happens: Callable[[], object]) -> Any:
-    """Fetch the files, with something that happens at the beginning of that."""
+    """Fetch the files; call `happens` at the start."""
     todo, target = [happens], colab.root / "here"
     report = fetch_files(
         colab.root / "content/drive/MyDrive/data", target, progress=Meanwhile(lambda: todo and todo.pop()())
@@ -81,8 +81,8 @@ def fetch(colab: SimulatedColab, happens: Callable[[], object]) -> Any:
 def test_work_goes_on_after_the_client_has_died(
     colab: SimulatedColab, drive: SimulatedDrive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One mount, asked for once, and whoever reads the report is told; also where nothing exists for a moment. From
-    inside, Drive is left and entered again: the client's shell would keep the mount busy for good."""
+    """There is one mount, requested once, and the report says so, even if nothing exists for a moment. If the current
+    folder is inside Drive, it is left and entered again: the client's shell would keep the mount busy for good."""
     inside = colab.root / "content/drive/MyDrive/data"
     monkeypatch.chdir(inside)
     report = fetch(colab, drive.kill)
@@ -94,14 +94,14 @@ def test_work_goes_on_after_the_client_has_died(
 
 @pytest.mark.parametrize("drive_knobs", [{"death_after_opens": 6}], indirect=True)
 def test_a_client_that_dies_again_is_left_dead(colab: SimulatedColab) -> None:
-    """The second death is the person's to judge."""
+    """After the second death, the user decides."""
     with pytest.raises(DriveDisconnectedError, match=r"mount_drive\("):
         fetch(colab, lambda: None)
     assert colab.calls.count("drive.mount") == 1
 
 
 def test_a_refused_permission_is_the_error(colab: SimulatedColab, drive: SimulatedDrive) -> None:
-    """What failed first is its context."""
+    """The first failure is its context."""
     colab.knobs = ColabKnobs(auth="refused")
     with pytest.raises(DriveAuthError) as caught:
         fetch(colab, drive.kill)
@@ -110,7 +110,7 @@ def test_a_refused_permission_is_the_error(colab: SimulatedColab, drive: Simulat
 
 @pytest.mark.parametrize("where", ["in a thread", "in a script"])
 def test_only_a_notebooks_main_thread_mounts(colab: SimulatedColab, drive: SimulatedDrive, where: str) -> None:
-    """Elsewhere the message says why nothing was done: Colab's notebooks show no notes of exceptions."""
+    """Elsewhere the message says why nothing was done: Colab's notebooks do not show notes of exceptions."""
     if where == "in a script":
         sys.modules["IPython"].get_ipython = lambda: None  # type: ignore[attr-defined]
     call = partial(fetch, colab, drive.kill)
@@ -121,7 +121,7 @@ def test_only_a_notebooks_main_thread_mounts(colab: SimulatedColab, drive: Simul
 
 
 def test_a_living_drive_that_fails_is_not_touched(colab: SimulatedColab, drive: SimulatedDrive) -> None:
-    """Errno 5 from a living client is no death: what is not uploaded must not be lost for it."""
+    """Errno 5 from a living client is not a death: pending uploads must not be lost for it."""
     drive.set_faults(DriveFaults(ops=(OpFault(op="read", pattern="*/07.bin"),)))
     with pytest.raises(SourceReadError, match=r"07\.bin"):
         fetch(colab, lambda: None)
@@ -131,7 +131,7 @@ def test_a_living_drive_that_fails_is_not_touched(colab: SimulatedColab, drive: 
 def test_staging_goes_on_after_the_client_has_died_midway(
     tmp_path: Path, colab: SimulatedColab, drive: SimulatedDrive
 ) -> None:
-    """Half the images before the death and half after it make the pack that an undisturbed run makes."""
+    """Half the images before the death and half after it make the same pack as an undisturbed run."""
     make_tree(drive.cloud / "MyDrive/photos", in_classes(300))
     photos = colab.root / "content/drive/MyDrive/photos"
     options: dict[str, Any] = {"cache_dir": None, "progress": False}
@@ -148,7 +148,7 @@ def test_staging_goes_on_after_the_client_has_died_midway(
 def test_a_call_that_hangs_while_the_mount_answers_is_an_error_in_time(
     colab: SimulatedColab, drive: SimulatedDrive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing was published, and the next call publishes it. Work that is slow, and wakes now and then, is let be."""
+    """Nothing was published, and the next call publishes it. Slow work, which makes some progress, is left alone."""
     for name, value in {"_ASK_EVERY_S": 0.1, "_ASLEEP_TIMES": 20, "_DIES_S": 0.1}.items():
         monkeypatch.setattr(f"colabstage.machine.watched.{name}", value)
     source, target = colab.root / "model.pt", colab.root / "content/drive/MyDrive/model.pt"
@@ -163,7 +163,7 @@ def test_a_call_that_hangs_while_the_mount_answers_is_an_error_in_time(
     monkeypatch.setattr(os, "fsync", slow)
     publish_file(source, target, progress=False)
     source.write_bytes(bytes(range(256)) * 9_000)
-    # A call of the system, unlike a wait for another thread.
+    # A system call, unlike a wait for another thread.
     out, end = os.pipe()
     monkeypatch.setattr(os, "fsync", lambda handle: (os.read(out, 1), sync(handle)))
     before, began = target.read_bytes(), time.monotonic()
@@ -262,14 +262,14 @@ def test_no_call_to_a_drive_is_made_by_the_callers_own_thread(
 def test_a_client_that_hangs_in_a_write_is_an_error_in_time(
     colab: SimulatedColab, drive: SimulatedDrive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The call that never returns is left behind, nothing was published, and the next call publishes it."""
+    """The call that never returns is abandoned, nothing was published, and the next call publishes it."""
     for name, seconds in {"_ASK_EVERY_S": 0.1, "_HANGS_S": 0.5, "_DIES_S": 0.1, "_PROBE_TIMEOUT_S": 0.5}.items():
         monkeypatch.setattr(f"colabstage.machine.watched.{name}", seconds)
     source, target = colab.root / "model.pt", colab.root / "content/drive/MyDrive/model.pt"
     source.write_bytes(bytes(range(256)) * 80_000)
     client = drive._server
     assert client is not None
-    # Once: the call that is left behind goes on when the client does.
+    # Once: the abandoned call continues when the client does.
     happens = [lambda: client.send_signal(signal.SIGSTOP)]
     began = time.monotonic()
     try:

@@ -1,4 +1,4 @@
-"""Cores, memory and disk, on machines that are written down as files and on this one."""
+"""Cores, memory and disk, on machines described by files and on this one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def meminfo(total: int, available: int) -> dict[str, str]:
 
 MACHINES: dict[str, tuple[dict[str, str], tuple[int, int, int]]] = {
     "without cgroups": ({}, (64 * GIB, 60 * GIB, CORES)),
-    # The parent's limit is the lower one, and page cache of that group counts as free.
+    # The parent's limit is lower, and that group's page cache counts as free.
     "version 2": (
         {
             "proc/self/cgroup": "0::/pod/box",
@@ -107,7 +107,7 @@ def test_this_machine_and_a_process_with_one_core() -> None:
 
 
 def test_free_space_looks_at_the_nearest_folder_that_exists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder that is still to be made has its file system's free space."""
+    """A folder that does not exist yet has its file system's free space."""
     facts = os.statvfs(tmp_path)
     monkeypatch.setenv("COLABSTAGE_LOCAL_DIR", str(tmp_path / "a/b/c"))
     assert doctor(timeout_s=5.0).facts.free_bytes == pytest.approx(facts.f_bavail * facts.f_frsize, rel=0.05)
@@ -136,6 +136,6 @@ print(before - resident())
 
 
 def test_holes_in_the_heap_go_back_to_the_system(tmp_path: Path) -> None:
-    """Of 40 MB that are freed under a block that stays, nearly all leave the process where something is packed."""
+    """Nearly all of 40 MB freed below a block that stays is returned to the system during packing."""
     photos = make_tree(tmp_path / "photos", in_classes(4))
     assert run(_HOLES, str(photos)) > 30_000_000

@@ -1,4 +1,4 @@
-"""A small dataset, what h5py reads from a pack, and what must hold after every test."""
+"""A small dataset, what h5py reads from a pack, and invariants checked after every test."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ReadPack = Callable[[Path], dict[str, Any]]
 
 @pytest.fixture(autouse=True)
 def invariants(tmp_path: Path) -> Iterator[None]:
-    """What holds after every call holds at the end of every test."""
+    """The invariants of every call are checked at the end of every test."""
     yield
     check_afterwards(tmp_path)
 
@@ -36,7 +36,7 @@ def photos(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def read_pack() -> ReadPack:
-    """All that plain h5py reads from a pack: datasets by path, keys and classes as str."""
+    """Everything that plain h5py reads from a pack: datasets by path, keys and classes as str."""
 
     def read(path: Path) -> dict[str, Any]:
         found: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Some 120 image files that are damaged or odd, made here by Pillow and by hand, the same every time."""
+"""Some 120 damaged or odd image files, made with Pillow and by hand, the same every time."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def picture(seed: int = 0, height: int = HEIGHT, width: int = WIDTH) -> Image.Im
 
 
 def encode(image: Image.Image, kind: str, **how: Any) -> bytes:
-    """A file of an image."""
+    """Encode an image as a file."""
     buffer = io.BytesIO()
     image.save(buffer, kind, **how)
     return buffer.getvalue()
 
 
 def odd_images() -> dict[str, bytes]:
-    """All of them by name. What a name begins with says what is odd."""
+    """All of them by name. A name's prefix says what is odd."""
     parts = (_broken, _misnamed, _extreme, _modes, _deep, _jpegs)
     return {name: data for part in parts for name, data in part()}
 
@@ -53,7 +53,7 @@ def _suffix(kind: str) -> str:
 
 
 def _broken() -> Iterator[tuple[str, bytes]]:
-    """Bytes changed in the middle; zeros where the tail was, as a file that never finished copying."""
+    """Bytes changed in the middle; zeros at the end, as in a file whose copy never finished."""
     for kind, data in _containers().items():
         for number in range(3):
             rng = np.random.default_rng(number)
@@ -66,7 +66,7 @@ def _broken() -> Iterator[tuple[str, bytes]]:
 
 
 def _misnamed() -> Iterator[tuple[str, bytes]]:
-    """Other content than the extension says, and no image at all."""
+    """Other content than the extension says, or no image at all."""
     for kind, data in _containers().items():
         yield f"named-{kind}.{'png' if _suffix(kind) == 'jpg' else 'jpg'}", data
     for name, data in {
@@ -89,7 +89,7 @@ def _chunk(kind: bytes, data: bytes) -> bytes:
 
 
 def _extreme() -> Iterator[tuple[str, bytes]]:
-    """One pixel, one row, one column; and headers that promise more than any memory holds."""
+    """One pixel, one row, one column; and headers that promise more than fits in memory."""
     for kind in ("JPEG", "PNG", "BMP", "TIFF"):
         for height, width in ((1, 1), (1, 20_000), (20_000, 1), (2, 3)):
             yield f"size-{kind}-{height}x{width}.{_SUFFIX[kind]}", encode(picture(2, height, width), kind)
@@ -165,7 +165,7 @@ def _deep() -> Iterator[tuple[str, bytes]]:
 
 
 def _jpegs() -> Iterator[tuple[str, bytes]]:
-    """JPEG's own corners: restarts, no tables of its own, arithmetic coding, twelve bits, broken ICC."""
+    """JPEG's rare features: restarts, missing tables, arithmetic coding, twelve bits, broken ICC."""
     image = picture(9)
     yield "jpeg-restarts.jpg", encode(image, "JPEG", restart_marker_rows=1)
     yield "jpeg-quality-1.jpg", encode(image, "JPEG", quality=1)

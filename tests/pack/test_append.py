@@ -1,4 +1,4 @@
-"""Adding to a dataset that is packed already: read as one with it, or refused by the difference."""
+"""Appending to a packed dataset: read as one with it, or refused, naming the difference."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ def photos(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def base(tmp_path: Path, photos: Path) -> Path:
-    """A pack of them, made larger."""
+    """A pack of them, resized up."""
     pack_dataset(photos, tmp_path / "data.h5", image_size=(8, 8), resize="crop", progress=False)
     return tmp_path / "data.h5"
 
 
 @pytest.fixture
 def more(tmp_path: Path) -> Path:
-    """Five images of the second class alone, in another size and with other names."""
+    """Five images of the second class only, with another size and other names."""
     return make_tree(tmp_path / "more", {f"dog/new-{number}.png": image(number, size=(30, 20)) for number in range(5)})
 
 
 def test_what_is_appended_takes_the_form_of_what_is_there(base: Path, more: Path) -> None:
-    """Size, fitting, encoding and labels are those of the pack; rows that were there keep their numbers. Appended
-    again, it takes the next number, and a note says that names repeat; any part may stand for the dataset."""
+    """Size, fitting, encoding and labels are those of the pack; existing rows keep their numbers. Appended again, it
+    takes the next number, and a note says that names repeat; any part may stand for the dataset."""
     before = base.read_bytes()
     report = pack_dataset(more, append_to=base, progress=False)
     assert (report.path, report.samples) == (base.with_name("data-append-00001.h5"), {"train": 5})
@@ -59,7 +59,7 @@ def test_what_is_appended_takes_the_form_of_what_is_there(base: Path, more: Path
 
 
 def test_shards_can_be_appended_to(tmp_path: Path, photos: Path, more: Path) -> None:
-    """The dataset is named by the file that it is not; shards come first, what was appended last."""
+    """The dataset's name is that of the single file it would be; shards come first, the last appended file last."""
     pack_dataset(photos, tmp_path / "set.h5", image_size=(8, 8), shards=3, progress=False)
     report = pack_dataset(more, append_to=tmp_path / "set.h5", progress=False)
     assert Path(report.path).name == "set-append-00001.h5"
@@ -101,8 +101,8 @@ def test_another_form_is_refused_by_the_difference(
 
 
 def test_what_the_pack_does_not_hold_is_refused(tmp_path: Path, photos: Path, more: Path) -> None:
-    """JPEGs made again and files as they came are both bytes, and still not one dataset; and a pack of images that had
-    one size takes no others."""
+    """Re-encoded JPEGs and original files are both bytes, but not one dataset; and a pack whose images had one size
+    takes no others."""
     pack_dataset(photos, tmp_path / "jpegs.h5", encoding="jpeg:90", progress=False)
     with pytest.raises(OptionError, match=r"encoded.*jpeg:90"):
         pack_dataset(more, append_to=tmp_path / "jpegs.h5", encoding="encoded", progress=False)
@@ -115,7 +115,7 @@ def test_what_the_pack_does_not_hold_is_refused(tmp_path: Path, photos: Path, mo
 
 
 def test_a_dataset_with_appended_files_is_not_replaced(base: Path, photos: Path, more: Path) -> None:
-    """Another base under appended files would be a mixture of old and new, so it takes another name."""
+    """A new base under appended files would mix old and new, so another name is needed."""
     pack_dataset(more, append_to=base, progress=False)
     with pytest.raises(TargetExistsError, match="data-append-00001"):
         pack_dataset(photos, base, overwrite=True, progress=False)

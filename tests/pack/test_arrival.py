@@ -1,4 +1,4 @@
-"""Rows of a pack that is being written: waited for, left out, and what whoever waits hears when none come any more."""
+"""Rows of a pack that is being written: waited for, left out, and the error for waiting readers if no more arrive."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def workspace(tmp_path: Path) -> Iterator[Path]:
 
 
 def begin(workspace: Path) -> tuple[PackArrival, RowMap]:
-    """Four rows of train and two of val, none of them here. Not a fixture, which would keep the file open."""
+    """Four rows of train and two of val, none of them packed. Not a fixture, which would keep the file open."""
     rows = RowMap.create(workspace / "rows", 6)
     splits = {"train": SplitRows(0, np.array([1, 0, 1, 0], np.int32)), "val": SplitRows(4, np.zeros(2, np.int32))}
     plan = ArrivalPlan(splits, "images", 16, together=1, knows_targets=True)
@@ -70,7 +70,7 @@ def test_who_waits_for_what_does_not_come_hears_why_and_what_is_here_stays(why: 
     rows.set_failed(SourceReadError(why))
     with arrival.hold("train", ALL[:1]):
         pass
-    # Also in another process than the one that packed.
+    # Also in another process than the packing one.
     for one in (arrival, pickle.loads(pickle.dumps(arrival))):
         with pytest.raises(SourceReadError, match=rf"^{re.escape(why)} 1 of 6 images were packed\. Call"):
             one.hold("train", ALL).__enter__()
@@ -102,7 +102,7 @@ rows.rows[900_000] = table[900_000] = 1
 
 
 def test_a_disk_that_is_full_kills_nobody_who_notes_what_is_here(small_disk: Path) -> None:
-    """What is mapped has its room from the beginning: to write into a hole of it would be the end of the process."""
+    """Mapped memory has its space from the beginning: writing into a hole of it would kill the process."""
     done = subprocess.run(
         [sys.executable, "-c", _FILLS, str(small_disk)], capture_output=True, text=True, timeout=60, check=False
     )

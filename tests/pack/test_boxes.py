@@ -31,7 +31,7 @@ def size_of(number: int) -> tuple[int, int]:
 
 
 def boxes_of(number: int) -> NDArray[np.float64]:
-    """Up to three boxes that lie inside the image; none in every fourth."""
+    """Up to three boxes inside the image; none in every fourth."""
     height, width = size_of(number)
     rng = np.random.default_rng(number)
     corners = np.sort(rng.integers(0, 1000, (number % 4, 2, 2)) / 1000, axis=1)
@@ -50,7 +50,7 @@ def street(tmp_path: Path) -> Path:
 
 
 def sized(tree: Tree) -> SampleTable:
-    """The same boxes, with the sizes of the images that they were drawn on."""
+    """The same boxes, with the sizes of the images on which they were drawn."""
     table = boxed(tree)
     assert isinstance(table.targets, Boxes)
     sizes = np.array([size_of(number) for number in range(COUNT)], np.int64)
@@ -58,7 +58,7 @@ def sized(tree: Tree) -> SampleTable:
 
 
 def test_shards_compare_each_image_with_its_own_size(tmp_path: Path, street: Path) -> None:
-    """Rows of a shard are some of the samples, and so are the sizes that label files say."""
+    """A shard's rows are some of the samples, and so are the sizes in label files."""
     report = pack_dataset(street, tmp_path / "out.h5", layout=sized, image_size=(16, 16), shards=3, progress=False)
     assert report.samples == {"train": COUNT}
     Image.new("RGB", (9, 9)).save(street / "17.png")
@@ -67,7 +67,7 @@ def test_shards_compare_each_image_with_its_own_size(tmp_path: Path, street: Pat
 
 
 def boxed(tree: Tree, *, relative: bool = False) -> SampleTable:
-    """Images with their boxes, the number of the image as each box's label, and a weight."""
+    """Images with their boxes, whose labels are the image's number, and a weight."""
     found = [boxes_of(number) for number in range(COUNT)]
     offsets = np.concatenate([[0], np.cumsum([len(boxes) for boxes in found])]).astype(np.int64)
     if relative:
@@ -80,7 +80,7 @@ def boxed(tree: Tree, *, relative: bool = False) -> SampleTable:
 
 
 def relative(tree: Tree) -> SampleTable:
-    """The same, as parts of width and height."""
+    """The same, as fractions of width and height."""
     return boxed(tree, relative=True)
 
 
@@ -120,10 +120,10 @@ def expected(number: int, size: tuple[int, int] | None, resize: str) -> NDArray[
 def test_boxes_move_with_their_images(
     tmp_path: Path, street: Path, resize: Any, encoding: Any, layout: Callable[[Tree], SampleTable]
 ) -> None:
-    """Whether images are resized when they are packed or when they are read, every box is where its part of the image
-    is, and what cropping cut away is gone."""
+    """Whether images are resized when they are packed or when they are read, every box is on its part of the image, and
+    boxes cut away by cropping are gone."""
     out = tmp_path / "out.h5"
-    size = (16, 48) if layout is relative else (32, 24)  # cut at the sides, or above and below
+    size = (16, 48) if layout is relative else (32, 24)  # cut at the sides, or at top and bottom
     pack_dataset(
         street, out, layout=layout, encoding=encoding, image_size=size, resize=resize,
         splits={"train": 0.5, "test": 0.5}, progress=False,
@@ -147,7 +147,7 @@ def test_boxes_move_with_their_images(
 def test_a_batch_has_what_detection_models_take(
     tmp_path: Path, street: Path, transform: Callable[[Any], Any] | None
 ) -> None:
-    """A list of dicts of tensors, one for each image; or one dict of padded ones, when asked."""
+    """A list of dicts of tensors, one for each image; or one dict of padded tensors, on request."""
     torch = pytest.importorskip("torch", reason="needs torch: pip install torch")
     from colabstage import make_loader
 
@@ -172,7 +172,7 @@ def test_a_batch_has_what_detection_models_take(
 
 
 def test_skipped_images_take_their_boxes_with_them(tmp_path: Path, street: Path) -> None:
-    """What is left is what packing without the broken files gives."""
+    """The rest is the same as packing without the broken files."""
     whole, gaps = tmp_path / "whole.h5", tmp_path / "gaps.h5"
     pack_dataset(street, whole, layout=boxed, image_size=(16, 16), resize="crop", progress=False)
     for name in ("03.png", "17.png"):
@@ -194,7 +194,7 @@ def test_skipped_images_take_their_boxes_with_them(tmp_path: Path, street: Path)
 
 
 def test_boxes_that_do_not_add_up_are_refused() -> None:
-    """Columns of another length, offsets that do not end at the last box, boxes of three numbers."""
+    """Columns of another length, offsets that do not end at the last box, boxes with three numbers."""
     two = np.zeros((2, 4))
     ends = np.array([0, 2])
     with pytest.raises(LayoutError, match=r"'labels'.*expected 2 rows"):

@@ -1,4 +1,4 @@
-"""Functions are told apart by the content of all that they can see, in this process and in any other."""
+"""Functions are identified by the content of everything they can access, in this process and in any other."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def digest(function: Callable[..., Any]) -> str:
-    """What it is, where it can be compared."""
+    """Return the digest of a comparable function."""
     options = PackOptions(prepare=function)
     assert options.incomparable == ()
     return options.fingerprint()
@@ -37,7 +37,7 @@ def holding(value: Any) -> Callable[[Any], Any]:
 
 
 def test_it_is_the_code_and_not_where_it_stands() -> None:
-    """Other code and other constants; not another line."""
+    """Other code and other constants count; another line does not."""
 
     def scaled(factor: int) -> Callable[[Any], Any]:
         return lambda x: x * factor
@@ -50,7 +50,7 @@ def test_it_is_the_code_and_not_where_it_stands() -> None:
 
 
 class Kind(enum.Enum):
-    """Something to choose."""
+    """An enum of the user's."""
 
     A = 1
     B = 2
@@ -58,7 +58,7 @@ class Kind(enum.Enum):
 
 @dataclass
 class Settings:
-    """Something of the user's."""
+    """A class of the user's."""
 
     size: int = 3
     names: list[str] = field(default_factory=list)
@@ -66,7 +66,7 @@ class Settings:
 
 
 class Scaler:
-    """Something callable with a state."""
+    """A callable object with state."""
 
     def __init__(self, options: Settings) -> None:
         self.options = options
@@ -74,17 +74,17 @@ class Scaler:
 
     @property
     def half(self) -> float:
-        """Half of it."""
+        """Return half of it."""
         return self.options.size / 2
 
     @functools.cached_property
     def double(self) -> int:
-        """Twice."""
+        """Return twice as much."""
         return self.options.size * 2
 
     @functools.lru_cache(maxsize=4)  # noqa: B019 - its cache is what is looked at
     def slow(self, x: int) -> int:
-        """Something to remember."""
+        """A cached method."""
         return x
 
     def __call__(self, x: Any) -> Any:
@@ -118,7 +118,7 @@ SAME_AND_OTHER: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
 
 @pytest.mark.parametrize("name", SAME_AND_OTHER)
 def test_what_it_holds_counts_by_content(name: str) -> None:
-    """The same made twice is the same; what differs in one place is another one."""
+    """Equal values made separately are the same; a difference in one place makes another."""
     same, other = SAME_AND_OTHER[name]
     assert digest(same()) == digest(same())
     assert digest(same()) != digest(other())
@@ -132,7 +132,7 @@ PLAIN = st.recursive(
 
 
 def spelled(value: Any) -> str:
-    """A text that tells values of different types apart."""
+    """Return text that distinguishes values of different types."""
     return repr(value)
 
 
@@ -171,7 +171,7 @@ unused = {unused}
 
 
 def variant(**changes: object) -> types.ModuleType:
-    """The module with something changed."""
+    """The module with some names changed."""
     return module_of(TEXT.format(**{"mean": "np.zeros(3)", "factor": 1, "base": 0, "unused": 0, **changes}))
 
 
@@ -186,14 +186,14 @@ def variant(**changes: object) -> types.ModuleType:
     ids=["a global array", "a helper", "a base class", "nothing that it names"],
 )
 def test_what_it_names_counts_and_nothing_else(change: dict[str, object], affected: set[str]) -> None:
-    """Globals, helpers and classes of the user's, however far away."""
+    """The user's globals, helpers and classes, however indirect."""
     before, after = variant(), variant(**change)
     names = ("f", "g", "recursive")
     assert {name for name in names if digest(getattr(before, name)) != digest(getattr(after, name))} == affected
 
 
 def test_another_process_says_the_same(tmp_path: Path) -> None:
-    """The key of a dataset has to be found again on another day: no order of sets, no addresses in memory."""
+    """A dataset's key must be found again on another day, so set order and memory addresses must not matter."""
     (tmp_path / "script.py").write_text(
         "import numpy as np, re\n"
         "from colabstage.options import PackOptions\n"
@@ -216,7 +216,7 @@ def test_another_process_says_the_same(tmp_path: Path) -> None:
 
 
 def test_what_nobody_can_compare_is_named_and_never_the_same() -> None:
-    """Locks, open files, generators: an interrupted run is not gone on with, a key says nothing."""
+    """Locks, open files, generators: an interrupted run is not continued, and a key never matches."""
     lock = threading.Lock()
 
     def guarded(x: Any) -> Any:

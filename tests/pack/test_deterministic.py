@@ -25,7 +25,7 @@ N = 60
 
 
 def images() -> dict[str, bytes]:
-    """JPEG and PNG in turn, of three classes."""
+    """JPEG and PNG alternating, in three classes."""
     forms = [("JPEG", "jpg"), ("PNG", "png")]
     return {
         f"class{n % 3}/{n:04}.{forms[n // 3 % 2][1]}": image(n, size=(16, 20), form=forms[n // 3 % 2][0])
@@ -34,7 +34,7 @@ def images() -> dict[str, bytes]:
 
 
 def masks() -> dict[str, bytes]:
-    """Grey images of every level."""
+    """Grey images with all levels."""
     rng = np.random.default_rng(0)
     return {f"class{n % 3}/{n:04}.png": grey(rng.integers(0, 256, (16, 20), np.uint8)) for n in range(N // 2)}
 
@@ -44,7 +44,7 @@ def _rows(content: Any) -> NDArray[np.float32]:
 
 
 def _table(tree: Tree, kind: str) -> SampleTable:
-    """Every file is an x; what its y is, `kind` says."""
+    """Every file is an x; `kind` chooses its y."""
     files = TreeFiles(tree, tree.entries)
     numbers = np.arange(len(files))
     keys = tuple(entry.name for entry in tree.entries)

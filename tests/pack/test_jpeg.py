@@ -1,4 +1,4 @@
-"""Images encoded anew as JPEG: what a reader decodes is what libjpeg makes of the resized image, in the row's place."""
+"""Images re-encoded as JPEG: a reader decodes libjpeg's version of the resized image, in its row."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def decoded(path: Path) -> dict[str, NDArray[np.uint8]]:
 @pytest.mark.torch
 @pytest.mark.parametrize("size", [None, (8, 12)])
 def test_rows_are_jpegs_of_the_resized_images(tmp_path: Path, photos: Path, size: tuple[int, int] | None) -> None:
-    """Each has the size asked for, and the pixels that Pillow's JPEG of that quality has, but for rounding."""
+    """Each has the requested size, and the pixels of Pillow's JPEG at that quality, except for rounding."""
     report = pack_dataset(photos, tmp_path / "out.h5", encoding="jpeg:95", image_size=size, progress=False)
     assert report.encoding == "jpeg:95"
     pack_dataset(photos, tmp_path / "pixels.h5", encoding="pixels", image_size=size, progress=False)
@@ -69,7 +69,7 @@ def test_reading_does_not_resize_again(tmp_path: Path, photos: Path) -> None:
 
 
 def test_images_that_jpeg_cannot_hold_are_named(tmp_path: Path) -> None:
-    """Alpha is kept with color_mode="keep", and JPEG has none."""
+    """color_mode="keep" keeps alpha, which JPEG cannot store."""
     for name in "ab":
         place = tmp_path / "deep" / name / "1.png"
         place.parent.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""What a few masks say of the values of all is compared with all of them, once they have been read."""
+"""What a few masks suggest about the values of all is compared with all of them, once they have been read."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 
 SIZE = 6
 FIRST, ALL = 16, 40
-"""As many as are looked at first in an archive; and more."""
+"""As many as are examined first in an archive, and more."""
 
 
 def mask(values: tuple[int, ...], *, form: str = "PNG") -> bytes:
-    """A mask that has these values and no others, in one column each."""
+    """A mask with exactly these values, one column each."""
     file = BytesIO()
     Image.fromarray(np.resize(np.array(values, np.uint8), (SIZE, SIZE))).save(file, form)
     return file.getvalue()
 
 
 def archive(path: Path, masks: list[bytes], ending: str = "png") -> Path:
-    """Images and masks in the order of their names, as most archives have them."""
+    """Images and masks in the order of their names, as in most archives."""
     file = BytesIO()
     with zipfile.ZipFile(path, "w") as packed:
         for number in range(len(masks)):
@@ -47,7 +47,7 @@ def archive(path: Path, masks: list[bytes], ending: str = "png") -> Path:
 
 
 def packed(source: Path, out: Path, **options: Any) -> tuple[list[list[int]], tuple[str, ...], tuple[str, ...]]:
-    """The values of each mask in the pack, by the masks' names; its classes; and the notes."""
+    """The values of each mask in the pack, in the order of the masks' names; its classes; and the notes."""
     report = pack_dataset(source, out, progress=False, **options)
     dataset = dataset_h5(out)
     with h5py.File(out) as file:
@@ -57,7 +57,8 @@ def packed(source: Path, out: Path, **options: Any) -> tuple[list[list[int]], tu
 
 @pytest.mark.parametrize("encoding", ["pixels", "encoded"])
 def test_a_foreground_that_the_first_masks_have_not_is_found(tmp_path: Path, encoding: str) -> None:
-    """255 would be no class, and nothing could be learnt; packing starts over, and nothing of before is left."""
+    """255 would not be a class, and nothing could be learnt; packing starts over, and nothing of the first attempt is
+    left."""
     source = archive(tmp_path / "a.zip", [mask((0,))] * FIRST + [mask((0, 255))] * (ALL - FIRST))
     values, classes, _ = packed(source, tmp_path / "a.h5", encoding=encoding)
     assert values == [[0]] * FIRST + [[0, 1]] * (ALL - FIRST)
@@ -76,7 +77,7 @@ def test_a_foreground_that_the_first_masks_have_not_is_found(tmp_path: Path, enc
 def test_masks_that_mean_something_else_than_the_first_are_refused(
     tmp_path: Path, first: tuple[int, ...], later: tuple[int, ...], says: str
 ) -> None:
-    """As if they had been among those that are looked at; and what was at the target is as it was."""
+    """As if they had been among those examined first; and the target stays as it was."""
     source = archive(tmp_path / "a.zip", [mask(first)] * FIRST + [mask(later)] * (ALL - FIRST))
     (tmp_path / "a.h5").write_bytes(b"before")
     with pytest.raises(LayoutError, match=says):
@@ -86,7 +87,7 @@ def test_masks_that_mean_something_else_than_the_first_are_refused(
 
 @pytest.mark.parametrize("later", [(0, 1, 255), (0, 5), (1, 255)])
 def test_further_classes_and_pixels_of_none_are_no_contradiction(tmp_path: Path, later: tuple[int, ...]) -> None:
-    """They stay what they are."""
+    """They stay unchanged."""
     source = archive(tmp_path / "a.zip", [mask((0,))] * FIRST + [mask(later)] * (ALL - FIRST))
     values, classes, notes = packed(source, tmp_path / "a.h5")
     assert values == [[0]] * FIRST + [list(later)] * (ALL - FIRST)
@@ -101,14 +102,14 @@ def test_masks_of_one_value_are_noted(tmp_path: Path) -> None:
 
 
 def test_a_lossy_mask_behind_the_first_is_named(tmp_path: Path) -> None:
-    """Its values are about those that were written, and were taken for classes."""
+    """Its values are near the original ones, and were taken for classes."""
     masks = [mask((0, 1))] * FIRST + [mask((0, 1), form="JPEG")]
     with pytest.raises(DecodeError, match=r"masks/16\.jpg"):
         pack_dataset(archive(tmp_path / "a.zip", masks, "jpg"), tmp_path / "a.h5", progress=False)
 
 
 def test_shards_refuse_what_cannot_be_one_set(tmp_path: Path) -> None:
-    """Each shard alone cannot decide for the others."""
+    """A shard cannot decide for the others."""
     source = archive(tmp_path / "a.zip", [mask((0,))] * FIRST + [mask((0, 255))] * (ALL - FIRST))
     with pytest.raises(LayoutError, match="which is a foreground"):
         pack_dataset(source, tmp_path / "a.h5", shards=2, progress=False)
@@ -127,11 +128,11 @@ def test_a_layout_that_says_what_255_means_is_believed(tmp_path: Path) -> None:
 
 
 def test_masks_of_an_interrupted_run_count(tmp_path: Path) -> None:
-    """What was read before is compared too: here only masks that the first run has finished are of 0 and 255."""
+    """Masks read earlier are compared too: here only those that the first run finished have 0 and 255."""
     folder = tmp_path / "data"
     with zipfile.ZipFile(archive(tmp_path / "a.zip", [mask((0,))] * 64)) as packed_files:
         packed_files.extractall(folder)
-    # In a folder those are looked at that lie evenly among all: 0, 4, 8, …; the last is one of them.
+    # In a folder, masks at even distances are examined: 0, 4, 8, …; the last is one of them.
     for number in (1, 2, 3):
         (folder / f"masks/{number:02}.png").write_bytes(mask((0, 255)))
     good = (folder / "masks/62.png").read_bytes()
@@ -146,7 +147,7 @@ def test_masks_of_an_interrupted_run_count(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("palettes", [(0, 0), (0, 1), (0, 2)])
 def test_one_colour_under_two_numbers_is_no_class(tmp_path: Path, palettes: tuple[int, int]) -> None:
-    """Masks that were each reduced to a palette of their own; other colours for the same numbers are nothing new."""
+    """Masks that were each reduced to their own palette; other colours for the same numbers are common."""
     colours = ([0, 0, 0, 255, 0, 0, 0, 255, 0], [0, 0, 0, 0, 255, 0, 255, 0, 0], [0, 0, 0, 9, 9, 9, 0, 255, 0])
     masks = []
     for number in range(4):

@@ -1,4 +1,4 @@
-"""Packing holds its memory: the peak does not grow with the number of images."""
+"""Packing uses bounded memory: the peak does not grow with the number of images."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 MIB = 1024 * 1024
 
 
-# Buffers are full or not, threads started or not: what two packs of the same number differ by.
+# The difference between two packs of the same number: full buffers or not, started threads or not.
 SCATTER_BYTES = 8 * MIB
 
 
 @pytest.mark.slow
 def test_peak_memory_does_not_grow_with_the_number_of_images(tmp_path: Path) -> None:
-    """Ten times the images take at most 8 MiB more, each pack in a process of its own."""
+    """Ten times the images take at most 8 MiB more, each pack in its own process."""
     few, many = (
         packing(write_small_jpegs(tmp_path / f"{count}", count), tmp_path / f"{count}.h5") for count in (2000, 20_000)
     )
@@ -40,13 +40,13 @@ def test_peak_memory_does_not_grow_with_the_number_of_images(tmp_path: Path) -> 
 
 
 def _unread(index: int) -> bytes:
-    """Rows that nobody reads."""
+    """Rows that are never read."""
     raise NotImplementedError
 
 
 def test_planning_makes_no_columns_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where samples go takes the memory of its result, and which splits have them two columns more: each more would be
-    eight bytes of every sample at the moment when packing takes most."""
+    """Assigning samples takes the memory of the result, and finding which splits have any takes two columns more. Each
+    further one would be eight bytes for every sample, just when packing needs most."""
     count = 100_000
     monkeypatch.setattr(plan_module, "_PLACED_TOGETHER", 1000)
     names = [f"{number:06}.jpg" for number in range(count)]
@@ -56,7 +56,7 @@ def test_planning_makes_no_columns_on_the_way(monkeypatch: pytest.MonkeyPatch) -
     splits = split_rows(rows, None, seed=0)
     field = StoredField("x", (4,), np.dtype(np.uint8))
     plans = [SplitPlan(name, samples) for name, samples in splits.items()]
-    # Sorting needs half a column beside its result; whether that is counted here depends on the version of numpy.
+    # Sorting needs half a column besides its result; whether that is counted here depends on numpy's version.
     numbers = np.random.default_rng(0).permutation(count)
     counted = max(0, _peak_of(lambda: np.argsort(numbers, kind="stable")) - 8 * count)
     assert _peak_of(lambda: split_rows(rows, None, seed=0)) < 28 * count + counted
@@ -67,7 +67,7 @@ def test_planning_makes_no_columns_on_the_way(monkeypatch: pytest.MonkeyPatch) -
 
 
 def _peak_of(call: Callable[[], object]) -> int:
-    """The most bytes that a call has at a time, its result included."""
+    """Return the most bytes in use during a call, its result included."""
     tracemalloc.start()
     try:
         call()

@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 
     from colabstage.trees.listing import Tree
 
-# Pillow warns of broken EXIF blocks and large pictures; what comes of the files is what is looked at here.
+# Pillow warns about broken EXIF blocks and large pictures; only the results are checked here.
 pytestmark = [pytest.mark.filterwarnings("ignore:::PIL"), pytest.mark.filterwarnings("ignore::UserWarning")]
 
-# No picture of the corpus shrinks by two or more to this, but those that are 20,000 pixels long.
+# No picture shrinks to this by two or more, except those that are 20,000 pixels long.
 SIZE = (28, 34)
 
-# Files that are kept as they came are not decoded, so damage among their pixels shows when they are read.
+# Files stored unchanged are not decoded, so damage to their pixels shows when they are read.
 UNSEEN = ("flipped-", "jpeg-no-tables")
 
 
 def by_pillow(data: bytes, size: tuple[int, int] | None) -> NDArray[Any] | None:
-    """What Pillow reads, upright and as RGB; `None` where it refuses. Of 16 bits the upper 8, as documented."""
+    """Return what Pillow reads, upright and as RGB; `None` if it refuses. Of 16 bits the upper 8, as documented."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -52,7 +52,7 @@ def by_pillow(data: bytes, size: tuple[int, int] | None) -> NDArray[Any] | None:
 
 
 def every_file(tree: Tree) -> SampleTable:
-    """A layout that takes each file for an image, whatever its name ends in."""
+    """A layout that takes each file for an image, whatever its extension."""
     names = tuple(entry.name for entry in tree.entries)
     return SampleTable("every_file", names, Images(TreeFiles(tree, tree.entries)), None)
 
@@ -72,7 +72,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, by
 def test_each_is_stored_as_pillow_reads_it_or_named(
     tmp_path: Path, corpus: tuple[Path, dict[str, bytes]], encoding: str
 ) -> None:
-    """No crash, no wrong row, and nothing that Pillow reads is left out."""
+    """No crash, no wrong row, and every image that Pillow reads is stored."""
     folder, images = corpus
     size = SIZE if encoding == "pixels" else None
     options: dict[str, Any] = {"layout": every_file, "encoding": encoding, "image_size": size, "on_error": "skip"}
@@ -102,7 +102,7 @@ def test_each_is_stored_as_pillow_reads_it_or_named(
             wrong.append(f"{name} has shape {found.shape}, Pillow's {expected.shape}")
             continue
         difference = np.abs(found.astype(int) - expected.astype(int))
-        # Long sides of photographs are reduced by blocks first.
+        # Photographs with long sides are reduced by blocks first.
         allowed = 4.0 if "20000" in name and name.endswith("jpg") and size is not None else 0.0
         if difference.mean() > allowed:
             wrong.append(f"{name} differs by {difference.mean():.2f} in the mean")

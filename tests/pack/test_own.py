@@ -1,4 +1,4 @@
-"""What people bring themselves: datasets with a length, functions before storing."""
+"""What users pass in: datasets with a length, and functions called before storing."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Items:
 
 
 def picture(index: int) -> Image.Image:
-    """An image that no other number gives."""
+    """An image unique to its number."""
     return Image.fromarray(np.random.default_rng(index).integers(0, 256, (8, 9, 3), dtype=np.uint8))
 
 
@@ -66,7 +66,7 @@ def mask(index: int) -> Image.Image:
     ids=["images and classes", "images and masks", "arrays and numbers", "arrays alone"],
 )
 def test_every_item_is_one_row(tmp_path: Path, item: Any, x: Any, y: Any, dtypes: tuple[str, str]) -> None:
-    """x and y as the dataset gives them, by the item's number."""
+    """x and y as the dataset returns them, by item number."""
     report = pack_dataset(Items(40, item), tmp_path / "out.h5", progress=False)
     assert report.samples == {"train": 40}
     with h5py.File(tmp_path / "out.h5") as file:
@@ -80,7 +80,7 @@ def test_every_item_is_one_row(tmp_path: Path, item: Any, x: Any, y: Any, dtypes
 
 
 def test_items_that_do_not_fit_are_named(tmp_path: Path) -> None:
-    """Another shape than the first, behind which no item is asked for; words, nothing at all."""
+    """Another shape than the first, after which no item is requested; strings, or None."""
     asked: list[int] = []
 
     def item(index: int) -> Any:
@@ -98,7 +98,7 @@ def test_items_that_do_not_fit_are_named(tmp_path: Path) -> None:
 
 
 def test_prepare_changes_what_is_stored(tmp_path: Path, photos: Path) -> None:
-    """It is called with each decoded, resized image; labels and splits stay as they are without it."""
+    """It is called with each decoded, resized image; labels and splits are the same as without it."""
     options: dict[str, Any] = {"image_size": (6, 4), "splits": {"train": 0.5, "test": 0.5}, "progress": False}
     pack_dataset(photos, tmp_path / "plain.h5", **options)
     pack_dataset(photos, tmp_path / "out.h5", prepare=lambda x: x.mean(axis=2, dtype=np.float32), **options)
@@ -121,7 +121,7 @@ def test_prepare_does_not_hide_broken_images(tmp_path: Path, photos: Path) -> No
 
 
 class Records:
-    """Records of one binary file, read by seeking, as many datasets do: made for one thread, and for one order."""
+    """Records of one binary file, read by seeking, as in many datasets: made for one thread and one order."""
 
     def __init__(self, path: Path, count: int) -> None:
         self.file = path.open("rb")
@@ -136,14 +136,14 @@ class Records:
         self.taken.append(index)
         self.threads.add(threading.current_thread())
         self.file.seek(64 * index)
-        time.sleep(0)  # whoever else reads meanwhile moves the file's place
+        time.sleep(0)  # a concurrent reader moves the file's position
         data = np.frombuffer(self.file.read(64), np.uint8)
         return Image.fromarray(data.reshape(8, 8)), index
 
 
 @pytest.mark.parametrize("size", [None, (4, 4)])
 def test_a_dataset_is_read_as_by_a_stock_loader(tmp_path: Path, size: Any) -> None:
-    """Each item once, in ascending order, in the caller's thread; what it draws is the same again."""
+    """Each item once, in ascending order, in the caller's thread; its random draws are repeatable."""
     count = 300
     path = tmp_path / "records.bin"
     path.write_bytes(b"".join(bytes([index % 251]) * 64 for index in range(count)))
@@ -159,13 +159,13 @@ def test_a_dataset_is_read_as_by_a_stock_loader(tmp_path: Path, size: Any) -> No
 
 
 def raising(index: int) -> Any:
-    """An item, but of number 7."""
+    """Return an item, except number 7."""
     numbers = {} if index == 7 else {"nothing": index}
     return np.zeros(3), numbers["nothing"]
 
 
 def test_an_item_that_raises_is_named_or_left_out(tmp_path: Path) -> None:
-    """As an image that cannot be decoded."""
+    """Like an image that cannot be decoded."""
     with pytest.raises(DecodeError, match=r"Items\[7\].*'nothing'.*on_error='skip'"):
         pack_dataset(Items(9, raising), tmp_path / "out.h5", progress=False)
     report = pack_dataset(Items(9, raising), tmp_path / "out.h5", on_error="skip", progress=False)
@@ -193,13 +193,13 @@ def test_items_of_other_forms_are_typed_errors(tmp_path: Path, item: Any, words:
 
 
 class Column:
-    """What Hugging Face's `Dataset` says of a column of class labels."""
+    """The attributes of a class label column in Hugging Face's `Dataset`."""
 
     names = ("cat", "dog")
 
 
 def test_items_that_are_dicts_as_hugging_faces(tmp_path: Path) -> None:
-    """An image and a label by their usual names, with the names of the classes; a note says what was left out."""
+    """An image and a label under their usual names, with class names; a note says what was left out."""
     items: Any = Items(4, lambda i: {"image": picture(i), "label": i % 2, "id": str(i)})
     items.features = {"label": Column}
     report = pack_dataset(items, tmp_path / "out.h5", progress=False)
@@ -221,7 +221,7 @@ def test_items_that_are_dicts_as_hugging_faces(tmp_path: Path) -> None:
 
 
 def test_what_has_no_items_by_number_is_refused(tmp_path: Path) -> None:
-    """An iterator has one pass, and no length; a dict of splits, as `load_dataset` gives it, has datasets."""
+    """An iterator has one pass and no length; a dict of splits, as from `load_dataset`, contains datasets."""
     source: Any = iter([1, 2])
     with pytest.raises(OptionError):
         pack_dataset(source, tmp_path / "out.h5", progress=False)
@@ -240,7 +240,7 @@ def test_what_has_no_items_by_number_is_refused(tmp_path: Path) -> None:
     ids=["images", "channels first", "floats"],
 )
 def test_a_size_for_what_is_no_image_is_noted(tmp_path: Path, x: Any, noted: bool) -> None:
-    """Arrays stay as they are, and the report says that image_size did nothing."""
+    """Arrays stay unchanged, and the report says that image_size had no effect."""
     np.savez(tmp_path / "data.npz", x_train=x, y_train=np.arange(12) % 3)
     report = pack_dataset(tmp_path / "data.npz", tmp_path / "out.h5", image_size=(4, 4), progress=False)
     assert any("image_size=(4, 4)" in note for note in report.notes) is noted
@@ -250,7 +250,7 @@ def test_a_size_for_what_is_no_image_is_noted(tmp_path: Path, x: Any, noted: boo
 
 @pytest.mark.parametrize("dtype", [np.longdouble, "M8[s]"])
 def test_arrays_that_cannot_be_stored_are_named(tmp_path: Path, dtype: Any) -> None:
-    """Dates, and floats whose layout is each machine's own."""
+    """Dates, and floats whose layout depends on the machine."""
     np.savez(tmp_path / "data.npz", x_train=np.zeros((12, 3), dtype), y_train=np.arange(12) % 3)
     with pytest.raises(LayoutError, match="x_train"):
         pack_dataset(tmp_path / "data.npz", tmp_path / "out.h5", progress=False)
@@ -258,7 +258,7 @@ def test_arrays_that_cannot_be_stored_are_named(tmp_path: Path, dtype: Any) -> N
 
 @pytest.mark.parametrize(("shape", "noted"), [((), ""), ((1, 1), "(N, 1, 1)"), ((2,), "")])
 def test_targets_of_one_number_in_an_array_are_noted(tmp_path: Path, shape: tuple[int, ...], noted: str) -> None:
-    """They stay as the dataset gives them; the mean of (N, 1) and (N,) is one over N times N differences."""
+    """They stay as the dataset returns them; the mean loss of (N, 1) and (N,) would be over N times N differences."""
     notes = pack_dataset(
         Items(3, lambda index: (np.full((4, 4), index, np.uint8), np.full(shape, index, np.float32))),
         tmp_path / "out.h5",

@@ -1,4 +1,5 @@
-"""Boxes in items of dataset objects, torchvision's, Hugging Face's and tutorials', packed as the items give them."""
+"""Boxes in items of dataset objects (torchvision's, Hugging Face's and those of tutorials), packed as the items have
+them."""
 
 from __future__ import annotations
 
@@ -34,13 +35,13 @@ def size_of(number: int) -> tuple[int, int]:
 
 
 def picture(number: int) -> Image.Image:
-    """An image that no other number gives."""
+    """An image unique to its number."""
     values = np.random.default_rng(number).integers(0, 256, (*size_of(number), 3), dtype=np.uint8)
     return Image.fromarray(values)
 
 
 def corners(number: int) -> NDArray[np.float64]:
-    """None to three boxes in it, in whole pixels; none in the first."""
+    """Up to three boxes inside it, in whole pixels; none in the first."""
     rng = np.random.default_rng(number)
     begin = rng.integers(5, 20, (number % 4, 2))
     return np.concatenate([begin, begin + rng.integers(2, 20, (number % 4, 2))], axis=1).astype(np.float64)
@@ -58,7 +59,7 @@ def labels(number: int) -> NDArray[np.int64]:
 
 
 class Items:
-    """A map-style dataset, which counts what is asked of it."""
+    """A map-style dataset that counts requests."""
 
     def __init__(self, item: Callable[[int], Any], **attributes: Any) -> None:
         self._item = item
@@ -74,7 +75,7 @@ class Items:
 
 
 class Format(enum.Enum):
-    """As torchvision has it."""
+    """As in torchvision."""
 
     XYXY = "XYXY"
     XYWH = "XYWH"
@@ -89,7 +90,7 @@ def tensor(values: Any) -> Any:
 
 
 def bounding_boxes(values: NDArray[np.float64], form: Format) -> Any:
-    """torchvision's tensor of boxes: one that knows its form."""
+    """torchvision's tensor of boxes, which knows its format."""
     torch = pytest.importorskip("torch", reason="needs torch: pip install torch")
 
     kind: Any = type("BoundingBoxes", (torch.Tensor,), {})
@@ -106,7 +107,7 @@ def centres(number: int) -> NDArray[np.float64]:
 
 
 def coco(number: int) -> list[dict[str, Any]]:
-    """Annotations as COCO's own reader returns them, and with it torchvision's CocoDetection."""
+    """Annotations as returned by COCO's own reader, and so by torchvision's CocoDetection."""
     return [
         {
             "id": 10 * number + place, "image_id": number, "category_id": 2 * int(label) + 1, "bbox": box.tolist(),
@@ -117,7 +118,7 @@ def coco(number: int) -> list[dict[str, Any]]:
 
 
 def as_lists(boxes: NDArray[np.float64], number: int) -> dict[str, list[Any]]:
-    """What `datasets` gives of a list of objects."""
+    """What `datasets` returns for a list of objects."""
     return {"bbox": boxes.tolist(), "category": labels(number).tolist(), "id": list(range(len(boxes)))}
 
 
@@ -131,7 +132,7 @@ TARGETS: dict[str, Callable[[int], Any]] = {
     "centres": lambda i: (
         picture(i), {"boxes": bounding_boxes(centres(i), Format.CXCYWH), "labels": tensor(labels(i))},
     ),
-    # torchvision's wrapper of CocoDetection gives nothing else of an image without annotations.
+    # For an image without annotations, torchvision's wrapper of CocoDetection returns nothing else.
     "wrapped": lambda i: (
         picture(i),
         {"image_id": i} | ({"boxes": tensor(corners(i)), "labels": tensor(labels(i))} if i % 4 else {}),
@@ -149,7 +150,7 @@ TARGETS: dict[str, Callable[[int], Any]] = {
 
 
 def stored(path: Path) -> dict[int, dict[str, NDArray[Any]]]:
-    """The columns of each item's boxes, by plain h5py."""
+    """The columns of each item's boxes, read by plain h5py."""
     with h5py.File(path) as file:
         offsets = file["Y_train/offsets"][()]
         columns = {name: file[f"Y_train/{name}"][()] for name in file["Y_train"] if name != "offsets"}
@@ -162,8 +163,8 @@ def stored(path: Path) -> dict[int, dict[str, NDArray[Any]]]:
 
 @pytest.mark.parametrize("item", TARGETS.values(), ids=TARGETS.keys())
 def test_boxes_are_those_of_the_items(tmp_path: Path, item: Callable[[int], Any]) -> None:
-    """Whatever they are called and however they are written: corners in pixels, float32, and labels, int64; each item
-    is taken once."""
+    """Whatever their names and format, boxes become corners in pixels, float32, and labels int64; each item is
+    requested once."""
     items = Items(item)
     pack_dataset(items, tmp_path / "out.h5", image_size=(80, 120), resize="stretch", progress=False)
     assert items.asked == list(range(COUNT))
@@ -176,7 +177,7 @@ def test_boxes_are_those_of_the_items(tmp_path: Path, item: Callable[[int], Any]
 
 
 def boxed(tree: Tree) -> SampleTable:
-    """The same images and boxes of files."""
+    """The same images and boxes as files."""
     found = [corners(number) for number in range(COUNT)]
     offsets = np.concatenate([[0], np.cumsum([len(boxes) for boxes in found])]).astype(np.int64)
     columns = {"labels": np.concatenate([labels(number) for number in range(COUNT)])}
@@ -195,7 +196,7 @@ def boxed(tree: Tree) -> SampleTable:
     ids=["crop", "jpeg", "shards"],
 )
 def test_the_pack_is_that_of_files_with_the_same_boxes(tmp_path: Path, options: dict[str, Any]) -> None:
-    """Every dataset of the file, in every encoding, of every shard."""
+    """Every dataset in the file is the same, for every encoding and every shard."""
     folder = tmp_path / "files"
     folder.mkdir()
     for number in range(COUNT):
@@ -219,7 +220,7 @@ def test_the_pack_is_that_of_files_with_the_same_boxes(tmp_path: Path, options: 
 
 
 def test_annotations_of_cocos_own_reader(tmp_path: Path) -> None:
-    """As CocoDetection returns them: labels stay category ids, names have their gaps, flags and areas are columns."""
+    """As returned by CocoDetection: labels stay category ids, names have their gaps, flags and areas are columns."""
     reading = pytest.importorskip("pycocotools.coco", reason="needs pycocotools: pip install pycocotools")
     content = {
         "images": [{"id": n, "file_name": f"{n}.jpg", "height": 1, "width": 1} for n in range(COUNT)],
@@ -241,7 +242,7 @@ def test_annotations_of_cocos_own_reader(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("written", ["dict of lists", "list of dicts"])
 def test_a_dataset_of_hugging_faces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: str) -> None:
-    """A real one, with the names of its classes; in its other formats too, and transformed as it is read."""
+    """A real one, with class names; in its other formats too, and with transforms on reading."""
     datasets = pytest.importorskip("datasets", reason="needs datasets: pip install datasets")
     monkeypatch.setattr("tqdm.std.tqdm.monitor_interval", 0)  # a thread that `datasets` would leave behind
     one = {
@@ -318,14 +319,14 @@ def test_what_cannot_be_boxes_is_one_typed_error(tmp_path: Path, item: Callable[
 
 
 def test_labels_beyond_the_names_are_refused(tmp_path: Path) -> None:
-    """Labels from 1, and names without one for the background, would call every box by its neighbour's name."""
+    """Labels from 1, with names that lack the background, would give every box its neighbour's name."""
     items = Items(some(boxes=corners, labels=lambda i: labels(i) + 1), classes=["cat", "dog", "owl"])
     with pytest.raises(LayoutError, match=r"class 3\b"):
         pack_dataset(items, tmp_path / "out.h5", image_size=(8, 8), progress=False)
 
 
 def test_broken_items_take_their_boxes_with_them(tmp_path: Path) -> None:
-    """An item that raises, and one with an impossible box; the others keep theirs."""
+    """An item that raises, and one with an impossible box, are left out; the others keep theirs."""
 
     def item(number: int) -> Any:
         boxes = corners(number)
@@ -342,7 +343,7 @@ def test_broken_items_take_their_boxes_with_them(tmp_path: Path) -> None:
 
 
 def test_boxes_on_arrays_stay_where_they_are(tmp_path: Path) -> None:
-    """Tensors of channels first are stored as they are, whatever image_size says; prepare= is refused."""
+    """Channels-first tensors are stored unchanged, whatever image_size is; prepare= is refused."""
     items = Items(lambda i: (np.zeros((3, 40, 60), np.float32), {"boxes": corners(i), "labels": labels(i)}))
     pack_dataset(items, tmp_path / "out.h5", image_size=(8, 8), progress=False)
     for number, found in stored(tmp_path / "out.h5").items():
@@ -352,7 +353,7 @@ def test_boxes_on_arrays_stay_where_they_are(tmp_path: Path) -> None:
 
 
 def test_boxes_are_appended(tmp_path: Path) -> None:
-    """To a pack with the same columns; with others that is refused."""
+    """To a pack with the same columns; different ones are refused."""
     items = Items(some(boxes=corners, labels=labels))
     pack_dataset(items, tmp_path / "out.h5", image_size=(8, 8), progress=False)
     report = pack_dataset(items, append_to=tmp_path / "out.h5", progress=False)
@@ -362,7 +363,7 @@ def test_boxes_are_appended(tmp_path: Path) -> None:
 
 
 def test_a_box_of_each_image_beside_its_label_is_left_out(tmp_path: Path) -> None:
-    """As CUB's and Stanford Cars' on the Hub: the label is the target, and a note says what else there is."""
+    """As in CUB and Stanford Cars on the Hub: the label is the target, and a note names the rest."""
     items = Items(lambda i: {"image": picture(i), "bbox": [1, 2, 3, 4], "label": i % 3})
     report = pack_dataset(items, tmp_path / "out.h5", image_size=(8, 8), progress=False)
     assert any("left out: 'bbox'" in note for note in report.notes)

@@ -1,4 +1,4 @@
-"""Shards in a bucket, in fsspec's memory and at file:// addresses: the bytes that local shards have."""
+"""Shards in a bucket, in fsspec's memory and at file:// addresses: the same bytes as local shards."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def moto_server() -> Iterator[BucketService]:
 
 @pytest.fixture
 def s3(moto_server: BucketService, monkeypatch: pytest.MonkeyPatch) -> Iterator[BucketService]:
-    """An S3 with one empty bucket, for this test alone."""
+    """An S3 server with one empty bucket, for this test alone."""
     moto_server.backend.reset()
     moto_server.backend.create_bucket(moto_server.bucket, "us-east-1")
     use_login(monkeypatch, moto_server)
@@ -67,7 +67,7 @@ def _below(objects: Files, folder: str) -> Files:
 
 @pytest.mark.slow
 def test_a_bucket_gets_the_same_bytes(tmp_path: Path, photos: Path, expected: Files, s3: BucketService) -> None:
-    """Nothing but shards and manifests stays, and they come back as the dataset."""
+    """Only shards and manifests stay, and they are read back as the dataset."""
     report = pack_dataset(photos, "s3://data/sets/set.h5", shards=2, progress=False)
     assert _below(_objects(s3), "sets") == expected
     assert report.path == "s3://data/sets/set-?????-of-00002.h5"
@@ -79,7 +79,7 @@ def test_a_bucket_gets_the_same_bytes(tmp_path: Path, photos: Path, expected: Fi
 
 
 def test_file_addresses_and_memory_take_shards(tmp_path: Path, photos: Path, expected: Files) -> None:
-    """Folders that are not there yet are made, and the temporary one is gone."""
+    """Missing folders are created, and the temporary one is gone."""
     import fsspec
 
     pack_dataset(photos, f"file://{tmp_path}/new/set.h5", shards=2, progress=False)
@@ -100,7 +100,7 @@ def test_file_addresses_and_memory_take_shards(tmp_path: Path, photos: Path, exp
 def test_what_is_there_is_replaced_only_when_asked(
     tmp_path: Path, photos: Path, expected: Files, s3: BucketService
 ) -> None:
-    """The very set is taken for done; another one, or one file of that name, is refused and then goes."""
+    """The same set counts as done; another set, or a single file of that name, is refused, and replaced on request."""
     pack_dataset(photos, "s3://data/set.h5", shards=2, progress=False)
     assert pack_dataset(photos, "s3://data/set.h5", shards=2, progress=False).resumed == 10
     before = _objects(s3)
@@ -120,12 +120,12 @@ def test_what_is_there_is_replaced_only_when_asked(
 def test_uploaded_shards_of_a_failed_run_are_used(
     photos: Path, expected: Files, s3: BucketService, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Nothing has its name before all are there; the next run writes what is missing."""
+    """No file has its final name before all are there; the next run writes what is missing."""
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
 
     class StopsMidway(OneStep):
-        """Ends the run when a shard is there."""
+        """Ends the run when a shard is done."""
 
         done = 0
 
@@ -162,7 +162,7 @@ def test_what_cannot_be_written_to_is_refused(photos: Path, out: str, shards: in
 
 
 def test_a_bucket_that_is_not_there_is_said(photos: Path, s3: BucketService) -> None:
-    """With the address, before the work."""
+    """With the address, before the work starts."""
     with pytest.raises(TargetNotWritableError, match="s3://none/set"):
         pack_dataset(photos, "s3://none/set.h5", shards=2, progress=False)
 
@@ -173,7 +173,7 @@ _NOBODY_WAITS = threading.Semaphore(0)
 
 
 def _wait_once(sample: Any) -> Any:
-    """The first sample that a worker has waits until the set is finished."""
+    """Make a worker's first sample wait until the set is finished."""
     if _NOBODY_WAITS.acquire(blocking=False):
         _ENTERED.set()
         assert _FINISHED.wait(30)
@@ -181,7 +181,7 @@ def _wait_once(sample: Any) -> Any:
 
 
 class _SeemsLost(Executor):
-    """Has two workers at the first task: one hangs, the other is asked for the result."""
+    """Has two workers for the first task: one hangs, the other's result is used."""
 
     hanging: Future[Any]
 
@@ -199,7 +199,7 @@ class _SeemsLost(Executor):
 def test_a_worker_that_is_late_leaves_nothing(
     tmp_path: Path, photos: Path, s3: BucketService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that seemed lost goes on after the set is finished: what it has made is wanted no longer."""
+    """A worker that seemed lost continues after the set is finished, when its result is not needed any more."""
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
     executor = _SeemsLost()
@@ -252,7 +252,7 @@ if __name__ == "__main__":
 def test_a_dask_cluster_uploads_to_a_bucket_and_loses_a_worker(
     tmp_path: Path, photos: Path, expected: Files, s3: BucketService
 ) -> None:
-    """The shard of the dead one is written again, to the same bytes."""
+    """The dead worker's shard is written again, with the same bytes."""
     pytest.importorskip("distributed", reason="needs dask's distributed: pip install 'colabstage[dask]'")
     script = tmp_path / "cluster.py"
     script.write_text(_CLUSTER, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Images that are in a dataset several times, byte for byte: a note on those with two labels, or in two splits."""
+"""Images that occur several times in a dataset, byte for byte: a note on those with two labels, or in two splits."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LABELS, SPLITS = re.compile(r"(\d+) images? (?:is|are) there with"), re.compile(
 
 
 def write(root: Path, *names: str, picture: int) -> None:
-    """The same file under several names; PNGs of noise, most of one length."""
+    """Write the same file under several names; PNGs of noise, most of one length."""
     pixels = np.random.default_rng(picture).integers(0, 256, (8, 8, 3), np.uint8)
     for name in names:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -31,7 +31,7 @@ def write(root: Path, *names: str, picture: int) -> None:
 
 
 def counted(pattern: re.Pattern[str], notes: tuple[str, ...]) -> int:
-    """How many images a note speaks of; 0 without one."""
+    """The number of images in a note; 0 without one."""
     return sum(int(found.group(1)) for note in notes if (found := pattern.match(note)))
 
 
@@ -47,7 +47,7 @@ def counted(pattern: re.Pattern[str], notes: tuple[str, ...]) -> int:
 def test_notes_count_what_contradicts_itself(
     tmp_path_factory: pytest.TempPathFactory, pictures: list[list[tuple[str, str]]], encoding: Any
 ) -> None:
-    """Each image once, in however many folders it is; and nothing is said of copies with one label in one split."""
+    """Each image counts once, in however many folders it is; copies with one label in one split are not noted."""
     root = tmp_path_factory.mktemp("made")
     for number, split in enumerate(("train", "val")):
         for label in ("cat", "dog"):
@@ -73,7 +73,7 @@ SAID = f"1 image is there with different labels, byte for byte the same ({FIRST}
 
 
 def test_the_reports_of_both_verbs_name_both_files(photos: Path, tmp_path: Path) -> None:
-    """A folder and a zip of it; what is made of it by fractions too."""
+    """For a folder and a zip of it, also with splits by fractions."""
     assert SAID in str(pack_dataset(photos, tmp_path / "a.h5", progress=False))
     archive = shutil.make_archive(str(tmp_path / "photos"), "zip", photos)
     data = stage_dataset(archive, local_dir=tmp_path / "fast", cache_dir=None, progress=False)
@@ -81,13 +81,13 @@ def test_the_reports_of_both_verbs_name_both_files(photos: Path, tmp_path: Path)
 
 
 def in_order(folder: Path) -> list[str]:
-    """Names in the order in which the folder gives them, which is that of packing."""
+    """Names in the folder's own order, which is that of packing."""
     with open_tree(folder, spool=folder) as tree:
         return [entry.name for entry in sorted(tree.entries, key=lambda entry: entry.position)]
 
 
 def test_a_pack_that_continues_compares_with_what_an_earlier_run_read(photos: Path, tmp_path: Path) -> None:
-    """The one is packed before the interruption, and the other after it."""
+    """One copy is packed before the interruption, the other after it."""
     (photos / "dog/same.png").unlink()
     for number in range(12, 40):
         write(photos, f"{('cat', 'dog')[number % 2]}/{number:02}.png", picture=number)
@@ -103,11 +103,11 @@ def test_a_pack_that_continues_compares_with_what_an_earlier_run_read(photos: Pa
 
 
 def test_a_file_that_was_replaced_since_repeats_nothing(photos: Path, tmp_path: Path) -> None:
-    """An interrupted run noted the copy; the person puts the right image there, whose length is no other's."""
+    """An interrupted run recorded the copy; then the user replaced it with the right image, of a unique length."""
     names = in_order(photos)
     last = photos / names[-1]
     right, broken = last.read_bytes(), last.read_bytes()[:60]
-    for name in names:  # all of one block, which is packed again
+    for name in names:  # all in one block, which is packed again
         if name not in {"cat/00.png", "dog/same.png", names[-1]}:
             (photos / name).unlink()
     last.write_bytes(broken)
@@ -120,7 +120,7 @@ def test_a_file_that_was_replaced_since_repeats_nothing(photos: Path, tmp_path: 
 
 
 def test_images_that_are_left_out_contradict_nothing(photos: Path, tmp_path: Path) -> None:
-    """Two copies of one broken file are no two labels of a sample."""
+    """Two copies of one broken file are not two labels of a sample."""
     for name in ("cat/broken.png", "dog/broken.png"):
         (photos / name).write_bytes((photos / "cat/00.png").read_bytes()[:60])
     report = pack_dataset(photos, tmp_path / "a.h5", on_error="skip", progress=False)

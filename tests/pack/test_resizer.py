@@ -1,4 +1,4 @@
-"""What resizes the images of a pack: decided before, the same everywhere, and said in the file."""
+"""What resizes a pack's images: decided in advance, the same everywhere, and recorded in the file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.skipif("avx2" not in Path("/proc/cpuinfo").read_text(), reason="torch's kernel needs AVX2"),
 ]
 OPTIONS: dict[str, Any] = {"image_size": (9, 8), "encoding": "pixels", "progress": False}
-# As many images as torch is imported for, each hardly larger than it takes.
+# Just enough images for torch to be imported, each hardly larger than it takes.
 COUNT = 2000
 BROKEN = "class1/01001.bmp"
 
@@ -70,7 +70,7 @@ def rows(path: Path) -> np.ndarray[Any, Any]:
 
 
 def test_no_pixel_is_more_than_one_level_off_pillows(by_torch: Path, by_pillow: Path) -> None:
-    """And each file says by what it was resized."""
+    """Each file also says what resized it."""
     assert [read_info(path).resizer for path in (by_torch, by_pillow)] == ["torch", "pillow"]
     assert np.abs(rows(by_torch).astype(int) - rows(by_pillow)).max() == 1
 
@@ -96,7 +96,7 @@ def test_where_torch_gains_nothing_it_is_not_used(
 
 
 def test_what_is_restored_imports_no_torch(by_torch: Path, many: Path, tmp_path: Path) -> None:
-    """It is there in less time than the import takes."""
+    """That takes less time than the import."""
     staged = stage_dataset(many, local_dir=tmp_path / "a", cache_dir=tmp_path / "cache", **OPTIONS)
     assert read_info(staged.path).resizer == "torch"
     script = f"""
@@ -127,7 +127,7 @@ def test_torch_that_is_installed_and_broken_is_replaced_by_pillow(
 
 @pytest.fixture
 def begun(by_torch: Path, many: Path, tmp_path: Path) -> Path:
-    """The place of a pack that ended at a broken image, which is whole again."""
+    """The place of a pack that stopped at a broken image, which has been repaired."""
     victim = many / BROKEN
     whole = victim.read_bytes()
     try:
@@ -148,7 +148,7 @@ def test_work_of_torch_is_continued(by_torch: Path, many: Path, begun: Path) -> 
 def test_where_torch_has_gone_the_work_begins_again(
     by_torch: Path, by_pillow: Path, many: Path, begun: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And is Pillow's to the last row."""
+    """All rows are Pillow's."""
     monkeypatch.setitem(sys.modules, "torch", None)
     report = pack_dataset(many, begun, **OPTIONS)
     assert (report.resumed, report.resizer) == (0, "pillow")
@@ -156,12 +156,12 @@ def test_where_torch_has_gone_the_work_begins_again(
 
 
 def hide_torch() -> None:
-    """Make this process one that has no torch."""
+    """Make torch unavailable in this process."""
     sys.modules["torch"] = None  # type: ignore[assignment]
 
 
 def test_a_worker_without_torch_refuses(by_torch: Path, tmp_path: Path, many: Path) -> None:
-    """It would write other bytes than the workers beside it, so it says what to do; nothing is at the target."""
+    """It would write other bytes than the other workers, so it says what to do; the target stays empty."""
     with (
         ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=hide_torch) as executor,
         pytest.raises(MissingDependencyError, match="torch"),

@@ -1,4 +1,4 @@
-"""A pack that was killed continues where it was, and ends in the very bytes of an undisturbed one."""
+"""A killed pack continues where it was, and ends with exactly the bytes of an undisturbed one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SPLITS = {"splits": {"train": 0.8, "test": 0.2}}
 
 
 class _Signals(OneStep):
-    """Sends this process a signal when so many further samples are in their places."""
+    """Sends this process a signal after so many further samples are in place."""
 
     def __init__(self, after: int, how: int) -> None:
         self._left, self._how = after, how
@@ -50,7 +50,7 @@ class _Signals(OneStep):
 
 
 def pack_until(source: str, out: str, after: int, how: int, options: dict[str, Any]) -> None:
-    """What a process does that is ended, or stopped, by a signal of its own."""
+    """Pack in a process that ends or stops itself with a signal."""
     place = {"append_to": out} if options.pop("append", False) else {"target": out}
     pack_dataset(source, **{**options, **place}, progress=_Signals(after, how))
 
@@ -63,7 +63,7 @@ def processes() -> Iterator[Processes]:
 
 @pytest.fixture
 def kill(processes: Processes) -> Callable[..., None]:
-    """Pack until so many samples are in their places."""
+    """Pack until so many samples are in place."""
 
     def kill(source: Path, out: Path, after: int, how: int = signal.SIGKILL, **options: Any) -> None:
         ran = processes.run([str(source), str(out), after, int(how), options])
@@ -73,7 +73,7 @@ def kill(processes: Processes) -> Callable[..., None]:
 
 
 def check(out: Path, source: Path, leftovers: Callable[[Path], list[str]], **options: Any) -> None:
-    """A pack is that of an undisturbed run, whole, and nothing else is there."""
+    """Check that a pack is that of an undisturbed run, complete, and that nothing else is there."""
     undisturbed = source.parent / "undisturbed.h5"
     pack_dataset(source, undisturbed, overwrite=True, progress=False, **options)
     assert out.read_bytes() == undisturbed.read_bytes()
@@ -109,7 +109,7 @@ def out(tmp_path: Path) -> Path:
 def test_a_pack_killed_again_and_again_ends_in_the_same_bytes(
     many: Path, out: Path, kill: Any, leftovers: Callable[[Path], list[str]], options: dict[str, Any]
 ) -> None:
-    """The first kill is before any sample is in place; each run adds to the one before."""
+    """The first kill comes before any sample is in place; each run continues the one before."""
     broken = ("cat/000.png", "cat/100.jpg") if "on_error" in options else ()
     for name in broken:
         (many / name).write_bytes(b"no image")
@@ -128,7 +128,7 @@ def test_a_pack_killed_again_and_again_ends_in_the_same_bytes(
 def test_what_was_at_the_target_is_there_until_the_new_pack_is(
     many: Path, out: Path, kill: Any, leftovers: Callable[[Path], list[str]], how: signal.Signals
 ) -> None:
-    """Also after Ctrl-C, which ends in KeyboardInterrupt, and keeps what is finished."""
+    """Also after Ctrl-C, which raises KeyboardInterrupt, and keeps what is finished."""
     pack_dataset(many, out, progress=False)
     before = out.read_bytes()
     kill(many, out, 60, how, seed=1, overwrite=True)
@@ -153,7 +153,7 @@ def test_a_killed_append_leaves_what_was_there(
 def test_of_several_runs_at_once_none_disturbs_another(
     many: Path, out: Path, leftovers: Callable[[Path], list[str]]
 ) -> None:
-    """What the living one works in stays, and it ends well; of two that died, one is continued, the other swept."""
+    """The live run's work stays, and it succeeds; of two dead ones, one is continued, the other removed."""
 
     def start(**options: Any) -> subprocess.Popen[bytes]:
         code = "import sys, json; from tests.pack.test_resume import pack_until; pack_until(*json.loads(sys.argv[1]))"
@@ -179,7 +179,7 @@ def test_of_several_runs_at_once_none_disturbs_another(
 def test_what_is_in_place_need_not_fit_a_second_time(
     tmp_path: Path, small_disk: Path, kill: Any, leftovers: Callable[[Path], list[str]]
 ) -> None:
-    """On a disk with room for one pack only, a killed run is continued instead of refused or planned otherwise."""
+    """On a disk with room for only one pack, a killed run is continued, not refused or planned differently."""
     large = make_tree(tmp_path / "large", in_classes(N))
     kill(large, small_disk / "out.h5", 90, image_size=(80, 115))
     report = pack_dataset(large, small_disk / "out.h5", image_size=(80, 115), progress=False)
@@ -193,7 +193,7 @@ def add_one(many: Path) -> None:
 
 
 def rewrite_two(many: Path) -> None:
-    """At both ends, of which one was packed, in whichever order the folder gives its files."""
+    """Rewrite the first and the last file, one of which was packed, in whichever order the folder lists them."""
     make_tree(many, {"cat/000.png": 222, "cat/118.jpg": 111})
 
 
@@ -211,7 +211,7 @@ def test_what_is_not_the_same_is_packed_again(
     options: dict[str, Any],
     least: int,
 ) -> None:
-    """Another source or option begins afresh; a file that was rewritten costs its own block."""
+    """Another source or option starts afresh; a rewritten file costs its own block."""
     kill(many, out, 100)
     if change is not None:
         change(many)
@@ -224,7 +224,7 @@ def test_what_is_not_the_same_is_packed_again(
 def test_an_archive_of_other_contents_starts_afresh(
     tmp_path: Path, out: Path, kill: Any, leftovers: Callable[[Path], list[str]]
 ) -> None:
-    """A tar with the same names, sizes and times must not be mixed with what is in place."""
+    """A tar with the same names, sizes and times must not be mixed with the samples in place."""
     tar = tmp_path / "photos.tar"
     for value in (10, 20):
         files = {f"{'ab'[number % 2]}/{number:03}.ppm": b"P6 8 8 255\n" + bytes([value]) * 192 for number in range(64)}
@@ -237,7 +237,7 @@ def test_an_archive_of_other_contents_starts_afresh(
 
 @pytest.fixture(scope="module")
 def interrupted(tmp_path_factory: pytest.TempPathFactory, processes: Processes) -> tuple[Path, Path, bytes]:
-    """A folder of images, one with what a killed run left of them, and the bytes of an undisturbed one."""
+    """A folder of images, another with the remains of a killed run, and the bytes of an undisturbed one."""
     root = tmp_path_factory.mktemp("interrupted")
     photos = make_tree(root / "photos", in_classes(100))
     (root / "place").mkdir()
@@ -267,7 +267,7 @@ MANGLED: dict[str, tuple[Callable[[bytes], bytes], bool]] = {
 def test_a_journal_counts_as_far_as_it_is_whole_and_of_this_boot(
     interrupted: tuple[Path, Path, bytes], tmp_path: Path, mangle: Callable[[bytes], bytes], counts: bool
 ) -> None:
-    """After a reboot the bytes that it speaks of may never have reached the disk; a torn line costs its own block."""
+    """After a reboot, the recorded bytes may never have reached the disk; a torn line costs its own block."""
     photos, place, undisturbed = interrupted
     copy = tmp_path / "copy"
     shutil.copytree(place, copy)
@@ -277,13 +277,13 @@ def test_a_journal_counts_as_far_as_it_is_whole_and_of_this_boot(
     blocks = left.count(b"\n") - 1 if counts else 0
     report = pack_dataset(photos, copy / "out.h5", progress=False)
     assert (copy / "out.h5").read_bytes() == undisturbed
-    # The last of all blocks has four samples, every other eight.
+    # The last block has four samples, every other one eight.
     assert report.resumed in (8 * blocks, 8 * blocks - 4)
     assert bool(report.resumed) == counts
 
 
 def with_higher_images(data: bytes) -> bytes:
-    """The same datasets in a file, each image with one more line."""
+    """The same datasets in a file, with one more line in each image."""
     made = io.BytesIO()
     with h5py.File(io.BytesIO(data)) as begun, h5py.File(made, "w") as other:
         for name, rows in begun.items():
@@ -310,7 +310,7 @@ def test_an_unfinished_file_that_was_damaged_is_begun_again(
 
 
 def test_samples_once_skipped_are_tried_again_when_none_may_be(many: Path, tmp_path: Path) -> None:
-    """A journal written under "skip" hides no broken image from a run under "raise"."""
+    """A journal written with "skip" hides no broken image from a run with "raise"."""
     make_tree(many, dict.fromkeys(("cat/000.png", "dog/021.png", "dog/119.jpg"), b"no image"))
     with pytest.raises(DecodeError):
         pack_dataset(many, tmp_path / "out.h5", on_error="skip:2%", progress=False)
@@ -320,8 +320,8 @@ def test_samples_once_skipped_are_tried_again_when_none_may_be(many: Path, tmp_p
 
 @pytest.mark.parametrize("then", ["repair", "skip"])
 def test_work_done_before_a_bad_image_is_kept(many: Path, tmp_path: Path, then: str) -> None:
-    """A file repaired, or on_error="skip" after all: the next call does only the rest, and fails as the first did if
-    nothing has changed."""
+    """After the file is repaired, or with on_error="skip", the next call does only the rest; if nothing has changed, it
+    fails as the first did."""
     bad, out = many / "dog" / "119.jpg", tmp_path / "out.h5"
     whole = bad.read_bytes()
     bad.write_bytes(whole[:-40])
@@ -340,7 +340,7 @@ def test_work_done_before_a_bad_image_is_kept(many: Path, tmp_path: Path, then: 
 
 
 def test_files_that_a_dead_process_left_are_swept(tmp_path: Path, out: Path, kill: Any) -> None:
-    """The unpacked form of a compressed tar; and a file, which a killed copy to the same target left."""
+    """An unpacked compressed tar, and a file that a killed copy to the same target left."""
     photos = make_tree(tmp_path / "photos", in_classes(4))
     kill(photos, out, 0)
     [left] = out.parent.glob(".colabstage-*")

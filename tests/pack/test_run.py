@@ -1,4 +1,4 @@
-"""`pack_dataset` from end to end: every container, every way to store, every bad thing a source can hold."""
+"""`pack_dataset` from end to end: every container, every encoding, every defect of a source."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def pack(source: Path, out: Path, **options: Any) -> Any:
 
 
 def rows_of(found: dict[str, Any], split: str) -> list[bytes]:
-    """The stored bytes of each row of a split."""
+    """The stored bytes of each row in a split."""
     if f"X_{split}" in found:
         return [row.tobytes() for row in found[f"X_{split}"]]
     offsets, data = found[f"X_{split}/offsets"], found[f"X_{split}/bytes"]
@@ -66,7 +66,7 @@ def rows_of(found: dict[str, Any], split: str) -> list[bytes]:
 
 
 def test_pixels_are_what_pillow_decodes(tmp_path: Path, photos: Path, read_pack: Any) -> None:
-    """Every row is its file's image, JPEG and PNG alike, with the label of its folder; a manifest vouches for it."""
+    """Every row is its file's image, JPEG or PNG, with its folder's label; the manifest agrees with it."""
     report = pack(photos, tmp_path / "there" / "out.h5")
     found = read_pack(tmp_path / "there/out.h5")
     assert (report.encoding, report.samples, report.skipped, report.resumed) == ("pixels", {"train": COUNT}, (), 0)
@@ -83,7 +83,7 @@ def test_pixels_are_what_pillow_decodes(tmp_path: Path, photos: Path, read_pack:
 
 
 def test_h5py_reads_it_as_anybody_would_want(tmp_path: Path, photos: Path) -> None:
-    """What is large is contiguous, without filters, and begins on a page; texts are UTF-8."""
+    """Large datasets are contiguous, without filters, and begin on a page; strings are UTF-8."""
     with h5py.File(pack(photos, tmp_path / "out.h5", image_size=(40, 40)).path) as file:
         stored = file["X_train"]
         assert (stored.chunks, stored.compression, stored.id.get_offset() % 4096) == (None, None, 0)
@@ -102,7 +102,7 @@ def test_encoded_rows_are_the_files_own_bytes(tmp_path: Path, photos: Path, read
 
 
 def test_packing_twice_gives_the_same_bytes(tmp_path: Path, photos: Path) -> None:
-    """HDF5 notes no time, whatever its default; another seed orders the rows differently."""
+    """HDF5 records no times, despite its default; another seed orders the rows differently."""
     first, again, other = (
         pack(photos, tmp_path / f"{name}.h5", seed=seed, encoding="encoded").path.read_bytes()
         for name, seed in (("a", 0), ("b", 0), ("c", 1))
@@ -112,7 +112,7 @@ def test_packing_twice_gives_the_same_bytes(tmp_path: Path, photos: Path) -> Non
 
 
 def test_split_folders_are_kept_as_they_are(tmp_path: Path, photos: Path, read_pack: Any) -> None:
-    """Folders of splits become datasets of that name; test keeps the source's order, train is shuffled."""
+    """Split folders become datasets of that name; test keeps the source's order, train is shuffled."""
     for split in ("train", "test"):
         shutil.copytree(photos, tmp_path / "source" / split)
     found = read_pack(pack(tmp_path / "source", tmp_path / "out.h5").path)
@@ -122,7 +122,7 @@ def test_split_folders_are_kept_as_they_are(tmp_path: Path, photos: Path, read_p
 
 
 def test_names_of_any_kind_survive(tmp_path: Path, photos: Path, read_pack: Any) -> None:
-    """Umlauts come out as they are, and a name that is no UTF-8 does not stop the pack."""
+    """Umlauts stay as they are, and a name that is not UTF-8 does not stop the pack."""
     (photos / "cat/000.png").rename(photos / "cat/größe №1.png")
     (photos / "dog/001.png").rename(photos / os.fsdecode(b"dog/caf\xe9.png"))
     keys = read_pack(pack(photos, tmp_path / "out.h5").path)["key_train"]
@@ -156,7 +156,7 @@ MIXED = {"cat/0.png": one_pixel("RGB"), "dog/1.png": one_pixel("L")}
 def test_images_of_one_form_become_pixels(
     tmp_path: Path, files: dict[str, Any], options: dict[str, Any], shape: tuple[int, ...] | None, reason: str
 ) -> None:
-    """All others are kept as they came, and the report says why."""
+    """All others are stored unchanged, and the report says why."""
     report = pack(make_tree(tmp_path / "data", files), tmp_path / "out.h5", **options)
     x = read_info(tmp_path / "out.h5").split("train").x
     assert (report.encoding, x.shape) == ("pixels" if shape else "encoded", shape)
@@ -185,7 +185,7 @@ def test_pixels_that_cannot_be_are_refused_with_the_remedy(
 def test_an_odd_image_that_the_first_look_missed_changes_the_plan(
     tmp_path: Path, leftovers: Callable[[Path], list[str]]
 ) -> None:
-    """Of 60 images 16 are looked at; one of another size among the rest makes the pack encoded, or is named."""
+    """16 of 60 images are examined; one of another size among the rest makes the pack encoded, or is named."""
     photos = make_tree(tmp_path / "photos", {**in_classes(60), "cat/007x.png": image(99, size=(5, 7))})
     assert pack(photos, tmp_path / "out.h5").encoding == "encoded"
     assert read_info(tmp_path / "out.h5").rows == {"train": 61}
@@ -198,7 +198,7 @@ def test_an_odd_image_that_the_first_look_missed_changes_the_plan(
     ("RGBA", {}, True), ("LA", {}, True), ("RGBA", {"color_mode": "keep"}, False),
 ])  # fmt: skip
 def test_a_channel_that_is_left_out_is_told(tmp_path: Path, mode: str, options: dict[str, Any], told: bool) -> None:
-    """What is transparent shows the colour behind it, which nobody has looked at."""
+    """Transparent pixels show the colour behind them, which nobody has checked."""
     photos = make_tree(tmp_path / "photos", {f"{name}/1.png": one_pixel(mode) for name in "ab"})
     assert any("alpha" in note for note in pack(photos, tmp_path / "out.h5", **options).notes) == told
 
@@ -212,7 +212,7 @@ def test_a_channel_that_is_left_out_is_told(tmp_path: Path, mode: str, options: 
 def test_a_bad_image_is_named_and_nothing_is_made(
     tmp_path: Path, photos: Path, leftovers: Callable[[Path], list[str]], name: str, encoding: str
 ) -> None:
-    """on_error="raise" stops at the file by name; what is finished is kept until the next try ends."""
+    """on_error="raise" stops at the file by name; finished work is kept until the next attempt ends."""
     make_tree(photos, {name: BAD[name]})
     with pytest.raises(DecodeError, match=rf"{name}.*on_error='skip'"):
         pack(photos, tmp_path / "out.h5", encoding=encoding)
@@ -248,7 +248,7 @@ def test_what_is_left_out_is_named_and_moves_nothing(
 
 
 def test_a_split_of_nothing_but_bad_images_goes(tmp_path: Path, read_pack: Any) -> None:
-    """No dataset of no rows is left."""
+    """No empty dataset is left."""
     files = {f"train/{name}": number for name, number in in_classes(6).items()}
     source = make_tree(tmp_path / "splits", {**files, "test/cat/1.png": b"", "test/dog/2.png": b""})
     assert pack(source, tmp_path / "out.h5", on_error="skip").samples == {"train": 6}
@@ -257,7 +257,7 @@ def test_a_split_of_nothing_but_bad_images_goes(tmp_path: Path, read_pack: Any) 
 
 @pytest.mark.parametrize(("limit", "stops"), [("skip:10%", False), ("skip:9.9%", True), ("skip:0%", True)])
 def test_skipping_has_a_limit(tmp_path: Path, photos: Path, limit: str, stops: bool) -> None:
-    """Three of thirty may be left out where a tenth may, and no more."""
+    """Three of thirty may be skipped if a tenth may, and no more."""
     make_tree(photos, BAD)
     if not stops:
         assert len(pack(photos, tmp_path / "out.h5", on_error=limit).skipped) == 3
@@ -268,7 +268,7 @@ def test_skipping_has_a_limit(tmp_path: Path, photos: Path, limit: str, stops: b
 
 
 def test_a_source_of_nothing_but_bad_images_is_an_error_even_when_skipping(tmp_path: Path, photos: Path) -> None:
-    """An empty pack helps nobody."""
+    """An empty pack would be useless."""
     make_tree(photos, dict.fromkeys(FILES, b"no image"))
     with pytest.raises(LayoutError, match=r"\b30\b"):
         pack(photos, tmp_path / "out.h5", on_error="skip", image_size=(8, 8))
@@ -287,7 +287,7 @@ def damage_member(archive: Path, name: str) -> None:
 
 @pytest.mark.parametrize(("name", "encoding"), [("cat/000.png", "encoded"), ("cat/028.jpg", "pixels")])
 def test_a_corrupt_member_of_a_zip_is_one_bad_sample(tmp_path: Path, photos: Path, name: str, encoding: str) -> None:
-    """Also when it is among those that the plan is made from: named when raising, left out when skipping."""
+    """Also if the plan is based on it: named when raising, left out when skipping."""
     archive = Path(shutil.make_archive(str(photos), "zip", photos))
     damage_member(archive, name)
     with pytest.raises(CorruptArchiveError, match=name):
@@ -298,7 +298,7 @@ def test_a_corrupt_member_of_a_zip_is_one_bad_sample(tmp_path: Path, photos: Pat
 
 
 def test_an_empty_member_with_a_wrong_checksum_is_left_out_once(tmp_path: Path, photos: Path) -> None:
-    """It is damaged as a member and empty as an image; the rest of its block is still packed whole."""
+    """It is damaged as a member and empty as an image; the rest of its block is still packed completely."""
     make_tree(photos, {"cat/000.png": b""})
     archive = Path(shutil.make_archive(str(photos), "zip", photos))
     raw = bytearray(archive.read_bytes())
@@ -310,7 +310,7 @@ def test_an_empty_member_with_a_wrong_checksum_is_left_out_once(tmp_path: Path, 
 
 
 class WatchedTree(Tree):
-    """A tree of which `before` is told of each file before it is read, and may do what a disk or person would."""
+    """A tree that calls `before` before each file is read, to act as a disk or person might."""
 
     def __init__(self, tree: Tree, before: Callable[[str], object]) -> None:
         self._tree, self._before = tree, before
@@ -322,7 +322,7 @@ class WatchedTree(Tree):
 
 
 def watched(before: Callable[[str], object]) -> Callable[[Tree], SampleTable]:
-    """A layout of all files of a tree that is watched."""
+    """A layout of all files in a watched tree."""
     return lambda tree: SampleTable(
         "mine",
         [entry.name for entry in tree.entries],
@@ -340,7 +340,7 @@ def watched(before: Callable[[str], object]) -> Callable[[Tree], SampleTable]:
     ],
 )
 def test_a_source_that_fails_is_named(tmp_path: Path, photos: Path, code: int, error: type[Exception]) -> None:
-    """A read that fails for good is a typed error with the file's name."""
+    """A read that always fails is a typed error with the file's name."""
 
     def fail(name: str) -> None:
         if name == "cat/028.jpg":
@@ -368,7 +368,7 @@ def test_a_passing_failure_does_not_show(tmp_path: Path, photos: Path) -> None:
 
 
 def test_an_image_that_grows_while_it_is_read_is_an_error(tmp_path: Path, photos: Path) -> None:
-    """It would spill over its neighbour."""
+    """It would overwrite its neighbour."""
 
     def grow(name: str) -> None:
         if name == "dog/017.png":
@@ -383,7 +383,7 @@ def test_an_image_that_grows_while_it_is_read_is_an_error(tmp_path: Path, photos
 
 
 def test_a_disk_that_fills_up_midway_is_left_as_it_was(small_disk: Path, tmp_path: Path) -> None:
-    """When somebody else takes the room that was there at the start, the error says so and nothing of ours stays."""
+    """If somebody else fills the space that was free at the start, the error says so and no file of ours stays."""
     photos = make_tree(
         tmp_path / "photos", {f"{number:03}.png": noise(number, size=(160, 120)) for number in range(40)}
     )
@@ -422,7 +422,7 @@ def test_too_little_disk_is_told_before_the_first_byte(small_disk: Path, tmp_pat
 def test_a_bad_source_changes_nothing(
     tmp_path: Path, photos: Path, prepare: Callable[[Path], object], error: type[Exception]
 ) -> None:
-    """A pack that stood at the target is as it was, also with overwrite=True; no folder is made for a new one."""
+    """A pack at the target stays as it was, even with overwrite=True; no folder is created for a new one."""
     out = tmp_path / "kept" / "out.h5"
     pack(photos, out)
     before = {path.name: path.read_bytes() for path in out.parent.iterdir()}
@@ -450,7 +450,7 @@ def test_what_stands_at_the_target_is_not_replaced_unasked(tmp_path: Path, photo
         (tmp_path / "data.h5", "data.h5", True, OptionError),
         (tmp_path / "data.h5", "link.h5", True, OptionError),
     ):
-        # Within a second, and not after hours of work.
+        # Within a second, instead of after hours of work.
         working = Meanwhile(lambda: pytest.fail("the work began"))
         with pytest.raises(error, match=target):
             pack_dataset(source, f"{tmp_path}/{target}", overwrite=overwrite, progress=working)
@@ -459,7 +459,7 @@ def test_what_stands_at_the_target_is_not_replaced_unasked(tmp_path: Path, photo
 
 
 def test_what_comes_to_the_target_meanwhile_is_not_replaced(tmp_path: Path, photos: Path) -> None:
-    """Without overwrite=True it stays as it is, and what is packed is kept for the next call."""
+    """Without overwrite=True it stays unchanged, and the packed data is kept for the next call."""
     out = tmp_path / "place" / "out.h5"
     out.parent.mkdir()
     with pytest.raises(TargetExistsError, match="overwrite=True"):
@@ -473,7 +473,7 @@ def test_what_comes_to_the_target_meanwhile_is_not_replaced(tmp_path: Path, phot
 
 
 class _Cancels(OneStep):
-    """Cancels the work when it is half done."""
+    """Cancels the work halfway."""
 
     done = 0
 
@@ -481,7 +481,7 @@ class _Cancels(OneStep):
         self.done += amount
         if self.done >= 60:
             self.cancellation.cancel()
-            threading.Event().wait(0.05)  # the caller looks several times a second
+            threading.Event().wait(0.05)  # the caller checks several times a second
 
 
 def test_cancelling_stops_and_keeps_finished_work(tmp_path: Path) -> None:
@@ -509,7 +509,7 @@ def test_cancelling_stops_and_keeps_finished_work(tmp_path: Path) -> None:
 def test_a_wrong_option_is_refused_before_anything_happens(
     tmp_path: Path, photos: Path, option: str, value: Any
 ) -> None:
-    """Beside those whose messages are held elsewhere: each names itself, and no file or folder is made."""
+    """In addition to those in the file of messages: each names itself, and no file or folder is created."""
     with pytest.raises(OptionError, match=option.removesuffix("s")):
         pack(photos, tmp_path / "new" / "out.h5", **{option: value})
     assert not (tmp_path / "new").exists()

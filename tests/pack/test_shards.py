@@ -1,4 +1,4 @@
-"""One dataset in several files, or one that several workers made: the rows and bytes of one process, whoever writes."""
+"""One dataset in several files, or packed by several workers: the same rows and bytes as by one process."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ COUNT = 30
 
 
 def shards_in(folder: Path) -> dict[str, bytes]:
-    """All shards in a folder, each whole, by name."""
+    """All shards in a folder, each complete, by name."""
     shards = sorted(folder.glob("set-*.h5"))
     for shard in shards:
         assert is_whole(shard, read_manifest(shard) or pytest.fail(f"{shard} has no manifest"))
@@ -51,7 +51,7 @@ def shards_in(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture
 def expected(tmp_path: Path, photos: Path) -> dict[str, bytes]:
-    """The shards that this process makes alone."""
+    """The shards made by this process alone."""
     pack_dataset(photos, tmp_path / "alone" / "set.h5", shards=5, progress=False)
     return shards_in(tmp_path / "alone")
 
@@ -59,7 +59,7 @@ def expected(tmp_path: Path, photos: Path) -> dict[str, bytes]:
 @pytest.mark.torch
 @pytest.mark.parametrize("encoding", ["pixels", "encoded"])
 def test_shards_read_as_the_one_file(tmp_path: Path, photos: Path, encoding: str) -> None:
-    """Every row, target and key of every split is at its number, also where a split is smaller than the set."""
+    """Every row, target and key of every split has its number, even if a split is smaller than the set."""
     options: dict[str, Any] = {
         "encoding": encoding,
         "image_size": (8, 8),
@@ -98,7 +98,7 @@ def test_any_executor_makes_the_same_bytes(
 
 
 class _KillsOne(OneStep):
-    """A progress that kills one process of a pool when the first shard is done."""
+    """Progress that kills one process of a pool when the first shard is done."""
 
     def __init__(self, pids: Callable[[], list[int]]) -> None:
         self._pids = pids
@@ -112,7 +112,7 @@ class _KillsOne(OneStep):
 
 @pytest.mark.slow
 def test_shards_of_a_dead_worker_are_written_again(tmp_path: Path, photos: Path, expected: dict[str, bytes]) -> None:
-    """A pool with a dead process takes no tasks any more; the rest is written all the same, to the same bytes."""
+    """A pool with a dead process takes no more tasks; the rest is still written, with the same bytes."""
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
         killing = _KillsOne(lambda: list(pool._processes))
         pack_dataset(photos, tmp_path / "place/set.h5", shards=5, executor=pool, progress=killing)
@@ -121,7 +121,7 @@ def test_shards_of_a_dead_worker_are_written_again(tmp_path: Path, photos: Path,
 
 
 class _DaskLosingOne(Executor):
-    """Dask's executor when the worker of the first task dies just after its result has arrived."""
+    """Dask's executor, where the worker of the first task dies just after its result has arrived."""
 
     def __init__(self) -> None:
         self.tasks = 0
@@ -143,7 +143,7 @@ class _DaskLosingOne(Executor):
 
 
 def test_a_result_of_a_dead_dask_worker_is_made_again(tmp_path: Path, photos: Path, expected: dict[str, bytes]) -> None:
-    """The ValueError of Dask's own code is no error of the task."""
+    """The ValueError of Dask's own code is not an error of the task."""
     losing = _DaskLosingOne()
     pack_dataset(photos, tmp_path / "place/set.h5", shards=5, executor=losing, progress=False)
     assert losing.tasks == 6
@@ -151,7 +151,7 @@ def test_a_result_of_a_dead_dask_worker_is_made_again(tmp_path: Path, photos: Pa
 
 
 def test_shards_of_mixed_images_are_all_kept_as_they_came(tmp_path: Path) -> None:
-    """One image of another size, which is not among those that are looked at, changes how all shards are stored."""
+    """One image of another size, which is not among those examined first, changes how all shards are stored."""
     folder = make_tree(tmp_path / "photos", {**in_classes(60), "cat/007x.png": image(99, size=(5, 7))})
     report = pack_dataset(folder, tmp_path / "alone/set.h5", shards=3, progress=False)
     assert report.encoding == "encoded"
@@ -164,7 +164,7 @@ def test_shards_of_mixed_images_are_all_kept_as_they_came(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("kind", [None, "threads"])
 def test_left_out_samples_count_over_all_shards(tmp_path: Path, photos: Path, kind: str | None) -> None:
-    """A shard may have more than its share of broken images, all together may not; whoever writes them."""
+    """One shard may have more than its share of broken images, all together may not; whoever writes them."""
     make_tree(photos, {"cat/000.png": b"no image", "cat/002.png": b"no image"})
     pool = pool_of(kind, 2) if kind else None
     options: dict[str, Any] = {"shards": 5, "executor": pool, "progress": False}
@@ -180,14 +180,14 @@ def test_left_out_samples_count_over_all_shards(tmp_path: Path, photos: Path, ki
 
 
 class _Waiting(Future[Any]):
-    """Cancelled for good when it is cancelled, as if a worker had seen it."""
+    """Cancelled for good at once, as if a worker had seen it."""
 
     def cancel(self) -> bool:
         return super().cancel() and not self.set_running_or_notify_cancel()
 
 
 class _OneAtOnce(Executor):
-    """Runs the first task when it is submitted, and never begins the others."""
+    """Runs the first task when it is submitted, and never starts the others."""
 
     def __init__(self) -> None:
         self.futures: list[Future[Any]] = []
@@ -203,7 +203,7 @@ class _OneAtOnce(Executor):
 def test_tasks_are_called_back_before_the_error_is_raised(
     tmp_path: Path, photos: Path, expected: dict[str, bytes]
 ) -> None:
-    """Not when the garbage collector comes by: it may do so in a thread that one of them runs in."""
+    """Not only by the garbage collector, which may run in a thread that one of them uses."""
     of_the_first = min(numbers_in(tmp_path / "alone" / min(expected)))
     make_tree(photos, {of_the_first: b"no image"})
     executor = _OneAtOnce()
@@ -213,10 +213,10 @@ def test_tasks_are_called_back_before_the_error_is_raised(
 
 
 def test_a_failed_set_is_continued(tmp_path: Path, photos: Path, expected: dict[str, bytes], leftovers: Any) -> None:
-    """Shards that were done when one failed are not written again."""
+    """Shards that were done before another failed are not written again."""
     of_the_last = max(numbers_in(tmp_path / "alone" / max(expected)))
     good = (photos / of_the_last).read_bytes()
-    # Of the same length, as damage on a disk is.
+    # Of the same length, like damage on a disk.
     (photos / of_the_last).write_bytes(bytes(len(good)))
     with ThreadPoolExecutor(1) as pool, pytest.raises(DecodeError, match=of_the_last):
         pack_dataset(photos, tmp_path / "place/set.h5", shards=5, executor=pool, progress=False)
@@ -228,7 +228,8 @@ def test_a_failed_set_is_continued(tmp_path: Path, photos: Path, expected: dict[
 
 
 def test_what_is_there_is_replaced_only_when_asked(tmp_path: Path, photos: Path) -> None:
-    """Shards of another number, and the one file of the name, go once the new ones are in place."""
+    """A set with another number of shards, and a single file of the name, are removed once the new shards are in
+    place."""
     place = tmp_path / "place"
     pack_dataset(photos, place / "set.h5", progress=False)
     for shards, named in ((3, "set"), (2, "00000-of-00003")):
@@ -243,7 +244,7 @@ def test_what_is_there_is_replaced_only_when_asked(tmp_path: Path, photos: Path)
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_other_content_of_the_same_length_is_another_set(tmp_path: Path, workers: int) -> None:
-    """With overwrite=True what is there is not taken for it; unchanged shards are not written again."""
+    """overwrite=True does not take the existing set for it; unchanged shards are not written again."""
     photos = make_tree(tmp_path / "photos", in_classes(COUNT, suffix=".bmp"))
 
     def pack() -> Any:
@@ -259,7 +260,7 @@ def test_other_content_of_the_same_length_is_another_set(tmp_path: Path, workers
 
 
 class _ChangesTheSource(Executor):
-    """Runs a task at once, in this thread, after a file was written."""
+    """Runs each task at once, in this thread, after a file was written."""
 
     def __init__(self, write: Path, side: int) -> None:
         self._write, self._side = write, side
@@ -275,7 +276,7 @@ class _ChangesTheSource(Executor):
 
 
 def test_workers_that_see_another_source_are_refused(tmp_path: Path, photos: Path) -> None:
-    """A file of another length where they are; one that was added meanwhile is in no row of any shard."""
+    """A file of another length is refused by the workers; an added one is in no row of any shard."""
     changing = _ChangesTheSource(photos / "cat/000.png", 99)
     with pytest.raises(SourceChangedError):
         pack_dataset(photos, tmp_path / "set.h5", shards=2, executor=changing, progress=False)
@@ -294,7 +295,7 @@ def _count(x: Any) -> Any:
 
 
 def test_samples_are_found_and_read_once_however_many_shards_there_are(tmp_path: Path, photos: Path) -> None:
-    """Workers get the rows that were planned, and read the files of these alone."""
+    """Workers get the planned rows, and read only the files of these."""
     found: list[int] = []
 
     def layout(tree: Any) -> SampleTable:
@@ -306,12 +307,12 @@ def test_samples_are_found_and_read_once_however_many_shards_there_are(tmp_path:
     with ThreadPoolExecutor(2) as pool:
         pack_dataset(photos, tmp_path / "set.h5", shards=5, executor=pool, **options)
     assert len(found) == 1
-    # The first is also read for the form that they have.
+    # The first one is also read for the form of all.
     assert len(_READ) == COUNT + 1
 
 
 def test_a_function_that_cannot_be_sent_prepares_samples_all_the_same(tmp_path: Path, photos: Path) -> None:
-    """Workers that share the process find the samples themselves, and nothing that was asked for is left out."""
+    """Workers that share the process find the samples themselves, and no option is ignored."""
 
     def inverted(x: Any) -> Any:
         return 255 - x
@@ -324,7 +325,7 @@ def test_a_function_that_cannot_be_sent_prepares_samples_all_the_same(tmp_path: 
 
 
 def _die(x: Any) -> Any:
-    """Kill each worker, and not who plans its work."""
+    """Kill each worker, but not the planning process."""
     if multiprocessing.parent_process() is not None:
         os.kill(os.getpid(), signal.SIGKILL)
     return x
@@ -342,7 +343,8 @@ def test_a_task_that_kills_each_worker_is_given_up(tmp_path: Path, photos: Path)
 
 
 def test_workers_that_fall_silent_are_given_up(tmp_path: Path, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With no result and nothing written for the deadline, somebody should look; what runs is told to stop."""
+    """If there is no result and nothing was written until the deadline, the error asks for attention; running tasks are
+    told to stop."""
     clock, real, prepared = ManualClock(), SYSTEM_CLOCK.now, list[int]()
 
     def now() -> float:
@@ -365,14 +367,14 @@ def test_workers_that_fall_silent_are_given_up(tmp_path: Path, photos: Path, mon
     assert list(tmp_path.glob("set-*")) == []
 
 
-# --- one file that several workers made ---
+# --- one file packed by several workers ---
 
-# As many samples as are divided among workers.
+# Enough samples to be divided among workers.
 MANY = 140
 
 
 def boxes(folder: Path) -> Path:
-    """Boxes of which some are wholly left of the middle."""
+    """Boxes, some of them entirely left of the middle."""
     images: list[dict[str, object]] = []
     annotations: list[dict[str, object]] = []
     for number in range(MANY):
@@ -402,7 +404,7 @@ def with_broken(folder: Path) -> Path:
     ("make", "options"),
     [
         (photos_in, {"splits": {"train": 0.97, "dev": 0.02, "test": 0.01}}),
-        # Of each of two shards 8.8 MB.
+        # Two shards of 8.8 MB each.
         (photos_in, {"image_size": (210, 200)}),
         (photos_in, {"encoding": "encoded"}),
         (photos_in, {"encoding": "jpeg:80", "image_size": (8, 8)}),
@@ -415,7 +417,7 @@ def with_broken(folder: Path) -> Path:
 def test_the_file_of_several_workers_is_that_of_one_process(
     tmp_path: Path, read_pack: Any, make: Callable[[Path], Path], options: dict[str, Any]
 ) -> None:
-    """With splits that some shards have no rows of, boxes that cropping left out, which come last, and shards that are
+    """With splits that have no rows in some shards, boxes removed by cropping, which come last, and shards that are
     copied in several steps."""
     source = make(tmp_path / "data")
     places: dict[str, Any] = {"cache_dir": None, "progress": False}
@@ -432,7 +434,7 @@ def test_the_file_of_several_workers_is_that_of_one_process(
 
 
 class _EndsAfter(OneStep):
-    """Notes what was done before; ends in Ctrl-C once all is packed, or does not."""
+    """Records what was done before; ends with Ctrl-C once all is packed, if told to."""
 
     before = 0
 

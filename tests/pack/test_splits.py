@@ -23,13 +23,13 @@ USUAL = {"train": 0.8, "dev": 0.1, "test": 0.1}
 
 
 def names_of(labels: Sequence[int]) -> list[str]:
-    """Names as folders have them, in the order of the labels."""
+    """Names as in folders, in the order of the labels."""
     return [f"{label}/{row:05}.png" for row, label in enumerate(labels)]
 
 
 @pytest.fixture
 def pack(tmp_path: Path) -> Pack:
-    """Pack samples by their keys, and return those of each split, in the order of its rows."""
+    """Pack samples by their keys; return those of each split, in row order."""
 
     def packed(
         keys: Sequence[str],
@@ -61,7 +61,7 @@ def pack(tmp_path: Path) -> Pack:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_every_class_has_every_fraction_within_one_sample(pack: Pack, seed: int) -> None:
-    """Whatever the classes' sizes and the fractions, rounding moves a class's share by less than one sample."""
+    """For any class sizes and fractions, rounding changes a class's share by less than one sample."""
     rng = np.random.default_rng(seed)
     sizes = rng.integers(1, 60, rng.integers(2, 12))
     parts = rng.integers(10, 50, rng.integers(1, 6))
@@ -76,8 +76,8 @@ def test_every_class_has_every_fraction_within_one_sample(pack: Pack, seed: int)
 
 @pytest.mark.parametrize("labels", [(0, 1, 2), (1, 2, 3), (100, 1000, 10_000), (-1, 0, 7)])
 def test_shares_that_are_whole_are_exact(pack: Pack, labels: tuple[int, ...]) -> None:
-    """80, 10 and 10 percent of a hundred are 80, 10 and 10, in spite of floating-point edges; whole numbers are classes
-    whatever they count from."""
+    """80, 10 and 10 percent of a hundred are 80, 10 and 10, despite floating-point edges; integer labels are classes,
+    whatever the lowest is."""
     each = np.repeat(labels, 100).tolist()
     found = pack(names_of(each), each, splits=USUAL, seed=3)
     for label in labels:
@@ -90,7 +90,7 @@ def places(found: dict[str, list[str]]) -> dict[str, str]:
 
 
 def test_the_seed_alone_decides(pack: Pack) -> None:
-    """The same seed divides alike whatever order the samples come in; another seed divides otherwise."""
+    """The same seed divides identically, whatever the samples' order; another seed divides differently."""
     labels = [row % 4 for row in range(400)]
     keys = names_of(labels)
     first = places(pack(keys, labels, splits=USUAL, seed=5))
@@ -100,7 +100,7 @@ def test_the_seed_alone_decides(pack: Pack) -> None:
 
 
 def test_the_division_is_the_same_everywhere(pack: Pack) -> None:
-    """Known values: a new version of any library, or of colabstage, may not move a sample from test to train."""
+    """Known values: no new version of any library, or of colabstage, may move a sample from test to train."""
     keys = [f"folder/{number:05}.jpg" for number in range(12)]
     found = pack(keys, [row % 2 for row in range(12)], splits={"train": 0.5, "test": 0.5}, seed=1)
     of = places(found)
@@ -118,7 +118,7 @@ def test_new_samples_move_few_of_the_old_ones(pack: Pack) -> None:
 
 
 def test_train_is_shuffled_and_others_keep_their_order(pack: Pack) -> None:
-    """Rows of train are a permutation that looks random; those of the other splits follow the source."""
+    """Rows of train are a random-looking permutation; those of the other splits follow the source."""
     keys = names_of([0] * 200 + [1] * 200)
     found = pack(keys, [0] * 200 + [1] * 200, splits=USUAL)
     assert list(found) == ["train", "dev", "test"]
@@ -133,7 +133,7 @@ def test_train_is_shuffled_and_others_keep_their_order(pack: Pack) -> None:
 
 
 def test_the_order_of_train_is_seeded_and_steady(pack: Pack) -> None:
-    """Another seed is another order; samples that are added do not shuffle the others anew."""
+    """Another seed gives another order; added samples do not reshuffle the others."""
     keys = names_of([0] * 120)
     first = pack(keys[:100])["train"]
     assert pack(keys[:100])["train"] == first
@@ -142,7 +142,7 @@ def test_the_order_of_train_is_seeded_and_steady(pack: Pack) -> None:
 
 
 def test_splits_of_the_source_are_taken_as_they_are(pack: Pack) -> None:
-    """Fractions on top of them are refused by name."""
+    """Fractions in addition to them are refused by name."""
     keys, of_source = names_of([0, 1, 0, 1]), {"splits": ("train", "train", "val", "train")}
     found = pack(keys, of_source=of_source)
     assert sorted(found["train"]) == sorted([keys[0], keys[1], keys[3]])
@@ -152,7 +152,7 @@ def test_splits_of_the_source_are_taken_as_they_are(pack: Pack) -> None:
 
 
 def test_a_split_that_would_be_empty_is_refused(pack: Pack) -> None:
-    """Three samples cannot give one percent; the message names split and fraction."""
+    """Three samples cannot provide one percent; the message names split and fraction."""
     with pytest.raises(OptionError, match=r"'test' the fraction 0\.01"):
         pack(names_of([0, 0, 0]), splits={"train": 0.99, "test": 0.01})
 
@@ -164,7 +164,7 @@ def test_nothing_cannot_be_split(pack: Pack) -> None:
 
 
 def test_no_group_is_in_two_splits(pack: Pack) -> None:
-    """Of 40 patients of 1 to 9 images each one is in one split, and the fractions hold about."""
+    """Each of 40 patients, with 1 to 9 images, is in one split, and the fractions are approximately right."""
     groups = tuple(f"p{patient}" for patient in range(40) for _ in range(patient % 9 + 1))
     keys = names_of([0] * len(groups))
     found = pack(keys, of_source={"groups": groups}, splits=USUAL)
@@ -175,7 +175,7 @@ def test_no_group_is_in_two_splits(pack: Pack) -> None:
 
 
 def test_groups_may_come_from_the_names(pack: Pack) -> None:
-    """A regular expression says what belongs together; one that finds nothing is refused with the name."""
+    """A regular expression says what belongs together; a name that it does not match is refused."""
     keys = names_of([number // 4 for number in range(80)])
     found = pack(keys, splits={"train": 0.5, "test": 0.5}, group_by=r"^(\d+)/")
     owners = [{key.split("/")[0] for key in rows} for rows in found.values()]
@@ -186,7 +186,7 @@ def test_groups_may_come_from_the_names(pack: Pack) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_no_file_is_in_two_splits(pack: Pack, seed: int) -> None:
-    """However many rows a table has for it, and whatever whole numbers are its labels."""
+    """However many rows a table has for it, and whatever integers are its labels."""
     rng = np.random.default_rng(seed)
     owners = [file for file in range(rng.integers(8, 30)) for _ in range(rng.integers(1, 4))]
     keys = [f"{owner:02}.png#{row}" for row, owner in enumerate(owners)]

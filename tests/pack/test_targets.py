@@ -1,4 +1,4 @@
-"""Targets of every kind from source to reader: what plain h5py and Pillow say of each is what the Dataset gives."""
+"""Targets of every kind from source to reader: the Dataset returns what plain h5py and Pillow read."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def size_of(number: int, *, mixed: bool) -> tuple[int, int]:
 
 @pytest.fixture
 def scenes(tmp_path: Path) -> Callable[..., Path]:
-    """Images 00.jpg, 01.png, … and masks of their size beside them, as indices, palettes or colours."""
+    """Images 00.jpg, 01.png, … and masks of the same size beside them, as indices, palettes or colours."""
 
     def make(*, mixed: bool = False, masks: str = "index") -> Path:
         folder = tmp_path / "scenes"
@@ -56,7 +56,7 @@ def scenes(tmp_path: Path) -> Callable[..., Path]:
 
 
 def masked(tree: Tree, colors: Any = None) -> SampleTable:
-    """A layout of a user's own: images with the masks beside them."""
+    """A user's own layout: images with the masks beside them."""
     masks = [entry for entry in tree.entries if "_mask" in entry.name]
     images = [entry for entry in tree.entries if "_mask" not in entry.name]
     keys = tuple(entry.name for entry in images)
@@ -72,7 +72,7 @@ def painted(tree: Tree) -> SampleTable:
 
 
 def expected_mask(folder: Path, key: str, size: tuple[int, int] | None, resize: str) -> NDArray[np.uint8]:
-    """Class indices by Pillow alone."""
+    """Class indices computed with Pillow alone."""
     with Image.open(folder / f"{key[:2]}_mask.png") as opened:
         if opened.mode == "RGB":
             colors = np.asarray(opened).astype(int)
@@ -120,7 +120,7 @@ def test_masks_keep_their_classes_and_lie_on_their_images(
     size: tuple[int, int] | None,
     resize: Any,
 ) -> None:
-    """Every mask, stored as indices or as its file, is what Pillow makes of it by the nearest pixel."""
+    """Every mask, stored as indices or as its file, is Pillow's nearest-pixel version of it."""
     folder = scenes(mixed=size is not None, masks=masks)
     layout = painted if masks == "color" else masked
     out = tmp_path / "out.h5"
@@ -142,7 +142,7 @@ def test_masks_keep_their_classes_and_lie_on_their_images(
 
 
 def test_masks_of_many_sizes_come_as_a_list(tmp_path: Path, scenes: Callable[..., Path]) -> None:
-    """As their images do, one by one of its own size; a loader's batch has lists of both."""
+    """Like their images, each in its own size; a loader's batch has lists of both."""
     pytest.importorskip("torch", reason="needs torch: pip install torch")
     from colabstage import make_loader
 
@@ -161,7 +161,7 @@ def test_masks_of_many_sizes_come_as_a_list(tmp_path: Path, scenes: Callable[...
 
 @pytest.mark.parametrize("encoding", ["pixels", "encoded"])
 def test_a_mask_of_another_size_is_named(tmp_path: Path, scenes: Callable[..., Path], encoding: Any) -> None:
-    """A mask that does not fit its image is one broken sample, by the mask's name."""
+    """A mask that does not fit its image is one broken sample, named by the mask."""
     folder = scenes()
     Image.new("L", (29, 20)).save(folder / "07_mask.png")
     options = {"layout": masked, "encoding": encoding, "image_size": (8, 8), "progress": False}
@@ -172,7 +172,7 @@ def test_a_mask_of_another_size_is_named(tmp_path: Path, scenes: Callable[..., P
 
 
 def test_a_colour_of_no_class_is_named_with_its_place(tmp_path: Path, scenes: Callable[..., Path]) -> None:
-    """No pixel is given a class by guessing."""
+    """No pixel's class is guessed."""
     folder = scenes(masks="color")
     with Image.open(folder / "03_mask.png") as mask:
         mask.putpixel((2, 1), (7, 8, 9))
@@ -193,7 +193,7 @@ def test_a_colour_of_no_class_is_named_with_its_place(tmp_path: Path, scenes: Ca
 def test_values_are_stored_as_they_are(
     tmp_path: Path, scenes: Callable[..., Path], values: NDArray[Any], splits: dict[str, float] | None
 ) -> None:
-    """Any numbers, one or several for each sample, in every split beside their key."""
+    """Any numbers, one or several for each sample, in every split with their key."""
     folder = scenes()
 
     def layout(tree: Tree) -> SampleTable:
@@ -213,7 +213,7 @@ def test_values_are_stored_as_they_are(
 
 
 def test_keys_that_are_no_names_are_refused(tmp_path: Path, scenes: Callable[..., Path]) -> None:
-    """Two samples of one name, and a table with a target too few, are typed errors."""
+    """Two samples with one name, and a table with one target too few, are typed errors."""
     folder = scenes()
 
     def twice(tree: Tree) -> SampleTable:

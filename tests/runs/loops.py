@@ -1,9 +1,9 @@
-"""A training by another library in a resumable run, interrupted and gone on with.
+"""A training by another library in a resumable run, interrupted and continued.
 
     python -m tests.runs.loops LIBRARY FOLDER DEATH [DEATH ...]
 
-Prints as JSON: whether the weights are those of a training that nothing interrupted, where the last session began, its
-steps and epochs, and how many steps a further session does.
+Prints as JSON: whether the weights are those of an uninterrupted training, where the last session began, its steps and
+epochs, and how many steps a further session does.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ EPOCHS = 3
 
 
 class DiedError(Exception):
-    """What ends a session in the middle of a step."""
+    """Ends a session in the middle of a step."""
 
 
 def make_net() -> Any:

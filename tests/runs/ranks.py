@@ -3,7 +3,7 @@
 python ranks.py RANK RANKS STORE FOLDER DATA OUT [TROUBLE]
 
 Trouble: a step at which all ranks die; "gone", the first rank dies before the run begins; "other", the last rank has
-other parts. An error of the run is printed by name, with exit code 3.
+different parts. An error of the run is printed by name, with exit code 3.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def train(rank: int, ranks: int, folder: str, data: str, out: Path, trouble: list[str]) -> object:
-    """Return the version that it was resumed from."""
+    """Train; return the version that it was resumed from."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Flatten(), nn.Linear(192, 8), nn.ReLU(), nn.Linear(8, 4))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)

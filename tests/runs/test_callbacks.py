@@ -1,4 +1,4 @@
-"""Loops of other libraries in a resumable run: they end with the weights of a training that nothing interrupted."""
+"""Loops of other libraries in a resumable run: they end with the weights of an uninterrupted training."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ HOW = {
 def test_weights_are_those_of_a_training_that_nothing_interrupted(
     tmp_path: Path, nurseries: Nurseries, library: str, deaths: list[int]
 ) -> None:
-    """In the middle of an epoch, or for Keras from its beginning; and a training that is done is not done again."""
+    """After deaths in the middle of an epoch, or with Keras from its beginning; and a finished training is not
+    repeated."""
     kind = "tensorflow" if library == "keras" else "torch"
     found = json.loads(nurseries.run_script(kind, [LOOPS, library, tmp_path, *map(str, deaths)], {}))
     assert found.pop("from") > 0

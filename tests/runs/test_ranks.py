@@ -1,4 +1,4 @@
-"""A run of several ranks: one saves, all restore the same version."""
+"""A run with several ranks: one saves, all restore the same version."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RANKS = Path(__file__).with_name("ranks.py")
 def run_ranks(
     nurseries: Nurseries, home: Path, name: str, *trouble: str, ranks: int = 2, attempt: int = 0
 ) -> list[tuple[int, str]]:
-    """Run all ranks of a training in the folder `name`; the exit code of each, and what it printed."""
+    """Run all ranks of a training in the folder `name`; return each one's exit code and output."""
     store, out = home / f"store-{name}-{attempt}", home / f"{name}.pt"
     given = [str(store), str(home / name), str(home / "rows.h5"), str(out), *trouble]
     processes = [
@@ -47,7 +47,7 @@ def died(tmp_path_factory: pytest.TempPathFactory, nurseries: Nurseries) -> Path
 
 
 def test_ranks_go_on_together(died: Path, tmp_path: Path, nurseries: Nurseries) -> None:
-    """After all of them died in mid-epoch; also as another number of ranks."""
+    """After all of them died in mid-epoch; also with another number of ranks."""
     shutil.copytree(died, tmp_path, dirs_exist_ok=True)
     shutil.copytree(died / "run", tmp_path / "fewer")
     assert [code for code, _ in run_ranks(nurseries, tmp_path, "whole")] == [0, 0]

@@ -1,4 +1,4 @@
-"""`resumable`: whatever becomes of a session, the next one goes on where it was, to the same weights."""
+"""`resumable`: however a session ends, the next one continues where it was, with the same final weights."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
 
 STEPS = 36  # three epochs of twelve
 LEASE = "run.json"
-SILENT_S = 150.0  # no sign of life for so long, and a session of another machine is gone
+SILENT_S = 150.0  # without a sign of life for so long, another machine's session counts as gone
 
 
 class DiedError(Exception):
-    """What ends a session in the middle of a step."""
+    """Ends a session in the middle of a step."""
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The parts of a training that nothing has interrupted."""
+    """The parts of an uninterrupted training."""
     folder = tmp_path_factory.mktemp("whole")
     return train(folder / "run", data, folder / "out.pt")
 
@@ -59,8 +59,8 @@ def whole(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any
 def session(
     folder: Path, data: Path, *, until: int | None = None, saves: tuple[int, ...] = (), **options: Any
 ) -> tuple[dict[str, Any], Any]:
-    """One session that dies in step `until`, or trains to the end; its parts and its run. `saves`: steps after which it
-    waits for a save."""
+    """Run one session that dies in step `until`, or trains to the end; return its parts and its run. `saves`: steps
+    after which it waits for a save."""
     parts = make_parts(data)
     rows: list[list[int]] = []
     run = resumable(folder, progress=False, **{"every": "7 steps", **parts, **options})
@@ -89,7 +89,7 @@ def assert_same_weights(one: dict[str, Any], other: dict[str, Any]) -> None:
 
 
 def versions(folder: Path) -> Any:
-    """The versions in a run's folder, the newest first."""
+    """The versions in a run's folder, newest first."""
     return list_runs(folder)[0].versions
 
 
@@ -101,7 +101,7 @@ def flip(file: Path) -> None:
 
 
 def leave_lease(data: Path, folder: Path, **facts: Any) -> dict[str, Any]:
-    """Have a session write its lease, and change it as if it were another machine's, or had been killed."""
+    """Let a session write its lease, and change it as if it were another machine's, or had been killed."""
     if not (folder / LEASE).exists():
         with resumable(folder, progress=False, **make_parts(data)):
             pass
@@ -129,7 +129,7 @@ def test_weights_are_those_of_a_run_that_nothing_interrupted(data: Path, whole: 
 
 @pytest.mark.parametrize("damage", ["flipped", "no manifest", "gone"])
 def test_a_damaged_version_is_passed_over(data: Path, whole: dict[str, Any], tmp_path: Path, damage: str) -> None:
-    """The one before is taken, and the run says so."""
+    """The previous one is used, and the run says so."""
     session(tmp_path, data, until=20, saves=(7, 14))
     newest, before = versions(tmp_path)
     file = tmp_path / newest.name
@@ -165,12 +165,12 @@ def test_what_does_not_fit_is_refused_before_anything_changes(data: Path, tmp_pa
             pass
         assert all(torch.equal(value, before[key]) for key, value in parts["model"].state_dict().items())
         assert parts["loader"].state_dict()["batches_done"] == 0
-    # And the run goes on as if nobody had tried.
+    # Afterwards, the run continues as if nobody had tried.
     assert session(tmp_path / "run", data)[1].steps == STEPS
 
 
 def test_a_second_session_is_refused_and_may_take_over(data: Path, tmp_path: Path) -> None:
-    """The error has what somebody needs to find the first one, which stops at its next step."""
+    """The error helps to find the first one, which stops at its next step."""
     first, second = make_parts(data), make_parts(data)
     deadline = time.monotonic() + 60
     with (  # noqa: PT012 - whenever the first session notices it
@@ -199,7 +199,7 @@ def test_what_is_no_number_is_refused_at_its_step(tmp_path: Path, data: Path, va
 
 
 class _Clock:
-    """A clock that passes as fast as it is waited for."""
+    """A clock that passes exactly as fast as it is waited for."""
 
     def __init__(self, each: Callable[[], object] = lambda: None) -> None:
         self.passed = 0.0
@@ -221,7 +221,7 @@ class _Clock:
 def test_a_session_of_another_machine_is_listened_to(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, beats: bool, behind_s: float
 ) -> None:
-    """One that falls silent was taken away; one that gives signs of life trains, whatever its clock says."""
+    """A silent one is gone; one that shows signs of life is training, whatever its clock says."""
     leave_lease(data, tmp_path, session=4, owner="0123abcd-7-99", host="a-machine", beat=time.time() - behind_s)
 
     def beat() -> None:
@@ -246,7 +246,7 @@ def test_a_session_of_another_machine_is_listened_to(
 def test_a_signal_saves_the_step_and_ends(
     data: Path, whole: dict[str, Any], tmp_path: Path, number: signal.Signals
 ) -> None:
-    """At the end of the step, where the state is whole; the handlers are the caller's own again afterwards."""
+    """At the end of the step, when the state is complete; afterwards, the caller's own handlers are restored."""
     parts = make_parts(data)
     before = [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)]
     ends = KeyboardInterrupt if number == signal.SIGINT else SystemExit
@@ -283,7 +283,7 @@ def test_a_full_disk_costs_saves_and_no_training(
                     fill(filler)
                 if (epoch, number) == (2, 0):
                     filler.unlink()
-                # So that each step saves: the next version is due, and nothing is on its way.
+                # So that each step saves: the next version is due, and no save is in progress.
                 time.sleep(0.02)
                 deadline = time.monotonic() + 60
                 while ">saving<" in run._repr_html_() and time.monotonic() < deadline:
@@ -296,7 +296,7 @@ def test_a_full_disk_costs_saves_and_no_training(
 
 @pytest.mark.parametrize("when", ["before", "at the end"])
 def test_a_run_that_cannot_be_saved_is_an_error(data: Path, make_disk: Callable[[int], Path], when: str) -> None:
-    """Its folder cannot say that a session trains there; and nobody takes a run for saved that is not."""
+    """Without its lease, its folder cannot show that a session trains; and no run may seem saved that is not."""
     disk = make_disk(1)
     (disk / "run").mkdir()
     if when == "before":
@@ -312,7 +312,7 @@ def test_a_run_that_cannot_be_saved_is_an_error(data: Path, make_disk: Callable[
 def test_a_full_local_disk_is_an_error_at_the_end(
     data: Path, tmp_path: Path, make_disk: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Versions are written there first; torch hides what the disk says behind errors of its own."""
+    """Versions are written there first; torch hides the disk's errors behind its own."""
     local = make_disk(1)
     fill(local / "full")
     os.truncate(local / "full", (local / "full").stat().st_size - 20_000)
@@ -327,7 +327,7 @@ def test_a_full_local_disk_is_an_error_at_the_end(
 
 @pytest.mark.parametrize("damage", ["flipped", "gone"])
 def test_a_run_with_nothing_to_restore_is_not_begun_anew(data: Path, tmp_path: Path, damage: str) -> None:
-    """The error names the version, which may come back, and whose successors would remove it."""
+    """The error names the version, which may come back, and which later versions would remove."""
     with resumable(tmp_path, progress=False, **make_parts(data)) as run:
         run.step()
     (version,) = versions(tmp_path)
@@ -342,7 +342,7 @@ def test_a_run_with_nothing_to_restore_is_not_begun_anew(data: Path, tmp_path: P
 
 
 def test_of_two_that_begin_at_the_same_moment_one_goes_on(data: Path, tmp_path: Path) -> None:
-    """Both have the same number then; the one that wrote its name last goes on."""
+    """Both have the same number then; the one that wrote its name last continues."""
     with (  # noqa: PT012 - the second one comes in the block
         pytest.raises(RunInUseError, match="a-machine"),
         resumable(tmp_path, progress=False, **make_parts(data)) as run,
@@ -365,7 +365,7 @@ def test_a_signal_after_the_last_step_ends_the_process_as_well(data: Path, tmp_p
 
 
 def test_another_dataset_of_as_many_rows_is_refused(tmp_path: Path) -> None:
-    """The rows that are left would be others; the same pack in another place is the same."""
+    """The remaining rows would be others; the same pack in another place is accepted."""
     packs = []
     for number in range(2):
         folder = make_tree(
@@ -386,7 +386,7 @@ def test_another_dataset_of_as_many_rows_is_refused(tmp_path: Path) -> None:
 def test_a_mount_that_dies_while_a_version_is_saved_is_a_typed_error(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whichever call notices it: listing the folder, and then looking whether the version has arrived."""
+    """Whichever call notices it: listing the folder, or checking whether the version has arrived."""
     iterdir, is_file, folder = Path.iterdir, Path.is_file, tmp_path / "run"
 
     def answer(path: Path) -> Path:
@@ -404,7 +404,7 @@ def test_a_mount_that_dies_while_a_version_is_saved_is_a_typed_error(
 
 
 def test_a_dead_process_holds_no_run(data: Path, tmp_path: Path) -> None:
-    """Nobody waits for a process of this machine that has ended without a word."""
+    """Nothing waits for a process of this machine that died without cleaning up."""
     lease = leave_lease(data, tmp_path)
     leave_lease(data, tmp_path, session=2, owner=f"{lease['owner'].split('-')[0]}-1-1")
     assert list_runs(tmp_path)[0].state == "silent"
@@ -416,7 +416,7 @@ def test_a_dead_process_holds_no_run(data: Path, tmp_path: Path) -> None:
 
 
 def test_only_so_many_versions_are_kept(data: Path, tmp_path: Path) -> None:
-    """And only what a run wrote, as it wrote it, is removed."""
+    """Only files that a run wrote, and that are unchanged, are removed."""
     (tmp_path / "notes.txt").write_text("mine", "utf-8")
     run = resumable(tmp_path, progress=False, keep=3, **make_parts(data))
     with run:
@@ -435,7 +435,7 @@ def test_only_so_many_versions_are_kept(data: Path, tmp_path: Path) -> None:
 
 
 def test_without_a_loader_it_goes_on_at_the_beginning_of_an_epoch(data: Path, tmp_path: Path) -> None:
-    """Nobody knows the place in an epoch then, so a version holds whole epochs."""
+    """The place in an epoch is unknown then, so a version holds whole epochs."""
     parts = make_parts(data)
     loader = parts.pop("loader")
     with pytest.raises(DiedError), resumable(tmp_path, progress=False, every=0, **parts) as run:  # noqa: PT012
@@ -451,8 +451,8 @@ def test_without_a_loader_it_goes_on_at_the_beginning_of_an_epoch(data: Path, tm
 
 
 def test_a_run_that_is_done_does_nothing(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It says so, and is listed with the epoch and step of the version that it began with; with more epochs it goes
-    on."""
+    """It says so, and is listed with the epoch and step of the version that it started from; with more epochs it
+    continues."""
     session(tmp_path, data)
     done = list_runs(tmp_path)[0]
     assert all(one.name in str(list_runs(tmp_path)) for one in done.versions)
@@ -484,7 +484,7 @@ def test_a_loop_outside_the_block_is_refused(data: Path, tmp_path: Path, use: An
 
 
 def test_a_value_of_some_steps_has_the_mean_of_these(data: Path, tmp_path: Path) -> None:
-    """As a generator's loss that is computed in every fifth step."""
+    """Such as a generator's loss that is computed in every fifth step."""
     with resumable(tmp_path / "run", progress=False, **make_parts(data)) as run:
         for number in range(20):
             run.step(loss=1.0, **({} if number % 5 else {"generator": 3.0}))
@@ -501,7 +501,7 @@ def test_a_value_of_some_steps_has_the_mean_of_these(data: Path, tmp_path: Path)
     ],
 )
 def test_arguments_that_cannot_work(tmp_path: Path, arguments: dict[str, Any], named: str) -> None:
-    """Before anything is made."""
+    """Before anything is created."""
     with pytest.raises(OptionError, match=named):
         resumable(tmp_path / "run", **{"model": nn.Linear(2, 2), **arguments})
     assert not (tmp_path / "run").exists()
@@ -509,14 +509,14 @@ def test_arguments_that_cannot_work(tmp_path: Path, arguments: dict[str, Any], n
 
 @pytest.mark.parametrize("number", ["3", 2.5, -1])
 def test_a_number_of_epochs_that_is_none(data: Path, tmp_path: Path, number: Any) -> None:
-    """Rather than none, or an error about text."""
+    """Instead of training for none, or with an error about text."""
     with resumable(tmp_path / "run", progress=False, **make_parts(data)) as run, pytest.raises(OptionError):
         list(run.epochs(number))
 
 
 def test_a_run_that_streamed_goes_on_with_the_whole_pack(tmp_path: Path) -> None:
-    """The first session trains while the source is packed, and dies; the next one finds the pack in the cache. Which
-    rows of the epoch are left is not known there, so it begins again, and says so."""
+    """The first session trains while the source is packed, and dies; the next one finds the pack in the cache. It does
+    not know which rows of the epoch are left, so it begins the epoch again, and says so."""
     source = make_tree(tmp_path / "set", in_classes(40))
     seen: list[int] = []
 
@@ -544,7 +544,7 @@ def test_a_run_that_streamed_goes_on_with_the_whole_pack(tmp_path: Path) -> None
 
     assert session(3, 1, streaming=True) == []
     assert any("Epoch 0 begins again" in note for note in session(5, 2, streaming=False))
-    # From the end of an epoch it goes on in any order.
+    # From the end of an epoch, it continues in any order.
     notes = session(100, 3, streaming=True)
     assert (notes, sum(seen)) == ([], 40)
 
@@ -555,7 +555,7 @@ def test_a_run_that_streamed_goes_on_with_the_whole_pack(tmp_path: Path) -> None
 @pytest.mark.parametrize("first", [nn.DataParallel, lambda model: model], ids=["parallel", "plain"])
 @pytest.mark.filterwarnings("default")
 def test_a_model_goes_on_in_another_wrapper(tmp_path: Path, first: Any, later: Any) -> None:
-    """As on a machine with more GPUs, or once it is compiled."""
+    """As on a machine with more GPUs, or after compiling."""
     model, again = nn.Linear(2, 2), nn.Linear(2, 2)
     with resumable(tmp_path / "run", model=first(model), progress=False) as run:
         run.step()
@@ -565,7 +565,7 @@ def test_a_model_goes_on_in_another_wrapper(tmp_path: Path, first: Any, later: A
 
 
 def test_the_history_spans_all_sessions(data: Path, tmp_path: Path) -> None:
-    """A table of plain numbers, in order, and a figure of it with a mark for each session."""
+    """A table of plain numbers, in order, and a figure of it that marks each session."""
     session(tmp_path, data, until=20)
     _, run = session(tmp_path, data)
     assert {row["session"] for row in run.history} == {1, 2}
@@ -592,17 +592,17 @@ def test_the_history_spans_all_sessions(data: Path, tmp_path: Path) -> None:
     ],
 )
 def test_arguments_that_cannot_work_are_refused(tmp_path: Path, options: dict[str, Any], named: str) -> None:
-    """Before a folder is made."""
+    """Before a folder is created."""
     with pytest.raises(OptionError, match=named):
         resumable(tmp_path / "run", **{"model": nn.Linear(2, 2), **options})
     assert not (tmp_path / "run").exists()
-    # There would be nothing to go on with.
+    # There would be nothing to continue with.
     with pytest.raises(OptionError, match="model=model"):
         resumable(tmp_path / "run")
 
 
 def test_a_file_of_somebody_elses_is_not_overwritten(data: Path, tmp_path: Path) -> None:
-    """A folder that holds another `run.json` is no run's."""
+    """A folder with an unrelated `run.json` is not a run's."""
     (tmp_path / LEASE).write_text('{"lr": 0.1}', "utf-8")
     with pytest.raises(TargetExistsError, match=LEASE), resumable(tmp_path, progress=False, **make_parts(data)):
         pass
@@ -610,7 +610,7 @@ def test_a_file_of_somebody_elses_is_not_overwritten(data: Path, tmp_path: Path)
 
 
 class Odd:
-    """Has a state that only code could read back."""
+    """Has a state that only code could restore."""
 
     def __init__(self, state: Any) -> None:
         self.state = state
@@ -631,7 +631,7 @@ def test_a_state_that_would_need_code_is_refused(tmp_path: Path) -> None:
 
 
 def test_numbers_of_numpy_and_tied_weights_come_back(tmp_path: Path) -> None:
-    """A scheduler may hold a metric of numpy's; memory that is shared is saved once, and never lent twice."""
+    """A scheduler may hold a numpy metric; shared memory is saved once, and never lent twice."""
     tied: Any = nn.Linear(300, 300)
     model: Any = nn.Sequential(tied, nn.Linear(300, 300))
     model[1].weight = tied.weight
@@ -653,7 +653,7 @@ def test_numbers_of_numpy_and_tied_weights_come_back(tmp_path: Path) -> None:
 
 @pytest.mark.gpu
 def test_random_numbers_of_the_gpu_go_on(tmp_path: Path) -> None:
-    """What dropout draws there after a version is drawn again by the session that it is restored in."""
+    """After a version is restored, dropout draws there the same numbers as the session that saved it did next."""
     model = nn.Linear(2, 2).to("cuda")
     with resumable(tmp_path, progress=False, model=model) as run:
         run.save()

@@ -1,4 +1,4 @@
-"""A training that is always the same, on a packed file of its own, which tests kill.
+"""A deterministic training on its own packed file, which tests kill.
 
 Writes the weights to `out` at the end, and appends a line with epoch and rows of each step to a log beside it.
 """
@@ -24,7 +24,7 @@ ROWS, BATCH = 96, 8
 
 
 def write_data(path: Path, rows: int = ROWS) -> Path:
-    """Write a dataset of noise in which one channel tells the class."""
+    """Write a dataset of noise in which one channel encodes the class."""
     rng = np.random.default_rng(3)
     labels = rng.integers(0, 4, rows)
     images = rng.integers(0, 200, (rows, 8, 8, 3), np.uint8)
@@ -35,8 +35,8 @@ def write_data(path: Path, rows: int = ROWS) -> Path:
 
 
 def make_parts(data: Path, *, width: int = 16, batch_size: int = BATCH) -> dict[str, Any]:
-    """Build the parts of the training, the same each time: its dropout draws random numbers."""
-    # Other processes want the cores too, and the sums of several threads depend on how many there are.
+    """Build the parts of the training, the same each time; its dropout draws random numbers."""
+    # Other processes need the cores too, and multi-threaded sums depend on the number of threads.
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model = nn.Sequential(

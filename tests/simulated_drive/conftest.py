@@ -24,7 +24,7 @@ def mountpoint(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def make_drive(tmp_path: Path) -> Iterator[MakeDrive]:
-    """Make Drives, each with a home of its own."""
+    """Make Drives, each with its own home."""
     made: list[SimulatedDrive] = []
 
     def make(**knobs: object) -> SimulatedDrive:
@@ -39,7 +39,7 @@ def make_drive(tmp_path: Path) -> Iterator[MakeDrive]:
 
 @pytest.fixture
 def drive(make_drive: MakeDrive) -> SimulatedDrive:
-    """A Drive without any waiting, not mounted yet."""
+    """A Drive without waiting times, not mounted yet."""
     return make_drive()
 
 
@@ -53,6 +53,6 @@ def _shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimulatedDrive
 
 @pytest.fixture
 def shared(_shared: SimulatedDrive) -> Iterator[SimulatedDrive]:
-    """A mounted Drive without any waiting that other tests of the file use, too; each in a folder of its own."""
+    """A mounted Drive without waiting times, shared by the tests of a file; each uses its own folder."""
     yield _shared
     _shared.set_faults(DriveFaults())

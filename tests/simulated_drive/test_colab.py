@@ -1,4 +1,4 @@
-"""The stand-in google.colab, seen by ours: the platform that it plays, and a second mount beside a dead one."""
+"""The stand-in google.colab as colabstage sees it: its platform, and a second mount beside a dead one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 def test_each_machine_is_taken_for_what_it_plays(
     tmp_path: Path, preset: Preset, name: str, refusal: type[Exception], said: str
 ) -> None:
-    """Its folders lie below the root, a Drive is mounted where one can be, and this process's variables come back."""
+    """Its folders are below the root, a Drive is mounted where possible, and this process's variables are restored."""
     before = dict(os.environ)
     with simulated_colab(tmp_path, preset=preset) as machine:
         found = doctor().facts
@@ -47,7 +47,7 @@ def test_each_machine_is_taken_for_what_it_plays(
 
 @pytest.mark.fuse
 def test_a_mount_at_another_place_leaves_the_first_one_dead(tmp_path: Path) -> None:
-    """Its client is killed and nobody unmounts it; what waited for its upload is with the next client."""
+    """Its client is killed without an unmount; the next client has its pending uploads."""
     drive = SimulatedDrive(tmp_path / "google", knobs=DriveKnobs.quick())
     with simulated_colab(tmp_path / "machine", drive=drive) as machine:
         first, second = machine.root / "content/drive", machine.root / "content/other"
@@ -58,7 +58,7 @@ def test_a_mount_at_another_place_leaves_the_first_one_dead(tmp_path: Path) -> N
         with pytest.raises(OSError, match="not connected"):
             first.stat()
         assert (second / "MyDrive" / "mine").read_bytes() == b"here"
-        # Ours are about the one that lives, and do not end it for the sake of the dead one.
+        # Our functions use the live one, and do not end it because of the dead one.
         assert refresh_drive() == second / "MyDrive"
         assert flush_drive(remount=False).mountpoint == second
         assert mount_drive(first) == first / "MyDrive"

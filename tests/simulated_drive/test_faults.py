@@ -26,7 +26,7 @@ FILES = {"a.jpg": CONTENT, "b.jpg": CONTENT, "c.zip": CONTENT}
 
 @pytest.fixture
 def mine(shared: SimulatedDrive, request: pytest.FixtureRequest) -> Path:
-    """A folder of the test's own with three files of 100 kB."""
+    """The test's own folder with three files of 100 kB."""
     assert shared.mountpoint is not None
     name = str(request.node.name).replace("[", "_").rstrip("]")
     make_tree(shared.cloud / "MyDrive" / name, FILES)
@@ -38,7 +38,7 @@ def fail(drive: SimulatedDrive, op: Any, pattern: str = "*", **options: Any) -> 
 
 
 def reads(file: Path, count: int) -> list[int | None]:
-    """Return how so many read calls on one handle end."""
+    """Return the outcomes of so many read calls on one handle."""
     handle = os.open(file, os.O_RDONLY)
     try:
         return [errno_of(lambda: os.pread(handle, 200_000, 0)) for _ in range(count)]
@@ -58,7 +58,7 @@ def test_a_read_fails_with_the_errno_asked_for(shared: SimulatedDrive, mine: Pat
 
 
 def test_calls_are_counted_one_by_one(shared: SimulatedDrive, mine: Path) -> None:
-    """Every third, or the first of each file, whatever the kernel's page cache would do with it."""
+    """Every third, or the first of each file, despite the kernel's page cache."""
     fail(shared, "read", "*.zip", every=3)
     assert reads(mine / "c.zip", 6) == [None, None, errno.EIO, None, None, errno.EIO]
     fail(shared, "read", first=1, per_file=True)
@@ -82,7 +82,7 @@ def test_other_calls_fail_too(shared: SimulatedDrive, mine: Path) -> None:
 
 
 def test_a_listing_silently_lacks_entries(shared: SimulatedDrive, mine: Path) -> None:
-    """Once; what was not listed can be opened all the same."""
+    """Once; missing files can still be opened."""
     shared.set_faults(DriveFaults(listings=(ListingFault(pattern=f"MyDrive/{mine.name}", keep=0.4, first=1),)))
     assert len(list(mine.iterdir())) == 1
     assert (mine / "c.zip").stat().st_size == len(CONTENT)
@@ -101,7 +101,7 @@ def test_content_is_wrong_at_the_listed_size(shared: SimulatedDrive, mine: Path,
 
 
 def test_faults_hold_over_a_remount_and_an_upload_is_dropped(drive: SimulatedDrive, mountpoint: Path) -> None:
-    """Flush says yes, this machine still reads the file, and yet the cloud never got it."""
+    """The flush succeeds and this machine still reads the file, but the cloud never got it."""
     mine = mountpoint / "MyDrive"
     drive.set_faults(DriveFaults(ops=(OpFault(op="open", pattern="*.jpg"),), drop_uploads=("*.h5",)))
     drive.mount(mountpoint)

@@ -1,4 +1,4 @@
-"""The calls of the mounted file system: what works as on a disk, and what Drive refuses."""
+"""The calls of the mounted file system: which work as on a disk, and which Drive refuses."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ CHANGES = {
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_files_are_changed_as_on_a_disk(shared: SimulatedDrive, tmp_path: Path, name: str) -> None:
-    """Each call comes to what it does in a plain folder, at once on the mount and after a flush in the cloud."""
+    """Each call has the same result as in a plain folder, at once on the mount and after a flush in the cloud."""
     here, cloud = folders(shared, name)
     for folder in (tmp_path, cloud):
         make_tree(folder, {"a.bin": b"0123456789", "large.bin": LARGE})
@@ -131,7 +131,7 @@ def test_files_are_changed_as_on_a_disk(shared: SimulatedDrive, tmp_path: Path, 
 
 
 def test_what_drive_does_not_support(shared: SimulatedDrive, tmp_path: Path) -> None:
-    """Files beside the drives, links and Google's documents answer errno 95; shortcuts look like what they lead to."""
+    """Files beside the drives, links and Google documents give errno 95; shortcuts look like their targets."""
     here, cloud = folders(shared, "refused")
     make_tree(cloud, {"plan.gdoc": "{}", "sheet.gsheet": "{}", "talk.gslides": "{}", "file": "x"})
     make_tree(tmp_path, {"theirs/a.txt": "shared"})
@@ -151,7 +151,7 @@ def test_what_drive_does_not_support(shared: SimulatedDrive, tmp_path: Path) -> 
 
 
 def attributes(path: Path) -> dict[str, str | None]:
-    """Return what the client says of a file by attributes; `None` for what it does not."""
+    """Return a file's attributes from the client; `None` for missing ones."""
 
     def value(name: str) -> str | None:
         try:
@@ -169,7 +169,7 @@ def md5_of(data: bytes) -> str:
 
 
 def test_attributes_are_the_clouds(drive: SimulatedDrive, mountpoint: Path) -> None:
-    """Ids outlive rewriting, renaming and the machine; an MD5 is of what was uploaded last; nothing lists them."""
+    """Ids survive rewriting, renaming and a new machine; an MD5 is that of the last upload; listings show neither."""
     mine = mountpoint / "MyDrive"
     (drive.cloud / "MyDrive/a").write_bytes(b"first")
     drive.set_faults(DriveFaults(stall_uploads=True))

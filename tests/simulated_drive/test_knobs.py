@@ -1,4 +1,4 @@
-"""What each knob of a simulated Drive does: its speed, its limits, and when changes made elsewhere show."""
+"""What each setting of a simulated Drive does: its speed, its limits, and when changes made elsewhere show."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.fuse
 
-# Waits are long enough that a busy machine does not change which of two is the longer one.
+# Long enough that even on a busy machine, the longer of two waits stays the longer one.
 COLD_S, LISTING_S, ENTRY_S, RATE = 0.3, 0.8, 0.02, 10e6
 
 
@@ -70,7 +70,7 @@ def mine(slow: SimulatedDrive) -> Path:
 
 
 def test_listing_is_slow_once(mine: Path) -> None:
-    """The first look into a folder pays for its entries; later ones, and looks at single files, do not."""
+    """The first listing of a folder pays for its entries; later ones, and access to single files, do not."""
     names_in(mine)
     cold, warm = (seconds(lambda: names_in(mine / "listed")) for _ in range(2))
     stats = seconds(lambda: [(mine / "listed" / f"{number}").stat() for number in range(20)])
@@ -110,7 +110,7 @@ def test_ranges_of_one_file_share_its_stream(slow: SimulatedDrive, mine: Path) -
 
 
 def test_uploads_take_their_time_side_by_side(slow: SimulatedDrive, mine: Path) -> None:
-    """Four files at 0.5 MB/s each; one that is rewritten on its way arrives once, as it was written last."""
+    """Four files at 0.5 MB/s each; one that is rewritten during its upload arrives once, in its last version."""
     done = slow.stats().uploads_done
     start = time.perf_counter()
     for number in range(3):

@@ -36,7 +36,7 @@ def names_in(folder: Path) -> list[str]:
 
 
 def test_a_mount_shows_the_cloud_as_on_colab(drive: SimulatedDrive, mountpoint: Path) -> None:
-    """Under both spellings, of which one is listed; the mount table has the type that tools look for."""
+    """Under both spellings, one of which is listed; the mount table has the type that tools look for."""
     make_tree(drive.cloud, {"MyDrive/a.txt": "hello", "Shareddrives/team/b": "x"})
     drive.mount(mountpoint)
     assert names_in(mountpoint) == ["MyDrive", "Shareddrives"]
@@ -47,7 +47,7 @@ def test_a_mount_shows_the_cloud_as_on_colab(drive: SimulatedDrive, mountpoint: 
 
 
 def test_the_cache_outlives_the_mount_but_not_the_machine(drive: SimulatedDrive, mountpoint: Path) -> None:
-    """What was read or written is warm after a remount, and cold on a new machine."""
+    """Files that were read or written are warm after a remount, and cold on a new machine."""
     make_tree(drive.cloud / "MyDrive", {"small.bin": os.urandom(1000), "large.bin": os.urandom(2_000_000)})
 
     def read_all() -> tuple[int, int]:
@@ -73,8 +73,8 @@ def test_the_cache_outlives_the_mount_but_not_the_machine(drive: SimulatedDrive,
 
 
 def test_what_is_written_is_here_at_once_and_in_the_cloud_later(drive: SimulatedDrive, mountpoint: Path) -> None:
-    """A flush waits for it, and says no when time is over; the cloud has the old file until the upload is whole, and
-    never a temporary name or what was deleted meanwhile."""
+    """A flush waits for it, and fails when time is over; the cloud has the old file until the upload is complete, and
+    never a temporary name or a file deleted meanwhile."""
     cloud, mine = drive.cloud / "MyDrive", mountpoint / "MyDrive"
     make_tree(cloud, {"pack.h5": b"old"})
     drive.set_faults(STALLED)
@@ -99,7 +99,7 @@ def test_what_is_written_is_here_at_once_and_in_the_cloud_later(drive: Simulated
 
 
 def test_uploads_wait_for_the_next_mount_and_are_lost_with_the_machine(drive: SimulatedDrive, mountpoint: Path) -> None:
-    """They survive an unmount and a death of the client, and are visible again."""
+    """They survive an unmount and the client's death, and are visible again."""
     cloud, mine = drive.cloud / "MyDrive", mountpoint / "MyDrive"
     drive.set_faults(STALLED)
     drive.mount(mountpoint)
@@ -125,7 +125,7 @@ def test_uploads_wait_for_the_next_mount_and_are_lost_with_the_machine(drive: Si
 
 
 def test_a_dead_client_answers_errno_107_until_the_next_mount(make_drive: MakeDrive, mountpoint: Path) -> None:
-    """Also on files that were open. Another Drive may be mounted there, which the dead one's owner leaves alone."""
+    """Also for open files. Another Drive may be mounted there, which the dead one's owner leaves alone."""
     dead, living = make_drive(), make_drive()
     make_tree(dead.cloud / "MyDrive", {"a.bin": b"content"})
     dead.mount(mountpoint)
@@ -151,7 +151,7 @@ def test_a_dead_client_answers_errno_107_until_the_next_mount(make_drive: MakeDr
 
 
 def test_a_dying_client_first_denies_that_files_exist(make_drive: MakeDrive, mountpoint: Path) -> None:
-    """At the set number of opens, existing files are not found for a while, and then nothing works any more."""
+    """From a given number of opens on, existing files are not found for a while, and then nothing works."""
     drive = make_drive(time_scale=1, cold_open_latency_s=0, listing_latency_s=0, death_after_opens=2, death_enoent_s=1)
     make_tree(drive.cloud / "MyDrive", {"a": "1", "b": "2"})
     drive.mount(mountpoint)
@@ -213,7 +213,7 @@ def test_a_killed_parent_leaves_neither_mount_nor_client(tmp_path: Path, mountpo
 
 
 def test_without_fuse_the_sentence_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Mounting raises it before anything is made."""
+    """Mounting raises it before anything is created."""
     monkeypatch.setenv("PATH", str(tmp_path))
     problem = fuse_problem()
     assert problem is not None

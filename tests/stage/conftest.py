@@ -1,4 +1,4 @@
-"""Small real datasets, and a Drive of each test's own."""
+"""Small real datasets, and a separate Drive for each test."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MakeImages = Callable[..., Path]
 
 @pytest.fixture(autouse=True)
 def invariants(tmp_path: Path) -> Iterator[None]:
-    """What holds after every call holds at the end of every test."""
+    """The invariants of every call are checked at the end of every test."""
     yield
     check_afterwards(tmp_path)
 
@@ -33,7 +33,7 @@ def own_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def make_images() -> MakeImages:
-    """Write PNGs into class folders, `size` high and wide; no number gives the image of another."""
+    """Write PNGs into class folders, with `size` as height and width; each number gives a different image."""
 
     def make(folder: Path, count: int, *, first: int = 0, size: tuple[int, int] = (24, 32)) -> Path:
         numbers = range(first, first + count)
@@ -60,7 +60,7 @@ def photos(tmp_path: Path, make_images: MakeImages) -> Path:
 
 @pytest.fixture
 def drive_knobs() -> DriveKnobs:
-    """What the test's Drive is like: without waiting times."""
+    """The settings of the test's Drive: without waiting times."""
     return DriveKnobs.quick()
 
 
@@ -91,7 +91,7 @@ def moto_server() -> Iterator[BucketService]:
 
 @pytest.fixture
 def s3(moto_server: BucketService, monkeypatch: pytest.MonkeyPatch) -> Iterator[BucketService]:
-    """An S3 server with one empty bucket, and a login in the environment that it accepts."""
+    """An S3 server with one empty bucket, and valid credentials in the environment."""
     use_login(monkeypatch, moto_server)
     moto_server.backend.create_bucket(moto_server.bucket, "us-east-1")
     yield moto_server

@@ -1,4 +1,4 @@
-"""The public functions with a path on Drive, each as a call with paths on Drive and on the local disk.
+"""The public functions that take a path on Drive, each as a call with paths on Drive and on the local disk.
 
 make_places(cloud / "MyDrive", tmp_path)
 for call in VERBS.values():
@@ -24,20 +24,20 @@ SIZE = (8, 8)
 
 @dataclass(frozen=True)
 class On:
-    """Where Drive is, and a folder of the local disk with the same files."""
+    """Drive's folder, and a local folder with the same files."""
 
     drive: Path
     local: Path
 
     def stage(self, source: Path | str, function: Callable[..., Any] = colabstage.stage_dataset, **options: Any) -> Any:
-        """Stage, or plan that, somewhere on the local disk unless said otherwise."""
+        """Stage, or plan it, on the local disk unless the options say otherwise."""
         places = {"local_dir": self.local / "fast", "cache_dir": None, "image_size": SIZE}
         quiet = {} if function is colabstage.plan_stage else {"progress": False}
         return function(source, **{**places, **quiet, **options})
 
 
 def make_places(drive: Path, local: Path) -> None:
-    """Write what the calls read, to both sides."""
+    """Write the calls' inputs, on both sides."""
     files = make_tree(local, {**{f"photos/{name}": n for name, n in in_classes(4).items()}, "new.pt": "weights"})
     photos = {str(path.relative_to(local / "photos")): path.read_bytes() for path in files.rglob("*.png")}
     (local / "photos.zip").write_bytes(zip_bytes(photos))
@@ -92,5 +92,5 @@ VERBS: dict[str, Callable[[On], Any]] = {
     "list_datasets": lambda on: colabstage.list_datasets(cache_dir=on.drive / "cache"),
     "list_datasets, local_dir": lambda on: colabstage.list_datasets(local_dir=on.drive / "fast", cache_dir=None),
 }
-# Without their cache these go on, with a note.
+# Without their cache, these continue with a note.
 GO_ON = {"stage_dataset, cache_dir", "plan_stage, cache_dir"}

@@ -1,4 +1,4 @@
-"""Stages a dataset as a process of its own, and prints where from and where to.
+"""Stages a dataset in its own process, and prints its origin and its path.
 
 Run as python stager.py SOURCE LOCAL_DIR LOCKS.
 
@@ -17,20 +17,20 @@ from colabstage import stage_dataset
 
 
 class IdleLock:
-    """A lock as some network file systems have it: granted to everybody."""
+    """A lock like that of some network file systems: granted to everybody."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
-        """Nothing to keep."""
+        """Keep nothing."""
 
     def acquire(self, **_: Any) -> None:
-        """Always yours."""
+        """Always succeed."""
 
     def release(self) -> None:
-        """As you like."""
+        """Do nothing."""
 
 
 def main() -> None:
-    """Wait for the word, so that all begin at once; then stage."""
+    """Wait for a line of input, so that all processes start at once; then stage."""
     source, local_dir, locks = sys.argv[1:]
     if locks == "none":
         filelock.FileLock = IdleLock  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""A cached pack is copied while the source is compared with the state that it was made of."""
+"""A cached pack is copied while the source is compared with the state it was made from."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WAIT_S = 30
 
 
 class AtFirstBlock(Progress):
-    """Do something when the first block of the pack is here: cancel the call, if nothing else is said."""
+    """Act when the first block of the pack is local: by default, cancel the call."""
 
     def __init__(self, act: Callable[[], object] | None = None) -> None:
         self.cancellation = Cancellation()
@@ -41,7 +41,7 @@ def photos(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def cached(photos: Path, tmp_path: Path) -> Callable[..., StagedDataset]:
-    """Stage on a machine that has nothing yet; the pack is in the cache already."""
+    """Stage on a machine that has nothing yet; the pack is already in the cache."""
 
     def stage(here: str = "second", **options: Any) -> StagedDataset:
         places: dict[str, Any] = {"local_dir": tmp_path / here, "cache_dir": tmp_path / "cache"}
@@ -52,7 +52,7 @@ def cached(photos: Path, tmp_path: Path) -> Callable[..., StagedDataset]:
 
 
 def listed_after(monkeypatch: pytest.MonkeyPatch, photos: Path, wait: Callable[[], object]) -> None:
-    """Have something happen before the source is listed."""
+    """Call `wait` before the source is listed."""
     scandir = os.scandir
 
     def slow(path: Any = ".") -> Any:
@@ -78,7 +78,7 @@ def test_the_copy_does_not_wait_for_the_source(
 def test_a_call_that_is_cancelled_meanwhile_ends(
     cached: Callable[..., StagedDataset], photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Although the source never answers, and goes on with what is here."""
+    """Although the source never responds, and although the copy continues."""
     never = threading.Event()
     with monkeypatch.context() as patch:
         listed_after(patch, photos, lambda: never.wait(WAIT_S))
@@ -100,7 +100,7 @@ def test_nothing_is_handed_out_before_the_source_is_known_to_be_the_same(
     def look() -> None:
         if not seen:
             wait_until(is_copied)
-            # Long enough to be handed out, if nothing held it back.
+            # Long enough for the dataset to be returned, if nothing held it back.
             seen.append(handed_out.wait(0.3))
 
     listed_after(monkeypatch, photos, look)
@@ -120,7 +120,7 @@ def test_a_copy_of_an_earlier_state_is_never_used(
     staged = cached(streaming=True)
     assert sum(len(y) for _, y in staged.loader("train", 5)) == 24
     staged = staged.wait(progress=False)
-    staged.wait_published()  # in the background, and here its unfinished copy would be taken for a leftover
+    staged.wait_published()  # it runs in the background, and its unfinished copy would look left behind
     assert (staged.report.origin, staged.splits) == ("source", {"train": 24})
     notes = {step.name: step.note for step in staged.report.steps}
     assert "earlier state" in notes["copy from cache"]

@@ -1,4 +1,4 @@
-"""A bucket as the cache: packs and shards in it have the guarantees that those in a folder have."""
+"""A bucket as the cache: its packs and shards have the same guarantees as those in a folder."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def small_blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     use_small_blocks(monkeypatch, getattr(request, "param", SMALL_BLOCK))
 
 
-# A service joins parts of 5 MB and more, and each block of a pack of several costs a request.
+# A service joins parts of at least 5 MB, and each block of a multi-part pack costs a request.
 longer_blocks = pytest.mark.parametrize("small_blocks", [1 << 20], indirect=True, ids=["1 MiB"])
 
 
@@ -47,13 +47,13 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def objects(service: BucketService) -> dict[str, bytes]:
-    """Everything in the bucket but records of rows, which test_delta is about."""
+    """Everything in the bucket except records of rows, which test_delta checks."""
     there = service.backend.buckets[service.bucket].keys
     return {key: found.value for key, found in there.items() if ".rows" not in key}
 
 
 def as_objects(key: str, pack: Path) -> dict[str, Any]:
-    """A pack and its manifest, as they are in the bucket."""
+    """A pack and its manifest as objects."""
     return timeless({key: pack.read_bytes(), f"{key}.json": manifest_path(pack).read_bytes()})
 
 
@@ -63,8 +63,8 @@ def staged(source: Path, local: Path, **options: Any) -> Any:
 
 @pytest.mark.torch
 def test_shards_go_to_the_bucket_and_are_read_in_part(many: Path, s3: BucketService, tmp_path: Path) -> None:
-    """Nothing but shards and manifests stays there; what was published is not packed again; a machine with room joins
-    them; and the set is one dataset to list and to remove."""
+    """Only shards and manifests stay in the bucket; published shards are not packed again; a machine with room joins
+    them; and the set is listed and removed as one dataset."""
     plan = plan_stage(many, cache_dir=CACHE, local_dir=tmp_path / "one", disk_limit=LIMIT)
     assert f"goes to the cache in '{CACHE}'" in str(plan)
     assert objects(s3) == {}
@@ -80,7 +80,7 @@ def test_shards_go_to_the_bucket_and_are_read_in_part(many: Path, s3: BucketServ
         for number in range(count)
         for end in ("", ".json")
     )
-    # As after a kill: two shards are not there yet.
+    # As after a kill: two shards are still missing.
     for key in sorted(objects(s3))[-4:]:
         s3.remove(key)
     again = staged(many, tmp_path / "two", disk_limit=LIMIT)
@@ -99,7 +99,7 @@ def test_shards_go_to_the_bucket_and_are_read_in_part(many: Path, s3: BucketServ
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many bytes each request sends to the bucket."""
+    """The number of bytes in each request to the bucket."""
     lengths: list[int] = []
     call = S3FileSystem._call_s3
 
@@ -113,7 +113,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    """A folder whose pack has 7 MB, and the images of its second split at the end."""
+    """A folder whose pack has 7 MB, with the images of its second split at the end."""
     names = [f"{split}/{'ab'[n % 2]}/{n}.png" for split, count in (("train", 30), ("test", 6)) for n in range(count)]
     return make_tree(tmp_path / "photos", {name: noise(n, size=(256, 256)) for n, name in enumerate(names)})
 
@@ -139,7 +139,7 @@ def test_only_blocks_that_the_earlier_version_has_not_are_sent(
     assert staged(photos, tmp_path / "two").report.origin == "cache"
 
 
-# What ends an upload at its parts ends it at their joining: the last one is in every run.
+# Whatever ends an upload at its parts ends it at their joining too, so that case is in every run.
 @pytest.mark.parametrize(
     "step",
     [
@@ -154,7 +154,7 @@ def test_only_blocks_that_the_earlier_version_has_not_are_sent(
 def test_a_version_that_cannot_be_put_together_is_sent_in_full(
     photos: Path, s3: BucketService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    """Until it is there the earlier one stays, and nothing of an upload is left behind."""
+    """The earlier version stays until the new one is complete, and no part of an upload is left behind."""
     first = staged(photos, tmp_path / "one")
     first.wait_published()
     key, before = f"cache/{first.path.name}", objects(s3)
@@ -193,8 +193,8 @@ def test_a_version_that_cannot_be_put_together_is_sent_in_full(
 def test_a_manifest_that_comes_before_ours(
     s3: BucketService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_same: bool
 ) -> None:
-    """Another version's stays, and this one is not cached; of the same bytes, the last state that they were made of
-    counts."""
+    """If it is another version's, it stays, and this version is not cached; if the bytes are the same, the last
+    recorded source state counts."""
     source = make_tree(tmp_path / "photos", {"a/1.png": 1, "b/2.png": 2})
     pack = stage_dataset(source, local_dir=tmp_path / "one", cache_dir=None, progress=False).path
     manifest = read_manifest(pack)
@@ -247,7 +247,7 @@ def test_a_cache_in_its_source_is_refused(s3: BucketService, tmp_path: Path) -> 
 
 @pytest.mark.torch
 def test_a_bucket_that_is_filled_from_a_folder_is_the_same_cache(s3: BucketService, tmp_path: Path) -> None:
-    """And its packs are opened in part; one that is not there is what is missing, with what is in its folder."""
+    """Its packs are opened in part; for a missing one, the error shows the content of its folder."""
     folder, source = tmp_path / "cache", make_tree(tmp_path / "photos", {"a/1.png": 1, "b/2.png": 2})
     first = staged(source, tmp_path / "one", cache_dir=folder)
     for path in sorted(folder.iterdir(), reverse=True):

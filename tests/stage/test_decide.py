@@ -1,4 +1,4 @@
-"""`plan_stage` says what `stage_dataset` then does, whatever is here, in the cache, or was changed meanwhile."""
+"""`plan_stage` predicts what `stage_dataset` then does, whatever is local, cached, or was changed meanwhile."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ class World:
         return stage_dataset(self.source, progress=False, **{**self.places, **options})
 
     def change(self) -> None:
-        """Have the source hold another image under an old name."""
+        """Replace an image in the source under its old name."""
         make_tree(self.source, AFTER)
         self.numbers = AFTER
 
     def new_session(self) -> None:
-        """Lose what is on this machine."""
+        """Lose everything on this machine."""
         shutil.rmtree(self.root / "here")
 
     def pack(self, folder: str = "here") -> Path:
-        """The pack on this machine, or in the cache."""
+        """Return the local pack, or the cached one."""
         return next((self.root / folder).rglob("*.h5"))
 
 
 def rot(file: Path) -> None:
-    """Change a byte and no time, as a bad disk does."""
+    """Change a byte but no time, like a bad disk."""
     content, found = bytearray(file.read_bytes()), file.stat()
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
@@ -60,7 +60,7 @@ def rot(file: Path) -> None:
 
 
 class Case(NamedTuple):
-    """What happened before a call, its options, and what it does."""
+    """What happened before a call, its options, and what it should do."""
 
     happened: Callable[[World], object]
     action: str
@@ -68,7 +68,7 @@ class Case(NamedTuple):
 
 
 def twice(*steps: Callable[[World], object]) -> Callable[[World], object]:
-    """Stage, then do something."""
+    """Stage, then perform these steps."""
 
     def act(world: World) -> None:
         world.stage()
@@ -129,7 +129,7 @@ def test_a_call_does_what_its_plan_says(name: str, tmp_path: Path) -> None:
 
 
 def spoil(pack: Path, manifest: bytes, *, content: bytes | None = None) -> bytes:
-    """Have a pack lose its manifest, and its seal, as on a disk that was copied; return what it holds."""
+    """Remove a pack's manifest and seal, as on a copied disk; return its content."""
     pack.with_name(f"{pack.name}.json").write_bytes(manifest)
     content = content or pack.read_bytes()
     pack.unlink()

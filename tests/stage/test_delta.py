@@ -1,5 +1,5 @@
-"""A source that has changed: what is new or changed is read, all else comes from the earlier pack, and the new pack is
-byte for byte the one that reading everything makes."""
+"""A source that has changed: only new and changed files are read, the rest comes from the earlier pack, and the new
+pack is byte for byte the one that reading everything makes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def stage(source: Path | str, local: Path, **options: Any) -> StagedDataset:
 
 
 def counts(shown: object) -> tuple[int, ...] | None:
-    """Return how many were added, changed, gone and taken over, and the files read, as a report or plan says it."""
+    """Return the numbers of added, changed, removed, reused and read files, as a report or plan shows them."""
     found = COUNTS.search(str(shown))
     return None if found is None else tuple(int(one.replace(",", "")) for one in found.groups())
 
@@ -70,7 +70,7 @@ def write_photos(folder: Path, count: int) -> None:
 
 @dataclass
 class Edits:
-    """So many of each: files added, removed, rewritten with the same length, and moved to the other class."""
+    """How many files are added, removed, rewritten with the same length, and moved to the other class."""
 
     folder: Path
     count: int
@@ -93,7 +93,7 @@ class Edits:
 
 @pytest.mark.fuse
 def test_on_drive_only_what_needs_it_is_opened(drive: SimulatedDrive, my_drive: Path, tmp_path: Path) -> None:
-    """Relabelled files are recognised by their MD5s, wherever they have been moved to."""
+    """Relabelled files are recognized by their MD5s, wherever they were moved to."""
     photos = drive.cloud / "MyDrive" / "photos"
     write_photos(photos, 120)
     stage(my_drive / "photos", tmp_path / "local")
@@ -134,7 +134,7 @@ def test_of_a_bucket_only_changed_objects_are_asked_for(s3: BucketService, tmp_p
     Edits(photos, 4).make()
     upload()
     planned = plan_stage("s3://data/photos", local_dir=tmp_path / "local", cache_dir=None, image_size=SIZE)
-    # An ETag is not compared across names, so what was moved is read.
+    # ETags are not compared between names, so moved files are read.
     assert counts(planned) == counts((updated := stage("s3://data/photos", tmp_path / "local")).report)
     assert counts(planned) == (8, 4, 8, 20, 12)
     assert planned.figures.source_bytes < 15 * len(jpeg(0)) * 1.2
@@ -158,9 +158,9 @@ def test_of_a_zip_on_the_web_only_changed_members_are_fetched(tmp_path: Path) ->
         server.put("photos.zip", archive := zip_of(photos))
         server.forget_requests()
         updated = stage(server.url("photos.zip"), tmp_path / "local")
-        # A member of the same bare name and CRC has the same content, whichever folder it is in.
+        # A member with the same base name and CRC has the same content, whatever its folder.
         assert counts(updated.report) == (5, 5, 5, 90, 10)
-        # What follows the listing of the members, which is fetched with the end of the archive.
+        # Besides changed members, only the archive's end is fetched, which has the directory of members.
         assert server.bytes_sent < 10 * 49_000 + 2 * 256 * 1024 + 100_000
         assert len(archive) > 4_000_000
         fresh = stage(server.url("photos.zip"), tmp_path / "fresh")
@@ -178,7 +178,7 @@ def test_in_a_new_session_rows_come_from_the_pack_in_the_cache(tmp_path: Path) -
     updated = stage(photos, tmp_path / "second", cache_dir=cache)
     assert counts(updated.report) == (1, 0, 0, 40, 1)
     assert updated.path.read_bytes() == stage(photos, tmp_path / "fresh").path.read_bytes()
-    # The record was published with the new pack, and comes back with it.
+    # The record was published with the new pack, and is restored with it.
     assert stage(photos, tmp_path / "third", cache_dir=cache).report.origin == "cache"
     write(photos / "cat" / "newer.jpg", jpeg(1001))
     assert counts(stage(photos, tmp_path / "third").report) == (1, 0, 0, 41, 1)
@@ -231,7 +231,7 @@ def test_a_record_that_is_none_counts_for_nothing(tmp_path: Path, spoilt: bytes 
     if isinstance(spoilt, str):
         assert counts(updated.report) is None
     if isinstance(spoilt, bytes):
-        # It may be somebody's.
+        # It may be somebody else's.
         assert (counts(updated.report), record.read_bytes()) == (None, spoilt)
 
 
@@ -242,7 +242,7 @@ def _exchange_folders(photos: Path) -> None:
 
 
 def test_what_an_interrupted_run_has_packed_is_proved_too(tmp_path: Path) -> None:
-    """Or the record of the pack would vouch for what was read under other names."""
+    """Otherwise the pack's record would vouch for rows that were read under other names."""
     photos = tmp_path / "photos"
     for number in range(302):
         write(photos / ("cat" if number % 2 else "dog") / f"{number // 2:03}.bmp", jpeg(number, kind="BMP"))
@@ -260,7 +260,7 @@ def test_what_an_interrupted_run_has_packed_is_proved_too(tmp_path: Path) -> Non
 
 
 class _Removing(OneStep):
-    """Progress that removes a file as soon as rows are taken over."""
+    """Progress that removes a file as soon as rows are reused."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -349,13 +349,13 @@ def _move(folder: Path, number: int) -> None:
 
 
 def _copy(folder: Path, number: int) -> None:
-    """The same content twice, under one name in two folders, and with one time."""
+    """The same content twice, with the same name in two folders and the same time."""
     path = _any(folder, number)
     shutil.copy2(path, _beside(path))
 
 
 def _swap(folder: Path, number: int) -> None:
-    """Two files change their names, and keep their times."""
+    """Two files exchange their names, and keep their times."""
     one, other = _any(folder, number), _any(folder, number // 3)
     if one != other:
         shutil.move(one, folder / "aside")
@@ -364,7 +364,7 @@ def _swap(folder: Path, number: int) -> None:
 
 
 def _cross(folder: Path, number: int) -> None:
-    """The two folders change their names."""
+    """The two folders exchange their names."""
     one, other = sorted((folder / "images").iterdir())
     one.rename(folder / "aside")
     other.rename(one)
@@ -372,7 +372,7 @@ def _cross(folder: Path, number: int) -> None:
 
 
 def _disguise(folder: Path, number: int) -> None:
-    """All files have one size and one time, and one of them other content than before."""
+    """All files have one size and one time, and one of them has new content."""
     _any(folder, number).write_bytes(jpeg(1900 + number))
     for path in _photos(folder):
         if (size := path.stat().st_size) < 4000:
@@ -382,7 +382,7 @@ def _disguise(folder: Path, number: int) -> None:
 
 
 def _spoil(folder: Path, number: int) -> None:
-    """A file is cut, or one that was is whole again."""
+    """A file is cut, or one that was cut is whole again."""
     for path in folder.rglob("broken.jpg"):
         path.write_bytes(jpeg(7)[: 300 if path.stat().st_size > 300 else None])
 
@@ -409,14 +409,14 @@ _FORMS: list[dict[str, Any]] = [
 
 
 def _dressed(folder: Path, form: str) -> Path:
-    """Make what is to be staged of the images: a zip of them, or masks, boxes or a table beside them."""
+    """Make the source from the images: a zip of them, or masks, boxes or a table beside them."""
     files = _photos(folder)
     if form == "masks":
         shutil.rmtree(folder / "masks", ignore_errors=True)
         for path in files:
             place = folder / "masks" / path.relative_to(folder / "images").with_suffix(".png")
             write(place, mask(len(path.read_bytes())))
-            # As a program writes them that keeps the time of what it was made of.
+            # As written by programs that copy the original's time.
             os.utime(place, ns=(path.stat().st_mtime_ns, path.stat().st_mtime_ns))
     if form == "boxes":
         shutil.rmtree(folder / "labels", ignore_errors=True)
@@ -440,7 +440,7 @@ def _dressed(folder: Path, form: str) -> Path:
     ),
 )
 @settings(
-    max_examples=settings().max_examples // 4,  # an example is up to thirteen calls
+    max_examples=settings().max_examples // 4,  # an example has up to thirteen calls
     phases=(Phase.explicit, Phase.reuse, Phase.generate),
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

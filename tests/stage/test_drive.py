@@ -1,4 +1,4 @@
-"""The public functions on a mounted (simulated) Google Drive, and where it is dead, hangs, lies or is not mounted."""
+"""The public functions on a mounted (simulated) Google Drive, also if it is dead, hangs, lies or is not mounted."""
 
 from __future__ import annotations
 
@@ -51,23 +51,23 @@ pytestmark = pytest.mark.fuse
 
 
 def knobs(**changes: Any) -> pytest.MarkDecorator:
-    """Have the test's Drive differ from one without waiting times."""
+    """Change settings of the test's Drive, which by default has no waiting times."""
     return pytest.mark.parametrize("drive_knobs", [replace(DriveKnobs.quick(), **changes)])
 
 
 @pytest.fixture
 def images(drive: SimulatedDrive) -> Path:
-    """Twenty images, as they are in the cloud; `my_drive / "photos"` shows them."""
+    """Twenty images in the cloud, which `my_drive / "photos"` shows."""
     return make_tree(drive.cloud / "MyDrive/photos", in_classes(20))
 
 
 def stage(source: Path, **options: Any) -> Any:
-    """In silence; the cache is the default, `colabstage` on the Drive of the source."""
+    """Without output; the cache is the default one, `colabstage` on the source's Drive."""
     return stage_dataset(source, **{"progress": False, **options})
 
 
 def kinds_of_errors(on: On, verbs: set[str], named: str) -> dict[str, str]:
-    """Make each call; return the kind of its error, or what else came, by its name."""
+    """Make each call; return the kind of its error, or its result, by name."""
     found = {}
     for name in sorted(verbs):
         try:
@@ -77,7 +77,7 @@ def kinds_of_errors(on: On, verbs: set[str], named: str) -> dict[str, str]:
     return found
 
 
-# --- what is as it should be ---
+# --- a Drive that works ---
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_each_verb_works(drive: SimulatedDrive, my_drive: Path, tmp_path: Path) 
     on = On(my_drive, tmp_path / "local")
     found = {name: call(on) for name, call in VERBS.items()}
     assert found["publish_file, waiting"].proof == "uploaded"
-    assert found["pack_dataset"].encoding == "pixels"  # files are stored as they are only where there is no room
+    assert found["pack_dataset"].encoding == "pixels"  # without enough room, files would be stored instead
     assert (my_drive / "cache" / found["stage_dataset, cache_dir"].path.name).is_file()
     assert [one.place for one in found["list_datasets, local_dir"]] == ["here"]
     assert contents(my_drive / "copy") == contents(tmp_path / "local/photos") == contents(my_drive / "out")
@@ -113,12 +113,12 @@ def test_the_next_session_starts_from_the_cache(
     assert again.report.origin == "cache"
     assert again.path.read_bytes() == first
     stats = drive.stats()
-    assert stats.cold_opens + stats.warm_opens <= 6  # pack, record of rows, their manifests, and nothing of the source
+    assert stats.cold_opens + stats.warm_opens <= 6  # pack, record of rows and their manifests; nothing of the source
 
 
 @pytest.mark.parametrize("drive_knobs", [replace(DriveKnobs.quick(), shortcuts_are_links=on) for on in (False, True)])
 def test_shortcuts_lead_to_what_others_share(drive: SimulatedDrive, my_drive: Path, tmp_path: Path) -> None:
-    """By the shortcut and by the folder that it leads to; one that leads nowhere is named."""
+    """Through the shortcut and the folder it leads to; a dangling one is named."""
     make_tree(drive.cloud / ".shortcut-targets-by-id/1AbC/shared", in_classes(6))
     (drive.cloud / "MyDrive/shared").symlink_to("../.shortcut-targets-by-id/1AbC/shared")
     (drive.cloud / "MyDrive/gone").symlink_to("../.shortcut-targets-by-id/1Xyz/gone")
@@ -157,7 +157,7 @@ def test_a_full_account_does_not_cost_the_staging(images: Path, my_drive: Path, 
 
 @knobs(reports_space=False, quota_bytes=1000)
 def test_a_full_account_that_reports_no_figures(images: Path, my_drive: Path, tmp_path: Path) -> None:
-    """Only writing tells."""
+    """Only writing shows that it is full."""
     make_tree(tmp_path, {"model.pt": os.urandom(10_000), **{f"photos/{name}": n for name, n in in_classes(20).items()}})
     with pytest.raises(NotEnoughSpaceError):
         pack_dataset(tmp_path / "photos", my_drive / "pack.h5", image_size=SIZE, progress=False)
@@ -166,7 +166,7 @@ def test_a_full_account_that_reports_no_figures(images: Path, my_drive: Path, tm
 
 
 def test_a_drive_that_refuses_renames_is_named(drive: SimulatedDrive, my_drive: Path, tmp_path: Path) -> None:
-    """As for who may add files to a shared drive and not change them: nothing half-made counts."""
+    """As for somebody who may add files to a shared drive but not change them: nothing unfinished counts."""
     make_places(drive.cloud / "MyDrive", tmp_path / "local")
     drive.set_faults(DriveFaults(ops=(OpFault(op="rename", errno=errno.EACCES),)))
     on, refused = On(my_drive, tmp_path / "local"), {"publish_file", "pack_dataset", "fetch_files"}
@@ -178,7 +178,7 @@ def test_a_drive_that_refuses_renames_is_named(drive: SimulatedDrive, my_drive: 
 def test_a_listing_that_lacks_files_is_listed_again(
     images: Path, drive: SimulatedDrive, my_drive: Path, tmp_path: Path
 ) -> None:
-    """What was made of half a folder never counts: it is listed again before anything is recorded or published."""
+    """Half a folder's pack never counts: the folder is listed again before anything is recorded or published."""
     drive.set_faults(DriveFaults(listings=(ListingFault(pattern="MyDrive/photos/*", keep=0.5, first=2),)))
     staged = stage(my_drive / "photos", cache_dir=tmp_path / "cache")
     assert staged.splits == {"train": 20}
@@ -189,7 +189,8 @@ def test_a_listing_that_lacks_files_is_listed_again(
 def test_a_folder_that_never_lists_twice_the_same_is_refused(
     images: Path, my_drive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An upload under way: nothing is kept that would count, plain files neither, and the error says what differs."""
+    """An upload is under way: nothing that would count is kept, plain files included, and the error says what
+    differs."""
     listed, scandir = iter(range(1000)), os.scandir
 
     def more(path: Any = ".") -> Any:
@@ -210,7 +211,7 @@ def test_a_folder_that_never_lists_twice_the_same_is_refused(
     assert contents(tmp_path / "here") == contents(images)
 
 
-# --- a client that is dead, or begins to hang ---
+# --- a client that is dead, or starts to hang ---
 
 
 def test_a_drive_that_is_dead_from_the_start_is_one_error_everywhere(
@@ -269,7 +270,7 @@ print(*([] if colabstage.doctor(drive / "photos", timeout_s=2).exit_code == 1 el
 over = True
 os.kill(server, signal.SIGCONT)
 """
-# One of each kind: a call of another form waits in the same place.
+# One of each kind: other calls of the kind wait in the same place.
 HANGING = [
     "stage_dataset",
     "plan_stage",
@@ -308,11 +309,11 @@ def test_a_mount_that_begins_to_hang_after_it_answered_ends_every_verb(
 class TestUnmounted:
     @pytest.fixture(autouse=True)
     def invariants(self) -> None:
-        """What was begun on a Drive that is gone is out of reach."""
+        """Unfinished work on a Drive that is gone is out of reach."""
 
     @pytest.fixture
     def drive(self, tmp_path: Path) -> SimulatedDrive:
-        """A Drive account that is not mounted."""
+        """A Drive that is not mounted."""
         return SimulatedDrive(tmp_path / "google", knobs=DriveKnobs.quick())
 
     @pytest.fixture
@@ -323,7 +324,7 @@ class TestUnmounted:
 
     @pytest.fixture
     def on(self, colab: SimulatedColab, drive: SimulatedDrive, tmp_path: Path) -> On:
-        """Where Drive belongs, and a folder of the local disk."""
+        """Where Drive would be, and a local folder."""
         make_places(drive.cloud / "MyDrive", tmp_path / "local")
         return On(colab.root / "content/drive/MyDrive", tmp_path / "local")
 
@@ -337,7 +338,7 @@ class TestUnmounted:
 
     @pytest.mark.parametrize("verb", ["publish_file", "fetch_files", "pack_dataset"])
     def test_a_drive_that_is_unmounted_midway_is_no_success(self, verb: str, on: On, drive: SimulatedDrive) -> None:
-        """The path is one of the local disk from then on, and what was written where is not known."""
+        """From then on, the path is a local one, and it is unknown what was written where."""
         folder = mount_drive(on.drive.parent.with_name("gdrive"))
         todo = [1]
 
@@ -357,7 +358,7 @@ class TestUnmounted:
         assert not todo
 
     def test_what_is_staged_outlives_the_drive_it_came_from(self, on: On, drive: SimulatedDrive) -> None:
-        """It is used; whether its pack arrived is not known; and that pack is not called removed."""
+        """It is used; waiting for its publication fails, and its pack is not reported as removed."""
         source = mount_drive(on.drive.parent) / "photos"
         data = colabstage.stage_dataset(source, image_size=SIZE, progress=False)
         cached = [one for one in list_datasets() if one.place == "cache"]

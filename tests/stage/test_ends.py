@@ -1,4 +1,4 @@
-"""A call that is asked to stop ends, and says so; what it has finished is kept."""
+"""A call that is told to stop ends, and says so; what it has finished is kept."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
 
 class Stopping(Progress):
-    """Progress that somebody can stop."""
+    """Progress that can be stopped."""
 
     def __init__(self) -> None:
         self.cancellation = Cancellation()
 
 
 def cancelled(call: Callable[[Progress], object], when: Callable[[], bool]) -> None:
-    """Make a call, and stop it as soon as something is so; it ends within seconds."""
+    """Make a call, and stop it as soon as a condition holds; it ends within seconds."""
     progress, ended = Stopping(), threading.Event()
     stopped_at = list[float]()
 
@@ -61,10 +61,10 @@ def cancelled(call: Callable[[Progress], object], when: Callable[[], bool]) -> N
 
 @pytest.mark.parametrize("name", ["a.tar.gz", "a.zip"])
 def test_staging_stops_while_an_archive_arrives(tmp_path: Path, name: str) -> None:
-    """Of a zip whose hash is to be checked, all is fetched first."""
+    """A zip whose hash is to be checked is fetched completely first."""
     content = write_archive(tmp_path / name, {"cat/1.png": os.urandom(12_000_000)}).read_bytes()
     digest = f"sha256:{hashlib.sha256(content).hexdigest()}" if name == "a.zip" else None
-    with WebServer({name: content}, knobs=WebKnobs(total_bytes_per_s=600_000)) as server:  # all of it takes 20 s
+    with WebServer({name: content}, knobs=WebKnobs(total_bytes_per_s=600_000)) as server:  # the whole takes 20 s
         cancelled(
             lambda progress: stage_dataset(server.url(name), hash=digest, cache_dir=None, progress=progress),
             lambda: server.bytes_sent > 30_000,
@@ -93,7 +93,7 @@ def test_staging_stops_while_it_waits_for_another_call(tmp_path: Path) -> None:
 
 @pytest.mark.fuse
 def test_an_interrupt_reaches_work_on_a_mount(tmp_path: Path, drive: SimulatedDrive, my_drive: Path) -> None:
-    """The work ends, having cleared up after itself, before the prompt is back; the next call continues."""
+    """The work cleans up and ends before the prompt is back; the next call continues it."""
     files = {f"{number:02}.bin": bytes([number]) * 1000 for number in range(40)}
     make_tree(drive.cloud / "MyDrive/data", files)
     todo = [lambda: os.kill(os.getpid(), signal.SIGINT)]

@@ -1,4 +1,4 @@
-"""A pack in the cache that is opened in part, because it is larger than `disk_limit`, or while it is copied here."""
+"""A pack in the cache that is opened in part, because it is larger than `disk_limit`, or while it is being copied."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_larger_pack_is_read_from_the_cache_in_part(tmp_path: Path) -> None:
 
     whole = stage_dataset(source, **places)
     assert whole.part is None
-    # What is here already is used whatever the limit is, and not in silence.
+    # A complete local pack is used whatever the limit, but not silently.
     note = "of the pack are here already, which is more than disk_limit=3.5 MB"
     assert note in str(plan_stage(source, disk_limit=LIMIT, cache_dir=cache, local_dir=local))
     over = stage_dataset(source, disk_limit=LIMIT, **places)
@@ -103,7 +103,7 @@ def test_a_larger_pack_is_read_from_the_cache_in_part(tmp_path: Path) -> None:
 
 @dataclass
 class Gate:
-    """Let reads of a mounted file through, so many of them, and note which."""
+    """Let so many reads of a mounted file through, and record them."""
 
     tickets: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     read: list[int] = field(default_factory=list)
@@ -128,7 +128,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
 
 @pytest.fixture
 def source(tmp_path: Path, small_blocks: None) -> Path:
-    """Arrays whose first value is their row; a pack of 10 blocks of them is in the cache."""
+    """Arrays whose first value is their row; their pack of 10 blocks is in the cache."""
     made = tmp_path / "data.npz"
     x = np.zeros((COUNT, 33, 33), np.uint8)
     x[:, 0, 0], x[:, 0, 1] = np.divmod(np.arange(COUNT), 256)
@@ -144,13 +144,13 @@ def stage(source: Path, local: Path, *, streaming: bool = True) -> StagedDataset
 
 
 def numbers(batches: Any) -> list[list[int]]:
-    """Return the rows of the source that batches hold."""
+    """Return the source rows in batches."""
     return [(256 * x.flatten(1)[:, 0].long() + x.flatten(1)[:, 1]).tolist() for x, _ in batches]
 
 
 def test_a_pack_in_the_cache_gives_batches_while_it_is_copied(source: Path, gate: Gate, tmp_path: Path) -> None:
-    """Batches wait for their blocks only; what comes of it is what a copy is, file by file; and the order of the first
-    epoch, and with it a loader's state, is the same on the way and once all is here."""
+    """Batches only wait for their own blocks, the result is that of a copy, file by file, and the first epoch's order,
+    and with it a loader's state, is the same during the copy and afterwards."""
     gate.tickets.release(5)
     data = stage(source, tmp_path / "a")
     assert data.ready.rows < data.ready.total == COUNT
@@ -170,7 +170,7 @@ def test_a_pack_in_the_cache_gives_batches_while_it_is_copied(source: Path, gate
     whole = data.wait(progress=False)
     assert (whole, data.ready.fraction, data.report.origin) == (data, 1, "cache")
     assert "already here" not in str(data.report)
-    # A pickle made on the way finds the file at its place.
+    # A pickle made during the copy finds the file in its final place.
     np.testing.assert_array_equal(pickle.loads(sent)[:5][0][0], data["train"][:5][0][0])
     stage(source, tmp_path / "b", streaming=False)
     assert contents(tmp_path / "a") == contents(tmp_path / "b") != {}
@@ -183,7 +183,7 @@ def test_a_pack_in_the_cache_gives_batches_while_it_is_copied(source: Path, gate
 
 
 def test_who_was_stopped_fetches_no_block_twice(source: Path, gate: Gate, tmp_path: Path) -> None:
-    """Blocks that came before a stop are used by the next call."""
+    """Blocks that arrived before a stop are used by the next call."""
     gate.tickets.release(5)
     data = stage(source, tmp_path / "a")
     train = data["train"]
@@ -209,7 +209,7 @@ def test_a_plan_says_when_to_stream_and_when_to_read_in_part(source: Path, monke
     nothing_cached = {**places, "cache_dir": source.parent / "empty"}
     large = source.with_name("large")
     large.mkdir()
-    np.lib.format.open_memmap(large / "x_train.npy", "w+", np.uint8, (2100, 100, 1000))  # a hole
+    np.lib.format.open_memmap(large / "x_train.npy", "w+", np.uint8, (2100, 100, 1000))  # a sparse file
     np.save(large / "y_train.npy", np.arange(2100) % 3)
     assert "streaming=True" in str(plan_stage(large, **nothing_cached))
     assert "streaming=True" not in str(plan_stage(large, disk_limit="1 GB", **nothing_cached))
@@ -235,10 +235,10 @@ def test_a_plan_says_when_to_stream_and_when_to_read_in_part(source: Path, monke
 def test_a_pack_in_a_bucket_is_read_in_part(
     source: Path, s3: BucketService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows come by requests for blocks, each once an epoch, and the part has room for some of them only.
+    """Rows arrive through requests for blocks, each block once an epoch, and there is only room for some blocks.
 
-    The bucket is asked what an object is when it is opened, and not again for each block: its hash says that it is the
-    right one, and where it is not, the error comes at the batch that needs it.
+    The bucket describes an object once, when it is opened, and not again for each block: its hash proves that the block
+    is right, and if it is not, the error comes at the batch that needs it.
     """
     asked: list[str] = []
     ask = S3FileSystem._info

@@ -1,4 +1,4 @@
-"""A restore that a hanging mount held up is left behind; when it awakes, beside newer work, it changes nothing."""
+"""A restore held up by a hanging mount is abandoned; when it wakes up, beside newer work, it changes nothing."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def at_work() -> list[threading.Thread]:
 
 
 class Hanging:
-    """A Drive whose client stops answering within a restore, at a block or at the close behind the last one."""
+    """A Drive whose client stops responding during a restore, at a block or at the close after the last one."""
 
     def __init__(self, drive: SimulatedDrive, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
         server = drive._server
@@ -66,7 +66,7 @@ class Hanging:
             monkeypatch.setattr(remote, "close_quietly", close_or_hang)
 
     def awake(self) -> None:
-        """Let the client answer again."""
+        """Let the client respond again."""
         os.kill(self._server, signal.SIGCONT)
         self._awake.set()
 
@@ -74,12 +74,13 @@ class Hanging:
         if at_work() and not self.met.is_set():
             self.met.set()
             os.kill(self._server, signal.SIGSTOP)
-            # What the kernel has read ahead would be there at once; a close waits that has to be told to the client.
+            # Data that the kernel has read ahead would be there at once, so a close that the client must confirm waits
+            # instead.
             self._awake.wait(AWAKE_S)
 
 
 class AtStaging(Progress):
-    """Calls a function when the source begins to be packed."""
+    """Calls a function when packing of the source starts."""
 
     def __init__(self, act: Callable[[], object]) -> None:
         super().__init__()

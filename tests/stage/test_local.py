@@ -1,4 +1,4 @@
-"""`stage_dataset` of sources on this machine: what is made, what is reused, and what is refused without a trace."""
+"""`stage_dataset` with sources on this machine: what is made, what is reused, and what is refused without a trace."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def photos(tmp_path: Path) -> Path:
 
 
 def stage(source: Path, **options: Any) -> Any:
-    """In silence, and without a cache unless the test wants one."""
+    """Without output, and without a cache unless the test wants one."""
     return stage_dataset(source, **{"progress": False, "cache_dir": None, **options})
 
 
@@ -60,14 +60,14 @@ def test_a_second_call_reads_nothing(photos: Path) -> None:
     for path in photos.rglob("*.png"):
         found = path.stat()
         path.write_bytes(bytes(found.st_size))
-        os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))  # nobody could tell without reading it
-    began = time.process_time()  # of computing: others may want the core
+        os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))  # only reading it would show the change
+    began = time.process_time()  # CPU time, since others may use the core
     second = stage(photos)
     seconds = time.process_time() - began
     assert second.report.origin == "local"
     assert "names, sizes and times of all files are unchanged" in second.report.steps[0].note
     assert everything_below(first.path.parent) == before
-    assert seconds < 0.2  # under 0.01 s when nothing else runs
+    assert seconds < 0.2  # under 0.01 s if nothing else runs
 
 
 def test_touched_folders_and_a_pack_that_moved_are_still_those(photos: Path) -> None:
@@ -85,7 +85,7 @@ def test_touched_folders_and_a_pack_that_moved_are_still_those(photos: Path) -> 
     [("a byte", "the disk"), ("all of it", "the disk"), ("its end", "somebody"), ("all of it", "somebody")],
 )
 def test_what_a_crash_of_the_machine_took_is_staged_again(photos: Path, lost: str, by: str) -> None:
-    """The user has nothing to decide where nothing has written to the pack since; otherwise it may be somebody's."""
+    """The user need not decide if nothing has written to the pack since; otherwise it may be somebody's."""
     pack = stage(photos).path
     whole, manifest = pack.read_bytes(), pack.with_name(f"{pack.name}.json").read_bytes()
     left = {"a byte": whole[:-5] + b"!" + whole[-4:], "its end": whole[:5000], "all of it": b""}[lost]
@@ -120,7 +120,7 @@ def test_both_forms_are_kept_and_what_is_lost_of_them_is_fetched_again(tmp_path:
 
 WHOLE = zip_bytes(FILES, method=0)
 BROKEN = {**FILES, "cat/broken.png": image(1)[:40]}
-# What the source holds, or its file; options; and how it is refused.
+# The source's files, or its single file; options; and the expected refusal.
 REFUSED: dict[str, tuple[dict[str, Any] | tuple[str, bytes], dict[str, Any], type[ColabstageError], str]] = {
     "no samples": ({"a.csv": "a,b\n"}, {}, EmptySourceError, "csv"),
     "a broken image": (BROKEN, {}, DecodeError, "broken.png"),
@@ -157,7 +157,7 @@ def test_what_cannot_be_staged_is_refused_without_a_trace(name: str, tmp_path: P
 def test_no_address_becomes_a_folder_of_the_current_one(
     place: str | Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who publishes a checkpoint to a bucket would look for it there: every path that is given says what is wrong."""
+    """A checkpoint published to a bucket would be searched there: every path argument says what is wrong."""
     monkeypatch.chdir(tmp_path)
     file = make_tree(tmp_path, {"model.pt": "weights"}) / "model.pt"
     archive = write_archive(tmp_path / "photos.zip", {"a.txt": b"a"})
@@ -178,7 +178,7 @@ def test_no_address_becomes_a_folder_of_the_current_one(
 @pytest.mark.torch
 @pytest.mark.parametrize(("encoding", "in_folder"), [("pixels", False), ("encoded", True)])
 def test_a_pack_is_opened_and_not_packed_again(photos: Path, tmp_path: Path, encoding: str, in_folder: bool) -> None:
-    """Its samples would lose their names; the error has the line that opens it, as it is for a second notebook."""
+    """Its samples would lose their names; the error shows the line that opens it, ready for a second notebook."""
     first = stage(photos, encoding=encoding, cache_dir=tmp_path / "cache")
     (pack,) = (tmp_path / "cache").glob("*.h5")
     with pytest.raises(LayoutError) as caught:

@@ -1,5 +1,5 @@
-"""A source that dies, fails, falls silent, or becomes another in the middle of an epoch: never a wrong row, one typed
-error at the batch that needs what did not come, and after that the same call, or the same loader, continues."""
+"""A source that dies, fails, falls silent or changes in the middle of an epoch: never a wrong row, but one typed error
+at the batch whose data did not arrive; afterwards the same call, or the same loader, continues."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def drive_knobs() -> DriveKnobs:
 
 @pytest.fixture(autouse=True)
 def short_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second instead of 45 s of a mount, and half a minute of each answer of a server."""
+    """Wait one second, instead of 45 s for a mount and half a minute for each response of a server."""
     shorten_deadlines("machine", 0.5, monkeypatch.setattr)
     lose_patience("sources", 0.5, monkeypatch.setattr)
     defaults: Any = open_http.__kwdefaults__
@@ -64,7 +64,7 @@ def short_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @dataclass
 class Where:
-    """A source that is slow, on Drive or on the web, and how it is troubled and healed."""
+    """A slow source, on Drive or on the web, and ways to disturb and heal it."""
 
     drive: SimulatedDrive | None = None
     server: WebServer | None = None
@@ -72,7 +72,7 @@ class Where:
     def trouble(self, how: str) -> None:
         if self.server is not None:
             self.server.set_faults(WebFault(kind=how, min_bytes=4000))  # type: ignore[arg-type]
-            # What is being sent would go on for as long as the test may take.
+            # Otherwise a response that is being sent would continue for as long as the test.
             self.server.hang_up()
             return
         assert self.drive is not None
@@ -82,7 +82,7 @@ class Where:
             for client in clients():
                 client.send_signal(signal.SIGSTOP)
         else:
-            # Of files that were opened before, reads do not fail.
+            # For files that were already open, reads do not fail.
             ops = tuple(OpFault(op=op, errno=errno.EIO) for op in ("read", "open"))
             self.drive.set_faults(DriveFaults(ops=ops))
 
@@ -138,10 +138,11 @@ def test_what_is_streamed(
     stack: ExitStack,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """By its type, to the loop and to whoever waits; what was verified is kept, and batches are those from before."""
+    """With its type, both in the loop and for a waiting caller; verified data is kept, and batches are the original
+    ones."""
     options: dict[str, Any] = {"cache_dir": None}
     if source == "web":
-        archive = write_archive(tmp_path / "photos.zip", 90)  # so much that it is not here at once
+        archive = write_archive(tmp_path / "photos.zip", 90)  # large enough not to arrive at once
         server = WebServer({"photos.zip": archive}, knobs=WebKnobs(bytes_per_s=4e5))
         where = Where(server=stack.enter_context(server))
         address: Any = server.url("photos.zip")
@@ -165,7 +166,7 @@ def test_what_is_streamed(
     data = stage()
     batches = pixels(data.loader("train", BATCH))
     seen = list(islice(batches, 2))
-    # Of a folder the first rows come one by one, and count with their neighbours.
+    # A folder's first rows arrive one by one, and count together with their neighbours.
     wait_until(lambda: data.ready.rows > (70 if source == "folder" else 1))
     where.trouble(how)
     began = time.monotonic()
@@ -179,13 +180,13 @@ def test_what_is_streamed(
     again = stage()
     assert again.ready.rows >= data.ready.rows // 2
     assert list(pixels(again.loader("train", BATCH)))[: len(seen)] == seen
-    # What had come before is not asked for again.
+    # Data that had arrived before is not requested again.
     assert again.figures["kept"] > 0
     again.wait(progress=False)
 
 
 ROWS = 3000
-# What index and edges need, and room for twelve of the 46 blocks.
+# Enough for the index and the edges, and for twelve of the 46 blocks.
 LIMIT = 2_900_000 + 12 * SMALL_BLOCK
 
 
@@ -205,7 +206,7 @@ def test_what_is_read_in_part(
     stack: ExitStack,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Blocks that are here stay, and the loader continues where it was."""
+    """Local blocks stay, and the loader continues where it was."""
     use_small_blocks(monkeypatch)
     x = np.random.default_rng(0).integers(0, 256, (ROWS, 10, 33, 3), dtype=np.uint8)
     np.savez(tmp_path / "data.npz", x_train=x, y_train=np.arange(ROWS) % 2)
@@ -243,7 +244,7 @@ def test_what_is_read_in_part(
 
 
 def test_a_cached_pack_that_is_damaged_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same call would end in the same way, so another one is named."""
+    """The same call would end in the same way, so the error suggests another one."""
     use_small_blocks(monkeypatch)
     archive = write_archive(tmp_path / "a.zip", COUNT // 2)
     places: dict[str, Any] = {"cache_dir": tmp_path / "cache", "progress": False, "image_size": (SIDE, SIDE)}
@@ -264,7 +265,7 @@ def test_a_cached_pack_that_is_damaged_meanwhile(tmp_path: Path, monkeypatch: py
     batches = iter(data.loader("train", 4))
     note_numbers([next(batches)], seen)
     (cached,) = (tmp_path / "cache").glob("*.h5")
-    # In its place, as a disk damages it: what is open shows it too.
+    # In place, like a bad disk: open files see it too.
     with cached.open("r+b") as file:
         file.seek(cached.stat().st_size // 2)
         file.write(bytes(cached.stat().st_size // 4))

@@ -1,4 +1,4 @@
-"""`only=` and `zip_encoding=`: a part of a source, or another reading of its names, is a dataset of its own."""
+"""`only=` and `zip_encoding=`: a part of a source, or another reading of its names, is a separate dataset."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-# Two variants of one dataset, which cannot be told apart.
+# Two variants of one dataset, which detection cannot choose between.
 FILES = {
     f"plants/{variant}/{kind}/{number}.png": image(100 * at + number)
     for at, variant in enumerate(("color", "grey"))

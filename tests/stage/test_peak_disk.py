@@ -1,4 +1,5 @@
-"""Room on the local disk: counted with the Drive client's second copy, refused with figures, and running out midway."""
+"""Space on the local disk: counted with the Drive client's second copy, refused with figures, and running out
+midway."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ MB = 1_000_000
 
 
 def files_in(folder: Path) -> dict[str, int]:
-    """Files below a folder with their sizes; locks do not count."""
+    """Files below a folder with their sizes, without locks."""
     return {
         str(path.relative_to(folder)): path.stat().st_size
         for path in folder.rglob("*")
@@ -42,7 +43,7 @@ def large(drive: SimulatedDrive) -> bytes:
 def test_the_drive_clients_copy_is_counted(
     large: bytes, my_drive: Path, drive: SimulatedDrive, make_disk: MakeDisk
 ) -> None:
-    """20 MB from Drive do not fit into 30, because the client keeps as much again there; from elsewhere they do."""
+    """20 MB from Drive do not fit into 30, because the client keeps as much again; from elsewhere they do."""
     disk = make_disk(30)
     with pytest.raises(NotEnoughSpaceError, match=r" 40.*MB.* 3\d.*MB "):
         fetch_files(my_drive / "large.bin", disk / "large.bin", progress=False)
@@ -54,10 +55,10 @@ def test_the_drive_clients_copy_is_counted(
 def test_an_archive_on_drive_counts_twice_beside_the_pack(
     drive: SimulatedDrive, my_drive: Path, make_images: MakeImages, make_zip: Callable[..., Path], make_disk: MakeDisk
 ) -> None:
-    """A zip is copied here while it is packed, and the client keeps it too: refused before the first byte."""
+    """A zip is copied while it is packed, and the client keeps it too: refused before the first byte."""
     folder = make_images(drive.cloud / "MyDrive" / "photos", 30, size=(300, 300))
     archive = make_zip(folder, drive.cloud / "MyDrive" / "photos.zip").stat().st_size
-    disk = make_disk(2 * archive // MB)  # twice the archive, and no room for the pack
+    disk = make_disk(2 * archive // MB)  # twice the archive, but no room for the pack
     with pytest.raises(NotEnoughSpaceError, match="needs"):
         stage_dataset(my_drive / "photos.zip", local_dir=disk / "fast", cache_dir=None, progress=False)
     assert files_in(disk) == {}

@@ -1,4 +1,4 @@
-"""A place for packs and checkpoints, a folder or a bucket: what is there is whole or not ours, whatever happened."""
+"""A place for packs and checkpoints, a folder or a bucket: each file in it is whole or not ours, whatever happened."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ NAME = "model.pt"
 
 
 def manifest(content: bytes) -> bytes:
-    """The manifest of some content of one block, without a time, so that only hashes prove it."""
+    """A manifest of one-block content, without a time, so that only hashes prove it."""
     said = {"block_bytes": 8 << 20, "hashes": [xxhash.xxh3_64_hexdigest(content)], "size": len(content), "version": 1}
     rest = {"identity": {}, "key": "", "samples": {}, "skipped": [], "written_by": ""}
     return (json.dumps({**said, **rest}, indent=1, sort_keys=True) + "\n").encode()
 
 
 class Kept:
-    """A place, and what is in it."""
+    """A place, and its content."""
 
     def __init__(self, place: Place, folder: Path, service: BucketService | None) -> None:
         self.place, self.folder, self.service = place, folder, service
@@ -62,7 +62,7 @@ class Kept:
         return {key.removeprefix(folder): one.value for key, one in found.items() if key.startswith(folder)}
 
     def versions(self) -> dict[str, bytes]:
-        """What has a manifest that agrees with it; there must be nothing else."""
+        """The files that agree with their manifest; there must be no others."""
         found = self.read()
         files = {name: content for name, content in found.items() if f"{name}.json" in found}
         assert set(found) == {f"{name}{end}" for name in files for end in ("", ".json")}
@@ -73,7 +73,7 @@ class Kept:
 
 @pytest.fixture(params=["folder", "bucket"])
 def make_kept(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Kept]:
-    """Make a place, where nothing is yet."""
+    """Make an empty place."""
     numbers = itertools.count()
 
     def make() -> Kept:
@@ -106,8 +106,8 @@ def test_a_version_replaces_ours(kept: Kept) -> None:
     assert kept.place.look([NAME]) == [None]
 
 
-# What is there before, made of the manifests of the two versions and of other bytes: after a kill at some moment, from
-# an earlier release, or because a copy has lost its times.
+# What may be there before, from the manifests of two versions and other bytes: after a kill at some moment, from an
+# earlier release, or because a copy has lost its times.
 def states() -> dict[str, dict[str, bytes]]:
     old, new = manifest(OLD), manifest(NEW)
     return {

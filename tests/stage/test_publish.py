@@ -1,4 +1,4 @@
-"""`publish_file` and `restore_file`: what arrives, never at the cost of the version before, and comes back."""
+"""`publish_file` and `restore_file`: what arrives, never at the expense of the previous version, and is restored."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def write(path: Path, content: bytes | str) -> Path:
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A file of two blocks and a bit, with a blank in its name."""
+    """A file of a little more than two blocks, with a blank in its name."""
     return write(tmp_path / "my model.pt", os.urandom(SIZE))
 
 
@@ -54,7 +54,7 @@ def names(folder: Path) -> list[str]:
 
 
 def check(folder: Path, **versions: bytes) -> None:
-    """A folder holds these versions of `model.pt`, each with its manifest, and nothing else."""
+    """Check that a folder holds exactly these versions of `model.pt`, each with its manifest."""
     files = {"model.pt" + ("" if name == "newest" else f".{name}"): content for name, content in versions.items()}
     assert {name: (folder / name).read_bytes() for name in files} == files
     assert names(folder) == sorted([*files, *(f"{name}.json" for name in files)])
@@ -68,7 +68,7 @@ def test_two_versions_stay(tmp_path: Path) -> None:
         assert (report.path, report.nbytes, report.kept_bytes) == (there / "model.pt", 1000, 0)
         assert report.previous == (there / "model.pt.previous" if number else None)
     check(there, newest=b"3" * 1000, previous=b"2" * 1000)
-    # The same again copies nothing, and the older version stays.
+    # Publishing the same again copies nothing, and the older version stays.
     assert publish(checkpoint, there).kept_bytes == 1000
     check(there, newest=b"3" * 1000, previous=b"2" * 1000)
     assert publish(write(checkpoint, b"4"), there, keep_previous=False).previous is None
@@ -85,7 +85,7 @@ def test_a_snapshot_by_hard_link_keeps_its_bytes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("verb", [publish_file, restore_file, fetch_files])
 def test_a_path_that_may_be_a_folder_is_asked_about(tmp_path: Path, verb: Callable[..., Any]) -> None:
-    """`Path` drops the slash; each of the two lines in the message works, of every function that puts a file there."""
+    """`Path` drops the slash; both lines in the message work, for every function that writes a file there."""
     file = tmp_path / "drive/model.pt"
     publish(write(tmp_path / "model.pt", b"new"), file)
     with pytest.raises(OptionError, match="ck/'"):
@@ -146,7 +146,7 @@ def test_an_interrupted_publish_continues_with_its_blocks(model: Path, my_drive:
 
 @pytest.fixture
 def stalled(drive: SimulatedDrive) -> Iterator[None]:
-    """Nothing is uploaded until the test says so."""
+    """Nothing is uploaded until the test allows it."""
     drive.set_faults(DriveFaults(stall_uploads=True))
     yield
     drive.set_faults(DriveFaults())
@@ -239,11 +239,11 @@ def test_a_dataset_that_was_staged_before_waits_for_the_pack_of_then(
         restored.wait_published()
 
 
-# --- and back ---
+# --- restoring ---
 
 
 def spoil(file: Path) -> None:
-    """Make the tail zeros, which no length shows."""
+    """Set the tail to zeros, which the length does not show."""
     with file.open("r+b") as handle:
         handle.seek(-100, os.SEEK_END)
         handle.write(bytes(100))
@@ -251,7 +251,7 @@ def spoil(file: Path) -> None:
 
 @pytest.fixture
 def published(tmp_path: Path) -> Path:
-    """A file of which two versions were published."""
+    """A file with two published versions."""
     for content in (b"old" * 1000, b"new" * 1000):
         publish(write(tmp_path / "model.pt", content), tmp_path / "there/model.pt")
     (tmp_path / "model.pt").unlink()

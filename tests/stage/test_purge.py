@@ -1,4 +1,4 @@
-"""Listing and purging: what carries our mark goes, and nothing else ever does."""
+"""Listing and purging: whatever has our mark is removed, and nothing else ever is."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class World:
         self.places: dict[str, Any] = {"local_dir": self.local, "cache_dir": self.cache}
 
     def stage(self, **options: Any) -> str:
-        """Stage in silence; returns the dataset's name."""
+        """Stage without output; return the dataset's name."""
         staged = stage_dataset(self.photos, **{"progress": False, **self.places, **options})
         return staged.path.name.removesuffix(".h5")
 
@@ -41,7 +41,8 @@ class World:
         return [one for one in list_datasets(**self.places) if place in ("", one.place)]
 
     def purge(self, *arguments: str) -> tuple[int, list[tuple[str, str]]]:
-        """Call `colabstage cache purge`: the exit code, and the place and name of what is removed, or would be."""
+        """Call `colabstage cache purge`; return the exit code, and the place and name of what is removed, or would
+        be."""
         (command,) = entry_points(group="console_scripts", name="colabstage")
         places = ("--local-dir", str(self.local), "--cache-dir", str(self.cache))
         self._monkeypatch.setattr(sys, "argv", ["colabstage", "cache", "purge", *arguments, *places, "--json"])
@@ -61,7 +62,8 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 
 
 def test_the_list_says_what_there_is(world: World) -> None:
-    """Everything made is listed with its source, size and rows; what was published again has a generation before."""
+    """Everything staged is listed with its source, size and rows; a pack published again also with its previous
+    version."""
     name, other = world.stage(), world.stage(image_size=(8, 8))
     (world.photos / "cat/000.png").unlink()
     world.stage()
@@ -107,7 +109,7 @@ def test_age_and_place_narrow_the_choice(world: World, monkeypatch: pytest.Monke
 
 
 def test_strangers_stay(world: World) -> None:
-    """Files of the same look without our mark, published checkpoints and foreign folders are not even listed."""
+    """Similar files without our mark, published checkpoints and foreign folders are not even listed."""
     name = world.stage()
     cache = world.cache
     base = next(world.local.rglob("stage.json")).parent.parent
@@ -148,7 +150,7 @@ def test_what_is_being_staged_stays(world: World) -> None:
 
 
 def test_leftovers_of_the_dead_are_swept_and_of_the_living_not(world: World) -> None:
-    """Of this machine and of another, also where nothing is chosen."""
+    """On this machine and on another, also if no dataset is chosen."""
     world.stage()
     base = next(world.local.rglob("stage.json")).parent.parent
     dead = world.cache / ".colabstage-photos-01234567.h5.0dead0d0-4321-98765.3.tmp"

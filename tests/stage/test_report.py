@@ -1,4 +1,5 @@
-"""What a plan, a report and a staged dataset show, as text and in a notebook: the same, and nothing that is obeyed."""
+"""What a plan, a report and a staged dataset show, as text and in a notebook: the same, and nothing that acts on
+either."""
 
 from __future__ import annotations
 
@@ -15,20 +16,20 @@ if TYPE_CHECKING:
 
 
 def both(shown: Any) -> list[str]:
-    """The text, and what a notebook shows."""
+    """The text, and the notebook's HTML."""
     assert "<script" not in shown._repr_html_()
     assert "\x1b" not in str(shown)
     return [" ".join(text.split()) for text in (str(shown), escaped(html.unescape(shown._repr_html_())))]
 
 
 def escaped(text: str) -> str:
-    """As a terminal shows it; HTML does not obey what terminals do."""
+    """As a terminal shows it; HTML need not escape what only terminals act on."""
     return text.replace("\x1b", "\\x1b")
 
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    """Images whose names are HTML, or obeyed by terminals, twelve of them broken, in twenty classes."""
+    """Images whose names contain HTML or terminal codes, twelve of them broken, in twenty classes."""
     files: dict[str, Any] = {f"class {number:02}/{number}.png": number for number in range(19)}
     files |= {f"<script>/<b>{number}.png": image(number)[:40] for number in range(11)}
     return make_tree(tmp_path / "photos", {**files, "<script>/0.png": 1, "<script>/\x1b[2J.png": b"no image"})
@@ -42,7 +43,7 @@ def test_a_plan_a_report_and_a_dataset_say_the_same_in_both_forms(photos: Path, 
             assert escaped(words) in text
     data = stage_dataset(photos, progress=False, **places)
     for text in both(data.report):
-        # Of what was left out the first ten.
+        # The first ten of those left out.
         shown = [reason for reason in data.report.skipped if escaped(reason) in text]
         assert (len(data.report.skipped), len(shown), "2 more" in text) == (12, 10, True)
         for words in (*(step.name for step in data.report.steps), *data.report.notes):
@@ -66,7 +67,8 @@ def test_a_plan_that_does_not_fit_says_so(tmp_path: Path) -> None:
 
 
 def test_looking_again_is_one_line_of_the_report(tmp_path: Path) -> None:
-    """Before the lock and behind it the folder is found changed; what was done is told once, with the time of both."""
+    """The folder is found changed both before and after the lock is taken; the report has one line, with the sum of
+    both times."""
     source = make_tree(tmp_path / "photos", in_classes(4))
     places: dict[str, Any] = {"local_dir": tmp_path / "here", "cache_dir": tmp_path / "cache", "progress": False}
     stage_dataset(source, **places)
@@ -76,5 +78,5 @@ def test_looking_again_is_one_line_of_the_report(tmp_path: Path) -> None:
     assert names.count("look") == 1, report
     assert len([note for note in report.notes if "again" in note]) == 1
     assert len(set(report.notes)) == len(report.notes)
-    # What was opened within a step counts in that.
+    # Opening within a step counts as part of it.
     assert sum(step.seconds for step in report.steps if step.name != "open source") <= report.seconds * 1.01

@@ -1,4 +1,4 @@
-"""What shapes a pack, and its loaders, reaches them from `stage_dataset`; what makes another pack has another key."""
+"""Options for a pack and its loaders reach them from `stage_dataset`; options that change the pack change the key."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def parameters(*functions: Callable[..., object]) -> list[set[str]]:
 
 
 def test_one_function_takes_what_the_other_takes() -> None:
-    """`stage_dataset` what `pack_dataset` does, but for where the file goes; `plan_stage` what `stage_dataset` does,
-    but for how it is done; and the loader of a dataset what `make_loader` does, with the same defaults."""
+    """`stage_dataset` takes the options of `pack_dataset`, except where the file goes; `plan_stage` those of
+    `stage_dataset`, except how it is done; and a dataset's loader those of `make_loader`, with the same defaults."""
     packing, staging, planning = parameters(pack_dataset, stage_dataset, plan_stage)
     assert packing - staging == {"target", "append_to", "shards", "overwrite"}
     assert staging - planning == {"wait", "progress", "executor", "streaming"}
@@ -61,7 +61,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def test_each_option_has_a_key_of_its_own(tmp_path: Path) -> None:
-    """So that no record and no cached pack is taken for one of other options; the same option has the same key."""
+    """So that no record and no cached pack is taken for one with other options; the same options have the same key."""
     source = make_tree(tmp_path / "photos", in_classes(4))
 
     def key(options: dict[str, Any]) -> str:

@@ -1,4 +1,5 @@
-"""The same is proved, never assumed: what is served is of the source as it is, or the report says what was not seen."""
+"""Sameness is proved, never assumed: the data served is that of the source as it is, or the report says what was not
+checked."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from colabstage import StagedDataset
     from simulated_drive.drive import SimulatedDrive
 
-# Files of one length.
+# All files have the same length.
 NUMBERS = {f"{kind}/{number}.bmp": 10 * number for kind in ("cat", "dog") for number in range(4)}
 
 
@@ -34,7 +35,7 @@ def source(tmp_path: Path) -> Path:
 
 
 def stage(source: Any, **options: Any) -> StagedDataset:
-    """In silence, and without a cache unless the test wants one."""
+    """Without output, and without a cache unless the test wants one."""
     return stage_dataset(source, **{"progress": False, "cache_dir": None, **options})
 
 
@@ -44,7 +45,7 @@ def numbers_of_files(folder: Path | None) -> dict[str, int]:
 
 
 def test_a_pack_stays_vouched_for_when_files_are_brought_beside_it(source: Path, tmp_path: Path) -> None:
-    """It is neither compared again, nor published again."""
+    """It is neither compared nor published again."""
     options: dict[str, Any] = {"cache_dir": tmp_path / "cache"}
     for keep in ("pack", "files"):
         stage(source, keep=keep, **options)
@@ -65,7 +66,7 @@ def test_what_nobody_can_compare_is_never_the_same(source: Path) -> None:
 
 
 def slow_stat(monkeypatch: pytest.MonkeyPatch, folder: Path, wait: Callable[[], object]) -> None:
-    """Make each look at a folder below another take its time."""
+    """Delay each look at a folder below another."""
     real = os.stat
 
     def stat(path: Any, *args: Any, **options: Any) -> Any:
@@ -77,7 +78,7 @@ def slow_stat(monkeypatch: pytest.MonkeyPatch, folder: Path, wait: Callable[[], 
 
 
 def test_slow_is_not_gone_and_silence_is_an_answer_of_its_own(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What answers is waited for, however long all of it takes: only silence ends a look."""
+    """However long the whole takes, the look continues while responses arrive: only silence ends it."""
     make_tree(source, {f"c{number}/0.bmp": number for number in range(30)})
     stage(source)
     shorten_deadlines("sources", 0.3, monkeypatch.setattr)
@@ -122,7 +123,7 @@ def test_a_record_that_is_none_is_none(source: Path, text: str) -> None:
 
 
 def rewrite(path: Path, data: bytes) -> None:
-    """Put other bytes under a name in the cloud; the file's size and its time stay, and so does its folder's time."""
+    """Put other bytes under a name in the cloud, keeping the file's size and time, and its folder's time."""
     found, folder = path.stat(), path.parent.stat()
     assert len(data) == found.st_size
     other = path.with_suffix(".other")
@@ -141,7 +142,7 @@ def rewrite(path: Path, data: bytes) -> None:
 def test_a_file_on_drive_that_was_rewritten_in_place(
     drive: SimulatedDrive, my_drive: Path, drive_knobs: DriveKnobs, verify: str
 ) -> None:
-    """Drive's own MD5s tell; without them nothing does, and the report says so."""
+    """Drive's own MD5s show it; without them nothing does, and the report says so."""
     cloud = make_tree(drive.cloud / "MyDrive/photos", NUMBERS)
     stage(my_drive / "photos")
     staged = stage(my_drive / "photos")
@@ -158,13 +159,13 @@ def test_a_file_on_drive_that_was_rewritten_in_place(
 @pytest.mark.fuse
 @pytest.mark.parametrize("drive_knobs", [replace(DriveKnobs.quick(), attributes=False)])
 def test_all_other_times_prove_nothing(drive: SimulatedDrive, my_drive: Path) -> None:
-    """As after a remount: of more files than the record has times."""
+    """As after a remount, for more files than the record has times."""
     cloud = make_tree(drive.cloud / "MyDrive/photos", {f"{'ab'[n % 2]}/{n}.bmp": n for n in range(260)})
     stage(my_drive / "photos", image_size=1)
     for path in cloud.rglob("*.bmp"):
         found = path.stat()
         os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns + 5_000_000_000))
-    (cloud / "a/x").mkdir()  # the folders' times are no answer
+    (cloud / "a/x").mkdir()  # the folders' times prove nothing
     staged = stage(my_drive / "photos", image_size=1)
     assert staged.report.origin == "local"
     assert any("all times differ" in note for note in staged.report.notes)
@@ -174,7 +175,7 @@ def test_all_other_times_prove_nothing(drive: SimulatedDrive, my_drive: Path) ->
 @pytest.mark.fuse
 @pytest.mark.parametrize("drive_knobs", [replace(DriveKnobs.quick(), attributes=False)])
 def test_a_folder_on_drive_tells_what_came_and_went(drive: SimulatedDrive, my_drive: Path) -> None:
-    """By the times of its folders: a file more, and a folder of a class that is gone."""
+    """The times of its folders show an added file, and a class folder that was removed."""
     cloud = drive.cloud / "MyDrive/photos"
     numbers: dict[str, int] = {}
     for more in (NUMBERS | {"bird/9.bmp": 90}, {"cat/new.bmp": 77}, {}):

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.torch
 
-# Of 49 kB each in the pack.
+# Each takes 49 kB in the pack.
 COUNT, LIMIT, SHARDS = 100, 4_000_000, 5
 
 
@@ -53,7 +53,7 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(archive: Path) -> Path:
-    """The pack that a call without a limit makes."""
+    """The pack made by a call without a limit."""
     with pytest.MonkeyPatch.context() as patch:
         use_small_blocks(patch)
         return stage_dataset(archive, local_dir=archive.parent / "whole", cache_dir=None, progress=False).path
@@ -61,13 +61,13 @@ def whole(archive: Path) -> Path:
 
 @pytest.fixture
 def places(tmp_path: Path) -> dict[str, Any]:
-    """Where the part is, and where the cache is."""
+    """The folders of the part and of the cache."""
     return {"local_dir": tmp_path / "local", "cache_dir": tmp_path / "cache"}
 
 
 @contextlib.contextmanager
 def staged(source: Any, places: dict[str, Any], **options: Any) -> Iterator[StagedDataset]:
-    """Stage under the limit, and close the part at the end."""
+    """Stage with the limit, and close the part at the end."""
     data = stage_dataset(source, **{"disk_limit": LIMIT, "progress": False, **places, **options})
     try:
         yield data
@@ -77,7 +77,7 @@ def staged(source: Any, places: dict[str, Any], **options: Any) -> Iterator[Stag
 
 
 def check_rows(data: StagedDataset, whole: Path) -> None:
-    """All of `train`, by a loader in windows, are the rows of the whole pack."""
+    """Check that all of `train`, read in windows, has the rows of the whole pack."""
     dataset = data["train"]
     dataset.return_index = True
     with h5py.File(whole) as file:
@@ -101,8 +101,8 @@ def times_in(folder: Path) -> dict[str, int]:
 def test_a_zip_larger_than_the_limit_is_packed_in_shards(
     archive: Path, whole: Path, places: dict[str, Any], tmp_path: Path
 ) -> None:
-    """The disk never holds more than the limit, and rows are those of the pack of one file; the second call reads the
-    cache, where the set is one dataset; a call without a limit joins it to the file that it would have packed."""
+    """The disk never holds more than the limit, and the rows are those of a single-file pack. The second call reads the
+    cache, where the set is one dataset; a call without a limit joins it to that single file."""
     local, cache = places["local_dir"], places["cache_dir"]
     plan = plan_stage(archive, disk_limit=LIMIT, **places)
     assert str(plan.cache).endswith(f"-*-of-{SHARDS:05}.h5")
@@ -152,7 +152,7 @@ stage_dataset(source, disk_limit=int(limit), local_dir=local, cache_dir=cache, p
 
 
 def test_a_kill_costs_no_shard_that_was_finished(archive: Path, whole: Path, places: dict[str, Any]) -> None:
-    """What is in the cache is not packed again, and the rest comes as if nothing had happened."""
+    """Shards in the cache are not packed again, and the rest is as if nothing had happened."""
     with disk_sampled(places["local_dir"]) as taken:
         arguments = [str(archive), str(LIMIT), *map(str, places.values())]
         ended = subprocess.run([sys.executable, "-c", KILLED, *arguments], check=False, timeout=100)
@@ -231,7 +231,7 @@ def test_what_became_of_the_source_or_of_a_shard_is_noticed(places: dict[str, An
         with pytest.raises(DamagedPackError, match=victim.name):
             list(damaged.loader("train", 8))
     victim.write_bytes(content)
-    # Of the same length, in the place of another.
+    # Another file of the same length.
     make_tree(source, {"cat/0000.png": noise(COUNT, size=(128, 128))})
     with disk_sampled(places["local_dir"]) as taken, staged(source, places) as changed:
         assert changed.report.origin == "source"
@@ -280,7 +280,7 @@ def test_the_limit_that_a_refusal_asks_for_is_enough(
     places: dict[str, Any],
     tmp_path: Path,
 ) -> None:
-    """And never more than all of it takes: of a pack of a few blocks, shards would leave more here than it has."""
+    """And never more than the whole pack takes: for a few blocks, shards would need more room than that."""
     few = archive if count == COUNT else write_archive(tmp_path / "few.stored.zip", images(count))
     with WebServer({"few.zip": few}) as server:
         source = server.url("few.zip") if remote else few

@@ -1,4 +1,4 @@
-"""Processes that stage the same source at once: the work is done once; without locks at least nothing breaks."""
+"""Processes that stage the same source at once: the work is done once; without locks, at least nothing breaks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _COUNT, _IMAGES = 3, 40
 
 
 def test_the_lock_of_a_dead_run_goes_with_the_next_call(tmp_path: Path) -> None:
-    """Also where all is there already; and no call of its own leaves one."""
+    """Also if everything is there already; and no call leaves one of its own."""
     source = make_tree(tmp_path / "photos", in_classes(4))
     places: dict[str, Any] = {"local_dir": tmp_path / "fast", "cache_dir": None, "progress": False}
     folder = stage_dataset(source, **places).path.parent
@@ -37,7 +37,7 @@ def test_the_lock_of_a_dead_run_goes_with_the_next_call(tmp_path: Path) -> None:
 
 
 def stage_at_once(source: Path, local_dir: Path, locks: str) -> list[dict[str, Any]]:
-    """What processes report that begin together."""
+    """Return the reports of processes that start together."""
     with ExitStack() as stack:
         command = [sys.executable, str(_SCRIPT), str(source), str(local_dir), locks]
         processes = [
@@ -70,11 +70,11 @@ def test_the_work_is_done_once_or_at_least_nothing_breaks(
 ) -> None:
     """Every process ends with the same verified bytes, also in the cache, and nothing temporary is left.
 
-    With locks one reads the source, each image once; the others wait and find the pack. Until they know of each other,
-    all of them list the source.
+    With locks, one of them reads the source, each image once; the others wait and find the pack. Until they know of
+    each other, all of them list the source.
     """
     make_tree(drive.cloud / "MyDrive/photos", in_classes(_IMAGES))
-    # Never fails: so every read is counted, past the kernel's memory.
+    # Never fails, but makes every read reach the Drive and be counted, past the kernel's cache.
     drive.set_faults(DriveFaults(ops=(OpFault(op="read", pattern="MyDrive/photos/*", every=1_000_000_000),)))
 
     def opens() -> int:
@@ -87,7 +87,7 @@ def test_the_work_is_done_once_or_at_least_nothing_breaks(
     found = stage_at_once(images, tmp_path / "fast", locks)
     if locks == "real":
         assert sorted(answer["origin"] for answer in found) == [*["local"] * (_COUNT - 1), "source"]
-        # Three times would be 80 more; what reading back and looking into the cache takes is a few.
+        # Three processes would need 80 more; reading back and checking the cache takes a few.
         assert opens() - alone <= alone + 20
     path = Path(found[0]["path"])
     assert drive.flush(timeout_s=60)
@@ -102,7 +102,7 @@ def test_a_pack_that_somebody_is_placing_is_left_to_it(tmp_path: Path) -> None:
     source, cache = make_tree(tmp_path / "photos", in_classes(12)), tmp_path / "cache"
     staged = stage_dataset(source, local_dir=tmp_path / "fast", cache_dir=cache, progress=False).path
     truth = staged.read_bytes()
-    # Another pack of the same source: what that process is about to vouch for.
+    # Another pack of the same source, which that process is about to record.
     theirs = truth[:-1] + bytes([truth[-1] ^ 1])
     staged.write_bytes(theirs)
     manifest_path(staged).unlink()

@@ -41,12 +41,12 @@ FILE_ID = "1FileAbcdefghijklmnopqrstuvwxyz_0"
 
 
 def stage(source: object, **options: object) -> StagedDataset:
-    """In silence, and without a cache unless the test wants one."""
+    """Without output, and without a cache unless the test wants one."""
     return stage_dataset(source, **{"progress": False, "cache_dir": None, **options})  # type: ignore[arg-type]
 
 
 def check_rows(staged: StagedDataset, folder: Path, *, prefix: str = "") -> None:
-    """Every image of a folder is stored as Pillow reads it, and nothing else is."""
+    """Check that every image of a folder is stored as Pillow reads it, and nothing else."""
     with h5py.File(staged.path, "r") as file:
         keys = [key.decode() for key in file["key_train"][()].tolist()]
         rows = dict(zip(keys, file["X_train"][()], strict=True))
@@ -56,7 +56,7 @@ def check_rows(staged: StagedDataset, folder: Path, *, prefix: str = "") -> None
 
 
 def left_in(folder: Path) -> list[str]:
-    """What a dataset's folder holds, by kind, but for the record of its rows: nothing temporary, no archive."""
+    """The content of a dataset's folder, by kind, without the record of its rows: nothing temporary, no archive."""
     return sorted("".join(path.suffixes[-2:]) or path.name for path in folder.iterdir() if path.suffix != ".rows")
 
 
@@ -128,7 +128,7 @@ def test_a_damaged_download_is_damaged_the_next_time() -> None:
 
 @pytest.fixture
 def shares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DriveShares]:
-    """An imitated Google Drive that this process is led to."""
+    """An imitated Google Drive that this process uses as the real one."""
     with DriveShares(tmp_path) as imitated:
         for name, value in imitated.hosts.environment().items():
             monkeypatch.setenv(name, value)
@@ -144,7 +144,7 @@ def test_share_links(shares: DriveShares, photos: Path, archive: Path) -> None:
     staged = stage(link)
     check_rows(staged, photos)
     assert left_in(staged.path.parent) == WHOLE
-    # What was downloaded only to be packed is beside the dataset's own folder, and gone.
+    # A download made only for packing is beside the dataset's own folder, and removed.
     assert {path.name for path in staged.path.parent.parent.iterdir()} == {staged.path.parent.name, "CACHEDIR.TAG"}
     before = shares.count("/download")
     assert stage(f"gdrive://file/{FILE_ID}").report.origin == "local"
@@ -177,7 +177,7 @@ def test_what_was_downloaded_is_not_downloaded_again(
 
 
 def test_kaggle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, photos: Path) -> None:
-    """A dataset of Kaggle's is packed while it arrives, and asked for again where there is a newer version."""
+    """A Kaggle dataset is packed while it arrives, and downloaded again if there is a newer version."""
     pytest.importorskip("kagglehub", reason="needs kagglehub: pip install 'colabstage[kaggle]'")
     files = {str(path.relative_to(photos)): path.read_bytes() for path in photos.rglob("*.png")}
     with KaggleService(tmp_path) as service:
@@ -236,7 +236,7 @@ def test_a_list_of_image_addresses_and_a_pattern_of_images_are_datasets(photos: 
 
 
 def test_classes_that_parts_are_named_for_keep_their_names(tmp_path: Path) -> None:
-    """The same names of files are in each, so that the parts are told apart by their own."""
+    """The parts contain the same file names, so the parts' own names tell them apart."""
     names = ("Größe ñ", "my cats", "犬", "猫")
     for number, name in enumerate(names):
         write_archive(tmp_path / f"all/{name}.zip", {f"{at}.png": image(10 * number + at) for at in range(4)})

@@ -1,4 +1,4 @@
-"""What the process is like is no reason for a strange error: a fork, no stderr, a stop while a library is imported."""
+"""The state of the process causes no strange error: a fork, no stderr, a stop during an import."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ SIZE = (8, 8)
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What all calls read."""
+    """The source of all calls."""
     photos = {f"{'ab'[number % 2]}/{number}.png": image(number, size=(9, 9)) for number in range(8)}
     folder = make_tree(tmp_path_factory.mktemp("source"), {f"images/{name}": one for name, one in photos.items()})
     return make_tree(folder, {"images.zip": stored_zip(photos), "model.bin": b"m" * 5000})
 
 
 def _slow(x: Any) -> Any:
-    """Take a while for each image, so that staging still goes on."""
+    """Delay each image, so that staging is still running."""
     time.sleep(0.15)
     return x
 
 
 def _in_child(work: Callable[[], object]) -> str:
-    """Return what a forked child gets from a call: the name of its error, or "" without one."""
+    """Return the outcome of a call in a forked child: the name of its error, or ""."""
     ours, theirs = os.pipe()
     child = os.fork()
     if child == 0:

@@ -1,4 +1,4 @@
-"""A dataset that is read while it is packed: what is handed out when, in which order, and what comes of it."""
+"""A dataset that is read while it is packed: what is available when, in which order, and with what result."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.torch
 
 COUNT, BATCH = 96, 8
-# What a first batch may be of: four units of eight, and the one after them.
+# The rows that a first batch may contain: four units of eight, and the one after them.
 FIRST = 40
 
 
@@ -48,7 +48,7 @@ def png(number: int) -> bytes:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Two classes of images, the value of whose pixels is their number, some of them in a split of their own."""
+    """Two classes of images whose pixel values are their numbers, some of them in a separate split."""
     for number in range(COUNT):
         place = tmp_path / "data" / ("train" if number % 6 else "val") / f"c{number * 2 // COUNT}" / f"{number:03}.png"
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -68,7 +68,7 @@ def archive(folder: Path) -> Path:
 
 @dataclass
 class Gate:
-    """Let so many reads through, and fail or wait after them."""
+    """Lets so many reads through, then fails or waits."""
 
     tickets: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     failing: Callable[[], Exception] | None = None
@@ -78,7 +78,7 @@ class Gate:
 
 
 class GatedTree:
-    """A person's own tree of a folder, which gives files as the gate lets them through."""
+    """A custom tree of a folder, whose files the gate lets through."""
 
     def __init__(self, folder: Path) -> None:
         self.gate = Gate()
@@ -102,7 +102,7 @@ def gated(folder: Path) -> Iterator[GatedTree]:
 
 @dataclass
 class Shown(ProgressStep):
-    """What a step says."""
+    """What a step shows."""
 
     name: str
     total: int | None
@@ -121,7 +121,7 @@ class Shown(ProgressStep):
 
 
 class Board(Progress):
-    """Keeps all steps, also those of work that goes on after the call."""
+    """Keeps all steps, also those of work that continues after the call."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -151,14 +151,14 @@ def test_what_comes_of_it_is_what_comes_without_pack_manifest_record_and_cache(
     published = streamed.wait_published()
     assert published is not None
     assert streamed.ready.fraction == 1
-    # All is here: a bar would only jump, behind what was printed meanwhile.
+    # Everything is local: a bar would only jump, after what was printed meanwhile.
     capsys.readouterr()
     assert streamed.wait() is streamed
     assert capsys.readouterr() == ("", "")
     stage(archive, tmp_path / "b", cache_dir=tmp_path / "cache_b")
     assert contents(tmp_path / "a") == contents(tmp_path / "b") != {}
     assert contents(tmp_path / "cache_a") == contents(tmp_path / "cache_b") != {}
-    # And the next call has nothing to do.
+    # The next call has nothing to do.
     again = stage(archive, tmp_path / "a", cache_dir=tmp_path / "cache_a", streaming=True)
     assert (again.report.origin, again.arriving, again.wait(), again.ready.fraction) == ("local", None, again, 1)
 
@@ -179,7 +179,7 @@ def test_batches_come_as_soon_as_their_rows_do_in_an_order_that_knows_nothing_of
     seen += [values(x) for x, _ in batches]
     assert sorted(number for batch in seen for number in batch) == [n for n in range(COUNT) if n % 6]
     data.wait(progress=False)
-    # Everything is here now, also for whoever reopens it elsewhere.
+    # Everything is local now, also if it is reopened elsewhere.
     loader = data.loader("train", BATCH)
     assert [values(x) for x, _ in loader] == seen
     second = [values(x) for x, _ in loader]
@@ -190,7 +190,7 @@ def test_batches_come_as_soon_as_their_rows_do_in_an_order_that_knows_nothing_of
 
 
 def test_one_row_shows_arrival_and_training_until_all_is_here(gated: GatedTree, tmp_path: Path) -> None:
-    """Where the call was made, also after it: how much is here, how fast training is, how long it has waited."""
+    """In the call's cell, also after the call: how much is local, how fast training is, how long it has waited."""
     board = Board()
     data = stage(gated, tmp_path / "a", streaming=True, progress=board)
     before = len(board.steps)
@@ -253,7 +253,7 @@ def test_another_process_reads_what_is_being_packed(gated: GatedTree, tmp_path: 
     sent = pickle.dumps(data["train"])
     gated.gate.open()
     here = data["train"]
-    # As a worker process opens it that was started anew, while it is packed or after.
+    # As a new worker process opens it, during packing or after.
     for _ in range(2):
         there = pickle.loads(sent)
         assert (there[7][0] == here[7][0]).all()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def test_few_modules_are_entered_for_a_zip(tmp_path: Path) -> None:
-    """The executor, which calls the others, is returned to, and so is the request, which all of them read."""
+    """Only the executor, which calls the others, and the request, which all of them read, are returned to."""
     archive = tmp_path / "photos.zip"
     with zipfile.ZipFile(archive, "w") as made:
         for name, number in in_classes(32, suffix=".jpg").items():

@@ -1,4 +1,4 @@
-"""Whose a file is: what proves it, what does not, and what a session on another machine can go on with."""
+"""Whose a file is: what proves it, what does not, and what a session on another machine can continue."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ OTHER = 65534
 
 
 def checkpoint(path: Path, tag: int, *, nbytes: int = 20 * MB) -> Path:
-    """A file whose blocks all differ from those of another tag."""
+    """A file whose blocks all differ from those with another tag."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(bytes([tag]) * nbytes)
     return path
 
 
 def move_times(*files: Path, seconds: float = 10.0) -> None:
-    """What a remount or a copy does to times."""
+    """Move times as a remount or a copy does."""
     for file in files:
         ns = file.stat().st_mtime_ns + int(seconds * 1e9)
         os.utime(file, ns=(ns, ns))
@@ -61,7 +61,7 @@ def bytes_read(call: Callable[[], object]) -> int:
         (1_700_000_000_123_456_000, 1_700_000_000_555_555_000, True),
         (1_700_000_000_124_000_000, 1_700_000_000_555_000_000, True),
         (1_700_000_000_000_000_000, 1_700_000_001_000_000_000, True),
-        # The manifest shows that this disk does not round.
+        # The manifest shows that this disk does not round times.
         (1_700_000_000_000_000_000, 1_700_000_001_555_555_555, False),
         (1_700_000_000_125_000_000, 1_700_000_000_555_000_000, False),
     ],
@@ -72,7 +72,7 @@ def test_a_time_is_as_noted_also_where_a_disk_rounds_it(found: int, beside: int,
 
 
 def test_times_that_a_remount_moved_cost_no_reading_in_a_second_call(tmp_path: Path, make_images: Any) -> None:
-    """The pack in the cache is not read, and neither is the version before a published file."""
+    """Neither the pack in the cache is read, nor the version before a published file."""
     source, cache = make_images(tmp_path / "many", 40, size=(200, 200)), tmp_path / "cache"
 
     def stage() -> None:
@@ -109,7 +109,7 @@ def test_a_published_file_whose_time_moved_is_hashed_once(tmp_path: Path) -> Non
 
 
 def leave(target: Path, content: bytes, *, hours_ago: float) -> Path:
-    """What a session on another machine left when it died in the middle of publishing."""
+    """Leave the work of a session on another machine that died while publishing."""
     folder = target.with_name(f".colabstage-{target.name}.0dead0d0-4321-98765.3.tmp")
     folder.mkdir(parents=True)
     (folder / target.name).write_bytes(content)
@@ -127,7 +127,7 @@ def age(folder: Path, hours_ago: float) -> None:
 def test_publishing_goes_on_where_another_machine_died(
     tmp_path: Path, request: pytest.FixtureRequest, on_drive: bool
 ) -> None:
-    """Also on a Drive, where all files have one owner; what may be alive is left alone."""
+    """Also on a Drive, where all files have one owner; work that may be in progress is left alone."""
     model, folder = checkpoint(tmp_path / "model.pt", 1), tmp_path / "kept"
     behind = target = folder / "model.pt"
     if on_drive:
@@ -182,7 +182,7 @@ def test_another_users_record_or_content_is_not_taken_for_ours(tmp_path: Path, w
 
 @pytest.mark.fuse
 def test_a_mount_with_one_owner_for_all_may_fail_for_a_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To this user, all files there are another's, also new ones: which shows only by making one."""
+    """To this user, all files there, new ones included, belong to somebody else; only creating one shows it."""
     (tmp_path / "root").mkdir()
     model = checkpoint(tmp_path / "model.pt", 1, nbytes=1000)
     with faulty_mount(tmp_path / "root", tmp_path / "mount") as mount:
@@ -223,7 +223,7 @@ def test_what_is_kept_below_a_source_is_left_out(local: str, tmp_path: Path) -> 
 
 
 def test_a_folder_that_somebody_planted_is_refused(tmp_path: Path) -> None:
-    """A link at the predictable name would have what is staged written where it leads."""
+    """A link with the predictable name would redirect what is staged."""
     source = make_tree(tmp_path / "source", {"a.txt": "1"})
     shared = tmp_path / "tmp"
     shared.mkdir()

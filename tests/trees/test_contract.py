@@ -103,7 +103,7 @@ def pack_files(kind: str) -> bytes:
 
 
 class _Own:
-    """A tree as a caller may write it: no more than what is asked for."""
+    """A tree as a caller may write it: only the required methods."""
 
     label = "mine"
 
@@ -167,12 +167,12 @@ def test_names_sizes_and_contents_are_those_that_were_packed(tmp_path: Path, kin
                     assert source.pread(7, 3) == FILES[entry.name][3:10]
             part, own = tree.origin(entry)
             assert part.read(own) == FILES[entry.name]
-        # Positions are in an archive where the member is.
+        # In an archive, a position is the member's offset.
         positions = tree.entries.positions
         assert len(set(positions.tolist())) == len(FILES)
         if kind.startswith(("zip", "tar")):
             assert [tree.entries.names[row] for row in np.argsort(positions)] == list(FILES)
-        # An entry of another tree is found by its name, whatever else it says of itself, or refused.
+        # An entry of another tree is found by its name, whatever its other fields, or refused.
         made = FileEntry("train/dog/2.jpg", 3000, 0, 0)
         assert tree.read(made) == FILES[made.name]
         assert tree.entries.find("train/dog/2.jpg") == names.index("train/dog/2.jpg")
@@ -184,7 +184,7 @@ def test_names_sizes_and_contents_are_those_that_were_packed(tmp_path: Path, kin
 
 
 def test_empty_folders_are_told(tmp_path: Path) -> None:
-    """Those in which no file is at any depth; a class without images may be missed."""
+    """Folders without a file at any depth: a class without images may be missed."""
     (make_tree(tmp_path / "root", {"a/b/1.txt": b"1"}) / "empty").mkdir()
     folders = [(name, tarfile.DIRTYPE, "", b"") for name in ("a", "empty")]
     zipped = stored_zip({"a/b/1.txt": b"1", "empty/": b"", "a/": b""})
@@ -219,7 +219,7 @@ def test_any_names_and_contents_come_back(
 def test_a_flipped_bit_gives_what_was_packed_or_a_typed_error(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, kind: str
 ) -> None:
-    """No damage escapes as an error of Python's own. Only a tar that is not compressed has no checksum of contents."""
+    """No damage shows as one of Python's own errors. Only an uncompressed tar has no checksum of contents."""
     files = {name: content for name, content in FILES.items() if len(content) < 5000}
     damaged = bytearray(pack(kind, files))
     damaged[data.draw(st.integers(0, len(damaged) - 1))] ^= 1 << data.draw(st.integers(0, 7))
@@ -237,7 +237,7 @@ def test_a_flipped_bit_gives_what_was_packed_or_a_typed_error(
 
 @pytest.mark.parametrize("kind", ARCHIVES)
 def test_every_truncation_is_noticed_when_opening(tmp_path: Path, kind: str) -> None:
-    """Wherever a copy stopped, the archive is not taken for a whole one; nothing is left in the spool."""
+    """Wherever a copy stopped, the archive does not pass for a complete one; nothing is left in the spool."""
     files = {name: content for name, content in FILES.items() if len(content) < 5000}
     whole = pack(kind, files)
     end = len(whole.rstrip(b"\0")) // 512 * 512 + 512 if kind == "tar" else len(whole)
@@ -249,7 +249,7 @@ def test_every_truncation_is_noticed_when_opening(tmp_path: Path, kind: str) -> 
 
 @pytest.mark.parametrize("kind", ["zip stored", "zip deflated", "tar"])
 def test_a_file_cut_after_opening_is_a_read_error(kind: str, tmp_path: Path) -> None:
-    """The archive was whole when opened, so it is the file that changed."""
+    """The archive was intact when opened, so it is the file that changed."""
     source = RecordingBytes(pack_files(kind))
     with open_archive(source, spool=tmp_path) as tree:
         source.content = source.content[:100]
@@ -259,7 +259,7 @@ def test_a_file_cut_after_opening_is_a_read_error(kind: str, tmp_path: Path) -> 
 
 
 class _Dying(RecordingBytes):
-    """A source whose Drive dies behind the first bytes."""
+    """A source whose Drive dies after the first bytes."""
 
     def pread(self, length: int, offset: int) -> bytes:
         if offset:
@@ -270,7 +270,7 @@ class _Dying(RecordingBytes):
 
 @pytest.mark.parametrize("kind", ["tar.gz", "tar.xz", "tar.zst", "bz2"])
 def test_a_source_that_dies_is_not_called_damaged(tmp_path: Path, kind: str) -> None:
-    """What the source raises comes through decompression as it is, so that its Drive is mounted again."""
+    """The source's error passes through decompression unchanged, so that its Drive is mounted again."""
     noise = random.Random(2).randbytes(100_000)
     content = pack(kind, {"a": noise}) if kind in ARCHIVES else _PACKERS[kind](noise)
     with pytest.raises(DriveDisconnectedError, match="died"):
@@ -278,7 +278,7 @@ def test_a_source_that_dies_is_not_called_damaged(tmp_path: Path, kind: str) -> 
 
 
 def test_a_zip_is_opened_and_its_first_members_read_while_the_rest_arrives(tmp_path: Path) -> None:
-    """Opening reads the end, and a member is one positioned read of no more than its own bytes."""
+    """Opening reads the end, and a member takes one positioned read of its own bytes."""
     files = {f"c/{number:03d}.jpg": random.Random(number).randbytes(3000) for number in range(200)}
     source = RecordingBytes(stored_zip(files))
     tree = open_archive(source, spool=tmp_path)
@@ -302,7 +302,7 @@ def test_a_zip_is_opened_and_its_first_members_read_while_the_rest_arrives(tmp_p
     ids=["zip", "link of a zip", "tar", "link of a tar"],
 )
 def test_what_leads_outside_is_refused_before_any_member_is_read(tmp_path: Path, content: bytes) -> None:
-    """The headers alone tell, and only they have been looked at; nothing was written. The corpus has all cases."""
+    """Only the headers were read, and nothing was written. The corpus has all cases."""
     source = RecordingBytes(content, label="hostile")
     with pytest.raises(UnsafeArchiveError, match="'hostile'"):
         open_archive(source, spool=tmp_path / "spool")
@@ -314,7 +314,7 @@ def test_what_leads_outside_is_refused_before_any_member_is_read(tmp_path: Path,
 
 @pytest.mark.parametrize("name", ["../x", "/x", "a//b", "a/./b", "a/..", "", "a\0b"])
 def test_the_names_of_a_caller_s_own_tree_are_checked_as_all_others(name: str) -> None:
-    """It could write outside the target otherwise."""
+    """Otherwise it could write outside the target."""
     with pytest.raises(UnsafeArchiveError):
         as_tree(_Own({name: b"x"}))
     twice = _Own({"a": b"x"})
@@ -324,8 +324,8 @@ def test_the_names_of_a_caller_s_own_tree_are_checked_as_all_others(name: str) -
 
 
 def test_a_member_that_is_there_twice_is_one_or_the_last(tmp_path: Path) -> None:
-    """A cell that appends to a zip was run again; `tar -r` replaces a file by a second member, as every reader has
-    it, also a link by a file and a file by a link."""
+    """A cell that appends to a zip was run again. In a tar, `tar -r` replaces a file by a second member, as every
+    reader understands it, also a link by a file and a file by a link."""
     with open_archive(
         RecordingBytes(zip_of(*[("a.jpg", FILE, b"1"), ("b.jpg", FILE, b"2")] * 2)), spool=tmp_path
     ) as tree:
@@ -352,7 +352,8 @@ def test_a_member_that_is_there_twice_is_one_or_the_last(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("kind", ["zip", "tar"])
 def test_links_inside_are_their_files_and_others_noted(tmp_path: Path, kind: str) -> None:
-    """One to a file of the archive is that file, also over other links; one to a folder or to nothing is left out."""
+    """A link to a file in the archive is that file, also through other links; one to a folder or to nothing is left
+    out."""
     links = {"b/link.jpg": "../a/1.jpg", "b/chain.jpg": "link.jpg", "folder": "a", "gone": "missing", "loop": "loop"}
     if kind == "zip":
         members = [(name, LINK, target.encode()) for name, target in links.items()]
@@ -382,7 +383,7 @@ def test_links_inside_are_their_files_and_others_noted(tmp_path: Path, kind: str
 def test_a_bomb_is_refused_by_what_it_promises_or_while_it_unpacks(
     tmp_path: Path, kind: str, limits: dict[str, Any], said: str
 ) -> None:
-    """By the headers where these tell; else before the disk is full. What was written is gone again."""
+    """By the headers if these show it; otherwise before the disk is full. Written data is removed again."""
     files = {f"{number}.npy": bytes(100_000) for number in range(20)}
     content = pack(kind, files) if kind in ARCHIVES else _PACKERS[kind](bytes(2_000_000))
     with pytest.raises(UnsafeArchiveError, match=rf"{said}\. .*give the folder"):

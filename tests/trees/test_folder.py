@@ -1,4 +1,4 @@
-"""Folders as trees: what is listed, what is left out, and what a change meanwhile brings."""
+"""Folders as trees: what is listed, what is left out, and what happens on a change meanwhile."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def read_part(tree: Tree, entry: FileEntry, length: int, offset: int) -> bytes:
 
 
 def test_junk_and_google_documents_are_left_out(tmp_path: Path) -> None:
-    """Junk goes without a word, documents of Google with a note, since a person may have meant them."""
+    """Junk silently, Google documents with a note, since somebody may have meant them."""
     files = {"a/1.jpg": b"1", "a/.DS_Store": b"", "__MACOSX/a/1.jpg": b"", ".git/config": b"", "a/._1.jpg": b""}
     documents = {"notes.gdoc": b"", "a/labels.gsheet": b"", "b/labels.GSHEET": b""}
     tree = list_folder(make_tree(tmp_path, files | documents))
@@ -53,7 +53,7 @@ DOCUMENTS = ["gdoc", "gsheet", "gslides", "gform", "gdraw", "gtable", "gmap", "g
 
 
 def test_each_kind_of_junk_is_known_among_files(tmp_path: Path) -> None:
-    """By its whole name or its ending, in upper case too; a part of another name means nothing."""
+    """By its whole name or its ending, in upper case too; part of another name means nothing."""
     files = ["0.jpg", "a.gdoc.jpg", "a.gif", "gdoc", "my-desktop.ini", "thumbs.db.txt", "z.gdocx"]
     junk = [*JUNK, *(f"a.{kind}" for kind in DOCUMENTS)]
     make_tree(tmp_path, dict.fromkeys([*files, *junk, *(name.upper() for name in junk)], ""))
@@ -61,7 +61,7 @@ def test_each_kind_of_junk_is_known_among_files(tmp_path: Path) -> None:
 
 
 class _Counted:
-    """What `os.scandir` gives, with a count of what is asked of each entry that may ask the disk."""
+    """The result of `os.scandir`, counting the calls for each entry that may read from the disk."""
 
     def __init__(self, scan: Iterator[os.DirEntry[str]], asked: Counter[str]) -> None:
         self._scan = scan
@@ -92,7 +92,7 @@ class _CountedEntry:
 def test_each_folder_is_listed_once_and_each_file_asked_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
 ) -> None:
-    """One `stat` a file is what a look at a folder costs, among junk, folders and links as well."""
+    """Listing a folder costs one `stat` for each file, also among junk, folders and links."""
     sizes = {f"c{number % 7}/{number}.jpg": number % 5 for number in range(500)} | {"top.txt": 0}
     root = make_tree(tmp_path / "root", {name: b"x" * size for name, size in sizes.items()} | {"c0/.DS_Store": b""})
     os.mkfifo(root / "pipe.jpg")  # opening one would wait for ever
@@ -114,7 +114,7 @@ def test_each_folder_is_listed_once_and_each_file_asked_once(
 
 
 def test_links_to_files_and_folders_are_followed(tmp_path: Path) -> None:
-    """A folder of links into another place is how people share one copy of the images."""
+    """People share one copy of images through a folder of links."""
     shared = make_tree(tmp_path / "shared", {"1.jpg": b"one", "more/2.jpg": b"two"})
     root = make_tree(tmp_path / "root", {"a/0.jpg": b"zero"})
     (root / "b").symlink_to(shared)
@@ -145,7 +145,7 @@ def test_loops_and_broken_links_are_cut_with_a_note(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", [b"12", b"x" * 10_000])
 def test_a_file_of_another_length_than_listed_is_an_error(tmp_path: Path, content: bytes) -> None:
-    """Half an image must not pass for one: the size is checked to the byte, in both directions."""
+    """Half an image must not pass for a whole one: the size is checked to the byte, in both directions."""
     (tmp_path / "1.jpg").write_bytes(b"123")
     tree = list_folder(tmp_path)
     (tmp_path / "1.jpg").write_bytes(content)
@@ -174,7 +174,7 @@ def test_folders_on_a_drive_are_listed_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.fuse
 def test_a_listing_that_fails_for_a_moment_is_tried_again(tmp_path: Path) -> None:
-    """Errno 5 of a big folder passes, because each attempt leaves the mount knowing more."""
+    """Errno 5 of a big folder passes, because with each attempt the mount has cached more."""
     from simulated_drive.drive import SimulatedDrive
     from simulated_drive.knobs import DriveFaults, DriveKnobs, OpFault
 
@@ -194,7 +194,7 @@ def test_a_listing_that_fails_for_a_moment_is_tried_again(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("in_order", [True, False])
 def test_parts_of_one_file_are_of_one_state(tmp_path: Path, in_order: bool) -> None:
-    """A file that is rewritten in place keeps its size: whoever reads it in parts is told, by each way of reading."""
+    """A file rewritten in place keeps its size: reading it in parts is an error, with each way of reading."""
     size = 40_000_000
     path = tmp_path / "large.bin"
     with path.open("wb") as file:
@@ -212,7 +212,7 @@ def test_parts_of_one_file_are_of_one_state(tmp_path: Path, in_order: bool) -> N
     os.utime(path, ns=(1, 1))
     with pytest.raises(SourceReadError, match="of two states"):
         next(chunks) if in_order else read_part(tree, entry, 1000, size - 1000)
-    # A tree that is listed now has one state again.
+    # A newly listed tree has one state again.
     again = list_folder(tmp_path)
     assert again.read(next(iter(again.entries))) == path.read_bytes()
 
@@ -234,7 +234,7 @@ def test_names_in_no_encoding_are_listed_and_read(tmp_path: Path) -> None:
 def test_what_vanishes_while_it_is_listed_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: str, workers: int
 ) -> None:
-    """Something else removes files at the same time, so the listing would be of no state that there was."""
+    """Something else removes files at the same time, so the listing would match no state that existed."""
     root = make_tree(tmp_path, {"1.txt": b"1", "2.txt": b"2", "below/3.txt": b"3"})
     scandir = os.scandir
 

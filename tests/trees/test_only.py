@@ -42,7 +42,7 @@ FILES = {
 def test_a_folder_becomes_the_root_and_all_else_keeps_its_names(
     tmp_path: Path, only: str | list[str], names: list[str]
 ) -> None:
-    """Existing names are taken literally, and only others for patterns; contents are those of the whole."""
+    """Existing names are taken literally, only others as patterns; contents are those of the whole."""
     whole = open_archive(RecordingBytes(stored_zip(FILES)), spool=tmp_path)
     with OnlyTree(whole, PackOptions(only=only).parts) as tree:
         assert tree.entries.names == names
@@ -60,7 +60,7 @@ def test_a_folder_becomes_the_root_and_all_else_keeps_its_names(
     [("plants/colour", "plants/color"), ("x/*.png", "plants")],
 )
 def test_what_fits_nothing_shows_names_that_are_near(tmp_path: Path, only: str, near: str) -> None:
-    """Written as the argument, to be copied."""
+    """Written as an argument to copy."""
     with pytest.raises(SourceNotFoundError) as caught:
         OnlyTree(open_archive(RecordingBytes(stored_zip(FILES)), spool=tmp_path), [only])
     assert f"only={only!r}" in str(caught.value)
@@ -90,7 +90,7 @@ def test_what_names_no_part_is_refused(only: str | list[str]) -> None:
 def test_the_parts_of_one_archive_are_known_by_their_names(
     tmp_path: Path, name: str, siblings: list[str], parts: list[str]
 ) -> None:
-    """In their order; numbered files that are archives of their own are none."""
+    """In order; numbered files that are complete archives are not parts."""
     own = [part for part in parts if _DRIVE not in part]
     content = random.Random(0).randbytes(20_000)
     whole = (tar_bytes if ".tar" in name else stored_zip)({"whole": content})
@@ -120,7 +120,7 @@ def test_the_parts_of_one_archive_are_known_by_their_names(
 def test_a_part_that_is_missing_or_needs_a_tool_is_named(
     tmp_path: Path, name: str, siblings: list[str], named: str
 ) -> None:
-    """By its own name, or with the line that joins all."""
+    """By its own name, or with the line that joins all parts."""
     for one in {name, *siblings}:
         (tmp_path / one).write_bytes(b"a part")
     with pytest.raises(ArchiveError) as caught:
@@ -130,7 +130,7 @@ def test_a_part_that_is_missing_or_needs_a_tool_is_named(
 
 @pytest.mark.parametrize("size", [7, 1000, 1 << 20])
 def test_pieces_of_an_archive_are_read_as_the_whole(tmp_path: Path, size: int) -> None:
-    """Wherever they were cut; and one that has become shorter ends the whole there."""
+    """Wherever they were cut; a part that has become shorter ends the whole there."""
     whole = stored_zip(FILES)
     pieces = [RecordingBytes(whole[at : at + size]) for at in range(0, len(whole), size)]
     joined = JoinedBytes("a.zip", pieces)
@@ -147,7 +147,7 @@ def test_pieces_of_an_archive_are_read_as_the_whole(tmp_path: Path, size: int) -
 
 @pytest.mark.parametrize("kinds", ["zz", "zt"])
 def test_a_file_that_is_in_two_parts_is_there_once_if_it_is_the_same(tmp_path: Path, kinds: str) -> None:
-    """Proved by checksums where both have them, else by reading; another content is a collision."""
+    """Proved by checksums if both have them, otherwise by reading; different content is a collision."""
 
     def joined(stems: tuple[str, str], second: bytes) -> JoinedTree:
         contents = ({"a/1.txt": b"1", "README": b"both"}, {"a/2.txt": b"2", "README": second})
@@ -187,7 +187,7 @@ def test_a_file_that_is_in_two_parts_is_there_once_if_it_is_the_same(tmp_path: P
 def test_names_are_joined_so_that_nothing_is_lost(
     stems: list[str], names: list[list[str]], prefixes: tuple[str, ...]
 ) -> None:
-    """Parts are united unless a name would be there twice or they are splits."""
+    """Parts are united unless a name would occur twice or the parts are splits."""
     joining = plan_joining(stems, names)
     assert joining.prefixes == prefixes
     joined = [f"{prefix}/{name}" for prefix, part in zip(joining.prefixes, names, strict=True) for name in part]
@@ -208,7 +208,7 @@ def test_names_are_joined_so_that_nothing_is_lost(
     ids=["flat", "collide", "deeper", "alike", "counted", "numbers", "a table in capitals"],
 )
 def test_names_of_parts_that_are_lost_are_told_of(stems: list[str], names: list[list[str]], is_told: bool) -> None:
-    """A pattern such as photos/* matches the folders of classes: whether names collide must not decide silently."""
+    """A pattern such as photos/* matches class folders: whether names collide must not decide silently."""
     folders, archives = (plan_joining(stems, names, of_folders=one).reason for one in (True, False))
     assert (f"('{stems[0]}', '{stems[-1]}')" in folders) is is_told
     assert (folders != archives) is is_told

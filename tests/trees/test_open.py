@@ -35,7 +35,7 @@ FILES = {"a/1.jpg": b"one", "b/2.jpg": b"two" * 1000}
     ],
 )
 def test_the_same_files_open_from_every_container(tmp_path: Path, kind: str, name: str) -> None:
-    """The names lie about what is inside, and it does not matter."""
+    """The names are wrong about the content, and it does not matter."""
     path = tmp_path / name
     if kind == "folder":
         make_tree(path, FILES)
@@ -66,7 +66,7 @@ def test_the_same_files_open_from_every_container(tmp_path: Path, kind: str, nam
 def test_what_is_no_archive_is_named(
     tmp_path: Path, name: str, content: bytes, what: str, error: type[Exception]
 ) -> None:
-    """What the file is, not what it is called; a name that promises an archive makes it a damaged one."""
+    """By content, not by name; if the name promises an archive, it is a damaged one."""
     (tmp_path / name).write_bytes(content)
     with pytest.raises(error) as caught:
         open_tree(tmp_path / name, spool=tmp_path / "spool")
@@ -76,7 +76,7 @@ def test_what_is_no_archive_is_named(
 
 
 def signed_checksum() -> bytes:
-    """A tar of an old archiver, which added up signed bytes."""
+    """A tar by an old archiver, which added up signed bytes."""
     raw = bytearray(tar_bytes({"aaaa.jpg": b"1"}, form=tarfile.USTAR_FORMAT))
     raw[0:2] = b"\xe9\xe8"
     raw[148:156] = b" " * 8
@@ -93,7 +93,7 @@ def signed_checksum() -> bytes:
     ids=["the oldest", "signed"],
 )
 def test_tars_are_known_by_their_checksum(tmp_path: Path, content: bytes) -> None:
-    """Any format, since the oldest has no magic bytes; one bit off is no tar."""
+    """In any format, since the oldest has no magic bytes; with one wrong bit it is not a tar."""
     with open_archive(RecordingBytes(content), spool=tmp_path) as tree:
         assert list(read_all(tree).values()) == [b"1"]
     for wrong in (content[:3] + bytes([content[3] ^ 1]) + content[4:], content[:500]):
@@ -106,7 +106,7 @@ NASTY = st.lists(st.sampled_from(["..", ".", "", "a", "b", "C:", "/", "\\", "...
 
 @given(st.one_of(st.text(), NASTY))
 def test_a_name_that_passes_stays_inside_the_folder(tmp_path_factory: pytest.TempPathFactory, raw: str) -> None:
-    """Whatever an archive calls a member, the cleaned name is plain and relative, or the archive is refused."""
+    """For any member name, the cleaned name is plain and relative, or the archive is refused."""
     content = tar_of((raw.encode("utf-8", "replace").decode(), tarfile.REGTYPE, "", b"1"))
     try:
         with open_archive(RecordingBytes(content), spool=tmp_path_factory.getbasetemp()) as tree:

@@ -1,4 +1,4 @@
-"""Tars as trees: equal to what tarfile reads, and cut or damaged ones never taken for whole."""
+"""Tars as trees: equal to what tarfile reads; cut or damaged ones never pass for complete."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ def test_every_tar_reads_as_tarfile_reads_it(
 
 
 def test_headers_close_together_are_read_together(tmp_path: Path) -> None:
-    """Small members before and behind a large one, with long names among them: all are found, by few reads; a cut among
-    them is noticed."""
+    """Small members before and after a large one, with long names among them, are all found, with few reads; a cut
+    among them is noticed."""
     draw = random.Random(0)
     small = {
         f"a/{'ü' * draw.randrange(120)}{number}.txt": draw.randbytes(draw.randrange(1500)) for number in range(600)
@@ -94,8 +94,7 @@ HUGE_TIMES = [{"mtime": mtime} for mtime in ("1e999980", "-1e999980", "9" * 5000
 
 @pytest.mark.parametrize("keys", [*HUGE_TIMES, {f"key{number}": "v" for number in range(10_000)}], ids=range(5))
 def test_a_few_bytes_of_a_header_do_not_freeze_the_process(tmp_path: Path, keys: dict[str, str]) -> None:
-    """A time that would take hours to spell out is none; keys that nobody reads are not carried from member to
-    member."""
+    """A time that would take hours to print is ignored; unused keys are not carried from member to member."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT, pax_headers=keys) as archive:
         for number in range(1_500):
@@ -118,7 +117,7 @@ def test_a_few_bytes_of_a_header_do_not_freeze_the_process(tmp_path: Path, keys:
     ],
 )
 def test_a_number_is_read_as_gnu_tar_reads_it(tmp_path: Path, field: bytes, seconds: int | None) -> None:
-    """With NULs and blanks before and behind it; the expected times are what GNU tar 1.34 lists."""
+    """With NULs and blanks around it; the expected times are those listed by GNU tar 1.34."""
     raw = bytearray(tar_bytes({"f": b""}, form=tarfile.USTAR_FORMAT))
     raw[136:148] = field.ljust(12, b"\0")
     raw[148:156] = b" " * 8
@@ -141,7 +140,7 @@ STREAMS: dict[str, tuple[Callable[[bytes], bytes], bytes]] = {
 
 @pytest.mark.parametrize("kind", STREAMS)
 def test_what_follows_a_compressed_stream_is_another_one_or_damage(tmp_path: Path, kind: str) -> None:
-    """Junk is not passed over, and a cut is noticed anywhere; what fills up a block, and further streams, are fine."""
+    """Junk is not skipped, and a cut is noticed anywhere; block padding and further streams are fine."""
     pack, fill = STREAMS[kind]
     content = tar_bytes(_FILES)
     whole = pack(content)
@@ -156,7 +155,7 @@ def test_what_follows_a_compressed_stream_is_another_one_or_damage(tmp_path: Pat
 
 
 def test_the_content_of_a_compressed_file_is_held_once(tmp_path: Path) -> None:
-    """Reading it takes as much memory as it has bytes, and not that again."""
+    """Reading it takes as much memory as it has bytes, not twice that."""
     with open_archive(RecordingBytes(gzip.compress(bytes(16_000_000), 1)), spool=tmp_path) as tree:
         tracemalloc.start()
         try:

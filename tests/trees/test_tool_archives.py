@@ -1,4 +1,4 @@
-"""7z and rar: listed, judged, unpacked by whatever reads them here, and looked at again."""
+"""7z and rar: listed, checked, unpacked by whatever tool is here, and checked again."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ COMMANDS = {"7z": ("7zz", "7z", "7za"), "rar": ("unrar",)}
 
 @pytest.fixture(params=["7z by its tool", "7z by a package", "rar by its tool", "rar by a package"])
 def kind(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Each kind, read in each way that is there."""
+    """Each kind, read in each available way."""
     name: str = request.param
     kind = name.partition(" ")[0]
     if name.endswith("tool") and not any(map(shutil.which, COMMANDS[kind])):
@@ -69,7 +69,7 @@ def test_a_damaged_one_is_noticed(tmp_path: Path, kind: str) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"header_encryption": True}])
 def test_an_encrypted_7z_says_so(tmp_path: Path, options: dict[str, Any]) -> None:
-    """Whether only its content or its list of names too."""
+    """Whether only its content is encrypted, or its list of names too."""
     py7zr = pytest.importorskip("py7zr", reason="needs py7zr: pip install py7zr")
     with py7zr.SevenZipFile(tmp_path / "a.7z", "w", password="secret", **options) as archive:
         archive.writestr(b"a", "a.txt")
@@ -95,7 +95,7 @@ def test_a_bomb_is_refused_by_its_list(tmp_path: Path) -> None:
 
 
 def use_command(monkeypatch: pytest.MonkeyPatch, folder: Path, name: str, script: str) -> None:
-    """Have a command be found before all others."""
+    """Put a command in front of all others of its name."""
     folder.mkdir(exist_ok=True)
     (folder / name).write_text(script)
     (folder / name).chmod(0o755)
@@ -157,7 +157,8 @@ Details: RAR 5, solid
 def use_unrar(
     monkeypatch: pytest.MonkeyPatch, folder: Path, *, kind: str = "File", flags: str = "", last: str = "exit 0"
 ) -> None:
-    """A command that answers as unrar does, if a program that it starts can read the archive; unpacks one file."""
+    """Install a command that responds like unrar, if a program that it starts can read the archive; unpacks one
+    file."""
     script = (
         "#!/bin/bash\n"
         'archive=; for word; do [ "$before" = -- ] && archive=$word; before=$word; done\n'
@@ -169,7 +170,7 @@ def use_unrar(
 
 
 def test_a_rar_is_read_by_unrar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wherever its bytes are, the tool and what that starts find them at a path."""
+    """Wherever its bytes are, the tool and its child processes find them at a path."""
     use_unrar(monkeypatch, tmp_path / "bin", flags="solid")
     content = b"Rar!\x1a\x07\x01\0" + bytes(500)
     (tmp_path / "a.rar").write_bytes(content)
@@ -204,7 +205,7 @@ def test_what_unrar_says_and_leaves_is_looked_at(
     error: type[Exception],
     named: str,
 ) -> None:
-    """A listing may say one thing and the content another; nothing stays in the spool."""
+    """The listing may differ from the content; nothing stays in the spool."""
     use_unrar(monkeypatch, tmp_path / "bin", kind=kind_of_member, flags=flags, last=last)
     source = RecordingBytes(b"Rar!\x1a\x07\x01\0" + bytes(500))
     with pytest.raises(error, match=named):
@@ -215,7 +216,7 @@ def test_what_unrar_says_and_leaves_is_looked_at(
 def test_without_anything_that_reads_a_rar_the_install_line_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither command nor package; `tests/contract/messages.txt` has it for a 7z."""
+    """Neither command nor package exists; `tests/contract/messages.txt` has the line for a 7z."""
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setitem(sys.modules, "rarfile", None)
     with pytest.raises(MissingDependencyError, match="pip install rarfile"):

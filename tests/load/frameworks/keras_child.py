@@ -1,5 +1,5 @@
-"""What `to_keras` does under the backend that KERAS_BACKEND names, as JSON. A process of its own, because keras chooses
-its backend once."""
+"""What `to_keras` does with the backend named by KERAS_BACKEND, as JSON. In its own process, because keras chooses its
+backend once."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ BATCH, SEED = 5, 3
 
 
 def threads() -> list[str]:
-    """The threads that colabstage has running."""
+    """The running threads of colabstage."""
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("colabstage")]
 
 
 def threads_left() -> list[str]:
-    """Those that are still there when all had time to end."""
+    """The threads that are still there after all had time to end."""
     deadline = time.monotonic() + 10
     while threads() and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -38,7 +38,7 @@ def threads_left() -> list[str]:
 
 
 def refusal(act: Callable[[], object]) -> str:
-    """The message of the error that it ends in."""
+    """The message of the error that the call raises."""
     try:
         act()
     except OptionError as error:
@@ -47,7 +47,7 @@ def refusal(act: Callable[[], object]) -> str:
 
 
 def constant_model(keras: Any) -> Any:
-    """A model that says 0 and learns nothing: its loss is the mean of the targets."""
+    """A model that always returns 0 and learns nothing: its loss is the mean of the targets."""
     layers = [keras.layers.Flatten(), keras.layers.Dense(1, kernel_initializer="zeros")]
     model = keras.Sequential(layers)
     model.compile(keras.optimizers.SGD(0.0), "mae")
@@ -55,7 +55,8 @@ def constant_model(keras: Any) -> Any:
 
 
 def recorder(keras: Any, *, stop_after: int | None = None) -> Any:
-    """A callback with the sum of the targets of each batch, epoch by epoch, made of the running mean of the loss."""
+    """A callback that records the sum of each batch's targets, epoch by epoch, computed from the running mean of the
+    loss."""
 
     class Recorder(keras.callbacks.Callback):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -115,7 +116,7 @@ def main(path: Path) -> dict[str, Any]:
     model.fit(chosen, epochs=1, verbose=0, class_weight=dict.fromkeys(range(len(x)), 2.0), callbacks=[weighted])
     facts["weighted"] = weighted.epochs[0]
 
-    # A fold with weights of its samples: losses are those of its rows, weighted.
+    # A fold with sample weights: losses are those of its rows, weighted.
     rows, weights, fold = list(range(0, len(x), 3)), np.arange(len(x)) % 2 + 1.0, recorder(keras)
     folded = to_keras(path, BATCH, seed=SEED, dtype="float32", rows=rows, shuffle=True, sample_weight=weights)
     model.fit(folded, epochs=1, verbose=0, callbacks=[fold])

@@ -1,5 +1,5 @@
-"""What `to_tf_data` gives, as JSON. A process of its own: importing tensorflow takes seconds and hundreds of
-megabytes, and its threads stay."""
+"""What `to_tf_data` gives, as JSON. In its own process: importing tensorflow takes seconds and hundreds of megabytes,
+and its threads stay."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BATCH, SEED = 5, 3
 
 
 def rows_of(dataset: Any) -> list[list[int]]:
-    """The targets, which are the numbers of rows, of each batch."""
+    """The targets, which are row numbers, of each batch."""
     return [y.numpy().tolist() for _, y in dataset]
 
 
@@ -34,7 +34,7 @@ def files(path: Path) -> int:
 
 def count_reads(dataset: Any) -> list[int]:
     """The batches that the reader is called for from now on."""
-    # What TensorFlow makes of a dataset refers to it.
+    # A dataset that TensorFlow derived from ours refers to it.
     while not hasattr(dataset, "colabstage_batches"):
         (*_, dataset) = dataset._inputs()
     batches, numbers = dataset.colabstage_batches, list[int]()
@@ -49,7 +49,7 @@ def count_reads(dataset: Any) -> list[int]:
 
 
 def reads_after_one(dataset: Any) -> int:
-    """How many batches were read when one was taken and nothing more is asked for."""
+    """How many batches were read after one was taken and no more requested."""
     numbers = count_reads(dataset)
     iterator = iter(dataset)
     next(iterator)
@@ -61,8 +61,8 @@ def reads_after_one(dataset: Any) -> int:
 
 
 def epochs_of(path: Path) -> dict[str, Any]:
-    """Which rows come in which epoch, and whether the reader made a batch of them."""
-    # Without a queue behind it, which would be the one that is returned.
+    """Which rows come in which epoch, and whether the reader made batches of them."""
+    # Without a queue behind it, which would be the object returned.
     dataset = to_tf_data(path, BATCH, seed=SEED, num_workers=2, prefetch_factor=2)
     reads = count_reads(dataset)
     facts: dict[str, Any] = {"spec": described(dataset.element_spec), "batches": int(dataset.cardinality())}
@@ -89,7 +89,7 @@ def epochs_of(path: Path) -> dict[str, Any]:
 
 
 def reads_of_large(path: Path) -> int:
-    """How often the reader is called for an epoch of batches of 6 MB."""
+    """How often the reader is called in an epoch of 6 MB batches."""
     with h5py.File(path, "w") as file:
         file["X_train"], file["Y_train"] = np.arange(6 * 3_000_000, dtype=np.uint8).reshape(6, -1), np.arange(6)
     dataset = to_tf_data(path, 2, num_workers=2, prefetch_factor=2)
@@ -100,7 +100,7 @@ def reads_of_large(path: Path) -> int:
 
 
 def error_of(path: Path) -> str:
-    """What an epoch ends in once somebody has written to the file."""
+    """The error that ends an epoch after somebody has written to the file."""
     dataset = to_tf_data(path, BATCH)
     status = path.stat()
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 1_000_000_000))
@@ -121,8 +121,7 @@ def described(spec: Any) -> Any:
 
 
 def of_part(pack: Path, limit: int) -> dict[str, list[int]]:
-    """The sums of the batches of a pack that is here in part: of an epoch, and of one that follows another one that was
-    left in the middle."""
+    """The sums of a partial pack's batches: of a whole epoch, and of one that follows an epoch left in the middle."""
     # Imported last: torch comes with it.
     from colabstage import dataset_h5
 
@@ -140,7 +139,7 @@ def of_part(pack: Path, limit: int) -> dict[str, list[int]]:
 
 
 def main(files_of: list[Path], limit: int) -> dict[str, Any]:
-    """All facts: of rows in a mapped file, of some that are decoded into memory, and of some at an odd place."""
+    """All facts: about rows in a mapped file, rows decoded into memory, and rows at an unaligned offset."""
     path, boxes, chunked, odd, pack = files_of
     with h5py.File(path) as file:
         x = file["X_train"][()]

@@ -28,7 +28,7 @@ def written(path: Path, y: Any, x: Any = None, split: str = "train") -> Path:
 
 
 def with_boxes(path: Path, counts: list[int], **columns: Any) -> Path:
-    """A file with so many boxes in each row, and more numbers of each box."""
+    """A file with so many boxes in each row, and more columns for each box."""
     with h5py.File(path, "w") as file:
         file["X_train"] = np.zeros((len(counts), 4, 6, 3), np.uint8)
         group = file.create_group("Y_train")
@@ -46,7 +46,7 @@ def with_boxes(path: Path, counts: list[int], **columns: Any) -> Path:
 def test_a_held_out_split_comes_in_the_files_order(
     tmp_path: Path, split: str, options: dict[str, Any], in_order: bool
 ) -> None:
-    """What `predict` returns is compared with labels by position: only `train` is shuffled unless somebody asks."""
+    """The results of `predict` are compared with labels by position, so only `train` is shuffled by default."""
     for name in ("train", "dev"):
         written(tmp_path / "two.h5", np.arange(40), split=name)
     batches = to_numpy(tmp_path / "two.h5", 5, split=split, **options)
@@ -62,8 +62,8 @@ def test_a_held_out_split_comes_in_the_files_order(
 def test_batches_are_those_of_make_loader(
     make_file: Callable[..., Any], kind: str, dtype: str | None, drop_last: bool
 ) -> None:
-    """For the same seed, epoch and batch size: the same samples, values and dtypes, in NHWC; each is the caller's own,
-    an epoch can be set, and a loop that is left leaves no thread."""
+    """For the same seed, epoch and batch size: the same samples, values and dtypes, in NHWC. Each batch is the caller's
+    own, an epoch can be set, and a loop that is left leaves no thread."""
     from colabstage import dataset_h5, make_loader
 
     dataset = dataset_h5(make_file(kind, 23).path)
@@ -90,7 +90,7 @@ def test_batches_are_those_of_make_loader(
 
 @pytest.mark.torch
 def test_transforms_of_the_dataset_are_called(make_file: Callable[..., Any]) -> None:
-    """Sample by sample in the thread that iterates, their results stacked; of other shapes they are refused."""
+    """For each sample, in the iterating thread, and their results are stacked; different shapes are refused."""
     from colabstage import dataset_h5
 
     sample, threads = make_file("pack", 23), set()
@@ -125,7 +125,7 @@ def test_dtype_scales_bytes_to_one(make_file: Callable[..., Any], dtype: Any) ->
         ([2, 0, -1], 3, [[0, 0, 1], [1, 0, 0], [0, 0, 0]]),
         (np.zeros((2, 1, 1), np.uint8), 2, [[1, 0], [1, 0]]),
         (np.array([[[0, 255], [1, 2]]], np.uint8), 3, [[[[1, 0, 0], [0, 0, 0]], [[0, 1, 0], [0, 0, 1]]]]),
-        # All zeros would be a sample whose loss is 0, whatever the model says.
+        # A sample of zeros would have loss 0, whatever the model returns.
         ([2, 0, -1, 3], 3, "one_hot=4"),
         (np.zeros(3, np.float32), 3, "float32"),
         ([0, 1], "auto", "one_hot="),
@@ -133,7 +133,7 @@ def test_dtype_scales_bytes_to_one(make_file: Callable[..., Any], dtype: Any) ->
     ids=["labels", "recipe", "masks", "too few", "numbers", "no names"],
 )
 def test_one_hot_has_a_number_for_each_class(tmp_path: Path, y: Any, one_hot: Any, hot: Any) -> None:
-    """Along the last axis; pixels of no class are in none."""
+    """Along the last axis; void pixels belong to none."""
     path = written(tmp_path / "a.h5", np.asarray(y))
     if isinstance(hot, str):
         with pytest.raises(OptionError, match=hot):
@@ -145,13 +145,13 @@ def test_one_hot_has_a_number_for_each_class(tmp_path: Path, y: Any, one_hot: An
 
 
 def test_one_hot_by_the_files_classes(make_file: Callable[..., Any]) -> None:
-    """ "auto" takes as many as are named."""
+    """ "auto" takes the number of named classes."""
     assert next(iter(to_numpy(make_file("pack", 23).path, 5, one_hot="auto")))[1].shape == (5, 5)
 
 
 @pytest.mark.parametrize("kind", ["uint8", "uint16", "int32", "int64", "bool"])
 def test_boxes_are_padded(tmp_path: Path, kind: str) -> None:
-    """As many as the fullest row has, filled up with 0; labels never with a class."""
+    """To the fullest row's number, with 0; labels with a number that is not a class."""
     path = with_boxes(tmp_path / "a.h5", [2, 0, 3], labels=np.ones(5, kind), hard=np.ones(5, "uint16"))
     ((_, padded),) = to_numpy(path, 3, shuffle=False)
     assert {name: part.tolist() for name, part in padded.items() if name != "boxes"} == {
@@ -164,7 +164,7 @@ def test_boxes_are_padded(tmp_path: Path, kind: str) -> None:
 
 @pytest.mark.parametrize("size", [None, (8, 9)])
 def test_encoded_images_are_decoded(make_encoded: Callable[..., Path], size: tuple[int, int] | None) -> None:
-    """To one size; images of many sizes are refused with what to do."""
+    """To one size; images of different sizes are refused with advice."""
     path = make_encoded(7, size=size)
     if size is None:
         with pytest.raises(OptionError, match="image_size="):
@@ -204,7 +204,7 @@ def test_what_cannot_work_is_refused(make_file: Callable[..., Any], options: dic
 
 
 def test_some_rows_are_visited_in_their_order_or_shuffled(tmp_path: Path) -> None:
-    """As with `sampler=` of `make_loader`."""
+    """As with `sampler=` in `make_loader`."""
     path, rows = written(tmp_path / "a.h5", np.arange(23)), [4, 2, 22, 9, 1, 0]
     found = np.concatenate([y for _, y in to_numpy(path, 4, rows=rows, shuffle=False)])
     assert found.tolist() == rows
@@ -217,7 +217,7 @@ def test_some_rows_are_visited_in_their_order_or_shuffled(tmp_path: Path) -> Non
 
 @pytest.mark.torch
 def test_weights_of_samples_are_the_third_part(tmp_path: Path) -> None:
-    """Of the rows of each batch, beside a dataset's transforms too."""
+    """For the rows of each batch, also with transforms of the dataset."""
     from colabstage import dataset_h5
 
     path, weights = written(tmp_path / "a.h5", np.arange(23)), np.arange(23) / 7
@@ -228,7 +228,7 @@ def test_weights_of_samples_are_the_third_part(tmp_path: Path) -> None:
 
 
 def test_torch_is_not_imported(make_file: Callable[..., Any]) -> None:
-    """Where it is not installed, or not wanted: importing it takes seconds. What needs it says how to install it."""
+    """It may not be installed or wanted: importing it takes seconds. Whatever needs it says how to install it."""
     sample = make_file("pack", 23)
     code = (
         "import sys; sys.modules['torch'] = None\n"

@@ -1,4 +1,4 @@
-"""`to_keras` with the real keras on each of its backends, each in a process of its own."""
+"""`to_keras` with the real keras on each of its backends, each in its own process."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ pytestmark = [
 
 
 def backends() -> list[Any]:
-    """Those of keras, each skipped where its package is missing."""
+    """All backends of keras, skipped if their package is missing."""
     groups = {"tensorflow": "--group tensorflow", "jax": "--group large", "torch": "torch"}
     missing = {
         name: pytest.mark.skipif(
@@ -47,7 +47,7 @@ def backends() -> list[Any]:
 
 
 def write_rows(path: Path, rows: int = ROWS) -> Path:
-    """A file whose targets are the numbers of its rows."""
+    """A file whose targets are its row numbers."""
     with h5py.File(path, "w") as file:
         file["X_train"] = np.random.default_rng(0).integers(0, 256, (rows, 4, 6, 3), dtype=np.uint8)
         file["Y_train"] = np.arange(rows)
@@ -61,7 +61,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", params=backends())
 def facts(request: pytest.FixtureRequest, folder: Path, nurseries: Nurseries) -> dict[str, Any]:
-    """What the child saw under one backend."""
+    """The child's results under one backend."""
     backend = request.param
     path = write_rows(folder / f"{backend}.h5")
     line = nurseries.run_script(backend, [CHILD, path], {}) if backend in PRELOADED else _run_alone(backend, path)
@@ -71,7 +71,7 @@ def facts(request: pytest.FixtureRequest, folder: Path, nurseries: Nurseries) ->
 
 
 def _run_alone(backend: str, path: Path) -> str:
-    """The last line of a child that imports its backend itself."""
+    """Return the last line of a child that imports its backend itself."""
     variables = {"KERAS_BACKEND": backend, "KERAS_HOME": str(path.parent), "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
         [sys.executable, "-P", CHILD, path],
@@ -106,19 +106,19 @@ def test_torch_is_imported_only_where_it_is_the_backend(facts: dict[str, Any]) -
 
 
 def test_each_pass_by_hand_is_the_next_epoch(facts: dict[str, Any]) -> None:
-    """Batches are those of `make_loader`, epoch after epoch; a copy by pickle goes on from there."""
+    """Batches are those of `make_loader`, epoch after epoch; a pickled copy continues from there."""
     assert facts["by_hand"] == [batches_of(0), batches_of(1)]
     assert facts["copied"] == batches_of(2)
 
 
 def test_each_request_of_the_first_batches_again_is_the_next_epoch(facts: dict[str, Any]) -> None:
-    """However short a pass is; and who asks for the number of batches in the middle of one stays in it."""
+    """However short a pass is; asking for the number of batches in the middle of one does not end it."""
     assert facts["parts"] == [batches_of(epoch)[:3] for epoch in range(2)]
     assert facts["asked_in_the_middle"] == [batches_of(1)[3], len(batches_of(1)), batches_of(1)[4]]
 
 
 def test_fit_trains_on_the_epochs_of_make_loader(facts: dict[str, Any]) -> None:
-    """In their order, although `fit` shuffles the numbers of batches, and from the first one on, although it looks at
+    """In their order, although `fit` shuffles the numbers of batches, and from the first epoch on, although it reads
     some data before it trains."""
     assert len(facts["fit"]) == 3
     for epoch, means in enumerate(facts["fit"]):
@@ -134,7 +134,7 @@ def test_without_shuffling_batches_come_by_number(facts: dict[str, Any]) -> None
 
 
 def test_epochs_by_steps_go_on_where_they_stopped(facts: dict[str, Any]) -> None:
-    """With `steps_per_epoch` two of Keras's epochs make one pass over the data."""
+    """With `steps_per_epoch`, two of Keras's epochs make one pass over the data."""
     for epoch in range(2):
         first, second = facts["fit_by_steps"][2 * epoch : 2 * epoch + 2]
         batches = batches_of(epoch)
@@ -143,7 +143,7 @@ def test_epochs_by_steps_go_on_where_they_stopped(facts: dict[str, Any]) -> None
 
 
 def test_what_is_made_of_it_knows_the_epochs(facts: dict[str, Any]) -> None:
-    """A chosen epoch is that of the next pass, and weights for classes go with it."""
+    """The next pass is the epoch that was set, and class weights are applied."""
     assert facts["chosen"] == batches_of(7)
     np.testing.assert_allclose(facts["weighted"], 2 * np.array(running_means(batches_of(8))), rtol=1e-5)
 
@@ -156,13 +156,13 @@ def test_a_fold_is_trained_on_with_weights_of_its_samples(facts: dict[str, Any])
 
 
 def test_nothing_is_left_behind(facts: dict[str, Any]) -> None:
-    """No thread after training, also where it stopped in the middle of an epoch and the dataset is still there."""
+    """No thread is left after training, even if it stopped in the middle of an epoch and the dataset still exists."""
     assert facts["threads_after_fit"] == []
     assert facts["threads_after_stop"] == []
 
 
 def test_keras_workers_are_refused(facts: dict[str, Any]) -> None:
-    """With what to do instead."""
+    """The message says what to do instead."""
     workers, processes, epoch = facts["refusals"]
     assert "num_workers=" in workers
     assert "reads ahead" in processes

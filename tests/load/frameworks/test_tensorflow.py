@@ -1,4 +1,4 @@
-"""`to_tf_data` with the real tensorflow, in a process of its own."""
+"""`to_tf_data` with the real tensorflow, in its own process."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def write_boxes(path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def facts(tmp_path_factory: pytest.TempPathFactory, nurseries: Nurseries) -> dict[str, Any]:
-    """What the child saw."""
+    """The child's results."""
     folder = tmp_path_factory.mktemp("tensorflow")
     names = {"mapped": {}, "chunked": {"chunks": (4, 8, 6, 3), "compression": 1}, "odd": {}}
     for name, options in names.items():
@@ -52,7 +52,7 @@ def facts(tmp_path_factory: pytest.TempPathFactory, nurseries: Nurseries) -> dic
                 file["before"] = np.zeros(3, np.uint8)
             x = np.random.default_rng(0).integers(0, 256, (ROWS, 8, 6, 3), dtype=np.uint8)
             written = file.create_dataset("X_train", data=x, **options)
-            # Where TensorFlow takes memory as it is, and where it does not.
+            # Where TensorFlow uses memory without a copy, and where not.
             assert name == "chunked" or bool(written.id.get_offset() % 64) == (name == "odd")
             file["Y_train"] = np.arange(ROWS)
     files = [folder / "mapped.h5", write_boxes(folder / "boxes.h5"), folder / "chunked.h5", folder / "odd.h5"]
@@ -66,7 +66,7 @@ def facts(tmp_path_factory: pytest.TempPathFactory, nurseries: Nurseries) -> dic
 
 @pytest.mark.parametrize("file", ["mapped", "chunked", "odd"])
 def test_each_iterator_is_the_next_epoch(facts: dict[str, Any], file: str) -> None:
-    """Of `make_loader`'s, those of `repeat` too, the one after an early break, and two that run beside each other."""
+    """Those of `make_loader`, also with `repeat`, after an early break, and for two iterators at the same time."""
     found = facts[file]
     assert found["epochs"] == [batches_of(0), batches_of(1)]
     assert found["repeated"] == batches_of(2) + batches_of(3)
@@ -74,14 +74,14 @@ def test_each_iterator_is_the_next_epoch(facts: dict[str, Any], file: str) -> No
     assert found["beside"] == [batches_of(6), batches_of(7)]
     assert found["resumed"] == batches_of(7)
     assert found["full"] == batches_of(0)[:-1]
-    # Of some rows, with their weights.
+    # Some rows, with their weights.
     chosen = [list(range(0, 32, 2)), list(range(32, ROWS, 2))]
     assert found["weighted"] == [[rows, [row / 2 for row in rows]] for rows in chosen]
 
 
 def test_tensorflow_gathers_what_is_in_memory_by_itself(facts: dict[str, Any]) -> None:
-    """Out of a mapped file, or of what was decoded once, without a call of the reader; not of what begins at an odd
-    place, nor batches for which it would take fresh memory each time."""
+    """From a mapped file, or from what was decoded once, without calling the reader; but not from unaligned memory, nor
+    for batches large enough to need fresh memory each time."""
     assert facts["mapped"]["reads"] == facts["chunked"]["reads"] == 0
     assert facts["odd"]["reads"] >= 6 * 8
     assert facts["reads_of_large"] == 3
@@ -93,7 +93,7 @@ def test_a_file_that_was_written_to_is_noticed(facts: dict[str, Any]) -> None:
 
 
 def test_shapes_are_known_beforehand(facts: dict[str, Any]) -> None:
-    """The first axis where all batches are full, the number of boxes never."""
+    """The first axis if all batches are full; the number of boxes never."""
     for file in ("mapped", "odd"):
         assert facts[file]["spec"] == [[[None, 8, 6, 3], "uint8"], [[None], "int64"]]
         assert facts[file]["batches"] == 8
@@ -107,23 +107,23 @@ def test_shapes_are_known_beforehand(facts: dict[str, Any]) -> None:
 
 
 def test_classes_become_numbers_of_their_own(facts: dict[str, Any]) -> None:
-    """A 1 in the place of each."""
+    """As a 1 at each one's position."""
     table = np.eye(ROWS)
     assert facts["one_hot"] == [table[rows].tolist() for rows in batches_of(0)]
 
 
 def test_no_more_is_kept_ahead_than_asked_for(facts: dict[str, Any]) -> None:
-    """One batch taken and two ahead, by two threads: what is read at once is what is kept ahead."""
+    """One batch taken and two ahead, by two threads: batches being read count as kept ahead."""
     assert facts["reads_after_one"] == 3
 
 
 def test_what_is_made_of_it_keeps_it(facts: dict[str, Any]) -> None:
-    """A dataset mapped and prefetched works when the first one has no name any more."""
+    """A mapped and prefetched dataset works after the name of the first one is deleted."""
     assert facts["derived"] == [[row + 1 for row in rows] for rows in batches_of(0)]
 
 
 def test_keras_trains_on_it(facts: dict[str, Any]) -> None:
-    """With shapes that layers are built from."""
+    """With shapes that layers can be built from."""
     assert facts["fitted"] == 2
 
 
