@@ -4,6 +4,7 @@ pack is byte for byte the one that reading everything makes."""
 from __future__ import annotations
 
 import io
+import json
 import os
 import random
 import re
@@ -203,7 +204,7 @@ def test_without_room_for_both_packs_everything_is_read(tmp_path: Path, monkeypa
 
 @pytest.mark.parametrize(
     "spoilt",
-    [b"notes of mine", b"PK\x03\x04 and no more", (6, 0), (10, 5), "rows", "levels"],
+    [b"notes of mine", b"PK\x03\x04 and no more", (6, 0), (10, 5), "rows", "levels", "head"],
 )
 def test_a_record_that_is_none_counts_for_nothing(tmp_path: Path, spoilt: bytes | tuple[int, int] | str) -> None:
     """Also one with a wrong bit in what a zip's directory says of its first member: version, flags or method; and one
@@ -217,9 +218,15 @@ def test_a_record_that_is_none_counts_for_nothing(tmp_path: Path, spoilt: bytes 
     elif isinstance(spoilt, str):
         with np.load(record) as stored:
             arrays = dict(stored)
-        rows = arrays["rows"]
+        rows, head = arrays["rows"], json.loads(arrays["head"].tobytes())
+        head["splits"] = [["another", len(rows)]]
+        others = {
+            "rows": rows[:-1],
+            "levels": np.zeros((len(rows), 31), np.uint8),
+            "head": np.frombuffer(json.dumps(head).encode(), np.uint8),
+        }
         made = io.BytesIO()
-        np.savez(made, **{**arrays, spoilt: rows[:-1] if spoilt == "rows" else np.zeros((len(rows), 31), np.uint8)})
+        np.savez(made, **{**arrays, spoilt: others[spoilt]})
         content[:] = made.getvalue()
     else:
         content[:] = spoilt
