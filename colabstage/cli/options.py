@@ -128,15 +128,17 @@ def _flag(
     metavar: str,
     text: str,
     panel: str | None = None,
-    **more: Any,
+    *,
+    words: tuple[str, ...] = (),
+    offer: Callable[[str], list[str]] | None = None,
+    parser: Callable[[str], Any] | None = None,
 ) -> tuple[str, Any]:
     """Return the Python argument of an option, and its type with its definition; the words of a `Literal` are its
-    metavar. `more`: as of `option`."""
+    metavar."""
     written = f"--{name.replace('_', '-')}"
-    words = get_args(kind) if isinstance(kind, type(Keep)) else ()
-    if words:
-        return name, Annotated[kind, choice(written, words, text, panel)]
-    return name, Annotated[kind, option(written, metavar, text, panel, **more)]
+    if isinstance(kind, type(Keep)):
+        return name, Annotated[kind, choice(written, get_args(kind), text, panel)]
+    return name, Annotated[kind, option(written, metavar, text, panel, words=words, offer=offer, parser=parser)]
 
 
 # The options that are arguments of several functions; functions cannot be given on a command line.

@@ -30,8 +30,8 @@ from colabstage.h5.untrusted import (
     open_with_any_locking,
 )
 from colabstage.io.files import read_with_retry
-from colabstage.io.units import format_count
 from colabstage.io.packages import refuse_import
+from colabstage.io.units import format_count
 from colabstage.layouts.reading import broken, in_place, open_member, read_each, read_head
 from colabstage.layouts.table import (
     Arrays,

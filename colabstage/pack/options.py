@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 RULES_VERSION = 5
 # Layouts whose rules are newer than those of all: lists beside tables, boxes and masks state splits now, and names of
 # two forms of Unicode, second masks and labels such as 25_0 are read right. Arrays and features state splits as well.
-# VOC's lists of several years, two labels of one record, splits without a class in Arrow files and splits of folders are
+# VOC's lists of several years, two labels of one record, Arrow's splits without a class, and splits of folders are
 # read since; a list of what is trained on leaves out the rest, and a column of numbers beside the classes orders them.
 _NEWER_RULES = {
     **dict.fromkeys(("file_names", "arrays", "arrow"), 6),

@@ -10,8 +10,8 @@ import numpy as np
 from colabstage.errors import NotEnoughSpaceError, OptionError
 from colabstage.io.arguments import ONE_SPLIT, refuse_argument
 from colabstage.io.boundary import public
-from colabstage.io.units import format_bytes
 from colabstage.io.packages import refuse_import
+from colabstage.io.units import format_bytes
 from colabstage.machine.resources import read_resources
 
 if TYPE_CHECKING:
