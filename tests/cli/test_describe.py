@@ -26,7 +26,7 @@ TOKENS = {"book.txt": "to be or not to be " * 200}
 @pytest.mark.parametrize(
     ("files", "options", "unit", "encoding", "rows"),
     [
-        (TOKENS, {}, "3 rows in", None, "1024"),
+        (TOKENS, {}, "3 rows in", "arrays", "1024"),
         (BOXES, {}, "1 image in", "pixels", "any number of boxes, labels"),
         (MASKS, {"encoding": "encoded"}, "1 image in", "encoded", "a mask file of its own size"),
         (MASKS, {"encoding": "jpeg:80"}, "1 image in", "jpeg:80", "an image file of its own size"),
@@ -38,7 +38,7 @@ def test_samples_are_called_what_they_are(
     files: dict[str, Any],
     options: dict[str, Any],
     unit: str,
-    encoding: str | None,
+    encoding: str,
     rows: str,
 ) -> None:
     """Images are images, and nothing else is."""
