@@ -271,6 +271,8 @@ def lists_state(
     lists = [*itertools.chain.from_iterable(source.parse(entries, read).values())]
     if within and not lists:
         raise broken(source.label, f"the lists in {within} name none of its {table.unit}", "its own lists, or none")
+    if not lists:
+        return found.noting(f"{listed(sorted(names))} name none of the {table.unit}, so no splits are read there."), []
     splits, used = [one.split for one in lists], [one.file for one in lists]
     # Lists are folds, or nothing is left to train on.
     listed_rows = {number for one in lists for number in one.samples}

@@ -92,7 +92,9 @@ class FetchReport:
         size = format_bytes(self.nbytes)
         what = size if self.files == 1 else f"{format_count(self.files, 'files')}, {size},"
         if self.nbytes and self.kept_bytes == self.nbytes:
-            done = f"{what} are in '{self.path}' already, and the source has not changed."
+            # A note says what is not known of the source.
+            same = "" if self.notes else ", and the source has not changed"
+            done = f"{what} are in '{self.path}' already{same}."
         else:
             rate = format_rate(self.fetched_bytes, self.seconds, "B")
             kept = f"; {format_bytes(self.kept_bytes)} were already here" if self.kept_bytes else ""

@@ -39,7 +39,7 @@ def zip_up(folder: Path, archive: Path, *, apart_bytes: int = 0) -> Path:
     with zipfile.ZipFile(archive, "w") as opened:
         for path in sorted(folder.rglob("*.jpg")):
             if apart_bytes:
-                opened.writestr(f"{path.stem}.bin", bytes(apart_bytes))
+                opened.writestr(f"between-{path.stem}.log", bytes(apart_bytes))
             opened.write(path, path.relative_to(folder))
     return archive
 
