@@ -44,13 +44,14 @@ def add_title(figure: Figure, title: str, note: str) -> None:
 
 
 @public()
-def plot_class_balance(data: Samples) -> Figure:
+def plot_class_balance(data: Samples, *, title: str = "Samples of each class") -> Figure:
     """Draw the number of samples of each class in every split. Only targets are read.
 
     >>> plot_class_balance(data)  # doctest: +SKIP
 
     Args:
         data: what `stage_dataset` returns, a `dataset_h5`, or the path of an HDF5 file or a pattern of several.
+        title: the headline.
 
     Returns:
         A matplotlib figure on white that a notebook shows; with more than 40 classes, the most and the least frequent.
@@ -73,7 +74,7 @@ def plot_class_balance(data: Samples) -> Figure:
             counts.setdefault(name, {})[split] = count
     shown, left = _choose_classes(counts)
     figure = new_figure(min(11.0, 4.0 + 3.2 * len(labels)), 1.3 + 0.27 * max(3, len(shown)))
-    add_title(figure, "Samples of each class", f"{left:,} classes of middling frequency are left out." if left else "")
+    add_title(figure, title, f"{left:,} classes of middling frequency are left out." if left else "")
     axes = figure.subplots(1, len(labels), sharey=True, squeeze=False)[0]
     for axis, split, colour in zip(axes, labels, cycle(SERIES), strict=False):
         values = [counts[name].get(split, 0) for name in shown]
@@ -93,7 +94,9 @@ def _choose_classes(counts: dict[str, dict[str, int]]) -> tuple[list[str], int]:
 
 
 @public()
-def plot_image_sizes(data: Samples, *, split: str | None = None, most: int = 2000) -> Figure:
+def plot_image_sizes(
+    data: Samples, *, split: str | None = None, most: int = 2000, title: str = "Sizes of images"
+) -> Figure:
     """Draw the width and height of images; only headers of files are read.
 
     >>> plot_image_sizes("photos", most=500)  # doctest: +SKIP
@@ -103,6 +106,7 @@ def plot_image_sizes(data: Samples, *, split: str | None = None, most: int = 200
             folder or archive of image files, before it is staged.
         split: which; the first by default.
         most: maximum number of images to examine, spread evenly.
+        title: the headline.
 
     Returns:
         A matplotlib figure on white that a notebook shows.
@@ -120,7 +124,7 @@ def plot_image_sizes(data: Samples, *, split: str | None = None, most: int = 200
         sizes, of = _of_files(path, most)
     else:
         sizes, of = _of_split(data, split, most)
-    return _draw_sizes(sizes, of)
+    return _draw_sizes(sizes, of, title)
 
 
 def _of_split(data: Samples, split: str | None, most: int) -> tuple[NDArray[np.int64], int]:
@@ -160,12 +164,12 @@ def _of_files(path: Path, most: int) -> tuple[NDArray[np.int64], int]:
     return np.array(sizes, np.int64), len(entries)
 
 
-def _draw_sizes(sizes: NDArray[np.int64], of: int) -> Figure:
+def _draw_sizes(sizes: NDArray[np.int64], of: int, title: str) -> Figure:
     heights, widths = sizes[:, 0], sizes[:, 1]
     figure = new_figure(7.2, 4.6)
     looked = f"{len(sizes):,} of {format_count(of, 'images')}" if len(sizes) < of else format_count(of, "images")
     middle = f"{int(np.median(widths)):,} x {int(np.median(heights)):,}"
-    add_title(figure, "Sizes of images", f"{looked}; width x height is {middle} in the middle (×).")
+    add_title(figure, title, f"{looked}; width x height is {middle} in the middle (×).")
     axis = figure.subplots()
     points, counts = np.unique(np.stack([widths, heights], axis=1), axis=0, return_counts=True)
     # People compare the area of dots, not their width; the root keeps rare sizes visible.
