@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import random
 import struct
 import subprocess
-import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import h5py
@@ -19,8 +20,11 @@ from colabstage.h5.info import open_h5, read_info
 from tests.support.packs import write_pack
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Sequence
 
+    from tests.nurseries import Nurseries
+
+ROOT = Path(__file__).resolve().parents[2]
 # Opens each file and reads from it; prints every error that is not typed.
 READER = """
 import sys
@@ -76,8 +80,23 @@ def test_sound_heaps_are_let_through(tmp_path: Path, libver: Literal["earliest",
         assert file["X_train"][49_999] == b"49999"
 
 
+def run_reader(code: str, files: Sequence[Path], nurseries: Nurseries) -> subprocess.CompletedProcess[str]:
+    """Run a script that reads files, whose names it gets, in a process that has imported torch already."""
+    script = files[0].with_name("read.py")
+    script.write_text(code, encoding="utf-8")
+    return subprocess.run(
+        nurseries.command("torch", "script", script),
+        input="\n".join(map(str, files)),
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
 @pytest.mark.slow
-def test_scrambled_files_end_in_typed_errors_and_in_time(tmp_path: Path) -> None:
+def test_scrambled_files_end_in_typed_errors_and_in_time(tmp_path: Path, nurseries: Nurseries) -> None:
     """With changed, swapped or erased bytes anywhere, no file hangs, and none fails with an untyped error."""
     rng = random.Random(5)
     names = []
@@ -97,11 +116,9 @@ def test_scrambled_files_end_in_typed_errors_and_in_time(tmp_path: Path) -> None
                 data[place : place + length] = rng.randbytes(length) if kind == "change" else bytes(length)
             path = tmp_path / f"{libver}-{number}.h5"
             path.write_bytes(data[: len(raw)])
-            names.append(str(path))
-    done = subprocess.run(
-        [sys.executable, "-c", READER], input="\n".join(names), capture_output=True, text=True, timeout=100, check=True
-    )
-    assert done.stdout == ""
+            names.append(path)
+    done = run_reader(READER, names, nurseries)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr[-2000:]
 
 
 def test_a_pack_of_many_rows_opens_in_an_instant(tmp_path: Path) -> None:
@@ -139,7 +156,9 @@ for line in sys.stdin:
 
 @pytest.mark.parametrize("kind", ["numbers", "texts"])
 @pytest.mark.parametrize("storage", [{}, {"chunks": (7,), "compression": "lzf"}, {"chunks": (9,), "shuffle": True}])
-def test_references_are_checked_before_hdf5_follows_them(tmp_path: Path, kind: str, storage: dict[str, object]) -> None:
+def test_references_are_checked_before_hdf5_follows_them(
+    tmp_path: Path, nurseries: Nurseries, kind: str, storage: dict[str, object]
+) -> None:
     """With scrambled references and heaps, rows have their lengths or there is an error: no crash, and not
     gigabytes."""
     path, rng = tmp_path / "sound.h5", random.Random(0)
@@ -164,10 +183,7 @@ def test_references_are_checked_before_hdf5_follows_them(tmp_path: Path, kind: s
         data[place] = rng.choice([0, 1, 2, 0x7F, 0xFF])
         files.append(tmp_path / f"{number}.h5")
         files[-1].write_bytes(data)
-    names = "\n".join(map(str, files))
-    ran = subprocess.run(
-        [sys.executable, "-c", ROWS_READER], input=names, capture_output=True, text=True, timeout=60, check=False
-    )
+    ran = run_reader(ROWS_READER, files, nurseries)
     assert ran.returncode == 0, ran.stderr[-2000:]
     first, *others = ran.stdout.split()
     assert first == str(sum(len(row) * (n + 1) for n, row in enumerate([*rows[::3], *rows])))
