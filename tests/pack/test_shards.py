@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from colabstage import dataset_h5, pack_dataset, stage_dataset
+# Workers that are spawned import this module; dataset_h5, imported here by its name, would bring torch to each.
+import colabstage
+from colabstage import pack_dataset, stage_dataset
 from colabstage.errors import (
     DecodeError,
     LayoutError,
@@ -71,7 +73,7 @@ def test_shards_read_as_the_one_file(tmp_path: Path, photos: Path, encoding: str
     assert [Path(file).name for file in report.files] == [f"set-0000{number}-of-00004.h5" for number in range(4)]
     assert report.samples == {"train": 21, "dev": 6, "test": 3}
     for split in report.samples:
-        one, several = dataset_h5(tmp_path / "one.h5", split=split), dataset_h5(report.path, split=split)
+        one, several = (colabstage.dataset_h5(path, split=split) for path in (tmp_path / "one.h5", report.path))
         rows = np.random.default_rng(0).permutation(len(one))
         for mine, its in zip(several.read_batch(rows), one.read_batch(rows), strict=True):
             np.testing.assert_array_equal(mine, its)
