@@ -272,7 +272,7 @@ def lists_state(
     if within and not lists:
         raise broken(source.label, f"the lists in {within} name none of its {table.unit}", "its own lists, or none")
     if not lists:
-        return found.noting(f"{listed(sorted(names))} name none of the {table.unit}, so no splits are read there."), []
+        return found.noting(f"None of the {table.unit} is named in {listed(sorted(names))}; these are not read."), []
     splits, used = [one.split for one in lists], [one.file for one in lists]
     # Lists are folds, or nothing is left to train on.
     listed_rows = {number for one in lists for number in one.samples}

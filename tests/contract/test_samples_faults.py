@@ -434,6 +434,8 @@ BESIDE_FOLDERS = [
       for name, content in [("classes.txt", "dog\ncat\n"), ("labels.txt", "Katze\nHund\n"), ("dog/label.txt", "poodle\n")]),
     *(row(f"class folders and {name} of {content!r}", files(CLASSES, {name: content}), right=[noted("'cat' is 1 there, and 0 here")])
       for name, content in [("class_to_idx.json", {"dog": 0, "cat": 1}), ("labels.json", {"classes": {"cat": 1, "dog": 2}}), ("classes.csv", "class_id,class\n0,dog\n1,cat\n"), ("classes.json", [{"id": 0, "name": "dog"}, {"id": 1, "name": "cat"}])]),
+    row("lists of splits that name nothing", pairs("images/{}.png", "masks/{}.png") | {"train.txt": b"1_0\n1_1\n2_0\n", "val.txt": b"3_0\n"}, right=[
+        found("train: 6 masks.*", note=r"named in 'train\.txt', 'val\.txt'")]),
     row("lists of splits that are read", files(CLASSES, {"train.txt": "cat/0.jpg\ncat/1.jpg\ndog/0.jpg\ndog/1.jpg\ncat/2.jpg\ndog/2.jpg\n", "test.txt": "cat/3.jpg\ndog/3.jpg\n"}), right=[lambda packed: noted("'test.txt'")(packed) and not noted("left out")(packed)]),
     row("the same numbers in another order", files(CLASSES, {"class_to_idx.json": {"dog": 1, "cat": 0}}), right=[lambda packed: not noted("class_to_idx.* there")(packed)]),
     *(row(f"labels of folders in JSON: {name}", files(PATIENTS, {"labels.json": content}), right=[refused("labels.json")])
