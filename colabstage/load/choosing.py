@@ -146,8 +146,14 @@ def choose_loader(facts: LoaderFacts, batch_size: int, options: LoaderOptions | 
     # A sampler may visit fewer rows than there are, or repeat some.
     rows = facts.rows if facts.epoch_rows is None else facts.epoch_rows
     batches = count_batches(rows, batch_size, facts.shard, drop_last=options.drop_last)
-    # An empty epoch would train nothing, without an error.
-    if options.drop_last and rows and not batches:
+    # An empty epoch would train nothing, and evaluate nothing, without an error.
+    if not rows:
+        msg = (
+            f"None of the {facts.rows:,} samples would be visited, so an epoch would have no batch. Choose some by "
+            "sampler=, rows= or a Subset; or make no loader of this split."
+        )
+        raise OptionError(msg)
+    if options.drop_last and not batches:
         ranks = "" if facts.shard.world_size == 1 else f" for {facts.shard.world_size} ranks"
         msg = (
             f"batch_size={batch_size} with drop_last=True leaves no batch of {rows:,} samples{ranks}. "
@@ -392,9 +398,16 @@ def _choose_order(facts: LoaderFacts, options: LoaderOptions) -> OrderChoice:
     Ranks share one order, and each decides it alone: so it must not depend on anything that may differ between ranks.
 
     Raises:
-        OptionError: random access was asked for to a file of which some rows are not local.
+        OptionError: two arguments decide it; or random access was asked for to a file of which some rows are not
+            local.
     """
     layout, shuffle = facts.layout, options.shuffle
+    if facts.sampled and shuffle is True:
+        msg = (
+            "shuffle=True would have no effect beside a sampler, which decides the order itself. Leave it out; rows in "
+            "a list or an array are shuffled."
+        )
+        raise OptionError(msg)
     if layout is not None and not facts.sampled and shuffle in ("auto", None):
         why = f"rows are shuffled in windows of {layout.window_units:,} of the units that they come in"
         return OrderChoice("arrival", f"{why}: {layout.reason}", window_units=layout.window_units)

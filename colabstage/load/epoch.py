@@ -274,14 +274,15 @@ def _check_source(sampler: object, samples: int) -> None:
 def chosen_order(name: str, values: Any, samples: int, *, shuffle: bool | None) -> RowOrder:
     """Return the order of given rows, shuffled or as listed; refused if `shuffle` is `None`. `name`: the argument."""
     rows = given_rows(name, values, samples)
-    if shuffle is None:
+    # None at all are refused with the plan.
+    if shuffle is None and len(rows):
         msg = (
             f"You chose {len(rows):,} of the {samples:,} rows of 'train', but not the order in which they are visited. "
             "Add shuffle=True to train on them in a new order in each epoch, or shuffle=False to visit them as they "
             "are listed, so that predictions can be matched to them."
         )
         raise OptionError(msg)
-    return RowOrder(len(rows), shuffle, rows)
+    return RowOrder(len(rows), bool(shuffle), rows)
 
 
 def order_within(order: RowOrder | SampledOrder, rows: NDArray[np.intp]) -> RowOrder | SampledOrder:

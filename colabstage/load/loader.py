@@ -28,7 +28,7 @@ from colabstage.io.progress import Demand
 from colabstage.io.report import Report, facts
 from colabstage.io.units import format_count
 from colabstage.load.ahead import Ahead, Iterated, Iteration
-from colabstage.load.augment import CroppedInputs, check_axes, first_crop
+from colabstage.load.augment import CroppedInputs, check_inputs, first_crop
 from colabstage.load.batch import Batcher
 from colabstage.load.batches import Finish, Form, move_to, torch_dtype
 from colabstage.load.calling import check_batch_transform
@@ -149,7 +149,8 @@ def make_loader(
     if asked.batch_transform is not None:
         check_batch_transform("batch_transform", asked.batch_transform)
         # What a dataset's own transform returns is unknown before it is called.
-        check_axes(asked.batch_transform, None if dataset.transform else dataset.reader.row_shape)
+        if dataset.transform is None:
+            check_inputs(asked.batch_transform, dataset.reader.row_shape, dataset.reader.row_dtype)
     finish, form = (
         Finish(torch_dtype(asked.dtype), asked.batch_transform),
         Form(dataset, asked.ragged, asked.label_offset),

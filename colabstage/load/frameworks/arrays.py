@@ -110,11 +110,6 @@ class ArrayBatches:
             chosen = chosen_order("rows=", options.rows, len(reader), shuffle=shuffle)
         self._chosen = chosen
         self._visits: Order = chosen or RowOrder(len(reader), self.shuffled)
-        if not self._visits.count:
-            if len(reader):
-                refuse_argument("rows", options.rows, "the numbers of some samples")
-            msg = f"The split '{reader.split}' of '{reader.path}' has no samples, so there is nothing to train on."
-            raise OptionError(msg)
         self._weights = _weights_of(options.sample_weight, len(reader), None if chosen is None else chosen.chosen)
         loading = LoaderOptions(
             drop_last=options.drop_last,
