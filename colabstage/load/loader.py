@@ -206,7 +206,9 @@ def make_loader(
     loader = Loader(
         view if rows is None else Subset(view, rows.tolist()),
         batch_size,
-        sampler=EpochSampler(visited, seed) if shard.world_size == 1 else RankSampler(visited, seed, shard),
+        sampler=EpochSampler(visited, seed, drawn=asked.seed is None and not is_fixed)
+        if shard.world_size == 1
+        else RankSampler(visited, seed, shard),
         drop_last=asked.drop_last,
         # Loaders that frameworks build from these parts read whole images, and apply the whole transform.
         collate_fn=finish.collate,  # type: ignore[arg-type]  # a BatchDataset gives it batches, not lists of samples
@@ -323,8 +325,10 @@ class EpochSampler(Sampler[int]):
     """Gives a whole epoch's rows, all ranks' together, to frameworks that take a loader apart and divide rows among
     ranks themselves, as Accelerate does."""
 
-    def __init__(self, order: Order, seed: int) -> None:
-        self.order, self.seed = order, seed
+    def __init__(self, order: Order, seed: int, *, drawn: bool) -> None:
+        """Take the `seed`; if it was `drawn`, the order of an epoch that nobody set is drawn too, as torch's samplers
+        do."""
+        self.order, self.seed, self._drawn = order, seed, drawn
         self.epoch = 0
         # The argument of the last `set_epoch` that the loader has not acted on.
         self.asked: int | None = None
@@ -332,9 +336,11 @@ class EpochSampler(Sampler[int]):
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration epoch `epoch`. If that is the next one anyway, its position is not lost."""
         self.epoch = self.asked = epoch
+        self._drawn = False
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self.order.rows(self.seed, self.epoch).tolist())
+        place = (int(torch.randint(_SEEDS, ())), 0) if self._drawn else (self.seed, self.epoch)
+        return iter(self.order.rows(*place).tolist())
 
     def __len__(self) -> int:
         return self.order.count
@@ -344,7 +350,7 @@ class RankSampler(EpochSampler, DistributedSampler[int]):
     """An `EpochSampler` for a loader that divides rows among ranks: frameworks leave a `DistributedSampler` alone."""
 
     def __init__(self, order: Order, seed: int, shard: Shard) -> None:
-        super().__init__(order, seed)
+        super().__init__(order, seed, drawn=False)
         self.rank, self.num_replicas = shard.rank, shard.world_size
 
 
@@ -360,7 +366,9 @@ class Loader(Iterated, _Base):
     (Lightning on one device) get its full speed. Those that take it apart and build one of their own (Accelerate,
     Lightning's own sharding) find a dataset, a sampler and a `collate_fn` that give the same batches in the same
     order, whole ones by one read each, but not prepared ahead unless they run workers; the sampler gives the samples
-    of all ranks, for they share them out by themselves. A loader that shares out by itself shows a
+    of all ranks, for they share them out by themselves. Where a framework sets no epoch (Ignite's
+    `DeterministicEngine`), the order comes from torch's generator, unless `seed=` is given: then it is always that of
+    the first epoch. A loader that shares out by itself shows a
     `DistributedSampler`, which Lightning leaves alone.
 
     Attributes:
