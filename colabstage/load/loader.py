@@ -157,7 +157,13 @@ def make_loader(
     )
     in_train, layout = dataset.split == "train", dataset.reader.layout
     # Such a sampler gives each rank its own rows.
-    by_itself = isinstance(asked.sampler, DistributedSampler) and asked.rank is None
+    by_itself = isinstance(asked.sampler, DistributedSampler)
+    if by_itself and (asked.rank, asked.world_size) not in ((None, None), (0, 1)):
+        msg = (
+            f"rank={asked.rank!r} and world_size={asked.world_size!r} would divide once more what a DistributedSampler "
+            "has divided among the ranks. Leave them out, or the sampler."
+        )
+        raise OptionError(msg)
     shard = Shard() if by_itself else choose_shard(asked.rank, asked.world_size)
     if layout is not None and shard.world_size > 1 and not layout.lasting:
         # Another rank may have waited until all rows were local, and must have the same order.

@@ -462,6 +462,12 @@ def run_in_use(world: World) -> None:
         (folder / "run.json").write_text(json.dumps({**lease, "ended": False, "beat": 9e9}), "utf-8")
 
 
+def divided_twice(world: World) -> object:
+    from torch.utils.data import DistributedSampler
+
+    return world.loader(sampler=DistributedSampler(world.open(), 2, 0), rank=0, world_size=2)
+
+
 def shuffled_twice(world: World) -> object:
     from torch.utils.data import RandomSampler
 
@@ -491,6 +497,7 @@ WITH_TORCH: dict[str, Callable[[World], object]] = {
     "a sampler with rows that are not there": lambda w: w.loader(sampler=[0, 99]),
     "no rows at all": lambda w: w.loader(sampler=[]),
     "shuffle beside a sampler that decides": shuffled_twice,
+    "ranks beside a sampler of ranks": divided_twice,
     "an argument of a stock loader": lambda w: w.loader(pin_memory=True),
     "a mean of bytes": normalized_bytes,
     "a memory budget that is a word": lambda w: w.loader(memory_budget="much"),

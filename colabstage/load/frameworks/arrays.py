@@ -286,7 +286,7 @@ def _resolved(source: Source, split: str | None) -> tuple[Any, SplitReader]:
         remedy = "Of what stage_dataset returns pass one split, data['train']."
         if hasattr(dataset, "dataset") and hasattr(dataset, "indices"):
             remedy = "Of a Subset pass subset.dataset, and rows=subset.indices."
-        refuse_argument("source", source, "a dataset_h5 or the path of an HDF5 file", remedy=remedy)
+        refuse_argument("dataset", source, "a dataset_h5 or the path of an HDF5 file", remedy=remedy)
     if dataset.return_index:
         msg = "The dataset has return_index=True, and training takes (x, y). Make it without."
         raise OptionError(msg)
