@@ -84,10 +84,6 @@ class Form:
             )
             raise OptionError(msg)
 
-    def tensors(self, x: Any, y: Any) -> tuple[Any, Any]:
-        """Return arrays as tensors."""
-        return input_tensors(x), self.targets(y)
-
     def targets(self, y: Any) -> Any:
         """Return targets as tensors; rows of different shapes as a list, boxes as `ragged` says."""
         if not isinstance(y, list):
@@ -112,7 +108,7 @@ class Form:
         called in this thread, sample by sample, as by a stock `DataLoader`. A side without one stays as it was."""
         dataset = self.dataset
         if not dataset.per_sample:
-            return self.tensors(x, y)
+            return input_tensors(x), self.targets(y)
         xs, ys = map(list, zip(*dataset.samples_of(x, y, rows), strict=True))
         # As a stock DataLoader stacks the results of a transform, so that code moves here unchanged.
         made_x = input_tensors(x) if dataset.transform is None else collate_results("transform", xs)
