@@ -333,21 +333,27 @@ class EpochSampler(Sampler[int]):
     ranks themselves, as Accelerate does."""
 
     def __init__(self, order: Order, seed: int, *, drawn: bool) -> None:
-        """Take the `seed`; if it was `drawn`, the order of an epoch that nobody set is drawn too, as torch's samplers
-        do."""
+        """Take the `seed`, and whether it was `drawn`."""
         self.order, self.seed, self._drawn = order, seed, drawn
         self.epoch = 0
+        self._is_set = False
         # The argument of the last `set_epoch` that the loader has not acted on.
         self.asked: int | None = None
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration epoch `epoch`. If that is the next one anyway, its position is not lost."""
         self.epoch = self.asked = epoch
-        self._drawn = False
+        self._is_set = True
 
     def __iter__(self) -> Iterator[int]:
-        place = (int(torch.randint(_SEEDS, ())), 0) if self._drawn else (self.seed, self.epoch)
-        return iter(self.order.rows(*place).tolist())
+        seed, epoch = self.seed, self.epoch
+        # Each process has drawn a seed of its own if the loader was made before they became ranks.
+        if self._drawn and choose_shard(None, None).world_size > 1:
+            seed = 0
+        # As torch's own samplers do.
+        elif self._drawn and not self._is_set:
+            seed, epoch = int(torch.randint(_SEEDS, ())), 0
+        return iter(self.order.rows(seed, epoch).tolist())
 
     def __len__(self) -> int:
         return self.order.count
