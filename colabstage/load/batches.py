@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from colabstage.load.batch import Group
     from colabstage.load.dataset import dataset_h5
     from colabstage.load.epoch import BatchPlace
+    from colabstage.load.loader import WholeBatch
 
 _IMAGE_AXES = 3
 
@@ -223,7 +224,7 @@ class Finish:
             sample = apply_transform(change, x, y, place)
         return (sample, index[0]) if index else sample
 
-    def collate(self, batch: tuple[Any, ...]) -> Any:
-        """Finish batches for frameworks that build loaders from our parts, where they expect a `collate_fn`; the
-        batches are in host memory."""
-        return self.transform(self.scale(batch))
+    def collate(self, batch: WholeBatch) -> Any:
+        """Read and finish batches for frameworks that build loaders from our parts, where they expect a `collate_fn`;
+        the batches are in host memory."""
+        return self.transform(self.scale(batch.dataset.whole(batch.indices)))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from threading import Thread, current_thread
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -63,7 +64,7 @@ from colabstage.load.partial import FirstEpochOrder, lasting_layout, mixing_of, 
 from colabstage.load.plan import TORCH_REMEDIES, LoaderOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterator
 
     from numpy.typing import NDArray
 
@@ -289,6 +290,24 @@ def _of_the_dataset(name: str) -> Any:
     )
 
 
+@dataclass(frozen=True)
+class WholeBatch(Sequence[Any]):
+    """The samples of a batch, which our own `collate_fn` reads at once, as a batch, and any other one by one."""
+
+    dataset: BatchDataset
+    indices: Sequence[int]
+
+    @cached_property
+    def _samples(self) -> list[Any]:
+        return dataset_h5.__getitems__(self.dataset, self.indices)
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, place: Any) -> Any:
+        return self._samples[place]
+
+
 class BatchDataset(dataset_h5):
     """Give a `DataLoader` whole batches instead of lists of samples.
 
@@ -310,6 +329,10 @@ class BatchDataset(dataset_h5):
     target_transform = _of_the_dataset("target_transform")
 
     def __getitems__(self, indices: Sequence[int]) -> Any:
+        """Return a batch that is read when it is collated."""
+        return WholeBatch(self, indices)
+
+    def whole(self, indices: Sequence[int]) -> Any:
         """Read a batch, as `make_loader` describes it, in host memory: `(x, y)`, or `(x, y, index)` with
         `return_index`."""
         x, y = self.reader.read_x(indices, pool=SOLO), self.reader.read_y(indices, pool=SOLO)

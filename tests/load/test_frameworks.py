@@ -54,6 +54,13 @@ def test_a_loader_built_of_its_parts_gives_the_same_batches(
     assert "built it" in repr(again)
 
 
+def test_a_stock_loader_over_its_dataset_gives_the_samples_of_the_file(make_file: Callable[..., Any]) -> None:
+    """As code that evaluates `loader.dataset` makes one, with torch's own `collate_fn`."""
+    dataset = numbered(make_file)
+    for own, other in zip(DataLoader(make_loader(dataset, 4).dataset, 5), DataLoader(dataset, 5), strict=True):
+        assert all(map(torch.equal, (*own[0], own[1]), (*other[0], other[1])))
+
+
 def test_epochs_that_nobody_sets_are_drawn_as_by_a_stock_sampler(make_file: Callable[..., Any]) -> None:
     """As Ignite's DeterministicEngine has it, which seeds torch for each epoch; all would have one order otherwise."""
     epochs = []
