@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from colabstage.io.units import format_count
+from colabstage.io.units import format_count, format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -115,17 +115,6 @@ class Advice:
         return f"{self.argument}: at most {self.gain:.1f}x ({self.why})"
 
 
-def format_batch(seconds: float) -> str:
-    """Write the time of a batch.
-
-    >>> [format_batch(seconds) for seconds in (0.0000012, 0.0042, 0.5)]
-    ['1.2 µs', '4.20 ms', '500 ms']
-    """
-    if seconds < 0.0001:
-        return f"{1e6 * seconds:,.1f} µs"
-    return f"{1000 * seconds:,.2f} ms" if seconds < 0.1 else f"{1000 * seconds:,.0f} ms"
-
-
 def judge(facts: ProfileFacts) -> Verdict:
     """Say what limits the loop."""
     stages, step_s, now_s = facts.stages, facts.step_s, facts.batch_s
@@ -134,10 +123,10 @@ def judge(facts: ProfileFacts) -> Verdict:
         most = ""
         if stage is not None:
             most = f", mostly for {_WHAT.get(stage, stage)} ({stages[stage] / sum(stages.values()):.0%})"
-        made = f"The loader makes a batch in {format_batch(facts.alone_s)}{most}."
+        made = f"The loader makes a batch in {format_duration(facts.alone_s)}{most}."
         return Verdict("input-bound", stage, "work", f"{made} Pass step= to see whether training waits for it.")
     lost = max(0.0, 1 - step_s / now_s)
-    took = f"the step takes {format_batch(step_s)} a batch, the loader {format_batch(facts.alone_s)}"
+    took = f"the step takes {format_duration(step_s)} a batch, the loader {format_duration(facts.alone_s)}"
     if lost < _LOST or now_s - step_s < _LEAST_LOST_S:
         if facts.alone_s < _NEXT_LIMIT * step_s:
             return Verdict("compute-bound", None, None, f"Compute-bound: {took}. Faster loading gains nothing.")
@@ -161,7 +150,7 @@ def _cause(facts: ProfileFacts, step_s: float) -> Cause:
 def _words(facts: ProfileFacts, stage: str | None, cause: Cause) -> str:
     what = "loading" if stage is None else _WHAT.get(stage, stage)
     return {
-        "start": f"starting each epoch ({format_batch(facts.start_s)} until its first batch)",
+        "start": f"starting each epoch ({format_duration(facts.start_s)} until its first batch)",
         "prefetch": f"too short a queue ({what} is fast enough on average, but batches come in bursts)",
         "cores": f"{what} (each is faster alone: loader and step compete for the {facts.cores} cores)",
         "work": what if facts.workers else f"{what} (nothing is loaded while the step runs)",

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from colabstage.diagnose.advice import format_batch
 from colabstage.diagnose.loaders import Feed, batch_size_of, time_loop
 from colabstage.diagnose.profile import Restored, check_step, preserve_attributes, preserve_randomness
 from colabstage.errors import ColabstageError, OptionError, said_by
@@ -23,6 +22,7 @@ from colabstage.io.arguments import ONE_SPLIT, check_argument, refuse_argument
 from colabstage.io.boundary import NOTHING_DONE, public
 from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.io.report import Report, Row, Table
+from colabstage.io.units import format_duration
 from colabstage.machine.resources import read_resources
 
 if TYPE_CHECKING:
@@ -185,7 +185,7 @@ def autotune_loader(
 def _bar(trial: Trial) -> Row:
     if math.isinf(trial.batch_s):
         return Row((str(trial), "–", trial.problem), bar=0.0)
-    cells = str(trial), f"{format_batch(trial.batch_s)} a batch", trial.problem
+    cells = str(trial), f"{format_duration(trial.batch_s)} a batch", trial.problem
     return Row(cells, bar=trial.samples / trial.batch_s)
 
 

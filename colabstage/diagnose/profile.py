@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import numpy as np
 
-from colabstage.diagnose.advice import Advice, ProfileFacts, Verdict, advise, format_batch, judge
+from colabstage.diagnose.advice import Advice, ProfileFacts, Verdict, advise, judge
 from colabstage.diagnose.loaders import (
     Feed,
     View,
@@ -331,7 +331,7 @@ class LoaderProfile(Report):
         """Judge what was measured."""
         verdict, advice = judge(facts), advise(facts)
         bars = [
-            Row((name, f"{format_batch(seconds)} a batch"), bar=seconds, colour=COLOURS.get(name, _OTHER))
+            Row((name, f"{format_duration(seconds)} a batch"), bar=seconds, colour=COLOURS.get(name, _OTHER))
             for name, seconds in _stage_seconds(facts).items()
         ]
         changes = [Row((f"at most {one.gain:.1f}×", one.argument), one.why, "change") for one in advice]
@@ -425,14 +425,14 @@ def _stage_seconds(facts: ProfileFacts) -> dict[str, float]:
 def _figures(facts: ProfileFacts) -> Iterator[tuple[str, str]]:
     rate = facts.batch_samples / facts.batch_s
     bytes_s = facts.batch_bytes / facts.batch_s
-    together = f"{format_batch(facts.batch_s)} a batch, {rate:,.0f} samples/s, {format_bytes(bytes_s)}/s"
+    together = f"{format_duration(facts.batch_s)} a batch, {rate:,.0f} samples/s, {format_bytes(bytes_s)}/s"
     if facts.step_s is None:
         yield "loader alone", together
     else:
         yield "loader and step", together
-        yield "loader alone", f"{format_batch(facts.alone_s)} a batch"
+        yield "loader alone", f"{format_duration(facts.alone_s)} a batch"
         headroom = f", {facts.batch_samples / facts.step_s:,.0f} samples/s" if facts.step_s else ""
-        yield "step alone", f"{format_batch(facts.step_s)} a batch{headroom}"
+        yield "step alone", f"{format_duration(facts.step_s)} a batch{headroom}"
         yield "waiting for batches", f"{min(1.0, facts.wait_s / (facts.both_s or math.inf)):.0%} of the time"
     # Below this nobody notices it, and the line would only be one more to read.
     if facts.start_s > 0.05:

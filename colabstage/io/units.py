@@ -89,10 +89,10 @@ def parse_fractions(text: str) -> dict[str, float] | list[float] | float:
 def format_duration(seconds: float) -> str:
     """Write a time span the way people say it.
 
-    >>> [format_duration(t) for t in (0.000042, 0.0042, 0.5, 42.0, 192.0, 7260.0)]
-    ['42.0 µs', '4.2 ms', '0.50 s', '42.0 s', '3 min 12 s', '2 h 1 min']
+    >>> [format_duration(t) for t in (0.00042, 0.0042, 0.5, 42.0, 192.0, 7260.0)]
+    ['420.0 µs', '4.2 ms', '0.50 s', '42.0 s', '3 min 12 s', '2 h 1 min']
     """
-    if 0 < seconds < 0.00009995:
+    if 0 < seconds < 0.00099995:
         return f"{seconds * 1_000_000:.1f} µs"
     if seconds < 0.09995:
         return f"{seconds * 1000:.1f} ms"

@@ -21,7 +21,7 @@ from colabstage.io.files import Closing
 from colabstage.io.progress import Demand
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable
+    from collections.abc import Callable, Generator, Iterable, Iterator
 
 T = TypeVar("T")
 
@@ -192,6 +192,8 @@ S_co = TypeVar("S_co", covariant=True)
 
 class Source(Protocol[S_co]):
     """The results of an iteration, from a thread (`Ahead`) or a generator."""
+
+    def __iter__(self) -> Iterator[S_co]: ...
 
     def __next__(self) -> S_co: ...
 

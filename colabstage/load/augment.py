@@ -12,7 +12,7 @@ and torchvision's draw once for the whole batch.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from numbers import Real
@@ -27,7 +27,7 @@ from colabstage.h5.schema import BOXES
 from colabstage.images.geometry import VOID
 from colabstage.io.arguments import refuse_argument, show_value, whole_number
 from colabstage.io.boundary import public_class
-from colabstage.load.batch import LENGTHS, is_image_shape
+from colabstage.load.batch import LENGTHS, WHITE, is_image_shape
 from colabstage.load.batches import torch_dtype, white_of
 from colabstage.load.calling import apply_transform, check_batch_transform, describe, is_foreign, moves_pixels
 from colabstage.load.epoch import BatchPlace
@@ -568,6 +568,16 @@ class Normalize(_Seeded):
             return [self._normalised(image[None])[0] for image in x], y
         return self._normalised(x), y
 
+    def check_scale(self, white: float) -> None:
+        """Refuse a mean or std of values up to `white`: they are for values up to 1."""
+        if white > 1 and max(*self.mean, *self.std) > 1:
+            scaled = [tuple(float(f"{value / white:.4g}") for value in values) for values in (self.mean, self.std)]
+            msg = (
+                f"mean={show_value(self.mean)} and std={show_value(self.std)} are for values up to {white:.0f}, and x "
+                f"is scaled to [0, 1] before. Write Normalize({scaled[0]}, {scaled[1]})."
+            )
+            raise OptionError(msg)
+
     def _normalised(self, x: torch.Tensor) -> torch.Tensor:
         channels = len(self.mean)
         if channels > 1 and (x.dim() != 4 or x.shape[1] != channels):
@@ -577,6 +587,7 @@ class Normalize(_Seeded):
             )
             raise OptionError(msg)
         white = white_of(x.dtype) or 1.0
+        self.check_scale(white)
         # 65535 is beyond float16.
         values = x.to(torch.float32 if x.dtype == torch.uint16 else self.dtype)
         # With one value for all channels, the axes stay as they are.
@@ -690,31 +701,36 @@ def first_crop(transform: Transform | None) -> FirstCrop | None:
     return FirstCrop(inner.crop, (0, *inner.stream), rest if others or inner.rest else None)
 
 
-def check_axes(transform: object, row_shape: tuple[int, ...] | None) -> None:
-    """Refuse a transform that moves pixels if inputs `(H, W, C)` are not images to a loader, because their channels
-    would be taken for their width. If the first axis is the shortest, inputs are `(C, H, W)`; and any earlier function
-    may have turned them."""
-    if row_shape is None or len(row_shape) != 3 or is_image_shape(row_shape) or row_shape[2] >= row_shape[0]:
+def check_inputs(transform: object, row_shape: tuple[int, ...] | None, row_dtype: np.dtype[Any]) -> None:
+    """Refuse a transform of images that does not fit these inputs, as far as no other function comes before it.
+
+    Of inputs `(H, W, C)` that are not images to a loader, one that moves pixels would take the channels for the width;
+    if the first axis is the shortest, they are `(C, H, W)`. `Normalize` gets the pixels of images as fractions."""
+    turned = row_shape is None or len(row_shape) != 3 or is_image_shape(row_shape) or row_shape[2] >= row_shape[0]
+    white = WHITE.get(row_dtype.name, 1.0)
+    for part in _parts(transform):
+        if isinstance(part, Normalize):
+            part.check_scale(white)
+        elif not turned and (isinstance(part, RandomFlip | RandomCrop | RandomResizedCrop) or moves_pixels(part)):
+            msg = (
+                f"{type(part).__name__} moves images (C, H, W), and inputs of {' x '.join(map(str, row_shape or ()))} "
+                "come as they are stored: (H, W, C) is turned where C is 1, 3 or 4. Write batch_transform=Compose(["
+                "lambda x, y: (x.permute(0, 3, 1, 2), y), …]) for (H, W, C), or Compose([lambda x, y: (x, y), …]) for "
+                "(C, H, W)."
+            )
+            raise OptionError(msg)
+        elif not isinstance(part, _Seeded) and not is_foreign(part):
+            return
+        # Normalize and other libraries' transforms return any numbers.
+        white = white if isinstance(part, _Seeded) and not isinstance(part, Normalize) else 1.0
+
+
+def _parts(transform: object) -> Iterator[object]:
+    if not isinstance(transform, Compose):
+        yield transform
         return
-    if (mover := _first_mover(transform)) is not None:
-        msg = (
-            f"{type(mover).__name__} moves images (C, H, W), and inputs of {' x '.join(map(str, row_shape))} come as "
-            "they are stored: (H, W, C) is turned where C is 1, 3 or 4. Write batch_transform=Compose([lambda x, y: "
-            "(x.permute(0, 3, 1, 2), y), …]) for (H, W, C), or Compose([lambda x, y: (x, y), …]) for (C, H, W)."
-        )
-        raise OptionError(msg)
-
-
-def _first_mover(transform: object) -> object | None:
-    """Return the first part of a transform that moves pixels; `None` if another function comes before it."""
-    for part in transform.transforms if isinstance(transform, Compose) else [transform]:
-        if isinstance(part, Compose) and (mover := _first_mover(part)) is not None:
-            return mover
-        if isinstance(part, RandomFlip | RandomCrop | RandomResizedCrop) or moves_pixels(part):
-            return part
-        if not isinstance(part, Normalize | OneHot) and not is_foreign(part):
-            return None
-    return None
+    for part in transform.transforms:
+        yield from _parts(part)
 
 
 def _unchanged(x: Any, y: Any) -> tuple[Any, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -19,8 +19,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from colabstage.io.progress import Cancellation
+    from colabstage.load.augment import CroppedInputs
     from colabstage.load.reading.memory import Block
     from colabstage.load.reading.reader import SplitReader
+
+    # What reads x.
+    Inputs: TypeAlias = SplitReader | CroppedInputs
 
 T = TypeVar("T")
 
@@ -38,25 +42,6 @@ _HAND_OVER_S = 0.0005
 _PATIENCE = 3
 # Three buffers of this size fit into the processor's caches as well as two.
 _LARGE_BYTES = 4 * 1024 * 1024
-
-
-class Inputs(Protocol):
-    """Reads x: a reader, or code that crops images while it decodes them."""
-
-    @property
-    def row_shape(self) -> tuple[int, ...] | None:
-        """Shape of one input; `None` if shapes differ."""
-
-    @property
-    def row_dtype(self) -> np.dtype[Any]:
-        """Dtype of inputs."""
-
-    @property
-    def row_bytes(self) -> int:
-        """Length of one input in memory."""
-
-    def read_x(self, indices: NDArray[np.intp], out: NDArray[Any] | None = None, *, pool: ThreadPool) -> Any:
-        """Read the inputs of rows, into `out` if they share one shape."""
 
 
 class Group(NamedTuple):

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from colabstage.load.batch import Group
     from colabstage.load.dataset import dataset_h5
     from colabstage.load.epoch import BatchPlace
+    from colabstage.load.loader import WholeBatch
 
 _IMAGE_AXES = 3
 
@@ -84,10 +85,6 @@ class Form:
             )
             raise OptionError(msg)
 
-    def tensors(self, x: Any, y: Any) -> tuple[Any, Any]:
-        """Return arrays as tensors."""
-        return input_tensors(x), self.targets(y)
-
     def targets(self, y: Any) -> Any:
         """Return targets as tensors; rows of different shapes as a list, boxes as `ragged` says."""
         if not isinstance(y, list):
@@ -112,7 +109,7 @@ class Form:
         called in this thread, sample by sample, as by a stock `DataLoader`. A side without one stays as it was."""
         dataset = self.dataset
         if not dataset.per_sample:
-            return self.tensors(x, y)
+            return input_tensors(x), self.targets(y)
         xs, ys = map(list, zip(*dataset.samples_of(x, y, rows), strict=True))
         # As a stock DataLoader stacks the results of a transform, so that code moves here unchanged.
         made_x = input_tensors(x) if dataset.transform is None else collate_results("transform", xs)
@@ -227,7 +224,7 @@ class Finish:
             sample = apply_transform(change, x, y, place)
         return (sample, index[0]) if index else sample
 
-    def collate(self, batch: tuple[Any, ...]) -> Any:
-        """Finish batches for frameworks that build loaders from our parts, where they expect a `collate_fn`; the
-        batches are in host memory."""
-        return self.transform(self.scale(batch))
+    def collate(self, batch: WholeBatch) -> Any:
+        """Read and finish batches for frameworks that build loaders from our parts, where they expect a `collate_fn`;
+        the batches are in host memory."""
+        return self.transform(self.scale(batch.dataset.whole(batch.indices)))

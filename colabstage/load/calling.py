@@ -78,7 +78,7 @@ _BY_CHANCE = re.compile("Random|Elastic|ScaleJitter|Augment|AugMix")
 
 
 def check_moves(name: str, transform: object, reader: SplitReader, *, alone: bool) -> None:
-    """Refuse a transform of torchvision that moves the pixels of x at random if y is a mask or boxes, which would not
+    """Refuse another library's transform that moves the pixels of x at random if y is a mask or boxes, which would not
     move. `alone`: whether no transform changes y; then one that always moves pixels alike is refused too if y is
     boxes."""
     parts = [*_walk(transform)]
@@ -87,8 +87,9 @@ def check_moves(name: str, transform: object, reader: SplitReader, *, alone: boo
     for part in parts if is_mask or reader.has_boxes else ():
         kind = type(part).__name__
         if _MOVES.search(kind) and (_BY_CHANCE.search(kind) or (alone and reader.has_boxes)):
+            library = type(part).__module__.partition(".")[0]
             msg = (
-                f"torchvision's {kind} in {name}= would move x and not the mask or boxes that belong to it. Leave it "
+                f"{library}'s {kind} in {name}= would move x and not the mask or boxes that belong to it. Leave it "
                 "out there, and give make_loader(dataset, batch_size, batch_transform=…) one that moves both: of "
                 "colabstage.transforms, or of torchvision.transforms.v2."
             )
@@ -96,12 +97,11 @@ def check_moves(name: str, transform: object, reader: SplitReader, *, alone: boo
 
 
 def _walk(transform: object) -> Iterator[object]:
-    """Yield a torchvision transform, or the parts of one that is made of several."""
-    if type(transform).__module__.partition(".")[0] != "torchvision":
-        return
-    yield transform
-    for part in _parts_of(transform):
-        yield from _walk(part)
+    """Yield a transform of torchvision or kornia, and all of those libraries' that it is made of."""
+    if is_foreign(transform):
+        yield transform
+        for part in _parts_of(transform):
+            yield from _walk(part)
 
 
 def image_for(transform: object, x: Any) -> Any:
@@ -218,9 +218,7 @@ def apply_foreign(transform: Any, x: Any, y: Any) -> tuple[Any, Any]:
 
 def moves_pixels(transform: object) -> bool:
     """Return whether a transform, or a part of it, is torchvision's or kornia's and moves pixels."""
-    if not is_foreign(transform):
-        return False
-    return _MOVES.search(type(transform).__name__) is not None or any(map(moves_pixels, _parts_of(transform)))
+    return any(_MOVES.search(type(part).__name__) for part in _walk(transform))
 
 
 def _parts_of(transform: Any) -> list[Any]:
@@ -230,7 +228,7 @@ def _parts_of(transform: Any) -> list[Any]:
 
 def _mixes(transform: Any) -> bool:
     """Return whether a transform, or a part of it, mixes the samples of a batch."""
-    return type(transform).__name__ in _OF_BATCHES or any(map(_mixes, _parts_of(transform)))
+    return any(type(part).__name__ in _OF_BATCHES for part in _walk(transform))
 
 
 def _mixed(transform: Any, x: Any, y: Any) -> tuple[Any, Any]:

@@ -248,7 +248,8 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
         if not hasattr(index, "__index__") or np.ndim(index) or isinstance(index, bool):
             msg = (
                 f"dataset[…] takes a row or a slice, got {type(index).__name__}. Write "
-                "torch.utils.data.Subset(dataset, rows) for samples of many rows, or x, y = dataset.read_batch(rows)."
+                "torch.utils.data.Subset(dataset, rows) for samples of many rows, DataLoader(dataset, batch_sampler=…) "
+                "for a sampler that gives batches, or x, y = dataset.read_batch(rows)."
             )
             raise OptionError(msg)
         # By the same code as several samples, so that one sample and a batch cannot differ.

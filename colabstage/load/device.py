@@ -3,8 +3,8 @@
 `CudaDataLoader` does it for any loader: with T1 seconds to load a batch and T2 to train on it, a batch costs
 max(T1, T2) instead of T1 + T2.
 
-Copies are built on a `CopyStream`, the few operations that they need of a CUDA stream and its events. Tests run the
-same code on any machine, with a stream that copies late, in a thread.
+Copies are built on a `CopyStream`, the few operations that they need of a CUDA stream and its events. Tests replace
+them, on any machine, by those of a stream that copies late, in a thread.
 
 All copies use one stream for the life of the loader; each iteration has a stager and pinned memory of its own. Four
 rules make them safe:
@@ -28,7 +28,7 @@ from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from colabstage.load.ahead import Source
     from colabstage.load.batch import Group
     from colabstage.load.reading.reader import SplitReader
 
@@ -87,73 +88,47 @@ def free_device_memory(device: torch.device) -> int | None:
     return int(free) + int(idle)
 
 
-class CopyEvent(Protocol):
-    """A point in a stream's work that can be waited for."""
-
-    def synchronize(self) -> None:
-        """Wait, in the calling thread, until the work up to here is done."""
-
-
-class CopyStream(Protocol):
-    """Does work for one device in order, beside the consumer's own stream. Its methods only queue work."""
-
-    pinned: bool
-    """Whether host memory must be pinned for its copies to be asynchronous."""
-
-    def takes(self, host: torch.Tensor) -> bool:
-        """Return whether this tensor is copied asynchronously without first going through pinned memory."""
-
-    def follow(self) -> None:
-        """Make later work on this stream wait for everything queued so far on the caller's stream."""
-
-    def entered(self) -> AbstractContextManager[object]:
-        """Return a context in which this thread's device work goes onto the stream."""
-
-    def copy(self, host: torch.Tensor) -> torch.Tensor:
-        """Begin to copy a tensor to a new one on the device; the original must not change until then."""
-
-    def record(self) -> CopyEvent:
-        """Return an event that follows everything queued on this stream so far."""
-
-    def lead(self, event: CopyEvent) -> None:
-        """Make the caller's stream wait for an event of this stream."""
-
-    def used(self, tensor: torch.Tensor) -> None:
-        """Record that the caller's stream uses a tensor that was made on this stream."""
-
-
-class CudaCopyStream:
-    """Copy on a side stream of a CUDA device, the same one for the object's life."""
+class CopyStream:
+    """Does work for one CUDA device in order, on a side stream beside the consumer's own, the same one for the object's
+    life. Its methods only queue work."""
 
     pinned = True
+    """Whether host memory must be pinned for its copies to be asynchronous."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def takes(self, host: torch.Tensor) -> bool:
+        """Return whether this tensor is copied asynchronously without first going through pinned memory."""
         return host.is_pinned()
 
     def follow(self) -> None:
+        """Make later work on this stream wait for everything queued so far on the caller's stream."""
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
 
     def entered(self) -> AbstractContextManager[object]:
+        """Return a context in which this thread's device work goes onto the stream."""
         return torch.cuda.stream(self._stream)
 
     def copy(self, host: torch.Tensor) -> torch.Tensor:
+        """Begin to copy a tensor to a new one on the device; the original must not change until then."""
         # Allocated on this stream, so that torch's allocator knows when the memory may be reused.
         return torch.empty_like(host, device=self._device).copy_(host, non_blocking=True)
 
-    def record(self) -> CopyEvent:
+    def record(self) -> Any:
+        """Return an event that follows everything queued on this stream so far; its `synchronize` waits for that."""
         # Blocking, so that a waiting thread sleeps instead of spinning on a core.
         event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         event.record(self._stream)
         return event
 
-    def lead(self, event: CopyEvent) -> None:
-        torch.cuda.current_stream(self._device).wait_event(event)  # type: ignore[arg-type]  # the event that `record` made
+    def lead(self, event: Any) -> None:
+        """Make the caller's stream wait for an event of this stream."""
+        torch.cuda.current_stream(self._device).wait_event(event)
 
     def used(self, tensor: torch.Tensor) -> None:
+        """Record that the caller's stream uses a tensor that was made on this stream."""
         if tensor.is_cuda:
             for part in _dense_parts(tensor):
                 part.record_stream(torch.cuda.current_stream(self._device))
@@ -172,17 +147,6 @@ def _dense_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
-
-
-class Batches(Protocol[T_co]):
-    """Batches that are made one after the other, until they are closed."""
-
-    def __iter__(self) -> Iterator[T_co]: ...
-
-    def close(self) -> None:
-        """End it, and free its resources."""
-
 
 # One is filled while the other is copied from.
 _SLOTS = 2
@@ -195,7 +159,7 @@ class Staged(Generic[T]):
     """A batch on its way to a device."""
 
     batch: T
-    copied: CopyEvent | None
+    copied: Any
     """The event after which it is there, `None` on a CPU."""
 
 
@@ -237,7 +201,7 @@ class _Slot:
     def __init__(self, *, pinned: bool) -> None:
         self.stage = PinnedBuffer(pinned=pinned)
         self.borrowed: list[torch.Tensor] = []
-        self.emptied: CopyEvent | None = None
+        self.emptied: Any = None
 
     def empty(self) -> None:
         """Wait until no copy from here is in flight."""
@@ -262,7 +226,7 @@ class Stager:
         if self._stream is not None:
             self._stream.follow()
 
-    def stage(self, batches: Batches[T]) -> Generator[Staged[T]]:
+    def stage(self, batches: Source[T]) -> Generator[Staged[T]]:
         """Start the copies of each batch in turn. Batches are also made on the stream, so that those already on the
         device are ordered like the rest."""
         entered = nullcontext() if self._stream is None else self._stream.entered()
@@ -328,11 +292,11 @@ def _is_stageable(leaf: Any) -> bool:
 
 def copy_stream(device: torch.device) -> CopyStream | None:
     """Return a stream for copies to a device; `None` if we have no streams for that kind of device."""
-    return CudaCopyStream(device) if device.type == "cuda" else None
+    return CopyStream(device) if device.type == "cuda" else None
 
 
 def stage_ahead(
-    batches: Batches[T], stager: Stager, depth: int, name: str, demand: Demand | None = None
+    batches: Source[T], stager: Stager, depth: int, name: str, demand: Demand | None = None
 ) -> Ahead[Staged[T]]:
     """Prepare batches in a thread of that name and start their copies, at most `depth` ahead of the caller."""
     stager.begin()

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice, pairwise
@@ -223,9 +223,8 @@ def choose_seed(asked: int | None, draw: Callable[[], Any], *, fixed: bool) -> i
 
 
 def sampler_order(sampler: Iterable[int], samples: int, *, shuffle: bool | None) -> RowOrder | SampledOrder:
-    """Return the order of a `sampler=`: of rows in a list, an array or a tensor, shuffled or not (refused if `shuffle`
-    is `None`); of any other object, the order that it gives."""
-    import torch
+    """Return the order of a `sampler=`: of a collection of rows, shuffled or not (refused if `shuffle` is `None`); of
+    any other object, the order that it gives."""
     from torch.utils.data import BatchSampler, Sampler
 
     given: object = sampler
@@ -236,12 +235,11 @@ def sampler_order(sampler: Iterable[int], samples: int, *, shuffle: bool | None)
             "torch.utils.data.DataLoader(dataset, batch_sampler=batch_sampler)."
         )
         raise OptionError(msg)
-    is_listed = isinstance(given, Sequence | np.ndarray | torch.Tensor)
     if not isinstance(given, Iterable):
         msg = f"sampler={sampler!r} cannot be iterated over; expected a torch Sampler, or rows."
         raise OptionError(msg)
-    # Such an object draws again each epoch; a list is always the same.
-    if isinstance(given, Sampler) or (hasattr(given, "__len__") and not is_listed):
+    # Such an object draws again each epoch; a list, an array, a set or a column of a table is always the same.
+    if isinstance(given, Sampler) or (hasattr(given, "__len__") and not isinstance(given, Collection)):
         if not hasattr(given, "__len__"):
             msg = (
                 f"{type(sampler).__name__} has no __len__, and a loader has to know how many batches an epoch has. "
@@ -251,7 +249,8 @@ def sampler_order(sampler: Iterable[int], samples: int, *, shuffle: bool | None)
         _check_source(given, samples)
         return SampledOrder(sampler, samples)
     # An iterator has one pass, and every epoch needs one.
-    return chosen_order("sampler=", sampler if is_listed else list(sampler), samples, shuffle=shuffle)
+    rows = sampler if hasattr(given, "__array__") else list(sampler)
+    return chosen_order("sampler=", rows, samples, shuffle=shuffle)
 
 
 def _check_source(sampler: object, samples: int) -> None:
@@ -274,14 +273,15 @@ def _check_source(sampler: object, samples: int) -> None:
 def chosen_order(name: str, values: Any, samples: int, *, shuffle: bool | None) -> RowOrder:
     """Return the order of given rows, shuffled or as listed; refused if `shuffle` is `None`. `name`: the argument."""
     rows = given_rows(name, values, samples)
-    if shuffle is None:
+    # None at all are refused with the plan.
+    if shuffle is None and len(rows):
         msg = (
             f"You chose {len(rows):,} of the {samples:,} rows of 'train', but not the order in which they are visited. "
             "Add shuffle=True to train on them in a new order in each epoch, or shuffle=False to visit them as they "
             "are listed, so that predictions can be matched to them."
         )
         raise OptionError(msg)
-    return RowOrder(len(rows), shuffle, rows)
+    return RowOrder(len(rows), bool(shuffle), rows)
 
 
 def order_within(order: RowOrder | SampledOrder, rows: NDArray[np.intp]) -> RowOrder | SampledOrder:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from threading import Thread, current_thread
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -28,7 +29,7 @@ from colabstage.io.progress import Demand
 from colabstage.io.report import Report, facts
 from colabstage.io.units import format_count
 from colabstage.load.ahead import Ahead, Iterated, Iteration
-from colabstage.load.augment import CroppedInputs, check_axes, first_crop
+from colabstage.load.augment import CroppedInputs, check_inputs, first_crop
 from colabstage.load.batch import Batcher
 from colabstage.load.batches import Finish, Form, move_to, torch_dtype
 from colabstage.load.calling import check_batch_transform
@@ -63,14 +64,15 @@ from colabstage.load.partial import FirstEpochOrder, lasting_layout, mixing_of, 
 from colabstage.load.plan import TORCH_REMEDIES, LoaderOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterator
 
     from numpy.typing import NDArray
 
     from colabstage.h5.arrival import Expectation
+    from colabstage.load.ahead import Source
     from colabstage.load.augment import FirstCrop
     from colabstage.load.batch import Group
-    from colabstage.load.device import Batches, CopyStream
+    from colabstage.load.device import CopyStream
     from colabstage.load.epoch import Order
     from colabstage.load.plan import LoaderArguments, LoaderPlan, Shuffle
     from colabstage.load.reading.memory import KeptImages
@@ -149,14 +151,21 @@ def make_loader(
     if asked.batch_transform is not None:
         check_batch_transform("batch_transform", asked.batch_transform)
         # What a dataset's own transform returns is unknown before it is called.
-        check_axes(asked.batch_transform, None if dataset.transform else dataset.reader.row_shape)
+        if dataset.transform is None:
+            check_inputs(asked.batch_transform, dataset.reader.row_shape, dataset.reader.row_dtype)
     finish, form = (
         Finish(torch_dtype(asked.dtype), asked.batch_transform),
         Form(dataset, asked.ragged, asked.label_offset),
     )
     in_train, layout = dataset.split == "train", dataset.reader.layout
     # Such a sampler gives each rank its own rows.
-    by_itself = isinstance(asked.sampler, DistributedSampler) and asked.rank is None
+    by_itself = isinstance(asked.sampler, DistributedSampler)
+    if by_itself and (asked.rank, asked.world_size) not in ((None, None), (0, 1)):
+        msg = (
+            f"rank={asked.rank!r} and world_size={asked.world_size!r} would divide once more what a DistributedSampler "
+            "has divided among the ranks. Leave them out, or the sampler."
+        )
+        raise OptionError(msg)
     shard = Shard() if by_itself else choose_shard(asked.rank, asked.world_size)
     if layout is not None and shard.world_size > 1 and not layout.lasting:
         # Another rank may have waited until all rows were local, and must have the same order.
@@ -205,7 +214,9 @@ def make_loader(
     loader = Loader(
         view if rows is None else Subset(view, rows.tolist()),
         batch_size,
-        sampler=EpochSampler(visited, seed) if shard.world_size == 1 else RankSampler(visited, seed, shard),
+        sampler=EpochSampler(visited, seed, drawn=asked.seed is None and not is_fixed)
+        if shard.world_size == 1
+        else RankSampler(visited, seed, shard),
         drop_last=asked.drop_last,
         # Loaders that frameworks build from these parts read whole images, and apply the whole transform.
         collate_fn=finish.collate,  # type: ignore[arg-type]  # a BatchDataset gives it batches, not lists of samples
@@ -279,6 +290,24 @@ def _of_the_dataset(name: str) -> Any:
     )
 
 
+@dataclass(frozen=True)
+class WholeBatch(Sequence[Any]):
+    """The samples of a batch, which our own `collate_fn` reads at once, as a batch, and any other one by one."""
+
+    dataset: BatchDataset
+    indices: Sequence[int]
+
+    @cached_property
+    def _samples(self) -> list[Any]:
+        return dataset_h5.__getitems__(self.dataset, self.indices)
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, place: Any) -> Any:
+        return self._samples[place]
+
+
 class BatchDataset(dataset_h5):
     """Give a `DataLoader` whole batches instead of lists of samples.
 
@@ -300,6 +329,10 @@ class BatchDataset(dataset_h5):
     target_transform = _of_the_dataset("target_transform")
 
     def __getitems__(self, indices: Sequence[int]) -> Any:
+        """Return a batch that is read when it is collated."""
+        return WholeBatch(self, indices)
+
+    def whole(self, indices: Sequence[int]) -> Any:
         """Read a batch, as `make_loader` describes it, in host memory: `(x, y)`, or `(x, y, index)` with
         `return_index`."""
         x, y = self.reader.read_x(indices, pool=SOLO), self.reader.read_y(indices, pool=SOLO)
@@ -322,18 +355,28 @@ class EpochSampler(Sampler[int]):
     """Gives a whole epoch's rows, all ranks' together, to frameworks that take a loader apart and divide rows among
     ranks themselves, as Accelerate does."""
 
-    def __init__(self, order: Order, seed: int) -> None:
-        self.order, self.seed = order, seed
+    def __init__(self, order: Order, seed: int, *, drawn: bool) -> None:
+        """Take the `seed`, and whether it was `drawn`."""
+        self.order, self.seed, self._drawn = order, seed, drawn
         self.epoch = 0
+        self._is_set = False
         # The argument of the last `set_epoch` that the loader has not acted on.
         self.asked: int | None = None
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration epoch `epoch`. If that is the next one anyway, its position is not lost."""
         self.epoch = self.asked = epoch
+        self._is_set = True
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self.order.rows(self.seed, self.epoch).tolist())
+        seed, epoch = self.seed, self.epoch
+        # Each process has drawn a seed of its own if the loader was made before they became ranks.
+        if self._drawn and choose_shard(None, None).world_size > 1:
+            seed = 0
+        # As torch's own samplers do.
+        elif self._drawn and not self._is_set:
+            seed, epoch = int(torch.randint(_SEEDS, ())), 0
+        return iter(self.order.rows(seed, epoch).tolist())
 
     def __len__(self) -> int:
         return self.order.count
@@ -343,7 +386,7 @@ class RankSampler(EpochSampler, DistributedSampler[int]):
     """An `EpochSampler` for a loader that divides rows among ranks: frameworks leave a `DistributedSampler` alone."""
 
     def __init__(self, order: Order, seed: int, shard: Shard) -> None:
-        super().__init__(order, seed)
+        super().__init__(order, seed, drawn=False)
         self.rank, self.num_replicas = shard.rank, shard.world_size
 
 
@@ -359,7 +402,9 @@ class Loader(Iterated, _Base):
     (Lightning on one device) get its full speed. Those that take it apart and build one of their own (Accelerate,
     Lightning's own sharding) find a dataset, a sampler and a `collate_fn` that give the same batches in the same
     order, whole ones by one read each, but not prepared ahead unless they run workers; the sampler gives the samples
-    of all ranks, for they share them out by themselves. A loader that shares out by itself shows a
+    of all ranks, for they share them out by themselves. Where a framework sets no epoch (Ignite's
+    `DeterministicEngine`), the order comes from torch's generator, unless `seed=` is given: then it is always that of
+    the first epoch. A loader that shares out by itself shows a
     `DistributedSampler`, which Lightning leaves alone.
 
     Attributes:
@@ -746,7 +791,7 @@ class Pipeline:
         # One thread gathers while another has batches copied: 1.15 times as fast on an H100 with 16 cores. With images
         # of their own sizes, where threads that decode compete for Python's lock, it was 0.9 times.
         dense = reader.row_shape is not None
-        copied: Batches[Any] = Ahead(read, 1, _THREAD, demand) if dense else read
+        copied: Source[Any] = Ahead(read, 1, _THREAD, demand) if dense else read
         staged = stage_ahead(copied, stager, depth, f"{_THREAD}-copy", demand)
         unpack, take = self._divide(batches)
         return staged, lambda one: unpack(stager.hand_out(one)), take

@@ -158,7 +158,7 @@ STOCK_LOADER = "torch.utils.data.DataLoader(dataset, batch_size, shuffle=True, n
 TORCH_REMEDIES = {
     "decode": "Leave it out: crops are cut while images are decoded wherever batch_transform begins with one.",
     "generator": "Write seed=generator.initial_seed().",
-    "pin_memory": 'Write device="cuda": batches come through pinned memory.',
+    "pin_memory": "Leave it out: batches for a device= that is a GPU come through pinned memory.",
     "persistent_workers": "Leave it out: num_workers= counts threads, and no processes have to be kept.",
     **dict.fromkeys(
         ("batch_sampler", "collate_fn", "worker_init_fn", "timeout", "multiprocessing_context"),

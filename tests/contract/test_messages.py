@@ -462,6 +462,24 @@ def run_in_use(world: World) -> None:
         (folder / "run.json").write_text(json.dumps({**lease, "ended": False, "beat": 9e9}), "utf-8")
 
 
+def divided_twice(world: World) -> object:
+    from torch.utils.data import DistributedSampler
+
+    return world.loader(sampler=DistributedSampler(world.open(), 2, 0), rank=0, world_size=2)
+
+
+def shuffled_twice(world: World) -> object:
+    from torch.utils.data import RandomSampler
+
+    return world.loader(sampler=RandomSampler(world.open()), shuffle=True)
+
+
+def normalized_bytes(world: World) -> object:
+    from colabstage.transforms import Normalize
+
+    return world.loader(dtype="float32", batch_transform=Normalize((123, 117, 104), (58, 57, 57)))
+
+
 WITH_TORCH: dict[str, Callable[[World], object]] = {
     # --- loaders ---
     "no batch size": lambda w: w.loader(0),
@@ -477,6 +495,11 @@ WITH_TORCH: dict[str, Callable[[World], object]] = {
     "rank without world_size": lambda w: w.loader(rank=1),
     "a rank beyond the world": lambda w: w.loader(rank=2, world_size=2),
     "a sampler with rows that are not there": lambda w: w.loader(sampler=[0, 99]),
+    "no rows at all": lambda w: w.loader(sampler=[]),
+    "shuffle beside a sampler that decides": shuffled_twice,
+    "ranks beside a sampler of ranks": divided_twice,
+    "an argument of a stock loader": lambda w: w.loader(pin_memory=True),
+    "a mean of bytes": normalized_bytes,
     "a memory budget that is a word": lambda w: w.loader(memory_budget="much"),
     "ragged of unknown name": lambda w: w.loader(ragged="dense"),
     "batches of a subset shuffled by auto": lambda w: w.loader(sampler=[0, 1], shuffle=None),

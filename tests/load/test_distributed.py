@@ -28,6 +28,8 @@ from colabstage import dataset_h5
 from colabstage import make_loader
 
 file, store, out, rank, world = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]), int(sys.argv[4]), int(sys.argv[5])
+torch.manual_seed(rank)
+early = make_loader(dataset_h5(file), 4)
 distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
 whole = dataset_h5(file, return_index=True)
 # One of the ranks fetches for both.
@@ -55,6 +57,8 @@ for name, options in {
     resumed.load_state_dict(states[0])
     rest = [index.tolist() for _, index in resumed]
     found[name] = {"rows": rows, "rest": rest, "batches": len(loader), "state": states[0]}
+# As Lightning shares out a loader that was made before its ranks began.
+found["early"] = list(early.sampler)
 found["fetched"] = part.reader.arrival.figures["fetched"]
 out.write_text(json.dumps(found))
 distributed.destroy_process_group()
@@ -95,6 +99,9 @@ def test_ranks_of_a_process_group_share_out(tmp_path: Path, nurseries: Nurseries
     found = [json.loads(out.read_text(encoding="utf-8")) for out in outs]
     # Together they have fetched every block once.
     assert max(part.pop("fetched") for part in found) == size
+    early = [part.pop("early") for part in found]
+    assert sorted(early[0]) == list(range(61))
+    assert all(one == early[0] for one in early)
     for name in ("shuffled", "device", "in part"):
         rows = [row for part in found for batch in part[name]["rows"] for row in batch]
         assert sorted(rows) == list(range(61)), name

@@ -44,7 +44,7 @@ def test_a_loader_built_of_its_parts_gives_the_same_batches(
     make_file: Callable[..., Any], options: dict[str, Any]
 ) -> None:
     """Dataset, samplers and collate_fn make the same batches in the same order, with one read each."""
-    loader: Any = make_loader(numbered(make_file), 4, **options)
+    loader: Any = make_loader(numbered(make_file), 4, seed=0, **options)
     again = type(loader)(loader.dataset, batch_sampler=loader.batch_sampler, collate_fn=loader.collate_fn)
     for ((x, y), index), ((other_x, other_y), other_index) in zip(loader, again, strict=True):
         assert torch.equal(x, other_x)
@@ -52,6 +52,23 @@ def test_a_loader_built_of_its_parts_gives_the_same_batches(
         assert torch.equal(index, other_index)
     assert len(again) == len(loader)
     assert "built it" in repr(again)
+
+
+def test_a_stock_loader_over_its_dataset_gives_the_samples_of_the_file(make_file: Callable[..., Any]) -> None:
+    """As code that evaluates `loader.dataset` makes one, with torch's own `collate_fn`."""
+    dataset = numbered(make_file)
+    for own, other in zip(DataLoader(make_loader(dataset, 4).dataset, 5), DataLoader(dataset, 5), strict=True):
+        assert all(map(torch.equal, (*own[0], own[1]), (*other[0], other[1])))
+
+
+def test_epochs_that_nobody_sets_are_drawn_as_by_a_stock_sampler(make_file: Callable[..., Any]) -> None:
+    """As Ignite's DeterministicEngine has it, which seeds torch for each epoch; all would have one order otherwise."""
+    epochs = []
+    for seed in (1, 2, 1):
+        sampler: Any = make_loader(numbered(make_file), 4).sampler
+        torch.manual_seed(seed)
+        epochs.append([*sampler])
+    assert epochs[0] == epochs[2] != epochs[1]
 
 
 def test_a_loader_built_of_its_parts_has_the_epoch_it_is_told(make_file: Callable[..., Any]) -> None:

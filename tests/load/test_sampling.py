@@ -60,7 +60,12 @@ def test_drawing_leaves_the_rng_of_others_alone(dataset: dataset_h5) -> None:
     assert torch.equal(before[1], own.get_state())
 
 
-@pytest.mark.parametrize("make", [list, torch.tensor, iter], ids=lambda make: make.__name__)
+def as_values(rows: list[int]) -> Any:
+    """A collection that is no sequence, as a column of a table is none."""
+    return dict(enumerate(rows)).values()
+
+
+@pytest.mark.parametrize("make", [list, torch.tensor, iter, as_values], ids=lambda make: make.__name__)
 def test_rows_are_a_subset(dataset: dataset_h5, make: Any) -> None:
     """Rows in any form are visited once an epoch, shuffled or in the given order; negative ones count from the end."""
     rows = [5, 3, -1, 8, 3]
@@ -100,6 +105,7 @@ class Counting(Sampler[int]):
     ("sampler", "message"),
     [
         ([0, 23], "sampler=.*23"),
+        ([], "None of the 23"),
         ([0.5], "float64"),
         (7, "sampler=7"),
         (["a"], "sampler="),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from colabstage.load.device import Stager, stage_ahead
+from colabstage.load.device import CopyStream, Stager, stage_ahead
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -30,7 +30,7 @@ class Reached:
         assert self.event.wait(30)
 
 
-class SlowStream:
+class SlowStream(CopyStream):
     """Works in order, in a thread; each copy starts some time after the request."""
 
     pinned = False

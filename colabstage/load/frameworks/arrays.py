@@ -110,11 +110,6 @@ class ArrayBatches:
             chosen = chosen_order("rows=", options.rows, len(reader), shuffle=shuffle)
         self._chosen = chosen
         self._visits: Order = chosen or RowOrder(len(reader), self.shuffled)
-        if not self._visits.count:
-            if len(reader):
-                refuse_argument("rows", options.rows, "the numbers of some samples")
-            msg = f"The split '{reader.split}' of '{reader.path}' has no samples, so there is nothing to train on."
-            raise OptionError(msg)
         self._weights = _weights_of(options.sample_weight, len(reader), None if chosen is None else chosen.chosen)
         loading = LoaderOptions(
             drop_last=options.drop_last,
@@ -291,7 +286,7 @@ def _resolved(source: Source, split: str | None) -> tuple[Any, SplitReader]:
         remedy = "Of what stage_dataset returns pass one split, data['train']."
         if hasattr(dataset, "dataset") and hasattr(dataset, "indices"):
             remedy = "Of a Subset pass subset.dataset, and rows=subset.indices."
-        refuse_argument("source", source, "a dataset_h5 or the path of an HDF5 file", remedy=remedy)
+        refuse_argument("dataset", source, "a dataset_h5 or the path of an HDF5 file", remedy=remedy)
     if dataset.return_index:
         msg = "The dataset has return_index=True, and training takes (x, y). Make it without."
         raise OptionError(msg)

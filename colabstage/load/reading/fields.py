@@ -627,9 +627,7 @@ class Encoded:
     ) -> None:
         """Decode a part of each row, resized by the antialiased bilinear filter, into `out`, uint8 `(B, H, W, C)`.
         `crops`: int64 `(B, 4)`, top, left, height and width in pixels of the upright image."""
-        if isinstance(self._options, MaskOptions):
-            msg = f"{self._label} holds masks; only images are cropped when they are read."
-            raise TypeError(msg)
+        assert not isinstance(self._options, MaskOptions)
         mode, (height, width) = self._options.color_mode, out.shape[1:3]
         number, kept = self._find_kept()
         # Converted together, because single elements of an array are slow numpy objects.

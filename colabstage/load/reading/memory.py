@@ -170,10 +170,6 @@ def check_stamp(path: Path, status: os.stat_result, expected: FileStamp) -> None
 
 # What stays free when samples are kept in memory: the training process itself needs about this much.
 _RESERVE_BYTES = 1_000_000_000
-# Decoded images take at most this part of the free memory: the model, other splits and the page cache come first. Large
-# machines get no less: on an H100 a ResNet-50 trains on 3,780 images/s, and got 2,650 when half of 8,192 photographs
-# were decoded again in each epoch, 3,100 when none was.
-_KEPT_PART = 8
 # A processor's cache line.
 _ALIGNMENT_BYTES = 64
 # From this length on, copies of rows use the processor's own copying instruction.
@@ -187,16 +183,6 @@ SHARE_BYTES = 8 * 1024 * 1024
 def spare_memory(free_memory_bytes: int) -> int:
     """Return how many bytes of the free memory samples may fill."""
     return max(0, free_memory_bytes - _RESERVE_BYTES)
-
-
-def reserve_lacking(free_memory_bytes: int) -> int:
-    """Return how many bytes are missing from the reserve for the training process."""
-    return max(0, _RESERVE_BYTES - free_memory_bytes)
-
-
-def keepable_bytes(free_memory_bytes: int) -> int:
-    """Return how many bytes of the free memory may by default keep decoded images."""
-    return free_memory_bytes // _KEPT_PART
 
 
 def check_memory(needed_bytes: int, free_memory_bytes: int, what: str, *, remedy: str) -> None:
@@ -406,7 +392,7 @@ class KeptImages:
         if now < self._next_look or os.getpid() != self.pid:
             return
         self._next_look = now + _LOOK_S
-        if self._bytes and (lacking := reserve_lacking(read_resources().free_memory_bytes)):
+        if self._bytes and (lacking := _RESERVE_BYTES - read_resources().free_memory_bytes) > 0:
             self.release(lacking)
 
     def release(self, nbytes: int | None = None) -> None:
