@@ -183,22 +183,21 @@ class HttpFile(RemoteFile):
         """Return the same file with connections of its own, without a request."""
         return HttpFile(self._session.open_again(), self.facts, self._first, self._head)
 
-    def known(self, offset: int, stop: int) -> bytes | None:
-        """Return bytes that arrived when it was opened; `None` if these did not. May wait for those of its end."""
-        if not self.facts.ranges:
-            return None
-        if stop <= len(self._head):
-            return self._head[offset:stop]
+    def known(self, offset: int, stop: int) -> bytes:
+        """Return what arrived of these bytes when it was opened, from `offset` on. May wait for those of its end."""
+        data = self._head[offset:stop]
+        offset += len(data)
+        if offset == stop or self._tail is None:
+            return data
         try:
             # The session's time limits end it sooner.
-            tail = None if self._tail is None else self._tail.result(_LONGEST_TAIL_S)
+            tail = self._tail.result(_LONGEST_TAIL_S)
         # Reading in the usual way reports what is wrong.
         except Exception:  # noqa: BLE001 - as above
-            return None
-        if tail is None or tail.answer.is_of_another_file(self._first):
-            return None
-        start = tail.answer.start
-        return tail.data[offset - start : stop - start] if start <= offset else None
+            return data
+        if tail is None or tail.answer.is_of_another_file(self._first) or tail.answer.start > offset:
+            return data
+        return data + tail.data[offset - tail.answer.start : stop - tail.answer.start]
 
     def read_range(self, offset: int, length: int | None) -> Iterator[bytes]:
         """Read as `RemoteFile.read_range`. Each call is one request on a connection that is kept for the next.
@@ -295,38 +294,36 @@ def _look(session: HttpSession, checksum: Checksum | None, length: int, tail: Fu
     with session.get({"Range": f"bytes=0-{length - 1}"}) as answer:
         head = answer.exact_part(length)
         if head is not None and answer.start == 0:
-            return _describe(session, answer, checksum, head, tail)
+            return _describe(session, answer, checksum, head, ranges=bool(head), tail=tail)
         # An empty file has no first byte.
         if answer.status == 200 or (answer.status == 416 and answer.size == 0):
-            return _describe(session, answer, checksum)
+            return _describe(session, answer, checksum, answer.beginning(length) if answer.size else b"")
         if answer.status not in _NO_RANGES:
             raise answer.error()
     # Without a range, because some servers refuse ranges though they have the file.
     with session.get({}) as answer:
         if answer.status != 200:
             raise answer.error()
-        return _describe(session, answer, checksum)
+        return _describe(session, answer, checksum, answer.beginning(length))
 
 
 def _describe(
     session: HttpSession,
     answer: _Answer,
     checksum: Checksum | None,
-    head: bytes | None = None,
+    head: bytes,
+    *,
+    ranges: bool = False,
     tail: Future[_Tail | None] | None = None,
 ) -> HttpFile:
-    """Return the file that an answer describes, or raise the error for a page. `head`: its beginning, if it is served
-    in parts; otherwise the body is unread."""
+    """Return the file that an answer with the beginning `head` describes, or raise the error for a page."""
     label, name = session.label, answer.name
-    beginning = head
-    if beginning is None:
-        beginning = answer.beginning() if answer.status == 200 else b""
     # The owner of a shared folder decides what is in it.
     suffixes = ARCHIVE_SUFFIXES if session.is_of_service else DATA_SUFFIXES
-    check_is_data(session.url, label, name, beginning, is_page_type=answer.is_page_type, suffixes=suffixes)
+    check_is_data(session.url, label, name, head, is_page_type=answer.is_page_type, suffixes=suffixes)
     # Addresses such as https://host/image/1234 say nothing of what they give.
     if not session.is_of_service and not extension_of(name):
-        name += image_ending(beginning)
+        name += image_ending(head)
     facts = RemoteFacts(
         label=label,
         name=name,
@@ -334,10 +331,11 @@ def _describe(
         version=answer.version,
         mtime_ns=_mtime_ns(answer.modified),
         checksum=checksum or answer.checksum(),
-        ranges=bool(head),
-        connections=_CONNECTIONS if head else 1,
+        ranges=ranges,
+        connections=_CONNECTIONS if ranges else 1,
     )
-    return HttpFile(session, facts, answer, head or b"", tail)
+    # Of a file that cannot be continued from here, only the whole is of use.
+    return HttpFile(session, facts, answer, head if ranges or len(head) == answer.size else b"", tail)
 
 
 # Responses.
@@ -439,9 +437,9 @@ class _Answer:
         data = b"".join(self.pieces(count))
         return data if len(data) == count and self.is_at_end() else None
 
-    def beginning(self) -> bytes:
-        """Return the first bytes of the content, all of a small one."""
-        return b"".join(self.pieces(LOOK_BYTES))
+    def beginning(self, most: int = LOOK_BYTES) -> bytes:
+        """Return the first bytes of the content, or all of it if it has at most `most`."""
+        return b"".join(self.pieces(most if self.size is not None and self.size <= most else LOOK_BYTES))
 
     def pieces(self, count: int | None) -> Iterator[bytes]:
         """Yield the content as it comes, up to `count` bytes: no piece waits to be filled. A trickle is an error."""

@@ -61,8 +61,9 @@ _GROUP_DIGITS = 8
 
 # How long nothing at all may come from a mount or a service. What answers, however slowly, is waited for.
 _SILENCE_S = 20.0
-# How many parts of a list are asked at once.
-_ASKERS = 16
+# How many parts of a list are asked at once, and how many single addresses at most: each takes a request, so that
+# this many take about as long as a look may.
+_ASKERS, _MOST_ASKED = 16, 1000
 
 # Who is not there now counts as absent; nobody waits for that.
 _ONE_TRY = RetryPolicy(attempts=1)
@@ -444,12 +445,16 @@ class _Asker:
         # Another list is another dataset, in whatever state its parts are.
         if [part.address for part in parts] != [part.address for part in recorded.parts]:
             return Look("changed")
+        far = sum(isinstance(part, WebSource | ObjectSource) for part in parts)
+        if far > _MOST_ASKED:
+            return Look("silent", f"its {far:,} addresses were not asked, which verify='full' does")
         with DaemonPool(min(_ASKERS, len(parts)), "colabstage-look") as pool:
             pairs = list(zip(parts, recorded.parts, strict=True))
             looks = pool.run(lambda pair: self.ask(lambda: pair[0], pair[1]), pairs, stall_timeout_s=float("inf"))
         found = {look.state: look for look in reversed(looks)}
         order: tuple[str, ...] = ("changed", "unproved", "silent", "gone")
-        return next((found[state] for state in order if state in found), looks[0])
+        seen = "; ".join(dict.fromkeys(look.detail for look in looks))
+        return next((found[state] for state in order if state in found), Look("same", seen))
 
 
 def _ask_files(paths: Sequence[Path], found: Sequence[os.stat_result], recorded: SourceIdentity) -> Look:
@@ -482,9 +487,8 @@ def _untold(why: str) -> str:
 
 
 def _ask_service(source: WebSource | ObjectSource, recorded: SourceIdentity) -> Look:
-    if recorded.kind != "archive":
-        seen = "its address; of a list of single files none is asked again, and another would not be noticed"
-        return Look("same", seen) if recorded.kind == "file" else Look("unproved")
+    if recorded.kind not in ("archive", "file"):
+        return Look("unproved")
     # One try: a look is under a deadline, and what is here can be used without it.
     found = open_remote(source, policy=_ONE_TRY)
     if not isinstance(found, KaggleFolder):
@@ -493,8 +497,9 @@ def _ask_service(source: WebSource | ObjectSource, recorded: SourceIdentity) -> 
         return Look("changed")
     facts = found.facts
     look = _judge(recorded, size=facts.size, version=facts.version, mtime_ns=facts.mtime_ns)
-    if look.state == "unproved" and not facts.mtime_ns and not facts.ranges:
-        # A server that tells neither and gives no parts could only be asked for everything again.
+    tells = facts.version or facts.mtime_ns
+    if look.state != "changed" and not tells and (recorded.kind == "file" or not facts.ranges):
+        # A server that gives no parts could only be asked for everything again, and so could many files.
         return Look("same", "its server reports neither a version nor a time, so new content would not be noticed")
     return look
 

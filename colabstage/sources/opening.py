@@ -55,10 +55,10 @@ from colabstage.sources.parse import (
     name_in_list,
     paths_of,
 )
-from colabstage.sources.remote import JoinedFile, MountedFile, given_up, pieces_of
+from colabstage.sources.remote import JoinedFile, MountedFile, closing_pieces, given_up, pieces_of, read_through
 from colabstage.sources.remote_files import RemoteFileTree, list_files, open_remote
 from colabstage.sources.to_folder import SLOW_READERS
-from colabstage.trees.bytes import JoinedBytes, LocalBytes
+from colabstage.trees.bytes import HEAD_BYTES, JoinedBytes, LocalBytes, compression_of, is_tar_head, kind_by_magic
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.listing import total_size
 from colabstage.trees.names import distinct_names
@@ -118,6 +118,8 @@ class Opening:
     """The encoding of a zip's names if it declares none."""
     single_files: bool = True
     """Whether a file of arrays or records counts as the files in it, as it does alone; in a list it never does."""
+    reads_next: bool = False
+    """Whether its files are read next, so that small ones may come whole with their facts."""
     sparing: bool = False
     """Whether the source may not fit on the disk: then nothing is downloaded only to be opened, and a tar is read
     through in place."""
@@ -199,6 +201,17 @@ class Part(Closing):
         """Read the beginning of a file, to determine which kind of archive it is."""
         if self.file is not None and not self.comes_first:
             self.kind = recognise_archive(self.open_content())
+
+    def is_archive(self) -> bool:
+        """Return whether it is an archive, by the beginning of its file, which is all that is read."""
+        if self.file is None or not self.comes_first:
+            self.recognise()
+            return self.kind is not None
+        head = b""
+        with closing_pieces(read_through(self.file, policy=PATIENT)) as pieces:
+            while len(head) < HEAD_BYTES and (piece := next(pieces, b"")):
+                head += piece
+        return kind_by_magic(head) is not None or compression_of(head) is not None or is_tar_head(head)
 
     @property
     def cost(self) -> Cost:
@@ -467,7 +480,7 @@ class OpenedSource(Closing):
         # The first source determines the kind of list. Single files are opened when they are read, because there may be
         # thousands of addresses.
         have_addresses = all(isinstance(part, LocalSource | WebSource | ObjectSource) for part in source.parts)
-        if have_addresses and opened.file is not None and recognise_archive(opened.open_content()) is None:
+        if have_addresses and opened.file is not None and not opened.is_archive():
             self._stack.pop_all().close()
             self._whole = self._list([(part.label, part) for part in source.parts])
         else:
@@ -502,7 +515,10 @@ class OpenedSource(Closing):
 
     def _list(self, loose: list[tuple[str, SingleSource]]) -> RemoteFileTree:
         """Add single files, each with the address that names it, as one part."""
-        self.files = list_files(self._source.label, loose, cancellation=self._opening.cancellation)
+        opening = self._opening
+        self.files = list_files(
+            self._source.label, loose, reads_next=opening.reads_next, cancellation=opening.cancellation
+        )
         if loose:
             sources = tuple(source for _, source in loose)
             reached = [_reached(source) for source in sources]
@@ -692,7 +708,13 @@ def _open_far(source: WebSource | ObjectSource | ShareSource | KaggleSource, ope
     # Both ends of a zip are read next.
     may_be_zip = not isinstance(source, WebSource) or ends_with_contents(urlsplit(source.url).path)
     along = ALONG_BYTES if may_be_zip and opening.folder is not None else 0
-    found = open_remote(source, checksum=opening.checksum, along=(along, along), cancellation=opening.cancellation)
+    found = open_remote(
+        source,
+        checksum=opening.checksum,
+        along=(along, along),
+        reads_next=opening.reads_next,
+        cancellation=opening.cancellation,
+    )
     if isinstance(found, KaggleFolder):
         part = _open_path(source, found.path, opening)
         part.notes.append(found.note)
