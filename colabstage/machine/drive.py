@@ -51,6 +51,7 @@ from colabstage.errors import (
     SourceChangedError,
     SourceReadError,
     TargetExistsError,
+    causes,
     ended,
     said_by,
 )
@@ -91,8 +92,6 @@ _OUT_OF_TIME = 0.9
 _ROOT_MARK = b"QueryManager timed out"
 # The log may grow by megabytes a minute; what it says about a failure is at its end.
 _TAIL_BYTES = 1 << 20
-# Causes of causes may form a cycle.
-_MAX_CHAIN = 20
 _PROBE_TIMEOUT_S = 15.0
 # Shorter if a Drive is only looked up, because the work can do without one.
 _ANSWER_S = 10.0
@@ -715,7 +714,8 @@ def quota_error(error: BaseException, log_size: int) -> DriveQuotaError | None:
     ours = isinstance(error, ColabstageError)
     if ours and (not isinstance(error, SourceReadError) or isinstance(error, SourceChangedError)):
         return None
-    if not _is_input_output_error(error) or _MARK not in _written_since(log_size):
+    is_of_mount = any(isinstance(one, OSError) and one.errno == errno.EIO for one in causes(error))
+    if not is_of_mount or _MARK not in _written_since(log_size):
         return None
     what = str(error) if ours else ended(said_by(error))
     msg = (
@@ -724,17 +724,6 @@ def quota_error(error: BaseException, log_size: int) -> DriveQuotaError | None:
         "count) and use that, or wait 24 hours; what has arrived is kept."
     )
     return DriveQuotaError(msg)
-
-
-def _is_input_output_error(error: BaseException) -> bool:
-    current: BaseException | None = error
-    for _ in range(_MAX_CHAIN):
-        if current is None:
-            return False
-        if isinstance(current, OSError) and current.errno == errno.EIO:
-            return True
-        current = current.__cause__ or current.__context__
-    return False
 
 
 def _written_since(log_size: int) -> bytes:

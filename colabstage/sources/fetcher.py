@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from colabstage.errors import ColabstageError, DamagedPackError, SourceChangedError, SourceReadError
+from colabstage.errors import ColabstageError, DamagedPackError, SourceChangedError, SourceReadError, causes
 from colabstage.io.callers_code import without_ours
 from colabstage.io.files import hash_block
 from colabstage.io.progress import SYSTEM_CLOCK
@@ -575,8 +575,6 @@ def _without_frames(error: BaseException) -> BaseException:
     own code keeps them, because they identify it."""
     if without_ours(error.__traceback__) is not None:
         return error
-    one: BaseException | None = error
-    while one is not None:
+    for one in causes(error):
         one.__traceback__ = None
-        one = one.__cause__ or one.__context__
     return error

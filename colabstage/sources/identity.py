@@ -227,8 +227,8 @@ def identify_files(files: RemoteFileTree, sources: Sequence[SingleSource]) -> li
     found = []
     for facts, source in zip(files.facts.values(), sources, strict=True):
         one = identify_remote(facts, facts.size or 0, address=source.address)
-        # Of one on Google Drive, its time counts to the second.
-        version = one.version if one.trusts_times else ""
+        # The version of one on a mounted Drive is its time, which counts to the second.
+        version = "" if is_on_drive(source) else one.version
         found.append(replace(one, kind="file", version=version, md5=md5_of.get(source.address, "")))
     return found
 
@@ -377,10 +377,8 @@ class _Asker:
         match source:
             case LocalSource():
                 return self._ask_disk(source.files, recorded, source.leave_out)
-            case WebSource() | ObjectSource():
+            case WebSource() | ObjectSource() | ShareSource():
                 return _ask_service(source, recorded)
-            case ShareSource():
-                return _ask_shared(source, recorded)
             case KaggleSource():
                 return self._ask_kaggle(source, recorded)
             case ManySource():
@@ -486,36 +484,31 @@ def _untold(why: str) -> str:
     return f"Drive's client reports no MD5 to compare: {why}"
 
 
-def _ask_service(source: WebSource | ObjectSource, recorded: SourceIdentity) -> Look:
-    if recorded.kind not in ("archive", "file"):
-        return Look("unproved")
+def _ask_service(source: WebSource | ObjectSource | ShareSource, recorded: SourceIdentity) -> Look:
     # One try: a look is under a deadline, and what is here can be used without it.
-    found = open_remote(source, policy=_ONE_TRY)
+    if not isinstance(source, ShareSource):
+        if recorded.kind not in ("archive", "file"):
+            return Look("unproved")
+        found: Any = open_remote(source, policy=_ONE_TRY)
+    else:
+        try:
+            found = open_share(source, policy=_ONE_TRY)
+        except SourceReadError:
+            return Look("silent", "Drive gave no answer that could be used")
+    if isinstance(found, SharedFolder):
+        seen = "the same files are shared; one that was replaced in place would not be noticed"
+        return Look("same", seen) if found.version == recorded.version else Look("changed")
     if not isinstance(found, KaggleFolder):
         found.close()
-    if isinstance(found, RemoteFileTree | KaggleFolder):
-        return Look("changed")
-    facts = found.facts
+    return Look("changed") if isinstance(found, RemoteFileTree | KaggleFolder) else _judge_facts(found.facts, recorded)
+
+
+def _judge_facts(facts: RemoteFacts, recorded: SourceIdentity) -> Look:
     look = _judge(recorded, size=facts.size, version=facts.version, mtime_ns=facts.mtime_ns)
-    tells = facts.version or facts.mtime_ns
-    if look.state != "changed" and not tells and (recorded.kind == "file" or not facts.ranges):
-        # A server that gives no parts could only be asked for everything again, and so could many files.
-        return Look("same", "its server reports neither a version nor a time, so new content would not be noticed")
-    return look
-
-
-def _ask_shared(source: ShareSource, recorded: SourceIdentity) -> Look:
-    try:
-        found = open_share(source, policy=_ONE_TRY)
-    except SourceReadError:
-        return Look("silent", "Drive gave no answer that could be used")
-    if not isinstance(found, SharedFolder):
-        found.close()
-    version = found.version if isinstance(found, SharedFolder) else found.facts.version
-    if version != recorded.version:
-        return Look("changed")
-    if not version:
-        return Look("same", "Drive reports no version of it, so new content would not be noticed")
-    if isinstance(found, SharedFolder):
-        return Look("same", "the same files are shared; one that was replaced in place would not be noticed")
-    return Look("same", "Drive reports the recorded version")
+    # Opening a file could tell more by its ends; a server that gives no parts would be asked for everything again.
+    can_tell = (
+        facts.version or facts.mtime_ns or (facts.ranges and recorded.kind != "file" and not recorded.is_downloaded)
+    )
+    if look.state == "changed" or can_tell:
+        return look
+    return Look("same", "its service reports neither a version nor a time, so new content would not be noticed")
