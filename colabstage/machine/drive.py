@@ -112,7 +112,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9_./+@%,:=-]+")
 
 @dataclass(frozen=True, slots=True)
 class FlushReport:
-    """What `flush_drive` did."""
+    """The result of `flush_drive`."""
 
     mountpoint: Path
     """Where Drive was mounted."""
@@ -369,7 +369,7 @@ _NO_UNMOUNT = (
     "publish_file(…, wait_uploaded=True) waits until a file is uploaded and unmounts nothing: use that in loops and "
     "scripts."
 )
-# What to do instead on other platforms than Colab.
+# Advice for other platforms than Colab.
 _ELSEWHERE = {
     "mount_drive": "Remove this line, and give stage_dataset a path on this machine or a share link.",
     "refresh_drive": "A folder that is mounted in another way shows what its own client shows; leave this call out.",
@@ -580,17 +580,17 @@ class _Cause(NamedTuple):
     name: str
     """The name of its type, or of a base class."""
     words: str
-    """What its message contains."""
+    """A part of its message."""
     kind: type[ColabstageError]
     message: str
-    """What the user needs to know."""
+    """The typed error's message."""
 
 
 WITHOUT_DRIVE = (
     "Without a mounted Drive, stage_dataset reads share links (https://drive.google.com/…), buckets (s3://…, gs://…) "
     "and hf://datasets/…, and cache_dir= takes a bucket."
 )
-"""What works where nobody can consent to a mount."""
+"""Ways that need nobody's consent to a mount."""
 
 _NO_KERNEL = (
     "Drive can only be mounted and flushed from a notebook cell, because the permission is asked for in the browser. "

@@ -74,7 +74,7 @@ class FetchReport:
     transport: str
     """How the source was reached."""
     notes: tuple[str, ...] = ()
-    """What else the user should know."""
+    """Other facts that the user should know."""
 
     @property
     def fetched_bytes(self) -> int:
@@ -196,7 +196,7 @@ def fetch_files(
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """What a receipt says about the files fetched to one place."""
+    """The receipt of the files fetched to one place."""
 
     address: str
     identity: SourceIdentity

@@ -141,7 +141,7 @@ class SharedFolder:
     files: dict[str, ShareSource]
     """The link to each file by its name, which is unique, with folders."""
     notes: tuple[str, ...]
-    """What was left out or renamed, one sentence each."""
+    """One sentence for each file that was left out or renamed."""
 
     @property
     def version(self) -> str:

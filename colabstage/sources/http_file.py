@@ -98,7 +98,7 @@ _GZIP_TYPES = frozenset(
     {"application/gzip", "application/x-gzip", "application/x-tgz", "application/x-gtar-compressed"}
 )
 _PAGE_SUFFIXES = (".html", ".htm", ".xhtml", ".shtml")
-# What Amazon, Google and their imitators answer at the address of a bucket or a folder in it.
+# The beginning of the answer of Amazon, Google and their imitators at the address of a bucket or a folder in it.
 _BUCKET_LIST = re.compile(rb"\s*(?:<\?xml[^>]*>\s*)?<ListBucketResult\b")
 _EXCERPT_BYTES, _EXCERPT = 400, 120
 
@@ -147,7 +147,7 @@ def open_http(
 
     try:
         tail = in_thread(lambda: _ask_for_tail(session, along[1]), "colabstage-end") if along[1] else None
-        # Again for less: a server that cuts each connection early never sends what is asked for along.
+        # The next tries request less: a server that cuts each connection early would never send the longer range.
         lengths = itertools.chain([max(LOOK_BYTES, along[0])], itertools.repeat(LOOK_BYTES))
         return with_retries(look, policy or RetryPolicy(), clock.sleep)
     # Nobody else uses the session yet.
@@ -203,7 +203,7 @@ class HttpFile(RemoteFile):
         """Read as `RemoteFile.read_range`. Each call is one request on a connection that is kept for the next.
 
         Raises:
-            OptionError: the file has no such part, or only its whole can be had.
+            OptionError: the file has no such part, or its server gives only the whole.
         """
         size = self.facts.size
         stop = size if length is None else offset + length
@@ -334,7 +334,7 @@ def _describe(
         ranges=ranges,
         connections=_CONNECTIONS if ranges else 1,
     )
-    # Of a file that cannot be continued from here, only the whole is of use.
+    # Without ranges, reading cannot continue after a part, so a part is useless.
     return HttpFile(session, facts, answer, head if ranges or len(head) == answer.size else b"", tail)
 
 
@@ -616,7 +616,7 @@ def _retry_after_s(headers: Mapping[str, str]) -> float | None:
         return None
 
 
-# What servers send in place of a file: pages of services, messages, lists of buckets, pointers of Git LFS.
+# Content that servers send in place of a file: pages of services, messages, lists of buckets, pointers of Git LFS.
 
 
 def names_a_page(url: str, name: str) -> bool:

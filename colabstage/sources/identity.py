@@ -65,7 +65,7 @@ _SILENCE_S = 20.0
 # this many take about as long as a look may.
 _ASKERS, _MOST_ASKED = 16, 1000
 
-# Who is not there now counts as absent; nobody waits for that.
+# A source that does not answer now counts as absent.
 _ONE_TRY = RetryPolicy(attempts=1)
 
 # The wording shared by a quick look and an opened source.
@@ -323,17 +323,17 @@ def _are_exchanged(recorded: str, now: str) -> bool:
 
 
 class Look(NamedTuple):
-    """What a quick look at a source found."""
+    """The result of a quick look at a source."""
 
     state: Verdict | Literal["gone", "silent"]
-    """What is known of it now.
+    """How it compares with its record now.
 
     `"same"`: it is the recorded one by what `detail` says was compared. `"changed"`: it certainly differs.
     `"unproved"`: only opening it can tell. `"gone"`: it is not there, or refuses. `"silent"`: nothing came from it in
     time, so whether it is there, or the same, is not known.
     """
     detail: str = ""
-    """What was compared, or what went wrong, in words."""
+    """The comparison, or the failure, in words."""
 
 
 def check_freshness(source: Source, recorded: SourceIdentity, *, unpack: bool, workers: int) -> Look:
@@ -404,7 +404,7 @@ class _Asker:
         return _compare(recorded, identify_by_times(tree, address=recorded.address))
 
     def _ask_mounted(self, path: Path, recorded: SourceIdentity, leave_out: frozenset[str]) -> Look:
-        """Ask for the times of a folder's folders, and where Drive's client told the MD5 of its files, for these."""
+        """Ask for the times of a folder's folders, and for the MD5s of its files if Drive's client reported them before."""
         workers, on_response, stamps = self._workers, self.on_response, None
         if recorded.stamps:
             stamps = folder_stamps(path, recorded.stamps, workers=workers, on_response=on_response)
@@ -420,8 +420,8 @@ class _Asker:
             md5s, why = questions.answers(tree.paths)
         now = identify_tree(tree, address=recorded.address, md5s=md5s)
         if compare_states(recorded, now) != "same":
-            # Of the same files another MD5 is another content. Else a listing may have lacked a part; opening lists
-            # again.
+            # The same files with another MD5 have other content. Otherwise a listing may have lacked a part; opening
+            # lists again.
             return Look("changed" if md5s and now.listing == recorded.listing else "unproved")
         seen = f"names, sizes and times of all files are unchanged; {_untold(why)}"
         return Look("same", MD5_PROOF if md5s else seen)
@@ -485,7 +485,7 @@ def _untold(why: str) -> str:
 
 
 def _ask_service(source: WebSource | ObjectSource | ShareSource, recorded: SourceIdentity) -> Look:
-    # One try: a look is under a deadline, and what is here can be used without it.
+    # One try, because a look has a deadline, and the local data can be used without it.
     if not isinstance(source, ShareSource):
         if recorded.kind not in ("archive", "file"):
             return Look("unproved")

@@ -104,7 +104,7 @@ def sweep_copies(folder: Path, address: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What opening any source needs besides the source."""
+    """The options for opening any source."""
 
     folder: Path | None
     """An existing folder on the local disk for copies; `None` to read files in place."""
@@ -127,7 +127,7 @@ class Opening:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What it takes to read a source from where it is."""
+    """The effort of reading a source from its place."""
 
     opens_at_once: bool = True
     """Whether its files can be listed without copying all of it first."""

@@ -36,7 +36,7 @@ FileSource: TypeAlias = LocalSource | WebSource | ObjectSource | ShareSource | K
 _ASKERS = 16
 # How much of a small file arrives with the first answer.
 _SMALL_BYTES = 256 * 1024
-# What arrives with the facts of a tree's files stays in memory, up to so much of all together.
+# The most bytes of a tree's files that arrive with their facts and stay in memory.
 _KEPT_BYTES = 128 * 1024 * 1024
 
 

@@ -336,7 +336,7 @@ def describe_contents(head: bytes) -> str:
     return next((what for fits, what in guesses if fits), "a file of unknown kind")
 
 
-# What images begin with, and the usual ending of their names.
+# The first bytes of images, and the usual ending of their names.
 _IMAGE_ENDINGS = {
     ".jpg": re.compile(rb"\xff\xd8\xff"),
     ".png": re.compile(rb"\x89PNG\r\n\x1a\n"),
