@@ -404,7 +404,7 @@ class _Asker:
         return _compare(recorded, identify_by_times(tree, address=recorded.address))
 
     def _ask_mounted(self, path: Path, recorded: SourceIdentity, leave_out: frozenset[str]) -> Look:
-        """Ask for the times of a folder's folders, and for the MD5s of its files if Drive's client reported them before."""
+        """Ask for the times of a folder's folders, and for its files' MD5s if Drive's client reported them before."""
         workers, on_response, stamps = self._workers, self.on_response, None
         if recorded.stamps:
             stamps = folder_stamps(path, recorded.stamps, workers=workers, on_response=on_response)
