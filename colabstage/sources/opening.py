@@ -32,6 +32,7 @@ from colabstage.machine.drive_attributes import Md5Questions, ask_md5s
 from colabstage.machine.mounts import is_slow_mount, require_answer, slow_mounts_below
 from colabstage.machine.resources import check_space
 from colabstage.sources.arriving import ALONG_BYTES, ArchiveWalk, StreamingCopy, ends_with_contents, fetch_file
+from colabstage.sources.http_file import HttpFile
 from colabstage.sources.identity import (
     SourceIdentity,
     identify_archive,
@@ -56,7 +57,7 @@ from colabstage.sources.parse import (
     paths_of,
 )
 from colabstage.sources.remote import JoinedFile, MountedFile, closing_pieces, given_up, pieces_of, read_through
-from colabstage.sources.remote_files import RemoteFileTree, list_files, open_remote
+from colabstage.sources.remote_files import RemoteFileTree, bytes_along, name_remote_files, open_remote, remote_opener
 from colabstage.sources.to_folder import SLOW_READERS
 from colabstage.trees.bytes import HEAD_BYTES, JoinedBytes, LocalBytes, compression_of, is_tar_head, kind_by_magic
 from colabstage.trees.folder import FolderTree
@@ -65,7 +66,7 @@ from colabstage.trees.names import distinct_names
 from colabstage.trees.open import JoinedTree, Joining, OnlyTree, is_folder, open_archive, recognise_archive
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from colabstage.io.progress import Cancellation, Progress
@@ -452,6 +453,8 @@ class OpenedSource(Closing):
             elif unpack:
                 self._open_archives(source)
             else:
+                # Nothing is copied here only to be read.
+                self._opening = replace(opening, folder=None)
                 self._open_as_they_are(source)
             if unpack:
                 for part in self.parts:
@@ -482,7 +485,7 @@ class OpenedSource(Closing):
         have_addresses = all(isinstance(part, LocalSource | WebSource | ObjectSource) for part in source.parts)
         if have_addresses and opened.file is not None and not opened.is_archive():
             self._stack.pop_all().close()
-            self._whole = self._list([(part.label, part) for part in source.parts])
+            self._whole = self._list([(part.label, part) for part in source.parts], {})
         else:
             self.parts.append(opened)
             self._open(others)
@@ -490,20 +493,25 @@ class OpenedSource(Closing):
     def _open_as_they_are(self, source: ManySource) -> None:
         # Before anything is touched, because every call on a hanging mount would block.
         require_answer(*paths_of(source))
-        loose: list[tuple[str, SingleSource]] = []
-        for one in source.parts:
-            name = one.label
-            if not (isinstance(one, WebSource) or (isinstance(one, LocalSource) and one.path.is_file())):
-                part = self._open_one(one)
-                if part.file is None:
-                    self.parts.append(part)
-                    continue
+        names = {
+            one.address: one.label
+            for one in source.parts
+            if isinstance(one, WebSource) or (isinstance(one, LocalSource) and one.path.is_file())
+        }
+        self._open([one for one in source.parts if one.address not in names])
+        again: dict[str, Callable[[], RemoteFile]] = {}
+        opened, self.parts = self.parts, [part for part in self.parts if part.file is None]
+        for part in opened:
+            if (file := part.file) is not None:
+                one = part.source
                 # A share link's address says nothing about the file.
-                name = part.file.facts.name if isinstance(one, ShareSource | KaggleSource) else name
+                names[one.address] = file.facts.name if isinstance(one, ShareSource | KaggleSource) else one.label
+                if isinstance(file, HttpFile):
+                    again[one.address] = file.open_again
                 part.close()
-            loose.append((name, one))
+        loose = [(names[one.address], one) for one in source.parts if one.address in names]
         folders = [(name_in_list(part.source), part.tree) for part in self.parts if part.tree is not None]
-        files = self._list(loose)
+        files = self._list(loose, again)
         if not folders:
             self._whole = files
             return
@@ -513,20 +521,22 @@ class OpenedSource(Closing):
         joined = list(zip(stems, [files, *(tree for _, tree in folders)], strict=True))
         self._whole = JoinedTree(source.label, joined, joining=Joining(stems, ""))
 
-    def _list(self, loose: list[tuple[str, SingleSource]]) -> RemoteFileTree:
-        """Add single files, each with the address that names it, as one part."""
-        opening = self._opening
-        self.files = list_files(
-            self._source.label, loose, reads_next=opening.reads_next, cancellation=opening.cancellation
-        )
+    def _list(
+        self, loose: list[tuple[str, SingleSource]], again: Mapping[str, Callable[[], RemoteFile]]
+    ) -> RemoteFileTree:
+        """Add single files, each with the address that names it, as one part; `again` opens some by their addresses."""
+        along, names = bytes_along(len(loose), self._opening.reads_next), name_remote_files([name for name, _ in loose])
+        openers = [again.get(one.address) or remote_opener(one, along=along) for _, one in loose]
+        files = list(zip(names, openers, strict=True))
+        self.files = RemoteFileTree(self._source.label, files, cancellation=self._opening.cancellation)
         if loose:
             sources = tuple(source for _, source in loose)
             reached = [_reached(source) for source in sources]
             slowest = next((number for number, (_, slow) in enumerate(reached) if slow), 0)
             shown = sources[slowest]
             path = shown.path if isinstance(shown, LocalSource) else None
-            files = Part(shown, *reached[slowest], self._opening, tree=self.files, path=path, loose=sources)
-            self.parts.append(files)
+            part = Part(shown, *reached[slowest], self._opening, tree=self.files, path=path, loose=sources)
+            self.parts.append(part)
         return self.files
 
     @property

@@ -229,21 +229,7 @@ class RemoteFileTree(Tree):
             yield file
 
 
-def list_files(
-    label: str,
-    files: Sequence[tuple[str, SingleSource]],
-    *,
-    reads_next: bool = False,
-    cancellation: Cancellation | None = None,
-) -> RemoteFileTree:
-    """Return single files as one tree, each with the address that names it and its source; `reads_next` as in
-    `open_remote`."""
-    names, along = name_remote_files([address for address, _ in files]), _along(len(files), reads_next)
-    openers = [(name, remote_opener(source, along=along)) for name, (_, source) in zip(names, files, strict=True)]
-    return RemoteFileTree(label, openers, cancellation=cancellation)
-
-
-def _along(files: int, reads_next: bool) -> int:
+def bytes_along(files: int, reads_next: bool) -> int:
     """Return how much of each file to request with its facts, beyond what tells what it is."""
     return min(_SMALL_BYTES, _KEPT_BYTES // max(1, files)) if reads_next else 0
 
@@ -305,7 +291,7 @@ def open_remote(
                 return shared
             return RemoteFileTree(
                 source.label,
-                shared.openers(_along(len(shared.files), reads_next)),
+                shared.openers(bytes_along(len(shared.files), reads_next)),
                 policy=PATIENT,
                 cancellation=cancellation,
                 askers=IN_FLIGHT,

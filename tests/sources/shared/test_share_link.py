@@ -317,5 +317,7 @@ def test_files_of_a_list_are_the_same_until_one_changes(drive: DriveShares, out:
         return fetch_files(links, out, progress=False).fetched_bytes
 
     assert [came(), came()] == [200, 0]
+    # One request a file and call.
+    assert drive.count("/download") == 4
     change(drive, item_id(1), content=content(100, 3))
     assert [came(), came()] == [200, 0]
