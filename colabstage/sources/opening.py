@@ -32,6 +32,7 @@ from colabstage.machine.drive_attributes import Md5Questions, ask_md5s
 from colabstage.machine.mounts import is_slow_mount, require_answer, slow_mounts_below
 from colabstage.machine.resources import check_space
 from colabstage.sources.arriving import ALONG_BYTES, ArchiveWalk, StreamingCopy, ends_with_contents, fetch_file
+from colabstage.sources.gdrive import IN_FLIGHT
 from colabstage.sources.http_file import HttpFile
 from colabstage.sources.identity import (
     SourceIdentity,
@@ -80,8 +81,8 @@ Transport = Literal["local disk", "mount", "http", "object store", "share link",
 # Folder listings on a Drive mount take 0.3 s and more each. As with reads, about 20 at once run at full rate; a few
 # more keep them busy while results are processed.
 SLOW_LISTERS = SLOW_READERS
-# Sources of a list that are opened at once.
-_OPENERS = 8
+# Sources of a list that are opened at once, some of which may be share links.
+_OPENERS = IN_FLIGHT
 # In the folder of a download: its content and, once all of it has arrived, the source's state.
 _DATA, _STATE = "data", "state.json"
 
