@@ -6,6 +6,10 @@ Each takes one message: what failed with the value, what was expected, what to d
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 # Control characters except tab and line feed, characters that reverse the writing direction, and lone surrogates.
 _NUMBER_OF_SYSTEM = re.compile(r"\[(?:Errno|WinError) -?\d+\] ")
@@ -35,6 +39,15 @@ def said_by(error: BaseException) -> str:
     else:
         text = _NUMBER_OF_SYSTEM.sub("", str(error))
     return text.strip().removesuffix(".") or "no reason was given"
+
+
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error, its cause, and so on; each once, because causes may form a cycle."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def ended(text: str) -> str:

@@ -1,1 +1,1 @@
-"""What this computer is: the platform, its cores, memory, disks and mounts, and Google Drive on it."""
+"""This computer: the platform, its cores, memory, disks and mounts, and Google Drive on it."""

@@ -51,6 +51,7 @@ from colabstage.errors import (
     SourceChangedError,
     SourceReadError,
     TargetExistsError,
+    causes,
     ended,
     said_by,
 )
@@ -91,8 +92,6 @@ _OUT_OF_TIME = 0.9
 _ROOT_MARK = b"QueryManager timed out"
 # The log may grow by megabytes a minute; what it says about a failure is at its end.
 _TAIL_BYTES = 1 << 20
-# Causes of causes may form a cycle.
-_MAX_CHAIN = 20
 _PROBE_TIMEOUT_S = 15.0
 # Shorter if a Drive is only looked up, because the work can do without one.
 _ANSWER_S = 10.0
@@ -113,7 +112,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9_./+@%,:=-]+")
 
 @dataclass(frozen=True, slots=True)
 class FlushReport:
-    """What `flush_drive` did."""
+    """The result of `flush_drive`."""
 
     mountpoint: Path
     """Where Drive was mounted."""
@@ -370,7 +369,7 @@ _NO_UNMOUNT = (
     "publish_file(…, wait_uploaded=True) waits until a file is uploaded and unmounts nothing: use that in loops and "
     "scripts."
 )
-# What to do instead on other platforms than Colab.
+# Advice for other platforms than Colab.
 _ELSEWHERE = {
     "mount_drive": "Remove this line, and give stage_dataset a path on this machine or a share link.",
     "refresh_drive": "A folder that is mounted in another way shows what its own client shows; leave this call out.",
@@ -581,17 +580,17 @@ class _Cause(NamedTuple):
     name: str
     """The name of its type, or of a base class."""
     words: str
-    """What its message contains."""
+    """A part of its message."""
     kind: type[ColabstageError]
     message: str
-    """What the user needs to know."""
+    """The typed error's message."""
 
 
 WITHOUT_DRIVE = (
     "Without a mounted Drive, stage_dataset reads share links (https://drive.google.com/…), buckets (s3://…, gs://…) "
     "and hf://datasets/…, and cache_dir= takes a bucket."
 )
-"""What works where nobody can consent to a mount."""
+"""Ways that need nobody's consent to a mount."""
 
 _NO_KERNEL = (
     "Drive can only be mounted and flushed from a notebook cell, because the permission is asked for in the browser. "
@@ -715,7 +714,8 @@ def quota_error(error: BaseException, log_size: int) -> DriveQuotaError | None:
     ours = isinstance(error, ColabstageError)
     if ours and (not isinstance(error, SourceReadError) or isinstance(error, SourceChangedError)):
         return None
-    if not _is_input_output_error(error) or _MARK not in _written_since(log_size):
+    is_of_mount = any(isinstance(one, OSError) and one.errno == errno.EIO for one in causes(error))
+    if not is_of_mount or _MARK not in _written_since(log_size):
         return None
     what = str(error) if ours else ended(said_by(error))
     msg = (
@@ -724,17 +724,6 @@ def quota_error(error: BaseException, log_size: int) -> DriveQuotaError | None:
         "count) and use that, or wait 24 hours; what has arrived is kept."
     )
     return DriveQuotaError(msg)
-
-
-def _is_input_output_error(error: BaseException) -> bool:
-    current: BaseException | None = error
-    for _ in range(_MAX_CHAIN):
-        if current is None:
-            return False
-        if isinstance(current, OSError) and current.errno == errno.EIO:
-            return True
-        current = current.__cause__ or current.__context__
-    return False
 
 
 def _written_since(log_size: int) -> bytes:

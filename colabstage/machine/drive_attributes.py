@@ -1,4 +1,4 @@
-"""What Google Drive's client reports about files in extended attributes, and how they prove uploads.
+"""The extended attributes in which Google Drive's client reports about files, and how they prove uploads.
 
 A file's id, its MD5 and whether it has been uploaded are attributes that the client returns by name only (listing them
 returns nothing), and not every client has them. So each may be missing; a missing one is returned as empty, together
@@ -56,7 +56,7 @@ _MD5_LAGS_S = 10.0
 
 
 class _Upload(NamedTuple):
-    """What the client reports about the content of a file."""
+    """The client's report about the content of a file."""
 
     waits: bool | None
     """Whether local changes wait to be uploaded; `None` if that is not reported."""

@@ -50,7 +50,7 @@ _LOCAL_FUSE_TYPES = frozenset(
 DEFAULT_MOUNTPOINT = "/content/drive"
 DRIVE_TYPES = frozenset({"fuse.drive", "fuse.drivefs"})
 """The types of Google's own client: the one on Colab, and the name it has elsewhere."""
-# What mounted Drive before Google's own client existed, and sometimes still does.
+# The client that mounted Drive before Google's own existed, and sometimes still does.
 OLD_DRIVE_CLIENT = "google-drive-ocamlfuse"
 OLD_DRIVE_TYPE = f"fuse.{OLD_DRIVE_CLIENT}"
 # The client redirects the spelling with a space to the one without; two spellings would be two sources and two keys.
@@ -87,7 +87,7 @@ class Mount:
     fstype: str
     """The kernel's name for the type: `ext4`, `nfs4`, `fuse.drive`."""
     source: str
-    """What is mounted, as the file system describes it."""
+    """The mounted device or service, as the file system describes it."""
     readonly: bool = False
     device: str = ""
     """The kernel's number of the file system, which is the same at each place where it is mounted."""

@@ -42,7 +42,7 @@ class Platform:
 
 
 class _Facts:
-    """What the rows of the table test, as it is now."""
+    """The present value of each fact that the rows of the table test."""
 
     def any_set(self, *names: str) -> bool:
         # Empty ones count as set, like Colab's `COLAB_GPU` on a machine without a GPU.

@@ -55,7 +55,7 @@ _CACHE_KEYS_V1 = ("total_active_file", "total_inactive_file")
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What this process may use."""
+    """The cores and the memory that this process may use."""
 
     cores: int
     """Whole cores, at least 1."""

@@ -70,7 +70,7 @@ def watch(work: Callable[[InCaller], T], slow: Sequence[str | os.PathLike[str]])
                 errand.interrupt(_stopped_by(silence))
                 raise silence
     except (KeyboardInterrupt, CancelledError) as error:
-        # What interrupts this thread reaches no other one, and the work is in one.
+        # An interrupt of this thread reaches no other one, and the work is in another.
         errand.interrupt(type(error))
         wait((errand.future,), _CLEAR_UP_S)
         raise
@@ -93,7 +93,7 @@ class _Errand(Generic[T]):
 
     def __init__(self, work: Callable[[InCaller], T]) -> None:
         self._caller = threading.current_thread()
-        # What the caller must call; `None` only wakes it, because the work has ended.
+        # The function that the caller must call; `None` only wakes the caller, because the work has ended.
         self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
         self._interrupt: type[BaseException] | None = None
         self._thread_id = self._native_id = 0

@@ -316,11 +316,11 @@ class StreamingCopy(Closing):
 
     def _look(self, offset: int, end: int) -> bytes:
         """Read before the copy has begun, and keep the surplus for the next read."""
-        if (data := self._source.known(offset, end)) is not None:
+        if len(data := self._source.known(offset, end)) == end - offset:
             return data
         try:
-            if (data := self._ahead.read(offset, end)) is not None:
-                return data
+            if (ahead := self._ahead.read(offset, end)) is not None:
+                return ahead
         except (OSError, TimeoutError):
             # That both ends could not be requested together says nothing about this read.
             if not self._along_bytes:
@@ -339,7 +339,7 @@ class StreamingCopy(Closing):
         others."""
         contents = self.size - min(max(ALONG_BYTES, self.size // _END_SHARE), _MOST_END_BYTES)
         # If the end arrived when the file was opened, it says how long the table of contents is, so nothing is guessed.
-        is_known = contents <= ALONG_BYTES or self._source.known(self.size - 1, self.size) is not None
+        is_known = contents <= ALONG_BYTES or bool(self._source.known(self.size - 1, self.size))
         is_zip = ends_with_contents(self._source.facts.name)
         return [(0, ALONG_BYTES), (contents, self.size)] if is_zip and not is_known else []
 

@@ -66,7 +66,7 @@ class ArchiveIdentity:
 
 @dataclass(frozen=True, slots=True)
 class Extracted:
-    """What the receipt of a folder made by `extract_archive` says."""
+    """The receipt of a folder made by `extract_archive`."""
 
     archive: ArchiveIdentity
     members: int
@@ -105,7 +105,7 @@ class ExtractReport:
     reused: bool
     """Whether the folder was there already, from the same archive, and nothing was done."""
     notes: tuple[str, ...]
-    """What was left out, and why."""
+    """The members that were left out, and why."""
 
     def __str__(self) -> str:
         files = f"{format_count(self.members, 'files')}, {format_bytes(self.content_bytes)}"
@@ -233,7 +233,7 @@ def _extract(archive: Path, target: Path, opening: Opening, *, overwrite: bool) 
         # beside the target, with a longer name.
         room = _PATH_BYTES - len(os.fsencode(temp_beside(target))) - len("/files/")
         check_lengths(tree.label, names, room_bytes=room)
-        # What an earlier run left needs no more space.
+        # An earlier run's files need no more space.
         kept = sum(map(disk_use, find_orphans(target)))
         check_space(
             target.parent,

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from colabstage.errors import ColabstageError, DamagedPackError, SourceChangedError, SourceReadError
+from colabstage.errors import ColabstageError, DamagedPackError, SourceChangedError, SourceReadError, causes
 from colabstage.io.callers_code import without_ours
 from colabstage.io.files import hash_block
 from colabstage.io.progress import SYSTEM_CLOCK
@@ -202,7 +202,7 @@ class Fetcher:
         self._tries: Counter[int] = Counter()
         # The bytes that have arrived, when the last one did, and what all processes had fetched then.
         self._come, self._last_moved, self._fetched = 0, clock.now(), 0
-        # What is waited for, and how many bytes had arrived by then.
+        # The reason for waiting, and how many bytes had arrived by then.
         self._waits = "", 0
         self._working = 0
         self._has_looker = False
@@ -290,7 +290,7 @@ class Fetcher:
                     raise stopped_error(self._label)
                 if cancellation is not None:
                     cancellation.check()
-                # What other processes have fetched is progress, too.
+                # Bytes that other processes have fetched are progress, too.
                 if (fetched := int(self._blocks.counters[FETCHED])) != self._fetched:
                     self._fetched, self._last_moved = fetched, self._clock.now()
                 if self._clock.now() - max(since, self._last_moved) > self._stall_timeout_s:
@@ -575,8 +575,6 @@ def _without_frames(error: BaseException) -> BaseException:
     own code keeps them, because they identify it."""
     if without_ours(error.__traceback__) is not None:
         return error
-    one: BaseException | None = error
-    while one is not None:
+    for one in causes(error):
         one.__traceback__ = None
-        one = one.__cause__ or one.__context__
     return error

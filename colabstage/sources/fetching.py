@@ -74,7 +74,7 @@ class FetchReport:
     transport: str
     """How the source was reached."""
     notes: tuple[str, ...] = ()
-    """What else the user should know."""
+    """Other facts that the user should know."""
 
     @property
     def fetched_bytes(self) -> int:
@@ -196,7 +196,7 @@ def fetch_files(
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """What a receipt says about the files fetched to one place."""
+    """The receipt of the files fetched to one place."""
 
     address: str
     identity: SourceIdentity
@@ -296,13 +296,16 @@ class _FetchCall:
             return "Names and sizes are those that were fetched, but all times differ, as after a remount."
         return "" if verdict == "same" else None
 
-    def _open(self, checksum: Checksum | None = None, only: tuple[str, ...] = ()) -> OpenedSource:
-        opening = Opening(self.target.parent, self.progress, self.progress.cancellation, checksum, only)
+    def _open(
+        self, checksum: Checksum | None = None, only: tuple[str, ...] = (), *, reads_next: bool = False
+    ) -> OpenedSource:
+        cancellation = self.progress.cancellation
+        opening = Opening(self.target.parent, self.progress, cancellation, checksum, only, reads_next=reads_next)
         return open_source(self.source, opening, unpack=False)
 
     def run(self) -> FetchReport:
         make_folder(self.target if self.to.is_folder else self.target.parent)
-        with self._open(self.checksum, self.only) as source:
+        with self._open(self.checksum, self.only, reads_next=not self.only) as source:
             one = source.one
             # Kaggle sends a dataset as a zip, but the user means its files.
             if one is not None and one.file is not None and not isinstance(self.source, KaggleSource):

@@ -12,12 +12,12 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import unquote
 
-from colabstage.errors import SourceAccessError, SourceError, SourceNotFoundError, SourceReadError, said_by
+from colabstage.errors import SourceAccessError, SourceError, SourceNotFoundError, SourceReadError, causes, said_by
 from colabstage.io.units import hide_secrets
 from colabstage.sources.remote import Checksum, TransientError, archive_remedy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 Judgement = Literal["missing", "access", "transient", "other"]
 
@@ -134,7 +134,7 @@ def translate_error(error: BaseException, protocol: str, label: str, secrets: Se
     if judgement == "access":
         unknown = f"{_OUTSIDE_CODE} the package for {protocol}:// says by which variables."
         login = next((text for protocols, text in _LOGINS.items() if protocol in protocols), unknown)
-        remedy = archive_remedy(*map(str, _chain(error))) or f"{login} Or the address may be wrong."
+        remedy = archive_remedy(*map(str, causes(error))) or f"{login} Or the address may be wrong."
         return SourceAccessError(f"'{label}' cannot be read: the service refuses ({reason}). {remedy}")
     if judgement == "transient":
         return TransientError(f"Reading '{label}' failed for now: {reason}.", wait_asked(error))
@@ -155,26 +155,16 @@ def _as_written(label: str) -> str:
 
 def judge_error(error: BaseException) -> Judgement:
     # Backends wrap the errors of their services, sometimes several times.
-    return next((found for one in _chain(error) if (found := _judge_one(one)) != "other"), "other")
+    return next((found for one in causes(error) if (found := _judge_one(one)) != "other"), "other")
 
 
 def wait_asked(error: BaseException) -> float | None:
-    for one in _chain(error):
+    for one in causes(error):
         _, headers = _response_of(one)
         value = next((headers[name] for name in headers if name.lower() == "retry-after"), "")
         if re.fullmatch(r"\d{1,5}(?:\.\d+)?", str(value)):
             return float(value)
     return None
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    # Causes can form a ring.
-    seen: set[int] = set()
-    following: BaseException | None = error
-    while following is not None and id(following) not in seen:
-        seen.add(id(following))
-        yield following
-        following = following.__cause__ or following.__context__
 
 
 def _judge_one(error: BaseException) -> Judgement:

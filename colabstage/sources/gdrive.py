@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from functools import partial
 from html.parser import HTMLParser
 from importlib import import_module
 from types import SimpleNamespace
@@ -140,28 +141,17 @@ class SharedFolder:
     files: dict[str, ShareSource]
     """The link to each file by its name, which is unique, with folders."""
     notes: tuple[str, ...]
-    """What was left out or renamed, one sentence each."""
+    """One sentence for each file that was left out or renamed."""
 
     @property
     def version(self) -> str:
         """Return a text that changes when files come, go or are renamed, not when one changes in place."""
         return hash_block("\n".join(f"{link.id} {name}" for name, link in self.files.items()).encode())
 
-    def openers(self) -> list[tuple[str, Callable[[], RemoteFile]]]:
-        """Return the name of each file, and a function that opens it, any number of times."""
-        return [(name, _opener(link)) for name, link in self.files.items()]
-
-
-def _opener(link: ShareSource) -> Callable[[], RemoteFile]:
-    first: list[HttpFile] = []
-
-    def open_it() -> RemoteFile:
-        if first:
-            return first[0].open_again()
-        first.append(open_shared_file(link))
-        return first[0]
-
-    return open_it
+    def openers(self, along: int) -> list[tuple[str, Callable[[], RemoteFile]]]:
+        """Return the name of each file, and a function that opens it, any number of times, with so much of its
+        beginning."""
+        return [(name, partial(open_shared_file, link, along=(along, 0))) for name, link in self.files.items()]
 
 
 def list_shared_folder(

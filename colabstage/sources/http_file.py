@@ -98,7 +98,7 @@ _GZIP_TYPES = frozenset(
     {"application/gzip", "application/x-gzip", "application/x-tgz", "application/x-gtar-compressed"}
 )
 _PAGE_SUFFIXES = (".html", ".htm", ".xhtml", ".shtml")
-# What Amazon, Google and their imitators answer at the address of a bucket or a folder in it.
+# The beginning of the answer of Amazon, Google and their imitators at the address of a bucket or a folder in it.
 _BUCKET_LIST = re.compile(rb"\s*(?:<\?xml[^>]*>\s*)?<ListBucketResult\b")
 _EXCERPT_BYTES, _EXCERPT = 400, 120
 
@@ -147,7 +147,7 @@ def open_http(
 
     try:
         tail = in_thread(lambda: _ask_for_tail(session, along[1]), "colabstage-end") if along[1] else None
-        # Again for less: a server that cuts each connection early never sends what is asked for along.
+        # The next tries request less: a server that cuts each connection early would never send the longer range.
         lengths = itertools.chain([max(LOOK_BYTES, along[0])], itertools.repeat(LOOK_BYTES))
         return with_retries(look, policy or RetryPolicy(), clock.sleep)
     # Nobody else uses the session yet.
@@ -183,28 +183,27 @@ class HttpFile(RemoteFile):
         """Return the same file with connections of its own, without a request."""
         return HttpFile(self._session.open_again(), self.facts, self._first, self._head)
 
-    def known(self, offset: int, stop: int) -> bytes | None:
-        """Return bytes that arrived when it was opened; `None` if these did not. May wait for those of its end."""
-        if not self.facts.ranges:
-            return None
-        if stop <= len(self._head):
-            return self._head[offset:stop]
+    def known(self, offset: int, stop: int) -> bytes:
+        """Return what arrived of these bytes when it was opened, from `offset` on. May wait for those of its end."""
+        data = self._head[offset:stop]
+        offset += len(data)
+        if offset == stop or self._tail is None:
+            return data
         try:
             # The session's time limits end it sooner.
-            tail = None if self._tail is None else self._tail.result(_LONGEST_TAIL_S)
+            tail = self._tail.result(_LONGEST_TAIL_S)
         # Reading in the usual way reports what is wrong.
         except Exception:  # noqa: BLE001 - as above
-            return None
-        if tail is None or tail.answer.is_of_another_file(self._first):
-            return None
-        start = tail.answer.start
-        return tail.data[offset - start : stop - start] if start <= offset else None
+            return data
+        if tail is None or tail.answer.is_of_another_file(self._first) or tail.answer.start > offset:
+            return data
+        return data + tail.data[offset - tail.answer.start : stop - tail.answer.start]
 
     def read_range(self, offset: int, length: int | None) -> Iterator[bytes]:
         """Read as `RemoteFile.read_range`. Each call is one request on a connection that is kept for the next.
 
         Raises:
-            OptionError: the file has no such part, or only its whole can be had.
+            OptionError: the file has no such part, or its server gives only the whole.
         """
         size = self.facts.size
         stop = size if length is None else offset + length
@@ -295,38 +294,36 @@ def _look(session: HttpSession, checksum: Checksum | None, length: int, tail: Fu
     with session.get({"Range": f"bytes=0-{length - 1}"}) as answer:
         head = answer.exact_part(length)
         if head is not None and answer.start == 0:
-            return _describe(session, answer, checksum, head, tail)
+            return _describe(session, answer, checksum, head, ranges=bool(head), tail=tail)
         # An empty file has no first byte.
         if answer.status == 200 or (answer.status == 416 and answer.size == 0):
-            return _describe(session, answer, checksum)
+            return _describe(session, answer, checksum, answer.beginning(length) if answer.size else b"")
         if answer.status not in _NO_RANGES:
             raise answer.error()
     # Without a range, because some servers refuse ranges though they have the file.
     with session.get({}) as answer:
         if answer.status != 200:
             raise answer.error()
-        return _describe(session, answer, checksum)
+        return _describe(session, answer, checksum, answer.beginning(length))
 
 
 def _describe(
     session: HttpSession,
     answer: _Answer,
     checksum: Checksum | None,
-    head: bytes | None = None,
+    head: bytes,
+    *,
+    ranges: bool = False,
     tail: Future[_Tail | None] | None = None,
 ) -> HttpFile:
-    """Return the file that an answer describes, or raise the error for a page. `head`: its beginning, if it is served
-    in parts; otherwise the body is unread."""
+    """Return the file that an answer with the beginning `head` describes, or raise the error for a page."""
     label, name = session.label, answer.name
-    beginning = head
-    if beginning is None:
-        beginning = answer.beginning() if answer.status == 200 else b""
     # The owner of a shared folder decides what is in it.
     suffixes = ARCHIVE_SUFFIXES if session.is_of_service else DATA_SUFFIXES
-    check_is_data(session.url, label, name, beginning, is_page_type=answer.is_page_type, suffixes=suffixes)
+    check_is_data(session.url, label, name, head, is_page_type=answer.is_page_type, suffixes=suffixes)
     # Addresses such as https://host/image/1234 say nothing of what they give.
     if not session.is_of_service and not extension_of(name):
-        name += image_ending(beginning)
+        name += image_ending(head)
     facts = RemoteFacts(
         label=label,
         name=name,
@@ -334,10 +331,11 @@ def _describe(
         version=answer.version,
         mtime_ns=_mtime_ns(answer.modified),
         checksum=checksum or answer.checksum(),
-        ranges=bool(head),
-        connections=_CONNECTIONS if head else 1,
+        ranges=ranges,
+        connections=_CONNECTIONS if ranges else 1,
     )
-    return HttpFile(session, facts, answer, head or b"", tail)
+    # Without ranges, reading cannot continue after a part, so a part is useless.
+    return HttpFile(session, facts, answer, head if ranges or len(head) == answer.size else b"", tail)
 
 
 # Responses.
@@ -439,9 +437,9 @@ class _Answer:
         data = b"".join(self.pieces(count))
         return data if len(data) == count and self.is_at_end() else None
 
-    def beginning(self) -> bytes:
-        """Return the first bytes of the content, all of a small one."""
-        return b"".join(self.pieces(LOOK_BYTES))
+    def beginning(self, most: int = LOOK_BYTES) -> bytes:
+        """Return the first bytes of the content, or all of it if it has at most `most`."""
+        return b"".join(self.pieces(most if self.size is not None and self.size <= most else LOOK_BYTES))
 
     def pieces(self, count: int | None) -> Iterator[bytes]:
         """Yield the content as it comes, up to `count` bytes: no piece waits to be filled. A trickle is an error."""
@@ -618,7 +616,7 @@ def _retry_after_s(headers: Mapping[str, str]) -> float | None:
         return None
 
 
-# What servers send in place of a file: pages of services, messages, lists of buckets, pointers of Git LFS.
+# Content that servers send in place of a file: pages of services, messages, lists of buckets, pointers of Git LFS.
 
 
 def names_a_page(url: str, name: str) -> bool:

@@ -61,10 +61,11 @@ _GROUP_DIGITS = 8
 
 # How long nothing at all may come from a mount or a service. What answers, however slowly, is waited for.
 _SILENCE_S = 20.0
-# How many parts of a list are asked at once.
-_ASKERS = 16
+# How many parts of a list are asked at once, and how many single addresses at most: each takes a request, so that
+# this many take about as long as a look may.
+_ASKERS, _MOST_ASKED = 16, 1000
 
-# Who is not there now counts as absent; nobody waits for that.
+# A source that does not answer now counts as absent.
 _ONE_TRY = RetryPolicy(attempts=1)
 
 # The wording shared by a quick look and an opened source.
@@ -226,8 +227,8 @@ def identify_files(files: RemoteFileTree, sources: Sequence[SingleSource]) -> li
     found = []
     for facts, source in zip(files.facts.values(), sources, strict=True):
         one = identify_remote(facts, facts.size or 0, address=source.address)
-        # Of one on Google Drive, its time counts to the second.
-        version = one.version if one.trusts_times else ""
+        # The version of one on a mounted Drive is its time, which counts to the second.
+        version = "" if is_on_drive(source) else one.version
         found.append(replace(one, kind="file", version=version, md5=md5_of.get(source.address, "")))
     return found
 
@@ -322,17 +323,17 @@ def _are_exchanged(recorded: str, now: str) -> bool:
 
 
 class Look(NamedTuple):
-    """What a quick look at a source found."""
+    """The result of a quick look at a source."""
 
     state: Verdict | Literal["gone", "silent"]
-    """What is known of it now.
+    """How it compares with its record now.
 
     `"same"`: it is the recorded one by what `detail` says was compared. `"changed"`: it certainly differs.
     `"unproved"`: only opening it can tell. `"gone"`: it is not there, or refuses. `"silent"`: nothing came from it in
     time, so whether it is there, or the same, is not known.
     """
     detail: str = ""
-    """What was compared, or what went wrong, in words."""
+    """The comparison, or the failure, in words."""
 
 
 def check_freshness(source: Source, recorded: SourceIdentity, *, unpack: bool, workers: int) -> Look:
@@ -376,10 +377,8 @@ class _Asker:
         match source:
             case LocalSource():
                 return self._ask_disk(source.files, recorded, source.leave_out)
-            case WebSource() | ObjectSource():
+            case WebSource() | ObjectSource() | ShareSource():
                 return _ask_service(source, recorded)
-            case ShareSource():
-                return _ask_shared(source, recorded)
             case KaggleSource():
                 return self._ask_kaggle(source, recorded)
             case ManySource():
@@ -405,7 +404,7 @@ class _Asker:
         return _compare(recorded, identify_by_times(tree, address=recorded.address))
 
     def _ask_mounted(self, path: Path, recorded: SourceIdentity, leave_out: frozenset[str]) -> Look:
-        """Ask for the times of a folder's folders, and where Drive's client told the MD5 of its files, for these."""
+        """Ask for the times of a folder's folders, and for its files' MD5s if Drive's client reported them before."""
         workers, on_response, stamps = self._workers, self.on_response, None
         if recorded.stamps:
             stamps = folder_stamps(path, recorded.stamps, workers=workers, on_response=on_response)
@@ -421,8 +420,8 @@ class _Asker:
             md5s, why = questions.answers(tree.paths)
         now = identify_tree(tree, address=recorded.address, md5s=md5s)
         if compare_states(recorded, now) != "same":
-            # Of the same files another MD5 is another content. Else a listing may have lacked a part; opening lists
-            # again.
+            # The same files with another MD5 have other content. Otherwise a listing may have lacked a part; opening
+            # lists again.
             return Look("changed" if md5s and now.listing == recorded.listing else "unproved")
         seen = f"names, sizes and times of all files are unchanged; {_untold(why)}"
         return Look("same", MD5_PROOF if md5s else seen)
@@ -444,12 +443,16 @@ class _Asker:
         # Another list is another dataset, in whatever state its parts are.
         if [part.address for part in parts] != [part.address for part in recorded.parts]:
             return Look("changed")
+        far = sum(isinstance(part, WebSource | ObjectSource) for part in parts)
+        if far > _MOST_ASKED:
+            return Look("silent", f"its {far:,} addresses were not asked, which verify='full' does")
         with DaemonPool(min(_ASKERS, len(parts)), "colabstage-look") as pool:
             pairs = list(zip(parts, recorded.parts, strict=True))
             looks = pool.run(lambda pair: self.ask(lambda: pair[0], pair[1]), pairs, stall_timeout_s=float("inf"))
         found = {look.state: look for look in reversed(looks)}
         order: tuple[str, ...] = ("changed", "unproved", "silent", "gone")
-        return next((found[state] for state in order if state in found), looks[0])
+        seen = "; ".join(dict.fromkeys(look.detail for look in looks))
+        return next((found[state] for state in order if state in found), Look("same", seen))
 
 
 def _ask_files(paths: Sequence[Path], found: Sequence[os.stat_result], recorded: SourceIdentity) -> Look:
@@ -481,36 +484,31 @@ def _untold(why: str) -> str:
     return f"Drive's client reports no MD5 to compare: {why}"
 
 
-def _ask_service(source: WebSource | ObjectSource, recorded: SourceIdentity) -> Look:
-    if recorded.kind != "archive":
-        seen = "its address; of a list of single files none is asked again, and another would not be noticed"
-        return Look("same", seen) if recorded.kind == "file" else Look("unproved")
-    # One try: a look is under a deadline, and what is here can be used without it.
-    found = open_remote(source, policy=_ONE_TRY)
+def _ask_service(source: WebSource | ObjectSource | ShareSource, recorded: SourceIdentity) -> Look:
+    # One try, because a look has a deadline, and the local data can be used without it.
+    if not isinstance(source, ShareSource):
+        if recorded.kind not in ("archive", "file"):
+            return Look("unproved")
+        found: Any = open_remote(source, policy=_ONE_TRY)
+    else:
+        try:
+            found = open_share(source, policy=_ONE_TRY)
+        except SourceReadError:
+            return Look("silent", "Drive gave no answer that could be used")
+    if isinstance(found, SharedFolder):
+        seen = "the same files are shared; one that was replaced in place would not be noticed"
+        return Look("same", seen) if found.version == recorded.version else Look("changed")
     if not isinstance(found, KaggleFolder):
         found.close()
-    if isinstance(found, RemoteFileTree | KaggleFolder):
-        return Look("changed")
-    facts = found.facts
+    return Look("changed") if isinstance(found, RemoteFileTree | KaggleFolder) else _judge_facts(found.facts, recorded)
+
+
+def _judge_facts(facts: RemoteFacts, recorded: SourceIdentity) -> Look:
     look = _judge(recorded, size=facts.size, version=facts.version, mtime_ns=facts.mtime_ns)
-    if look.state == "unproved" and not facts.mtime_ns and not facts.ranges:
-        # A server that tells neither and gives no parts could only be asked for everything again.
-        return Look("same", "its server reports neither a version nor a time, so new content would not be noticed")
-    return look
-
-
-def _ask_shared(source: ShareSource, recorded: SourceIdentity) -> Look:
-    try:
-        found = open_share(source, policy=_ONE_TRY)
-    except SourceReadError:
-        return Look("silent", "Drive gave no answer that could be used")
-    if not isinstance(found, SharedFolder):
-        found.close()
-    version = found.version if isinstance(found, SharedFolder) else found.facts.version
-    if version != recorded.version:
-        return Look("changed")
-    if not version:
-        return Look("same", "Drive reports no version of it, so new content would not be noticed")
-    if isinstance(found, SharedFolder):
-        return Look("same", "the same files are shared; one that was replaced in place would not be noticed")
-    return Look("same", "Drive reports the recorded version")
+    # Opening a file could tell more by its ends; a server that gives no parts would be asked for everything again.
+    can_tell = (
+        facts.version or facts.mtime_ns or (facts.ranges and recorded.kind != "file" and not recorded.is_downloaded)
+    )
+    if look.state == "changed" or can_tell:
+        return look
+    return Look("same", "its service reports neither a version nor a time, so new content would not be noticed")

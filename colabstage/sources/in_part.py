@@ -93,7 +93,7 @@ _FAR = 1 << 40
 # The errors after which blocks of a pack that is copied whole are kept, because the next attempt may succeed: an
 # interrupt, a source or mount that is back by then. Not a full disk, of which they take a part, nor a damaged pack.
 KEPT_AFTER = (KeyboardInterrupt, CancelledError, SourceError, DriveError)
-# What is beside the blocks: the table, what readers expect, and what a file system needs for the file itself.
+# Space beside the blocks: for the table, for the readers' announcements, and for the file system's own records.
 _BESIDE_BYTES, _BESIDE_A_BLOCK = 2 * 1024 * 1024, 128
 # The part of the space for blocks that are read now and next: the rest keeps what the next epoch needs. With little
 # space, all of it except what is being read keeps the connections busy.
@@ -119,7 +119,7 @@ class FileOfSet:
     name: str
     """The name of its local, sparse file; unique in a set."""
     manifest: Manifest
-    """What it holds, with the hash of each block."""
+    """Its description, with the hash of each block."""
 
 
 class FileSet(Layout):
@@ -198,7 +198,7 @@ class Expected:
 
 
 class Readers:
-    """What the readers of all processes have announced. `own`: those of this process."""
+    """The announcements of all processes' readers. `own`: the readers of this process."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._owner = folder, owner_token()
@@ -327,7 +327,7 @@ class Lookahead(Order):
 
     def _begin(self, block: int, now: float) -> Run:
         begin, end = self._blocks.layout.span(block)
-        # What arrived before an interruption is not fetched again.
+        # Bytes that arrived before an interruption are not fetched again.
         missing = self._fetcher.first_missing(begin, end)
         run = self._claimed[block] = Run(end if missing is None else missing, end, now)
         self._pacing.sent(run.left, now, is_last=len(self._claimed) >= self._fetcher.connections)

@@ -32,6 +32,8 @@ from colabstage.machine.drive_attributes import Md5Questions, ask_md5s
 from colabstage.machine.mounts import is_slow_mount, require_answer, slow_mounts_below
 from colabstage.machine.resources import check_space
 from colabstage.sources.arriving import ALONG_BYTES, ArchiveWalk, StreamingCopy, ends_with_contents, fetch_file
+from colabstage.sources.gdrive import IN_FLIGHT
+from colabstage.sources.http_file import HttpFile
 from colabstage.sources.identity import (
     SourceIdentity,
     identify_archive,
@@ -55,17 +57,17 @@ from colabstage.sources.parse import (
     name_in_list,
     paths_of,
 )
-from colabstage.sources.remote import JoinedFile, MountedFile, given_up, pieces_of
-from colabstage.sources.remote_files import RemoteFileTree, list_files, open_remote
+from colabstage.sources.remote import JoinedFile, MountedFile, closing_pieces, given_up, pieces_of, read_through
+from colabstage.sources.remote_files import RemoteFileTree, bytes_along, name_remote_files, open_remote, remote_opener
 from colabstage.sources.to_folder import SLOW_READERS
-from colabstage.trees.bytes import JoinedBytes, LocalBytes
+from colabstage.trees.bytes import HEAD_BYTES, JoinedBytes, LocalBytes, compression_of, is_tar_head, kind_by_magic
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.listing import total_size
 from colabstage.trees.names import distinct_names
 from colabstage.trees.open import JoinedTree, Joining, OnlyTree, is_folder, open_archive, recognise_archive
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from colabstage.io.progress import Cancellation, Progress
@@ -79,8 +81,8 @@ Transport = Literal["local disk", "mount", "http", "object store", "share link",
 # Folder listings on a Drive mount take 0.3 s and more each. As with reads, about 20 at once run at full rate; a few
 # more keep them busy while results are processed.
 SLOW_LISTERS = SLOW_READERS
-# Sources of a list that are opened at once.
-_OPENERS = 8
+# Sources of a list that are opened at once, some of which may be share links.
+_OPENERS = IN_FLIGHT
 # In the folder of a download: its content and, once all of it has arrived, the source's state.
 _DATA, _STATE = "data", "state.json"
 
@@ -104,7 +106,7 @@ def sweep_copies(folder: Path, address: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What opening any source needs besides the source."""
+    """The options for opening any source."""
 
     folder: Path | None
     """An existing folder on the local disk for copies; `None` to read files in place."""
@@ -118,6 +120,8 @@ class Opening:
     """The encoding of a zip's names if it declares none."""
     single_files: bool = True
     """Whether a file of arrays or records counts as the files in it, as it does alone; in a list it never does."""
+    reads_next: bool = False
+    """Whether its files are read next, so that small ones may come whole with their facts."""
     sparing: bool = False
     """Whether the source may not fit on the disk: then nothing is downloaded only to be opened, and a tar is read
     through in place."""
@@ -125,7 +129,7 @@ class Opening:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What it takes to read a source from where it is."""
+    """The effort of reading a source from its place."""
 
     opens_at_once: bool = True
     """Whether its files can be listed without copying all of it first."""
@@ -199,6 +203,17 @@ class Part(Closing):
         """Read the beginning of a file, to determine which kind of archive it is."""
         if self.file is not None and not self.comes_first:
             self.kind = recognise_archive(self.open_content())
+
+    def is_archive(self) -> bool:
+        """Return whether it is an archive, by the beginning of its file, which is all that is read."""
+        if self.file is None or not self.comes_first:
+            self.recognise()
+            return self.kind is not None
+        head = b""
+        with closing_pieces(read_through(self.file, policy=PATIENT)) as pieces:
+            while len(head) < HEAD_BYTES and (piece := next(pieces, b"")):
+                head += piece
+        return kind_by_magic(head) is not None or compression_of(head) is not None or is_tar_head(head)
 
     @property
     def cost(self) -> Cost:
@@ -439,6 +454,8 @@ class OpenedSource(Closing):
             elif unpack:
                 self._open_archives(source)
             else:
+                # Nothing is copied here only to be read.
+                self._opening = replace(opening, folder=None)
                 self._open_as_they_are(source)
             if unpack:
                 for part in self.parts:
@@ -467,9 +484,9 @@ class OpenedSource(Closing):
         # The first source determines the kind of list. Single files are opened when they are read, because there may be
         # thousands of addresses.
         have_addresses = all(isinstance(part, LocalSource | WebSource | ObjectSource) for part in source.parts)
-        if have_addresses and opened.file is not None and recognise_archive(opened.open_content()) is None:
+        if have_addresses and opened.file is not None and not opened.is_archive():
             self._stack.pop_all().close()
-            self._whole = self._list([(part.label, part) for part in source.parts])
+            self._whole = self._list([(part.label, part) for part in source.parts], {})
         else:
             self.parts.append(opened)
             self._open(others)
@@ -477,20 +494,25 @@ class OpenedSource(Closing):
     def _open_as_they_are(self, source: ManySource) -> None:
         # Before anything is touched, because every call on a hanging mount would block.
         require_answer(*paths_of(source))
-        loose: list[tuple[str, SingleSource]] = []
-        for one in source.parts:
-            name = one.label
-            if not (isinstance(one, WebSource) or (isinstance(one, LocalSource) and one.path.is_file())):
-                part = self._open_one(one)
-                if part.file is None:
-                    self.parts.append(part)
-                    continue
+        names = {
+            one.address: one.label
+            for one in source.parts
+            if isinstance(one, WebSource) or (isinstance(one, LocalSource) and one.path.is_file())
+        }
+        self._open([one for one in source.parts if one.address not in names])
+        again: dict[str, Callable[[], RemoteFile]] = {}
+        opened, self.parts = self.parts, [part for part in self.parts if part.file is None]
+        for part in opened:
+            if (file := part.file) is not None:
+                one = part.source
                 # A share link's address says nothing about the file.
-                name = part.file.facts.name if isinstance(one, ShareSource | KaggleSource) else name
+                names[one.address] = file.facts.name if isinstance(one, ShareSource | KaggleSource) else one.label
+                if isinstance(file, HttpFile):
+                    again[one.address] = file.open_again
                 part.close()
-            loose.append((name, one))
+        loose = [(names[one.address], one) for one in source.parts if one.address in names]
         folders = [(name_in_list(part.source), part.tree) for part in self.parts if part.tree is not None]
-        files = self._list(loose)
+        files = self._list(loose, again)
         if not folders:
             self._whole = files
             return
@@ -500,17 +522,22 @@ class OpenedSource(Closing):
         joined = list(zip(stems, [files, *(tree for _, tree in folders)], strict=True))
         self._whole = JoinedTree(source.label, joined, joining=Joining(stems, ""))
 
-    def _list(self, loose: list[tuple[str, SingleSource]]) -> RemoteFileTree:
-        """Add single files, each with the address that names it, as one part."""
-        self.files = list_files(self._source.label, loose, cancellation=self._opening.cancellation)
+    def _list(
+        self, loose: list[tuple[str, SingleSource]], again: Mapping[str, Callable[[], RemoteFile]]
+    ) -> RemoteFileTree:
+        """Add single files, each with the address that names it, as one part; `again` opens some by their addresses."""
+        along, names = bytes_along(len(loose), self._opening.reads_next), name_remote_files([name for name, _ in loose])
+        openers = [again.get(one.address) or remote_opener(one, along=along) for _, one in loose]
+        files = list(zip(names, openers, strict=True))
+        self.files = RemoteFileTree(self._source.label, files, cancellation=self._opening.cancellation)
         if loose:
             sources = tuple(source for _, source in loose)
             reached = [_reached(source) for source in sources]
             slowest = next((number for number, (_, slow) in enumerate(reached) if slow), 0)
             shown = sources[slowest]
             path = shown.path if isinstance(shown, LocalSource) else None
-            files = Part(shown, *reached[slowest], self._opening, tree=self.files, path=path, loose=sources)
-            self.parts.append(files)
+            part = Part(shown, *reached[slowest], self._opening, tree=self.files, path=path, loose=sources)
+            self.parts.append(part)
         return self.files
 
     @property
@@ -692,7 +719,13 @@ def _open_far(source: WebSource | ObjectSource | ShareSource | KaggleSource, ope
     # Both ends of a zip are read next.
     may_be_zip = not isinstance(source, WebSource) or ends_with_contents(urlsplit(source.url).path)
     along = ALONG_BYTES if may_be_zip and opening.folder is not None else 0
-    found = open_remote(source, checksum=opening.checksum, along=(along, along), cancellation=opening.cancellation)
+    found = open_remote(
+        source,
+        checksum=opening.checksum,
+        along=(along, along),
+        reads_next=opening.reads_next,
+        cancellation=opening.cancellation,
+    )
     if isinstance(found, KaggleFolder):
         part = _open_path(source, found.path, opening)
         part.notes.append(found.note)

@@ -115,7 +115,7 @@ class Order:
 
 
 class RangeOrder(Order):
-    """What is still to be fetched of one file, and by which connection."""
+    """The missing ranges of one file, and the connection that fetches each."""
 
     def __init__(self, gaps: Iterable[tuple[int, int]], *, connections: int, block_bytes: int) -> None:
         """Plan to fetch the ranges `(begin, end)` in `gaps`, which are sorted and disjoint.
@@ -340,7 +340,7 @@ class Pacing:
         if not self._at_once and now < self._next_at:
             return False
         in_flight = sum(run.left for run in runs if now - run.active_at <= _SILENT_S)
-        # What is arriving, and one to spare.
+        # The blocks that are arriving, and one to spare.
         return in_flight < self._enough + 2 * unit_bytes
 
     def sent(self, nbytes: int, now: float, *, is_last: bool) -> None:

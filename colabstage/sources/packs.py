@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import glob
-import io
 import json
 import os
 import re
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from colabstage.sources.in_part import FileOfSet
 from colabstage.sources.parse import LocalSource, ShareSource, parse_source
 from colabstage.sources.remote import given_up
 from colabstage.sources.remote_files import FileSource, read_small_file, remote_opener
+from colabstage.trees.bytes import RequestedBytes, SourceFile
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -270,40 +271,6 @@ def _unique(parts: list[NDArray[Any]]) -> NDArray[np.int64]:
     return np.unique(_joined(parts))
 
 
-class _Bytes(io.RawIOBase):
-    """A file for h5py to read; the blocks that it touches are fetched first."""
-
-    def __init__(self, file: BlockwiseFile | WholeFile, number: int) -> None:
-        self._file, self._place = file, 0
-        self._begin = file.files.begin(number)
-        self._size = file.files.end(number) - self._begin
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._place, os.SEEK_END: self._size}[whence]
-        self._place = base + offset
-        return self._place
-
-    def tell(self) -> int:
-        return self._place
-
-    def readinto(self, buffer: Any) -> int:
-        length = min(len(buffer), self._size - self._place)
-        if length <= 0:
-            return 0
-        buffer[:length] = self._file.read(self._begin + self._place, length)
-        self._place += length
-        return length
-
-    def __enter__(self) -> Self:
-        return self
-
-
 def find_fields(file: BlockwiseFile | WholeFile) -> tuple[PackField, ...]:
     """Find the rows of all splits in all files."""
     if len(file.paths) > 1:
@@ -312,7 +279,10 @@ def find_fields(file: BlockwiseFile | WholeFile) -> tuple[PackField, ...]:
         file.check_room(headers, Edges.none(file.blocks), least=LEAST_BLOCKS)
     found: list[PackField] = []
     for number, path in enumerate(file.paths):
-        with reading_contents(path), open_alone(_Bytes(file, number), str(path)) as pack:
+        begin, end = file.files.begin(number), file.files.end(number)
+        # The blocks that h5py touches are fetched first.
+        part = RequestedBytes(partial(_read_at, file, begin), end - begin, label=str(path))
+        with reading_contents(path), open_alone(SourceFile(part), str(path)) as pack:
             for name in pack:
                 split = split_of(name)
                 if split is None:
@@ -320,7 +290,6 @@ def find_fields(file: BlockwiseFile | WholeFile) -> tuple[PackField, ...]:
                 fields = _field_of(pack[name], split, is_input=True)
                 if y_name(split) in pack:
                     fields += _field_of(pack[y_name(split)], split, is_input=False)
-                begin = file.files.begin(number)
                 found += [replace(one, start=begin + one.start, number=number) for one in fields]
     # Small targets stay local.
     most = _KEPT_BLOCKS * file.files.block_bytes if file.limit is None else file.limit // _KEPT_PART
@@ -330,6 +299,10 @@ def find_fields(file: BlockwiseFile | WholeFile) -> tuple[PackField, ...]:
         if not one.is_input:
             targets[one.split] = targets.get(one.split, 0) + one.nbytes
     return tuple(one for one in found if one.is_input or targets[one.split] > most)
+
+
+def _read_at(file: BlockwiseFile | WholeFile, begin: int, length: int, offset: int) -> bytes:
+    return file.read(begin + offset, length)
 
 
 def _field_of(node: Any, split: str, *, is_input: bool) -> list[PackField]:

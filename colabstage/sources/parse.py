@@ -120,7 +120,7 @@ class ShareSource:
     """A file or folder shared by a Google Drive link."""
 
     kind: ShareKind
-    """What it leads to; "unknown" for links such as `open?id=`, which do not say it; then Drive is asked."""
+    """Its target; "unknown" for links such as `open?id=`, which do not say it, so that Drive has to be asked."""
     id: str
     resource_key: str = field(default="", repr=False)
     """The resource key in links to items shared before 2021; "" for all others."""
@@ -442,7 +442,7 @@ def _object(text: str, scheme: str) -> ObjectSource:
     if "=" not in query:
         shown, mark = label, ""
     place, written = shown.partition("://")[2].rstrip("/"), text.partition("://")[2]
-    # What a server shows depends on the user (a home folder, a bucket's view), not on the password.
+    # The content of a server depends on the user (a home folder, a bucket's view), not on the password.
     user = "" if written.startswith(place) else re.split("[:@/]", written)[0]
     server = f"{scheme}://{place.partition('/')[0]}"
     lasting = _lasting_query(text.partition("?")[2] if mark else "", server)
@@ -620,7 +620,7 @@ def _matches(source: LocalSource) -> LocalSource | ManySource:
     return _list_of(source, map(local_source, found))
 
 
-# Services: which address of theirs, or which page that people copy, means what.
+# The meaning of services' addresses, and of the pages that people copy.
 
 
 _DRIVE_HOSTS = ("drive.google.com", "docs.google.com", "drive.usercontent.google.com", "www.drive.google.com")
@@ -679,7 +679,7 @@ _PAGES = tuple(
         (r"zenodo\.org/records?/(\d+)/?(?:\?.*)?", r"https://zenodo.org/api/records/\1/files-archive"),
     )
 )
-# Of these the address of the page, which may carry a key, gives the file with one more parameter.
+# The address of these services' pages, which may carry a key, gives the file with one more parameter.
 _PARAMETERS = ((re.compile(r"(?:.*\.)?dropbox\.com"), "dl=1"), (re.compile(r".*\.sharepoint\.com"), "download=1"))
 
 

@@ -197,9 +197,9 @@ class RemoteFile(Protocol):
     def close(self) -> None:
         """Release connections and handles. Calling it twice is fine."""
 
-    def known(self, offset: int, stop: int) -> bytes | None:
-        """Return bytes that arrived when it was opened; `None` if these did not, as with most files."""
-        return None
+    def known(self, offset: int, stop: int) -> bytes:
+        """Return what arrived of these bytes when it was opened, from `offset` on; with most files nothing."""
+        return b""
 
     def without_version_check(self) -> RemoteFile:
         """Return the same file for a reader that compares hashes of what it reads; closed with this one.
@@ -484,7 +484,7 @@ def read_through(
         (SYSTEM_CLOCK.sleep, lambda: None) if cancellation is None else (cancellation.sleep, cancellation.check)
     )
     length = source.facts.size if length is None else length
-    if length and source.facts.ranges and (head := source.known(offset, offset + min(length, LOOK_BYTES))):
+    if length and (head := source.known(offset, offset + length)):
         yield head
         offset, length = offset + len(head), length - len(head)
     yield from _pieces(source, offset, length, RetryBudget(policy), sleep=sleep, check=check, tell=tell)

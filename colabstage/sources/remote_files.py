@@ -13,10 +13,10 @@ from colabstage.io.files import PATIENT, RetryPolicy, read_with_retry
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.units import HIDDEN
 from colabstage.sources.gdrive import IN_FLIGHT, SharedFolder, open_share
-from colabstage.sources.http_file import open_http
+from colabstage.sources.http_file import HttpFile, open_http
 from colabstage.sources.kaggle import KaggleFolder, find_kaggle_folder, open_kaggle
 from colabstage.sources.parse import KaggleSource, LocalSource, ObjectSource, ShareSource, WebSource
-from colabstage.sources.remote import MountedFile, given_up, read_directly, read_through
+from colabstage.sources.remote import LOOK_BYTES, MountedFile, given_up, read_directly, read_through
 from colabstage.trees.bytes import RequestedBytes
 from colabstage.trees.listing import FileEntries, FileEntry, FileStates, Tree, hash_texts, unknown_entry
 from colabstage.trees.names import check_collisions, clean_member_name, distinct_names, extension_of
@@ -36,6 +36,8 @@ FileSource: TypeAlias = LocalSource | WebSource | ObjectSource | ShareSource | K
 _ASKERS = 16
 # How much of a small file arrives with the first answer.
 _SMALL_BYTES = 256 * 1024
+# The most bytes of a tree's files that arrive with their facts and stay in memory.
+_KEPT_BYTES = 128 * 1024 * 1024
 
 
 def name_remote_files(addresses: Sequence[str]) -> list[str]:
@@ -68,7 +70,8 @@ class RemoteFileTree(Tree):
     """A tree of files anywhere, each opened when it is read. Their sizes are requested when it is made.
 
     `files`: the name of each in the tree, and what opens it, any number of times; in the order in which to read. A name
-    without an ending gets that of the file as its service names it.
+    without an ending gets that of the file as its service names it. A file on the web is only opened by it once: what
+    came with its facts is not requested again.
     `stamp`: what is the same while no file is added, removed or renamed; "" if nothing tells. `facts`: what is known of
     each file already, as from a listing; otherwise each is opened for it. `on_close`: called when the tree is closed.
     """
@@ -99,7 +102,10 @@ class RemoteFileTree(Tree):
         if facts is None:
             # A service that hangs must not delay the interpreter's exit.
             with DaemonPool(min(askers, len(files)) or 1, "colabstage-list") as pool:
-                facts = pool.run(self._ask, openers, cancellation=cancellation)
+                asked = pool.run(self._ask, openers, cancellation=cancellation)
+            facts, first = [one for one, _ in asked], [again for _, again in asked]
+            if len(files) <= _KEPT_BYTES // LOOK_BYTES:
+                openers = [again or opener for again, opener in zip(first, openers, strict=True)]
         endings = ["" if extension_of(name) else extension_of(one.name) for name, one in zip(names, facts, strict=True)]
         if any(endings):
             names = list(distinct_names(map("".join, zip(names, endings, strict=True)), of_files=True))
@@ -115,12 +121,14 @@ class RemoteFileTree(Tree):
     def close(self) -> None:
         self._on_close()
 
-    def _ask(self, opener: Callable[[], RemoteFile]) -> RemoteFacts:
+    def _ask(self, opener: Callable[[], RemoteFile]) -> tuple[RemoteFacts, Callable[[], RemoteFile] | None]:
+        """Return the facts of a file, and what opens it without another request, if anything does."""
         with given_up(), contextlib.closing(opener()) as file:
-            if file.facts.size is not None:
-                return file.facts
-            # A plan needs the length, which only reading all of it shows.
-            return replace(file.facts, size=sum(map(len, read_through(file, policy=self._policy))))
+            facts = file.facts
+            if facts.size is None:
+                # A plan needs the length, which only reading all of it shows.
+                facts = replace(facts, size=sum(map(len, read_through(file, policy=self._policy))))
+            return facts, file.open_again if isinstance(file, HttpFile) else None
 
     @property
     def stamp(self) -> str:
@@ -187,7 +195,7 @@ class RemoteFileTree(Tree):
             # Some serve only the whole file, from the beginning.
             skipped = 0 if file.facts.ranges else offset
             data = file.known(offset, offset + length)
-            if data is None:
+            if len(data) < min(length, entry.size - offset):
                 whole = read_directly(
                     file, offset - skipped, length + skipped, policy=self._policy, tell=self._wait_for
                 )
@@ -221,24 +229,21 @@ class RemoteFileTree(Tree):
             yield file
 
 
-def list_files(
-    label: str, files: Sequence[tuple[str, SingleSource]], *, cancellation: Cancellation | None = None
-) -> RemoteFileTree:
-    """Return single files as one tree, each with the address that names it and its source."""
-    names = name_remote_files([address for address, _ in files])
-    openers = [(name, remote_opener(source)) for name, (_, source) in zip(names, files, strict=True)]
-    return RemoteFileTree(label, openers, cancellation=cancellation)
+def bytes_along(files: int, reads_next: bool) -> int:
+    """Return how much of each file to request with its facts, beyond what tells what it is."""
+    return min(_SMALL_BYTES, _KEPT_BYTES // max(1, files)) if reads_next else 0
 
 
-def remote_opener(source: SingleSource, *, along: tuple[int, int] = (0, 0)) -> Callable[[], RemoteFile]:
-    """Return a function that opens one file with an address, any number of times; `along` as in `open_remote`."""
+def remote_opener(source: SingleSource, *, along: int = 0) -> Callable[[], RemoteFile]:
+    """Return a function that opens one file with an address, any number of times. `along`: how many bytes to request
+    at its beginning, for `RemoteFile.known`."""
     if not isinstance(source, FileSource):
         msg = f"'{source.label}' cannot be one of a list of single files; give it alone."
         raise OptionError(msg)
 
     def open_it() -> RemoteFile:
         if not isinstance(source, LocalSource):
-            found = open_remote(source, along=along)
+            found = open_remote(source, along=(along, 0))
             if not isinstance(found, RemoteFileTree | KaggleFolder):
                 return found
             if isinstance(found, RemoteFileTree):
@@ -258,12 +263,14 @@ def open_remote(
     checksum: Checksum | None = None,
     policy: RetryPolicy | None = None,
     along: tuple[int, int] = (0, 0),
+    reads_next: bool = False,
     cancellation: Cancellation | None = None,
 ) -> RemoteFile | RemoteFileTree | KaggleFolder:
     """Open the file or the folder at an address: the only place that maps sources to transports.
 
     `checksum`: the expected one, if the caller knows it. `policy`: how often to retry a web server; `along`: how many
-    bytes to request at its beginning and end, for `RemoteFile.known`.
+    bytes to request at its beginning and end, for `RemoteFile.known`. `reads_next`: whether all files of a folder are
+    read next, so that small ones come whole with their facts.
     """
     if isinstance(source, KaggleSource) and (mounted := find_kaggle_folder(source)) is not None:
         return mounted
@@ -284,7 +291,7 @@ def open_remote(
                 return shared
             return RemoteFileTree(
                 source.label,
-                shared.openers(),
+                shared.openers(bytes_along(len(shared.files), reads_next)),
                 policy=PATIENT,
                 cancellation=cancellation,
                 askers=IN_FLIGHT,
@@ -301,9 +308,6 @@ def read_small_file(source: SingleSource) -> bytes:
 
         if (data := read_at_once(source.url)) is not None:
             return data
-    along = (_SMALL_BYTES if isinstance(source, WebSource) else 0, 0)
+    along = _SMALL_BYTES if isinstance(source, WebSource) else 0
     with given_up(), contextlib.closing(remote_opener(source, along=along)()) as file:
-        if (size := file.facts.size) is None:
-            return b"".join(read_through(file, policy=RetryPolicy()))
-        data = file.known(0, size)
-        return read_directly(file.without_version_check(), 0, size, policy=RetryPolicy()) if data is None else data
+        return b"".join(read_through(file.without_version_check(), policy=RetryPolicy()))

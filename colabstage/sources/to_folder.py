@@ -64,7 +64,7 @@ _PART_BYTES, _PART_CONTENT_BYTES, _PART_MEMBERS = 1 << 20, 4 << 20, 128
 # A process takes 0.1 s to start; below these limits, threads finish sooner. More than this many only wait for the disk.
 _PROCESS_MEMBERS, _PROCESS_BYTES = 2_000, 256 * 1024 * 1024
 _MOST_PROCESSES = 16
-# What a file takes on the disk: whole blocks, an inode and its entry in the folder.
+# A file's space on the disk: whole blocks, an inode and its entry in the folder.
 _BLOCK_BYTES, _FILE_BYTES = 4096, 512
 # The part of a gap between members of a zip that is read along, and the least length of a local header.
 _GAP_BYTES, _LOCAL_HEADER_BYTES = 64 * 1024, 30

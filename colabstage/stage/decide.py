@@ -133,7 +133,9 @@ def decide_here(call: StageCall, source: SourceOnce) -> Decision:
     if problem is not None:
         report.note(f"Staging again: {problem}.")
         return Decision("stage", (f"Here: {problem}.",))
-    reasons = ("It is complete and the source has not changed.", *beyond_limit(request))
+    is_known = freshness is None or freshness.seen or request.checksum is not None
+    now = "the source has not changed" if is_known else "whether the source has changed is not known"
+    reasons = (f"It is complete, and {now}.", *beyond_limit(request))
     return Decision("reuse", reasons, record, seal, freshness=freshness)
 
 

@@ -234,7 +234,7 @@ def run_call(call: StageCall, *, wait: bool) -> StagedDataset:
         # source may not be needed at all, and listing it takes time.
         looks = request.cache_dir is not None and not request.refresh and not request.wants_files
         if not looks or cache.find() is None:
-            source.open()
+            source.open(reads_next=True)
         # Not if everything is already local: that call should take no longer than a look at the source.
         call.report.note(*on_slow_disk(request))
         make_own_folder(request.folder.parent)
@@ -301,7 +301,7 @@ def _restore(call: StageCall, source: SourceOnce, cached: CachedPack, known: Fre
     seal = seal_of(request)
     report.origin, report.skipped = "cache", cached.manifest.skipped
     if request.wants_files:
-        make_local(call, source.open())
+        make_local(call, source.open(reads_next=True))
     # Joined shards have no single file in the cache, so nothing is published.
     published = None if cached.in_shards else True
     write_record(request, LocalRecord(request.key, identity, seal, request.wants_files, published, cache_name(request)))
@@ -319,7 +319,7 @@ def _stage_source(call: StageCall, source: SourceOnce, cache: Cache, *, wait: bo
             "that was made with it before is used. A function that holds only arrays, numbers and strings is run once."
         )
     try:
-        made = make_local(call, source.open(), cache)
+        made = make_local(call, source.open(reads_next=True), cache)
     except SourceListingError as error:
         # Training already uses rows of the first listing, and their numbers cannot change any more.
         if call.stream is not None and call.stream.arrival is not None:
@@ -327,7 +327,7 @@ def _stage_source(call: StageCall, source: SourceOnce, cache: Cache, *, wait: bo
         # A mounted Drive sometimes lists only a part of a folder, without an error. A second listing is complete.
         report.note(f"{error} It was listed and read again.")
         source.close()
-        made = make_local(call, source.open(), cache)
+        made = make_local(call, source.open(reads_next=True), cache)
     if made is not None:
         return open_in_part(call, made, origin="source")
     opened = source.open()

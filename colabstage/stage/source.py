@@ -62,8 +62,9 @@ class SourceOnce(Closing):
         self.opened: OpenedSource | None = None
         """The source, once it is open."""
 
-    def open(self, report: StageReport | None = None) -> OpenedSource:
-        """Return the open source; the step goes to `report`, by default that of the call."""
+    def open(self, report: StageReport | None = None, *, reads_next: bool = False) -> OpenedSource:
+        """Return the open source; the step goes to `report`, by default that of the call. `reads_next`: whether all of
+        it is read next."""
         if self.opened is not None:
             return self.opened
         request = self._call.request
@@ -74,6 +75,7 @@ class SourceOnce(Closing):
             self._call.cancellation,
             only=request.options.parts,
             zip_encoding=request.options.zip_encoding,
+            reads_next=reads_next and not request.options.parts,
             sparing=request.disk_limit is not None,
         )
         with (report or self._call.report).timed("open source", unit="B") as step:

@@ -79,8 +79,14 @@ class LocalBytes(Closing):
         return self._handle
 
     def pread(self, length: int, offset: int) -> bytes:
-        """Read up to `length` bytes at `offset`; shorter only at the end of the file."""
-        return pread_exactly(self._handle, length, offset)
+        """Read up to `length` bytes at `offset`; shorter only at the end of the file.
+
+        A file that has become shorter is an error: what reads it would take that for the end of its content.
+        """
+        data = pread_exactly(self._handle, length, offset)
+        if len(data) < min(length, self.size - offset):
+            raise cut_while_read(self.label)
+        return data
 
     def close(self) -> None:
         """Release the handle. Calling it twice is fine."""
@@ -138,11 +144,7 @@ class JoinedBytes(Closing):
         while length > 0 and number < len(self._parts):
             start = self._ends[number] - self._parts[number].size
             wanted = min(length, self._ends[number] - offset)
-            piece = self._parts[number].pread(wanted, offset - start)
-            pieces.append(piece)
-            if len(piece) < wanted:
-                # The next file would take the place of the missing bytes.
-                break
+            pieces.append(self._parts[number].pread(wanted, offset - start))
             number, offset, length = number + 1, offset + wanted, length - wanted
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
@@ -334,7 +336,7 @@ def describe_contents(head: bytes) -> str:
     return next((what for fits, what in guesses if fits), "a file of unknown kind")
 
 
-# What images begin with, and the usual ending of their names.
+# The first bytes of images, and the usual ending of their names.
 _IMAGE_ENDINGS = {
     ".jpg": re.compile(rb"\xff\xd8\xff"),
     ".png": re.compile(rb"\x89PNG\r\n\x1a\n"),
@@ -369,9 +371,10 @@ def truncated(source: ByteSource, reason: str) -> CorruptArchiveError:
     )
 
 
-def cut_while_read(archive: str, member: str) -> SourceReadError:
-    """Return the error for an archive that was longer when it was opened."""
+def cut_while_read(file: str, member: str = "") -> SourceReadError:
+    """Return the error for a file that was longer when it was opened."""
+    where = f"inside its member {member!r}" if member else "before its length"
     return SourceReadError(
-        f"'{archive}' ends inside its member {member!r}: the file changed or was cut while being read. "
+        f"'{file}' ends {where}: the file changed or was cut while being read. "
         "Wait until its upload or copy is complete, then stage again."
     )

@@ -314,7 +314,7 @@ class _Folder(NamedTuple):
 
 @dataclass(slots=True)
 class _Found:
-    """What some entries of a folder are. Files are in columns, because there may be millions."""
+    """The kinds and sizes of some entries of a folder. Files are in columns, because there may be millions."""
 
     total: int = 0
     """The number of entries, including junk."""

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 TreeFormat = Literal["folder"] | ArchiveKind
 
-# What layouts read as a single file. An .npz is opened as a zip; a .csv is useless without the files it names.
+# Files that layouts read alone. An .npz is opened as a zip; a .csv is useless without the files it names.
 _SUFFIXES = (
     *(".npy", ".h5", ".hdf5", ".hdf", ".he5", ".mat"),
     *(".tfrecord", ".tfrecords", ".tfrec", ".parquet", ".arrow", ".mdb", ".lmdb"),
@@ -265,7 +265,7 @@ def _nothing_fits(tree: Tree, part: str) -> SourceNotFoundError:
 # Join several trees, or files that are parts of one thing: how these are recognised, and what is missing.
 
 
-# What people call the parts of a dataset that should stay separate.
+# Usual names for the parts of a dataset that should stay separate.
 _SPLIT_NAMES = frozenset({"train", "training", "val", "valid", "validation", "dev", "test", "testing"})
 # A file of these kinds may hold the labels.
 _NO_CLASSES = (".csv", ".tsv", ".json", ".jsonl", ".parquet", ".txt", ".xml")

@@ -66,7 +66,7 @@ class ZipMember:
 
 
 class _Decompressor(Protocol):
-    """What the decompressors of bz2, lzma, zstd and isal have in common."""
+    """The common interface of the decompressors of bz2, lzma, zstd and isal."""
 
     @property
     def eof(self) -> bool: ...

@@ -76,12 +76,12 @@ def pack(home: Path, **options: Any) -> None:
     pack_dataset(home / "mine/photos", home / "out/it.h5", progress=False, **options)
 
 
-def pack_again(home: Path) -> None:
+def pack_again(home: Path, **options: Any) -> None:
     """Pack, and replace a finished pack, which is never replaced unasked."""
     try:
-        pack(home)
+        pack(home, **options)
     except TargetExistsError:
-        pack(home, overwrite=True)
+        pack(home, overwrite=True, **options)
 
 
 def append(home: Path) -> None:
@@ -214,7 +214,7 @@ CASES = {
     "pack": Case(pack, rows, again=pack_again),
     "pack over an older one": Case(partial(pack, overwrite=True), rows, before=(pack,), older=True),
     "append to a pack": Case(append, rows, before=(pack,), again=append_again, never_gone=True),
-    "pack shards": Case(partial(pack, shards=2), rows),
+    "pack shards": Case(partial(pack, shards=2), rows, again=partial(pack_again, shards=2)),
     "stage": Case(stage, packs, optional=CACHE),
     "stage a changed source": Case(stage, packs, before=(stage,), older=True, optional=CACHE),
     "stage from the cache": Case(stage, packs, before=(stage, forget)),

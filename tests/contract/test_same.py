@@ -235,6 +235,27 @@ def test_each_piece_on_a_drive_counts(tmp_path: Path) -> None:
             assert stage().report.origin == "local"
 
 
+@pytest.mark.parametrize("ranges", ["honoured", "none"])
+def test_each_address_of_a_list_is_asked(tmp_path: Path, ranges: Any) -> None:
+    options: Any = {"cache_dir": None, "layout": "images", "progress": False}
+
+    def call() -> tuple[str, bool]:
+        staged = stage_dataset(addresses, local_dir=tmp_path / "local", **options)
+        report = fetch_files(addresses, tmp_path / "copy", progress=False)
+        assert contents(tmp_path / "copy") == files
+        return staged.report.origin, report.fetched_bytes > 0
+
+    files = {f"{number}.bmp": image(number, suffix=".bmp") for number in range(5)}
+    with WebServer(files, knobs=WebKnobs(ranges=ranges)) as server:
+        addresses = [server.url(name) for name in files]
+        assert call() == ("source", True)
+        assert call() == ("local", False)
+        files = {**files, "3.bmp": image(77, suffix=".bmp")}
+        server.put("3.bmp", files["3.bmp"])
+        assert call() == ("source", True)
+        assert call() == ("local", False)
+
+
 def test_a_server_that_proves_nothing(make_source: Any, tmp_path: Path) -> None:
     """With no version, time or ranges, the local data is used and the report says so; otherwise it does not."""
     notes = []

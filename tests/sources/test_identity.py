@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from colabstage import fetch_files, stage_dataset
 from colabstage.io.files import hash_block
 from colabstage.sources.identity import (
     SourceIdentity,
@@ -21,6 +22,8 @@ from colabstage.sources.identity import (
 )
 from colabstage.trees.bytes import LocalBytes
 from colabstage.trees.folder import FolderTree
+from tests.support.http_server import WebServer
+from tests.support.images import image
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -191,3 +194,26 @@ def test_a_folder_is_hashed_as_records_have_it(tmp_path: Path) -> None:
     assert found.listing == hash_block("\n".join(lines).encode(errors="surrogateescape"))
     assert found.times == hash_block("\n".join(timed).encode(errors="surrogateescape"))
     assert (found.files, found.nbytes) == (301, sum(entry.size for entry in tree.entries))
+
+
+def test_of_too_many_addresses_none_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is here is used, and each report says so; `verify="full"` asks them."""
+    monkeypatch.setattr("colabstage.sources.identity._MOST_ASKED", 3)
+    files = {f"{number}.bmp": image(number, suffix=".bmp") for number in range(4)}
+    with WebServer(files) as server:
+
+        def call(verify: Any) -> list[str]:
+            addresses, options = [server.url(name) for name in files], {"verify": verify, "progress": False}
+            staged = stage_dataset(addresses, local_dir=tmp_path / "local", cache_dir=None, layout="images", **options)
+            assert staged.report.origin == origin
+            return [str(staged.report), str(fetch_files(addresses, tmp_path / "copy", **options))]
+
+        origin = "source"
+        call("fast")
+        server.put("3.bmp", image(77, suffix=".bmp"))
+        server.forget_requests()
+        origin = "local"
+        assert all("not asked" in text for text in call("fast"))
+        assert not server.requests
+        origin = "source"
+        assert not any("not asked" in text for text in call("full"))

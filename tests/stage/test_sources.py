@@ -230,7 +230,7 @@ def test_a_list_of_image_addresses_and_a_pattern_of_images_are_datasets(photos: 
         check_rows(staged, photos)
         server.forget_requests()
         assert stage(urls).report.origin == "local"
-        assert server.requests == ()
+        assert len(server.requests) == len(urls)
     matched = stage(photos / "*" / "000?.png")
     assert (matched.splits, matched.classes) == ({"train": 10}, ("cat", "dog"))
 

@@ -306,3 +306,18 @@ def test_what_no_folder_of_a_disk_has_is_made_such(drive: DriveShares, out: Path
         assert read_tree(out / str(number)) == expected
         for name in ("Notes", "Survey", "a.png", "b.tar.gz"):
             assert any(f"'{name}'" in note for note in notes), notes
+
+
+def test_files_of_a_list_are_the_same_until_one_changes(drive: DriveShares, out: Path) -> None:
+    for number in range(2):
+        drive.add(SharedItem(item_id(number), f"{number}.bin", content=content(100, number)))
+
+    def came() -> int:
+        links = [f"gdrive://files/{item_id(number)}" for number in range(2)]
+        return fetch_files(links, out, progress=False).fetched_bytes
+
+    assert [came(), came()] == [200, 0]
+    # One request a file and call.
+    assert drive.count("/download") == 4
+    change(drive, item_id(1), content=content(100, 3))
+    assert [came(), came()] == [200, 0]
