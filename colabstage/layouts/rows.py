@@ -39,7 +39,7 @@ from colabstage.trees.listing import take_strings
 from colabstage.trees.names import first_repeated
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -90,6 +90,11 @@ class LeadingTable:
     def split(self) -> str:
         """Return the split in the table's name or path: train.csv, labels_train.csv, valid/_classes.csv."""
         return words.split_name(words.stem_of(self.name)).split or words.split_of_path(self.name)
+
+    @property
+    def has_labels(self) -> bool:
+        """Tell whether a column beside the path may be the label."""
+        return any(column.may_be_label for column in self.columns.values())
 
     @property
     def columns(self) -> dict[str, Column]:
@@ -155,7 +160,8 @@ class TableSearch:
         except BrokenDatasetError:
             raise
         except LayoutError as error:
-            msg = f"'{self.claiming[0].name}' leads to the {self.kind.noun} of '{self.source.label}'. {error}"
+            first = max(self.claiming, key=lambda one: one.has_labels)
+            msg = f"'{first.name}' leads to the {self.kind.noun} of '{self.source.label}'. {error}"
             raise BrokenDatasetError(msg) from error
 
     # --- which tables -------------------------------------------------------------------------------------------------
@@ -214,6 +220,14 @@ class TableSearch:
         """Return the tables whose paths lead to files of the kind."""
         return [found for table in self.tables.values() if (found := self._lead(table)) is not None]
 
+    @property
+    def clearly_leading(self) -> list[LeadingTable]:
+        """Return the same; none where it is not clear by which column one leads."""
+        try:
+            return self.leading
+        except LayoutError:
+            return []
+
     @cached_property
     def claiming(self) -> list[LeadingTable]:
         """Return those; or, if no table leads to files, the tables whose rows name images' folders, as for patients."""
@@ -222,9 +236,20 @@ class TableSearch:
         found = [found for table in self.tables.values() if (found := self._lead_to_folders(table)) is not None]
         return found or self.leading
 
+    def agree(self, class_of: Mapping[str, str]) -> bool:
+        """Tell whether all tables that lead to files state the classes in `class_of`, by name, whatever their other
+        columns are."""
+        # The German traffic signs have a table in each class's folder; together they state every file's class.
+        alike: dict[tuple[str, ...], list[LeadingTable]] = defaultdict(list)
+        for table in self.clearly_leading:
+            alike[tuple(table.table.header)].append(table)
+        return bool(alike) and all(
+            _have_classes(tables, self.files.names, class_of, self.lookup) for tables in alike.values()
+        )
+
     def _why_none(self) -> str:
         names = listed([*self.tables])
-        which = f"The table {names} has" if len(self.tables) == 1 else f"None of the tables {names} has"
+        which = f"The table {names} has no" if len(self.tables) == 1 else f"None of the tables {names} has a"
         shown = ""
         for table in [*self.tables.values()][:1]:
             # Shown together, 1.JPG and 1.jpg, or 7 and 00007.png, explain the mistake.
@@ -236,7 +261,7 @@ class TableSearch:
             )
             if not table.count:
                 shown = f" '{table.name}' {'has a header and no rows' if table.columns else 'is empty'}."
-        return f"{which} no column in which most rows lead to {self.kind.noun} of '{self.source.label}'.{shown}"
+        return f"{which} column in which most rows lead to {self.kind.noun} of '{self.source.label}'.{shown}"
 
     def _lead(self, table: Table) -> LeadingTable | None:
         """Return a table with the column most of whose rows lead to files, or that leads to most of the files.
@@ -351,10 +376,14 @@ class TableSearch:
         elif any(map(words.is_label_name, most.table.header)):
             may_leave = all(one is most or _FEW * len(one.files) <= len(most.files) for one in found)
         if len(found) > 1 and not may_leave:
+            stating = [one for one in found if one.has_labels] or found
+            if len(stating) == 1:
+                notes.append(f"Not used: {listed([one.name for one in found if one not in stating])}, without labels.")
+                return stating
             msg = (
                 f"Several tables do ({listed([one.name for one in found])}), and they are not the splits of one "
                 "dataset, called train, test and so on. Say which one to use: "
-                f"layout=table_rows(table={found[0].name!r}), from colabstage.options."
+                f"layout=table_rows(table={stating[0].name!r}), from colabstage.options."
             )
             raise LayoutError(msg)
         beside = f"beside those of {listed([one.name for one in kept])},"
@@ -562,18 +591,6 @@ def _renumbered(targets: Targets, places: NDArray[np.int64]) -> Targets:
         return Values(places[targets.values])
     assert isinstance(targets, Boxes)
     return replace(targets, columns={**targets.columns, "labels": places[targets.columns["labels"]]})
-
-
-def tables_agree(
-    leading: Iterable[LeadingTable], names: Sequence[str], class_of: Mapping[str, str], lookup: Lookup
-) -> bool:
-    """Tell whether tables that lead to files state the classes in `class_of`, by name, in a column with one word per
-    class, whatever their other columns are."""
-    # The German traffic signs have a table in each class's folder; together they state every file's class.
-    alike: dict[tuple[str, ...], list[LeadingTable]] = defaultdict(list)
-    for table in leading:
-        alike[tuple(table.table.header)].append(table)
-    return all(_have_classes(tables, names, class_of, lookup) for tables in alike.values())
 
 
 def _have_classes(
