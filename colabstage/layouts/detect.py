@@ -89,7 +89,6 @@ if TYPE_CHECKING:
 LayoutFunction = Callable[["Tree"], SampleTable]
 
 AUDIO = FileKind("audio", "clips", words.SOUNDS)
-_COLUMNS_LEFT_OUT = "Columns of tables that do not say the class of each folder were left out."
 # Nobody writes more parts than this into an argument.
 _MOST_PARTS = 8
 
@@ -192,17 +191,13 @@ class Case:
         clips = require_files(
             self.source.ending_in(words.SOUNDS), self.source, f"clips of sound ({', '.join(words.SOUNDS)})"
         )
-        search = TableSearch(self.source, AUDIO, clips, Lookup(clips.names), labels)
-        found = gather(search.state)
+        found = gather(TableSearch(self.source, AUDIO, clips, Lookup(clips.names), labels).state)
         # Where label columns were named, a table is meant.
-        if isinstance(found, Miss) and labels is None:
+        if isinstance(found, Miss) and not found.claims and labels is None:
             by_folder = gather(lambda: folders_state(self.source, AUDIO))
-            if isinstance(by_folder, Evidence) and found.claims and search.agree(_classes_by_name(by_folder)):
-                used = by_folder.used.union(one.name for one in search.leading)
-                return _as_clips(replace(by_folder, used=used).noting(_COLUMNS_LEFT_OUT), options)
-            if isinstance(by_folder, Miss) and not by_folder.claims and not found.claims:
+            if isinstance(by_folder, Miss) and not by_folder.claims:
                 return Miss(LayoutError(f"{by_folder.error} Nor does a table name them: {found.error}"))
-            found = found if found.claims else by_folder
+            found = by_folder
         return _as_clips(found, options)
 
     def rows_agree(self, found: Evidence) -> bool:
@@ -447,7 +442,7 @@ def _weigh_rows(case: Case) -> Found:
     # Without a column of splits, rows that were meant for a test would be trained on.
     is_split = not set(words.SPLIT_COLUMNS).isdisjoint(map(words.plain_name, headers))
     if isinstance(by_folder, Evidence) and (by_folder.table.splits or not is_split) and case.rows_agree(by_folder):
-        return by_folder.noting(_COLUMNS_LEFT_OUT)
+        return by_folder.noting("Columns of tables that do not say the class of each folder were left out.")
     by_folder = gather(lambda: _weigh_folders(case))
     # The advice is useless if the folders are no classes.
     if not isinstance(by_folder, Evidence) or why_not_classes(by_folder.table, may_be_one=case.is_more):

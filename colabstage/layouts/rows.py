@@ -244,7 +244,7 @@ class TableSearch:
         for table in self.clearly_leading:
             alike[tuple(table.table.header)].append(table)
         return bool(alike) and all(
-            _have_classes(tables, self.files.names, class_of, self.lookup) for tables in alike.values()
+            _columns_of_classes(tables, self.files.names, class_of, self.lookup) for tables in alike.values()
         )
 
     def _why_none(self) -> str:
@@ -463,6 +463,12 @@ class TableSearch:
             is_group = folders and not same_partition(columns[folders].cells, columns[roles.labels[0]].cells)
             return roles._replace(group=roles.group or folders) if is_group else roles
         except LayoutError:
+            # Folders of images are weighed beside the table.
+            if self.labels is None and self.kind.layout != TABLE.layout:
+                folders_of = {name: words.folder_of(name) for name in self.files.names}
+                for same in _columns_of_classes(found[:1], self.files.names, folders_of, self.lookup)[:1]:
+                    notes.append(f"'{same.name}' says what the folders do, so that is the label.")
+                    return find_roles(columns, labels=[same.name])
             for entry in self.source.ending_in(words.TABLES).where(words.is_submission) if self.labels is None else ():
                 first = self.source.head(entry, _HEADER_BYTES).decode("utf-8-sig", "replace").partition("\n")[0]
                 asked = [name for name in first.strip().replace('"', "").split(",") if name in columns]
@@ -593,10 +599,10 @@ def _renumbered(targets: Targets, places: NDArray[np.int64]) -> Targets:
     return replace(targets, columns={**targets.columns, "labels": places[targets.columns["labels"]]})
 
 
-def _have_classes(
+def _columns_of_classes(
     tables: list[LeadingTable], names: Sequence[str], class_of: Mapping[str, str], lookup: Lookup
-) -> bool:
-    """Tell whether a column of some tables has one word for each class of their files, and may be the label."""
+) -> list[Column]:
+    """Return the columns of some tables that have one word for each class of their files, and may be the label."""
     rows = [
         (class_of[names[there[0]]], [column.cells[row] for column in table.table.columns])
         for table in tables
@@ -614,9 +620,9 @@ def _have_classes(
     # Patients' folders agree with the patients' numbers, and the label is another column. Without a header no column is
     # named like a label; but if all other columns are numbers (corners, sizes), the one that agrees is.
     if first.has_header:
-        return any(not words.LABEL_WORDS.isdisjoint(words.words_of(column.name)) for column in agree)
+        return [column for column in agree if not words.LABEL_WORDS.isdisjoint(words.words_of(column.name))]
     others = [column for column in columns if column not in agree and column is not first.path]
-    return bool(agree) and all(column.is_numeric for column in others)
+    return agree if all(column.is_numeric for column in others) else []
 
 
 def _numbered_apart(names: Sequence[str]) -> tuple[str, ...]:
