@@ -433,16 +433,19 @@ def _weigh_rows(case: Case) -> Found:
     found = _rows_or_folders(case, found) if _name_folders(found, case) else found
     if isinstance(found, Evidence) or not found.claims:
         return _with_other_splits(case, found)
-    headers = [name for table in case.tables.clearly_leading for name in table.table.header]
+    headers = [name for table in (case.tables.leading if case.tables.is_clear else ()) for name in table.table.header]
     if case.masks.claims:
         if any(map(words.is_label_name, headers)):
             return refuse(f'{found.error} Or take the masks beside the images: layout="pairs".')
         return near(f"The images have masks, and the table beside them no labels: {found.error}")
     by_folder = case.judge(_weigh_folders(case))
+    of_folders = [one.name for one in case.tables.claiming if one.folders] if case.tables.is_clear else []
     # Without a column of splits, rows that were meant for a test would be trained on.
     is_split = not set(words.SPLIT_COLUMNS).isdisjoint(map(words.plain_name, headers))
-    if isinstance(by_folder, Evidence) and (by_folder.table.splits or not is_split) and case.rows_agree(by_folder):
-        return by_folder.noting("Columns of tables that do not say the class of each folder were left out.")
+    is_whole = isinstance(by_folder, Evidence) and (by_folder.table.splits or not is_split)
+    if isinstance(by_folder, Evidence) and (of_folders or (is_whole and case.rows_agree(by_folder))):
+        which = "Columns of tables that do not say the class of each folder were left out."
+        return by_folder.noting(f"Not read: {listed(of_folders)}, with rows for folders." if of_folders else which)
     by_folder = gather(lambda: _weigh_folders(case))
     # The advice is useless if the folders are no classes.
     if not isinstance(by_folder, Evidence) or why_not_classes(by_folder.table, may_be_one=case.is_more):

@@ -220,13 +220,13 @@ class TableSearch:
         """Return the tables whose paths lead to files of the kind."""
         return [found for table in self.tables.values() if (found := self._lead(table)) is not None]
 
-    @property
-    def clearly_leading(self) -> list[LeadingTable]:
-        """Return the same; none where it is not clear by which column one leads."""
+    @cached_property
+    def is_clear(self) -> bool:
+        """Tell whether there are tables, and it is clear by which column each of them leads."""
         try:
-            return self.leading
+            return self.leading is not None
         except LayoutError:
-            return []
+            return False
 
     @cached_property
     def claiming(self) -> list[LeadingTable]:
@@ -241,7 +241,7 @@ class TableSearch:
         columns are."""
         # The German traffic signs have a table in each class's folder; together they state every file's class.
         alike: dict[tuple[str, ...], list[LeadingTable]] = defaultdict(list)
-        for table in self.clearly_leading:
+        for table in self.leading if self.is_clear else ():
             alike[tuple(table.table.header)].append(table)
         return bool(alike) and all(
             _columns_of_classes(tables, self.files.names, class_of, self.lookup) for tables in alike.values()
