@@ -858,21 +858,16 @@ class _Table(NamedTuple):
 def pixels_state(source: Source) -> Found:
     """Read .csv files whose rows are images: square, with one or three channels, with a class or none."""
     found: list[_Table] = []
-    heads, copies = set[tuple[str, int, bytes]](), list[str]()
-    tables = source.ending_in((".csv", ".gz"))
-    for entry in tables.where(lambda name: name.lower().removesuffix(".gz").endswith(".csv")):
+    files = source.ending_in((".csv", ".gz"))
+    tables = files.where(lambda name: name.lower().removesuffix(".gz").endswith(".csv"))
+    # Kaggle unpacks one table twice: train.csv and train/train.csv.
+    for entry in {(posixpath.basename(one.name), one.size): one for one in tables}.values():
         # A .csv.gz shows its header only unpacked.
         packed = open_unpacked(source.tree, entry) if entry.name.lower().endswith(".gz") else None
         head = source.head(entry, _HEAD_BYTES) if packed is None else packed.pread(_HEAD_BYTES, 0)
         columns = _read_columns(entry.name, head)
         if columns is not None:
-            # Kaggle unpacks the same table twice: train.csv and train/train.csv.
-            start = posixpath.basename(entry.name), entry.size, head
-            if start in heads:
-                copies.append(entry.name)
-            else:
-                found.append(_read_rows(packed or open_member(source.tree, entry), entry, columns))
-            heads.add(start)
+            found.append(_read_rows(packed or open_member(source.tree, entry), entry, columns))
             continue
         cells = _cells(head.partition(b"\n")[0])
         if all(cell.isdigit() for cell in cells) and _shape(len(cells) - 1) is not None:
@@ -915,14 +910,9 @@ def pixels_state(source: Source) -> Found:
         targets=Values(values) if len(values) else None,
         splits=known_splits(splits),
         classes=class_numbers(values),
-        notes=tuple(
-            f"{what} were left out: {', '.join(names)}."
-            for what, names in (("Tables without classes", left), ("Copies of other tables", copies))
-            if names
-        ),
+        notes=(f"Tables without classes were left out: {', '.join(left)}.",) if left else (),
     )
-    used = frozenset((*(one.name for one in found), *copies))
-    return Evidence(table, "a table of pixels", used, others=pictures)
+    return Evidence(table, "a table of pixels", frozenset(one.name for one in found), others=pictures)
 
 
 def _read_columns(table: str, head: bytes) -> _PixelColumns | None:
