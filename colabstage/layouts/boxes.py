@@ -361,17 +361,22 @@ def find_box_columns(columns: Mapping[str, Column]) -> BoxColumns | None:
         return None
     if corners and label is not None and not are_points and not runs:
         return BoxColumns(corners, label)
+    found = [runs] if runs else points if are_points else other or [*corners]
+    holds = f"{listed(found, 6)} {'holds' if len(found) == 1 else 'hold'}"
     if runs:
-        why = f"'{runs}' holds masks as run lengths (RLE), which are not read. Write each as a PNG in a folder 'masks'."
+        why = f"{holds} masks as run lengths (RLE), which are not read. Write each as a PNG in a folder 'masks'."
     elif are_points:
         why = f"{listed(points, 6)} are more than the two corners of a box. To learn them: {_taking(points)}."
     elif other:
-        why = f"{listed(other)} holds boxes, which are read from {_READ}. Write them so; of VIA, export JSON."
+        why = f"{holds} boxes, which are read from {_READ}. Write them so; of VIA, export JSON."
     else:
-        why = f"{listed([*corners])} are boxes, which are read from {_READ}. To learn the numbers: {_taking(corners)}."
+        why = (
+            f"{holds} boxes, and none their class. Write a column 'class', with one word in each row if all are alike."
+        )
+        why = f"{why} Or, to learn the numbers: {_taking(corners)}."
     whole = f"For what '{label}' says of the whole image: {_taking([str(label)])}."
     whole = 'Or take the images without labels: layout="images".' if label is None else whole
-    msg = f"Its column {why} {whole}"
+    msg = f"Its column{'s' if len(found) > 1 else ''} {why} {whole}"
     raise LayoutError(msg)
 
 

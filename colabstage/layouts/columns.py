@@ -353,7 +353,10 @@ def _which(candidates: list[str], others: Sequence[Column]) -> LayoutError:
     which = f"Which of the columns {listed(known)} is the label?"
     if not candidates:
         which = f"None of the columns {listed(known)} looks like the label, by its name or its cells."
-    return LayoutError(f"{which} Say so: layout=table_rows(labels=[{known[0]!r}]), from colabstage.options.{also}")
+    # One without an empty cell, because a label is in each row.
+    filled = {one.name for one in others if MISSING.isdisjoint(map(str.lower, one.distinct))}
+    shown = next((name for name in known if name in filled), known[0])
+    return LayoutError(f"{which} Say so: layout=table_rows(labels=[{shown!r}]), from colabstage.options.{also}")
 
 
 # --- cells of tables as targets ---------------------------------------------------------------------------------------

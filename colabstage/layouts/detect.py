@@ -63,7 +63,8 @@ from colabstage.layouts.formats import (
     tools,
     webdataset,
 )
-from colabstage.layouts.judge import files_called, judge, may_label
+from colabstage.layouts.formats.tables import LISTS
+from colabstage.layouts.judge import files_called, judge, may_label, why_not_classes
 from colabstage.layouts.lists import Lookup, is_class_list
 from colabstage.layouts.names import (
     folders_state,
@@ -73,7 +74,7 @@ from colabstage.layouts.names import (
     second_copy,
 )
 from colabstage.layouts.reading import Source
-from colabstage.layouts.rows import TABLE, TableSearch, tables_agree
+from colabstage.layouts.rows import TABLE, TableSearch
 from colabstage.layouts.stored import AS_THEY_ARE, ClipOptions, clip_rows
 from colabstage.layouts.table import BrokenDatasetError, Masks, SampleTable, TreeFiles, Values, known_splits
 from colabstage.trees.listing import only_line
@@ -126,6 +127,19 @@ class Case:
         """Return the tables that may name the images."""
         return TableSearch(self.source, TABLE, self.images, self.lookup)
 
+    def state_rows(
+        self, labels: Sequence[str] | None = None, table: str | None = None, separator: str | None = None
+    ) -> Found:
+        """Return what tables, or lists, state about images, or otherwise about clips: the requested ones, or any."""
+        lists = not self.source.ending_in(words.TABLES) if table is None else table.lower().endswith(LISTS)
+        search = TableSearch(self.source, TABLE, self.images, self.lookup, labels, table, separator, lists=lists)
+        found, clips = gather(search.state), self.source.ending_in(words.SOUNDS)
+        if found.claims or not clips:
+            return found
+        search = replace(search, kind=AUDIO, files=clips, lookup=Lookup(clips.names))
+        of_clips = gather(search.state)
+        return _as_clips(of_clips, AS_THEY_ARE) if of_clips.claims or not self.images else found
+
     @cached_property
     def rows(self) -> Found:
         """Return what tables state about images."""
@@ -172,16 +186,14 @@ class Case:
             reasons.append(f"{name}: {found.error}")
         return Miss(LayoutError(f"'{self.source.label}' has no boxes beside its images. {' '.join(reasons)}"))
 
-    def state_audio(
-        self, options: ClipOptions = AS_THEY_ARE, labels: Sequence[str] | None = None, table: str | None = None
-    ) -> Found:
+    def state_audio(self, options: ClipOptions = AS_THEY_ARE, labels: Sequence[str] | None = None) -> Found:
         """Return what tables, or otherwise folders, state about clips, as rows of one length."""
         clips = require_files(
             self.source.ending_in(words.SOUNDS), self.source, f"clips of sound ({', '.join(words.SOUNDS)})"
         )
-        found = gather(TableSearch(self.source, AUDIO, clips, Lookup(clips.names), labels, table).state)
+        found = gather(TableSearch(self.source, AUDIO, clips, Lookup(clips.names), labels).state)
         # Where label columns were named, a table is meant.
-        if isinstance(found, Miss) and not found.claims and labels is table is None:
+        if isinstance(found, Miss) and not found.claims and labels is None:
             by_folder = gather(lambda: folders_state(self.source, AUDIO))
             if isinstance(by_folder, Miss) and not by_folder.claims:
                 return Miss(LayoutError(f"{by_folder.error} Nor does a table name them: {found.error}"))
@@ -190,11 +202,7 @@ class Case:
 
     def rows_agree(self, found: Evidence) -> bool:
         """Tell whether all tables that lead to images state the classes that other evidence does."""
-        try:
-            leading = self.tables.leading
-        except LayoutError:
-            return False
-        return bool(leading) and tables_agree(leading, self.images.names, _classes_by_name(found), self.lookup)
+        return self.tables.agree(_classes_by_name(found))
 
     def judge(self, found: Found) -> Found:
         """Return the judge's verdict on evidence, with the splits that a description states."""
@@ -425,18 +433,22 @@ def _weigh_rows(case: Case) -> Found:
     found = _rows_or_folders(case, found) if _name_folders(found, case) else found
     if isinstance(found, Evidence) or not found.claims:
         return _with_other_splits(case, found)
-    headers = [name for table in case.tables.leading for name in table.table.header]
+    headers = [name for table in (case.tables.leading if case.tables.is_clear else ()) for name in table.table.header]
     if case.masks.claims:
         if any(map(words.is_label_name, headers)):
             return refuse(f'{found.error} Or take the masks beside the images: layout="pairs".')
         return near(f"The images have masks, and the table beside them no labels: {found.error}")
     by_folder = case.judge(_weigh_folders(case))
+    of_folders = [one.name for one in case.tables.claiming if one.folders] if case.tables.is_clear else []
     # Without a column of splits, rows that were meant for a test would be trained on.
     is_split = not set(words.SPLIT_COLUMNS).isdisjoint(map(words.plain_name, headers))
-    if isinstance(by_folder, Evidence) and (by_folder.table.splits or not is_split) and case.rows_agree(by_folder):
-        return by_folder.noting("Columns of tables that do not say the class of each folder were left out.")
-    # The advice is useless if all images are in one folder.
-    if len(case.images.folders[0]) < 2:
+    is_whole = isinstance(by_folder, Evidence) and (by_folder.table.splits or not is_split)
+    if isinstance(by_folder, Evidence) and (of_folders or (is_whole and case.rows_agree(by_folder))):
+        which = "Columns of tables that do not say the class of each folder were left out."
+        return by_folder.noting(f"Not read: {listed(of_folders)}, with rows for folders." if of_folders else which)
+    by_folder = gather(lambda: _weigh_folders(case))
+    # The advice is useless if the folders are no classes.
+    if not isinstance(by_folder, Evidence) or why_not_classes(by_folder.table, may_be_one=case.is_more):
         return found
     splits = " Splits are read from a table of a path and a split in its place." if is_split else ""
     return refuse(f'{found.error} layout="image_folder" takes folders as classes, and leaves tables out.{splits}')
@@ -528,8 +540,10 @@ def _weigh_records(case: Case) -> Found:
 
 
 def _weigh_text(case: Case) -> Found:
-    why = tokens.why_no_text(case.source)
-    return near(why) if why else tokens.tokens_state(case.source)
+    why, others = tokens.why_no_text(case.source), tokens.data_beside(case.source)
+    if why or not others:
+        return near(why) if why else tokens.tokens_state(case.source)
+    return Miss(LayoutError(f"'{case.source.label}' holds more than text and tokens: {count_kinds(others)}."))
 
 
 # Stricter formats first, because a YOLO export often has a JSON or XML file with the same boxes.
@@ -713,11 +727,8 @@ class TableFile:
 
     def __call__(self, tree: Tree) -> SampleTable:
         """Return the samples that the table names: images, or otherwise audio clips."""
-        case = Case(Source(tree))
-        rows = gather(TableSearch(case.source, TABLE, case.images, case.lookup, table=self.name).state)
-        found = rows if rows.claims else gather(lambda: case.state_audio(table=self.name))
         try:
-            return required(found if found.claims else rows).as_table()
+            return required(Case(Source(tree)).state_rows(table=self.name)).as_table()
         except EmptySourceError as error:
             msg = (
                 f"{error} '{self.name}' is read with the files in its folder and below. Move it into the folder that "

@@ -66,6 +66,7 @@ _SILENT = (*(words.HARMLESS - {""}), *words.SOUNDS, *words.ARCHIVES, ".xmp", ".a
 # What may say which samples are held out, and cannot be looked into; and other data that labels may be stored in.
 _BINARY = (".mat", ".npy", ".npz", ".pkl", *_SPREADSHEETS)
 _DATA = (".h5", ".hdf5", ".db", ".sqlite", ".tfrecord", ".arrow")
+_UNLABELLED = ' layout="images" reads the images without labels.'
 _MORE = "may hold more of them, and would be left out"
 # The state of a file that says nothing new about the classes.
 _SAME = "same"
@@ -84,15 +85,15 @@ def judge(
     """
     found = found.in_split_folders()
     by_folders = found.is_guess and found.table.layout != "file_names"
-    why = _why_not_classes(found.table, may_be_one=may_be_one) if by_folders else ""
+    why = why_not_classes(found.table, may_be_one=may_be_one) if by_folders else ""
     folds: Sequence[str] = ()
     # Lists are read only if the folders may be classes, because each costs a read.
     may_be_listed = isinstance(found.table.targets, Values) or found.table.layout == "table"
     if not why and may_be_listed and (by_folders or found.table.splits is None):
         found, folds = lists_state(source, found)
     table, unused = found.table, _Unused(source, found, folds)
-    if found.is_guess:
-        why = why or unused.contradicting(rows_agree)
+    if found.is_guess and not why and (why := unused.contradicting(rows_agree)):
+        why += _UNLABELLED * (table.layout == "image_folder")
     if why:
         # If folders are not classes, the names of the files may be.
         decline = near if by_folders else refuse
@@ -266,7 +267,7 @@ def _sets_in_folders(source: Source, found: Evidence) -> str:
 # --- folders as classes -----------------------------------------------------------------------------------------------
 
 
-def _why_not_classes(table: SampleTable, *, may_be_one: bool) -> str:
+def why_not_classes(table: SampleTable, *, may_be_one: bool) -> str:
     """Return why folders are probably not classes, and what to write; "" if they may be."""
     if len(table.classes) < 2 and not may_be_one:
         of_names = ", or their class in the files' names: layout=file_names(PATTERN)" * (table.layout == "image_folder")
@@ -447,7 +448,7 @@ def may_label(source: Source, table: SampleTable) -> str:
     unused = _Unused(source, Evidence(table, ""), [])
     names = others.names or list(unused.stating(source.ending_in(("",))))
     why = _left_over_message(_Left(names, f"the images of '{source.label}'"))
-    return f'{why} layout="images" reads the images without labels.' if why else ""
+    return why and f"{why}{_UNLABELLED}"
 
 
 class _Left(NamedTuple):
@@ -506,8 +507,12 @@ def _left_over(source: Source, found: Evidence) -> Iterator[_Left]:
         names = others.without(used).where(lambda name: not words.is_note(name)).names
         yield _Left(names, beside, "may hold their targets, and would be left out", how)
     if table.layout in _OF_ROWS:
-        how = "For images and masks give layout=image_masks(FOLDER), from colabstage.options."
-        yield _Left(_masks_left_over(source, found), beside, "may hold their masks, and would be left out", how)
+        masks = _masks_left_over(source, found)
+        for first in masks[:1]:
+            folder, stem = words.folder_of(first), words.stem_of(first)
+            which = folder if words.is_role(folder) else stem.removeprefix(words.before_last_word(stem))
+            how = f"For images and masks give layout=image_masks('{which}'), from colabstage.options."
+            yield _Left(masks, beside, "may hold their masks, and would be left out", how)
     opened = {posixpath.basename(part.label) for part in source.tree.parts()} | used
     archives = files_called(source, words.ARCHIVES).where(
         # Tars are opened if samples are records.
@@ -620,8 +625,10 @@ class _Unused:
         # A file in one class's folder, or a readme, does not list samples of several classes.
         states = self.stating(others.where(lambda name: classes.isdisjoint(name.split("/")[:-1])))
         competing = [name for name, state in states.items() if state == "else" and name not in self.folds]
-        if competing and all(map(words.is_table, competing)) and rows_agree(self.found):
-            competing = []
+        unclear = [name for name, what in self.about_classes.items() if not what and name not in states]
+        both = competing + unclear
+        if both and all(map(words.is_table, both)) and rows_agree(self.found):
+            competing = unclear = []
         self.agreeing = [name for name, state in states.items() if state == "same"]
         self.folds += filter(_may_list_a_split, self.agreeing)
         return next(
@@ -631,7 +638,7 @@ class _Unused:
                     others.where(lambda name: _is_beside_parts(name, classes)).names,
                     own if 2 * len(own) > len(table) else (),
                     competing[:1],
-                    [name for name, what in self.about_classes.items() if not what and name not in states],
+                    unclear,
                 )
                 if names
             ),

@@ -7,16 +7,13 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from colabstage.errors import OptionError
-from colabstage.layouts import words
 from colabstage.layouts.detect import Case, LayoutFunction
 from colabstage.layouts.evidence import IMAGE_FOLDER, gather, required
 from colabstage.layouts.formats.arrays import arrays_state, published_arrays
-from colabstage.layouts.formats.tables import LISTS
 from colabstage.layouts.formats.tokens import TokenOptions, tokens_state
 from colabstage.layouts.formats.webdataset import webdataset_state
 from colabstage.layouts.names import folders_state, names_state
 from colabstage.layouts.reading import Source
-from colabstage.layouts.rows import TABLE, TableSearch
 from colabstage.layouts.stored import ClipOptions
 
 if TYPE_CHECKING:
@@ -128,7 +125,8 @@ def _arrays_state(source: Source, *, x: str | None, y: str | None) -> Found:
 def table_rows(
     labels: Sequence[str] | None = None, *, table: str | None = None, separator: str | None = None
 ) -> LayoutFunction:
-    """Read images that a table (.csv, .tsv, .parquet) names, or a list of paths and labels (.txt, .json).
+    """Read images, or clips of sound, that a table (.csv, .tsv, .parquet) or a list of paths and labels (.txt, .json)
+    names.
 
     >>> layout = table_rows(labels=["age", "height"], table="people.csv")
 
@@ -142,9 +140,7 @@ def table_rows(
 
 
 def _rows_state(source: Source, *, labels: tuple[str, ...] | None, table: str | None, separator: str | None) -> Found:
-    case = Case(source)
-    lists = not source.ending_in(words.TABLES) if table is None else table.lower().endswith(LISTS)
-    return TableSearch(source, TABLE, case.images, case.lookup, labels, table, separator, lists=lists).state()
+    return Case(source).state_rows(labels, table, separator)
 
 
 def file_names(pattern: str | None = None) -> LayoutFunction:

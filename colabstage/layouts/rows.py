@@ -39,7 +39,7 @@ from colabstage.trees.listing import take_strings
 from colabstage.trees.names import first_repeated
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -90,6 +90,11 @@ class LeadingTable:
     def split(self) -> str:
         """Return the split in the table's name or path: train.csv, labels_train.csv, valid/_classes.csv."""
         return words.split_name(words.stem_of(self.name)).split or words.split_of_path(self.name)
+
+    @property
+    def has_labels(self) -> bool:
+        """Tell whether a column beside the path may be the label."""
+        return any(column.may_be_label for column in self.columns.values())
 
     @property
     def columns(self) -> dict[str, Column]:
@@ -155,7 +160,8 @@ class TableSearch:
         except BrokenDatasetError:
             raise
         except LayoutError as error:
-            msg = f"'{self.claiming[0].name}' leads to the {self.kind.noun} of '{self.source.label}'. {error}"
+            first = max(self.claiming, key=lambda one: one.has_labels)
+            msg = f"'{first.name}' leads to the {self.kind.noun} of '{self.source.label}'. {error}"
             raise BrokenDatasetError(msg) from error
 
     # --- which tables -------------------------------------------------------------------------------------------------
@@ -215,6 +221,14 @@ class TableSearch:
         return [found for table in self.tables.values() if (found := self._lead(table)) is not None]
 
     @cached_property
+    def is_clear(self) -> bool:
+        """Tell whether there are tables, and it is clear by which column each of them leads."""
+        try:
+            return self.leading is not None
+        except LayoutError:
+            return False
+
+    @cached_property
     def claiming(self) -> list[LeadingTable]:
         """Return those; or, if no table leads to files, the tables whose rows name images' folders, as for patients."""
         if self.kind.layout != TABLE.layout or any({*one.leads.values()} != {SEVERAL} for one in self.leading):
@@ -222,9 +236,20 @@ class TableSearch:
         found = [found for table in self.tables.values() if (found := self._lead_to_folders(table)) is not None]
         return found or self.leading
 
+    def agree(self, class_of: Mapping[str, str]) -> bool:
+        """Tell whether all tables that lead to files state the classes in `class_of`, by name, whatever their other
+        columns are."""
+        # The German traffic signs have a table in each class's folder; together they state every file's class.
+        alike: dict[tuple[str, ...], list[LeadingTable]] = defaultdict(list)
+        for table in self.leading if self.is_clear else ():
+            alike[tuple(table.table.header)].append(table)
+        return bool(alike) and all(
+            _columns_of_classes(tables, self.files.names, class_of, self.lookup) for tables in alike.values()
+        )
+
     def _why_none(self) -> str:
         names = listed([*self.tables])
-        which = f"The table {names} has" if len(self.tables) == 1 else f"None of the tables {names} has"
+        which = f"The table {names} has no" if len(self.tables) == 1 else f"None of the tables {names} has a"
         shown = ""
         for table in [*self.tables.values()][:1]:
             # Shown together, 1.JPG and 1.jpg, or 7 and 00007.png, explain the mistake.
@@ -236,7 +261,7 @@ class TableSearch:
             )
             if not table.count:
                 shown = f" '{table.name}' {'has a header and no rows' if table.columns else 'is empty'}."
-        return f"{which} no column in which most rows lead to {self.kind.noun} of '{self.source.label}'.{shown}"
+        return f"{which} column in which most rows lead to {self.kind.noun} of '{self.source.label}'.{shown}"
 
     def _lead(self, table: Table) -> LeadingTable | None:
         """Return a table with the column most of whose rows lead to files, or that leads to most of the files.
@@ -351,10 +376,14 @@ class TableSearch:
         elif any(map(words.is_label_name, most.table.header)):
             may_leave = all(one is most or _FEW * len(one.files) <= len(most.files) for one in found)
         if len(found) > 1 and not may_leave:
+            stating = [one for one in found if one.has_labels] or found
+            if len(stating) == 1:
+                notes.append(f"Not used: {listed([one.name for one in found if one not in stating])}, without labels.")
+                return stating
             msg = (
                 f"Several tables do ({listed([one.name for one in found])}), and they are not the splits of one "
                 "dataset, called train, test and so on. Say which one to use: "
-                f"layout=table_rows(table={found[0].name!r}), from colabstage.options."
+                f"layout=table_rows(table={stating[0].name!r}), from colabstage.options."
             )
             raise LayoutError(msg)
         beside = f"beside those of {listed([one.name for one in kept])},"
@@ -434,6 +463,12 @@ class TableSearch:
             is_group = folders and not same_partition(columns[folders].cells, columns[roles.labels[0]].cells)
             return roles._replace(group=roles.group or folders) if is_group else roles
         except LayoutError:
+            # Folders of images are weighed beside the table.
+            if self.labels is None and self.kind.layout != TABLE.layout:
+                folders_of = {name: words.folder_of(name) for name in self.files.names}
+                for same in _columns_of_classes(found[:1], self.files.names, folders_of, self.lookup)[:1]:
+                    notes.append(f"'{same.name}' says what the folders do, so that is the label.")
+                    return find_roles(columns, labels=[same.name])
             for entry in self.source.ending_in(words.TABLES).where(words.is_submission) if self.labels is None else ():
                 first = self.source.head(entry, _HEADER_BYTES).decode("utf-8-sig", "replace").partition("\n")[0]
                 asked = [name for name in first.strip().replace('"', "").split(",") if name in columns]
@@ -564,22 +599,10 @@ def _renumbered(targets: Targets, places: NDArray[np.int64]) -> Targets:
     return replace(targets, columns={**targets.columns, "labels": places[targets.columns["labels"]]})
 
 
-def tables_agree(
-    leading: Iterable[LeadingTable], names: Sequence[str], class_of: Mapping[str, str], lookup: Lookup
-) -> bool:
-    """Tell whether tables that lead to files state the classes in `class_of`, by name, in a column with one word per
-    class, whatever their other columns are."""
-    # The German traffic signs have a table in each class's folder; together they state every file's class.
-    alike: dict[tuple[str, ...], list[LeadingTable]] = defaultdict(list)
-    for table in leading:
-        alike[tuple(table.table.header)].append(table)
-    return all(_have_classes(tables, names, class_of, lookup) for tables in alike.values())
-
-
-def _have_classes(
+def _columns_of_classes(
     tables: list[LeadingTable], names: Sequence[str], class_of: Mapping[str, str], lookup: Lookup
-) -> bool:
-    """Tell whether a column of some tables has one word for each class of their files, and may be the label."""
+) -> list[Column]:
+    """Return the columns of some tables that have one word for each class of their files, and may be the label."""
     rows = [
         (class_of[names[there[0]]], [column.cells[row] for column in table.table.columns])
         for table in tables
@@ -597,9 +620,9 @@ def _have_classes(
     # Patients' folders agree with the patients' numbers, and the label is another column. Without a header no column is
     # named like a label; but if all other columns are numbers (corners, sizes), the one that agrees is.
     if first.has_header:
-        return any(not words.LABEL_WORDS.isdisjoint(words.words_of(column.name)) for column in agree)
+        return [column for column in agree if not words.LABEL_WORDS.isdisjoint(words.words_of(column.name))]
     others = [column for column in columns if column not in agree and column is not first.path]
-    return bool(agree) and all(column.is_numeric for column in others)
+    return agree if all(column.is_numeric for column in others) else []
 
 
 def _numbered_apart(names: Sequence[str]) -> tuple[str, ...]:

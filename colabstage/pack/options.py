@@ -34,11 +34,12 @@ RULES_VERSION = 5
 # two forms of Unicode, second masks and labels such as 25_0 are read right. Arrays and features state splits as well.
 # VOC's lists of several years, two labels of one record, Arrow's splits without a class, and splits of folders are
 # read since; a list of what is trained on leaves out the rest, and a column of numbers beside the classes orders them.
+# Tables of pixels have no second copies.
 _NEWER_RULES = {
-    **dict.fromkeys(("file_names", "arrays", "arrow"), 6),
+    **dict.fromkeys(("file_names", "arrays", "arrow", "pixel_table"), 6),
     **dict.fromkeys(("webdataset", "tfrecord"), 7),
     **dict.fromkeys(("table", "pairs", "detection"), 9),
-    "auto": 10,
+    "auto": 11,
 }
 
 # Written beside `"color_mode": "rgb"`, which `"auto"` writes too, so that the default options, and their keys, stay

@@ -827,6 +827,8 @@ _PIXEL_COLUMN = re.compile(r"pixel_?\d+|\d+x\d+")
 _FEWEST = 16
 # In order of credibility: "y" may also be a coordinate.
 _LABELS = ("label", "class", "emotion", "target", "y")
+# Rows for each picture beside the tables, from which on the pictures are no samples.
+_SHOWN = 10
 # The splits of FER2013, two of which are called tests.
 _USAGE = {"training": "train", "publictest": "val", "privatetest": "test"}
 
@@ -856,8 +858,10 @@ class _Table(NamedTuple):
 def pixels_state(source: Source) -> Found:
     """Read .csv files whose rows are images: square, with one or three channels, with a class or none."""
     found: list[_Table] = []
-    tables = source.ending_in((".csv", ".gz"))
-    for entry in tables.where(lambda name: name.lower().removesuffix(".gz").endswith(".csv")):
+    files = source.ending_in((".csv", ".gz"))
+    tables = files.where(lambda name: name.lower().removesuffix(".gz").endswith(".csv"))
+    # Kaggle unpacks one table twice: train.csv and train/train.csv.
+    for entry in {(posixpath.basename(one.name), one.size): one for one in tables}.values():
         # A .csv.gz shows its header only unpacked.
         packed = open_unpacked(source.tree, entry) if entry.name.lower().endswith(".gz") else None
         head = source.head(entry, _HEAD_BYTES) if packed is None else packed.pread(_HEAD_BYTES, 0)
@@ -874,9 +878,12 @@ def pixels_state(source: Source) -> Found:
     if not found:
         msg = f"'{source.label}' holds no table of pixels (.csv with columns label, pixel0, … or label, pixels)."
         raise EmptySourceError(msg)
-    # Whichever is taken, the other may be the dataset; numbers beside photographs are mostly measurements of them.
-    if source.ending_in(IMAGES):
-        msg = f"'{source.label}' holds images as files beside '{found[0].name}', which holds pixels."
+    # Whichever is taken, the other may be the dataset; numbers beside photographs are mostly measurements of them. But
+    # a few pictures beside many rows only show what these are.
+    pictures = source.ending_in(IMAGES)
+    if _SHOWN * len(pictures) > sum(len(one.images) for one in found):
+        how = only_line(source.tree, *(one.name for one in found))
+        msg = f"'{source.label}' holds images as files beside '{found[0].name}', which holds pixels. For these: {how}."
         raise LayoutError(msg)
     # Kaggle's test sets have no classes, so there is nothing to train on or to compare with.
     labelled = [one for one in found if one.labels] or found
@@ -891,7 +898,9 @@ def pixels_state(source: Source) -> Found:
     # If only some tables have a split, the rows of the others would belong to no file.
     if not all(splits) and any(splits):
         names = ", ".join(one.name for one in labelled)
-        raise broken(source.label, f"some of its tables are called after a split and others not ({names})")
+        how = only_line(source.tree, *(one.name for one in labelled if any(one.splits)))
+        what = f"some of its tables are called after a split and others not ({names}); stage those of splits, {how}"
+        raise broken(source.label, what)
     values = np.array([label for one in labelled for label in one.labels], np.int64)
     left = [one.name for one in found if one not in labelled]
     table = SampleTable(
@@ -903,7 +912,7 @@ def pixels_state(source: Source) -> Found:
         classes=class_numbers(values),
         notes=(f"Tables without classes were left out: {', '.join(left)}.",) if left else (),
     )
-    return Evidence(table, "a table of pixels", frozenset(one.name for one in found))
+    return Evidence(table, "a table of pixels", frozenset(one.name for one in found), others=pictures)
 
 
 def _read_columns(table: str, head: bytes) -> _PixelColumns | None:

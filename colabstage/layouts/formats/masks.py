@@ -455,10 +455,14 @@ def _match(sides: _Sides) -> _Pairs | BrokenDatasetError:
 
 def _by_stem(sides: _Sides, *, bare: bool) -> _Sides:
     """Return the same without folders, if stems distinguish all images and all masks; `bare`: and without the words of
-    their folders."""
+    their folders, and those that all images or all masks share (21_training, 21_manual1)."""
     made: list[dict[FileEntry, _Key]] = []
     for side in sides:
-        keys = {one: bare_stem(stem, posixpath.dirname(one.name)) if bare else stem for one, (_, stem) in side.items()}
+        keys = {one: stem for one, (_, stem) in side.items()}
+        if bare:
+            parts = {one: bare_stem(stem, posixpath.dirname(one.name)).split("_") for one, stem in keys.items()}
+            shared = set.intersection(*map(set, parts.values()))
+            keys = {one: "_".join(word for word in own if word not in shared) for one, own in parts.items()}
         if len(set(keys.values())) < len(keys):
             return sides
         made.append({one: ((), stem) for one, stem in keys.items()})

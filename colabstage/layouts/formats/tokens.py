@@ -23,7 +23,7 @@ from colabstage.io.units import format_count, listed
 from colabstage.io.workspace import short_digest
 from colabstage.layouts import words
 from colabstage.layouts.columns import NUMBER
-from colabstage.layouts.evidence import Evidence, count_kinds, near
+from colabstage.layouts.evidence import Evidence, near
 from colabstage.layouts.reading import broken, decode_text, open_member, refuse_stand_in, spool_folder
 from colabstage.layouts.table import Arrays, SampleTable, join_samples, rows_of_file, stamp_of
 from colabstage.trees.bytes import LocalBytes
@@ -81,7 +81,7 @@ class TokenOptions:
 
 
 def tokens_state(source: Source, *, options: TokenOptions = TokenOptions()) -> Found:  # frozen
-    """Read tokens or text, if a source holds nothing else.
+    """Read tokens or text.
 
     Files train.bin and val.bin are tokens as nanoGPT and llm.c write them, and are used unchanged; otherwise .txt and
     .jsonl files are text. Each split is one stream, its files sorted by name, cut into rows of one length; the
@@ -92,11 +92,6 @@ def tokens_state(source: Source, *, options: TokenOptions = TokenOptions()) -> F
     if not tokens and not texts:
         msg = f"'{tree.label}' holds neither tokens (.bin) nor text ({', '.join(_TEXTS)})."
         raise EmptySourceError(msg)
-    others = source.files.not_ending_in((*_TOKENS, *_TEXTS, *_BESIDE))
-    # LICENSE and Makefile have no extension, and hold no data.
-    if any("." in posixpath.basename(name) for name in others.names):
-        msg = f"'{tree.label}' holds more than text and tokens: {count_kinds(others)}."
-        raise LayoutError(msg)
     arrays = next(
         (name for name in tokens.names if _ARRAY_WORDS.intersection(words.words_of(words.stem_of(name)))), None
     )
@@ -114,18 +109,25 @@ def tokens_state(source: Source, *, options: TokenOptions = TokenOptions()) -> F
     if named:
         streams = {split: [_tokens_of_file(source, entry, options) for entry in entries]
                    for split, entries in _by_split(named).items()}  # fmt: skip
-        return Evidence(_token_table(tree, streams, options), "text")
+        return Evidence(_token_table(tree, streams, options), "text", others=data_beside(source))
     by_split = _by_split(texts)
     for entry in texts:
         refuse_stand_in(tree, entry)
     streams = {split: [_bytes_of_texts(tree, entries, options)] for split, entries in by_split.items()}
     table = _token_table(tree, streams, options)
     if _has_bytes_as_tokens(texts, options):
-        return Evidence(table, "text")
+        return Evidence(table, "text", others=data_beside(source))
     # Planning must not tokenize, which takes time, nor store the result, which takes space.
     most = f"At most {len(table):,} rows of {options.length:,} tokens; how many shows once the text is tokenized."
     complete = partial(_tokenized, tree, by_split, options, estimate=most)
-    return Evidence(replace(table, notes=(most,), complete=complete), "text")
+    return Evidence(replace(table, notes=(most,), complete=complete), "text", others=data_beside(source))
+
+
+def data_beside(source: Source) -> FileEntries:
+    """Return the files beside text and tokens that may hold data: not LICENSE and Makefile, without an extension."""
+    others = source.files.not_ending_in((*_TOKENS, *_TEXTS, *_BESIDE))
+    has_text = bool(_with(source, (*_TOKENS, *_TEXTS)))
+    return others.where(lambda name: has_text and "." in posixpath.basename(name))
 
 
 def _with(source: Source, extensions: tuple[str, ...]) -> FileEntries:

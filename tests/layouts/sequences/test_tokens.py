@@ -137,7 +137,7 @@ REFUSED: dict[str, tuple[dict[str, bytes | str], Any, str]] = {
     },
     "no text in UTF-8": ({"a.txt": b"\xff\xfe" * 100}, token_blocks(length=9, tokenizer=words), r"'a\.txt'"),
     "binary files of any name": ({"weights.bin": bytes(4096)}, "tokens", r"'weights\.bin'"),
-    "pictures among texts": ({"a.txt": "text" * 999, "a.jpg": b""}, "tokens", r"1 \.jpg"),
+    "other data beside texts": ({"a.txt": "text" * 999, "a.xyz": b""}, "auto", r"1 \.xyz"),
     "half a token": ({"train.bin": bytes(4097)}, "auto", r"'train\.bin'.* 4,097"),
     "too little text": ({"a.txt": "short"}, "tokens", r"\b5\b"),
     **{
