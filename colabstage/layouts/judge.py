@@ -305,9 +305,11 @@ def _choice(table: SampleTable, *, outer: str = "", parts: Sequence[str] = ()) -
         f"one of the outer folders alone: {alone}" if outer else "",
         f"images and masks: layout=parts(x='{first}', y='{last}')" if last else "",
         "" if parts else "the inner folders: layout=folders(level=-1)",
-        r"the class in the paths: layout=file_names(r'([^/]+)/[^/]+$')" if table.layout == "image_folder" else "",
+        r"the class in the paths: layout=file_names(r'([^/]+)/[^/]+$')",
     ]
-    return f"Say which is meant, from colabstage.options: {'; '.join(filter(None, ways))}."
+    # The others read images.
+    ways = list(filter(None, ways if table.layout == "image_folder" else ways[:1]))
+    return f"Say which is meant, from colabstage.options: {'; '.join(ways)}." if ways else ""
 
 
 def _called_parts(table: SampleTable) -> str:
@@ -369,7 +371,12 @@ def _deeper(table: SampleTable) -> str:
 
 
 def _parts_of_samples(table: SampleTable) -> str:
-    """Find folders that may hold parts of each sample, by the names of the files in them."""
+    """Find folders that may hold parts of each sample, or each of them one sample, by the names of the files in them."""
+    if kinds := _kinds_in_each(table):
+        return (
+            f"each of its {len(table.classes):,} folders holds {listed(kinds)} or the like, which may be parts of one "
+            "sample. Give a function as layout=, or a dataset object whose items are (x, y)."
+        )
     stem, are_counted = _shared_stem(table)
     if not stem or are_counted:
         return ""
@@ -377,6 +384,22 @@ def _parts_of_samples(table: SampleTable) -> str:
         f"the {table.unit} in {listed(sorted(table.classes))} have the same names ('{stem}', …): they may be parts of "
         f"each sample, such as an image and its mask. {_choice(table, parts=sorted(table.classes))}"
     )
+
+
+def _kinds_in_each(table: SampleTable) -> list[str]:
+    """Return a file of each kind in the first folder, if all folders have the same kinds, by the words in the names, of
+    which some are targets: GT_1.png and NOISY_1.png. Otherwise nothing."""
+    names, labels, kinds = _entries(table).names, _labels(table), dict[tuple[str, ...], str]()
+    for number, folder in enumerate(table.classes):
+        own = np.flatnonzero(labels == number)[:_STEMS_COMPARED].tolist()
+        stems = [words.stem_of(names[row]) for row in own]
+        found = {tuple(word for word in words.letters_of(stem) if word not in folder.lower()): stem for stem in stems}
+        targets = sum(words.holds_targets(" ".join(kind)) for kind in found)
+        # A class without files has no kinds.
+        if stems and (not 0 < targets < len(found) or (kinds and kinds.keys() != found.keys())):
+            return []
+        kinds = kinds or found
+    return sorted(kinds.values())
 
 
 def _shared_stem(table: SampleTable) -> tuple[str, bool]:
@@ -396,7 +419,11 @@ def _shared_stem(table: SampleTable) -> tuple[str, bool]:
     if stem and are_alike and words.may_hold_parts(classes, stem):
         return stem, False
     are_same = len({*map(tuple, stems)}) == len({*map(len, rows)}) == 1 and len({*stems[0]}) >= _NAMED
-    if not are_same:
+    # cat/cat_0_flip.jpg and dog/dog_0_flip.jpg are called after their classes.
+    in_all = set.intersection(*({*words.letters_of(name)} for name in classes))
+    called = [{*words.letters_of(name)} - in_all for name in classes]
+    firsts = [{*words.letters_of(words.stem_of(names[own[0]]))} for own in rows]
+    if not are_same or all(map(set.intersection, called, firsts)):
         return "", False
     first = posixpath.basename(names[rows[0][0]])
     # All names of one folder, because the first ones in order are 0, 1, 10, 100, …, with gaps in between. There may be

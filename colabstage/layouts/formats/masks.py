@@ -248,13 +248,16 @@ _MASK_FOLDER = re.compile(
 _IMAGE_FOLDER = re.compile(
     "(?:(.+?)_)??(?:images?|imgs?|jpeg_?images|photos|pictures|inputs?|left_?img_8_bit|original)"
 )
-# What follows the stem of a mask but not of its image, in any case. Without a separator only after a number.
+# What follows the stem of a mask but not of its image, in any case, or is all of it in a folder for each sample. Without
+# a separator only after a number.
 _MASK_WORDS = (
     "gtFine_labelTrainIds", "gtFine_labelIds", "labelTrainIds", "segmentation", "labelIds", "labels", "masks", "label",
     "mask", "annot", "seg", "gt",
 )  # fmt: skip
-_MASK_SUFFIX = re.compile(rf"(?<=.)(?:(?i:(?:[ ._-]|(?<=\d)(?=mask))(?:{'|'.join(_MASK_WORDS)}))|_[LP])$")
-_IMAGE_SUFFIX = re.compile(r"(?<=.)(?i:[ ._-](?:leftImg8bit|image|img|sat))$")
+_MASK_SUFFIX = re.compile(
+    rf"(?:^|(?<=.)(?:[ ._-]|(?<=\d)(?=(?i:mask))))(?i:{'|'.join(_MASK_WORDS)})$|(?<=.)_[LP]$"
+)
+_IMAGE_SUFFIX = re.compile(r"(?:^|(?<=.)[ ._-])(?i:leftImg8bit|image|img|sat)$")
 _MAY_END_SO = re.compile(rf"(?i:{'|'.join((*_MASK_WORDS, '_L', '_P'))})\.[^./]*$")
 _LAST_LETTERS = frozenset("".join(word[-1] + word[-1].upper() for word in (*_MASK_WORDS, "p")))
 _JPEGS = (".jpg", ".jpeg", ".jpe", ".jfif")
