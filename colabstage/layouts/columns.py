@@ -47,6 +47,7 @@ MOST_DIGITS = 40
 _MOST_FLOAT = 2**31
 # A cell may be a page of text.
 _CELL_SHOWN = 60
+_FILE = re.compile(rf".*(?:{'|'.join(map(re.escape, (*words.IMAGES, *words.SOUNDS)))})", re.IGNORECASE | re.DOTALL)
 _NO_LABELS = (*words.IDS, *words.CAPTIONS, *words.ABOUT_FILES, *words.PATHS)
 Kind = Literal["empty", "number", "comma", "flag", "date", "word"]
 Targets = tuple[Values, tuple[str, ...]]
@@ -140,10 +141,15 @@ class Column:
         """Tell whether all cells are numbers or empty."""
         return self.kind == "number"
 
+    @cached_property
+    def are_files(self) -> bool:
+        """Tell whether all cells are names of images or clips, or empty."""
+        return self.are_all(_FILE)
+
     @property
     def may_be_label(self) -> bool:
         """Tell whether it can be a label: it has a name, and not a different word in every row like an id."""
-        if words.is_index_name(self.name) or self.plain in _NO_LABELS:
+        if words.is_index_name(self.name) or self.plain in _NO_LABELS or self.are_files:
             return False
         # The time of a picture is not its class, nor is a number for each row; and an empty column says nothing.
         differ = len(self.distinct) == len(self.cells)
@@ -341,7 +347,8 @@ def _which(candidates: list[str], others: Sequence[Column]) -> LayoutError:
     """Return the error that asks which column is the label."""
     about = (*words.ABOUT_FILES, *words.SPLIT_COLUMNS)
     named = [one.name for one in others if not words.is_index_name(one.name)]
-    known = candidates or [one.name for one in others if one.name in named and one.plain not in about]
+    known = [one.name for one in others if one.name in named and one.plain not in about and not one.are_files]
+    known = candidates or known
     if not known:
         what = "The columns beside the paths have no names in the first row" if others else "It has paths alone"
         what = f"It has no labels beside {listed(named)}" if named else what

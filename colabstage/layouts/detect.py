@@ -57,7 +57,6 @@ from colabstage.layouts.formats import (
     croissant,
     lmdb,
     masks,
-    tables,
     tfrecord,
     tokens,
     tools,
@@ -112,14 +111,14 @@ class Case:
     @cached_property
     def masks(self) -> Found:
         """Return what masks state."""
-        return gather(self.state_masks)
+        return gather(lambda: masks.masks_state(self.source))
 
-    def state_masks(self, x: str | None = None, y: str | None = None) -> Found:
-        """Return what masks state: the requested ones, or any."""
-        parsed = self.source.parse(
-            masks.class_tables(self.source), lambda entry, content: tables.parse_table(entry.name, content)
+    @cached_property
+    def paired(self) -> Found:
+        """Return what tables of images and their masks state."""
+        return gather(
+            TableSearch(self.source, TABLE._replace(layout=masks.NAME), self.images, self.lookup, pairs=True).state
         )
-        return masks.masks_state(self.source, {name: table.columns for name, table in parsed.items()}, x=x, y=y)
 
     @cached_property
     def tables(self) -> TableSearch:
@@ -425,12 +424,12 @@ def _weigh_rows(case: Case) -> Found:
     found = _rows_or_folders(case, found) if _name_folders(found, case) else found
     if isinstance(found, Evidence) or not found.claims:
         return _with_other_splits(case, found)
-    headers = [name for table in case.tables.leading for name in table.table.header]
-    if case.masks.claims:
-        if any(map(words.is_label_name, headers)):
+    if case.masks.claims or case.paired.claims:
+        if any(table.has_labels for table in case.tables.leading):
             return refuse(f'{found.error} Or take the masks beside the images: layout="pairs".')
         return near(f"The images have masks, and the table beside them no labels: {found.error}")
     by_folder = case.judge(_weigh_folders(case))
+    headers = [name for table in case.tables.leading for name in table.table.header]
     # Without a column of splits, rows that were meant for a test would be trained on.
     is_split = not set(words.SPLIT_COLUMNS).isdisjoint(map(words.plain_name, headers))
     if isinstance(by_folder, Evidence) and (by_folder.table.splits or not is_split) and case.rows_agree(by_folder):
@@ -605,8 +604,8 @@ LAYOUTS: tuple[Layout, ...] = (
         rivals=_BESIDE_ROWS,
     ),
     Layout(
-        "pairs",
-        lambda case: case.masks,
+        masks.NAME,
+        lambda case: case.paired if case.paired.claims and not case.masks.claims else case.masks,
         rivals=(
             _BY_NAMES,
             Rival("folders that look like classes", "", _classes_of_masks),

@@ -371,7 +371,7 @@ def _deeper(table: SampleTable) -> str:
 
 
 def _parts_of_samples(table: SampleTable) -> str:
-    """Find folders that may hold parts of each sample, or each of them one sample, by the names of the files in them."""
+    """Find folders that may hold parts of each sample, or a sample each, by the names of the files in them."""
     if kinds := _kinds_in_each(table):
         return (
             f"each of its {len(table.classes):,} folders holds {listed(kinds)} or the like, which may be parts of one "

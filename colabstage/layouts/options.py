@@ -11,6 +11,7 @@ from colabstage.layouts import words
 from colabstage.layouts.detect import Case, LayoutFunction
 from colabstage.layouts.evidence import IMAGE_FOLDER, gather, required
 from colabstage.layouts.formats.arrays import arrays_state, published_arrays
+from colabstage.layouts.formats.masks import masks_state
 from colabstage.layouts.formats.tables import LISTS
 from colabstage.layouts.formats.tokens import TokenOptions, tokens_state
 from colabstage.layouts.formats.webdataset import webdataset_state
@@ -196,7 +197,7 @@ def image_masks(masks: str) -> LayoutFunction:
     Args:
         masks: the folder of the masks to use, or the end of their names, such as "_labelIds".
     """
-    return _layout(_masks_state, x=None, y=masks)
+    return _layout(masks_state, x=None, y=masks)
 
 
 def parts(x: str, y: str) -> LayoutFunction:
@@ -214,11 +215,7 @@ def parts(x: str, y: str) -> LayoutFunction:
     if x == y:
         msg = f"x={x!r} and y={y!r} are the same; expected the folder of the images, and that of their masks."
         raise OptionError(msg)
-    return _layout(_masks_state, x=x, y=y)
-
-
-def _masks_state(source: Source, *, x: str | None, y: str) -> Found:
-    return Case(source).state_masks(x, y)
+    return _layout(masks_state, x=x, y=y)
 
 
 def _layout(state: Callable[..., Found], **options: Any) -> LayoutFunction:

@@ -17,6 +17,7 @@ IMAGES = (
     ".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp",
     ".gif", ".jfif", ".jpe", ".avif", ".heic", ".heif", ".jp2",
 )  # fmt: skip
+JPEGS = (".jpg", ".jpeg", ".jpe", ".jfif")
 SOUNDS = (".wav", ".flac", ".ogg", ".opus", ".mp3", ".aif", ".aiff")
 # Hugging Face's ImageFolder uses metadata.jsonl.
 TABLES = (".csv", ".tsv", ".parquet", ".jsonl")
@@ -55,9 +56,10 @@ _UNLABELLED = frozenset({"unlabeled", "unlabelled", "unsup", "unsupervised"})
 # Other names for parts of one sample; they count only if the folders share stems.
 _OF_SAMPLES = _ROLES | _PARTS | {
     "anno", "seg", "low", "high", "blur", "blurred", "sharp", "noisy", "clean", "hazy", "clear", "rain", "rainy",
-    "before", "after", "pre", "post", "change", "red", "green", "blue", "nir", "swir", "ir", "thermal", "vis", "visible",
-    "infrared", "color", "colour", "colors", "gray", "grey", "frames", "raw", "ref", "reference", "source", "src",
-    "left", "right", "ortho", "dsm", "all", "original", "normal", "normals", "out", "output", "vessel", "vessels",
+    "before", "after", "pre", "post", "change", "red", "green", "blue", "nir", "swir", "ir", "thermal", "vis",
+    "visible", "infrared", "color", "colour", "colors", "gray", "grey", "frames", "raw", "ref", "reference", "source",
+    "src", "left", "right", "ortho", "dsm", "all", "original", "normal", "normals", "out", "output", "vessel",
+    "vessels",
 }  # fmt: skip
 # In a file name: labels of many samples, or what the classes are.
 _OF_LABELS = frozenset({
