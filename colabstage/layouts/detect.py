@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple, TypeGuard
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeGuard
 
 import numpy as np
 
@@ -172,9 +172,16 @@ class Case:
         return Miss(LayoutError(f"'{self.source.label}' has no boxes beside its images. {' '.join(reasons)}"))
 
     def state_audio(
-        self, options: ClipOptions = AS_THEY_ARE, labels: Sequence[str] | None = None, table: str | None = None
+        self,
+        options: ClipOptions = AS_THEY_ARE,
+        labels: Sequence[str] | None = None,
+        table: str | None = None,
+        pattern: str | None = None,
     ) -> Found:
-        """Return what tables, or otherwise folders, state about clips, as rows of one length."""
+        """Return what their names, by a pattern, or tables, or otherwise folders, state about clips, as rows of one
+        length."""
+        if pattern is not None:
+            return _as_clips(gather(lambda: names_state(self.source, pattern=pattern, kind=AUDIO)), options)
         clips = require_files(
             self.source.ending_in(words.SOUNDS), self.source, f"clips of sound ({', '.join(words.SOUNDS)})"
         )
@@ -709,6 +716,7 @@ class TableFile:
     """The layout of a folder whose samples one table lists."""
 
     name: str
+    layout: ClassVar = "table"
 
     def __call__(self, tree: Tree) -> SampleTable:
         """Return the samples that the table names: images, or otherwise audio clips."""

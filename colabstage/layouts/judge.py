@@ -23,7 +23,7 @@ from colabstage.layouts.boxes import other_form
 from colabstage.layouts.columns import other_number, show
 from colabstage.layouts.evidence import Evidence, class_of_samples, near, refuse, size_in_file
 from colabstage.layouts.lists import lists_state
-from colabstage.layouts.names import bare_stem
+from colabstage.layouts.names import bare_stem, clips_may_say
 from colabstage.layouts.reading import joins_classes
 from colabstage.layouts.records import IMAGE_HEADS
 from colabstage.layouts.table import Boxes, SampleTable, TreeFiles, Values
@@ -56,8 +56,6 @@ _TARS = (".tar", ".tgz", ".tar.gz")
 # Layouts whose samples are rows that name files, and those whose samples are records of shards.
 _OF_ROWS = ("table", "croissant")
 _OF_SHARDS = ("webdataset", "tfrecord", "lmdb", "arrow")
-# A stem with its last number.
-_NUMBERED = re.compile(r"(.*?)(\d+)\D*")
 _SPREADSHEETS = (".xlsx", ".xls", ".ods")
 # Extensions of files that may be texts, and are opened.
 _TEXTS = (*words.TEXTS, "", ".dat", ".log")
@@ -269,10 +267,12 @@ def _sets_in_folders(source: Source, found: Evidence) -> str:
 def _why_not_classes(table: SampleTable, *, may_be_one: bool) -> str:
     """Return why folders are probably not classes, and what to write; "" if they may be."""
     if len(table.classes) < 2 and not may_be_one:
-        of_names = ", or their class in the files' names: layout=file_names(PATTERN)" * (table.layout == "image_folder")
+        way = "layout=file_names(PATTERN)"
+        if table.layout != "image_folder":
+            way = clips_may_say(table.keys) or "layout=audio_clips(pattern=PATTERN)"
         return (
             "that is one class, and there is nothing to learn from one. Expected a folder for each class, or a table "
-            f"of labels beside the {table.unit}{of_names}."
+            f"of labels beside the {table.unit}, or their class in the files' names: {way}, from colabstage.options."
         )
     return _called_parts(table) or _deeper(table) or _parts_of_samples(table) or _untrained(table)
 
@@ -430,7 +430,7 @@ def _shared_stem(table: SampleTable) -> tuple[str, bool]:
     # several series, each with its own word: img_0, photo_0.
     series: dict[str, list[int]] = defaultdict(list)
     for row in rows[0].tolist():
-        found = _NUMBERED.fullmatch(bare_stem(names[row], every))
+        found = words.NUMBERED.fullmatch(bare_stem(names[row], every))
         if found is None:
             return first, False
         series[found[1]].append(int(found[2]))
@@ -450,6 +450,9 @@ def _is_series(found: Sequence[int]) -> bool:
 
 def _notes_on_folders(table: SampleTable) -> Iterator[str]:
     """Say what else folders of classes may mean."""
+    # Numbers are people more often than classes.
+    if table.layout == "audio" and all(map(_NUMBER.fullmatch, table.classes)) and (ways := clips_may_say(table.keys)):
+        yield f"Classes are the folders. Where the names of the clips say them: {ways}, from colabstage.options."
     stem, are_counted = _shared_stem(table)
     if are_counted:
         yield (

@@ -292,7 +292,7 @@ def arrays_state(
     classes = _as_words(stored[texts[0]].whole()) if texts else classes
     which = f", targets those of {listed(stated)}" if ys else "; there are no targets"
     lost = [(stored[one.x].shape[0], "rows", f"of '{one.x}', which has no targets,") for one in unlabelled]
-    notes = [f"Inputs are the rows of {listed(used)}{which}.", *left_out_notes(*lost)]
+    notes = [f"Inputs are the rows of {listed(used)}{which}.", *left_out_notes(*lost), *_missing_batches(source)]
     known = {*used, *stated, *texts[:1], *(one.x for one in unlabelled)}
     rest = [name for name in stored if name not in known]
     beside = [name for name in rest if stored[name].shape[:1] == xs[0].shape[:1]]
@@ -627,7 +627,7 @@ _BATCH_BIN = re.compile(r"(data_batch_\d+|test_batch)\.bin$")
 _ENDINGS = ("", ".gz", ".bin", ".meta")
 _STL = re.compile(r"(train|test)_[Xy]\.bin$")
 _PIXEL = np.dtype(np.uint8)
-_CIFAR_SHAPE, _CIFAR_BYTES = (3, 32, 32), 3072
+_CIFAR_SHAPE, _CIFAR_BYTES, _BATCHES = (3, 32, 32), 3072, 5
 _STL_SHAPE, _STL_BYTES = (3, 96, 96), 27648
 _NAME_LISTS = {
     "batches.meta.txt": "label_names",
@@ -744,6 +744,15 @@ def _cifar_arrays(source: Source, pickles: Sequence[FileEntry], binaries: Sequen
             values = np.concatenate([one.labels[kind] for one in parts])
             found.append(StoredArray.in_memory(f"{split}_{kind}", values, ""))
     return found
+
+
+def _missing_batches(source: Source) -> list[str]:
+    """Return a note if only some of CIFAR's files to train on are there."""
+    named = source.ending_in(("", ".bin")).where(lambda name: posixpath.basename(name).startswith("data_batch_"))
+    found = {posixpath.basename(name) for name in named.names}
+    return (
+        [f"Only {listed(sorted(found))} of CIFAR's {_BATCHES} files to train on."] if 0 < len(found) < _BATCHES else []
+    )
 
 
 def _pickled_batch(entry: FileEntry, held: dict[str, Any]) -> _Batch:

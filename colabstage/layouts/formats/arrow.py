@@ -35,6 +35,7 @@ from colabstage.layouts.records import (
     label_fields,
     labels_of_fields,
     make_boxes,
+    names_of_feature,
     open_shard,
     records_state,
     scan_each,
@@ -115,7 +116,7 @@ def arrow_state(source: Source) -> Evidence:
     parts = scan_each(files, lambda _, file: file.scan(image, columns))
     fields = {name: _joined([part[name] for part in parts]) for name in columns}
     contents = _contents(files)
-    classes = {name: _class_names(features.get(name)) for name in columns}
+    classes = {name: names_of_feature(features.get(name)) for name in columns}
     if objects:
         labels = _boxes_of_rows(fields[objects], contents, classes[objects])._replace(used=(objects,))
     else:
@@ -407,14 +408,6 @@ def _may_be_labels(kind: Any) -> bool:
 
 # Types by their names in pyarrow, so that importing this module does not need pyarrow.
 _BYTES = ("binary", "large_binary", "struct<bytes: binary", "struct<bytes: large_binary")
-
-
-def _class_names(feature: Any) -> tuple[str, ...]:
-    """Return the names of classes in a feature of `datasets`, or in one of the features inside it."""
-    if isinstance(feature, dict) and feature.get("_type") == "ClassLabel":
-        return tuple(map(str, feature.get("names") or ()))
-    inner = feature.values() if isinstance(feature, dict) else feature if isinstance(feature, list) else ()
-    return next((names for one in inner if (names := _class_names(one))), ())
 
 
 def _features(schema: Any) -> dict[str, Any]:

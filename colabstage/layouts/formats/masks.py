@@ -258,8 +258,7 @@ _MASK_WORDS = (
 )  # fmt: skip
 _MASK_SUFFIX = re.compile(rf"(?:^|(?<=.)(?:[ ._-]|(?<=\d)(?=(?i:mask))))(?i:{'|'.join(_MASK_WORDS)})$|(?<=.)_[LP]$")
 _IMAGE_SUFFIX = re.compile(r"(?:^|(?<=.)[ ._-])(?i:leftImg8bit|image|img|sat)$")
-_MAY_END_SO = re.compile(rf"(?i:{'|'.join((*_MASK_WORDS, '_L', '_P'))})\.[^./]*$")
-_LAST_LETTERS = frozenset("".join(word[-1] + word[-1].upper() for word in (*_MASK_WORDS, "p")))
+_MASK_ENDS = (*map(str.lower, _MASK_WORDS), "_l", "_p")
 _AGAIN = re.compile(r"[ _.-]?\(?\d+\)?$")
 _OBJECTS = frozenset({"instances", "instance", "panoptic", "segmentationobject", "segmentation_object"})
 # A line of CVAT's labelmap.txt: label:color_rgb:parts:actions. Its first line, a comment, has no numbers.
@@ -381,14 +380,11 @@ def _sides(source: Source, x: str | None, y: str | None) -> _Sides:
     of_masks = np.array([any(map(_holds_masks, parts)) for parts in below], np.bool_)
     of_images = np.array([any(map(words.holds_images, parts)) for parts in below], np.bool_)
     are_masks = of_masks[of_files]
-    # Few or none of a million names have such an ending, most end in a digit, and only those are examined.
-    endings, of_endings = files.endings
-    lasts = (-1 - np.array([*map(len, endings)]))[of_endings].tolist()
-    may_end = [row for row, (name, at) in enumerate(zip(files.names, lasts, strict=True)) if name[at] in _LAST_LETTERS]
-    for row in may_end:
-        name = files.names[row]
-        if not of_images[of_files[row]] and _MAY_END_SO.search(name):
-            are_masks[row] |= _MASK_SUFFIX.search(words.stem_of(name)) is not None
+    # Few of a million names end so, and only those are searched.
+    ends = tuple(word + ending.lower() for word in _MASK_ENDS for ending in files.endings[0])
+    for row in [row for row, name in enumerate(map(str.lower, files.names)) if name.endswith(ends)]:
+        if not of_images[of_files[row]]:
+            are_masks[row] |= _MASK_SUFFIX.search(words.stem_of(files.names[row])) is not None
     if y is None and not are_masks.any() and len(files.endings[0]) > 1:
         # a.jpg beside a.png, as MSRA10K has them: masks are never JPEGs.
         stems = {name[: name.rfind(".")] for name in files.ending_in(words.JPEGS).names}
