@@ -31,10 +31,19 @@ from colabstage.layouts.columns import (
     split_of_cell,
 )
 from colabstage.layouts.evidence import IMAGE_FOLDER, Evidence, Found, left_out_notes, near
-from colabstage.layouts.formats.masks import mask_targets
+from colabstage.layouts.formats.masks import pairs_of
 from colabstage.layouts.formats.tables import LISTS, Table, parse_list, parse_table
 from colabstage.layouts.lists import NONE, SEVERAL, Lookup, lists_state, only
-from colabstage.layouts.table import Boxes, BrokenDatasetError, Images, SampleTable, TreeFiles, Values, known_splits
+from colabstage.layouts.table import (
+    Boxes,
+    BrokenDatasetError,
+    Images,
+    Masks,
+    SampleTable,
+    TreeFiles,
+    Values,
+    known_splits,
+)
 from colabstage.trees.listing import take_strings
 from colabstage.trees.names import first_repeated
 
@@ -421,10 +430,11 @@ class TableSearch:
         used = frozenset(one.name for one in self.claiming)
         if self.pairs:
             numbers = [one.masks[one.mask.cells[row]] for one, own in rows.places if one.mask for row in own.tolist()]
-            made = mask_targets(self.source, self.files.take(np.array(numbers)))
-            firsts, targets, classes = list(range(len(rows.files))), made.targets, made.classes
-            notes += [*self._notes(rows, roles, ()), *made.notes]
-            used |= {*made.used, *(self.files.names[number] for number in numbers)}
+            pairs = pairs_of(self.source, self.files.take(rows.files), self.files.take(np.array(numbers)))
+            assert isinstance(pairs.table.targets, Masks)
+            firsts, targets, classes = list(range(len(rows.files))), pairs.table.targets, pairs.table.classes
+            notes += [*self._notes(rows, roles, ()), *pairs.table.notes]
+            used |= pairs.used
         elif boxes is not None:
             sides = find_image_sides(found[0].columns)
             sides = sides if all(one.columns.keys() >= {*sides} for one in complete) else []
