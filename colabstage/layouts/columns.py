@@ -542,10 +542,6 @@ def class_numbers(whole: NDArray[np.int64]) -> tuple[str, ...]:
     return tuple(str(number) for number in found.tolist())
 
 
-def _has_single_ones(values: NDArray[Any]) -> bool:
-    return bool(((values == 0) | (values == 1)).all() and (values.sum(axis=1) == 1).all())
-
-
 def note_on_numbers(name: str, values: NDArray[Any], classes: Sequence[str]) -> list[str]:
     """Return a note if labels are numbers that a loss cannot use: NaN, or integers that are not classes."""
     missing = int(np.isnan(values).sum()) if values.dtype.kind == "f" else 0
@@ -553,7 +549,8 @@ def note_on_numbers(name: str, values: NDArray[Any], classes: Sequence[str]) -> 
         return [f"{missing:,} of {values.size:,} numbers in '{name}' are NaN, as missing labels are written."]
     kind, is_vector = values.dtype.kind, values.ndim == 1
     # torch has no argmax of bool.
-    if values.ndim == 2 and kind != "b" and values.shape[1] > 1 and _has_single_ones(values):
+    are_vectors = values.ndim == 2 and kind != "b" and values.shape[1] > 1
+    if are_vectors and ((values == 0) | (values == 1)).all() and (values.sum(axis=1) == 1).all():
         return [f"Each row of {name} has a single 1, as one of {values.shape[1]:,} classes: y.argmax(1) is its number."]
     may_be_whole = is_vector and kind == "f" and len(values) and np.abs(values).max() < _MOST_FLOAT
     if may_be_whole and not np.any(values % 1) and class_numbers(values.astype(np.int64)):

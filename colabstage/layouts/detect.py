@@ -432,7 +432,8 @@ def _weigh_rows(case: Case) -> Found:
     if isinstance(found, Evidence) or not found.claims:
         return _with_other_splits(case, found)
     if case.masks.claims or case.paired.claims:
-        if any(table.has_labels for table in case.tables.leading):
+        columns = ((table.mask, column) for table in case.tables.leading for column in table.table.columns)
+        if any(words.is_label_name(column.name) and column is not mask for mask, column in columns):
             return refuse(f'{found.error} Or take the masks beside the images: layout="pairs".')
         return near(f"The images have masks, and the table beside them no labels: {found.error}")
     by_folder = case.judge(_weigh_folders(case))
@@ -628,7 +629,7 @@ LAYOUTS: tuple[Layout, ...] = (
             _BY_NAMES,
         ),
     ),
-    Layout("arrays", lambda case: arrays.arrays_state(case.source, arrays.published_arrays(case.source))),
+    Layout("arrays", lambda case: arrays.arrays_state(case.source)),
     Layout("array_folder", lambda case: arrays.array_folder_state(case.source)),
     Layout("pixel_table", lambda case: arrays.pixels_state(case.source)),
     Layout("file_names", lambda case: names_state(case.source)),

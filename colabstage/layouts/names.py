@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from colabstage.layouts.reading import Source
-    from colabstage.trees.listing import FileEntries
 
 
 # The only unambiguous form: a word, a dot and a number.
@@ -468,11 +467,8 @@ def second_copy(source: Source) -> frozenset[str]:
         copies = {numbers[name]: top + name.removeprefix(copy) for name in files.names if name.startswith(copy)}
         pairs = {own: numbers[first] for own, first in copies.items() if first in numbers}
         same = [(one, own) for own, one in pairs.items() if files.sizes[one] == files.sizes[own]]
-        if 2 * len(same) == len(files) and _are_equal(source, files, same[:: 1 + len(same) // _COMPARED]):
+        some = np.array(same[:: 1 + len(same) // _COMPARED]) if 2 * len(same) == len(files) else np.zeros((0, 2), int)
+        contents = source.parse(files.take(some.reshape(-1)), lambda _, content: content)
+        if len(some) and all(contents[files.names[one]] == contents[files.names[own]] for one, own in some.tolist()):
             return frozenset(files.names[number] for _, number in same)
     return frozenset()
-
-
-def _are_equal(source: Source, files: FileEntries, pairs: list[tuple[int, int]]) -> bool:
-    contents = source.parse(files.take(np.array(pairs).reshape(-1)), lambda _, content: content)
-    return all(contents[files.names[one]] == contents[files.names[other]] for one, other in pairs)

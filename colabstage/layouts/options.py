@@ -10,7 +10,7 @@ from colabstage.errors import OptionError
 from colabstage.layouts import words
 from colabstage.layouts.detect import Case, LayoutFunction
 from colabstage.layouts.evidence import IMAGE_FOLDER, gather, required
-from colabstage.layouts.formats.arrays import arrays_state, published_arrays
+from colabstage.layouts.formats.arrays import arrays_state
 from colabstage.layouts.formats.masks import masks_state
 from colabstage.layouts.formats.tables import LISTS
 from colabstage.layouts.formats.tokens import TokenOptions, tokens_state
@@ -121,11 +121,7 @@ def array_rows(x: str | None = None, y: str | None = None) -> LayoutFunction:
         x, y: names of the arrays, or keys in their file, that hold inputs and targets, if they are not recognised. x
             alone may also be a common part of the names of the arrays to use, such as "emnist-digits".
     """
-    return _layout("arrays", _arrays_state, x=x, y=y)
-
-
-def _arrays_state(source: Source, *, x: str | None, y: str | None) -> Found:
-    return arrays_state(source, published_arrays(source), x=x, y=y)
+    return _layout("arrays", arrays_state, x=x, y=y)
 
 
 def table_rows(

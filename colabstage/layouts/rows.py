@@ -103,11 +103,6 @@ class LeadingTable:
         return words.split_name(words.stem_of(self.name)).split or words.split_of_path(self.name)
 
     @property
-    def has_labels(self) -> bool:
-        """Tell whether a column is named like labels, and does not hold the masks."""
-        return any(words.is_label_name(column.name) and column is not self.mask for column in self.table.columns)
-
-    @property
     def columns(self) -> dict[str, Column]:
         """Return the columns by name, except the path."""
         return {column.name: column for column in self.table.columns if column is not self.path}

@@ -94,7 +94,9 @@ def arrow_state(source: Source) -> Evidence:
     schema = files[0].schema
     image, names, features = _image_column(source.label, schema), schema.names, _features(schema)
     typed = [name for name in names if features.get(name, {}).get("_type") == "ClassLabel"]
-    flat = [name for name in names if _may_be_labels(schema.field(name).type)]
+    # No lists, fields or bytes, which are no labels and take long to read.
+    kinds = {name: schema.field(name).type for name in names}
+    flat = [name for name, kind in kinds.items() if not kind.num_fields and not str(kind).startswith(_BYTES)]
     splits = [name for name in flat if plain_name(name) in SPLIT_FIELDS]
     # The first ClassLabel of `datasets` precedes any column that is named like a label.
     first = sorted((plain_name(name) for name in typed if name not in splits), key="label".__ne__)
@@ -399,11 +401,6 @@ def _image_column(label_of_tree: str, schema: Any) -> str:
 
 def _has_boxes(schema: Any, name: str) -> bool:
     return name in schema.names and f"{_BOX}: " in str(schema.field(name).type)
-
-
-def _may_be_labels(kind: Any) -> bool:
-    """Tell whether a column of this type may hold labels and so is worth reading: no lists, fields or bytes."""
-    return not kind.num_fields and not str(kind).startswith(_BYTES)
 
 
 # Types by their names in pyarrow, so that importing this module does not need pyarrow.

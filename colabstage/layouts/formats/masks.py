@@ -368,7 +368,8 @@ def _sides(source: Source, x: str | None, y: str | None) -> _Sides:
     depth = len(words.shared_folders(f"{folder}/" for folder in folders))
     # One decision for each of the few folders: whether all files in it are masks, or none by its extension.
     below = [folder.split("/")[depth:] for folder in folders]
-    of_masks = np.array([any(map(_holds_masks, parts)) for parts in below], np.bool_)
+    spelled = [["_".join(words.words_of(part)) for part in parts] for parts in below]
+    of_masks = np.array([any(map(_MASK_FOLDER.fullmatch, parts)) for parts in spelled], np.bool_)
     of_images = np.array([any(map(words.holds_images, parts)) for parts in below], np.bool_)
     are_masks = of_masks[of_files]
     # Few of a million names end so, and only those are searched.
@@ -426,11 +427,6 @@ def _without_role(folder: str) -> str:
     spelled = "_".join(words.words_of(folder))
     found = _MASK_FOLDER.fullmatch(spelled) or _IMAGE_FOLDER.fullmatch(spelled)
     return folder.lower() if found is None else "".join(filter(None, found.groups()))
-
-
-@functools.lru_cache(maxsize=4096)
-def _holds_masks(folder: str) -> bool:
-    return _MASK_FOLDER.fullmatch("_".join(words.words_of(folder))) is not None
 
 
 def _is_of_objects(mask: FileEntry) -> bool:

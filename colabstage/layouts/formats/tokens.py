@@ -27,7 +27,7 @@ from colabstage.layouts.table import Arrays, SampleTable, join_samples, rows_of_
 from colabstage.trees.bytes import JoinedBytes, LocalBytes, RequestedBytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -118,7 +118,9 @@ def tokens_state(source: Source, *, options: TokenOptions = TokenOptions()) -> F
         refuse_stand_in(tree, entry)
     streams = {split: [_bytes_of_texts(tree, entries, options)] for split, entries in by_split.items()}
     table = _token_table(tree, streams, options)
-    if _has_bytes_as_tokens(texts, options):
+    is_plain = options.tokenizer is None and options.separator is None
+    # Their bytes are the tokens, and are read in place.
+    if is_plain and not any(name.lower().endswith(".jsonl") for name in texts.names):
         return Evidence(table, "text")
     # Planning must not tokenize, which takes time, nor store the result, which takes space.
     most = f"At most {len(table):,} rows of {options.length:,} tokens; how many shows once the text is tokenized."
@@ -172,12 +174,6 @@ def _tokens_of_file(source: Source, entry: FileEntry, options: TokenOptions) -> 
     if over or count < 0:
         raise broken(entry.name, f"it has {entry.size:,} bytes", f"a whole number of {dtype.name} tokens")
     return TokenStream(entry.name, _joined(source.tree, [entry]), start, count, dtype, stamp_of(entry), dtype)
-
-
-def _has_bytes_as_tokens(entries: Iterable[FileEntry], options: TokenOptions) -> bool:
-    """Tell whether texts' bytes are their tokens, so that they are read in place."""
-    is_plain = options.tokenizer is None and options.separator is None
-    return is_plain and not any(entry.name.lower().endswith(".jsonl") for entry in entries)
 
 
 def _bytes_of_texts(tree: Tree, entries: Sequence[FileEntry], options: TokenOptions) -> TokenStream:
