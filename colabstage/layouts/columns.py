@@ -352,8 +352,9 @@ def _which(candidates: list[str], others: Sequence[Column]) -> LayoutError:
     if not known:
         what = "The columns beside the paths have no names in the first row" if others else "It has paths alone"
         what = f"It has no labels beside {listed(named)}" if named else what
+        masks = " Masks: call each as its image is, in a folder 'masks'." * any(one.are_files for one in others)
         return LayoutError(
-            f"{what}. Write the label of each file behind its path, and a first row that says so: path,label."
+            f"{what}. Write the label of each file behind its path, and a first row that says so: path,label.{masks}"
         )
     texts = listed([column.name for column in others if column.plain in words.CAPTIONS])
     also = f' {texts} holds texts, which are not read: layout="images" takes the images alone.' if texts else ""

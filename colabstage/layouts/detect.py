@@ -114,13 +114,6 @@ class Case:
         return gather(lambda: masks.masks_state(self.source))
 
     @cached_property
-    def paired(self) -> Found:
-        """Return what tables of images and their masks state."""
-        return gather(
-            TableSearch(self.source, TABLE._replace(layout=masks.NAME), self.images, self.lookup, pairs=True).state
-        )
-
-    @cached_property
     def tables(self) -> TableSearch:
         """Return the tables that may name the images."""
         return TableSearch(self.source, TABLE, self.images, self.lookup)
@@ -431,13 +424,12 @@ def _weigh_rows(case: Case) -> Found:
     found = _rows_or_folders(case, found) if _name_folders(found, case) else found
     if isinstance(found, Evidence) or not found.claims:
         return _with_other_splits(case, found)
-    if case.masks.claims or case.paired.claims:
-        columns = ((table.mask, column) for table in case.tables.leading for column in table.table.columns)
-        if any(words.is_label_name(column.name) and column is not mask for mask, column in columns):
+    headers = [name for table in case.tables.leading for name in table.table.header]
+    if case.masks.claims:
+        if any(map(words.is_label_name, headers)):
             return refuse(f'{found.error} Or take the masks beside the images: layout="pairs".')
         return near(f"The images have masks, and the table beside them no labels: {found.error}")
     by_folder = case.judge(_weigh_folders(case))
-    headers = [name for table in case.tables.leading for name in table.table.header]
     # Without a column of splits, rows that were meant for a test would be trained on.
     is_split = not set(words.SPLIT_COLUMNS).isdisjoint(map(words.plain_name, headers))
     if isinstance(by_folder, Evidence) and (by_folder.table.splits or not is_split) and case.rows_agree(by_folder):
@@ -613,7 +605,7 @@ LAYOUTS: tuple[Layout, ...] = (
     ),
     Layout(
         masks.NAME,
-        lambda case: case.paired if case.paired.claims and not case.masks.claims else case.masks,
+        lambda case: case.masks,
         rivals=(
             _BY_NAMES,
             Rival("folders that look like classes", "", _classes_of_masks),

@@ -382,7 +382,7 @@ def _parts_of_samples(table: SampleTable) -> str:
         return ""
     return (
         f"the {table.unit} in {listed(sorted(table.classes))} have the same names ('{stem}', …): they may be parts of "
-        f"each sample, such as an image and its mask. {_choice(table, parts=sorted(table.classes))}"
+        f"each sample, such as an image and its mask. {_choice(table, parts=sorted(table.classes))}".rstrip()
     )
 
 

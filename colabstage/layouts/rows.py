@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import posixpath
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -31,19 +31,9 @@ from colabstage.layouts.columns import (
     split_of_cell,
 )
 from colabstage.layouts.evidence import IMAGE_FOLDER, Evidence, Found, left_out_notes, near
-from colabstage.layouts.formats.masks import pairs_of
 from colabstage.layouts.formats.tables import LISTS, Table, parse_list, parse_table
 from colabstage.layouts.lists import NONE, SEVERAL, Lookup, lists_state, only
-from colabstage.layouts.table import (
-    Boxes,
-    BrokenDatasetError,
-    Images,
-    Masks,
-    SampleTable,
-    TreeFiles,
-    Values,
-    known_splits,
-)
+from colabstage.layouts.table import Boxes, BrokenDatasetError, Images, SampleTable, TreeFiles, Values, known_splits
 from colabstage.trees.listing import take_strings
 from colabstage.trees.names import first_repeated
 
@@ -82,10 +72,6 @@ class LeadingTable:
     has_header: bool
     folders: str = ""
     """The column that names folders, each of whose files has a row here; "" if the rows name files."""
-    mask: Column | None = None
-    """The column that names the mask of each file, if there is one."""
-    masks: Mapping[str, int] = field(default_factory=dict)
-    """The number of the file that each cell of that column means, as in `leads`."""
 
     @property
     def name(self) -> str:
@@ -151,8 +137,6 @@ class TableSearch:
     """The tables to use instead of all in the source, if a description says which."""
     lists: bool = False
     """Whether to search texts and JSON that list names of files, instead of tables."""
-    pairs: bool = False
-    """Whether the targets are masks, which tables name beside each image."""
 
     def state(self) -> Found:
         """Return what the tables state about the files."""
@@ -251,11 +235,10 @@ class TableSearch:
                 shown = f" '{table.name}' {'has a header and no rows' if table.columns else 'is empty'}."
         return f"{which} no column in which most rows lead to {self.kind.noun} of '{self.source.label}'.{shown}"
 
-    def _paths(self, table: Table) -> dict[Column, tuple[tuple[bool, int, bool], dict[str, int]]]:
-        """Return the columns most of whose rows lead to files, or that lead to most of the files: how well, and where
-        to.
+    def _lead(self, table: Table) -> LeadingTable | None:
+        """Return a table with the column most of whose rows lead to files, or that leads to most of the files.
 
-        A label column never is one, unless it holds names of files: "2" may be a class, and also the stem of 2.png.
+        A label column never is one: "2" may be a class, and also the stem of 2.png.
         """
         folder = posixpath.dirname(table.name)
         found: dict[Column, tuple[tuple[bool, int, bool], dict[str, int]]] = {}
@@ -265,7 +248,7 @@ class TableSearch:
             cells = column if len(column) else Column(column.name, [column.name])
             # A column needs no index of stems if it has fewer distinct cells than whole names already found.
             fewer = any(rank[0] and rank[1] > len(cells.distinct) for rank, _ in found.values())
-            if (words.is_label_name(column.name) and not column.are_files) or numbers or fewer:
+            if words.is_label_name(column.name) or numbers or fewer:
                 continue
             leads, whole = self.lookup.search_each(cells.distinct, folder)
             hits = len(cells) if len(leads) == len(cells.distinct) else sum(map(leads.__contains__, cells.cells))
@@ -274,14 +257,7 @@ class TableSearch:
                 reached = len(set(leads.values()))
                 # Whole names beat stems, which any number may match; then more files; then columns named like paths.
                 found[column] = (2 * whole > len(leads), reached, column.plain in words.PATHS), leads
-        return found
-
-    def _lead(self, table: Table) -> LeadingTable | None:
-        """Return a table with the column that leads to the files, and the one that leads to their masks, if any."""
-        folder, found = posixpath.dirname(table.name), self._paths(table)
-        mask = self._masks_among({column: leads for column, (_, leads) in found.items()})
-        masks = {} if mask is None else found.pop(mask)[1]
-        if not found or (self.pairs and mask is None):
+        if not found:
             return None
         best = max((column for column in table.columns if column in found), key=lambda column: found[column][0])
         rank, leads = found[best]
@@ -299,7 +275,7 @@ class TableSearch:
         # If a first row is not a path to a file, or is the name of a path column, it is a header.
         first = () if best.plain in words.PATHS else self.lookup.search(best.name, folder)
         if not first:
-            return LeadingTable(table, best, leads, has_header=True, mask=mask, masks=masks)
+            return LeadingTable(table, best, leads, has_header=True)
         bare = table.without_header()
         if len(bare.columns) > _PLAIN_COLUMNS and not bare.fault and self.labels is None:
             row = listed([show(cell) for cell in table.header])
@@ -310,25 +286,7 @@ class TableSearch:
                 f"which column is the label: layout=table_rows(labels=[{label!r}])."
             )
         path, leads = bare.columns[table.columns.index(best)], leads | {best.name: only(first)}
-        if mask is not None:
-            masks = masks | {mask.name: only(self.lookup.search(mask.name, folder))}
-            mask = bare.columns[table.columns.index(mask)]
-        return LeadingTable(bare, path, leads, has_header=False, mask=mask, masks=masks)
-
-    def _masks_among(self, paths: Mapping[Column, Mapping[str, int]]) -> Column | None:
-        """Return which of two columns that lead to different files holds the masks of the other's: by its name, else by
-        the names of its files, else because the other's are JPEGs, which masks never are."""
-        names = [[self.files.names[number] for number in leads.values() if number >= 0] for leads in paths.values()]
-        if len(names) != 2 or not all(names) or not set.isdisjoint(*map(set, names)):
-            return None
-        for are_masks in (
-            [words.holds_targets(column.name) for column in paths],
-            [all(words.holds_targets(f"{words.folder_of(one)} {words.stem_of(one)}") for one in own) for own in names],
-            [not all(one.lower().endswith(words.JPEGS) for one in own) for own in names],
-        ):
-            if sum(are_masks) == 1:
-                return [*paths][are_masks.index(True)]
-        return None
+        return LeadingTable(bare, path, leads, has_header=False)
 
     def _lead_to_folders(self, table: Table) -> LeadingTable | None:
         """Return a table with a row for each file in the folders that its rows name: most of them, by one column."""
@@ -416,21 +374,12 @@ class TableSearch:
         # corners are boxes, unless the user named them as labels or the files are audio clips.
         is_bare = self.labels is None and self.kind.layout == TABLE.layout and not found[0].folders
         boxes = find_box_columns(found[0].columns) if is_bare else None
-        named = [boxes.label] if boxes is not None else [found[0].mask.name] if self.pairs and found[0].mask else None
-        roles = self._roles(found, notes) if named is None else find_roles(found[0].columns, labels=named)
+        roles = self._roles(found, notes) if boxes is None else find_roles(found[0].columns, labels=[boxes.label])
         complete = self._complete(found, roles, notes)
         rows = self._rows_with_files(complete, roles)
         self._check_shift(rows)
         targets: Targets
-        used = frozenset(one.name for one in self.claiming)
-        if self.pairs:
-            numbers = [one.masks[one.mask.cells[row]] for one, own in rows.places if one.mask for row in own.tolist()]
-            pairs = pairs_of(self.source, self.files.take(rows.files), self.files.take(np.array(numbers)))
-            assert isinstance(pairs.table.targets, Masks)
-            firsts, targets, classes = list(range(len(rows.files))), pairs.table.targets, pairs.table.classes
-            notes += [*self._notes(rows, roles, ()), *pairs.table.notes]
-            used |= pairs.used
-        elif boxes is not None:
+        if boxes is not None:
             sides = find_image_sides(found[0].columns)
             sides = sides if all(one.columns.keys() >= {*sides} for one in complete) else []
             corners = [rows.column(name) for name in boxes.corners]
@@ -464,7 +413,7 @@ class TableSearch:
             classes=classes,
             notes=tuple(notes),
         )
-        return Evidence(table, listed([one.name for one in found]), used)
+        return Evidence(table, listed([one.name for one in found]), frozenset(one.name for one in self.claiming))
 
     def _roles(self, found: list[LeadingTable], notes: list[str]) -> ColumnRoles:
         """Return the roles of a table's columns; if several may be the label, the one in the competition's sample
@@ -475,7 +424,6 @@ class TableSearch:
         folders = found[0].folders
         # What numbers the rows differs from folder to folder as well.
         inputs |= {name for name in columns if folders and columns[name].plain.endswith("_id")} | {folders}
-        columns = {name: column for name, column in columns.items() if column is not found[0].mask or self.labels}
         try:
             roles = find_roles(columns, labels=self.labels, inputs=inputs)
             # What is in one folder belongs together, unless each is a class.
@@ -512,8 +460,6 @@ class TableSearch:
                 known = {cell: split_of_cell(split.name, cell) for cell in split.distinct}
                 own = [known[cell] for cell in split.cells]
             leads = np.fromiter(map(table.leads.get, cells, itertools.repeat(NONE)), np.int64, len(cells))
-            if self.pairs and table.mask is not None:
-                leads[[table.masks.get(cell, NONE) < 0 for cell in table.mask.cells]] = NONE
             # `0001.jpg` often is in the folders of several splits; the row's own split says which one is meant, and
             # counts wherever its file lies: fast.ai holds rows of one folder out.
             for row in np.flatnonzero(leads != NONE).tolist() if self.lookup.has_splits else ():
@@ -545,9 +491,8 @@ class TableSearch:
         reached = len({*rows.files.tolist()})
         if reached in (len(cells), len(self.files)) or len(cells) != len(self.files):
             return
-        found = [
-            [words.NUMBERED.fullmatch(words.stem_of(text)) for text in texts] for texts in (cells, self.files.names)
-        ]
+        stems = [map(words.stem_of, texts) for texts in (cells, self.files.names)]
+        found = [[*map(words.NUMBERED.fullmatch, own)] for own in stems]
         stated, called = ({(one[1], int(one[2])) for one in matches if one is not None} for matches in found)
         least, first = (min((number for _, number in one), default=0) for one in (stated, called))
         if len(stated) == len(cells) and {(word, number + first - least) for word, number in stated} == called:
@@ -604,7 +549,7 @@ class TableSearch:
             f"Samples with the same '{roles.group}' stay in one split." if roles.group else "",
             f"{left_out(len(lost), 'rows', which)}." if lost else "",
         )
-        rest = len(self.files) - (1 + self.pairs) * len(np.unique(rows.files))
+        rest = len(self.files) - len(np.unique(rows.files))
         return [*filter(None, notes), *left_out_notes((rest, self.kind.noun, "that no row names"))]
 
 

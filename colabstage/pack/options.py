@@ -34,7 +34,7 @@ RULES_VERSION = 5
 # two forms of Unicode, second masks and labels such as 25_0 are read right. Arrays and features state splits as well.
 # VOC's lists of several years, two labels of one record, Arrow's splits without a class, and splits of folders are
 # read since; a list of what is trained on leaves out the rest, and a column of numbers beside the classes orders them.
-# Tables of images and masks are pairs, names of files no labels, and folders that hold parts of a sample no classes.
+# Names of files are no labels, folders that hold parts of a sample no classes, and image.png beside mask.png is a pair.
 _NEWER_RULES = {
     **dict.fromkeys(("file_names", "arrays", "arrow"), 6),
     **dict.fromkeys(("webdataset", "tfrecord"), 7),

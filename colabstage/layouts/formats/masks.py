@@ -286,25 +286,6 @@ class MaskClasses(NamedTuple):
     colors: tuple[tuple[int, int, int], ...] | None = None
 
 
-def pairs_of(source: Source, images: Sequence[FileEntry], masks: Sequence[FileEntry]) -> Evidence:
-    """Return images and their masks as evidence, with what files beside these say of their values."""
-    used, named = _classes(source)
-    files = TreeFiles(source.tree, masks)
-    targets = Masks(files, named.colors) if named.colors else find_masks(files, spread=source.tree.kind == "folder")
-    keys = tuple(image.name for image in images)
-    table = SampleTable(
-        layout=NAME,
-        keys=keys,
-        inputs=Images(TreeFiles(source.tree, images)),
-        targets=targets,
-        # Some images are in no split's folder, so the folders are something else.
-        splits=known_splits(list(map(words.split_of_path, keys))),
-        classes=targets.classes or named.names,
-        notes=tuple(_notes_on_colors(named)),
-    )
-    return Evidence(table, "the masks", frozenset({*(mask.name for mask in masks), *used}))
-
-
 def masks_state(source: Source, *, x: str | None = None, y: str | None = None) -> Found:
     """Read images that have a mask of the same stem each.
 
@@ -346,15 +327,28 @@ def masks_state(source: Source, *, x: str | None = None, y: str | None = None) -
     if y is None:
         _refuse_further(sides, pairs)
     objects = sum(map(_is_of_objects, sides.masks)) - sum(_is_of_objects(mask) for _, mask in pairs)
-    found = pairs_of(source, [image for image, _ in pairs], [mask for _, mask in pairs]).noting(
-        *left_out_notes(
-            (len(sides.images) - len(pairs), "images", "without a mask"),
-            (objects, "masks", "that number single objects"),
-            (len(sides.masks) - len(pairs) - objects, "masks", "without an image"),
-        )
+    used, named = _classes(source)
+    files = TreeFiles(source.tree, [mask for _, mask in pairs])
+    targets = Masks(files, named.colors) if named.colors else find_masks(files, spread=source.tree.kind == "folder")
+    table = SampleTable(
+        layout=NAME,
+        keys=tuple(image.name for image, _ in pairs),
+        inputs=Images(TreeFiles(source.tree, [image for image, _ in pairs])),
+        targets=targets,
+        # Some images are in no split's folder, so the folders are something else.
+        splits=known_splits([words.split_of_path(image.name) for image, _ in pairs]),
+        classes=targets.classes or named.names,
+        notes=(
+            *_notes_on_colors(named),
+            *left_out_notes(
+                (len(sides.images) - len(pairs), "images", "without a mask"),
+                (objects, "masks", "that number single objects"),
+                (len(sides.masks) - len(pairs) - objects, "masks", "without an image"),
+            ),
+        ),
     )
-    lists = "ImageSets/Segmentation"
-    return lists_state(source, found, within=lists)[0] if found.table.splits is None else found
+    found = Evidence(table, "the masks", frozenset({*(mask.name for _, mask in pairs), *used}))
+    return lists_state(source, found, within="ImageSets/Segmentation")[0] if table.splits is None else found
 
 
 # --- which files are masks --------------------------------------------------------------------------------------------
