@@ -47,6 +47,7 @@ MOST_DIGITS = 40
 _MOST_FLOAT = 2**31
 # A cell may be a page of text.
 _CELL_SHOWN = 60
+_FILE = re.compile(rf".*(?:{'|'.join(map(re.escape, (*words.IMAGES, *words.SOUNDS)))})", re.IGNORECASE | re.DOTALL)
 _NO_LABELS = (*words.IDS, *words.CAPTIONS, *words.ABOUT_FILES, *words.PATHS)
 Kind = Literal["empty", "number", "comma", "flag", "date", "word"]
 Targets = tuple[Values, tuple[str, ...]]
@@ -140,10 +141,15 @@ class Column:
         """Tell whether all cells are numbers or empty."""
         return self.kind == "number"
 
+    @cached_property
+    def are_files(self) -> bool:
+        """Tell whether all cells are names of images or clips, or empty."""
+        return self.are_all(_FILE)
+
     @property
     def may_be_label(self) -> bool:
         """Tell whether it can be a label: it has a name, and not a different word in every row like an id."""
-        if words.is_index_name(self.name) or self.plain in _NO_LABELS:
+        if words.is_index_name(self.name) or self.plain in _NO_LABELS or self.are_files:
             return False
         # The time of a picture is not its class, nor is a number for each row; and an empty column says nothing.
         differ = len(self.distinct) == len(self.cells)
@@ -341,12 +347,14 @@ def _which(candidates: list[str], others: Sequence[Column]) -> LayoutError:
     """Return the error that asks which column is the label."""
     about = (*words.ABOUT_FILES, *words.SPLIT_COLUMNS)
     named = [one.name for one in others if not words.is_index_name(one.name)]
-    known = candidates or [one.name for one in others if one.name in named and one.plain not in about]
+    known = [one.name for one in others if one.name in named and one.plain not in about and not one.are_files]
+    known = candidates or known
     if not known:
         what = "The columns beside the paths have no names in the first row" if others else "It has paths alone"
         what = f"It has no labels beside {listed(named)}" if named else what
+        masks = " Masks: call each as its image is, in a folder 'masks'." * any(one.are_files for one in others)
         return LayoutError(
-            f"{what}. Write the label of each file behind its path, and a first row that says so: path,label."
+            f"{what}. Write the label of each file behind its path, and a first row that says so: path,label.{masks}"
         )
     texts = listed([column.name for column in others if column.plain in words.CAPTIONS])
     also = f' {texts} holds texts, which are not read: layout="images" takes the images alone.' if texts else ""
@@ -538,10 +546,6 @@ def class_numbers(whole: NDArray[np.int64]) -> tuple[str, ...]:
     return tuple(str(number) for number in found.tolist())
 
 
-def _has_single_ones(values: NDArray[Any]) -> bool:
-    return bool(((values == 0) | (values == 1)).all() and (values.sum(axis=1) == 1).all())
-
-
 def note_on_numbers(name: str, values: NDArray[Any], classes: Sequence[str]) -> list[str]:
     """Return a note if labels are numbers that a loss cannot use: NaN, or integers that are not classes."""
     missing = int(np.isnan(values).sum()) if values.dtype.kind == "f" else 0
@@ -549,7 +553,8 @@ def note_on_numbers(name: str, values: NDArray[Any], classes: Sequence[str]) -> 
         return [f"{missing:,} of {values.size:,} numbers in '{name}' are NaN, as missing labels are written."]
     kind, is_vector = values.dtype.kind, values.ndim == 1
     # torch has no argmax of bool.
-    if values.ndim == 2 and kind != "b" and values.shape[1] > 1 and _has_single_ones(values):
+    are_vectors = values.ndim == 2 and kind != "b" and values.shape[1] > 1
+    if are_vectors and ((values == 0) | (values == 1)).all() and (values.sum(axis=1) == 1).all():
         return [f"Each row of {name} has a single 1, as one of {values.shape[1]:,} classes: y.argmax(1) is its number."]
     may_be_whole = is_vector and kind == "f" and len(values) and np.abs(values).max() < _MOST_FLOAT
     if may_be_whole and not np.any(values % 1) and class_numbers(values.astype(np.int64)):

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple, TypeGuard
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeGuard
 
 import numpy as np
 
@@ -57,7 +57,6 @@ from colabstage.layouts.formats import (
     croissant,
     lmdb,
     masks,
-    tables,
     tfrecord,
     tokens,
     tools,
@@ -113,14 +112,7 @@ class Case:
     @cached_property
     def masks(self) -> Found:
         """Return what masks state."""
-        return gather(self.state_masks)
-
-    def state_masks(self, x: str | None = None, y: str | None = None) -> Found:
-        """Return what masks state: the requested ones, or any."""
-        parsed = self.source.parse(
-            masks.class_tables(self.source), lambda entry, content: tables.parse_table(entry.name, content)
-        )
-        return masks.masks_state(self.source, {name: table.columns for name, table in parsed.items()}, x=x, y=y)
+        return gather(lambda: masks.masks_state(self.source))
 
     @cached_property
     def tables(self) -> TableSearch:
@@ -186,8 +178,13 @@ class Case:
             reasons.append(f"{name}: {found.error}")
         return Miss(LayoutError(f"'{self.source.label}' has no boxes beside its images. {' '.join(reasons)}"))
 
-    def state_audio(self, options: ClipOptions = AS_THEY_ARE, labels: Sequence[str] | None = None) -> Found:
-        """Return what tables, or otherwise folders, state about clips, as rows of one length."""
+    def state_audio(
+        self, options: ClipOptions = AS_THEY_ARE, labels: Sequence[str] | None = None, pattern: str | None = None
+    ) -> Found:
+        """Return what their names, by a pattern, or tables, or otherwise folders, state about clips, as rows of one
+        length."""
+        if pattern is not None:
+            return _as_clips(gather(lambda: names_state(self.source, pattern=pattern, kind=AUDIO)), options)
         clips = require_files(
             self.source.ending_in(words.SOUNDS), self.source, f"clips of sound ({', '.join(words.SOUNDS)})"
         )
@@ -619,7 +616,7 @@ LAYOUTS: tuple[Layout, ...] = (
         rivals=_BESIDE_ROWS,
     ),
     Layout(
-        "pairs",
+        masks.NAME,
         lambda case: case.masks,
         rivals=(
             _BY_NAMES,
@@ -636,7 +633,7 @@ LAYOUTS: tuple[Layout, ...] = (
             _BY_NAMES,
         ),
     ),
-    Layout("arrays", lambda case: arrays.arrays_state(case.source, arrays.published_arrays(case.source))),
+    Layout("arrays", lambda case: arrays.arrays_state(case.source)),
     Layout("array_folder", lambda case: arrays.array_folder_state(case.source)),
     Layout("pixel_table", lambda case: arrays.pixels_state(case.source)),
     Layout("file_names", lambda case: names_state(case.source)),
@@ -724,6 +721,7 @@ class TableFile:
     """The layout of a folder whose samples one table lists."""
 
     name: str
+    layout: ClassVar = "table"
 
     def __call__(self, tree: Tree) -> SampleTable:
         """Return the samples that the table names: images, or otherwise audio clips."""

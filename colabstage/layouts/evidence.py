@@ -166,10 +166,10 @@ def count_kinds(files: FileEntries) -> str:
     return count_by([names[number] for number in of_files.tolist()])
 
 
-def images_of(source: Source) -> FileEntries:
-    """Return the images of a source that are not in hidden folders."""
-    images = source.ending_in(IMAGES).in_folders(lambda folder: not any(map(is_foreign, folder.split("/"))))
-    return require_files(images, source, "images")
+def images_of(source: Source, kind: FileKind = IMAGE_FOLDER) -> FileEntries:
+    """Return the images of a source, or other samples, that are not in hidden folders."""
+    files = source.ending_in(kind.extensions).in_folders(lambda folder: not any(map(is_foreign, folder.split("/"))))
+    return require_files(files, source, kind.noun)
 
 
 def class_of_samples(table: SampleTable) -> list[str]:

@@ -23,7 +23,7 @@ from colabstage.layouts.boxes import other_form
 from colabstage.layouts.columns import other_number, show
 from colabstage.layouts.evidence import Evidence, class_of_samples, near, refuse, size_in_file
 from colabstage.layouts.lists import lists_state
-from colabstage.layouts.names import bare_stem
+from colabstage.layouts.names import bare_stem, clips_may_say
 from colabstage.layouts.reading import joins_classes
 from colabstage.layouts.records import IMAGE_HEADS
 from colabstage.layouts.table import Boxes, SampleTable, TreeFiles, Values
@@ -56,8 +56,6 @@ _TARS = (".tar", ".tgz", ".tar.gz")
 # Layouts whose samples are rows that name files, and those whose samples are records of shards.
 _OF_ROWS = ("table", "croissant")
 _OF_SHARDS = ("webdataset", "tfrecord", "lmdb", "arrow")
-# A stem with its last number.
-_NUMBERED = re.compile(r"(.*?)(\d+)\D*")
 _SPREADSHEETS = (".xlsx", ".xls", ".ods")
 # Extensions of files that may be texts, and are opened.
 _TEXTS = (*words.TEXTS, "", ".dat", ".log")
@@ -270,10 +268,12 @@ def _sets_in_folders(source: Source, found: Evidence) -> str:
 def why_not_classes(table: SampleTable, *, may_be_one: bool) -> str:
     """Return why folders are probably not classes, and what to write; "" if they may be."""
     if len(table.classes) < 2 and not may_be_one:
-        of_names = ", or their class in the files' names: layout=file_names(PATTERN)" * (table.layout == "image_folder")
+        way = "layout=file_names(PATTERN)"
+        if table.layout != "image_folder":
+            way = clips_may_say(table.keys) or "layout=audio_clips(pattern=PATTERN)"
         return (
             "that is one class, and there is nothing to learn from one. Expected a folder for each class, or a table "
-            f"of labels beside the {table.unit}{of_names}."
+            f"of labels beside the {table.unit}, or their class in the files' names: {way}, from colabstage.options."
         )
     return _called_parts(table) or _deeper(table) or _parts_of_samples(table) or _untrained(table)
 
@@ -306,9 +306,11 @@ def _choice(table: SampleTable, *, outer: str = "", parts: Sequence[str] = ()) -
         f"one of the outer folders alone: {alone}" if outer else "",
         f"images and masks: layout=parts(x='{first}', y='{last}')" if last else "",
         "" if parts else "the inner folders: layout=folders(level=-1)",
-        r"the class in the paths: layout=file_names(r'([^/]+)/[^/]+$')" if table.layout == "image_folder" else "",
+        r"the class in the paths: layout=file_names(r'([^/]+)/[^/]+$')",
     ]
-    return f"Say which is meant, from colabstage.options: {'; '.join(filter(None, ways))}."
+    # The others read images.
+    ways = list(filter(None, ways if table.layout == "image_folder" else ways[:1]))
+    return f"Say which is meant, from colabstage.options: {'; '.join(ways)}." if ways else ""
 
 
 def _called_parts(table: SampleTable) -> str:
@@ -370,14 +372,35 @@ def _deeper(table: SampleTable) -> str:
 
 
 def _parts_of_samples(table: SampleTable) -> str:
-    """Find folders that may hold parts of each sample, by the names of the files in them."""
+    """Find folders that may hold parts of each sample, or a sample each, by the names of the files in them."""
+    if kinds := _kinds_in_each(table):
+        return (
+            f"each of its {len(table.classes):,} folders holds {listed(kinds)} or the like, which may be parts of one "
+            "sample. Give a function as layout=, or a dataset object whose items are (x, y)."
+        )
     stem, are_counted = _shared_stem(table)
     if not stem or are_counted:
         return ""
     return (
         f"the {table.unit} in {listed(sorted(table.classes))} have the same names ('{stem}', …): they may be parts of "
-        f"each sample, such as an image and its mask. {_choice(table, parts=sorted(table.classes))}"
+        f"each sample, such as an image and its mask. {_choice(table, parts=sorted(table.classes))}".rstrip()
     )
+
+
+def _kinds_in_each(table: SampleTable) -> list[str]:
+    """Return a file of each kind in the first folder, if all folders have the same kinds, by the words in the names, of
+    which some are targets: GT_1.png and NOISY_1.png. Otherwise nothing."""
+    names, labels, kinds = _entries(table).names, _labels(table), dict[tuple[str, ...], str]()
+    for number, folder in enumerate(table.classes):
+        own = np.flatnonzero(labels == number)[:_STEMS_COMPARED].tolist()
+        stems = [words.stem_of(names[row]) for row in own]
+        found = {tuple(word for word in words.letters_of(stem) if word not in folder.lower()): stem for stem in stems}
+        targets = sum(words.holds_targets(" ".join(kind)) for kind in found)
+        # A class without files has no kinds.
+        if stems and (not 0 < targets < len(found) or (kinds and kinds.keys() != found.keys())):
+            return []
+        kinds = kinds or found
+    return sorted(kinds.values())
 
 
 def _shared_stem(table: SampleTable) -> tuple[str, bool]:
@@ -397,14 +420,18 @@ def _shared_stem(table: SampleTable) -> tuple[str, bool]:
     if stem and are_alike and words.may_hold_parts(classes, stem):
         return stem, False
     are_same = len({*map(tuple, stems)}) == len({*map(len, rows)}) == 1 and len({*stems[0]}) >= _NAMED
-    if not are_same:
+    # cat/cat_0_flip.jpg and dog/dog_0_flip.jpg are called after their classes.
+    in_all = set.intersection(*({*words.letters_of(name)} for name in classes))
+    called = [{*words.letters_of(name)} - in_all for name in classes]
+    firsts = [{*words.letters_of(words.stem_of(names[own[0]]))} for own in rows]
+    if not are_same or all(map(set.intersection, called, firsts)):
         return "", False
     first = posixpath.basename(names[rows[0][0]])
     # All names of one folder, because the first ones in order are 0, 1, 10, 100, …, with gaps in between. There may be
     # several series, each with its own word: img_0, photo_0.
     series: dict[str, list[int]] = defaultdict(list)
     for row in rows[0].tolist():
-        found = _NUMBERED.fullmatch(bare_stem(names[row], every))
+        found = words.NUMBERED.fullmatch(bare_stem(names[row], every))
         if found is None:
             return first, False
         series[found[1]].append(int(found[2]))
@@ -424,6 +451,9 @@ def _is_series(found: Sequence[int]) -> bool:
 
 def _notes_on_folders(table: SampleTable) -> Iterator[str]:
     """Say what else folders of classes may mean."""
+    # Numbers are people more often than classes.
+    if table.layout == "audio" and all(map(_NUMBER.fullmatch, table.classes)) and (ways := clips_may_say(table.keys)):
+        yield f"Classes are the folders. Where the names of the clips say them: {ways}, from colabstage.options."
     stem, are_counted = _shared_stem(table)
     if are_counted:
         yield (

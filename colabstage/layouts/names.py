@@ -12,7 +12,7 @@ import numpy as np
 from colabstage.errors import EmptySourceError, LayoutError
 from colabstage.io.units import format_count, left_out, listed
 from colabstage.layouts import words
-from colabstage.layouts.evidence import Evidence, FileKind, count_kinds, images_of, left_out_notes
+from colabstage.layouts.evidence import IMAGE_FOLDER, Evidence, FileKind, count_kinds, images_of, left_out_notes
 from colabstage.layouts.table import (
     BrokenDatasetError,
     Images,
@@ -28,24 +28,25 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from colabstage.layouts.reading import Source
-    from colabstage.trees.listing import FileEntries
 
 
 # The only unambiguous form: a word, a dot and a number.
 _WORD_AND_NUMBER = re.compile(r"(?:^|/)([A-Za-z][A-Za-z_ -]*)\.\d+\.[A-Za-z]+$")
+BY_NAME = IMAGE_FOLDER._replace(layout="file_names")
 # The part before the last number of a name, 25_0_2 in 25_0_2_20170116; and that behind the first, cat in 12_cat.
 _BEFORE_NUMBER = r"([^/]*?[A-Za-z0-9])[ _.()-]*\d+[^\d/]*\.\w+$"
+_WORDS_OF_NAMES = re.compile(r"[^ _.-]+")
 _BEHIND_NUMBER = r"(?:^|/)\d+[ _.()-]*([A-Za-z][^/]*)\.\w+$"
 
 
-def names_state(source: Source, *, pattern: str | None = None) -> Evidence:
+def names_state(source: Source, *, pattern: str | None = None, kind: FileKind = BY_NAME) -> Evidence:
     """Read images with the classes in their names: without a pattern, every name is label.number.extension.
 
     Images of a test folder whose names have no class are left out; with a pattern, so are all whose paths do not fit
     it. Folders of splits are recognised. Samples come sorted by name; classes are numbered in the order of their sorted
     names. `pattern` is searched in each image's path; its first group, or else the whole match, is the class.
     """
-    images = images_of(source)
+    images = images_of(source, kind)
     wanted = _WORD_AND_NUMBER if pattern is None else re.compile(pattern)
     # Names without a class belong to a test set. The first of a million usually shows that they have none.
     silent = (name for name in images.names if wanted.search(name) is None)
@@ -62,16 +63,16 @@ def names_state(source: Source, *, pattern: str | None = None) -> Evidence:
         raise LayoutError(msg)
     # The same class in all names is a common prefix, such as IMG, not a class.
     if len(classes) < 2:
-        msg = f"The names of the images in '{source.label}' do not tell classes apart: all say {list(classes)}."
+        msg = f"The names of the {kind.noun} in '{source.label}' do not tell classes apart: all say {list(classes)}."
         raise LayoutError(msg)
     files = images.take(np.flatnonzero([bool(word) for word in words]))
     notes = [f"Classes are what the files are called, as in '{posixpath.basename(files.names[0])}'."]
     if len(files) < len(images):
         which = "of a test folder whose names give no class" if pattern is None else f"whose paths have no {pattern!r}"
         lost = next(name for name, word in zip(images.names, words, strict=True) if not word)
-        notes.append(f"{left_out(len(images) - len(files), 'images', which)} (first '{lost}').")
+        notes.append(f"{left_out(len(images) - len(files), kind.noun, which)} (first '{lost}').")
     table = SampleTable(
-        layout="file_names",
+        layout=kind.layout,
         keys=files.names,
         inputs=Images(TreeFiles(source.tree, files)),
         targets=values,
@@ -146,6 +147,16 @@ def _parts_of_names(names: Sequence[str], pattern: str) -> list[str]:
     found = {match[1] for match in matches if match is not None}
     # As many words as images are not classes, nor is a single one, such as IMG.
     return sorted(found) if all(matches) and 1 < len(found) <= len(names) / 2 else []
+
+
+def clips_may_say(names: Sequence[str]) -> str:
+    """Write the layouts that take one word of the clips' names as their class; "" if no word divides them."""
+    ways = []
+    for place in range(min(len(_WORDS_OF_NAMES.findall(stem_of(name))) for name in names)):
+        pattern = rf"(?:^|/)(?:[^/ _.-]+[ _.-]+){{{place}}}([^/ _.-]+)[^/]*$"
+        found = _parts_of_names(names, pattern)
+        ways += [f"layout=audio_clips(pattern=r'{pattern}') for {listed(found, 4)}"] if found else []
+    return "; ".join(ways)
 
 
 # --- folders ----------------------------------------------------------------------------------------------------------
@@ -456,11 +467,8 @@ def second_copy(source: Source) -> frozenset[str]:
         copies = {numbers[name]: top + name.removeprefix(copy) for name in files.names if name.startswith(copy)}
         pairs = {own: numbers[first] for own, first in copies.items() if first in numbers}
         same = [(one, own) for own, one in pairs.items() if files.sizes[one] == files.sizes[own]]
-        if 2 * len(same) == len(files) and _are_equal(source, files, same[:: 1 + len(same) // _COMPARED]):
+        some = np.array(same[:: 1 + len(same) // _COMPARED]) if 2 * len(same) == len(files) else np.zeros((0, 2), int)
+        contents = source.parse(files.take(some.reshape(-1)), lambda _, content: content)
+        if len(some) and all(contents[files.names[one]] == contents[files.names[own]] for one, own in some.tolist()):
             return frozenset(files.names[number] for _, number in same)
     return frozenset()
-
-
-def _are_equal(source: Source, files: FileEntries, pairs: list[tuple[int, int]]) -> bool:
-    contents = source.parse(files.take(np.array(pairs).reshape(-1)), lambda _, content: content)
-    return all(contents[files.names[one]] == contents[files.names[other]] for one, other in pairs)

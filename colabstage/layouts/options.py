@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from colabstage.errors import OptionError
 from colabstage.layouts.detect import Case, LayoutFunction
 from colabstage.layouts.evidence import IMAGE_FOLDER, gather, required
-from colabstage.layouts.formats.arrays import arrays_state, published_arrays
+from colabstage.layouts.formats.arrays import arrays_state
+from colabstage.layouts.formats.masks import masks_state
 from colabstage.layouts.formats.tokens import TokenOptions, tokens_state
 from colabstage.layouts.formats.webdataset import webdataset_state
 from colabstage.layouts.names import folders_state, names_state
@@ -46,6 +47,7 @@ def audio_clips(
     dtype: SoundDtype = "float32",
     mono: bool = False,
     labels: Sequence[str] | None = None,
+    pattern: str | None = None,
 ) -> LayoutFunction:
     """Read audio clips, in class folders, named by a table or in WebDataset tars, as rows of one length.
 
@@ -58,6 +60,7 @@ def audio_clips(
         dtype: "float32" from -1 to 1, or "int16".
         mono: the mean of the channels, rows `(length,)`; else clips of several channels are `(length, channels)`.
         labels: the columns of a table that hold the labels; found by name and content where `None`.
+        pattern: a regular expression that finds the class in each clip's path, as that of `file_names` does.
 
     Raises:
         OptionError: an option that cannot work.
@@ -68,12 +71,12 @@ def audio_clips(
     # Seconds times rate may fall just short of an integer: 0.29 times 100 is 28.999999999999996.
     samples = length if seconds is None else round(seconds * (rate or 0))
     options = ClipOptions(length=samples, dtype=dtype, mono=mono, rate=rate)
-    return _layout(_clips_state, options=options, labels=_names(labels))
+    return _layout("audio", _clips_state, options=options, labels=_names(labels), pattern=_checked(pattern))
 
 
-def _clips_state(source: Source, *, options: ClipOptions, labels: tuple[str, ...] | None) -> Found:
-    found = gather(lambda: Case(source).state_audio(options, labels))
-    tars = found if found.claims else gather(lambda: webdataset_state(source, sound=options))
+def _clips_state(source: Source, *, options: ClipOptions, labels: tuple[str, ...] | None, pattern: str | None) -> Found:
+    found = gather(lambda: Case(source).state_audio(options, labels, pattern))
+    tars = found if found.claims or pattern else gather(lambda: webdataset_state(source, sound=options))
     return tars if tars.claims else found
 
 
@@ -103,7 +106,7 @@ def token_blocks(
         OptionError: an option that cannot work.
     """
     options = TokenOptions(length, next_tokens, dtype, tokenizer, separator, field)
-    return _layout(tokens_state, options=options)
+    return _layout("tokens", tokens_state, options=options)
 
 
 def array_rows(x: str | None = None, y: str | None = None) -> LayoutFunction:
@@ -115,11 +118,7 @@ def array_rows(x: str | None = None, y: str | None = None) -> LayoutFunction:
         x, y: names of the arrays, or keys in their file, that hold inputs and targets, if they are not recognised. x
             alone may also be a common part of the names of the arrays to use, such as "emnist-digits".
     """
-    return _layout(_arrays_state, x=x, y=y)
-
-
-def _arrays_state(source: Source, *, x: str | None, y: str | None) -> Found:
-    return arrays_state(source, published_arrays(source), x=x, y=y)
+    return _layout("arrays", arrays_state, x=x, y=y)
 
 
 def table_rows(
@@ -136,7 +135,7 @@ def table_rows(
         separator: what stands between several labels in one cell (" ", ","); "" where each cell is one label, whatever
             is in it; "|" and ";" are found where `None`.
     """
-    return _layout(_rows_state, labels=_names(labels), table=table, separator=separator)
+    return _layout("table", _rows_state, labels=_names(labels), table=table, separator=separator)
 
 
 def _rows_state(source: Source, *, labels: tuple[str, ...] | None, table: str | None, separator: str | None) -> Found:
@@ -155,13 +154,7 @@ def file_names(pattern: str | None = None) -> LayoutFunction:
     Raises:
         OptionError: `pattern` is no regular expression.
     """
-    try:
-        # Compiled here, so that a mistake is reported where it was made, not in a worker.
-        re.compile(pattern or "")
-    except re.error as error:
-        msg = f"pattern={pattern!r} is not a regular expression: {error}."
-        raise OptionError(msg) from error
-    return _layout(names_state, pattern=pattern)
+    return _layout("file_names", names_state, pattern=_checked(pattern))
 
 
 def folders(level: int = 1) -> LayoutFunction:
@@ -181,7 +174,7 @@ def folders(level: int = 1) -> LayoutFunction:
             f"level={level!r}; expected 1 for the outermost folder that differs, 2 for the next, -1 for the innermost."
         )
         raise OptionError(msg)
-    return _layout(folders_state, kind=IMAGE_FOLDER, level=level)
+    return _layout("image_folder", folders_state, kind=IMAGE_FOLDER, level=level)
 
 
 def image_masks(masks: str) -> LayoutFunction:
@@ -192,7 +185,7 @@ def image_masks(masks: str) -> LayoutFunction:
     Args:
         masks: the folder of the masks to use, or the end of their names, such as "_labelIds".
     """
-    return _layout(_masks_state, x=None, y=masks)
+    return _layout("pairs", masks_state, x=None, y=masks)
 
 
 def parts(x: str, y: str) -> LayoutFunction:
@@ -210,20 +203,29 @@ def parts(x: str, y: str) -> LayoutFunction:
     if x == y:
         msg = f"x={x!r} and y={y!r} are the same; expected the folder of the images, and that of their masks."
         raise OptionError(msg)
-    return _layout(_masks_state, x=x, y=y)
+    return _layout("pairs", masks_state, x=x, y=y)
 
 
-def _masks_state(source: Source, *, x: str | None, y: str) -> Found:
-    return Case(source).state_masks(x, y)
-
-
-def _layout(state: Callable[..., Found], **options: Any) -> LayoutFunction:
-    """Return a reader of evidence with these options as a function that can be sent to other processes."""
-    return functools.partial(_read, state, **options)
+def _layout(name: str, state: Callable[..., Found], **options: Any) -> LayoutFunction:
+    """Return a reader of evidence with these options as a function that can be sent to other processes; `name`: the
+    layout whose rules it follows."""
+    found = functools.partial(_read, state, **options)
+    vars(found)["layout"] = name
+    return found
 
 
 def _read(state: Callable[..., Found], tree: Tree, **options: Any) -> SampleTable:
     return required(state(Source(tree), **options)).as_table()
+
+
+def _checked(pattern: str | None) -> str | None:
+    """Return a pattern. A mistake in it is reported where it was made, not in a worker."""
+    try:
+        re.compile(pattern or "")
+    except re.error as error:
+        msg = f"pattern={pattern!r} is not a regular expression: {error}."
+        raise OptionError(msg) from error
+    return pattern
 
 
 def _names(labels: Sequence[str] | None) -> tuple[str, ...] | None:

@@ -195,6 +195,7 @@ class Source:
         self.label = tree.label
         self.files = FileEntries.of(tree.entries)
         self._held: dict[str, bytes] = {}
+        self._heads: dict[str, bytes] = {}
         self._stated: dict[str, list[Statement]] = {}
 
     def without(self, names: Collection[str]) -> Source:
@@ -229,7 +230,8 @@ class Source:
         """Return the first bytes of one file."""
         if entry.name in self._held or entry.size <= min(length, _HELD_BYTES):
             return self.read(entry)[:length]
-        return read_head(self.tree, entry, length)
+        head = self._heads.get(entry.name, b"")
+        return head[:length] if length <= len(head) else read_head(self.tree, entry, length)
 
     def statements(self, entry: FileEntry) -> list[Statement]:
         """Return what the beginning of a text states, which is enough: some lists have a million lines."""
@@ -261,6 +263,8 @@ class Source:
     def _hold(self, entry: FileEntry, content: bytes) -> bytes:
         if len(content) <= _HELD_BYTES and len(self._held) < _MOST_HELD:
             self._held[entry.name] = content
+        elif len(content) > _HELD_BYTES:
+            self._heads[entry.name] = content[:_STATED_BYTES]
         return in_place(entry.name, content)
 
 

@@ -13,6 +13,7 @@ import threading
 import time
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
+from collections.abc import Mapping
 from functools import cached_property, partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -57,7 +58,7 @@ from colabstage.trees.folder import FolderFile
 from colabstage.trees.listing import take_strings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -288,6 +289,19 @@ def compare_fields(
         f"{what}, and others with this are '{label_of[other]}': the two divide the samples differently",
         "one of the two, or a function as layout=",
     )
+
+
+def names_of_feature(feature: Any, label: str | None = None) -> tuple[str, ...]:
+    """Return the class names in a feature of `datasets`, an object or its JSON, or in one inside it: that of `label`,
+    if there is one."""
+    is_mapping = isinstance(feature, Mapping)
+    names = feature.get("names") if is_mapping else getattr(feature, "names", None)
+    if isinstance(names, list | tuple) and names:
+        return tuple(map(str, names))
+    inner = feature if isinstance(feature, list) else [feature.feature] if hasattr(feature, "feature") else []
+    if is_mapping:
+        inner = [feature[label]] if label in feature else feature.values()
+    return next((found for one in inner if (found := names_of_feature(one, label))), ())
 
 
 def _missing_shards(names: Sequence[str]) -> list[str]:

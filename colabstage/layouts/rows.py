@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import posixpath
-import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -60,8 +59,6 @@ _FEW = 10
 _LISTS = 16
 # How many rows decide whether two columns mean the same files.
 _COMPARED = 100
-# A stem with its last number.
-_NUMBERED = re.compile(r"(.*?)(\d{1,18})\D*")
 
 
 @dataclass(slots=True)
@@ -431,8 +428,7 @@ class TableSearch:
                 for name in (roles.number, *roles.labels)
             )
             numbered, note = in_order_of(number, label, classes)
-            places = np.array([numbered.index(name) for name in classes], np.int64)
-            targets, classes = _renumbered(targets, places), tuple(numbered)
+            targets, classes = renumbered(targets, classes, numbered), tuple(numbered)
             notes.append(note)
         groups = None if roles.group is None else rows.column(roles.group).cells
         chosen = self.files.take(rows.files[np.array(firsts, np.int64)])
@@ -530,7 +526,8 @@ class TableSearch:
         reached = len({*rows.files.tolist()})
         if reached in (len(cells), len(self.files)) or len(cells) != len(self.files):
             return
-        found = [[_NUMBERED.fullmatch(words.stem_of(text)) for text in texts] for texts in (cells, self.files.names)]
+        stems = [map(words.stem_of, texts) for texts in (cells, self.files.names)]
+        found = [[*map(words.NUMBERED.fullmatch, own)] for own in stems]
         stated, called = ({(one[1], int(one[2])) for one in matches if one is not None} for matches in found)
         least, first = (min((number for _, number in one), default=0) for one in (stated, called))
         if len(stated) == len(cells) and {(word, number + first - least) for word, number in stated} == called:
@@ -591,8 +588,9 @@ class TableSearch:
         return [*filter(None, notes), *left_out_notes((rest, self.kind.noun, "that no row names"))]
 
 
-def _renumbered(targets: Targets, places: NDArray[np.int64]) -> Targets:
-    """Return targets whose classes are in another order, given the new place of each."""
+def renumbered(targets: Targets, classes: Sequence[str], names: Sequence[str]) -> Targets:
+    """Return targets whose classes are numbered as in `names`."""
+    places = np.array([names.index(name) for name in classes], np.int64)
     if isinstance(targets, Values):
         return Values(places[targets.values])
     assert isinstance(targets, Boxes)

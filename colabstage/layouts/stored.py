@@ -511,7 +511,7 @@ def _plan_rows(seen: Sequence[_Seen], options: ClipOptions) -> _ClipDecoder:
 
 
 def _example(option: str) -> str:
-    return f"layout=audio_clips({option}), from colabstage.options"
+    return f"layout=audio_clips({option}), from colabstage.options, beside its other options"
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ IMAGES = (
     ".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp",
     ".gif", ".jfif", ".jpe", ".avif", ".heic", ".heif", ".jp2",
 )  # fmt: skip
+JPEGS = (".jpg", ".jpeg", ".jpe", ".jfif")
 SOUNDS = (".wav", ".flac", ".ogg", ".opus", ".mp3", ".aif", ".aiff")
 # Hugging Face's ImageFolder uses metadata.jsonl.
 TABLES = (".csv", ".tsv", ".parquet", ".jsonl")
@@ -55,9 +56,10 @@ _UNLABELLED = frozenset({"unlabeled", "unlabelled", "unsup", "unsupervised"})
 # Other names for parts of one sample; they count only if the folders share stems.
 _OF_SAMPLES = _ROLES | _PARTS | {
     "anno", "seg", "low", "high", "blur", "blurred", "sharp", "noisy", "clean", "hazy", "clear", "rain", "rainy",
-    "before", "after", "red", "green", "blue", "nir", "swir", "ir", "thermal", "vis", "visible", "infrared", "color",
-    "colour", "colors", "gray", "grey", "frames", "raw", "ref", "reference", "source", "src", "left", "right", "t1",
-    "t2", "im1", "im2", "ortho", "dsm", "all", "original", "normal", "normals", "output", "vessel", "vessels",
+    "before", "after", "pre", "post", "change", "red", "green", "blue", "nir", "swir", "ir", "thermal", "vis",
+    "visible", "infrared", "color", "colour", "colors", "gray", "grey", "frames", "raw", "ref", "reference", "source",
+    "src", "left", "right", "ortho", "dsm", "all", "original", "normal", "normals", "out", "output", "vessel",
+    "vessels",
 }  # fmt: skip
 # In a file name: labels of many samples, or what the classes are.
 _OF_LABELS = frozenset({
@@ -65,7 +67,7 @@ _OF_LABELS = frozenset({
     "annot", "annots", "gt", "truth", "groundtruth", "y",
 })  # fmt: skip
 _NEVER_CLASSES = _ROLES | {"anno", "seg", "rgb"}
-_OF_TARGETS = _NEVER_CLASSES - _OF_IMAGES - {"rgb", "jpeg", "png", "jpg", "leftimg8bit"}
+_OF_TARGETS = (_NEVER_CLASSES | {"change", "target", "out"}) - _OF_IMAGES - {"rgb", "jpeg", "png", "jpg", "leftimg8bit"}
 # with_mask beside without_mask are classes.
 _NEGATIONS = frozenset({"with", "without", "no", "non", "not", "un"})
 # Thumbnails, bins and settings of file managers and network drives; and Speech Commands' background noise.
@@ -77,6 +79,8 @@ _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
 # What file managers add to a second copy: cat (1), cat - Copy, Copy of cat.
 _COPY = re.compile(r"^copy of | ?\(\d+\)$|( ?- ?| )copy( ?\(?\d+\)?)?$", re.IGNORECASE)
 _TELLING = re.compile(r"(?=.*\d)(?=.*\D).{3,}|\d{5,}")
+# A stem with its last number.
+NUMBERED = re.compile(r"(.*?)(\d{1,18})\D*")
 # A last word of a name that is not just a number.
 _LAST_WORD = re.compile(r"[ ._-]?(?=[^/ ._-]*[A-Za-z])[^/ ._-]+$")
 
@@ -159,7 +163,7 @@ def words_of(name: str) -> tuple[str, ...]:
     return tuple(word.lower() for word in _WORDS.findall(name))
 
 
-def _letters_of(name: str) -> list[str]:
+def letters_of(name: str) -> list[str]:
     """Return the words of a name without its numbers."""
     return [word for word in words_of(name) if not word[0].isdecimal()]
 
@@ -179,7 +183,7 @@ def split_name(name: str) -> SplitName:
     >>> split_name("rps-test-set"), split_name("train2017")
     (SplitName(split='test', rest=('rps',)), SplitName(split='train', rest=()))
     """
-    words = _letters_of(name)
+    words = letters_of(name)
     # Two splits in one name (train_test_split) do not say what it contains.
     splits = {SPLITS[word] for word in words if word in SPLITS}
     rest = tuple(word for word in words if word not in SPLITS and word not in _BESIDE_SPLITS)
@@ -220,14 +224,14 @@ def names_classes(name: str, header: Iterable[str]) -> bool:
 @functools.lru_cache(maxsize=4096)
 def is_role(name: str) -> bool:
     """Tell whether a folder's name is a part of every sample: images, masks, labels, train_annotations."""
-    words = set(_letters_of(name))
+    words = set(letters_of(name))
     is_named = not words.isdisjoint(_ROLES) and words <= _ROLES | SPLITS.keys()
     return is_named or name.lower() in _ROLES or _ROLE_ENDS.search(name) is not None
 
 
 def holds_targets(name: str) -> bool:
     """Tell whether a folder's name has a word for masks or labels: Semantic_masks, train-label-img."""
-    return not _OF_TARGETS.isdisjoint(_letters_of(name))
+    return not _OF_TARGETS.isdisjoint(letters_of(name))
 
 
 def is_unlabelled(name: str) -> bool:
@@ -237,22 +241,25 @@ def is_unlabelled(name: str) -> bool:
 
 def is_part(name: str) -> bool:
     """Tell whether a folder's name is a part of a dataset or of each sample: fold1, query, LR, depth."""
-    words = set(_letters_of(name))
+    words = set(letters_of(name))
     return bool(words) and words <= _PARTS
 
 
 def may_hold_parts(names: Iterable[str], stem: str) -> bool:
     """Tell whether folders that share stems, such as `stem`, may hold parts of each sample by their names.
 
-    All are called so, or by a letter beside one that is (A, B, label); or one is called as no class would be, and the
-    stems have letters: plain numbers are shared by folders of classes as well.
+    All are called so, or by a letter beside one that is (A, B, label), or by numbers beside targets (time1, time2,
+    label); or one is called as no class would be, and the stems have letters: plain numbers are shared by folders of
+    classes as well.
     """
     words = {name: set(words_of(name)) for name in names}
     # "cat photos" and "dog photos" are not different parts.
     alike = len({frozenset(one & _OF_SAMPLES) for one in words.values()}) == 1
     if alike or any(not one.isdisjoint(_NEGATIONS) for one in words.values()):
         return False
-    if all(len(name) == 1 or not one.isdisjoint(_OF_SAMPLES) for name, one in words.items()):
+    others = [name for name, one in words.items() if len(name) > 1 and one.isdisjoint(_OF_SAMPLES)]
+    are_numbered = len(others) > 1 == len({tuple(letters_of(name)) for name in others})
+    if not others or (are_numbered and any(map(holds_targets, words.keys() - others))):
         return True
     return re.search(r"[a-z]", stem) is not None and any(not one.isdisjoint(_NEVER_CLASSES) for one in words.values())
 
@@ -260,7 +267,7 @@ def may_hold_parts(names: Iterable[str], stem: str) -> bool:
 @functools.lru_cache(maxsize=4096)
 def holds_images(name: str) -> bool:
     """Tell whether a folder's name only says that it holds images: images, JPEGImages, train_imgs."""
-    return is_role(name) and not _OF_IMAGES.isdisjoint(_letters_of(name)[-1:])
+    return is_role(name) and not _OF_IMAGES.isdisjoint(letters_of(name)[-1:])
 
 
 @functools.lru_cache(maxsize=4096)

@@ -34,11 +34,13 @@ RULES_VERSION = 5
 # two forms of Unicode, second masks and labels such as 25_0 are read right. Arrays and features state splits as well.
 # VOC's lists of several years, two labels of one record, Arrow's splits without a class, and splits of folders are
 # read since; a list of what is trained on leaves out the rest, and a column of numbers beside the classes orders them.
-# Tables of pixels have no second copies.
+# Tables of pixels have no second copies. Names of files are no labels, folders that hold parts of a sample no classes,
+# and image.png beside mask.png is a pair.
 _NEWER_RULES = {
     **dict.fromkeys(("file_names", "arrays", "arrow", "pixel_table"), 6),
     **dict.fromkeys(("webdataset", "tfrecord"), 7),
-    **dict.fromkeys(("table", "pairs", "detection"), 9),
+    "detection": 9,
+    **dict.fromkeys(("table", "pairs"), 10),
     "auto": 11,
 }
 
@@ -281,7 +283,9 @@ class PackOptions:
         return self._digest(self.once)
 
     def _digest(self, once: str, *further: str) -> str:
-        rules = _NEWER_RULES.get(self.layout, RULES_VERSION) if isinstance(self.layout, str) else RULES_VERSION
+        # Our own layout functions say which layout's rules they follow; a function of the caller's follows its own.
+        name = self.layout if isinstance(self.layout, str) else getattr(self.layout, "layout", "")
+        rules = _NEWER_RULES.get(name, RULES_VERSION)
         # JSON's objects are sorted, but the order of splits decides which rows each of them gets.
         values = {**self._to_json(once), "splits": self.fractions}
         return short_digest(json.dumps([FORMAT_VERSION, rules, values, *further], sort_keys=True))

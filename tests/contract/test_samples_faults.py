@@ -19,8 +19,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from colabstage.options import Boxes, Images, SampleTable, TreeFiles, file_names, image_masks, table_rows
+from colabstage.options import Boxes, Images, SampleTable, TreeFiles, audio_clips, file_names, image_masks, table_rows
 from tests.contract.packed import Packed, found, noted, pack, refused, row
+from tests.layouts.known import batch, wav
 from tests.support.made_files import files, grey, image, npy, npz, png16, tiff16, write_files
 
 if TYPE_CHECKING:
@@ -547,8 +548,43 @@ PARTS = [
         ("38-Cloud", " ".join(f"train_{band}/{band}_patch_{{0..4}}.tif" for band in ("red", "green", "blue", "nir", "gt")), "train_gt"),
         ("CelebAMask-HQ", "CelebA-HQ-img/{0..4}.jpg CelebAMask-HQ-mask-anno/0/0000{0..4}_{hair,skin}.png", "mask-anno"),
         ("LOL", "our485/{low,high}/{0..4}.png", "high"),
+        ("SYSU-CD", "{train,val}/{time1,time2,label}/0000{0..4}.png", r"parts\(x='time1', y='label'\)"),
+        ("CDD", "{train,val}/{A,B,OUT}/0000{0..4}.jpg", r"parts\(x='A', y='OUT'\)"),
+        ("years and a change", "{2016,2018,change}/{0..4}.png", r"parts\(x='2016', y='change'\)"),
+        ("before and after", "{pre,post,target}/{0..4}.png", "target"),
+        ("SIDD", "Data/000{1..2}_001_S6_3200_L/{GT,NOISY}_SRGB_010.PNG", "GT_SRGB_010.*function"),
+        ("SIDD, medium", "Data/000{1..3}_001_S6_3200_L/1_{GT,NOISY}_SRGB_01{0,1}.PNG", "NOISY_SRGB_01"),
         ("CamVid in colours", "frames/0001TP_{0..4}.png labels_color/0001TP_{0..4}.png", "labels_color"),
     ]
+]
+
+NO_PARTS = [
+    row(f"no parts of a sample: {name}", files(names), right=[found(classes)])
+    for name, names, classes in [
+        ("levels and a word", "{stage1,stage2,normal}/{0..4}.jpg", "train: normal 5, stage1 5, stage2 5"),
+        ("things that are worn", "{mask,helmet,gloves}/{0..4}.jpg", "train: gloves 5, helmet 5, mask 5"),
+        ("copies called after their class", "cat/cat_{0..2}_{flip,rot}.jpg dog/dog_{0..2}_{flip,rot}.jpg", "train: cat 6, dog 6"),
+    ]
+]
+EACH_IN_A_FOLDER = [
+    row(name, {f"{i:04}/{one}": image(i, size=(16, 16)) for i in range(6) for one in images} | {f"{i:04}/{mask}": DIAGONAL for i in range(6)},
+        right=[found("train: 6 masks with 96 pixels")])
+    for name, images, mask in [("an image and its mask in each folder", ["image.png"], "mask.png"), ("LabelMe's folders", ["img.png", "label_viz.png"], "label.png")]
+]
+CLIPS = [
+    row(f"classes in the names of clips: {name}", files("", dict.fromkeys(names.split(), wav())), right=[right], **options)
+    for name, names, right, options in [
+        ("FSDD", "recordings/{0..2}_{jackson,theo}_{0,1}.wav", refused(r"audio_clips\(pattern=r'.*\{0\}.*'\) for '0', '1', '2'"), {}),
+        ("FSDD, followed", "recordings/{0..2}_{jackson,theo}_{0,1}.wav", found("train: 0 4, 1 4, 2 4 .*"), {"layout": audio_clips(pattern=r"(?:^|/)(?:[^/ _.-]+[ _.-]+){0}([^/ _.-]+)[^/]*$")}),
+        ("CREMA-D, followed", "AudioWAV/100{1..3}_{DFA,IEO}_{ANG,SAD}_XX.wav", found("train: ANG 6, SAD 6 .*"), {"layout": audio_clips(pattern="_([A-Z]{3})_XX")}),
+        ("EmoDB", "wav/{03,08}{a01,b02}{F,N}{a,b}.wav", refused(r"audio_clips\(pattern=PATTERN\)"), {}),
+        ("AudioMNIST", "data/01/{0..2}_01_{0,1}.wav data/02/{0..2}_02_{0,1}.wav", noted(r"audio_clips\(pattern=r'.*\{0\}.*'\) for '0', '1', '2'"), {}),
+    ]
+]
+PATHS_BESIDE = [
+    row(f"a table of images and masks: {header}", files("img/x{0..5}.png msk/q{0..5}.png", {"pairs.csv": "\n".join([header, *(f"img/x{i}.png,msk/q{i}.png" for i in range(6))])}),
+        right=[refused("path,label.*masks", but_not="labels=")])
+    for header in ("image,mask", "image_path,mask_path", "image,label", "file_name,mask_file_name")
 ]
 
 # As well-known datasets have them.
@@ -595,6 +631,7 @@ NAMED = {  # labels beside one array, as people save them
 FROM_ONE = [found("train: 0 4, 1 4, 2 4"), noted("stay the numbers")]
 ONE_EACH = [found("train: 6 .*"), refused(".", but_not=r"array_rows\(x='NAME'")]
 ARRAYS = [
+    row("CIFAR's first file alone", files("", {"data_batch_1": batch(4, labels=[0, 1, 0, 1])}), right=[noted("data_batch_1.*5")]),
     *(row(f"an array beside {name}", files("", {"X.npy": X, name: content}), right=[noted(re.escape(name)), refused(re.escape(name)), found("train: 0 4, 1 4.*")])
       for name, content in NAMED.items()),
     row("labels that are missing", files("", {"x.npz": npz(X=np.ones((12, 8)), y=np.where(FROM_1 == 1, np.nan, FROM_1))}), right=[noted("4 of 12"), refused("4 of 12")]),
@@ -665,6 +702,10 @@ TEXTS = [
         *OF_PARTS,
         *TEXTS_BESIDE,
         *PARTS,
+        *NO_PARTS,
+        *EACH_IN_A_FOLDER,
+        *CLIPS,
+        *PATHS_BESIDE,
         *AS_PUBLISHED,
         *PIXELS,
         *ARRAYS,

@@ -229,9 +229,7 @@ def _bare(name: str) -> str:
 # --- contents of arrays -----------------------------------------------------------------------------------------------
 
 
-def arrays_state(
-    source: Source, published: Sequence[StoredArray], *, x: str | None = None, y: str | None = None
-) -> Found:
+def arrays_state(source: Source, *, x: str | None = None, y: str | None = None) -> Found:
     """Read rows of arrays whose first axis counts samples.
 
     Inputs, targets and splits are recognised by name (X and y, x_train and y_train, images and labels, data and target,
@@ -239,9 +237,10 @@ def arrays_state(
     images; all others are stored as they are. Targets of one number for each sample become `(N,)`, integers int64;
     words become classes; integers of the shape of the images' pixels are masks.
 
-    `published`: arrays of files that well-known datasets are published as. `x`, `y`: the names of the arrays, or keys
-    in their file, that hold inputs and targets, if they are not recognised.
+    So are the files that well-known datasets are published as. `x`, `y`: the names of the arrays, or keys in their
+    file, that hold inputs and targets, if they are not recognised.
     """
+    published = published_arrays(source)
     if not source.ending_in(_SUFFIXES) and not published:
         msg = f"'{source.label}' holds no arrays (.npy, .npz, .h5, .mat, idx; CIFAR's and STL10's files)."
         raise EmptySourceError(msg)
@@ -292,7 +291,7 @@ def arrays_state(
     classes = _as_words(stored[texts[0]].whole()) if texts else classes
     which = f", targets those of {listed(stated)}" if ys else "; there are no targets"
     lost = [(stored[one.x].shape[0], "rows", f"of '{one.x}', which has no targets,") for one in unlabelled]
-    notes = [f"Inputs are the rows of {listed(used)}{which}.", *left_out_notes(*lost)]
+    notes = [f"Inputs are the rows of {listed(used)}{which}.", *left_out_notes(*lost), *_missing_batches(source)]
     known = {*used, *stated, *texts[:1], *(one.x for one in unlabelled)}
     rest = [name for name in stored if name not in known]
     beside = [name for name in rest if stored[name].shape[:1] == xs[0].shape[:1]]
@@ -389,7 +388,9 @@ def _joined(
     for split in splits:
         if split.y is None or not {split.x, split.y} <= alike:
             return [], 0
-        if not all(_are_rows(one, by_name[split.y][number]) for number, one in by_name[split.x].items()):
+        # One array has inputs, and the other one label for each of them.
+        sides = [(one.shape, by_name[split.y][number].shape) for number, one in by_name[split.x].items()]
+        if not all(len(x_shape) > 1 and x_shape[0] == y_shape[0] == math.prod(y_shape) for x_shape, y_shape in sides):
             return [], 0
     found = []
     for name, files in by_name.items():
@@ -420,11 +421,6 @@ def _file_and_key(name: str) -> tuple[str, str]:
 
 def _numbers_in(file: str) -> _Numbers:
     return tuple(_DIGITS.findall(file))
-
-
-def _are_rows(x: StoredArray, y: StoredArray) -> bool:
-    """Tell whether one array may hold inputs and the other one label for each of them."""
-    return len(x.shape) > 1 and x.shape[0] == y.shape[0] == math.prod(y.shape)
 
 
 def matlab5_arrays(tree: Tree, entry: FileEntry) -> list[StoredArray]:
@@ -627,7 +623,7 @@ _BATCH_BIN = re.compile(r"(data_batch_\d+|test_batch)\.bin$")
 _ENDINGS = ("", ".gz", ".bin", ".meta")
 _STL = re.compile(r"(train|test)_[Xy]\.bin$")
 _PIXEL = np.dtype(np.uint8)
-_CIFAR_SHAPE, _CIFAR_BYTES = (3, 32, 32), 3072
+_CIFAR_SHAPE, _CIFAR_BYTES, _BATCHES = (3, 32, 32), 3072, 5
 _STL_SHAPE, _STL_BYTES = (3, 96, 96), 27648
 _NAME_LISTS = {
     "batches.meta.txt": "label_names",
@@ -653,7 +649,10 @@ def published_arrays(source: Source) -> list[StoredArray]:
     # Filtering by extension first spares checking each of a million names.
     for entry in source.ending_in(_ENDINGS):
         by_kind[_format_of(entry, source.label)].append(entry)
-    found = [*_idx_arrays(source, by_kind["idx"]), *_cifar_arrays(source, by_kind["pickle"], by_kind["bin"])]
+    # torchvision keeps the .gz beside the unpacked file, and Kaggle's MNIST has each file under two names.
+    once = {posixpath.basename(one.name).lower().removesuffix(".gz").replace(".", "-"): one for one in by_kind["idx"]}
+    found = [_read_idx(source, entry) for entry in sorted(once.values(), key=lambda entry: entry.name)]
+    found += _cifar_arrays(source, by_kind["pickle"], by_kind["bin"])
     found += [_stl_array(source, entry) for entry in by_kind["stl"]]
     folders = {posixpath.dirname(entry.name) for kind in ("bin", "stl") for entry in by_kind[kind]}
     texts = source.ending_in((".txt",) if folders else ())
@@ -674,12 +673,6 @@ def _format_of(entry: FileEntry, label: str) -> str:
     if _BATCH_BIN.match(base) or (base in ("train.bin", "test.bin") and "cifar-100" in folder):
         return "bin"
     return "stl" if _STL.match(base) and entry.size % (_STL_BYTES if "_X" in base else 1) == 0 else ""
-
-
-def _idx_arrays(source: Source, entries: Sequence[FileEntry]) -> list[StoredArray]:
-    # torchvision keeps the .gz beside the unpacked file, and Kaggle's MNIST has each file under two names.
-    once = {posixpath.basename(entry.name).lower().removesuffix(".gz").replace(".", "-"): entry for entry in entries}
-    return [_read_idx(source, entry) for entry in sorted(once.values(), key=lambda entry: entry.name)]
 
 
 def _read_idx(source: Source, entry: FileEntry) -> StoredArray:
@@ -744,6 +737,15 @@ def _cifar_arrays(source: Source, pickles: Sequence[FileEntry], binaries: Sequen
             values = np.concatenate([one.labels[kind] for one in parts])
             found.append(StoredArray.in_memory(f"{split}_{kind}", values, ""))
     return found
+
+
+def _missing_batches(source: Source) -> list[str]:
+    """Return a note if only some of CIFAR's files to train on are there."""
+    named = source.ending_in(("", ".bin")).where(lambda name: posixpath.basename(name).startswith("data_batch_"))
+    found = {posixpath.basename(name) for name in named.names}
+    return (
+        [f"Only {listed(sorted(found))} of CIFAR's {_BATCHES} files to train on."] if 0 < len(found) < _BATCHES else []
+    )
 
 
 def _pickled_batch(entry: FileEntry, held: dict[str, Any]) -> _Batch:

@@ -35,6 +35,7 @@ from colabstage.layouts.records import (
     label_fields,
     labels_of_fields,
     make_boxes,
+    names_of_feature,
     open_shard,
     records_state,
     scan_each,
@@ -93,7 +94,9 @@ def arrow_state(source: Source) -> Evidence:
     schema = files[0].schema
     image, names, features = _image_column(source.label, schema), schema.names, _features(schema)
     typed = [name for name in names if features.get(name, {}).get("_type") == "ClassLabel"]
-    flat = [name for name in names if _may_be_labels(schema.field(name).type)]
+    # No lists, fields or bytes, which are no labels and take long to read.
+    kinds = {name: schema.field(name).type for name in names}
+    flat = [name for name, kind in kinds.items() if not kind.num_fields and not str(kind).startswith(_BYTES)]
     splits = [name for name in flat if plain_name(name) in SPLIT_FIELDS]
     # The first ClassLabel of `datasets` precedes any column that is named like a label.
     first = sorted((plain_name(name) for name in typed if name not in splits), key="label".__ne__)
@@ -115,7 +118,7 @@ def arrow_state(source: Source) -> Evidence:
     parts = scan_each(files, lambda _, file: file.scan(image, columns))
     fields = {name: _joined([part[name] for part in parts]) for name in columns}
     contents = _contents(files)
-    classes = {name: _class_names(features.get(name)) for name in columns}
+    classes = {name: names_of_feature(features.get(name)) for name in columns}
     if objects:
         labels = _boxes_of_rows(fields[objects], contents, classes[objects])._replace(used=(objects,))
     else:
@@ -400,21 +403,8 @@ def _has_boxes(schema: Any, name: str) -> bool:
     return name in schema.names and f"{_BOX}: " in str(schema.field(name).type)
 
 
-def _may_be_labels(kind: Any) -> bool:
-    """Tell whether a column of this type may hold labels and so is worth reading: no lists, fields or bytes."""
-    return not kind.num_fields and not str(kind).startswith(_BYTES)
-
-
 # Types by their names in pyarrow, so that importing this module does not need pyarrow.
 _BYTES = ("binary", "large_binary", "struct<bytes: binary", "struct<bytes: large_binary")
-
-
-def _class_names(feature: Any) -> tuple[str, ...]:
-    """Return the names of classes in a feature of `datasets`, or in one of the features inside it."""
-    if isinstance(feature, dict) and feature.get("_type") == "ClassLabel":
-        return tuple(map(str, feature.get("names") or ()))
-    inner = feature.values() if isinstance(feature, dict) else feature if isinstance(feature, list) else ()
-    return next((names for one in inner if (names := _class_names(one))), ())
 
 
 def _features(schema: Any) -> dict[str, Any]:

@@ -207,7 +207,9 @@ def parse_voc(name: str, content: bytes) -> Record:
         if element.tag == "object":
             shapes.append(_object(element))
         elif element.tag == "size":
-            size = _size(element)
+            # Some tools write zeros for a size that they do not know.
+            height, width = (side_of(_text(element, side)) for side in ("height", "width"))
+            size = (height, width) if height and width else (0, 0)
         elif element.tag == "filename":
             image = _base((element.text or "").strip().replace("\\", "/"))
 
@@ -242,19 +244,6 @@ def _flag(text: str) -> int:
     return number
 
 
-def _size(element: Element) -> tuple[int, int]:
-    texts = [_text(element, side) for side in ("height", "width")]
-    try:
-        for text in texts:
-            float(text or 0)
-    except ValueError as error:
-        msg = f"the image's size is not a number of pixels ({show(' x '.join(texts))})"
-        raise ValueError(msg) from error
-    # Some tools write zeros for a size that they do not know.
-    height, width = map(side_of, texts)
-    return (height, width) if height and width else (0, 0)
-
-
 # --- YOLO: images/a.jpg with labels/a.txt, or a.txt beside it, a class and a box in each line -------------------------
 
 _LIST_ENDS = (".txt", ".lst")
@@ -264,7 +253,6 @@ _SLACK = 0.01
 _FEW_POSES = 4
 # Beyond this, class numbers are not indices.
 _MOST_CLASSES = 1_000_000
-_LONGEST_NUMBER = 64
 
 
 def yolo_state(source: Source) -> Evidence:
@@ -427,11 +415,11 @@ def _has_numbers(text: str) -> bool:
 
 
 def _numbers(line: str) -> list[float]:
-    """Return the words of a line as numbers; empty if one is not a number, or so long that nobody wrote it."""
+    """Return the words of a line as numbers; empty if one is not a number."""
     # One or the other separates them: in a line with both, commas may be decimal commas.
     words = [word.strip() for word in (line.split(",") if "," in line else line.split())]
     try:
-        return [float(word) for word in words] if all(len(word) <= _LONGEST_NUMBER for word in words) else []
+        return list(map(float, words))
     except ValueError:
         return []
 

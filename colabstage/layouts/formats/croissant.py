@@ -16,8 +16,6 @@ from fnmatch import translate
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 from colabstage.errors import EmptySourceError
 from colabstage.io.units import listed
 from colabstage.layouts import words
@@ -25,7 +23,7 @@ from colabstage.layouts.columns import Column, show, split_of_cell
 from colabstage.layouts.evidence import IMAGE_FOLDER, Evidence, near
 from colabstage.layouts.formats.tables import Table, parse_table
 from colabstage.layouts.reading import broken
-from colabstage.layouts.rows import TableSearch
+from colabstage.layouts.rows import TableSearch, renumbered
 from colabstage.layouts.table import BrokenDatasetError, TreeFiles, Values
 
 if TYPE_CHECKING:
@@ -290,17 +288,11 @@ class Description:
 
 def _numbered(table: SampleTable, meanings: dict[str, str]) -> SampleTable:
     """Return the table with its classes numbered as in the description, if that counts them from 0."""
-    values, names = table.targets, list(meanings.values())
-    is_counted = list(meanings) == [str(number) for number in range(len(meanings))] and len(set(names)) == len(names)
-    if (
-        not is_counted
-        or not isinstance(values, Values)
-        or values.values.ndim != 1
-        or not set(table.classes) <= {*names}
-    ):
+    names = list(dict.fromkeys(meanings.values()))
+    is_counted = list(meanings) == [str(number) for number in range(len(names))] and {*table.classes} <= {*names}
+    if not is_counted or not isinstance(table.targets, Values) or table.targets.values.ndim != 1:
         return table
-    numbers = np.array([names.index(name) for name in table.classes], np.int64)
-    return replace(table, targets=Values(numbers[values.values]), classes=tuple(names))
+    return replace(table, targets=renumbered(table.targets, table.classes, names), classes=tuple(names))
 
 
 # --- its JSON ---------------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from colabstage.io.files import read_with_retry
 from colabstage.layouts.boxes import BOX_LABELS, OBJECTS, Form, as_corners, find_form
 from colabstage.layouts.columns import show
 from colabstage.layouts.formats.masks import find_masks
+from colabstage.layouts.records import names_of_feature
 from colabstage.layouts.table import Arrays, Images, SampleTable, UnreadBoxes, numbered_samples
 from colabstage.machine.mounts import call_here
 
@@ -537,7 +538,7 @@ def _checked_corners(places: NDArray[np.float64], form: Form, name: str) -> NDAr
 
 def _class_names(dataset: Any, feature: Any, label: str | None) -> tuple[str, ...]:
     """Return the names of the classes, as labels count them; nothing if the dataset has none."""
-    names = _feature_names(feature, label)
+    names = names_of_feature(feature, label)
     # COCO's ids have gaps, and labels are ids: gaps get the name that torchvision's models use for them.
     kinds = getattr(getattr(dataset, "coco", None), "cats", None)
     if not names and isinstance(kinds, Mapping) and all(isinstance(key, int) and key >= 0 for key in kinds):
@@ -545,17 +546,6 @@ def _class_names(dataset: Any, feature: Any, label: str | None) -> tuple[str, ..
         if count <= _MOST_CLASSES:
             names = tuple(str(kinds[key]["name"]) if key in kinds else "N/A" for key in range(count))
     return names or tuple(str(name) for name in getattr(dataset, "classes", ()) or ())
-
-
-def _feature_names(feature: Any, label: str | None) -> tuple[str, ...]:
-    """Return the class names of a column in a feature of `datasets`, or in a list, dict or nest of features."""
-    if isinstance(feature, Mapping):
-        return _feature_names(feature.get(label), label)
-    if isinstance(feature, list):
-        return _feature_names(feature[0], label) if feature else ()
-    if hasattr(feature, "feature"):
-        return _feature_names(feature.feature, label)
-    return tuple(map(str, getattr(feature, "names", None) or ()))
 
 
 def _is_list(value: Any) -> bool:

@@ -16,8 +16,9 @@ from colabstage.images.headers import is_lossy
 from colabstage.images.masks import color_table_advice, colors_of, count_levels, palette_of
 from colabstage.io.units import listed
 from colabstage.layouts import words
-from colabstage.layouts.columns import Column, show
+from colabstage.layouts.columns import show
 from colabstage.layouts.evidence import Evidence, left_out_notes, near, require_files
+from colabstage.layouts.formats.tables import parse_table
 from colabstage.layouts.lists import lists_state
 from colabstage.layouts.names import bare_stem
 from colabstage.layouts.reading import broken, read_each
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from colabstage.layouts.evidence import Found
+    from colabstage.layouts.formats.tables import Table
     from colabstage.layouts.reading import Source
     from colabstage.layouts.table import Content, SampleSource
     from colabstage.trees.listing import FileEntries, FileEntry
@@ -248,16 +250,15 @@ _MASK_FOLDER = re.compile(
 _IMAGE_FOLDER = re.compile(
     "(?:(.+?)_)??(?:images?|imgs?|jpeg_?images|photos|pictures|inputs?|left_?img_8_bit|original)"
 )
-# What follows the stem of a mask but not of its image, in any case. Without a separator only after a number.
+# What follows the stem of a mask but not of its image, in any case, or is all of it in a folder for each sample.
+# Without a separator only after a number.
 _MASK_WORDS = (
     "gtFine_labelTrainIds", "gtFine_labelIds", "labelTrainIds", "segmentation", "labelIds", "labels", "masks", "label",
     "mask", "annot", "seg", "gt",
 )  # fmt: skip
-_MASK_SUFFIX = re.compile(rf"(?<=.)(?:(?i:(?:[ ._-]|(?<=\d)(?=mask))(?:{'|'.join(_MASK_WORDS)}))|_[LP])$")
-_IMAGE_SUFFIX = re.compile(r"(?<=.)(?i:[ ._-](?:leftImg8bit|image|img|sat))$")
-_MAY_END_SO = re.compile(rf"(?i:{'|'.join((*_MASK_WORDS, '_L', '_P'))})\.[^./]*$")
-_LAST_LETTERS = frozenset("".join(word[-1] + word[-1].upper() for word in (*_MASK_WORDS, "p")))
-_JPEGS = (".jpg", ".jpeg", ".jpe", ".jfif")
+_MASK_SUFFIX = re.compile(rf"(?:^|(?<=.)(?:[ ._-]|(?<=\d)(?=(?i:mask))))(?i:{'|'.join(_MASK_WORDS)})$|(?<=.)_[LP]$")
+_IMAGE_SUFFIX = re.compile(r"(?:^|(?<=.)[ ._-])(?i:leftImg8bit|image|img|sat)$")
+_MASK_ENDS = (*map(str.lower, _MASK_WORDS), "_l", "_p")
 _AGAIN = re.compile(r"[ _.-]?\(?\d+\)?$")
 _OBJECTS = frozenset({"instances", "instance", "panoptic", "segmentationobject", "segmentation_object"})
 # A line of CVAT's labelmap.txt: label:color_rgb:parts:actions. Its first line, a comment, has no numbers.
@@ -285,9 +286,7 @@ class MaskClasses(NamedTuple):
     colors: tuple[tuple[int, int, int], ...] | None = None
 
 
-def masks_state(
-    source: Source, tables: Mapping[str, Sequence[Column]], *, x: str | None = None, y: str | None = None
-) -> Found:
+def masks_state(source: Source, *, x: str | None = None, y: str | None = None) -> Found:
     """Read images that have a mask of the same stem each.
 
     Masks are in a folder of their own (masks, labels, annotations, train_labels, …), or have a suffix (_mask, _L, …)
@@ -296,8 +295,7 @@ def masks_state(
     Folders of splits are recognised, and lists of them; images of a split without any mask are left out. Samples come
     sorted by the images' names.
 
-    `tables`: the columns of tables whose name has the word class. `x`, `y`: the folder of the images, and of the masks,
-    or the end of their names, if they are not recognised.
+    `x`, `y`: the folder of the images, and of the masks, or the end of their names, if they are not recognised.
     """
     sides = _sides(source, x, y)
     pairs = _match(sides)
@@ -328,10 +326,10 @@ def masks_state(
         raise LayoutError(msg)
     if y is None:
         _refuse_further(sides, pairs)
-    used, classes = _classes(source, tables)
-    masks = TreeFiles(source.tree, [mask for _, mask in pairs])
-    targets = Masks(masks, classes.colors) if classes.colors else find_masks(masks, spread=source.tree.kind == "folder")
     objects = sum(map(_is_of_objects, sides.masks)) - sum(_is_of_objects(mask) for _, mask in pairs)
+    used, named = _classes(source)
+    files = TreeFiles(source.tree, [mask for _, mask in pairs])
+    targets = Masks(files, named.colors) if named.colors else find_masks(files, spread=source.tree.kind == "folder")
     table = SampleTable(
         layout=NAME,
         keys=tuple(image.name for image, _ in pairs),
@@ -339,9 +337,9 @@ def masks_state(
         targets=targets,
         # Some images are in no split's folder, so the folders are something else.
         splits=known_splits([words.split_of_path(image.name) for image, _ in pairs]),
-        classes=targets.classes or classes.names,
+        classes=targets.classes or named.names,
         notes=(
-            *_notes_on_colors(classes),
+            *_notes_on_colors(named),
             *left_out_notes(
                 (len(sides.images) - len(pairs), "images", "without a mask"),
                 (objects, "masks", "that number single objects"),
@@ -364,21 +362,19 @@ def _sides(source: Source, x: str | None, y: str | None) -> _Sides:
     depth = len(words.shared_folders(f"{folder}/" for folder in folders))
     # One decision for each of the few folders: whether all files in it are masks, or none by its extension.
     below = [folder.split("/")[depth:] for folder in folders]
-    of_masks = np.array([any(map(_holds_masks, parts)) for parts in below], np.bool_)
+    spelled = [["_".join(words.words_of(part)) for part in parts] for parts in below]
+    of_masks = np.array([any(map(_MASK_FOLDER.fullmatch, parts)) for parts in spelled], np.bool_)
     of_images = np.array([any(map(words.holds_images, parts)) for parts in below], np.bool_)
     are_masks = of_masks[of_files]
-    # Few or none of a million names have such an ending, most end in a digit, and only those are examined.
-    endings, of_endings = files.endings
-    lasts = (-1 - np.array([*map(len, endings)]))[of_endings].tolist()
-    may_end = [row for row, (name, at) in enumerate(zip(files.names, lasts, strict=True)) if name[at] in _LAST_LETTERS]
-    for row in may_end:
-        name = files.names[row]
-        if not of_images[of_files[row]] and _MAY_END_SO.search(name):
-            are_masks[row] |= _MASK_SUFFIX.search(words.stem_of(name)) is not None
+    # Few of a million names end so, and only those are searched.
+    ends = tuple(word + ending.lower() for word in _MASK_ENDS for ending in files.endings[0])
+    for row in [row for row, name in enumerate(map(str.lower, files.names)) if name.endswith(ends)]:
+        if not of_images[of_files[row]]:
+            are_masks[row] |= _MASK_SUFFIX.search(words.stem_of(files.names[row])) is not None
     if y is None and not are_masks.any() and len(files.endings[0]) > 1:
         # a.jpg beside a.png, as MSRA10K has them: masks are never JPEGs.
-        stems = {name[: name.rfind(".")] for name in files.ending_in(_JPEGS).names}
-        twins = {name for name in files.not_ending_in(_JPEGS).names if name[: name.rfind(".")] in stems}
+        stems = {name[: name.rfind(".")] for name in files.ending_in(words.JPEGS).names}
+        twins = {name for name in files.not_ending_in(words.JPEGS).names if name[: name.rfind(".")] in stems}
         are_masks = np.fromiter(map(twins.__contains__, files.names), np.bool_, len(files))
     masks, images = files.take(np.flatnonzero(are_masks)), files.take(np.flatnonzero(~are_masks))
     if y is not None:
@@ -425,11 +421,6 @@ def _without_role(folder: str) -> str:
     spelled = "_".join(words.words_of(folder))
     found = _MASK_FOLDER.fullmatch(spelled) or _IMAGE_FOLDER.fullmatch(spelled)
     return folder.lower() if found is None else "".join(filter(None, found.groups()))
-
-
-@functools.lru_cache(maxsize=4096)
-def _holds_masks(folder: str) -> bool:
-    return _MASK_FOLDER.fullmatch("_".join(words.words_of(folder))) is not None
 
 
 def _is_of_objects(mask: FileEntry) -> bool:
@@ -515,9 +506,12 @@ def _first_word(name: str) -> str:
 # --- what their values mean -------------------------------------------------------------------------------------------
 
 
-def _classes(source: Source, tables: Mapping[str, Sequence[Column]]) -> tuple[list[str], MaskClasses]:
+def _classes(source: Source) -> tuple[list[str], MaskClasses]:
     """Return the files that tools leave beside masks, and the class names and colours in them."""
-    found = {name: made for name, columns in tables.items() if (made := _of_table(name, columns)) is not None}
+    # Others with columns r, g, b may be about colours.
+    named = source.ending_in(words.TABLES).where(lambda name: "class" in posixpath.basename(name).lower())
+    tables = source.parse(named, lambda entry, content: _of_table(parse_table(entry.name, content)))
+    found = {name: made for name, made in tables.items() if made is not None}
     texts = source.ending_in((".txt",) if not found else ())
     for base, read in _LISTS.items():
         named = texts.where(lambda name: not found and posixpath.basename(name).lower() == base)  # noqa: B023
@@ -544,8 +538,8 @@ _LISTS: dict[str, Callable[[str], MaskClasses]] = {
 }
 
 
-def _of_table(name: str, columns: Sequence[Column]) -> MaskClasses | None:
-    by_name = {column.name.lower(): column.cells for column in columns}
+def _of_table(table: Table) -> MaskClasses | None:
+    by_name = {column.name.lower(): column.cells for column in table.columns}
     try:
         if {"name", "r", "g", "b"} <= by_name.keys():
             colors = zip(*(map(int, by_name[part]) for part in "rgb"), strict=True)
@@ -555,7 +549,7 @@ def _of_table(name: str, columns: Sequence[Column]) -> MaskClasses | None:
             numbers = [int(cell) for cell in by_name["pixel value"]]
             return MaskClasses(tuple(by_name["class"])) if numbers == list(range(len(numbers))) else None
     except ValueError as error:
-        msg = f"'{name}' has a colour that is not a whole number: {show(error)}."
+        msg = f"'{table.name}' has a colour that is not a whole number: {show(error)}."
         raise LayoutError(msg) from error
     return None
 
@@ -566,8 +560,3 @@ def _notes_on_colors(classes: MaskClasses) -> list[str]:
     first_of = {color: name for name, color in reversed(named)}
     pairs = [(name, first_of[color], color) for name, color in named if first_of[color] != name]
     return [f"'{name}' has the colour {color} of '{first}', which all such pixels are." for name, first, color in pairs]
-
-
-def class_tables(source: Source) -> FileEntries:
-    """Return the tables that may name the classes of masks; others with columns r, g, b may be about colours."""
-    return source.ending_in(words.TABLES).where(lambda name: "class" in posixpath.basename(name).lower())

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import bisect
 import hashlib
-import itertools
 import json
 import posixpath
 import re
@@ -18,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 import numpy as np
 
 from colabstage.errors import EmptySourceError, LayoutError, OptionError, kind_of, said_by
-from colabstage.io.files import Closing, read_with_retry
+from colabstage.io.files import read_with_retry
 from colabstage.io.units import format_count, listed
 from colabstage.io.workspace import short_digest
 from colabstage.layouts import words
@@ -26,10 +24,10 @@ from colabstage.layouts.columns import NUMBER
 from colabstage.layouts.evidence import Evidence, near
 from colabstage.layouts.reading import broken, decode_text, open_member, refuse_stand_in, spool_folder
 from colabstage.layouts.table import Arrays, SampleTable, join_samples, rows_of_file, stamp_of
-from colabstage.trees.bytes import LocalBytes
+from colabstage.trees.bytes import JoinedBytes, LocalBytes, RequestedBytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -115,7 +113,9 @@ def tokens_state(source: Source, *, options: TokenOptions = TokenOptions()) -> F
         refuse_stand_in(tree, entry)
     streams = {split: [_bytes_of_texts(tree, entries, options)] for split, entries in by_split.items()}
     table = _token_table(tree, streams, options)
-    if _has_bytes_as_tokens(texts, options):
+    is_plain = options.tokenizer is None and options.separator is None
+    # Their bytes are the tokens, and are read in place.
+    if is_plain and not any(name.lower().endswith(".jsonl") for name in texts.names):
         return Evidence(table, "text", others=data_beside(source))
     # Planning must not tokenize, which takes time, nor store the result, which takes space.
     most = f"At most {len(table):,} rows of {options.length:,} tokens; how many shows once the text is tokenized."
@@ -175,18 +175,12 @@ def _tokens_of_file(source: Source, entry: FileEntry, options: TokenOptions) -> 
     # Half a token at the end means a different dtype, with which all tokens would be different.
     if over or count < 0:
         raise broken(entry.name, f"it has {entry.size:,} bytes", f"a whole number of {dtype.name} tokens")
-    return TokenStream(entry.name, _JoinedFiles(source.tree, [entry]), start, count, dtype, stamp_of(entry), dtype)
-
-
-def _has_bytes_as_tokens(entries: Iterable[FileEntry], options: TokenOptions) -> bool:
-    """Tell whether texts' bytes are their tokens, so that they are read in place."""
-    is_plain = options.tokenizer is None and options.separator is None
-    return is_plain and not any(entry.name.lower().endswith(".jsonl") for entry in entries)
+    return TokenStream(entry.name, _joined(source.tree, [entry]), start, count, dtype, stamp_of(entry), dtype)
 
 
 def _bytes_of_texts(tree: Tree, entries: Sequence[FileEntry], options: TokenOptions) -> TokenStream:
     """Return the bytes of all texts in sequence; a tokenizer makes no more tokens than these."""
-    stamp, joined = short_digest(" ".join(map(stamp_of, entries))), _JoinedFiles(tree, entries)
+    stamp, joined = short_digest(" ".join(map(stamp_of, entries))), _joined(tree, entries)
     return TokenStream(entries[0].name, joined, 0, joined.size, np.dtype(np.uint8), stamp, np.dtype(options.dtype))
 
 
@@ -219,32 +213,22 @@ def _tokens_of_texts(tree: Tree, entries: Sequence[FileEntry], options: TokenOpt
     return TokenStream(name, content, 0, count, dtype, digest.hexdigest(), dtype)
 
 
-class _JoinedFiles(Closing):
-    """The bytes of some files in sequence, each opened when first read."""
+def _joined(tree: Tree, entries: Sequence[FileEntry]) -> ByteSource:
+    """Return the bytes of some files in sequence, each opened when first read."""
+    return JoinedBytes(entries[0].name, [_opened_late(tree, entry) for entry in entries])
 
-    def __init__(self, tree: Tree, entries: Sequence[FileEntry]) -> None:
-        self.label = entries[0].name
-        self._tree, self._entries = tree, entries
-        self._ends = list(itertools.accumulate(entry.size for entry in entries))
-        self.size = self._ends[-1]
-        self._opened: dict[int, ByteSource] = {}
-        self._lock = threading.Lock()
 
-    def pread(self, length: int, offset: int) -> bytes:
-        parts = []
-        number = bisect.bisect_right(self._ends, offset)
-        while length and number < len(self._entries):
-            with self._lock:
-                if number not in self._opened:
-                    self._opened[number] = open_member(self._tree, self._entries[number])
-            count = min(length, self._ends[number] - offset)
-            parts.append(self._opened[number].pread(count, offset - self._ends[number] + self._entries[number].size))
-            length, offset, number = length - count, offset + count, number + 1
-        return b"".join(parts)
+def _opened_late(tree: Tree, entry: FileEntry) -> ByteSource:
+    opened: list[ByteSource] = []
+    lock = threading.Lock()
 
-    def close(self) -> None:
-        for file in self._opened.values():
-            file.close()
+    def read(length: int, offset: int) -> bytes:
+        with lock:
+            file = opened[0] if opened else open_member(tree, entry)
+            opened[:] = [file]
+        return file.pread(length, offset)
+
+    return RequestedBytes(read, entry.size, label=entry.name)
 
 
 def _tokens_of_text(tree: Tree, entry: FileEntry, options: TokenOptions) -> Iterator[NDArray[Any]]:

@@ -38,7 +38,8 @@ Points = list[tuple[float, float]]
 Shape = tuple[str, tuple[float, float, float, float]]
 _SNIFFED = 8
 _KERAS_LINE = re.compile(r"(\S.*?\.\w+)((?: \d+,\d+,\d+,\d+,\d+)*)")
-_LONGEST_NUMBER = 40
+# Beyond this, class numbers are not indices.
+_MOST_CLASSES = 1_000_000
 # What reading a broken file raises.
 _OF_PYTHON = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
 
@@ -137,9 +138,9 @@ def _names_of_numbers(source: Source, form: Format, words: set[str]) -> tuple[li
     # Classes without boxes count too, or numbers would shift.
     count = 1 + max(map(int, words), default=-1)
     lists, found = read_class_list(source)
-    names = list(found.names) or [str(number) for number in range(count)]
+    names = list(found.names) or [str(number) for number in range(min(count, _MOST_CLASSES))]
     if count > len(names):
-        what = f"{form.name}'s annotations have the class {count - 1}; {len(names)} are named ({names[0]}, …)"
+        what = f"{form.name}'s annotations have the class {show(count - 1)}; {len(names)} are named ({names[0]}, …)"
         raise broken(source.label, what)
     return lists, names
 
@@ -328,17 +329,9 @@ def _keras_yolo(_: str, content: bytes) -> list[Record]:
     found = [match for match in map(_KERAS_LINE.fullmatch, lines) if match is not None]
     every = []
     for match in found if len(found) == len(lines) else ():
-        boxes = [[_short(number) for number in box.split(",")] for box in match[2].split()]
+        boxes = [box.split(",") for box in match[2].split()]
         every.append(Record(match[1], [_shape(int(box[4]), [box[:2], box[2:4]]) for box in boxes]))
     return every if any(one.shapes for one in every) else []
-
-
-def _short(number: str) -> str:
-    """Return the digits of a number; too many, which Python refuses to parse, are an error."""
-    if len(number) > _LONGEST_NUMBER:
-        msg = f"a number of more than {_LONGEST_NUMBER} digits"
-        raise ValueError(msg)
-    return number
 
 
 def _cvat(name: str, content: bytes) -> list[Record]:
@@ -400,7 +393,7 @@ def _wider(_: str, content: bytes) -> list[Record]:
     lines = filter(None, (line.split() for line in decode_text(content).splitlines()))
     every = []
     for words in lines:
-        path, count = " ".join(words), int(_short(next(lines, ["none"])[0]))
+        path, count = " ".join(words), int(next(lines, ["none"])[0])
         # An image without faces still has one line of zeros.
         rows = [row for row in itertools.islice(lines, max(count, 1)) if len(row) >= 4]
         if len(rows) < count:
