@@ -85,7 +85,7 @@ def split_rows(
     if table.splits is not None:
         names, assigned = _splits_of_source(table, table.splits, fractions)
     elif fractions is not None:
-        names, assigned = [name for name, _ in fractions], _divide(table, fractions, seed=seed, group_by=group_by)
+        names, assigned = [name for name, _ in fractions], divide(table, fractions, seed=seed, group_by=group_by)
         counts = np.bincount(assigned, minlength=len(names)).tolist()
         for (name, fraction), count in zip(fractions, counts, strict=True):
             # An empty split is refused here, not in the first epoch that uses it.
@@ -122,7 +122,7 @@ def _splits_of_source(
     return list(index), np.fromiter((index[name] for name in splits), np.int64, len(table))
 
 
-def _divide(table: SampleTable, fractions: Fractions, *, seed: int, group_by: str | None) -> NDArray[np.int64]:
+def divide(table: SampleTable, fractions: Fractions, *, seed: int, group_by: str | None) -> NDArray[np.int64]:
     """Return the split of each sample, an index into `fractions`."""
     groups = table.groups if group_by is None else groups_of_keys(table.keys, group_by)
     if groups is not None:

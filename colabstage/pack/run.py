@@ -5,6 +5,7 @@ Appended samples must have the form of the existing ones; otherwise they are ref
 
 from __future__ import annotations
 
+import glob
 import os
 from dataclasses import replace
 from pathlib import Path, PurePath
@@ -32,8 +33,7 @@ from colabstage.h5.parts import (
 )
 from colabstage.h5.schema import IMAGE_OPTIONS_ATTRIBUTE, MASK_OPTIONS_ATTRIBUTE
 from colabstage.h5.untrusted import open_with_any_locking
-from colabstage.images.geometry import ImageOptions
-from colabstage.io.arguments import read_options, refuse_argument
+from colabstage.io.arguments import read_options, refuse_argument, whole_number
 from colabstage.io.boundary import GOES_ON, public
 from colabstage.io.display import resolve_progress
 from colabstage.io.files import local_lock, lock_for, make_folder
@@ -44,14 +44,19 @@ from colabstage.machine.mounts import place_in, require_answer, required_to_stay
 from colabstage.pack.execute import PackRun, space_for
 from colabstage.pack.job import CallersDataset, open_source, plan_job
 from colabstage.pack.options import PackArguments, PackOptions, recorded_image, remedies_for_batches
+from colabstage.pack.plan import divide, groups_of_keys
 from colabstage.pack.set_stores import remote_address
 from colabstage.pack.shards import pack_set
 from colabstage.sources.parse import absolute_path, check_outside, refuse_address
 from colabstage.trees.bytes import ARCHIVE_SUFFIXES
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
     from concurrent.futures import Executor
     from os import PathLike
+    from typing import Any
+
+    from numpy.typing import NDArray
 
     from colabstage.h5.info import PackInfo
     from colabstage.io.progress import Progress
@@ -71,25 +76,63 @@ def read_base(target: Path) -> PackInfo:
 
 
 def dataset_of_part(part: Path) -> Path:
-    """Return the dataset that a file belongs to: `NAME.h5` for `NAME.h5`, for a shard, and for an appended file."""
+    """Return the dataset that a file belongs to: `NAME.h5` for `NAME.h5`, for a shard, and for an appended file; also
+    for a pattern that matches nothing else."""
+    if glob.has_magic(part.name) and not part.exists():
+        found = sorted({dataset_of_part(one) for one in find_parts(str(part))})
+        if len(found) > 1:
+            msg = f"append_to='{part}' matches files of '{found[0]}' and '{found[1]}'; name one of them."
+            raise OptionError(msg)
+        return found[0]
     name = PartName.of(part)
     return part.with_name(f"{name.stem}{name.suffix}")
 
 
 def options_like(base: PackInfo, options: PackOptions) -> PackOptions:
     """Return the options for appending to `base`, which provides those left at their defaults."""
-    plain, asked, recorded = ImageOptions(), options.image, recorded_image(base.options)
-    encoding = options.encoding
-    # "auto" would decide by the new images and today's free space, and might differ.
-    if encoding == "auto" and base.encoding is not None and base.encoding != "arrays":
-        encoding = base.encoding
-    return replace(
-        options,
-        image_size=recorded.size if asked.size is None else asked.size,
-        color_mode=recorded.color_mode if asked.color_mode == plain.color_mode else asked.color_mode,
-        resize=recorded.resize if asked.resize == plain.resize else asked.resize,
-        encoding=encoding,
-    )
+    image, recorded = recorded_image(base.options), base.options
+    before = {
+        "layout": recorded.get("layout", "auto"),
+        "image_size": image.size,
+        "color_mode": image.color_mode,
+        "resize": image.resize,
+        # As decided then: "auto" would decide by the new images and today's free space.
+        "encoding": base.encoding if base.encoding not in (None, "arrays") else "auto",
+        "splits": recorded.get("splits"),
+        "group_by": recorded.get("group_by"),
+        "seed": recorded.get("seed", 0),
+    }
+    plain = PackOptions()
+    left = {name: value for name, value in before.items() if getattr(options, name) == getattr(plain, name)}
+    # A function is recorded by a digest of its code.
+    if ":" in str(left.get("layout", "")):
+        function = left["layout"].rpartition(":")[0]
+        msg = (
+            f"'{base.path}' was packed with layout={function}, which the file does not hold. Give layout= as then, or "
+            "a layout by its name."
+        )
+        raise OptionError(msg)
+    return replace(options, **left)
+
+
+def split_alike(table: SampleTable, options: PackOptions, earlier: Mapping[str, str]) -> SampleTable:
+    """Return the table divided by the fractions in `options`, with names and groups that the dataset has already in the
+    splits where they are; `earlier`: the split of each of its samples, by name."""
+    assert options.fractions is not None
+    if options.group_by is None and table.groups is not None:
+        msg = (
+            "The samples have groups, and the dataset does not say which split each group is in. Give group_by=, a "
+            "regular expression that finds the group in each name, as in the names of the samples before."
+        )
+        raise OptionError(msg)
+    units = _stored_names(table)
+    if options.group_by is not None:
+        units = groups_of_keys(units, options.group_by)
+        earlier = dict(zip(groups_of_keys(list(earlier), options.group_by), earlier.values(), strict=True))
+    numbers = divide(table, options.fractions, seed=options.seed, group_by=options.group_by).tolist()
+    names = [name for name, _ in options.fractions]
+    splits = [earlier.get(unit, names[number]) for unit, number in zip(units, numbers, strict=True)]
+    return replace(table, splits=splits)
 
 
 def with_classes(table: SampleTable, classes: tuple[str, ...]) -> SampleTable:
@@ -99,10 +142,15 @@ def with_classes(table: SampleTable, classes: tuple[str, ...]) -> SampleTable:
         return table
     numbers = np.array([classes.index(name) for name in table.classes], np.int64)
     targets = table.targets
+
+    def renumbered(labels: NDArray[Any]) -> NDArray[Any]:
+        # Of what is no class, as a secret label of -1, the number stays.
+        return np.where((labels >= 0) & (labels < len(numbers)), numbers.take(labels, mode="clip"), labels)
+
     if isinstance(targets, Values) and targets.values.ndim == 1 and targets.values.dtype.kind in "iu":
-        return replace(table, classes=classes, targets=Values(numbers[targets.values]))
+        return replace(table, classes=classes, targets=Values(renumbered(targets.values)))
     if isinstance(targets, Boxes) and "labels" in targets.columns:
-        columns = {**targets.columns, "labels": numbers[targets.columns["labels"]]}
+        columns = {**targets.columns, "labels": renumbered(targets.columns["labels"])}
         return replace(table, classes=classes, targets=replace(targets, columns=columns))
     return table
 
@@ -125,15 +173,22 @@ def check_fits(base: PackInfo, table: SampleTable, plan: PackPlan, options: Pack
         raise OptionError(msg)
 
 
-def repeated_names(base: Path, table: SampleTable, *, but: Path) -> int:
-    """Return how many of the samples have the name of a sample in the dataset, not counting the file `but`."""
-    # As stored bytes, so that millions of names need not be decoded.
-    there: set[bytes] = set()
-    for part in (base, *shards_beside(base), *appended_beside(base)):
-        if part.is_file() and part != but:
+def _stored_names(table: SampleTable) -> Sequence[str]:
+    """Return the names of samples as a file holds them."""
+    return [key.encode(errors="backslashreplace").decode() for key in table.keys]
+
+
+def splits_of_names(dataset: Path) -> dict[str, str]:
+    """Return the split of each sample in a dataset's files, by its name."""
+    found: dict[str, str] = {}
+    for part in (dataset, *shards_beside(dataset), *appended_beside(dataset)):
+        if part.is_file():
             with open_with_any_locking(part) as file:
-                there.update(*(file[name][()].tolist() for name in file if name.startswith("key_")))
-    return sum(key.encode(errors="backslashreplace") in there for key in table.keys)
+                for name in file:
+                    if name.startswith("key_"):
+                        keys = (key.decode(errors="replace") for key in file[name][()].tolist())
+                        found |= dict.fromkeys(keys, name.removeprefix("key_"))
+    return found
 
 
 def _planned_schema(table: SampleTable, plan: PackPlan) -> PackSchema:
@@ -189,8 +244,9 @@ def pack_dataset(
             made on its writer's disk, then uploaded.
         append_to: in place of `target`: a dataset `NAME.h5` that was packed before, in one file or in shards. The
             samples are written to `NAME-append-00001.h5` beside it (or 00002, …), and `dataset_h5("NAME*.h5")` reads
-            all as one, what was appended last. Options that are left at their defaults are those of `NAME.h5`; a source
-            whose samples would be stored in another form is refused. Classes may be some of those that are there.
+            all as one, what was appended last. Options that are left at their defaults are those of `NAME.h5`; samples
+            whose names (or groups) are there go to the splits where these are. A source whose samples would be stored
+            in another form is refused. Classes may be some of those that are there.
         shards: write so many files `TARGET-00000-of-00008.h5`, … in place of one. They hold the rows that one would,
             and `report.path` is a pattern by which `dataset_h5` reads them as one.
         executor: a `concurrent.futures.Executor` whose workers write one shard each; without `shards`, about one for
@@ -215,6 +271,7 @@ def pack_dataset(
     Whatever is raised, nothing at `target` has changed.
     """
     packing = read_options(PackOptions, options, arguments)
+    shards = None if shards is None else whole_number("shards", shards, least=1)
     if executor is not None and not hasattr(executor, "submit"):
         refuse_argument(
             "executor", executor, "a concurrent.futures.Executor", remedy="For example ProcessPoolExecutor(5)."
@@ -308,11 +365,11 @@ def _check_apart(source: Path, target: Path, *, in_shards: bool) -> None:
     check_outside([source], target)
 
 
-def _append(source: PackSource | CallersDataset, dataset: Path, options: PackOptions, progress: Progress) -> PackReport:
+def _append(source: PackSource | CallersDataset, dataset: Path, asked: PackOptions, progress: Progress) -> PackReport:
     """Write a further file of `dataset`, which is the name that it would have as one file."""
     base = read_base(dataset)
     # Before anything is opened: samples in another form could not be read beside the existing ones.
-    options = options_like(base, options)
+    options = options_like(base, asked)
     # The file's number is chosen before the work and used after it, so nobody else may choose one meanwhile.
     with local_lock(lock_for(dataset), timeout_s=0) as alone:
         if not alone:
@@ -324,14 +381,20 @@ def _append(source: PackSource | CallersDataset, dataset: Path, options: PackOpt
         target = next_appended(dataset)
         if isinstance(source, str | os.PathLike):
             check_outside([Path(source)], target, "append_to")
+        earlier = splits_of_names(dataset)
         with open_source(source, options, beside=target) as opened:
             table = with_classes(opened.find(is_more=True), base.classes)
+            if table.splits is not None:
+                # Those of the source count, unless the caller asks for others too.
+                options = replace(options, splits=asked.splits)
+            elif options.fractions is not None:
+                table, options = split_alike(table, options, earlier), replace(options, splits=None)
             job = plan_job(opened.tree, table, options, free_bytes=space_for(target))
             check_fits(base, job.table, job.plan, options)
             run = PackRun(job, target, opened.slow, progress, identity=opened.identity, overwrite=False)
             report = run.execute()
-        # A note, not an error: names repeat if two sources both number their files from 1.
-        again = repeated_names(dataset, job.table, but=target)
+    # A note, not an error: names repeat if two sources both number their files from 1.
+    again = sum(name in earlier for name in _stored_names(table))
     if not again:
         return report
     note = f"{again:,} of the samples have the names of samples that were there; they may be the same ones"

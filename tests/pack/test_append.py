@@ -10,10 +10,13 @@ import pytest
 
 from colabstage import dataset_h5, pack_dataset
 from colabstage.errors import LayoutError, OptionError, TargetExistsError
+from colabstage.options import Images, SampleTable, TreeFiles, Values
 from tests.support.images import image, in_classes, make_tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from colabstage.trees.listing import Tree
 
 pytestmark = pytest.mark.torch
 
@@ -65,6 +68,46 @@ def test_shards_can_be_appended_to(tmp_path: Path, photos: Path, more: Path) -> 
     assert Path(report.path).name == "set-append-00001.h5"
     labels: Any = dataset_h5(tmp_path / "set-*.h5").read_batch(range(15))[1]
     assert labels[10:].tolist() == [1] * 5
+
+
+def _letters(tree: Tree) -> SampleTable:
+    """The first letter of each name is the class; `_` is none."""
+    files, classes = list(tree.entries), tuple(sorted({one.name[0] for one in tree.entries} - {"_"}))
+    labels = [-1 if one.name[0] == "_" else classes.index(one.name[0]) for one in files]
+    return SampleTable(
+        "letters",
+        [one.name for one in files],
+        Images(TreeFiles(tree, files)),
+        Values(np.array(labels)),
+        classes=classes,
+    )
+
+
+def test_options_that_are_left_out_are_those_of_the_dataset(tmp_path: Path) -> None:
+    """Splits with their seed (a group that is there stays in its split), and a layout by its name; functions are given."""
+    names = [f"{letter}/p{number % 6}-{number}.png" for letter in "ab" for number in range(12)]
+    photos = make_tree(tmp_path / "photos", {name: number for number, name in enumerate(names)})
+    more = make_tree(tmp_path / "more", {name.replace("-", "-new"): number for number, name in enumerate(names)})
+    how: dict[str, Any] = {"splits": {"train": 0.5, "test": 0.5}, "group_by": r"p\d", "seed": 3, "layout": "images"}
+    pack_dataset(photos, tmp_path / "set.h5", shards=2, progress=False, **how)
+    pack_dataset(more, append_to=tmp_path / "set-*.h5", progress=False)
+    groups = {
+        split: {key[2:4] for key in dataset_h5(tmp_path / "set-*.h5", split=split).reader.keys()}  # noqa: SIM118
+        for split in ("train", "test")
+    }
+    assert not groups["train"] & groups["test"]
+    letters = make_tree(tmp_path / "letters", {"b.png": 1, "c.png": 2, "_.png": 3})
+    pack_dataset(
+        make_tree(tmp_path / "first", {**dict.fromkeys(("a.png", "b.png", "c.png"), 1)}),
+        tmp_path / "data.h5",
+        layout=_letters,
+        progress=False,
+    )
+    with pytest.raises(OptionError, match="_letters"):
+        pack_dataset(letters, append_to=tmp_path / "data.h5", progress=False)
+    report = pack_dataset(letters, append_to=tmp_path / "data.h5", layout=_letters, progress=False)
+    data = dataset_h5(report.path)
+    assert dict(zip(data.reader.keys(), [y for _, y in data], strict=True)) == {"b.png": 1, "c.png": 2, "_.png": -1}
 
 
 def _other_class(folder: Path) -> None:
