@@ -35,6 +35,7 @@ ACCELERATORS = {
     "isal": "archives are unpacked and checked by zlib, at a third of the rate",
     "simplejpeg": "JPEGs are decoded and encoded by Pillow, at about half the rate",
 }
+_untold = dict(ACCELERATORS)
 _GIVEN_BYTES = 64 * 1024
 
 
@@ -119,12 +120,11 @@ def _is_installed(package: str) -> bool:
         return False
 
 
-@functools.cache
 def tell_missing(package: str) -> None:
-    """Warn that a package is missing; once, and not in each worker process."""
+    """Warn that a package is missing; once, however many threads miss it together, and not in each worker process."""
     import multiprocessing
 
-    if multiprocessing.parent_process() is None:
+    if _untold.pop(package, "") and multiprocessing.parent_process() is None:
         msg = f"{package} is not installed, so {ACCELERATORS[package]}. For full speed: pip install {package}"
         warnings.warn(msg, UserWarning, stacklevel=3)
 

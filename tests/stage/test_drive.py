@@ -83,11 +83,12 @@ def kinds_of_errors(on: On, verbs: set[str], named: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     "drive_knobs",
     [
-        replace(DriveKnobs.quick(), type="drivefs"),
-        # As for an account without a limit.
-        replace(DriveKnobs.quick(), reports_space=False),
+        # As for an account without a limit, on the other kind of mount; the long form has each for itself.
+        replace(DriveKnobs.quick(), type="drivefs", reports_space=False),
+        pytest.param(replace(DriveKnobs.quick(), type="drivefs"), marks=pytest.mark.long),
+        pytest.param(replace(DriveKnobs.quick(), reports_space=False), marks=pytest.mark.long),
     ],
-    ids=["drivefs", "no figures of space"],
+    ids=["drivefs, no figures of space", "drivefs", "no figures of space"],
 )
 def test_each_verb_works(drive: SimulatedDrive, my_drive: Path, tmp_path: Path) -> None:
     make_places(drive.cloud / "MyDrive", tmp_path / "local")
