@@ -201,7 +201,7 @@ def test_one_row_shows_arrival_and_training_until_all_is_here(gated: GatedTree, 
     wait_until(lambda: "waited" in shown.text)
     assert (shown.name, shown.total, shown.ended) == ("pack", COUNT, False)
     assert 0 < shown.done <= FIRST
-    assert re.fullmatch(r"training: waited [0-9.]+ m?s for data", shown.text)
+    assert re.fullmatch(r"training: waited [0-9.]+ [mµ]?s for data", shown.text)
     assert str(data.report).startswith("Still staging from the source, for ")
     gated.gate.open()
     list(batches)
