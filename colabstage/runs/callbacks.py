@@ -80,10 +80,8 @@ class LightningLoop(Loop):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Write the checkpoint to a file, for `fit(ckpt_path=run.checkpoint)`."""
-        self._last, self.checkpoint = dict(state), None
-        if state:
-            self.checkpoint = str(self.local / "lightning.ckpt")
-            state["checkpoint"].numpy().tofile(self.checkpoint)
+        self._last, self.checkpoint = dict(state), str(self.local / "lightning.ckpt")
+        state["checkpoint"].numpy().tofile(self.checkpoint)
 
     def join(self, run: Run) -> None:
         """Add a callback to the trainer."""
@@ -125,9 +123,6 @@ class HuggingFaceLoop(Loop):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Write the folder, for `train(resume_from_checkpoint=run.checkpoint)`."""
-        self.checkpoint = None
-        if not state:
-            return
         folder = self.local / "huggingface"
         folder.mkdir()
         self._owner.model.load_state_dict(state["model"])

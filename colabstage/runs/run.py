@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import signal
 import sys
@@ -43,6 +44,7 @@ from colabstage.runs.state import (
     dataset_digest,
     kind_of_part,
     load_parts,
+    names_of,
     numbers_of,
     random_state,
     set_random_state,
@@ -56,7 +58,6 @@ except ImportError as error:
     refuse_import("torch", "resumable needs", error)
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable, Iterator, Mapping
     from types import FrameType, TracebackType
     from typing import TypeVar
@@ -197,6 +198,8 @@ class Run:
         self._saver: Saver | None = None
         self._newest: Saved | None = None
         self._digest = ""
+        # Restored states of parts that have none here.
+        self._carried: dict[str, Any] = {}
         self._session = self._saves = 0
         # The sum of each value, and the number of steps that had it.
         self._sums: dict[str, tuple[Any, int]] = {}
@@ -262,7 +265,15 @@ class Run:
             self._shown.line(f"All {number} epochs are done; nothing is left to train. {self}")
         while self.epoch < number:
             self.restore_random()
-            yield self.epoch
+            began = getattr(self._loader, "epoch", None)
+            try:
+                yield self.epoch
+            except GeneratorExit:
+                # Left by `break`: the epoch is done where the loader's is.
+                if began != getattr(self._loader, "epoch", None):
+                    self._end_row()
+                    self.epoch += 1
+                raise
             self.end_epoch()
 
     def end_epoch(self) -> None:
@@ -296,7 +307,10 @@ class Run:
         self._summed += 1
         for name, value in values.items():
             # Added up on its device, because reading a number from a GPU waits for everything that is queued.
-            number = value.detach() if isinstance(value, torch.Tensor) else value
+            number = value
+            if isinstance(value, torch.Tensor):
+                # A sum of a hundred bfloat16 would be off by percents, and of float16 infinite.
+                number = value.detach().to(torch.promote_types(value.dtype, torch.float32))
             so_far, count = self._sums.get(name, (0.0, 0))
             self._sums[name] = so_far + number, count + 1
         if self._summed >= _ROW_STEPS:
@@ -442,7 +456,9 @@ class Run:
                 "are others. Use the one from before, or begin a new run in another folder."
             )
             raise OptionError(msg)
-        self.notes += load_parts(parts, content["kinds"], content["parts"])
+        # Files that earlier versions wrote have no names.
+        self.notes += load_parts(parts, content["kinds"], content["parts"], content.get("names", {}))
+        self._carried = {name: content["parts"][name] for name, part in parts.items() if not part.state_dict()}
         # Files that earlier versions wrote have none.
         given, self._numbers = self._numbers, content.get("numbers", {})
         for name, now in numbers_of(self._parts).items():
@@ -469,7 +485,9 @@ class Run:
         return self._loader is not None or any(loop.knows_place for loop in self._loops())
 
     def _states(self) -> dict[str, Any]:
-        return self._copier.copy({name: part.state_dict() for name, part in self._all_parts().items()})
+        # A gradient scaler that is disabled here has none, and may be enabled on the next machine.
+        states = {name: part.state_dict() or self._carried.get(name, {}) for name, part in self._all_parts().items()}
+        return self._copier.copy(states)
 
     def _between(self) -> None:
         """Do what may be done while the state is complete: stop, or save a version that is due."""
@@ -540,6 +558,7 @@ class Run:
             "parts": states,
             "kinds": {name: kind_of_part(part) for name, part in parts.items()},
             "dataset": self._digest,
+            "names": names_of(self._parts),
             "numbers": self._numbers,
             "random": random_state(),
             "counters": {"epoch": self.epoch, "steps": self.steps},
@@ -615,7 +634,13 @@ class Run:
             yield
             return
 
+        process = os.getpid()
+
         def note(number: int, _: FrameType | None) -> None:
+            # A forked process, such as a pool's, has no run to save, and must end.
+            if os.getpid() != process:
+                signal.signal(number, before[signal.Signals(number)] or signal.SIG_DFL)
+                signal.raise_signal(number)
             if self._stop is not None and number == signal.SIGINT:
                 self._at_once = True
                 raise KeyboardInterrupt
