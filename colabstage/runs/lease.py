@@ -138,11 +138,8 @@ class Heartbeat:
             )
             raise RunInUseError(msg)
 
-    def note(self, newest: str, epoch: int, step: int) -> None:
-        """Write down the newest version."""
-        self._beat(newest=newest, epoch=epoch, step=step)
-
-    def _beat(self, **changes: Any) -> None:
+    def beat(self, **changes: Any) -> None:
+        """Give a sign of life, with what has changed in the lease."""
         with self._lock:
             self._lease = replace(self._lease, **changes, beat=time.time())
             # A failing mount will be noticed when saving.
@@ -158,8 +155,8 @@ class Heartbeat:
 
     def _work(self) -> None:
         while not self._left.wait(BEAT_S):
-            self._beat()
-        self._beat(ended=True)
+            self.beat()
+        self.beat(ended=True)
 
 
 def wait_until_free(folder: Path, *, take_over: bool, clock: Clock, notice: Callable[[str], object]) -> Lease | None:
@@ -172,10 +169,8 @@ def wait_until_free(folder: Path, *, take_over: bool, clock: Clock, notice: Call
         RunInUseError: it is active, and `take_over` is not set.
     """
     before = read_lease(folder)
-    if before is None or before.ended or take_over:
-        return before
-    alive = owner_is_alive(before.owner)
-    if alive is False:
+    alive = before is not None and owner_is_alive(before.owner)
+    if before is None or before.ended or take_over or alive is False:
         return before
     is_old = time.time() - before.beat > SILENT_S + _CLOCKS_S
     deadline = clock.now() + (0.0 if is_old else SILENT_S)

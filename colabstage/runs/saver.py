@@ -11,21 +11,17 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from colabstage.errors import DriveError, DriveNotMountedError, said_by
 from colabstage.io.boundary import typed_errors
 from colabstage.io.files import typed_write_errors
-from colabstage.io.packages import refuse_import
 from colabstage.io.progress import Progress
 from colabstage.io.units import format_duration
 from colabstage.io.workspace import remove_own
 from colabstage.machine.mounts import drive_root, remount_words
-from colabstage.runs.listing import Version, list_versions, superseded
+from colabstage.runs.listing import Version, list_versions
 from colabstage.stage.publish import discard_version, publish_file
-
-try:
-    import torch
-except ImportError as error:
-    refuse_import("torch", "resumable needs", error)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,7 +42,6 @@ class Saved:
     """A version that is in the run's folder."""
 
     version: Version
-    epoch: int
     nbytes: int
     at: float
     """When it was saved, in seconds since 1970."""
@@ -61,7 +56,6 @@ class Job:
     """A version to be saved."""
 
     version: Version
-    epoch: int
     content: dict[str, Any]
     """What is written; a copy that nothing else changes."""
     written: Callable[[], object]
@@ -123,9 +117,7 @@ class Saver:
         with self._changed:
             self._ended = True
             self._changed.notify_all()
-        deadline = time.monotonic() + patience_s
-        while self._thread.is_alive() and time.monotonic() < deadline:
-            self._thread.join(_LOOK_S)
+        self._thread.join(patience_s)
 
     def _work(self) -> None:
         while True:
@@ -178,9 +170,10 @@ class Saver:
                 raise
             # It is on the mount, but Drive's client has not uploaded it: it makes no other version superfluous.
             proof, nbytes = f"not uploaded in {format_duration(_UPLOAD_S)}: {said_by(error)}", local.stat().st_size
-        self.newest = Saved(job.version, job.epoch, nbytes, time.time(), proof, job.version in self._whole)
+        self.newest = Saved(job.version, nbytes, time.time(), proof, job.version in self._whole)
         if job.version in self._whole:
-            self.heartbeat.note(job.version.name, job.epoch, job.version.step)
+            epoch = job.content["counters"]["epoch"]
+            self.heartbeat.beat(newest=job.version.name, epoch=epoch, step=job.version.step)
         self._remove_superseded()
 
     def _check_mounted(self) -> None:
@@ -193,8 +186,10 @@ class Saver:
             raise DriveNotMountedError(msg)
 
     def _remove_superseded(self) -> None:
-        for version in superseded(list_versions(self._folder), self._whole, self._keep):
-            if discard_version(self._folder / version.name):
+        """Remove versions older than the newest `keep` that are known to be whole; while fewer are known, none."""
+        newest = sorted(self._whole, reverse=True)[: self._keep]
+        for version in list_versions(self._folder) if len(newest) == self._keep else ():
+            if version < newest[0] and version not in newest and discard_version(self._folder / version.name):
                 self._whole.discard(version)
 
 

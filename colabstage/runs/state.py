@@ -12,21 +12,16 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
+from torch.nn.parameter import is_lazy
 
 from colabstage.errors import OptionError, said_by
 from colabstage.h5.manifest import read_manifest
 from colabstage.io.arguments import refuse_argument
-from colabstage.io.packages import refuse_import
 from colabstage.io.units import listed
 from colabstage.io.workspace import short_digest
 from colabstage.load.epoch import digest_of
 from colabstage.load.loader import OtherOrderError
-
-try:
-    import torch
-    from torch.nn.parameter import is_lazy
-except ImportError as error:
-    refuse_import("torch", "resumable needs", error)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -136,13 +131,8 @@ def random_state() -> dict[str, Any]:
         "python": [version, list(numbers), gauss],
         "numpy": [str(kind), [int(word) for word in words], int(place), int(has_gauss), float(cached)],
         "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if _uses_cuda() else [],
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],  # type: ignore[no-untyped-call]
     }
-
-
-def _uses_cuda() -> bool:
-    used: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    return used
 
 
 def set_random_state(state: Mapping[str, Any], *, rank: int = 0) -> None:
@@ -194,13 +184,10 @@ def check_parts(parts: Mapping[str, object]) -> None:
 def unwrapped(part: Any) -> Any:
     """Return the model inside DataParallel, DistributedDataParallel and `torch.compile`: its weights then have the same
     names with and without them, so that a run can continue either way."""
-    while True:
-        if isinstance(part, torch.nn.DataParallel | torch.nn.parallel.DistributedDataParallel):
-            part = part.module
-        elif isinstance(part, torch.nn.Module) and "_orig_mod" in vars(part).get("_modules", ()):
-            part = part._orig_mod
-        else:
-            return part
+    if isinstance(part, torch.nn.DataParallel | torch.nn.parallel.DistributedDataParallel):
+        return unwrapped(part.module)
+    is_compiled = isinstance(part, torch.nn.Module) and "_orig_mod" in vars(part).get("_modules", ())
+    return unwrapped(part._orig_mod) if is_compiled else part
 
 
 def kind_of_part(part: object) -> str:
@@ -234,8 +221,7 @@ def names_of(parts: Mapping[str, object]) -> dict[str, list[str]]:
 
 def _in_order(state: Mapping[str, Any], then: list[str], now: list[str]) -> Mapping[str, Any]:
     """Return an optimizer's state for its parameters in the order of now."""
-    # Torch refuses another number of them.
-    if then == now or "" in then + now or len(then) != len(now):
+    if then == now or "" in then + now or len(then) != len(now):  # which torch refuses
         return state
     # LBFGS has one state for all.
     if sorted(then) != sorted(now) or len(state["state"]) == 1:
