@@ -196,7 +196,7 @@ def kind_of_part(part: object) -> str:
 
 
 def numbers_of(parts: Mapping[str, object]) -> dict[str, Any]:
-    """Return the numbers that optimizers and schedules are set to, each under the name that a program has for it."""
+    """Return what optimizers and schedules are set to, each under the name that a program has for it."""
     found: dict[str, Any] = {}
     for name, part in parts.items():
         if isinstance(part, torch.optim.Optimizer):
@@ -204,7 +204,7 @@ def numbers_of(parts: Mapping[str, object]) -> dict[str, Any]:
                 found |= {f"{name}.param_groups[{number}][{key!r}]": value for key, value in group.items()}
         elif isinstance(part, torch.optim.lr_scheduler.LRScheduler):
             found |= {f"{name}.{key}": value for key, value in part.state_dict().items()}
-    return {name: value for name, value in found.items() if type(value) in (int, float, tuple)}
+    return {name: value for name, value in found.items() if type(value) in (int, float, bool, str, tuple)}
 
 
 def names_of(parts: Mapping[str, object]) -> dict[str, list[str]]:

@@ -669,6 +669,18 @@ def test_moments_follow_their_parameters(tmp_path: Path) -> None:
             pass
 
 
+def test_a_run_says_which_settings_it_keeps(tmp_path: Path) -> None:
+    """Also those that are no numbers, as the direction of a metric: the state that is restored has the old one."""
+    for mode in ("min", "max"):
+        model = nn.Linear(2, 2)
+        optimizer = torch.optim.Adam(model.parameters(), amsgrad=mode == "max")
+        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, mode)
+        with resumable(tmp_path, model=model, optimizer=optimizer, plateau=plateau, progress=False) as run:
+            run.step()
+    for kept in ("'amsgrad'] stays False", "plateau.mode stays min"):
+        assert any(kept in note for note in run.notes)
+
+
 def test_a_scaler_goes_on_where_it_is_enabled(tmp_path: Path) -> None:
     """After a session on a machine where it was not."""
     for enabled, given, scale in [(False, 4.0, 1.0), (True, 8.0, 8.0), (False, 4.0, 1.0), (True, 2.0, 8.0)]:
