@@ -197,7 +197,6 @@ class Run:
         self._saver: Saver | None = None
         self._newest: Saved | None = None
         self._digest = ""
-        # Restored states of parts that have none here.
         self._carried: dict[str, Any] = {}
         self._session = self._saves = 0
         # The sum of each value, and the number of steps that had it.
@@ -390,8 +389,7 @@ class Run:
         if _rank() == 0:
             newest = version.name if version is not None else ""
             heartbeat = Heartbeat(self.folder, new_lease(self._session, newest, self.epoch, self.steps))
-            whole = {version} if version is not None else set()
-            self._saver = Saver(self.folder, heartbeat, local, keep=self._keep, whole=whole)
+            self._saver = Saver(self.folder, heartbeat, local, keep=self._keep, restored=version)
 
     def _choose(self, local: Path) -> tuple[Version | None, int]:
         """Return the version to restore, which is then in `local`, and this session's number; only the first rank
@@ -424,14 +422,13 @@ class Run:
         return before, list_versions(self.folder, [before.newest] if before is not None and before.newest else [])
 
     def _newest_whole(self, there: list[Version], local: Path) -> Version | None:
+        progress = resolve_progress(self._progress)
         for version in there:
             if not is_complete(self.folder, version):
                 self.notes.append(f"{version.name} was passed over: it was not saved completely.")
                 continue
             try:
-                restore_file(
-                    self.folder / version.name, local / version.name, progress=resolve_progress(self._progress)
-                )
+                restore_file(self.folder / version.name, local / version.name, progress=progress)
             except DamagedPackError as error:
                 self.notes.append(f"{version.name} was passed over: {said_by(error)}.")
                 continue
@@ -481,7 +478,7 @@ class Run:
         return self._loader is not None or any(loop.knows_place for loop in self._loops())
 
     def _states(self) -> dict[str, Any]:
-        # A gradient scaler that is disabled here has none, and may be enabled on the next machine.
+        # A gradient scaler that is disabled here has none, and may go on from the restored one on the next machine.
         states = {name: part.state_dict() or self._carried.get(name, {}) for name, part in self._all_parts().items()}
         return self._copier.copy(states)
 

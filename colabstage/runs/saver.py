@@ -72,13 +72,14 @@ class Saver:
         began: when the version that is on its way was handed over, in seconds since 1970; `None` if there is none.
     """
 
-    def __init__(self, folder: Path, heartbeat: Heartbeat, local: Path, *, keep: int, whole: set[Version]) -> None:
-        """Start a thread, which leaves the run at its end. `local`: where versions are first written. `whole`: versions
-        in the folder that are known to be complete."""
+    def __init__(self, folder: Path, heartbeat: Heartbeat, local: Path, *, keep: int, restored: Version | None) -> None:
+        """Start a thread, which leaves the run at its end. `local`: where versions are first written."""
         self.newest: Saved | None = None
         self.problem = ""
         self.began: float | None = None
-        self._folder, self.heartbeat, self._local, self._keep, self._whole = folder, heartbeat, local, keep, set(whole)
+        self._folder, self.heartbeat, self._local, self._keep = folder, heartbeat, local, keep
+        # Versions that are known to be complete.
+        self._whole = set() if restored is None else {restored}
         self._root = drive_root(folder)
         self._error: Exception | None = None
         self._failing_since: float | None = None
@@ -172,8 +173,7 @@ class Saver:
             proof, nbytes = f"not uploaded in {format_duration(_UPLOAD_S)}: {said_by(error)}", local.stat().st_size
         self.newest = Saved(job.version, nbytes, time.time(), proof, job.version in self._whole)
         if job.version in self._whole:
-            epoch = job.content["counters"]["epoch"]
-            self.heartbeat.beat(newest=job.version.name, epoch=epoch, step=job.version.step)
+            self.heartbeat.note(job.version.name, job.content["counters"]["epoch"], job.version.step)
         self._remove_superseded()
 
     def _check_mounted(self) -> None:
