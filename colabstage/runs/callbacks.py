@@ -12,15 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+import torch
 
 from colabstage.errors import OptionError
-from colabstage.io.packages import refuse_import
 from colabstage.runs.listing import PLACES
-
-try:
-    import torch
-except ImportError as error:
-    refuse_import("torch", "resumable needs", error)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -80,10 +75,8 @@ class LightningLoop(Loop):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Write the checkpoint to a file, for `fit(ckpt_path=run.checkpoint)`."""
-        self._last, self.checkpoint = dict(state), None
-        if state:
-            self.checkpoint = str(self.local / "lightning.ckpt")
-            state["checkpoint"].numpy().tofile(self.checkpoint)
+        self._last, self.checkpoint = dict(state), str(self.local / "lightning.ckpt")
+        state["checkpoint"].numpy().tofile(self.checkpoint)
 
     def join(self, run: Run) -> None:
         """Add a callback to the trainer."""
@@ -125,9 +118,6 @@ class HuggingFaceLoop(Loop):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Write the folder, for `train(resume_from_checkpoint=run.checkpoint)`."""
-        self.checkpoint = None
-        if not state:
-            return
         folder = self.local / "huggingface"
         folder.mkdir()
         self._owner.model.load_state_dict(state["model"])
@@ -156,9 +146,7 @@ class KerasLoop(Loop):
     def _variables(self) -> dict[str, list[Any]]:
         optimizer = getattr(self._owner, "optimizer", None)
         if not self._owner.built or optimizer is None:
-            msg = (
-                "The Keras model has no weights yet, or no optimizer. Call model.build(…) and model.compile(…) before."
-            )
+            msg = "The Keras model has no weights, or no optimizer. Call model.build(…) and model.compile(…)."
             raise OptionError(msg)
         if not optimizer.built:
             optimizer.build(self._owner.trainable_variables)
@@ -176,14 +164,7 @@ class KerasLoop(Loop):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Set all variables to their values."""
-        ours = self._variables()
-        for name, variables in ours.items():
-            shapes = [tuple(variable.shape) for variable in variables]
-            saved = [tuple(value.shape) for value in state[name]]
-            if shapes != saved:
-                msg = f"Its {name} has {len(shapes)} variables of other shapes than the {len(saved)} that were saved."
-                raise OptionError(msg)
-        for name, variables in ours.items():
+        for name, variables in self._variables().items():
             for variable, value in zip(variables, state[name], strict=True):
                 variable.assign(value.numpy())
 

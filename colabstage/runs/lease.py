@@ -172,10 +172,8 @@ def wait_until_free(folder: Path, *, take_over: bool, clock: Clock, notice: Call
         RunInUseError: it is active, and `take_over` is not set.
     """
     before = read_lease(folder)
-    if before is None or before.ended or take_over:
-        return before
-    alive = owner_is_alive(before.owner)
-    if alive is False:
+    alive = before is not None and owner_is_alive(before.owner)
+    if before is None or before.ended or take_over or alive is False:
         return before
     is_old = time.time() - before.beat > SILENT_S + _CLOCKS_S
     deadline = clock.now() + (0.0 if is_old else SILENT_S)

@@ -18,14 +18,14 @@ from colabstage.h5.manifest import manifest_path, read_manifest
 from colabstage.io.boundary import public
 from colabstage.io.report import COLOURS, INK, MUTED, Report, ResultList, Row, Table, new_figure, plain_axes
 from colabstage.io.units import format_bytes, format_count, listed
-from colabstage.io.workspace import owner_is_alive, sweep_orphans
-from colabstage.machine.mounts import drive_root, require_drive, run_watched
+from colabstage.io.workspace import owner_is_alive
+from colabstage.machine.mounts import require_drive, run_watched
 from colabstage.runs.lease import NAME, SILENT_S, Lease, read_lease
 from colabstage.sources.parse import absolute_path
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from matplotlib.figure import Figure
@@ -65,21 +65,6 @@ def is_complete(folder: Path, version: Version) -> bool:
     """Return whether a version's file and its manifest are there; what is in them is compared when it is restored."""
     file = folder / version.name
     return file.is_file() and manifest_path(file).is_file()
-
-
-def sweep_leftovers(folder: Path) -> None:
-    """Remove what sessions that were killed have left half copied or half removed."""
-    # Drive's trash keeps the size of what is removed.
-    sweep_orphans(folder, prefix="session-", empty=drive_root(folder) is not None)
-
-
-def superseded(there: Iterable[Version], whole: Collection[Version], keep: int) -> list[Version]:
-    """Return the versions that are older than the newest, and none of the newest `keep` that are known to be whole.
-
-    While fewer are known, all stay.
-    """
-    kept = sorted(whole, reverse=True)[:keep]
-    return [] if len(kept) < keep else [version for version in there if version < kept[0] and version not in kept]
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +117,6 @@ def list_runs(folder: str | os.PathLike[str]) -> ResultList[RunFacts]:
     require_drive(place)
 
     def report(runs: Sequence[RunFacts]) -> Report:
-        head = ("run", "state", "session", "epoch", "step", "host")
         rows = (
             Row(
                 (one.folder.name, one.state, *map(str, (one.session, one.epoch, one.step)), one.host),
@@ -140,7 +124,7 @@ def list_runs(folder: str | os.PathLike[str]) -> ResultList[RunFacts]:
             )
             for one in runs
         )
-        table = Table(tuple(rows), head, frozenset({2, 3, 4}))
+        table = Table(tuple(rows), ("run", "state", "session", "epoch", "step", "host"), frozenset({2, 3, 4}))
         return Report(f"{format_count(len(runs), 'runs')} in '{place}'", (table,))
 
     return ResultList(run_watched(lambda: list(_runs_in(place)), place), report)

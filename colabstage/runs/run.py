@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import signal
 import sys
@@ -11,6 +12,13 @@ import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
+
+from colabstage.io.packages import refuse_import
+
+try:
+    import torch
+except ImportError as error:
+    refuse_import("torch", "resumable needs", error)
 
 from colabstage.errors import (
     ColabstageError,
@@ -25,16 +33,15 @@ from colabstage.io.arguments import check_argument, whole_number
 from colabstage.io.boundary import public, typed_errors
 from colabstage.io.display import resolve_progress
 from colabstage.io.files import make_folder
-from colabstage.io.packages import refuse_import
 from colabstage.io.progress import SYSTEM_CLOCK, Progress
 from colabstage.io.report import Report, facts, in_notebook
 from colabstage.io.units import format_bytes, format_duration
-from colabstage.io.workspace import open_spool, remove_own
-from colabstage.machine.mounts import require_drive
+from colabstage.io.workspace import open_spool, remove_own, sweep_orphans
+from colabstage.machine.mounts import drive_root, require_drive
 from colabstage.machine.watched import run_with_one_remount
 from colabstage.runs.callbacks import Loop, as_part
 from colabstage.runs.lease import NAME, Heartbeat, new_lease, wait_until_free
-from colabstage.runs.listing import PLACES, Version, is_complete, list_versions, plot_history, sweep_leftovers
+from colabstage.runs.listing import PLACES, Version, is_complete, list_versions, plot_history
 from colabstage.runs.saver import END_S, Job, Saved, Saver
 from colabstage.runs.state import (
     ROWS,
@@ -43,6 +50,7 @@ from colabstage.runs.state import (
     dataset_digest,
     kind_of_part,
     load_parts,
+    names_of,
     numbers_of,
     random_state,
     set_random_state,
@@ -50,18 +58,11 @@ from colabstage.runs.state import (
 )
 from colabstage.stage.publish import restore_file
 
-try:
-    import torch
-except ImportError as error:
-    refuse_import("torch", "resumable needs", error)
-
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable, Iterator, Mapping
     from types import FrameType, TracebackType
     from typing import TypeVar
 
-    from colabstage.io.progress import Clock, Progress
     from colabstage.runs.lease import Lease
 
     T = TypeVar("T")
@@ -180,7 +181,6 @@ class Run:
         *,
         take_over: bool = False,
         progress: bool | Progress = True,
-        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.folder = folder
         self.epoch = 0
@@ -191,12 +191,13 @@ class Run:
         self.resumed_from: Version | None = None
         self.notes: list[str] = []
         self._parts, self._loader, (self._every_steps, self._every_s), self._keep = dict(parts), loader, every, keep
-        self._take_over, self._progress, self._clock = take_over, progress, clock
+        self._take_over, self._progress, self._clock = take_over, progress, SYSTEM_CLOCK
         self._shown = _Shown(progress)
         self._copier = Copier()
         self._saver: Saver | None = None
         self._newest: Saved | None = None
         self._digest = ""
+        self._carried: dict[str, Any] = {}
         self._session = self._saves = 0
         # The sum of each value, and the number of steps that had it.
         self._sums: dict[str, tuple[Any, int]] = {}
@@ -260,16 +261,21 @@ class Run:
         self._counts = True
         if self.epoch >= number:
             self._shown.line(f"All {number} epochs are done; nothing is left to train. {self}")
-        while self.epoch < number:
-            self.restore_random()
-            yield self.epoch
-            self.end_epoch()
+        try:
+            while self.epoch < number:
+                self.restore_random()
+                yield self.epoch
+                self.end_epoch()
+        finally:
+            # An epoch that is left by `break` is done where the loader's is.
+            self._counts = False
 
     def end_epoch(self) -> None:
         """Count a finished epoch, and save a version if one is due; for loops that do not iterate over `epochs`."""
         self._check_open()
         self._counts = True
         self._end_row()
+        self._follow_loader()
         self.epoch += 1
         self._between()
 
@@ -296,7 +302,10 @@ class Run:
         self._summed += 1
         for name, value in values.items():
             # Added up on its device, because reading a number from a GPU waits for everything that is queued.
-            number = value.detach() if isinstance(value, torch.Tensor) else value
+            number = value
+            if isinstance(value, torch.Tensor):
+                # A sum of a hundred bfloat16 would be off by percents, and of float16 infinite.
+                number = value.detach().to(torch.promote_types(value.dtype, torch.float32))
             so_far, count = self._sums.get(name, (0.0, 0))
             self._sums[name] = so_far + number, count + 1
         if self._summed >= _ROW_STEPS:
@@ -325,8 +334,7 @@ class Run:
             return
         with contextlib.suppress(Exception):
             saver.wait()
-        progress = resolve_progress(self._progress)
-        saver.save(self._job(), progress)
+        saver.save(self._job(), resolve_progress(self._progress))
         saver.wait()
         self._tell_saved()
 
@@ -381,8 +389,7 @@ class Run:
         if _rank() == 0:
             newest = version.name if version is not None else ""
             heartbeat = Heartbeat(self.folder, new_lease(self._session, newest, self.epoch, self.steps))
-            whole = {version} if version is not None else set()
-            self._saver = Saver(self.folder, heartbeat, local, keep=self._keep, whole=whole)
+            self._saver = Saver(self.folder, heartbeat, local, keep=self._keep, restored=version)
 
     def _choose(self, local: Path) -> tuple[Version | None, int]:
         """Return the version to restore, which is then in `local`, and this session's number; only the first rank
@@ -410,18 +417,18 @@ class Run:
         require_drive(self.folder)
         make_folder(self.folder)
         before = wait_until_free(self.folder, take_over=self._take_over, clock=self._clock, notice=self._shown.line)
-        sweep_leftovers(self.folder)
+        # What killed sessions left half copied or half removed; Drive's trash keeps the size of what is removed.
+        sweep_orphans(self.folder, prefix="session-", empty=drive_root(self.folder) is not None)
         return before, list_versions(self.folder, [before.newest] if before is not None and before.newest else [])
 
     def _newest_whole(self, there: list[Version], local: Path) -> Version | None:
+        progress = resolve_progress(self._progress)
         for version in there:
             if not is_complete(self.folder, version):
                 self.notes.append(f"{version.name} was passed over: it was not saved completely.")
                 continue
             try:
-                restore_file(
-                    self.folder / version.name, local / version.name, progress=resolve_progress(self._progress)
-                )
+                restore_file(self.folder / version.name, local / version.name, progress=progress)
             except DamagedPackError as error:
                 self.notes.append(f"{version.name} was passed over: {said_by(error)}.")
                 continue
@@ -442,7 +449,9 @@ class Run:
                 "are others. Use the one from before, or begin a new run in another folder."
             )
             raise OptionError(msg)
-        self.notes += load_parts(parts, content["kinds"], content["parts"])
+        # Files that earlier versions wrote have no names.
+        self.notes += load_parts(parts, content["kinds"], content["parts"], content.get("names", {}))
+        self._carried = {name: content["parts"][name] for name, part in parts.items() if not part.state_dict()}
         # Files that earlier versions wrote have none.
         given, self._numbers = self._numbers, content.get("numbers", {})
         for name, now in numbers_of(self._parts).items():
@@ -469,7 +478,9 @@ class Run:
         return self._loader is not None or any(loop.knows_place for loop in self._loops())
 
     def _states(self) -> dict[str, Any]:
-        return self._copier.copy({name: part.state_dict() for name, part in self._all_parts().items()})
+        # A gradient scaler that is disabled here has none, and may go on from the restored one on the next machine.
+        states = {name: part.state_dict() or self._carried.get(name, {}) for name, part in self._all_parts().items()}
+        return self._copier.copy(states)
 
     def _between(self) -> None:
         """Do what may be done while the state is complete: stop, or save a version that is due."""
@@ -505,11 +516,10 @@ class Run:
         self._follow_loader()
         if self._saver is None or self._place() != self._saved:
             return self._saver is None
-        try:
+        with contextlib.suppress(Exception):  # it is tried again, and then raised
             self._saver.wait()
-        except Exception:  # noqa: BLE001 - it is tried again, and then raised
-            return False
-        return True
+            return True
+        return False
 
     def _begin_interval(self) -> None:
         now = self._clock.now()
@@ -540,6 +550,7 @@ class Run:
             "parts": states,
             "kinds": {name: kind_of_part(part) for name, part in parts.items()},
             "dataset": self._digest,
+            "names": names_of(self._parts),
             "numbers": self._numbers,
             "random": random_state(),
             "counters": {"epoch": self.epoch, "steps": self.steps},
@@ -547,9 +558,8 @@ class Run:
         }
         self._saved = self._place()
         self._saves += 1
-        return Job(
-            Version(self._session, self._saves, self.steps), self.epoch, content, lambda: self._copier.give_back(states)
-        )
+        version = Version(self._session, self._saves, self.steps)
+        return Job(version, content, lambda: self._copier.give_back(states))
 
     def _row(self, values: Mapping[str, Any]) -> dict[str, Any]:
         numbers = {
@@ -611,11 +621,13 @@ class Run:
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
         """Let a signal end the run at a point where its state is complete; a second Ctrl-C ends it at once."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
+        process = os.getpid()
 
         def note(number: int, _: FrameType | None) -> None:
+            # A forked process, such as a pool's, has no run to save, and must end.
+            if os.getpid() != process:
+                signal.signal(number, before[signal.Signals(number)])
+                signal.raise_signal(number)
             if self._stop is not None and number == signal.SIGINT:
                 self._at_once = True
                 raise KeyboardInterrupt
@@ -625,12 +637,14 @@ class Run:
             with contextlib.suppress(RuntimeError):
                 self._shown.line(f"Saves and stops after this {place}; press Ctrl-C again to leave at once.")
 
-        before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+        # Other threads cannot receive any.
+        numbers = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+        before = {number: signal.signal(number, note) or signal.SIG_DFL for number in numbers}
         try:
             yield
         finally:
             for number, handler in before.items():
-                signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+                signal.signal(number, handler)
 
 
 class _Shown:
@@ -701,14 +715,14 @@ def _on_each_rank(work: Callable[[], T]) -> list[T]:
         return [work()]
     result: T | None = None
     error: Exception | None = None
-    known: ColabstageError | None = None
     try:
         result = work()
     except Exception as failed:  # noqa: BLE001 - it is raised below, once the others know of it
         error = failed
-        # Errors of other libraries may not be picklable.
-        why = f"Rank {_rank()} of the training failed: {said_by(failed)}"
-        known = failed if isinstance(failed, ColabstageError) else WorkersLostError(why)
+    known = error
+    # Errors of other libraries may not be picklable.
+    if error is not None and not isinstance(error, ColabstageError):
+        known = WorkersLostError(f"Rank {_rank()} of the training failed: {said_by(error)}")
     gathered: list[Any] = [None] * torch.distributed.get_world_size()
     try:
         torch.distributed.all_gather_object(gathered, (result, known))

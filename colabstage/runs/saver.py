@@ -11,21 +11,17 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from colabstage.errors import DriveError, DriveNotMountedError, said_by
 from colabstage.io.boundary import typed_errors
 from colabstage.io.files import typed_write_errors
-from colabstage.io.packages import refuse_import
 from colabstage.io.progress import Progress
 from colabstage.io.units import format_duration
 from colabstage.io.workspace import remove_own
 from colabstage.machine.mounts import drive_root, remount_words
-from colabstage.runs.listing import Version, list_versions, superseded
+from colabstage.runs.listing import Version, list_versions
 from colabstage.stage.publish import discard_version, publish_file
-
-try:
-    import torch
-except ImportError as error:
-    refuse_import("torch", "resumable needs", error)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,7 +42,6 @@ class Saved:
     """A version that is in the run's folder."""
 
     version: Version
-    epoch: int
     nbytes: int
     at: float
     """When it was saved, in seconds since 1970."""
@@ -61,7 +56,6 @@ class Job:
     """A version to be saved."""
 
     version: Version
-    epoch: int
     content: dict[str, Any]
     """What is written; a copy that nothing else changes."""
     written: Callable[[], object]
@@ -78,13 +72,14 @@ class Saver:
         began: when the version that is on its way was handed over, in seconds since 1970; `None` if there is none.
     """
 
-    def __init__(self, folder: Path, heartbeat: Heartbeat, local: Path, *, keep: int, whole: set[Version]) -> None:
-        """Start a thread, which leaves the run at its end. `local`: where versions are first written. `whole`: versions
-        in the folder that are known to be complete."""
+    def __init__(self, folder: Path, heartbeat: Heartbeat, local: Path, *, keep: int, restored: Version | None) -> None:
+        """Start a thread, which leaves the run at its end. `local`: where versions are first written."""
         self.newest: Saved | None = None
         self.problem = ""
         self.began: float | None = None
-        self._folder, self.heartbeat, self._local, self._keep, self._whole = folder, heartbeat, local, keep, set(whole)
+        self._folder, self.heartbeat, self._local, self._keep = folder, heartbeat, local, keep
+        # Versions that are known to be complete.
+        self._whole = set() if restored is None else {restored}
         self._root = drive_root(folder)
         self._error: Exception | None = None
         self._failing_since: float | None = None
@@ -123,9 +118,7 @@ class Saver:
         with self._changed:
             self._ended = True
             self._changed.notify_all()
-        deadline = time.monotonic() + patience_s
-        while self._thread.is_alive() and time.monotonic() < deadline:
-            self._thread.join(_LOOK_S)
+        self._thread.join(patience_s)
 
     def _work(self) -> None:
         while True:
@@ -178,9 +171,9 @@ class Saver:
                 raise
             # It is on the mount, but Drive's client has not uploaded it: it makes no other version superfluous.
             proof, nbytes = f"not uploaded in {format_duration(_UPLOAD_S)}: {said_by(error)}", local.stat().st_size
-        self.newest = Saved(job.version, job.epoch, nbytes, time.time(), proof, job.version in self._whole)
+        self.newest = Saved(job.version, nbytes, time.time(), proof, job.version in self._whole)
         if job.version in self._whole:
-            self.heartbeat.note(job.version.name, job.epoch, job.version.step)
+            self.heartbeat.note(job.version.name, job.content["counters"]["epoch"], job.version.step)
         self._remove_superseded()
 
     def _check_mounted(self) -> None:
@@ -193,8 +186,10 @@ class Saver:
             raise DriveNotMountedError(msg)
 
     def _remove_superseded(self) -> None:
-        for version in superseded(list_versions(self._folder), self._whole, self._keep):
-            if discard_version(self._folder / version.name):
+        """Remove versions older than the newest `keep` that are known to be whole; while fewer are known, none."""
+        newest = sorted(self._whole, reverse=True)[: self._keep]
+        for version in list_versions(self._folder) if len(newest) == self._keep else ():
+            if version < newest[0] and version not in newest and discard_version(self._folder / version.name):
                 self._whole.discard(version)
 
 

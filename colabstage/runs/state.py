@@ -12,20 +12,16 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
+from torch.nn.parameter import is_lazy
 
 from colabstage.errors import OptionError, said_by
 from colabstage.h5.manifest import read_manifest
 from colabstage.io.arguments import refuse_argument
-from colabstage.io.packages import refuse_import
 from colabstage.io.units import listed
 from colabstage.io.workspace import short_digest
 from colabstage.load.epoch import digest_of
 from colabstage.load.loader import OtherOrderError
-
-try:
-    import torch
-except ImportError as error:
-    refuse_import("torch", "resumable needs", error)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,25 +61,19 @@ class Copier:
 
     def _copy(self, value: Any, name: str, known: dict[tuple[Any, ...], torch.Tensor]) -> Any:
         if isinstance(value, torch.Tensor):
+            if is_lazy(value) or value.is_meta:
+                msg = f"{name} has no numbers yet. Call the model with a batch before, as lazy layers need."
+                raise OptionError(msg)
             return self._tensor(value, known)
-        # A scheduler may hold a metric as numpy computed it; its float64 is also a float.
-        if isinstance(value, np.generic):
-            return value.item()
-        if isinstance(value, _PLAIN):
-            return value
         if isinstance(value, Mapping):
-            copied = {key: self._copy(item, f"{name}[{key!r}]", known) for key, item in value.items()}
+            copied = {_plain(key, name): self._copy(item, f"{name}[{key!r}]", known) for key, item in value.items()}
             return _of_same_kind(copied, value)
-        if isinstance(value, list | tuple):
+        if isinstance(value, list | tuple) and not isinstance(value, torch.Size):
             items = [self._copy(item, f"{name}[{number}]", known) for number, item in enumerate(value)]
             return items if isinstance(value, list) else tuple(items)
         if isinstance(value, set | frozenset):
-            return set(value)
-        msg = (
-            f"The state of {name} is a {type(value).__name__}, which could not be read back without running code. A "
-            "state_dict() may return tensors, numbers, texts, and lists and dicts of these."
-        )
-        raise OptionError(msg)
+            return {_plain(item, name) for item in value}
+        return _plain(value, name)
 
     def _tensor(self, tensor: torch.Tensor, known: dict[tuple[Any, ...], torch.Tensor]) -> torch.Tensor:
         source = tensor.detach()
@@ -96,6 +86,22 @@ class Copier:
         copied = spare.pop() if spare else torch.empty(source.shape, dtype=source.dtype)
         known[place] = copied.copy_(source)
         return copied
+
+
+def _plain(value: Any, name: str) -> Any:
+    """Return a value without parts, or a key, as it can be read back."""
+    # A scheduler may hold a metric as numpy computed it.
+    value = value.item() if isinstance(value, np.generic) else value
+    if type(value) is tuple:
+        return tuple(_plain(item, name) for item in value)
+    # By its class: an Enum may be a str as well, and is read back by running code.
+    if type(value) not in _PLAIN:
+        msg = (
+            f"The state of {name} has a {type(value).__name__}, which could not be read back without running code. A "
+            "state_dict() may return tensors, numbers, texts, and lists and dicts of these."
+        )
+        raise OptionError(msg)
+    return value
 
 
 def _of_same_kind(copied: dict[Any, Any], state: Any) -> Mapping[Any, Any]:
@@ -125,13 +131,8 @@ def random_state() -> dict[str, Any]:
         "python": [version, list(numbers), gauss],
         "numpy": [str(kind), [int(word) for word in words], int(place), int(has_gauss), float(cached)],
         "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if _uses_cuda() else [],
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],  # type: ignore[no-untyped-call]
     }
-
-
-def _uses_cuda() -> bool:
-    used: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    return used
 
 
 def set_random_state(state: Mapping[str, Any], *, rank: int = 0) -> None:
@@ -183,13 +184,10 @@ def check_parts(parts: Mapping[str, object]) -> None:
 def unwrapped(part: Any) -> Any:
     """Return the model inside DataParallel, DistributedDataParallel and `torch.compile`: its weights then have the same
     names with and without them, so that a run can continue either way."""
-    while True:
-        if isinstance(part, torch.nn.DataParallel | torch.nn.parallel.DistributedDataParallel):
-            part = part.module
-        elif isinstance(part, torch.nn.Module) and "_orig_mod" in vars(part).get("_modules", ()):
-            part = part._orig_mod
-        else:
-            return part
+    if isinstance(part, torch.nn.DataParallel | torch.nn.parallel.DistributedDataParallel):
+        return unwrapped(part.module)
+    is_compiled = isinstance(part, torch.nn.Module) and "_orig_mod" in vars(part).get("_modules", ())
+    return unwrapped(part._orig_mod) if is_compiled else part
 
 
 def kind_of_part(part: object) -> str:
@@ -198,7 +196,7 @@ def kind_of_part(part: object) -> str:
 
 
 def numbers_of(parts: Mapping[str, object]) -> dict[str, Any]:
-    """Return the numbers that optimizers and schedules are set to, each under the name that a program has for it."""
+    """Return what optimizers and schedules are set to, each under the name that a program has for it."""
     found: dict[str, Any] = {}
     for name, part in parts.items():
         if isinstance(part, torch.optim.Optimizer):
@@ -206,10 +204,36 @@ def numbers_of(parts: Mapping[str, object]) -> dict[str, Any]:
                 found |= {f"{name}.param_groups[{number}][{key!r}]": value for key, value in group.items()}
         elif isinstance(part, torch.optim.lr_scheduler.LRScheduler):
             found |= {f"{name}.{key}": value for key, value in part.state_dict().items()}
-    return {name: value for name, value in found.items() if type(value) in (int, float, tuple)}
+    return {name: value for name, value in found.items() if type(value) in (int, float, bool, str, tuple)}
 
 
-def load_parts(parts: Mapping[str, Any], kinds: Mapping[str, str], states: Mapping[str, Any]) -> list[str]:
+def names_of(parts: Mapping[str, object]) -> dict[str, list[str]]:
+    """Return the names of each optimizer's parameters, in the order by which it numbers their states; "" for those of
+    no model among the parts."""
+    models = {name: part for name, part in parts.items() if isinstance(part, torch.nn.Module)}
+    names = {id(one): f"{name}.{own}" for name, part in models.items() for own, one in part.named_parameters()}
+    return {
+        name: [names.get(id(one), "") for group in part.param_groups for one in group["params"]]
+        for name, part in parts.items()
+        if isinstance(part, torch.optim.Optimizer)
+    }
+
+
+def _in_order(state: Mapping[str, Any], then: list[str], now: list[str]) -> Mapping[str, Any]:
+    """Return an optimizer's state for its parameters in the order of now."""
+    if then == now or "" in then + now or len(then) != len(now):  # which torch refuses
+        return state
+    # LBFGS has one state for all.
+    if sorted(then) != sorted(now) or len(state["state"]) == 1:
+        saved, given = next(pair for pair in zip(then, now, strict=True) if pair[0] != pair[1])
+        msg = f"it trains {given} in the place of {saved}."
+        raise ValueError(msg)
+    return {**state, "state": {now.index(then[number]): own for number, own in state["state"].items()}}
+
+
+def load_parts(
+    parts: Mapping[str, Any], kinds: Mapping[str, str], states: Mapping[str, Any], names: Mapping[str, Any]
+) -> list[str]:
     """Load the state of each part; if one does not fit, all stay as they were.
 
     If a loader's rows come in another order than in the saved epoch, it begins that epoch again: its pack was still
@@ -233,14 +257,18 @@ def load_parts(parts: Mapping[str, Any], kinds: Mapping[str, str], states: Mappi
             saved = kinds[name] or "model"
             msg = f"{name} is a {type(part).__name__}, but the run was saved with a {saved}. {_AS_BEFORE}"
             raise OptionError(msg)
+    now = names_of(parts)
     before = Copier().copy({name: part.state_dict() for name, part in parts.items()})
     begun: list[str] = []
     notes: list[str] = []
     try:
         for name, part in parts.items():
+            # Nothing was saved of a gradient scaler that was disabled, or of a trainer that had not begun.
+            if not states[name] and not isinstance(part, torch.nn.Module):
+                continue
             begun.append(name)
             try:
-                part.load_state_dict(states[name])
+                part.load_state_dict(_in_order(states[name], names.get(name, []), now.get(name, [])))
             except OtherOrderError as error:
                 part.set_epoch(error.epoch)
                 notes.append(

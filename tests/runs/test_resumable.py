@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import multiprocessing
 import os
 import shutil
 import signal
 import time
 from collections import OrderedDict
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -486,10 +488,11 @@ def test_a_loop_outside_the_block_is_refused(data: Path, tmp_path: Path, use: An
 def test_a_value_of_some_steps_has_the_mean_of_these(data: Path, tmp_path: Path) -> None:
     """Such as a generator's loss that is computed in every fifth step."""
     with resumable(tmp_path / "run", progress=False, **make_parts(data)) as run:
-        for number in range(20):
-            run.step(loss=1.0, **({} if number % 5 else {"generator": 3.0}))
+        for number in range(99):
+            half = torch.tensor(1000.0, dtype=torch.float16)
+            run.step(loss=1.0, half=half, **({} if number % 5 else {"generator": 3.0}))
         run.end_epoch()
-    assert (run.history[0]["loss"], run.history[0]["generator"]) == (1.0, 3.0)
+    assert (run.history[0]["loss"], run.history[0]["half"], run.history[0]["generator"]) == (1.0, 1000.0, 3.0)
 
 
 @pytest.mark.parametrize(
@@ -622,12 +625,95 @@ class Odd:
         self.state = state["deep"][0]
 
 
-def test_a_state_that_would_need_code_is_refused(tmp_path: Path) -> None:
-    """The error names where it is."""
-    parts: dict[str, Any] = {"model": nn.Linear(2, 2), "ema": Odd(object())}
+class Mode(StrEnum):
+    FAST = "fast"
+
+
+@pytest.mark.parametrize(
+    "state",
+    [object(), Mode.FAST, {Mode.FAST: 1}, {object()}, np.datetime64("2026-01-01"), torch.ones(2, device="meta")],
+    ids=["object", "enum", "key", "member", "date", "meta"],
+)
+def test_a_state_that_could_not_be_read_back_is_refused(tmp_path: Path, state: Any) -> None:
+    """Before anything is trained, by the place where it is."""
+    parts: dict[str, Any] = {"model": nn.Linear(2, 2), "ema": Odd(state)}
     with pytest.raises(OptionError, match=r"ema\['deep'\]\[0\]"), resumable(tmp_path / "run", progress=False, **parts):
         pass
     assert not (tmp_path / "run").exists()
+
+
+def test_moments_follow_their_parameters(tmp_path: Path) -> None:
+    """An optimizer numbers them by their order, which may be another one; other parameters, and the common state of
+    LBFGS in another order, are refused."""
+
+    def make(order: list[int], kind: Any = torch.optim.Adam) -> dict[str, Any]:
+        model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2))
+        return {"model": model, "optimizer": kind([[*model.parameters()][number] for number in order])}
+
+    def train(folder: str, parts: dict[str, Any]) -> dict[str, Any]:
+        with resumable(tmp_path / folder, progress=False, **parts) as run:
+            loss = parts["model"](torch.eye(2)).square().sum()
+            torch.autograd.backward(loss)
+            parts["optimizer"].step(lambda: loss)
+            run.step()
+        return parts
+
+    train("LBFGS", make([0, 1, 2, 3], torch.optim.LBFGS))
+    first, again = train("Adam", make([0, 1, 2, 3])), make([2, 3, 0, 1])
+    with resumable(tmp_path / "Adam", progress=False, **again):
+        for number in (0, 1):
+            old, new = (parts["optimizer"].state[parts["model"][number].weight] for parts in (first, again))
+            assert torch.equal(old["exp_avg"], new["exp_avg"])
+    for folder, other in [("Adam", make([0, 1, 4, 5])), ("LBFGS", make([2, 3, 0, 1], torch.optim.LBFGS))]:
+        with pytest.raises(OptionError, match="optimizer"), resumable(tmp_path / folder, progress=False, **other):
+            pass
+
+
+def test_a_run_says_which_settings_it_keeps(tmp_path: Path) -> None:
+    """Also those that are no numbers, as the direction of a metric: the state that is restored has the old one."""
+    for mode in ("min", "max"):
+        model = nn.Linear(2, 2)
+        optimizer = torch.optim.Adam(model.parameters(), amsgrad=mode == "max")
+        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, mode)
+        with resumable(tmp_path, model=model, optimizer=optimizer, plateau=plateau, progress=False) as run:
+            run.step()
+    for kept in ("'amsgrad'] stays False", "plateau.mode stays min"):
+        assert any(kept in note for note in run.notes)
+
+
+def test_a_scaler_goes_on_where_it_is_enabled(tmp_path: Path) -> None:
+    """After a session on a machine where it was not."""
+    for enabled, given, scale in [(False, 4.0, 1.0), (True, 8.0, 8.0), (False, 4.0, 1.0), (True, 2.0, 8.0)]:
+        scaler = torch.amp.GradScaler("cpu", enabled=enabled, init_scale=given)
+        with resumable(tmp_path / "run", model=nn.Linear(2, 2), scaler=scaler, progress=False) as run:
+            assert scaler.get_scale() == scale
+            run.step()
+
+
+def test_an_epoch_that_ends_by_break_is_done(data: Path, tmp_path: Path) -> None:
+    """Where the loader is through with it; the next session trains the next one."""
+    for last, steps in [(1, 12), (2, 3), (2, 12)]:
+        parts = make_parts(data)
+        with resumable(tmp_path, progress=False, **parts) as run:
+            for epoch in run.epochs(9):
+                for number, _ in enumerate(parts["loader"], 1):
+                    run.step()
+                    if (epoch, number) == (last, steps):
+                        break
+                if epoch == last:
+                    break
+    assert (run.epoch, run.steps) == (3, 36)
+
+
+def test_a_forked_process_obeys_its_signals(tmp_path: Path) -> None:
+    """A pool of processes ends by them."""
+    with resumable(tmp_path, model=nn.Linear(2, 2), progress=False):
+        child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+        child.start()
+        time.sleep(0.2)
+        child.terminate()
+        child.join(10)
+        assert child.exitcode == -signal.SIGTERM
 
 
 def test_numbers_of_numpy_and_tied_weights_come_back(tmp_path: Path) -> None:
