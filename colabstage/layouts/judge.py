@@ -420,11 +420,15 @@ def _shared_stem(table: SampleTable) -> tuple[str, bool]:
     if stem and are_alike and words.may_hold_parts(classes, stem):
         return stem, False
     are_same = len({*map(tuple, stems)}) == len({*map(len, rows)}) == 1 and len({*stems[0]}) >= _NAMED
+    if not are_same:
+        return "", False
     # cat/cat_0_flip.jpg and dog/dog_0_flip.jpg are called after their classes.
     in_all = set.intersection(*({*words.letters_of(name)} for name in classes))
     called = [{*words.letters_of(name)} - in_all for name in classes]
-    firsts = [{*words.letters_of(words.stem_of(names[own[0]]))} for own in rows]
-    if not are_same or all(map(set.intersection, called, firsts)):
+    if all(
+        not own.isdisjoint(words.letters_of(words.stem_of(names[row[0]])))
+        for own, row in zip(called, rows, strict=True)
+    ):
         return "", False
     first = posixpath.basename(names[rows[0][0]])
     # All names of one folder, because the first ones in order are 0, 1, 10, 100, …, with gaps in between. There may be
