@@ -422,7 +422,7 @@ def _shared_stem(table: SampleTable) -> tuple[str, bool]:
     # cat/cat_0_flip.jpg and dog/dog_0_flip.jpg are called after their classes.
     in_all = set.intersection(*({*words.letters_of(name)} for name in classes))
     called = [{*words.letters_of(name)} - in_all for name in classes]
-    firsts = [{*words.letters_of(words.stem_of(names[own[0]]))} for own in rows]
+    firsts = [{*words.letters_of(words.stem_of(names[row]))} for own in rows for row in own[:1].tolist()]
     if not are_same or all(map(set.intersection, called, firsts)):
         return "", False
     first = posixpath.basename(names[rows[0][0]])
