@@ -114,9 +114,9 @@ def test_prepare_does_not_hide_broken_images(tmp_path: Path, photos: Path) -> No
     (photos / "cat/004.png").write_bytes(b"no image")
     with pytest.raises(DecodeError, match=r"004\.png"):
         pack_dataset(photos, tmp_path / "out.h5", prepare=lambda x: x, image_size=(4, 4), progress=False)
-    first, *others = sorted(photos.rglob("*.png"))
+    first, *others = sorted(path for path in photos.rglob("*") if path.is_file())
     first.write_bytes(b"no image")
-    report = pack_dataset(photos, tmp_path / "out.h5", prepare=np.negative, on_error="skip", progress=False)
+    report = pack_dataset(photos, tmp_path / "some.h5", prepare=np.negative, on_error="skip", progress=False)
     assert (len(report.skipped), sum(report.samples.values())) == (2, len(others) - 1)
     with pytest.raises(LayoutError, match="tuple"):
         pack_dataset(photos, tmp_path / "two.h5", prepare=lambda x: (x, 1), on_error="skip", progress=False)
