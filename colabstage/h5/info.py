@@ -359,8 +359,9 @@ def _advised_fields(file: Any, path: Path) -> str:
     others = [one.name for one in found if x is not None and one is not x and one.rows == x.rows]
     if x is not None and not x.reversed_axes:
         y = others[0] if len(others) == 1 else None if len(found) == 1 else "NAME"
+        groups = {one.name.rpartition("/")[0] for one in found} - {""}
         # If there are several groups, each has inputs of its own.
-        if y != "NAME" or (others and not any("/" in one.name for one in found)):
+        if len(groups) < 2 and (y != "NAME" or (others and not groups)):
             return f"Say which are what: dataset_h5(path, x={x.name!r}, y={y!r})."
     return f"{_PACKING}; or say which are what: dataset_h5(path, x='NAME', y='NAME')."
 
@@ -513,19 +514,10 @@ def _read_boxes(group: Any, name: str) -> FieldInfo:
     return FieldInfo(name, "boxes", rows, None, group[BOXES].dtype, nbytes, columns=columns)
 
 
-def _size_to_json(size: tuple[int, int] | None) -> list[int] | None:
-    return None if size is None else list(size)
-
-
-def _size_from_json(raw: Mapping[str, Any]) -> tuple[int, int] | None:
-    size = raw.get("size")
-    return None if size is None else (int(size[0]), int(size[1]))
-
-
 def mask_options_to_json(options: MaskOptions) -> dict[str, Any]:
     """Return the value of a group's `mask_options` attribute."""
     return {
-        "size": _size_to_json(options.size),
+        "size": options.size and list(options.size),
         "resize": options.resize,
         "colors": None if options.colors is None else [list(color) for color in options.colors],
         **({"foreground": True} if options.foreground else {}),
@@ -535,22 +527,26 @@ def mask_options_to_json(options: MaskOptions) -> dict[str, Any]:
 # Missing options have their defaults: options were added over time, and older packs are still read.
 
 
+def _size_of(raw: Mapping[str, Any]) -> tuple[int, int] | None:
+    return raw.get("size") and (int(raw["size"][0]), int(raw["size"][1]))
+
+
 def mask_options_from_json(text: str) -> MaskOptions:
     """Read a group's `mask_options` attribute."""
     raw = json.loads(text)
     colors = raw.get("colors")
     colors = None if colors is None else tuple((int(red), int(green), int(blue)) for red, green, blue in colors)
-    return MaskOptions(_size_from_json(raw), raw.get("resize", "stretch"), colors, bool(raw.get("foreground", False)))
+    return MaskOptions(_size_of(raw), raw.get("resize", "stretch"), colors, bool(raw.get("foreground", False)))
 
 
 def image_options_to_json(options: ImageOptions) -> dict[str, Any]:
     """Return the value of a group's `image_options` attribute."""
     # Earlier versions do not know "auto", which decodes files to RGB anyway.
     color_mode = "rgb" if options.color_mode == "auto" else options.color_mode
-    return {"size": _size_to_json(options.size), "color_mode": color_mode, "resize": options.resize}
+    return {"size": options.size and list(options.size), "color_mode": color_mode, "resize": options.resize}
 
 
 def image_options_from_json(text: str) -> ImageOptions:
     """Read a group's `image_options` attribute."""
     raw = json.loads(text)
-    return ImageOptions(_size_from_json(raw), raw.get("color_mode", "rgb"), raw.get("resize", "stretch"))
+    return ImageOptions(_size_of(raw), raw.get("color_mode", "rgb"), raw.get("resize", "stretch"))

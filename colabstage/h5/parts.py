@@ -174,11 +174,6 @@ def shard_pattern(target: Path, count: int) -> Path:
     return target.with_name(f"{glob.escape(target.stem)}-?????-of-{count:05}{target.suffix}")
 
 
-def appended_path(target: Path, number: int) -> Path:
-    """Return the name of the `number`-th file appended to the dataset `target`, from 1."""
-    return target.with_name(f"{target.stem}-append-{number:05}{target.suffix}")
-
-
 def shards_beside(target: Path) -> list[Path]:
     """Return all existing shards of the dataset `target`, of any count, in order."""
     return _paths_like(target, "-?????-of-?????")
@@ -204,7 +199,7 @@ def next_appended(target: Path) -> Path:
     if number > _MAX_PARTS:
         msg = f"'{target}' has {number - 1:,} appended files; pack all of it into one file again."
         raise OptionError(msg)
-    return appended_path(target, number)
+    return target.with_name(f"{target.stem}-append-{number:05}{target.suffix}")
 
 
 def check_files(files: object) -> None:

@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from colabstage.errors import DecodeError
+from colabstage.errors import ColabstageError, DecodeError
 from colabstage.images.geometry import ImageOptions, block_side, place_image, reduction_factor, turn_upright
 from colabstage.images.headers import (
     END_BYTES,
@@ -212,21 +212,6 @@ _PNG_TURNS = (b"eXIf", b"Raw profile type exif", b"XML:com.adobe.xmp")
 _ORIENTATION = 0x0112
 # Where Pillow itself refuses by default: about half a gigabyte as RGB, more than any photograph.
 MAX_PIXELS = 178_956_970
-# The errors of Pillow's plugins for broken files, besides the documented OSError.
-_PLUGIN_ERRORS = (
-    OSError,
-    SyntaxError,
-    ValueError,
-    LookupError,
-    TypeError,
-    AttributeError,
-    ArithmeticError,
-    EOFError,
-    RuntimeError,
-    MemoryError,
-    struct.error,
-    zlib.error,
-)
 # A side of a photograph that shrinks by two or more is first reduced by whole blocks, as the JPEG decoder does for both
 # sides: this saves a sixth of the resizing, for one to two grey levels on average in photographs, ten in patterns.
 _PHOTOGRAPH_GAP = 1.0
@@ -329,19 +314,15 @@ def encode_jpeg(pixels: NDArray[Any], quality: int) -> bytes:
     gray = pixels.shape[2] == 1
     simplejpeg = find_simplejpeg()
     if simplejpeg is None:
-        return _encode_by_pillow(pixels[..., 0] if gray else pixels, quality)
+        from PIL import Image
+
+        made = io.BytesIO()
+        Image.fromarray(pixels[..., 0] if gray else pixels).save(made, "JPEG", quality=quality, subsampling="4:2:0")
+        return made.getvalue()
     encoded: bytes = simplejpeg.encode_jpeg(
         np.ascontiguousarray(pixels), quality, "GRAY" if gray else "RGB", "Gray" if gray else "420"
     )
     return encoded
-
-
-def _encode_by_pillow(pixels: NDArray[np.uint8], quality: int) -> bytes:
-    from PIL import Image
-
-    made = io.BytesIO()
-    Image.fromarray(pixels).save(made, "JPEG", quality=quality, subsampling="4:2:0")
-    return made.getvalue()
 
 
 @dataclass(frozen=True, slots=True)
@@ -488,7 +469,7 @@ def probe_image(data: bytes) -> ImageFacts:
         try:
             height, width = upright_size((image.height, image.width), _orientation_left(image, data))
             channels, dtype = _kept_channels_and_dtype(image)
-        except _PLUGIN_ERRORS as error:
+        except Exception as error:
             msg = f"The {image.format} header is broken: {error}."
             raise DecodeError(msg) from error
         facts = ImageFacts(height, width, channels, dtype, str(image.format))
@@ -613,9 +594,9 @@ def _upright(image: Image.Image, data: bytes, *, luma: bool = False) -> Iterator
         image.load()
         # TIFF is turned by its plugin while it loads.
         yield image if turn is None or image.format == "TIFF" else image.transpose(Image.Transpose(turn))
-    except DecodeError:
+    except ColabstageError:
         raise
-    except (*_PLUGIN_ERRORS, Image.DecompressionBombError) as error:
+    except Exception as error:
         msg = f"The {image.format} data is truncated or broken: {error}."
         raise DecodeError(msg) from error
 
@@ -623,7 +604,7 @@ def _upright(image: Image.Image, data: bytes, *, luma: bool = False) -> Iterator
 def _is_animated(image: Image.Image) -> bool:
     """Tell whether an image has further frames or pages; before it is loaded, because some then close their file."""
     # A second picture in a photograph is a preview, or the view of the camera's other lens.
-    with suppress(*_PLUGIN_ERRORS):
+    with suppress(Exception):
         return image.format not in ("JPEG", "MPO") and bool(getattr(image, "is_animated", False))
     return False
 
@@ -650,7 +631,7 @@ def _orientation_left(image: Image.Image, data: bytes) -> int:
         return read_jpeg_header(data).orientation
     if _is_upright_png(data):
         return 1
-    with suppress(*_PLUGIN_ERRORS):
+    with suppress(Exception):
         exif = image.getexif()
         if image.format == "TIFF":
             from PIL import ExifTags
@@ -700,7 +681,8 @@ def _open_pillow(data: bytes) -> Image.Image:
             )
         msg = f"{found} no image format that can be read here.{missing}"
         raise DecodeError(msg) from error
-    except (*_PLUGIN_ERRORS, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+    # Pillow's plugins raise whatever a broken file makes them raise.
+    except Exception as error:
         msg = f"The image header cannot be used: {error}."
         raise DecodeError(msg) from error
     check_pixels(image.width, image.height)

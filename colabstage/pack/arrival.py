@@ -127,14 +127,7 @@ def pack_units(costs: NDArray[np.int64], most_bytes: int) -> NDArray[np.int32]:
 def number_units(units: NDArray[np.int32]) -> NDArray[np.intp]:
     """Return the unit of each row, `(N,)`, renumbered from 0 without unused units."""
     # Sorting millions of rows would take as long as a round trip to the source.
-    return (np.cumsum(_are_among(units, int(units.max(initial=-1)) + 1)) - 1)[units]
-
-
-def _are_among(units: NDArray[np.int32], count: int) -> NDArray[np.bool_]:
-    """Return for each of `count` units whether any of the rows belongs to it."""
-    found = np.zeros(count, np.bool_)
-    found[units] = True
-    return found
+    return (np.cumsum(np.bincount(units) > 0) - 1)[units]
 
 
 def units_in_turn(units: NDArray[np.int32]) -> NDArray[np.intp]:
@@ -467,7 +460,8 @@ class PackingOrder(Sequence[int]):
     def units_left(self) -> NDArray[np.bool_]:
         """Return which units have samples that are not taken yet."""
         with self._lock:
-            return _are_among(self._units[self._left[self._taken :]], int(self._units.max(initial=-1)) + 1)
+            units = self._units[self._left[self._taken :]]
+            return np.bincount(units, minlength=int(self._units.max(initial=-1)) + 1) > 0
 
 
 class FirstEpoch(Protocol):

@@ -21,7 +21,7 @@ from colabstage.h5.manifest import (
     write_manifest,
 )
 from colabstage.h5.schema import FORMAT_VERSION, RESIZER_ATTRIBUTE, SHARD_SET_ATTRIBUTE, create_pack, reserved_offsets
-from colabstage.images.decode import most_decoding_threads
+from colabstage.images.decode import LOSSES, most_decoding_threads
 from colabstage.io.files import typed_write_errors
 from colabstage.io.packages import installed_version
 from colabstage.io.pipeline import PipelineLimits
@@ -36,7 +36,7 @@ from colabstage.pack.job import ReplanError, settled, with_foreground
 from colabstage.pack.journal import FACTS, KEPT_AFTER, PackJournal, SampleColumn, Spool, spool_end
 from colabstage.pack.plan import pack_content
 from colabstage.pack.rows import plan_takeover, put_rows, rows_made, sweep_rows, take_over, write_rows
-from colabstage.pack.set_stores import STAMPS
+from colabstage.pack.set_stores import STAMPS, ShardResult
 from colabstage.pack.writer import (
     CONTENT,
     LEVELS,
@@ -53,7 +53,7 @@ from colabstage.pack.writer import (
 from colabstage.sources.to_folder import SLOW_READERS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -181,12 +181,9 @@ class PackReport:
     """What else the user should know: about the source, its samples, and what showed when all had been read."""
     files: tuple[Path | str, ...] = ()
     """All shards, if the pack consists of shards."""
-    animated: tuple[str, ...] = ()
-    """Names of images that have further frames or pages; only the first is stored."""
-    reduced: tuple[str, ...] = ()
-    """Names of images that have 16 bits for each value; only the upper 8 are stored."""
-    turned: tuple[str, ...] = ()
-    """Names of images that EXIF turns, if nothing shows whether boxes or a mask were drawn before or after that."""
+    lost: Mapping[Loss, tuple[str, ...]] = field(default_factory=dict)
+    """Names of images that are not stored as a whole, by what is lost: `"frames"` after the first, or the lower
+    `"bits"` of 16; and of those that EXIF `"turned"`, if nothing shows whether boxes or a mask were drawn before."""
     resizer: Resizer | None = None
     """What resized the images, `"torch"` or `"pillow"`; `None` if they were not resized."""
     odd_boxes: OddBoxes = field(default_factory=OddBoxes)
@@ -216,17 +213,35 @@ class PackReport:
         return Report(headline, notes=(*further, f"in {self.path}"))._repr_html_()
 
 
-def notes_on_losses(found: PackReport) -> tuple[str, ...]:
-    """Return notes on images that are stored incompletely."""
-    table = (
-        (found.animated, "several frames or pages", "the first of each counts"),
-        (found.reduced, "16 bits for each value", "the upper 8 are used, so what is below 256 becomes 0"),
-        (found.turned, "an EXIF orientation", _TURNED),
-    )
-    return tuple(
+_LOSSES: dict[Loss, tuple[str, str]] = {
+    "frames": ("several frames or pages", "the first of each counts"),
+    "bits": ("16 bits for each value", "the upper 8 are used, so what is below 256 becomes 0"),
+    "turned": ("an EXIF orientation", _TURNED),
+}
+
+
+def report_of(
+    job: PackJob, plan: PackPlan, done: ShardResult, *, seconds: float = 0.0, learnt: Iterable[str] = ()
+) -> PackReport:
+    """Return the report of what was written by a plan, not yet in place; `learnt`: notes on what showed at the end."""
+    losses = (
         f"{counted(len(names), 'images', 'have')} {what} (first '{names[0]}'): {kept}"
-        for names, what, kept in table
-        if names
+        for loss, (what, kept) in _LOSSES.items()
+        if (names := done.lost.get(loss))
+    )
+    return PackReport(
+        path="",
+        encoding=plan.encoding,
+        reason=plan.reason,
+        classes=job.table.classes,
+        nbytes=0,
+        seconds=seconds,
+        packing_s=seconds,
+        found=job.found,
+        notes=(*job.notes, *losses, *done.odd_boxes.notes(), *learnt),
+        resizer=plan.resizer,
+        unit=job.table.unit,
+        **done._asdict(),
     )
 
 
@@ -334,33 +349,15 @@ class PackRun:
             if self.records_rows and (rows := rows_made(work, plan, journal, takeover)) is not None:
                 write_rows(workspace / _ROWS, rows)
 
-        def names_of(part: Loss) -> tuple[str, ...]:
-            positions = sorted(journal.lost.get(part, ()))
-            return tuple(table.inputs.source.name(int(order[position])) for position in positions)
-
-        report = PackReport(
-            path=self.out,
-            encoding=plan.encoding,
-            reason=plan.reason,
-            samples={split.name: len(split.samples) for split in plan.splits},
-            classes=table.classes,
-            skipped=skipped,
-            nbytes=final.stat().st_size,
-            seconds=0.0,
-            packing_s=packing_s,
-            resumed=resumed,
-            readers=readers,
-            found=job.found,
-            notes=(),
-            animated=names_of("frames"),
-            reduced=names_of("bits"),
-            turned=names_of("turned"),
-            resizer=plan.resizer,
-            odd_boxes=odd,
-            takeover=takeover,
-            unit=table.unit,
-        )
-        return final, replace(report, notes=(*job.notes, *notes_on_losses(report), *odd.notes(), *learnt))
+        lost = {
+            part: tuple(table.inputs.source.name(int(order[position])) for position in sorted(journal.lost[part]))
+            for part in LOSSES
+            if part in journal.lost
+        }
+        samples = {split.name: len(split.samples) for split in plan.splits}
+        done = ShardResult(samples, skipped, resumed, readers, lost, odd)
+        report = report_of(job, plan, done, seconds=packing_s, learnt=learnt)
+        return final, replace(report, path=self.out, nbytes=final.stat().st_size, takeover=takeover)
 
     def _attributes(self) -> dict[str, Any]:
         shard, plan = self.shard, self.job.plan

@@ -70,20 +70,14 @@ def copy_runs(
     old: int, new: TargetFile, starts: NDArray[np.int64], places: NDArray[np.int64], lengths: NDArray[np.int64]
 ) -> None:
     """Copy rows from their places in an open file to their places in a new one."""
-    for start, length, place in _runs_of_rows(starts, places, lengths):
+    # The longest runs of rows that are neighbours in both: rows are a few kilobytes, and a read and a write for each of
+    # a million would take minutes.
+    cuts = np.flatnonzero((starts[1:] != starts[:-1] + lengths[:-1]) | (places[1:] != places[:-1] + lengths[:-1])) + 1
+    first = np.concatenate([[0], cuts]).astype(np.int64)
+    runs = (column.tolist() for column in (starts[first], np.add.reduceat(lengths, first), places[first]))
+    for start, length, place in zip(*runs, strict=True):
         for offset, size in block_ranges(length, COPY_BYTES):
             new.write(pread_exactly(old, size, start + offset), place + offset)
-
-
-def _runs_of_rows(
-    old: NDArray[np.int64], new: NDArray[np.int64], lengths: NDArray[np.int64]
-) -> Iterator[tuple[int, int, int]]:
-    """Yield `(old place, length, new place)` of the longest runs of rows that are neighbours in both files."""
-    # Rows are a few kilobytes, and a read and a write for each of a million would take minutes.
-    cuts = np.flatnonzero((old[1:] != old[:-1] + lengths[:-1]) | (new[1:] != new[:-1] + lengths[:-1])) + 1
-    first = np.concatenate([[0], cuts]).astype(np.int64)
-    totals = np.add.reduceat(lengths, first)
-    yield from zip(old[first].tolist(), totals.tolist(), new[first].tolist(), strict=True)
 
 
 def finish_pack(
@@ -288,18 +282,14 @@ def splits_in_order(shards: Sequence[Path]) -> list[str]:
     orders: list[list[str]] = []
     for path in shards:
         with open_with_any_locking(path) as file:
+            rows = {split: file[name] for name in file if (split := split_of(name)) is not None}
+            data = {split: node[BYTES] if hasattr(node, "keys") else node for split, node in rows.items()}
             # Each was reserved before those after it.
-            places = {split: _first_byte(file[name]) for name in file if (split := split_of(name)) is not None}
+            places = {split: int(one.id.get_offset() or 0) for split, one in data.items()}
         orders.append(sorted(places, key=places.__getitem__))
     # A small split has fewer rows than there are shards; two splits so small that no shard has both are very rare.
     most = max(orders, key=len)
     return [*most, *sorted({split for order in orders for split in order} - {*most})]
-
-
-def _first_byte(node: Any) -> int:
-    """Return where the rows of a dataset, or of a group of bytes, begin in the file."""
-    data = node[BYTES] if hasattr(node, "keys") else node
-    return int(data.id.get_offset() or 0)
 
 
 class _Column(NamedTuple):

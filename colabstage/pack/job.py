@@ -15,12 +15,13 @@ import os
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from colabstage.errors import DecodeError, LayoutError, OptionError, SourceChangedError
+from colabstage.errors import CorruptArchiveError, DecodeError, LayoutError, OptionError, SourceChangedError
 from colabstage.images.decode import (
     ImageFacts,
     can_torch_resize,
@@ -32,7 +33,7 @@ from colabstage.images.decode import (
     probe_image,
 )
 from colabstage.images.geometry import ImageOptions
-from colabstage.io.files import RetryPolicy, read_with_retry
+from colabstage.io.files import read_with_retry
 from colabstage.io.progress import Cancellation, Progress
 from colabstage.io.units import counted
 from colabstage.io.workspace import open_spool
@@ -183,24 +184,41 @@ class Prepared:
             check_kept(lost, self.options.color_mode)
         else:
             x = fit_pixels(content, self.options)
-        return np.asarray(self.prepare(x))
+        values = self.prepare(x)
+        try:
+            return np.asarray(values)
+        # Of tensors of other types, and of lists of several lengths.
+        except (TypeError, ValueError, RuntimeError) as error:
+            msg = f"prepare= returned a {type(values).__name__}; expected an array of numbers ({error})."
+            raise LayoutError(msg) from error
 
 
-def prepared_table(table: SampleTable, prepare: Prepare, options: ImageOptions) -> SampleTable:
-    """Return the table with `prepare(x)` for every x; its shape and dtype are those of the first sample."""
+def prepared_table(table: SampleTable, options: PackOptions) -> SampleTable:
+    """Return the table with `prepare(x)` for every x; its shape and dtype are those of the first sample that is not
+    left out."""
     if isinstance(table.targets, Masks | Boxes | UnreadBoxes):
         kind = "masks" if isinstance(table.targets, Masks) else "boxes"
         msg = f"prepare= changes the inputs, and the {kind} on them would not follow."
         raise OptionError(msg)
-    source = table.inputs.source
-    content = read_with_retry(lambda: source.read(0), source.name(0), policy=RetryPolicy())
-    # The upper half of 12 bits in 16 is nearly black: a function that scales them needs all 16.
-    if isinstance(content, bytes) and isinstance(table.inputs, Images) and options.color_mode == "auto":
-        options = replace(options, color_mode="keep") if probe_image(content).deep else options
-    prepared = Prepared(table.inputs, prepare, options)
-    first = prepared(content)
+    assert options.prepare is not None
+    source, image = table.inputs.source, options.image
+    for index in range(len(source)):
+        name = source.name(index)
+        try:
+            content = read_with_retry(partial(source.read, index), name)
+            # The upper half of 12 bits in 16 is nearly black: a function that scales them needs all 16.
+            if isinstance(content, bytes) and isinstance(table.inputs, Images) and image.color_mode == "auto":
+                image = replace(image, color_mode="keep") if probe_image(content).deep else image
+            prepared = Prepared(table.inputs, options.prepare, image)
+            first = prepared(content)
+        except (CorruptArchiveError, DecodeError) as error:
+            if options.skip_share is not None and index < len(source) - 1:
+                continue
+            msg = f"'{name}' cannot be used: {error}"
+            raise DecodeError(msg) from error
+        break
     if first.dtype.kind not in "biuf":
-        msg = f"prepare= returned {first.dtype} values for '{source.name(0)}'; expected an array of numbers."
+        msg = f"prepare= returned {first.dtype} values for '{name}'; expected an array of numbers."
         raise LayoutError(msg)
     return replace(table, inputs=Arrays(source, first.shape, first.dtype, prepared))
 
@@ -252,11 +270,11 @@ def plan_job(tree: Tree | None, table: SampleTable, options: PackOptions, *, fre
     table = replace(table, notes=(*table.notes, *_notes_on_labels(table), *_notes_on_arrays(table, options)))
     facts: Sequence[ImageFacts] = ()
     if options.prepare is not None:
-        table = prepared_table(completed(table), options.prepare, options.image)
+        table = prepared_table(completed(table), options)
     elif needs_facts(table, options):
         # Items of a Python dataset are taken in order, each once, and the first ones are kept for packing.
         facts = look_at_images(table, spread=tree is not None and tree.kind == "folder", in_caller=tree is None)
-        if not facts and not has_files(table):
+        if not facts and (options.encoding == "pixels" or not has_files(table)):
             _raise_why_none(table.inputs.source)
     table = replace(table, notes=(*table.notes, *_notes_on_images(table, options, facts)))
     has_torch = gains_by_torch(table, options) and expects_torch()

@@ -212,11 +212,6 @@ class SampleColumn(Closing):
         """Return the facts of all samples."""
         return np.fromfile(self._path, self._dtype)
 
-    def forget(self) -> None:
-        """Remove all facts."""
-        for nbytes in (0, self._count * self._dtype.itemsize):
-            cut_own(self._path, nbytes)
-
     def close(self) -> None:
         """Close the file, which can still be read."""
         self._file.close()

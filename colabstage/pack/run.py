@@ -115,9 +115,11 @@ def options_like(base: PackInfo, options: PackOptions) -> PackOptions:
     return replace(options, **left)
 
 
-def split_alike(table: SampleTable, options: PackOptions, earlier: Mapping[str, str]) -> SampleTable:
+def split_alike(
+    table: SampleTable, names: Sequence[str], options: PackOptions, earlier: Mapping[str, str]
+) -> SampleTable:
     """Return the table divided by the fractions in `options`, with names and groups that the dataset has already in the
-    splits where they are; `earlier`: the split of each of its samples, by name."""
+    splits where they are; `earlier`: the split of each of its samples, by name; `names`: of the samples, likewise."""
     assert options.fractions is not None
     if options.group_by is None and table.groups is not None:
         msg = (
@@ -125,13 +127,12 @@ def split_alike(table: SampleTable, options: PackOptions, earlier: Mapping[str, 
             "regular expression that finds the group in each name, as in the names of the samples before."
         )
         raise OptionError(msg)
-    units = _stored_names(table)
+    units = names
     if options.group_by is not None:
         units = groups_of_keys(units, options.group_by)
         earlier = dict(zip(groups_of_keys(list(earlier), options.group_by), earlier.values(), strict=True))
     numbers = divide(table, options.fractions, seed=options.seed, group_by=options.group_by).tolist()
-    names = [name for name, _ in options.fractions]
-    splits = [earlier.get(unit, names[number]) for unit, number in zip(units, numbers, strict=True)]
+    splits = [earlier.get(unit, options.fractions[number][0]) for unit, number in zip(units, numbers, strict=True)]
     return replace(table, splits=splits)
 
 
@@ -171,11 +172,6 @@ def check_fits(base: PackInfo, table: SampleTable, plan: PackPlan, options: Pack
             "the source so that both agree, or pack it to a file of its own."
         )
         raise OptionError(msg)
-
-
-def _stored_names(table: SampleTable) -> Sequence[str]:
-    """Return the names of samples as a file holds them."""
-    return [key.encode(errors="backslashreplace").decode() for key in table.keys]
 
 
 def splits_of_names(dataset: Path) -> dict[str, str]:
@@ -384,17 +380,19 @@ def _append(source: PackSource | CallersDataset, dataset: Path, asked: PackOptio
         earlier = splits_of_names(dataset)
         with open_source(source, options, beside=target) as opened:
             table = with_classes(opened.find(is_more=True), base.classes)
+            # As a file holds them.
+            names = [key.encode(errors="backslashreplace").decode() for key in table.keys]
             if table.splits is not None:
                 # Those of the source count, unless the caller asks for others too.
                 options = replace(options, splits=asked.splits)
             elif options.fractions is not None:
-                table, options = split_alike(table, options, earlier), replace(options, splits=None)
+                table, options = split_alike(table, names, options, earlier), replace(options, splits=None)
             job = plan_job(opened.tree, table, options, free_bytes=space_for(target))
             check_fits(base, job.table, job.plan, options)
             run = PackRun(job, target, opened.slow, progress, identity=opened.identity, overwrite=False)
             report = run.execute()
     # A note, not an error: names repeat if two sources both number their files from 1.
-    again = sum(name in earlier for name in _stored_names(table))
+    again = sum(name in earlier for name in names)
     if not again:
         return report
     note = f"{again:,} of the samples have the names of samples that were there; they may be the same ones"

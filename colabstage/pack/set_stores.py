@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from colabstage.h5.manifest import Manifest
+    from colabstage.images.decode import Loss
     from colabstage.pack.execute import PackReport
     from colabstage.pack.job import PackJob
     from colabstage.sources.buckets import ObjectStore
@@ -78,7 +79,7 @@ class ShardName(NamedTuple):
 
 
 class ShardResult(NamedTuple):
-    """What one task has written; the last four only if this run has seen them."""
+    """What one task has written; the last two are empty unless this run has seen them."""
 
     samples: Mapping[str, int]
     """Rows of each split."""
@@ -88,10 +89,8 @@ class ShardResult(NamedTuple):
     """Samples that were in place before."""
     readers: int
     """The largest number of reads in flight."""
-    animated: tuple[str, ...] = ()
-    reduced: tuple[str, ...] = ()
-    turned: tuple[str, ...] = ()
-    odd_boxes: OddBoxes = OddBoxes()
+    lost: Mapping[Loss, tuple[str, ...]]
+    odd_boxes: OddBoxes
 
     @classmethod
     def of(cls, report: PackReport) -> ShardResult:
@@ -106,7 +105,7 @@ class ShardResult(NamedTuple):
 
 def result_of(manifest: Manifest) -> ShardResult:
     """Return the result of a shard that was finished before."""
-    return ShardResult(manifest.samples, manifest.skipped, sum(manifest.samples.values()), 0)
+    return ShardResult(manifest.samples, manifest.skipped, sum(manifest.samples.values()), 0, {}, OddBoxes())
 
 
 @dataclass(slots=True)

@@ -18,7 +18,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -29,7 +29,7 @@ from colabstage.errors import (
     WorkersLostError,
 )
 from colabstage.h5.parts import shard_pattern
-from colabstage.images.decode import can_torch_resize
+from colabstage.images.decode import LOSSES, can_torch_resize
 from colabstage.io.files import make_folder
 from colabstage.io.packages import installed_version
 from colabstage.io.progress import SYSTEM_CLOCK, Cancellation, Progress, ProgressStep
@@ -37,7 +37,7 @@ from colabstage.io.workspace import open_workspace
 from colabstage.layouts.evidence import take_rows as take_rows_of_table
 from colabstage.layouts.table import TreeFiles
 from colabstage.machine.resources import free_space, usable_cores
-from colabstage.pack.execute import PackReport, PackRun, notes_on_losses, target_arrays
+from colabstage.pack.execute import PackReport, PackRun, report_of, target_arrays
 from colabstage.pack.finish import OddBoxes, place_joined
 from colabstage.pack.job import (
     CallersDataset,
@@ -246,8 +246,8 @@ def _planned_table(task: ShardTask, opened: OpenSource) -> SampleTable:
         table = completed(opened.find())
         if _hash_table(hashlib.sha256(), table) == task.digest:
             # Before rows are taken: the first of all samples decides the form of all.
-            if (prepare := task.options.prepare) is not None:
-                table = prepared_table(table, prepare, task.options.image)
+            if task.options.prepare is not None:
+                table = prepared_table(table, task.options)
             return take_rows_of_table(table, task.rows.chosen)
     label = "The dataset" if opened.tree is None else f"'{opened.tree.label}'"
     msg = (
@@ -467,30 +467,15 @@ def pack_by_executor(
 
 def set_report(job: PackJob, results: Sequence[ShardResult], began: float) -> PackReport:
     """Return the report, without files, of a set that was begun at the monotonic time `began`."""
-    seconds = time.monotonic() - began
-    odd = reduce(OddBoxes.with_those_of, (result.odd_boxes for result in results), OddBoxes())
-    report = PackReport(
-        path="",
-        encoding=job.plan.encoding,
-        reason=job.plan.reason,
-        samples={split.name: sum(one.samples.get(split.name, 0) for one in results) for split in job.plan.splits},
-        classes=job.table.classes,
-        skipped=tuple(why for result in results for why in result.skipped),
-        nbytes=0,
-        seconds=seconds,
-        packing_s=seconds,
-        resumed=sum(result.resumed for result in results),
-        readers=max(result.readers for result in results),
-        found=job.found,
-        notes=(),
-        animated=tuple(name for result in results for name in result.animated),
-        reduced=tuple(name for result in results for name in result.reduced),
-        turned=tuple(name for result in results for name in result.turned),
-        odd_boxes=odd,
-        resizer=job.plan.resizer,
-        unit=job.table.unit,
+    done = ShardResult(
+        {split.name: sum(one.samples.get(split.name, 0) for one in results) for split in job.plan.splits},
+        tuple(why for one in results for why in one.skipped),
+        sum(one.resumed for one in results),
+        max(one.readers for one in results),
+        {part: tuple(name for one in results for name in one.lost.get(part, ())) for part in LOSSES},
+        reduce(OddBoxes.with_those_of, (one.odd_boxes for one in results)),
     )
-    return replace(report, notes=(*job.notes, *notes_on_losses(report), *odd.notes()))
+    return report_of(job, job.plan, done, seconds=time.monotonic() - began)
 
 
 # Run tasks on an executor whose workers may die; tasks of dead workers are submitted again.
@@ -562,7 +547,11 @@ def run_tasks(
             if finished or (now := signs()) != sign:
                 sign, last_sign_s = sign if finished else now, SYSTEM_CLOCK.now()
             elif SYSTEM_CLOCK.now() - last_sign_s > silence_s:
-                _refuse_silence(len(pending), silence_s)
+                msg = (
+                    f"{len(pending)} tasks are with the executor, but for {silence_s:,.0f} s none has ended or written "
+                    "anything. Look at its workers, then start again: finished work is kept."
+                )
+                raise WorkersLostError(msg)  # noqa: TRY301 - stops the others, as what a worker raises
             lost: list[int] = []
             for future in finished:
                 number = pending.pop(future)
@@ -571,7 +560,11 @@ def run_tasks(
                     continue
                 losses[number] += 1
                 if losses[number] >= _MOST_LOSSES:
-                    _refuse_loss(loss)
+                    msg = (
+                        f"The worker died {_MOST_LOSSES} times on the same task ({loss}). It may have too little "
+                        "memory, or one file crashes the decoder. Finished work is kept."
+                    )
+                    raise WorkersLostError(msg) from loss  # noqa: TRY301 - likewise
                 # Submitted after this loop: a broken pool fails all its futures, and is replaced once.
                 lost.append(number)
             for number in lost:
@@ -586,22 +579,6 @@ def run_tasks(
         wait(pending, timeout=_END_S)
         if own is not None:
             own.shutdown(wait=False, cancel_futures=True)
-
-
-def _refuse_silence(tasks: int, silence_s: float) -> NoReturn:
-    msg = (
-        f"{tasks} tasks are with the executor, but for {silence_s:,.0f} s none has ended or written anything. Look at "
-        "its workers, then start again: finished work is kept."
-    )
-    raise WorkersLostError(msg)
-
-
-def _refuse_loss(why: BaseException) -> NoReturn:
-    msg = (
-        f"The worker died {_MOST_LOSSES} times on the same task ({why}). It may have too little memory, or one file "
-        "crashes the decoder. Finished work is kept."
-    )
-    raise WorkersLostError(msg) from why
 
 
 def _loss_of(future: Future[Any]) -> BaseException | None:

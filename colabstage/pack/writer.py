@@ -136,7 +136,10 @@ class SampleEncoder:
             x, size, lost = self._encode_x(index, raw.x, scratch)
             check_kept(lost, self._options.image.color_mode)
             parts: tuple[memoryview, ...] = (x,)
-            drawn = self._stated_size(index)
+            drawn: Size | None = None
+            if isinstance(targets := self._table.targets, Boxes):
+                # Zeros if nothing states the size that they were drawn on.
+                drawn = (0, 0) if targets.sizes is None else tuple(targets.sizes[index].tolist())
             if self._target is not None and raw.y is not None:
                 part = self._target.name(index)
                 y, drawn, levels = self._encode_y(index, raw.y)
@@ -170,20 +173,13 @@ class SampleEncoder:
             raise ReplanError(msg, keeps_files)
         return pixels.data.cast("B"), size, lost
 
-    def _stated_size(self, index: int) -> Size | None:
-        """Return the size of the image that boxes were drawn on, zeros if nothing states it; `None` without boxes."""
-        targets = self._table.targets
-        if not isinstance(targets, Boxes):
-            return None
-        height, width = (0, 0) if targets.sizes is None else map(int, targets.sizes[index])
-        return height, width
-
     def _decode(self, content: Content, scratch: Scratch) -> DecodedImage:
         resizer = self._plan.resizer or "pillow"
         if isinstance(content, bytes):
             return decode_sized(content, self._options.image, resizer=resizer, scratch=scratch)
-        image = image_options(self._table, self._options)
-        return DecodedImage(fit_pixels(content, image, resizer=resizer), (content.shape[0], content.shape[1]), lost=())
+        pixels = fit_pixels(content, image_options(self._table, self._options), resizer=resizer)
+        lost: tuple[Loss, ...] = ("bits",) if pixels.dtype.itemsize < content.dtype.itemsize else ()
+        return DecodedImage(pixels, (content.shape[0], content.shape[1]), lost)
 
     def _encode_y(self, index: int, content: Content) -> tuple[memoryview, Size | None, NDArray[np.bool_] | None]:
         """Return the bytes of a target; for boxes and masks, the size of what they were drawn on, zeros if unknown; and

@@ -93,6 +93,7 @@ def test_a_file_of_anybody_is_read(tmp_path: Path) -> None:
         ({"train_set_x": (6, 4, 4), "train_set_y": (6,), "list_classes": (2,)}, "x='train_set_x', y='train_set_y'"),
         ({"data": (6, 4)}, "x='data', y=None"),
         ({"data": (6, 4), "age": (6,), "sex": (6,)}, "x='data', y='NAME'"),
+        ({"0/normals": (6, 3), "0/points": (6, 3), "1/normals": (9, 3), "1/points": (9, 3)}, "pack_dataset(path"),
     ],
 )
 def test_the_advice_names_what_may_be_inputs_and_targets(

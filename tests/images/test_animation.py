@@ -28,7 +28,7 @@ def test_more_than_one_frame_is_an_animation(tmp_path: Path, options: dict[str, 
             path = tmp_path / "photos" / f"{suffix}{count}.{suffix}"
             frames[0].save(path, kind, save_all=True, append_images=frames[1:])
     report = pack_dataset(tmp_path / "photos", tmp_path / "out.h5", layout="images", progress=False, **options)
-    assert set(report.animated) == {
+    assert set(report.lost["frames"]) == {
         f"{suffix}{count}.{suffix}" for suffix in KINDS if suffix != "jpg" for count in (2, 5)
     }
     assert any("several frames or pages" in note for note in report.notes)

@@ -84,7 +84,7 @@ def _letters(tree: Tree) -> SampleTable:
 
 
 def test_options_that_are_left_out_are_those_of_the_dataset(tmp_path: Path) -> None:
-    """Splits with their seed (groups stay in their split), and a layout by its name; functions are given."""
+    """Splits with their seed (a group that is there stays in its split), and a layout, unless it is a function."""
     names = [f"{letter}/p{number % 6}-{number}.png" for letter in "ab" for number in range(12)]
     photos = make_tree(tmp_path / "photos", {name: number for number, name in enumerate(names)})
     more = make_tree(tmp_path / "more", {name.replace("-", "-new"): number for number, name in enumerate(names)})

@@ -114,6 +114,16 @@ def test_prepare_does_not_hide_broken_images(tmp_path: Path, photos: Path) -> No
     (photos / "cat/004.png").write_bytes(b"no image")
     with pytest.raises(DecodeError, match=r"004\.png"):
         pack_dataset(photos, tmp_path / "out.h5", prepare=lambda x: x, image_size=(4, 4), progress=False)
+    first, *others = sorted(path for path in photos.rglob("*") if path.is_file())
+    first.write_bytes(b"no image")
+    report = pack_dataset(photos, tmp_path / "some.h5", prepare=np.negative, on_error="skip", progress=False)
+    assert (len(report.skipped), sum(report.samples.values())) == (2, len(others) - 1)
+    with pytest.raises(LayoutError, match="tuple"):
+        pack_dataset(photos, tmp_path / "two.h5", prepare=lambda x: (x, 1), on_error="skip", progress=False)
+    for path in others:
+        path.write_bytes(b"no image")
+    with pytest.raises(DecodeError, match=first.name):
+        pack_dataset(photos, tmp_path / "two.h5", encoding="pixels", progress=False)
     with pytest.raises(OptionError, match="masks"):
         pack_dataset(
             Items(4, lambda i: (picture(i), mask(i))), tmp_path / "out.h5", prepare=lambda x: x, progress=False
