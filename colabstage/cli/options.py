@@ -7,6 +7,7 @@ would be a folder `s3:`. A completion function that returns nothing leaves compl
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
@@ -122,138 +123,99 @@ AsJson = Annotated[bool, option("--json", "", "Print the result as JSON, and not
 Debug = Annotated[bool, option("--debug", "", "Show the traceback when something fails.")]
 
 
-def _flag(
-    name: str,
-    kind: Any,
-    metavar: str,
-    text: str,
-    panel: str | None = None,
-    *,
-    words: tuple[str, ...] = (),
-    offer: Callable[[str], list[str]] | None = None,
-    parser: Callable[[str], Any] | None = None,
-) -> tuple[str, Any]:
+def _flag(panel: str | None, name: str, kind: Any, metavar: str, text: str, **how: Any) -> tuple[str, Any]:
     """Return the Python argument of an option, and its type with its definition; the words of a `Literal` are its
-    metavar."""
+    metavar. `how`: the other arguments of `option`."""
     written = f"--{name.replace('_', '-')}"
     if isinstance(kind, type(Keep)):
         return name, Annotated[kind, choice(written, get_args(kind), text, panel)]
-    return name, Annotated[kind, option(written, metavar, text, panel, words=words, offer=offer, parser=parser)]
+    return name, Annotated[kind, option(written, metavar, text, panel, **how)]
 
 
+_of_images, _of_places = partial(_flag, _IMAGES), partial(_flag, _PLACES)
 # The options that are arguments of several functions; functions cannot be given on a command line.
 _FLAGS: dict[str, Any] = dict(
     [
-        _flag(
-            "layout",
-            str,
-            "NAME",
-            "How files become samples; auto detects it.",
-            _IMAGES,
-            offer=_offer_layouts,
-        ),
-        _flag(
+        _of_images("layout", str, "NAME", "How files become samples; auto detects it.", offer=_offer_layouts),
+        _of_images(
             "image_size",
             Any,
             "HxW",
             "Height and width of every image, for example 256x256. Without it, each image keeps its own.",
-            _IMAGES,
             parser=parse_sides,
         ),
-        _flag(
+        _of_images(
             "color_mode",
             ColorMode,
             "",
             "3 channels, 1 channel, or those of each file. auto: 3 for images; arrays keep theirs.",
-            _IMAGES,
         ),
-        _flag("resize", Resize, "", "How images of other proportions are fitted to the size.", _IMAGES),
-        _flag(
+        _of_images("resize", Resize, "", "How images of other proportions are fitted to the size."),
+        _of_images(
             "encoding",
             str,
             "auto|pixels|encoded|jpeg:Q",
             "Decoded pixels, the files' own bytes, JPEGs of quality Q, or whichever fits.",
-            _IMAGES,
             words=("auto", "pixels", "encoded", "jpeg:90"),
         ),
-        _flag(
+        _of_images(
             "splits",
             Any,
             "NAME=F,…",
             "Fractions for a source without split folders, for example train=0.8,dev=0.1,test=0.1; 0.8 means train, "
             "and the rest is test.",
-            _IMAGES,
             parser=parse_fractions,
         ),
-        _flag(
-            "group_by",
-            str | None,
-            "REGEX",
-            "Samples whose names have the same match stay in the same split.",
-            _IMAGES,
-        ),
-        _flag("seed", int, "N", "Seed of the splits and of the row order.", _IMAGES),
-        _flag(
+        _of_images("group_by", str | None, "REGEX", "Samples whose names have the same match stay in the same split."),
+        _of_images("seed", int, "N", "Seed of the splits and of the row order."),
+        _of_images(
             "on_error",
             str,
             "raise|skip|skip:P%",
             "What to do with images that cannot be decoded.",
-            _IMAGES,
             words=("raise", "skip", "skip:1%"),
         ),
         _flag(
+            None,
             "only",
             list[str],
             "PATH",
             "The part of the source that is meant: a path in it, or a quoted pattern. Repeatable.",
         ),
         _flag(
+            None,
             "zip_encoding",
             str | None,
             "NAME",
             "The encoding of a zip's file names where it declares none, for example gbk.",
         ),
-        _flag("keep", Keep, "", "One HDF5 file, the plain files, or both.", _PLACES),
-        _flag(
+        _of_places("keep", Keep, "", "One HDF5 file, the plain files, or both."),
+        _of_places(
             "local_dir",
             str | None,
             "PATH",
             "Folder on the local disk. Default: colabstage in the platform's fast folder.",
-            _PLACES,
         ),
-        _flag(
+        _of_places(
             "cache_dir",
             str,
             "none|auto|PATH",
             "Where packs are kept. auto: MyDrive/colabstage on a mounted Drive, otherwise another persistent disk.",
-            _PLACES,
         ),
-        _flag("refresh", bool, "", "Do it again, even if the result is already here or cached.", _PLACES),
-        _flag("verify", Verify, "", "Trust unchanged times and sizes, or compare every block.", _PLACES),
-        _flag(
-            "hash",
-            str | None,
-            "ALGORITHM:DIGEST",
-            "The expected hash of a single file, for example sha256:…",
-            _PLACES,
-        ),
-        _flag(
+        _of_places("refresh", bool, "", "Do it again, even if the result is already here or cached."),
+        _of_places("verify", Verify, "", "Trust unchanged times and sizes, or compare every block."),
+        _of_places("hash", str | None, "ALGORITHM:DIGEST", "The expected hash of a single file, for example sha256:…"),
+        _of_places(
             "disk_limit",
             str | None,
             "SIZE",
             "Keep at most this much of the pack on the local disk, for example 20GB. A larger one is packed in shards "
             "into the cache, and read from there in part.",
-            _PLACES,
         ),
-        _flag("overwrite", bool, "", "Replace what is at the target."),
+        _flag(None, "overwrite", bool, "", "Replace what is at the target."),
+        _of_images("shards", int | None, "N", "Write N files, OUT-00000-of-0000N.h5 …, which a pattern reads as one."),
         _flag(
-            "shards",
-            int | None,
-            "N",
-            "Write N files, OUT-00000-of-0000N.h5 …, which a pattern reads as one.",
-            _IMAGES,
-        ),
-        _flag(
+            None,
             "append_to",
             str | None,
             "PACK",

@@ -19,6 +19,7 @@ import sys
 import threading
 import warnings
 import zlib
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,7 +28,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from colabstage.errors import MissingDependencyError, said_by
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from importlib.metadata import EntryPoints
 
 # What each is for, and what does it otherwise.
@@ -178,30 +179,20 @@ def _by_zlib() -> tuple[Any, Any, Any]:
     """Return what stands in for isal's modules."""
     import gzip
 
+    def telling(call: Callable[..., Any]) -> Callable[..., Any]:
+        def told(*arguments: Any, **options: Any) -> Any:
+            tell_missing("isal")
+            return call(*arguments, **options)
+
+        return told
+
     def inflate(data: bytes, _flag: int = 0, _hist_bits: int = 15, bufsize: int = 16384) -> bytes:
-        tell_missing("isal")
         return zlib.decompress(data, -zlib.MAX_WBITS, bufsize)
 
-    def decompress(data: bytes, wbits: int = 15, bufsize: int = 16384) -> bytes:
-        tell_missing("isal")
-        return zlib.decompress(data, wbits, bufsize)
-
-    def inflater(flag: int = 0) -> _Inflater:
-        tell_missing("isal")
-        return _Inflater(flag)
-
-    def gzip_file(fileobj: Any) -> gzip.GzipFile:
-        tell_missing("isal")
-        return gzip.GzipFile(fileobj=fileobj, mode="rb")
-
-    lib = SimpleNamespace(
-        DECOMP_DEFLATE=0, IgzipDecompressor=inflater, decompress=inflate, IsalError=zlib.error, error=zlib.error
-    )
-    return (
-        lib,
-        SimpleNamespace(crc32=zlib.crc32, decompress=decompress, IsalError=zlib.error, error=zlib.error),
-        SimpleNamespace(IGzipFile=gzip_file, igzip_lib=lib),
-    )
+    errors = {"IsalError": zlib.error, "error": zlib.error}
+    lib = SimpleNamespace(DECOMP_DEFLATE=0, IgzipDecompressor=telling(_Inflater), decompress=telling(inflate), **errors)
+    checked = SimpleNamespace(crc32=zlib.crc32, decompress=telling(zlib.decompress), **errors)
+    return lib, checked, SimpleNamespace(IGzipFile=telling(partial(gzip.GzipFile, mode="rb")), igzip_lib=lib)
 
 
 igzip_lib: Any

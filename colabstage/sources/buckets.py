@@ -289,8 +289,13 @@ class ObjectStore(Closing):
             msg = f"Of '{file}', {length:,} bytes long, {arrived} bytes arrived as '{path}' at '{self.label}'."
             raise TargetNotWritableError(msg)
 
-    def put_bytes(self, content: bytes, path: str, *, create: bool = False) -> None:
-        self._write(path, "pipe_file", path, content, create=create, seconds=_PATIENCE_S)
+    def put_bytes(self, content: bytes, path: str, *, create: bool = False, version: str = "") -> None:
+        """Write an object; with `version`, only over that version of it."""
+
+        def put() -> None:
+            self._write(path, "pipe_file", path, content, create=create, seconds=_PATIENCE_S)
+
+        self._if_same(path, version, put, "put_object", Body=content)
 
     def _write(self, path: str, verb: str, *arguments: Any, create: bool, seconds: float, **options: Any) -> None:
         """Write with the backend's own `mode="create"` if it has that, otherwise after a look."""
@@ -303,9 +308,12 @@ class ObjectStore(Closing):
                 self._change(path, verb, *arguments, seconds=seconds, mode="create", **options)
                 return
         if create and self.exists(path):
-            msg = f"'{path}' at '{self.label}' appeared there meanwhile, so nothing was written. Try again."
-            raise TargetExistsError(msg)
+            raise self._taken(path)
         self._change(path, verb, *arguments, seconds=seconds, **options)
+
+    def _taken(self, path: str) -> TargetExistsError:
+        msg = f"'{path}' at '{self.label}' was written by another process meanwhile. Try again."
+        return TargetExistsError(msg)
 
     @property
     def copies_parts(self) -> bool:
@@ -325,9 +333,33 @@ class ObjectStore(Closing):
         else:
             self._change(to, "mv", path, to)
 
-    def remove(self, path: str) -> None:
-        if self.exists(path):
-            self._change(path, "rm_file", path)
+    def remove(self, path: str, version: str = "") -> None:
+        """Remove an object; with `version`, only that version of it."""
+
+        def remove() -> None:
+            if version or self.exists(path):
+                self._change(path, "rm_file", path)
+
+        self._if_same(path, version, remove, "delete_object")
+
+    def _if_same(self, path: str, version: str, change: Callable[[], object], method: str, **arguments: Any) -> None:
+        """Change an object that still has this version, "" for any; if it is gone, do nothing, and if it has another,
+        raise `TargetExistsError`. `method`: S3's own, which compares in the same step."""
+        # Services like S3 may ignore its condition, or refuse it.
+        for act in (method, "") if version and self.copies_parts else ("",):
+            # In a listing, as the caller did: another request may give the time, and so the version, more precisely.
+            folder, _, name = path.rpartition("/")
+            there = self.objects(folder).get(name) if version else None
+            if version and there is None:
+                return
+            if there is not None and there.version != version:
+                raise self._taken(path)
+            if not act:
+                change()
+                return
+            with suppress(TargetNotWritableError):
+                self.call(path, act, {**arguments, "IfMatch": f'"{version}"'})
+                return
 
     def remove_folder(self, path: str) -> None:
         """Remove an empty folder; if folders are just prefixes of names, there is none."""
@@ -519,10 +551,10 @@ def join_pieces(pieces: Iterable[Piece]) -> list[Piece]:
 
 
 def replace_object(
-    store: ObjectStore, path: str, file: Path, pieces: list[Piece], advance: Callable[[int], object]
+    store: ObjectStore, path: str, version: str, file: Path, pieces: list[Piece], *, advance: Callable[[int], object]
 ) -> None:
-    """Replace an object by a local file, sending only the pieces that it lacks; all or nothing."""
-    before = store.info(path).get("ETag", "")
+    """Replace this version of an object by a local file, sending only the pieces that it lacks; all or nothing."""
+    before = f'"{version}"'
     upload = {"UploadId": store.call(path, "create_multipart_upload", {})["UploadId"]}
     starts = [0, *accumulate(piece.length for piece in pieces)]
 
@@ -551,7 +583,9 @@ def replace_object(
                 advance(sum(pieces[number].length for number in numbers if put is copy))
         _check_unchanged(store, path, before)
         parts = [{"PartNumber": number + 1, "ETag": etag} for number, etag in sorted(etags.items())]
-        store.call(path, "complete_multipart_upload", {**upload, "MultipartUpload": {"Parts": parts}})
+        store.call(
+            path, "complete_multipart_upload", {**upload, "MultipartUpload": {"Parts": parts}, "IfMatch": before}
+        )
     except BaseException:
         # The service keeps, and charges for, the parts of an upload that is neither completed nor aborted.
         with suppress(TargetNotWritableError):

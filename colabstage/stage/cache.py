@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
@@ -228,23 +228,21 @@ class Cache:
 
     def __init__(self, request: StageRequest) -> None:
         self.request = request
-        self._chosen: tuple[Place | None, str] | None = None
 
     @property
     def place(self) -> Place | None:
         """Return its place; `None` without a cache."""
-        return self._choose()[0]
+        return self._chosen[0]
 
     @property
     def why(self) -> str:
         """Return in a few words why it is there, or why there is none."""
-        return self._choose()[1]
+        return self._chosen[1]
 
-    def _choose(self) -> tuple[Place | None, str]:
-        if self._chosen is None:
-            request = self.request
-            self._chosen = find_cache_dir(request.cache_dir, near=request.drive_path, local=request.folder)
-        return self._chosen
+    @cached_property
+    def _chosen(self) -> tuple[Place | None, str]:
+        request = self.request
+        return find_cache_dir(request.cache_dir, near=request.drive_path, local=request.folder)
 
     def why_not(self) -> str:
         """Say, for the report, why a pack is not in it; "" if there is no pack."""

@@ -18,7 +18,6 @@ from colabstage.pack.job import prepare_pack
 from colabstage.pack.rows import BasePack, parse_rows, plan_takeover, read_rows
 from colabstage.stage.cache import (
     OUTDATED,
-    CachedPack,
     StageFigures,
     beyond_limit,
     check_disk_limit,

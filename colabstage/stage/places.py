@@ -11,7 +11,8 @@ in four steps, each of which leaves one complete version and the evidence of wha
 4. The file gets its name, only where nothing is; in a bucket it is read back. Then its manifest does.
 
 Machines that share a folder have no lock that reaches all of them. One that finds a note which has not moved for
-`_PLACING_S` takes the workspace that it names, and with it all that a run that was only halted could still do.
+`_PLACING_S` takes the workspace that it names, and with it all that a run that was only halted could still do. In a
+bucket each request names the version that it replaces or removes, so that a halted run changes nothing of another's.
 """
 
 from __future__ import annotations
@@ -91,6 +92,9 @@ _READERS = 8
 _TURN_S = 60.0
 # How long to wait for another machine's note, and how often to look.
 _PLACING_S, _LOOK_S = 20.0, 0.02
+_WRITTEN_MEANWHILE = "another process wrote it meanwhile"
+# How often to write a manifest that others replace at the same time.
+_TRIES = 8
 _NO_MANIFEST = "is not a manifest that colabstage wrote, which has to go there"
 # The key of a note that names the workspace of the run that wrote it.
 _WORKSPACE = "workspace"
@@ -140,9 +144,9 @@ class Present(NamedTuple):
         return self.notes[MANIFEST_SUFFIX].manifest if MANIFEST_SUFFIX in self.notes else None
 
     @property
-    def our_notes(self) -> list[str]:
-        """Return the names of the notes that colabstage wrote."""
-        return [self.name + end for end, note in self.notes.items() if note.is_ours]
+    def our_notes(self) -> dict[str, Entry]:
+        """Return the notes that colabstage wrote, by name."""
+        return {self.name + end: note.entry for end, note in self.notes.items() if note.is_ours}
 
 
 def _source_of(file: Path | str) -> LocalSource | ObjectSource:
@@ -266,12 +270,14 @@ class Place(ABC):
         """Return the whole content of a small file; `None` if it does not exist."""
 
     @abstractmethod
-    def write(self, name: str, content: bytes, *, create: bool) -> None:
-        """Write a manifest so that readers see all of it or nothing; with `create`, only if nothing has the name."""
+    def write(self, name: str, content: bytes, *, create: bool, version: str = "") -> None:
+        """Write a manifest so that readers see all of it or nothing; with `create`, only if nothing has the name, in a
+        bucket with `version` only over that one."""
 
     @abstractmethod
-    def remove(self, name: str) -> None:
-        """Remove a file that this module has checked to be ours; a missing file is fine."""
+    def remove(self, name: str, entry: Entry) -> None:
+        """Remove a file that this module has checked to be ours; a missing file is fine, in a bucket another one is
+        refused."""
 
     def ask(self, question: Callable[[], T]) -> T:
         """Call a function that may hang; raises `DriveDisconnectedError` or `SourceError` if nothing answers."""
@@ -325,10 +331,11 @@ class Place(ABC):
         with given_up():
             (there,), (now,) = self._present([name]), self.look([name])
             is_gone = there.entry is None
-            if now is not None and ours(now) and self._written(there) is not None:
+            if there.entry is not None and now is not None and ours(now) and self._written(there) is not None:
                 # The file first: a manifest alone counts for nothing, but says whose file it was.
-                for one in (name, *there.our_notes):
-                    self.remove(one)
+                self.remove(name, there.entry)
+                for one, entry in there.our_notes.items():
+                    self.remove(one, entry)
                 is_gone = True
             if is_gone:
                 # Interrupted uploads take space under names of their own.
@@ -403,28 +410,37 @@ class Place(ABC):
         if not self._has_content(new.name, entry, new.manifest, new.cancellation):
             return False
         new.check_unchanged()
-        self._vouch(new, entry.mtime_ns)
+        self._vouch(new, entry)
         # Any other note may be of a run that is about to put something else there.
         note = there.notes.get(UNFINISHED_SUFFIX)
         if note is not None and note.manifest is not None and note.manifest.hashes == new.manifest.hashes:
-            self.remove(new.name + UNFINISHED_SUFFIX)
+            self.remove(new.name + UNFINISHED_SUFFIX, note.entry)
         return True
 
-    def _vouch(self, new: Publication, mtime_ns: int) -> None:
-        """Write the manifest, with which the file counts; raises `TargetExistsError` where somebody else was faster."""
-        beside, content = new.name + MANIFEST_SUFFIX, _content_of(replace(new.manifest, mtime_ns=mtime_ns))
-        try:
-            self.write(beside, content, create=True)
-        except TargetExistsError:
-            there = self.read(beside)
-            if not begins_as_manifest(there):
-                raise self.occupied(beside, _NO_MANIFEST) from None
-            known = read_note(there, beside)
-            if known is not None and known.hashes != new.manifest.hashes:
-                raise self.occupied(beside, "another process wrote it meanwhile") from None
-            # The same file, perhaps made from another state of the source; or a truncated manifest, which is none.
-            if there != content:
-                self.write(beside, content, create=False)
+    def _vouch(self, new: Publication, entry: Entry) -> None:
+        """Write the manifest, with which the file counts; raises `TargetExistsError` if another one has its name."""
+        beside, content = new.name + MANIFEST_SUFFIX, _content_of(replace(new.manifest, mtime_ns=entry.mtime_ns))
+        # Between any two requests another run may replace the file, or write the manifest of its own.
+        for _ in range(_TRIES):
+            (there,) = self._present([new.name], (MANIFEST_SUFFIX,))
+            note = there.notes.get(MANIFEST_SUFFIX)
+            if note is not None and not note.is_ours:
+                raise self.occupied(beside, _NO_MANIFEST)
+            if there.entry != entry:
+                self._withdraw(beside, content)
+                break
+            if note is not None and note.content == content:
+                return
+            with contextlib.suppress(TargetExistsError):
+                self.write(beside, content, create=note is None, version="" if note is None else note.entry.version)
+        raise self.occupied(new.name, _WRITTEN_MEANWHILE)
+
+    def _withdraw(self, note: str, content: bytes) -> None:
+        """Remove a note of this run, unless another run's has taken its place."""
+        there = self.entries([note]).get(note)
+        if there is not None and self.read(note) == content:
+            with contextlib.suppress(TargetExistsError):
+                self.remove(note, there)
 
 
 class FolderPlace(Place):
@@ -473,7 +489,7 @@ class FolderPlace(Place):
             return path.read_bytes() if path.is_file() else None
         return None
 
-    def write(self, name: str, content: bytes, *, create: bool) -> None:
+    def write(self, name: str, content: bytes, *, create: bool, version: str = "") -> None:
         path = self.folder / name
         if not create:
             with atomic_path(path, replaces=is_manifest) as temp:
@@ -488,10 +504,10 @@ class FolderPlace(Place):
                 file.write(content)
             sync_file(path)
         except BaseException:
-            self.remove(name)  # on a full disk it stays empty
+            remove_vouched(path, lambda _: True)  # on a full disk it stays empty
             raise
 
-    def remove(self, name: str) -> None:
+    def remove(self, name: str, entry: Entry) -> None:
         remove_vouched(self.folder / name, lambda _: True, empty=self.on_drive and not name.endswith(_NOTES))
 
     def look(self, names: Sequence[str]) -> list[CachedFile | None]:
@@ -677,50 +693,62 @@ class BucketPlace(Place):
     def read(self, name: str) -> bytes | None:
         return self._store.content(self._path(name))
 
-    def write(self, name: str, content: bytes, *, create: bool) -> None:
-        self._store.put_bytes(content, self._path(name), create=create)
+    def write(self, name: str, content: bytes, *, create: bool, version: str = "") -> None:
+        self._store.put_bytes(content, self._path(name), create=create, version=version)
 
-    def remove(self, name: str) -> None:
-        self._store.remove(self._path(name))
+    def remove(self, name: str, entry: Entry) -> None:
+        self._store.remove(self._path(name), entry.version)
 
     def bring(self, new: Publication) -> int:
-        name, version = new.name, None
-        (there,) = self.check(name)
-        self.write(name + UNFINISHED_SUFFIX, _content_of(replace(new.manifest, mtime_ns=0)), create=False)
+        (there,) = self.check(new.name)
+        note, content = new.name + UNFINISHED_SUFFIX, _content_of(replace(new.manifest, mtime_ns=0))
+        self.write(note, content, create=False)
+        try:
+            self._vouch(new, self._send(new, there, content))
+        except TargetExistsError:
+            if not self._adopt(new):
+                # Nothing under this name is of this run, so its note must not speak for it.
+                self._withdraw(note, content)
+                raise
+        self._withdraw(note, content)
+        return 0
+
+    def _send(self, new: Publication, there: Present, note: bytes) -> Entry:
+        """Put the new object in place of the one that was checked, and no other; return it."""
 
         def advance(nbytes: int) -> None:
             new.cancellation.check()
             new.step.advance(nbytes)
 
-        if self._replace(new, there, advance):
-            version = self._compare(new)
-        else:
-            # Only what was checked: another process may have put its own there meanwhile.
-            for one in [name] * (there.entry is not None) + [name + MANIFEST_SUFFIX] * (MANIFEST_SUFFIX in there.notes):
-                self.remove(one)
-        if version is None:
-            self._store.put(new.file, self._path(name), create=True, advance=advance)
-            version = self._compare(new)
-        if version is None:
-            msg = f"What was written to '{show_address(os.fspath(self.at(name)))}' reads back differently. Try again."
+        is_replaced, manifest = self._replace(new, there, advance), there.notes.get(MANIFEST_SUFFIX)
+        sent = self._compare(new, there.entry, note if is_replaced else None)
+        if sent is None and not is_replaced:
+            for name, entry in ((new.name, there.entry), (new.name + MANIFEST_SUFFIX, manifest and manifest.entry)):
+                if entry is not None:
+                    self.remove(name, entry)
+        if sent is None:
+            self._store.put(new.file, self._path(new.name), create=True, advance=advance)
+            sent = self._compare(new, None, note)
+        if sent is None:
+            msg = (
+                f"What was written to '{show_address(os.fspath(self.at(new.name)))}' reads back differently. Try again."
+            )
             raise DamagedPackError(msg)
         new.check_unchanged()
-        # The time as listings give it, which may differ from the one in the object's own metadata.
-        entry = self.entries([name]).get(name)
-        self._vouch(new, entry.mtime_ns if entry is not None and entry.version == version else 0)
-        if begins_as_manifest(self.read(name + UNFINISHED_SUFFIX)):
-            self.remove(name + UNFINISHED_SUFFIX)
-        return 0
+        return sent
 
-    def _compare(self, new: Publication) -> str | None:
-        """Return the version of an object that reads back as sent; remove one that does not."""
-        path = self._path(new.name)
-        written = self._store.look(path)
-        if _has_blocks(_source_of(self.at(new.name)), new.manifest, new.cancellation):
-            return "" if written is None else written.version
-        # Only what was written here a moment ago.
-        if self._store.look(path) == written:
-            self.remove(new.name)
+    def _compare(self, new: Publication, before: Entry | None, note: bytes | None) -> Entry | None:
+        """Return the object if it reads back as sent, also where only the service's answer was lost; `None` if none has
+        come in place of `before`. One that differs is removed if it was sent, which `note` then says."""
+        now = self.entries([new.name]).get(new.name)
+        if now is None or now == before:
+            return None
+        if self._has_content(new.name, now, new.manifest, new.cancellation):
+            return now
+        # Another run would have written its note before it replaced anything.
+        if note is None or self.read(new.name + UNFINISHED_SUFFIX) != note:
+            raise self.occupied(new.name, _WRITTEN_MEANWHILE)
+        self.remove(new.name, now)
         return None
 
     def _replace(self, new: Publication, there: Present, advance: Callable[[int], None]) -> bool:
@@ -740,11 +768,12 @@ class BucketPlace(Place):
         if not pieces:
             return False
         try:
-            replace_object(self._store, self._path(new.name), new.file, pieces, advance)
+            replace_object(self._store, self._path(new.name), there.entry.version, new.file, pieces, advance=advance)
         except TargetNotWritableError:
             return False
         # Until here, the manifest describes what is there.
-        self.remove(new.name + MANIFEST_SUFFIX)
+        with contextlib.suppress(TargetExistsError):
+            self.remove(new.name + MANIFEST_SUFFIX, there.notes[MANIFEST_SUFFIX].entry)
         return True
 
     def _path(self, name: str) -> str:

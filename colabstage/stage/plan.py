@@ -13,7 +13,7 @@ from colabstage.h5.manifest import check_replaceable_pack
 from colabstage.io.boundary import NOTHING_DONE, public
 from colabstage.io.progress import Progress
 from colabstage.io.receipts import check_replaceable
-from colabstage.io.report import Report, Row, Table
+from colabstage.io.report import Report, Row, Table, json_values
 from colabstage.io.units import format_bytes
 from colabstage.machine.mounts import run_watched
 from colabstage.machine.resources import UNKNOWN_SPACE, free_space
@@ -83,23 +83,10 @@ class StagePlan:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as JSON values."""
-        return {
-            "source": self.source,
-            "action": self.action,
-            "reasons": list(self.reasons),
-            "read_bytes": self.figures.source_bytes,
-            "pack_bytes": self.figures.pack_bytes,
-            "files_bytes": self.figures.files_bytes,
-            "peak_bytes": self.figures.peak_bytes,
-            "free_bytes": self.free_bytes,
-            "fits": self.fits,
-            "target": str(self.target),
-            "cache": None if self.cache is None else str(self.cache),
-            "in_part": self.in_part,
-            "refused": self.refused,
-            "samples": self.samples,
-            "found": dict(self.found),
-        }
+        values: dict[str, Any] = json_values(self)
+        figures = values.pop("figures")
+        moved = {name: figures[name] for name in ("pack_bytes", "files_bytes", "peak_bytes")}
+        return {**values, **moved, "read_bytes": figures["source_bytes"], "found": dict(self.found)}
 
     def __str__(self) -> str:
         return str(self._report)

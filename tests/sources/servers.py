@@ -8,6 +8,7 @@ import socket
 import tempfile
 import threading
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,8 @@ class BucketService:
     def __init__(self, address: str, authorities: Path) -> None:
         self.address = address
         self.authorities = authorities
+        self._waits = 0
+        self._act: Callable[[], object] = dict
 
     @property
     def backend(self) -> Any:
@@ -45,6 +48,22 @@ class BucketService:
 
     def remove(self, key: str) -> None:
         self.backend.delete_object(self.bucket, key)
+
+    def hold(self, number: int, act: Callable[[], object]) -> None:
+        """Call `act` before the request of this number from now on is answered; requests of its own do not count."""
+        self._waits, self._act = number, act
+
+    def answer(self, app: Any, environ: Any, start: Any) -> Any:
+        """Have the server's application answer a request."""
+        self._waits -= 1
+        if self._waits == 0:
+            self._act()
+        return app(environ, start)
+
+    @property
+    def is_holding(self) -> bool:
+        """Whether the request is yet to come."""
+        return self._waits > 0
 
     def demand_known_logins(self, *, wanted: bool) -> None:
         """Refuse every login that nobody made, or accept all again."""
@@ -230,7 +249,10 @@ def moto_service() -> Iterator[BucketService]:
     host, port = server.get_host_and_port()
     try:
         with _models_read_once(), tempfile.TemporaryDirectory() as folder:
-            yield BucketService(f"http://{host}:{port}", _one_authority(Path(folder)))
+            service = BucketService(f"http://{host}:{port}", _one_authority(Path(folder)))
+            serving: Any = server._server
+            serving.app = partial(service.answer, serving.app)
+            yield service
     finally:
         server.stop()
 

@@ -13,7 +13,7 @@ import pytest
 from s3fs import S3FileSystem
 
 from colabstage import dataset_h5, list_datasets, plan_stage, purge_datasets, stage_dataset
-from colabstage.errors import ColabstageError, OptionError, SourceNotFoundError, TargetExistsError
+from colabstage.errors import ColabstageError, OptionError, SourceNotFoundError
 from colabstage.h5.manifest import manifest_path, read_manifest
 from colabstage.stage.places import BucketPlace
 from colabstage.stage.publish import publish
@@ -193,8 +193,7 @@ def test_a_version_that_cannot_be_put_together_is_sent_in_full(
 def test_a_manifest_that_comes_before_ours(
     s3: BucketService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_same: bool
 ) -> None:
-    """If it is another version's, it stays, and this version is not cached; if the bytes are the same, the last
-    recorded source state counts."""
+    """It does not describe the file that is there now, or gives another state of its source: ours replaces it."""
     source = make_tree(tmp_path / "photos", {"a/1.png": 1, "b/2.png": 2})
     pack = stage_dataset(source, local_dir=tmp_path / "one", cache_dir=None, progress=False).path
     manifest = read_manifest(pack)
@@ -209,13 +208,8 @@ def test_a_manifest_that_comes_before_ours(
 
     monkeypatch.setattr(S3FileSystem, "_put_file", put_late)
     place: Any = BucketPlace(SimpleNamespace(url=CACHE, label="the bucket"))  # type: ignore[arg-type]
-    if is_same:
-        publish(place, pack, "photos.h5", progress=OneStep())
-        assert timeless(objects(s3)) == as_objects("cache/photos.h5", pack)
-    else:
-        with pytest.raises(TargetExistsError, match=r"photos\.h5\.json"):
-            publish(place, pack, "photos.h5", progress=OneStep())
-        assert objects(s3)["cache/photos.h5.json"] == content
+    publish(place, pack, "photos.h5", progress=OneStep())
+    assert timeless(objects(s3)) == as_objects("cache/photos.h5", pack)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import threading
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import xxhash
 
-from colabstage.errors import TargetExistsError
+from colabstage.errors import ColabstageError, TargetExistsError
 from colabstage.stage.places import BucketPlace, FolderPlace
 from colabstage.stage.publish import publish
 from tests.support.steps import OneStep
@@ -41,11 +42,14 @@ class Kept:
 
     def __init__(self, place: Place, folder: Path, service: BucketService | None) -> None:
         self.place, self.folder, self.service = place, folder, service
-        self.mine = folder.parent / NAME
 
     def publish(self, content: bytes = NEW) -> Any:
-        self.mine.write_bytes(content)
-        return publish(self.place, self.mine, NAME, progress=OneStep())
+        return self.publish_from(NAME, content)
+
+    def publish_from(self, name: str, content: bytes) -> Any:
+        mine = self.folder.parent / name
+        mine.write_bytes(content)
+        return publish(self.place, mine, NAME, progress=OneStep())
 
     def write(self, name: str, content: bytes) -> None:
         if self.service is None:
@@ -171,10 +175,8 @@ def test_several_at_once_leave_whole_versions(kept: Kept) -> None:
     refused: list[BaseException] = []
 
     def act(content: bytes) -> None:
-        mine = kept.mine.with_name(f"{content[0]}.pt")
-        mine.write_bytes(content)
         try:
-            publish(kept.place, mine, NAME, progress=OneStep())
+            kept.publish_from(f"{content[0]}.pt", content)
         except TargetExistsError as error:
             refused.append(error)
 
@@ -187,3 +189,34 @@ def test_several_at_once_leave_whole_versions(kept: Kept) -> None:
     found = kept.versions()
     assert found[NAME] in contents
     assert set(found.values()) <= set(contents)
+
+
+@pytest.mark.parametrize("before", [(), (OLD,)], ids=["a new name", "over an older version"])
+@pytest.mark.parametrize(
+    "stride", [5, pytest.param(1, marks=[pytest.mark.long, pytest.mark.timeout(600)])], ids=["some", "each"]
+)
+def test_another_machine_publishes_between_two_requests(
+    s3: BucketService, tmp_path: Path, before: tuple[bytes, ...], stride: int
+) -> None:
+    """One of those that succeed has the name; what the other one left is in nobody's way."""
+    others = b"others" * 1000
+    for at in itertools.count(1, stride):
+        source: Any = SimpleNamespace(url=f"s3://{s3.bucket}/{at}", label="the bucket")
+        kept, succeeded = Kept(BucketPlace(source), tmp_path / str(at), s3), list[bytes]()
+
+        def act(content: bytes, kept: Kept = kept, succeeded: list[bytes] = succeeded) -> None:
+            with contextlib.suppress(ColabstageError):
+                kept.publish_from(f"{content[:6].decode()}.bin", content)
+                succeeded.append(content)
+
+        for content in before:
+            kept.publish(content)
+        s3.hold(at, lambda act=act: act(others))  # type: ignore[misc]
+        act(NEW)
+        if s3.is_holding:
+            return
+        found = kept.read()
+        assert found[NAME] in succeeded, at
+        assert json.loads(found[f"{NAME}.json"])["hashes"] == [xxhash.xxh3_64_hexdigest(found[NAME])], at
+        kept.publish(b"last" * 1000)
+        assert kept.versions() == {NAME: b"last" * 1000}, at
