@@ -123,13 +123,23 @@ AsJson = Annotated[bool, option("--json", "", "Print the result as JSON, and not
 Debug = Annotated[bool, option("--debug", "", "Show the traceback when something fails.")]
 
 
-def _flag(panel: str | None, name: str, kind: Any, metavar: str, text: str, **how: Any) -> tuple[str, Any]:
+def _flag(
+    panel: str | None,
+    name: str,
+    kind: Any,
+    metavar: str,
+    text: str,
+    *,
+    words: tuple[str, ...] = (),
+    offer: Callable[[str], list[str]] | None = None,
+    parser: Callable[[str], Any] | None = None,
+) -> tuple[str, Any]:
     """Return the Python argument of an option, and its type with its definition; the words of a `Literal` are its
-    metavar. `how`: the other arguments of `option`."""
+    metavar."""
     written = f"--{name.replace('_', '-')}"
     if isinstance(kind, type(Keep)):
         return name, Annotated[kind, choice(written, get_args(kind), text, panel)]
-    return name, Annotated[kind, option(written, metavar, text, panel, **how)]
+    return name, Annotated[kind, option(written, metavar, text, panel, words=words, offer=offer, parser=parser)]
 
 
 _of_images, _of_places = partial(_flag, _IMAGES), partial(_flag, _PLACES)

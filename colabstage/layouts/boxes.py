@@ -73,12 +73,12 @@ class Placed(NamedTuple):
 
 
 def side_of(value: Any) -> int:
-    """Return a side of an image as a file states it; 0 if it is not a number."""
+    """Return a side of an image as a file states it; 0 where it states none. Raises `ValueError`: it is no number."""
     try:
-        number = float(value or 0)
-    except (TypeError, ValueError):
-        return 0
-    return int(number) if number > 0 else 0
+        return max(int(float(value or 0)), 0)
+    except (TypeError, ValueError, OverflowError) as error:
+        msg = f"the image's size is not a number of pixels ({show(str(value))})"
+        raise ValueError(msg) from error
 
 
 # --- from records to a table ------------------------------------------------------------------------------------------

@@ -572,13 +572,13 @@ EACH_IN_A_FOLDER = [
     for name, images, mask in [("an image and its mask in each folder", ["image.png"], "mask.png"), ("LabelMe's folders", ["img.png", "label_viz.png"], "label.png")]
 ]
 CLIPS = [
-    row(f"classes in the names of clips: {name}", files("", dict.fromkeys(names.split(), wav())), right=[right], **options)
-    for name, names, right, options in [
-        ("FSDD", "recordings/{0..2}_{jackson,theo}_{0,1}.wav", refused(r"audio_clips\(pattern=r'.*\{0\}.*'\) for '0', '1', '2'"), {}),
-        ("FSDD, followed", "recordings/{0..2}_{jackson,theo}_{0,1}.wav", found("train: 0 4, 1 4, 2 4 .*"), {"layout": audio_clips(pattern=r"(?:^|/)(?:[^/ _.-]+[ _.-]+){0}([^/ _.-]+)[^/]*$")}),
-        ("CREMA-D, followed", "AudioWAV/100{1..3}_{DFA,IEO}_{ANG,SAD}_XX.wav", found("train: ANG 6, SAD 6 .*"), {"layout": audio_clips(pattern="_([A-Z]{3})_XX")}),
-        ("EmoDB", "wav/{03,08}{a01,b02}{F,N}{a,b}.wav", refused(r"audio_clips\(pattern=PATTERN\)"), {}),
-        ("AudioMNIST", "data/01/{0..2}_01_{0,1}.wav data/02/{0..2}_02_{0,1}.wav", noted(r"audio_clips\(pattern=r'.*\{0\}.*'\) for '0', '1', '2'"), {}),
+    row(f"classes in the names of clips: {name}", files("", dict.fromkeys(names.split(), wav())), right=[right], layout=layout)
+    for name, names, right, layout in [
+        ("FSDD", "recordings/{0..2}_{jackson,theo}_{0,1}.wav", refused(r"audio_clips\(pattern=r'.*\{0\}.*'\) for '0', '1', '2'"), "auto"),
+        ("FSDD, followed", "recordings/{0..2}_{jackson,theo}_{0,1}.wav", found("train: 0 4, 1 4, 2 4 .*"), audio_clips(pattern=r"(?:^|/)(?:[^/ _.-]+[ _.-]+){0}([^/ _.-]+)[^/]*$")),
+        ("CREMA-D, followed", "AudioWAV/100{1..3}_{DFA,IEO}_{ANG,SAD}_XX.wav", found("train: ANG 6, SAD 6 .*"), audio_clips(pattern="_([A-Z]{3})_XX")),
+        ("EmoDB", "wav/{03,08}{a01,b02}{F,N}{a,b}.wav", refused(r"audio_clips\(pattern=PATTERN\)"), "auto"),
+        ("AudioMNIST", "data/01/{0..2}_01_{0,1}.wav data/02/{0..2}_02_{0,1}.wav", noted(r"audio_clips\(pattern=r'.*\{0\}.*'\) for '0', '1', '2'"), "auto"),
     ]
 ]
 PATHS_BESIDE = [

@@ -107,7 +107,11 @@ def test_options_that_are_left_out_are_those_of_the_dataset(tmp_path: Path) -> N
         pack_dataset(letters, append_to=tmp_path / "data.h5", progress=False)
     report = pack_dataset(letters, append_to=tmp_path / "data.h5", layout=_letters, progress=False)
     data = dataset_h5(report.path)
-    assert dict(zip(data.reader.keys(), [data[row][1] for row in range(len(data))], strict=True)) == {"b.png": 1, "c.png": 2, "_.png": -1}
+    assert dict(zip(data.reader.keys(), [data[row][1] for row in range(len(data))], strict=True)) == {
+        "b.png": 1,
+        "c.png": 2,
+        "_.png": -1,
+    }
 
 
 def _other_class(folder: Path) -> None:

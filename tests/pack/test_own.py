@@ -118,8 +118,9 @@ def test_prepare_does_not_hide_broken_images(tmp_path: Path, photos: Path) -> No
     first.write_bytes(b"no image")
     report = pack_dataset(photos, tmp_path / "some.h5", prepare=np.negative, on_error="skip", progress=False)
     assert (len(report.skipped), sum(report.samples.values())) == (2, len(others) - 1)
+    pair: Any = lambda x: (x, 1)  # noqa: E731
     with pytest.raises(LayoutError, match="tuple"):
-        pack_dataset(photos, tmp_path / "two.h5", prepare=lambda x: (x, 1), on_error="skip", progress=False)
+        pack_dataset(photos, tmp_path / "two.h5", prepare=pair, on_error="skip", progress=False)
     for path in others:
         path.write_bytes(b"no image")
     with pytest.raises(DecodeError, match=first.name):
