@@ -223,8 +223,9 @@ def _in_order(state: Mapping[str, Any], then: list[str], now: list[str]) -> Mapp
     """Return an optimizer's state for its parameters in the order of now."""
     if then == now or "" in then + now or len(then) != len(now):  # which torch refuses
         return state
-    # LBFGS has one state for all.
-    if sorted(then) != sorted(now) or len(state["state"]) == 1:
+    groups = [slice(one["params"][0], one["params"][-1] + 1) for one in state["param_groups"] if one["params"]]
+    # A group's settings stay with its parameters. LBFGS has one state for all.
+    if any(sorted(then[own]) != sorted(now[own]) for own in groups) or len(state["state"]) == 1:
         saved, given = next(pair for pair in zip(then, now, strict=True) if pair[0] != pair[1])
         msg = f"it trains {given} in the place of {saved}."
         raise ValueError(msg)

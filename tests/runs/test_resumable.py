@@ -643,12 +643,13 @@ def test_a_state_that_could_not_be_read_back_is_refused(tmp_path: Path, state: A
 
 
 def test_moments_follow_their_parameters(tmp_path: Path) -> None:
-    """An optimizer numbers them by their order, which may be another one; other parameters, and the common state of
-    LBFGS in another order, are refused."""
+    """An optimizer numbers them by their order, which may be another one; other parameters, other groups, and the
+    common state of LBFGS in another order, are refused."""
 
-    def make(order: list[int], kind: Any = torch.optim.Adam) -> dict[str, Any]:
+    def make(*groups: list[int], kind: Any = torch.optim.Adam) -> dict[str, Any]:
         model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2))
-        return {"model": model, "optimizer": kind([[*model.parameters()][number] for number in order])}
+        chosen = [{"params": [[*model.parameters()][number] for number in own]} for own in groups]
+        return {"model": model, "optimizer": kind(chosen)}
 
     def train(folder: str, parts: dict[str, Any]) -> dict[str, Any]:
         with resumable(tmp_path / folder, progress=False, **parts) as run:
@@ -658,13 +659,18 @@ def test_moments_follow_their_parameters(tmp_path: Path) -> None:
             run.step()
         return parts
 
-    train("LBFGS", make([0, 1, 2, 3], torch.optim.LBFGS))
+    train("LBFGS", make([0, 1, 2, 3], kind=torch.optim.LBFGS))
+    train("groups", make([0, 2], [1, 3]))
     first, again = train("Adam", make([0, 1, 2, 3])), make([2, 3, 0, 1])
     with resumable(tmp_path / "Adam", progress=False, **again):
         for number in (0, 1):
             old, new = (parts["optimizer"].state[parts["model"][number].weight] for parts in (first, again))
             assert torch.equal(old["exp_avg"], new["exp_avg"])
-    for folder, other in [("Adam", make([0, 1, 4, 5])), ("LBFGS", make([2, 3, 0, 1], torch.optim.LBFGS))]:
+    for folder, other in [
+        ("Adam", make([0, 1, 4, 5])),
+        ("LBFGS", make([2, 3, 0, 1], kind=torch.optim.LBFGS)),
+        ("groups", make([1, 3], [0, 2])),
+    ]:
         with pytest.raises(OptionError, match="optimizer"), resumable(tmp_path / folder, progress=False, **other):
             pass
 
