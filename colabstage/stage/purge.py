@@ -30,7 +30,7 @@ from colabstage.sources.blocks import is_part, take_lock
 from colabstage.sources.parse import read_local_dir
 from colabstage.stage.cache import discard_rows, find_cache_dir
 from colabstage.stage.places import PREVIOUS_SUFFIX, FolderPlace, look_at_file
-from colabstage.stage.request import RECORD_NAME, lock_path, read_cache_dir
+from colabstage.stage.request import LOCK_NAME, RECORD_NAME, lock_path, read_cache_dir
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -432,7 +432,7 @@ def sweep_leftovers(
         require_answer(*folders)
         removed = sweep_orphans(base)
         # Locks are beside the datasets' folders, and outlive them. A held one stays.
-        for lock in sorted(base.glob(lock_path(base / "*").name)):
+        for lock in sorted(base.glob(LOCK_NAME.format("*"))):
             clear_lock(lock)
             removed += [] if lock.exists() else [lock]
         for folder in filter(is_made_here, _folders_in(base)):

@@ -13,6 +13,7 @@ from colabstage.errors import OptionError
 from colabstage.io.arguments import check_argument, read_options
 from colabstage.io.boundary import public
 from colabstage.io.environment import CACHE_DIR_VARIABLE, value_and_name
+from colabstage.io.files import lock_for
 from colabstage.io.units import parse_bytes, show_address
 from colabstage.io.workspace import short_digest
 from colabstage.machine.mounts import drive_root, place_in, require_drive
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
 Keep = Literal["pack", "files", "both"]
 Verify = Literal["fast", "full"]
-RECORD_NAME = "stage.json"
+RECORD_NAME, LOCK_NAME = "stage.json", ".colabstage-{}.lock"
 FILES_REMEDY = "Move what is yours out of it, or delete it if nothing there is, then stage again."
 SOURCE_REMEDIES = {
     **remedies_for_batches('data.loader("train", 64'),
@@ -277,9 +278,9 @@ def check_for_streaming(request: StageRequest, *, has_executor: bool) -> None:
 
 
 def lock_path(folder: Path) -> Path:
-    """Return the path of the lock of a dataset's folder."""
-    # Beside the folder, not in it: purging removes the folder while it holds the lock.
-    return folder.with_name(f".colabstage-{folder.name}.lock")
+    """Return the path of the lock of a dataset's folder: beside it, because purging removes the folder while it holds
+    the lock; on Drive, which has no locks, in the folder for temporary files."""
+    return folder.with_name(LOCK_NAME.format(folder.name)) if drive_root(folder) is None else lock_for(folder)
 
 
 def read_cache_dir(cache_dir: str | os.PathLike[str] | None) -> CacheDir:

@@ -164,7 +164,7 @@ def test_a_pipe_gets_plain_text(ask: Ask) -> None:
     [
         (("stag", "x"), "No such command 'stag'. Did you mean 'stage'? See: colabstage --help"),
         (("cache", "lst"), "No such command 'lst'. Did you mean 'list'? See: colabstage cache --help"),
-        (("stage",), "Missing argument 'SOURCE'. Usage: colabstage stage [OPTIONS] {SOURCE}"),
+        (("stage",), "Missing argument 'SOURCE'. Usage: colabstage stage [OPTIONS] "),
         (("stage", "x", "--imge-size", "8"), "--image-size"),
     ],
 )

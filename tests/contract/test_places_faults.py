@@ -167,6 +167,9 @@ def test_a_dataset_kept_on_drive_is_said(on_colab: Path) -> None:
     staged = stage(local_dir="drive/MyDrive/here")
     for notes in (plan.reasons, staged.report.notes):
         assert any("give local_dir= on a local disk" in note for note in notes)
+    # Drive has no locks, so that nobody else seems to hold one.
+    purged = cs.purge_datasets(cs.list_datasets(local_dir="drive/MyDrive/here", cache_dir=None))
+    assert len(purged.removed) == 1, purged.reasons
 
 
 @pytest.mark.fuse
