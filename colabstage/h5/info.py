@@ -334,7 +334,14 @@ def _no_signature(path: Path, size: int) -> Exception:
 
 
 def _read_splits(file: Any, path: Path) -> dict[str, SplitInfo]:
-    names = {split for name in file if (split := split_of(name)) is not None}
+    called = {name: split for name in file if (split := split_of(name)) is not None}
+    # In files from elsewhere a group called X_extra may be anything.
+    is_pack = FORMAT_ATTRIBUTE in file.attrs
+    names = {
+        split
+        for name, split in called.items()
+        if is_pack or split in FAMILIAR_SPLITS or _group_of_others(file, name) is None
+    }
     if not names:
         msg = (
             f"'{path}' has no dataset called X_<split> (X_train, for example). It holds: {_show_names(file)}. "
@@ -376,9 +383,8 @@ def _names_in(file: Any) -> list[str]:
 
     names: list[str] = []
     for name in sorted(file)[:_NAMES_SHOWN]:
-        node = file[name] if isinstance(file.get(name, getlink=True), h5py.HardLink) else None
-        # A group with offsets holds rows of variable length, and is read by its own name.
-        if not isinstance(node, h5py.Group) or OFFSETS in node:
+        node = _group_of_others(file, name)
+        if node is None:
             names.append(name)
             continue
 
@@ -389,6 +395,15 @@ def _names_in(file: Any) -> list[str]:
 
         node.visititems(note)
     return names[:_NAMES_SHOWN]
+
+
+def _group_of_others(file: Any, name: str) -> Any:
+    """Return a group that does not hold rows of different lengths; `None` for everything else."""
+    import h5py
+
+    # A link that leads nowhere gets an error of its own.
+    node = file[name] if isinstance(file.get(name, getlink=True), h5py.HardLink) else None
+    return node if isinstance(node, h5py.Group) and {BYTES, OFFSETS}.isdisjoint(node) else None
 
 
 def _show_names(file: Any) -> str:

@@ -653,6 +653,8 @@ ARRAYS = [
           ("a column for each class", np.eye(3, dtype=np.float32)[FROM_1 - 1], noted("argmax")), ("some columns", np.eye(3, dtype=np.uint8)[FROM_1 - 1] | [1, 0, 0], lambda packed: not noted("argmax")(packed)),
           ("whole floats", FROM_1 - 1.0, noted("stay float64")), ("measurements", FROM_1 * 1.5, lambda packed: not noted("stay")(packed)), ("no number", FROM_1 * np.inf, lambda packed: not noted("stay")(packed))]),
     row("labels in an array beside images", files("images/{0..7}.jpg", {"labels.npz": npz(labels=np.array(Y))}), right=[refused("images/0.jpg.*table")]),
+    *(row(f"{name} of {what} rows", files("", {"x.h5": h5(**{"X_train": np.ones((6, 3)), "Y_train": np.arange(6) % 2, name: empty})}), right=[refused(name)])
+      for name in ("X_train", "Y_train") for what, empty in (("no", np.zeros((0, 3))), ("HDF5's null for", h5py.Empty("f4")))),
     row("no targets to train on", files("", {"x.npz": npz(x_train=np.ones((12, 8)), x_test=np.ones((12, 8)), y_test=FROM_1 - 1)}), right=[refused("x_train.*array_rows")]),
     row("no targets of the test", files("", {"x.npz": npz(x_train=np.ones((12, 8)), x_test=np.ones((12, 8)), y_train=FROM_1 - 1)}), right=[noted("12 rows of 'x.npz/x_test'")]),
     row("pickles alone", files("", {"{train,test}.p": pickle.dumps({"features": 1})}), right=[refused("numpy.savez")]),
