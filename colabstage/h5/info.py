@@ -334,13 +334,12 @@ def _no_signature(path: Path, size: int) -> Exception:
 
 
 def _read_splits(file: Any, path: Path) -> dict[str, SplitInfo]:
-    called = {name: split for name in file if (split := split_of(name)) is not None}
     # In files from elsewhere a group called X_extra may be anything.
     is_pack = FORMAT_ATTRIBUTE in file.attrs
     names = {
         split
-        for name, split in called.items()
-        if is_pack or split in FAMILIAR_SPLITS or _group_of_others(file, name) is None
+        for name in file
+        if (split := split_of(name)) and (is_pack or split in FAMILIAR_SPLITS or _group_of_others(file, name) is None)
     }
     if not names:
         msg = (

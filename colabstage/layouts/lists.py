@@ -18,11 +18,10 @@ from colabstage.io.arguments import show_content
 from colabstage.io.units import counted, format_count, left_out, listed
 from colabstage.layouts.columns import other_number, same_partition, show, splits_of_column
 from colabstage.layouts.evidence import Evidence, class_of_samples, take_rows
-from colabstage.layouts.formats.tables import parse_list, parse_table
+from colabstage.layouts.formats.tables import parse_table
 from colabstage.layouts.reading import broken, decode_text, lines_of
 from colabstage.layouts.table import Boxes, BrokenDatasetError, Masks, SampleTable, TreeFiles
 from colabstage.layouts.words import (
-    SPLIT_COLUMNS,
     SPLIT_FIELDS,
     SPLITS,
     TABLES,
@@ -34,7 +33,6 @@ from colabstage.layouts.words import (
     split_of_path,
     states_splits,
     stem_of,
-    words_of,
 )
 from colabstage.trees.bytes import HEAD_BYTES
 
@@ -290,9 +288,6 @@ def _lists_called(source: Source, found: Evidence) -> dict[str, str]:
     """Return the lists that are called after splits, with these; and tables of splits, of which each row has one."""
     called = {name: _listed_split(name) for name in source.ending_in(_LISTS).names}
     called = {name: split for name, split in called.items() if split}
-    texts = source.ending_in(_LISTS).where(lambda name: not {*SPLIT_COLUMNS}.isdisjoint(words_of(stem_of(name))))
-    tables = source.parse(texts[:_MOST_LISTS], lambda entry, content: parse_list(entry.name, content))
-    called |= {name: "" for name, table in tables.items() if states_splits(table.header)}
     for table in source.ending_in((".csv", ".tsv"))[:_MOST_LISTS]:
         head = source.head(table, HEAD_BYTES).partition(b"\n")[0]
         called |= {table.name: ""} if states_splits(parse_table(table.name, head).header) else {}
@@ -321,7 +316,7 @@ def _lines_in(name: str, content: bytes, split: str) -> tuple[Sequence[str], Seq
     """Return what the lines of a list, or the rows of a table, state: a split, a path, and what is behind it. Paths are
     whole lines; or the first word where each has two paths, of an image and of its mask, or a path and a number."""
     if not split:
-        table = (parse_list if name.lower().endswith(_LISTS) else parse_table)(name, content)
+        table = parse_table(name, content)
         column, path = sorted(table.columns, key=lambda one: one.plain not in SPLIT_FIELDS)
         try:
             splits = splits_of_column(column)

@@ -7,16 +7,14 @@ import io
 import itertools
 import json
 import re
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from colabstage.errors import CorruptArchiveError, LayoutError
+from colabstage.errors import CorruptArchiveError
 from colabstage.io.packages import refuse_import
-from colabstage.layouts import words
-from colabstage.layouts.columns import Column, NumberedCells, show, splits_of_column
+from colabstage.layouts.columns import Column, NumberedCells, show
 from colabstage.layouts.reading import decode_text, is_comment, items_of
 
 if TYPE_CHECKING:
@@ -113,24 +111,11 @@ def parse_list(name: str, content: bytes) -> Table:
     if header and len(header.split(delimiter)) == len(first.split(delimiter)):
         lines = [header, *lines]
     if delimiter:
-        return _with_splits(parse_table(name, "\n".join(lines).encode() if comments else content))
+        return parse_table(name, "\n".join(lines).encode() if comments else content)
     rows = list(map(str.split, lines))
     # Paths with blanks, and sentences, make rows of different lengths.
     is_even = len({*map(len, rows)}) == 1
-    columns = ((first, rest) for first, *rest in zip(*rows, strict=True)) if is_even else ()
-    return _with_splits(_make_table(name, columns))
-
-
-def _with_splits(table: Table) -> Table:
-    """Return a table with the header that it lacks, if it is called after splits and has a path and one of these in
-    each row, as CelebA's list_eval_partition.txt has."""
-    if len(table.columns) == 2 and not {*words.SPLIT_COLUMNS}.isdisjoint(words.words_of(words.stem_of(table.name))):
-        paths, splits = (column.cells for column in table.without_header().columns)
-        column = Column(words.SPLIT_COLUMNS[0], splits)
-        with suppress(LayoutError):
-            if splits_of_column(column):
-                return Table(table.name, [Column(words.PATHS[0], paths), column], len(paths), table.fault)
-    return table
+    return _make_table(name, ((first, rest) for first, *rest in zip(*rows, strict=True)) if is_even else ())
 
 
 def _split_evenly(text: str, delimiter: str) -> Iterator[tuple[str, Sequence[str]]] | None:
