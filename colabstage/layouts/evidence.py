@@ -155,7 +155,8 @@ def require_files(files: T | None, source: Source, what: str) -> T:
     """Return the files that a layout requires, or what was made of them, unless there are none."""
     if files:
         return files
-    msg = f"'{source.label}' holds no {what}."
+    others = f"but {count_kinds(source.files)}" if source.files else "and no other files"
+    msg = " ".join([f"'{source.label}' holds no {what} {others}.", *([] if source.files else source.tree.notes)])
     raise EmptySourceError(msg)
 
 
