@@ -334,13 +334,7 @@ def _no_signature(path: Path, size: int) -> Exception:
 
 
 def _read_splits(file: Any, path: Path) -> dict[str, SplitInfo]:
-    # In files from elsewhere a group called X_extra may be anything.
-    is_pack = FORMAT_ATTRIBUTE in file.attrs
-    names = {
-        split
-        for name in file
-        if (split := split_of(name)) and (is_pack or split in FAMILIAR_SPLITS or _group_of_others(file, name) is None)
-    }
+    names = {split for name in file if (split := split_of(name)) is not None}
     if not names:
         msg = (
             f"'{path}' has no dataset called X_<split> (X_train, for example). It holds: {_show_names(file)}. "
@@ -382,8 +376,9 @@ def _names_in(file: Any) -> list[str]:
 
     names: list[str] = []
     for name in sorted(file)[:_NAMES_SHOWN]:
-        node = _group_of_others(file, name)
-        if node is None:
+        node = file[name] if isinstance(file.get(name, getlink=True), h5py.HardLink) else None
+        # A group with offsets holds rows of variable length, and is read by its own name.
+        if not isinstance(node, h5py.Group) or OFFSETS in node:
             names.append(name)
             continue
 
@@ -394,15 +389,6 @@ def _names_in(file: Any) -> list[str]:
 
         node.visititems(note)
     return names[:_NAMES_SHOWN]
-
-
-def _group_of_others(file: Any, name: str) -> Any:
-    """Return a group that does not hold rows of different lengths; `None` for everything else."""
-    import h5py
-
-    # A link that leads nowhere gets an error of its own.
-    node = file[name] if isinstance(file.get(name, getlink=True), h5py.HardLink) else None
-    return node if isinstance(node, h5py.Group) and {BYTES, OFFSETS}.isdisjoint(node) else None
 
 
 def _show_names(file: Any) -> str:

@@ -65,11 +65,6 @@ def nested(folder: Path, file: h5py.File) -> None:
     file["X_train"] = h5py.SoftLink("/deep/images")
 
 
-def beside_a_group(folder: Path, file: h5py.File) -> None:
-    plain(IMAGES)(folder, file)
-    file["X_extra/notes"] = LABELS
-
-
 # By the engine that should read them.
 KINDS: dict[str, tuple[str, Callable[[Path, h5py.File], None]]] = {
     "contiguous": ("mapped", plain(IMAGES)),
@@ -92,7 +87,6 @@ KINDS: dict[str, tuple[str, Callable[[Path, h5py.File], None]]] = {
     "a virtual dataset": ("h5py", virtual),
     "external storage": ("h5py", external),
     "a soft link": ("mapped", nested),
-    "beside a group of another program": ("mapped", beside_a_group),
 }
 
 
