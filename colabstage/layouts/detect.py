@@ -158,13 +158,11 @@ class Case:
         return gather(self._state_described)
 
     def _state_described(self) -> Found:
-        if self.description is None:
-            msg = f"'{self.source.label}' has no description in Croissant (croissant.json)."
-            raise EmptySourceError(msg)
+        description = require_files(self.description, self.source, "description in Croissant (croissant.json)")
         if self.images:
-            return self.description.state_labels(IMAGE_FOLDER, self.images, self.lookup)
+            return description.state_labels(IMAGE_FOLDER, self.images, self.lookup)
         clips = require_files(self.source.ending_in(words.SOUNDS), self.source, "images and clips of sound")
-        return _as_clips(self.description.state_labels(AUDIO, clips, Lookup(clips.names)), AS_THEY_ARE)
+        return _as_clips(description.state_labels(AUDIO, clips, Lookup(clips.names)), AS_THEY_ARE)
 
     def state_boxes(self) -> Found:
         """Return what boxes of KITTI, Pascal VOC, COCO, YOLO or a tool state, whichever exist."""

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from colabstage.layouts.reading import Source
+    from colabstage.layouts.reading import Source, T
     from colabstage.layouts.table import SampleSource, SampleTable, Targets
     from colabstage.trees.listing import FileEntries
 
@@ -131,7 +131,7 @@ def refuse(why: str) -> Miss:
     return Miss(BrokenDatasetError(why))
 
 
-def gather(read: Callable[[], Found]) -> Found:
+def gather(read: Callable[[], T]) -> T | Miss:
     """Return what a reader finds, or the reason if it raises one."""
     try:
         return read()
@@ -151,11 +151,12 @@ def left_out_notes(*parts: tuple[int, str, str]) -> list[str]:
     return [f"{left_out(count, things, which)}." for count, things, which in parts if count]
 
 
-def require_files(files: FileEntries, source: Source, what: str) -> FileEntries:
-    """Return the files that a layout requires."""
-    if len(files):
+def require_files(files: T | None, source: Source, what: str) -> T:
+    """Return the files that a layout requires, or what was made of them, unless there are none."""
+    if files:
         return files
-    msg = f"'{source.label}' holds no {what}."
+    others = f"but {count_kinds(source.files)}" if source.files else "and no other files"
+    msg = " ".join([f"'{source.label}' holds no {what} {others}.", *([] if source.files else source.tree.notes)])
     raise EmptySourceError(msg)
 
 

@@ -21,10 +21,11 @@ from colabstage.layouts import words
 from colabstage.layouts.boxes import NAME as DETECTION
 from colabstage.layouts.boxes import other_form
 from colabstage.layouts.columns import other_number, show
-from colabstage.layouts.evidence import Evidence, class_of_samples, near, refuse, size_in_file
+from colabstage.layouts.evidence import Evidence, Miss, class_of_samples, gather, near, refuse, size_in_file
+from colabstage.layouts.formats.masks import pair_names
 from colabstage.layouts.lists import lists_state
 from colabstage.layouts.names import bare_stem, clips_may_say
-from colabstage.layouts.reading import joins_classes
+from colabstage.layouts.reading import Source, joins_classes
 from colabstage.layouts.records import IMAGE_HEADS
 from colabstage.layouts.table import Boxes, SampleTable, TreeFiles, Values
 from colabstage.trees.bytes import HEAD_BYTES
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from colabstage.layouts.evidence import Found
-    from colabstage.layouts.reading import Source, Statement
+    from colabstage.layouts.reading import Statement
     from colabstage.trees.listing import FileEntries
 
 # More folders than this are classes.
@@ -298,13 +299,16 @@ def _choice(table: SampleTable, *, outer: str = "", parts: Sequence[str] = ()) -
     last = next((one for one in reversed(others) if words.split_name(one).split == words.split_name(first).split), "")
     last = last if words.holds_targets(last) or len(parts) == 2 else ""
     outer = first if outer and last else outer
+    # Several masks of an image, for example, are no pairs.
+    do_not = last and isinstance(gather(lambda: pair_names(Source(source.tree), first, last)), Miss)
+    pair = "a function as layout=" if do_not else f"layout=parts(x='{first}', y='{last}')"
     # A class's folder alone, wherever that is in the source.
     paths = (folder.split("/") for folder in source.entries.folders[0])
     found = ["/".join(path[: path.index(outer) + 1]) for path in paths if outer in path]
     alone = only_line(source.tree, min(found, key=len, default=outer))
     ways = [
         f"one of the outer folders alone: {alone}" if outer else "",
-        f"images and masks: layout=parts(x='{first}', y='{last}')" if last else "",
+        f"images and masks: {pair}" if last else "",
         "" if parts else "the inner folders: layout=folders(level=-1)",
         r"the class in the paths: layout=file_names(r'([^/]+)/[^/]+$')",
     ]

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from colabstage.errors import EmptySourceError, LayoutError
+from colabstage.errors import LayoutError
 from colabstage.io.units import format_count, left_out, listed
 from colabstage.layouts import words
-from colabstage.layouts.evidence import IMAGE_FOLDER, Evidence, FileKind, count_kinds, images_of, left_out_notes
+from colabstage.layouts.evidence import IMAGE_FOLDER, Evidence, FileKind, images_of, left_out_notes, require_files
 from colabstage.layouts.table import (
     BrokenDatasetError,
     Images,
@@ -94,6 +94,10 @@ def nothing_states(source: Source) -> Evidence:
         notes.append(f"All are in the folder '{folders[0]}'; layout='image_folder' makes it their class.")
     if not any(splits_of):
         notes.append("Rows of 'train' are in random order; with splits={'test': 1.0} they keep that of their names.")
+    of_masks = np.array([words.holds_targets(words.folder_of(f"{folder}/")) for folder in folders])[of_files]
+    if of_masks.any():
+        first = images.names[int(np.argmax(of_masks))]
+        notes.append(f"{format_count(of_masks.sum(), 'images')} may be masks by their folders (first '{first}').")
     table = SampleTable(
         layout="images",
         keys=images.names,
@@ -196,9 +200,7 @@ def folders_state(source: Source, kind: FileKind, *, level: int | None = None) -
     it. A class folder without files keeps its number, as in torchvision, where the tree knows of it. `level`: which
     folder is the class, counted from the first that differs, from 1; negative from the innermost.
     """
-    files = source.ending_in(kind.extensions)
-    if not len(files):
-        raise _no_files(source, kind)
+    files = require_files(source.ending_in(kind.extensions), source, f"{kind.noun} ({', '.join(kind.extensions)})")
     paths, folder_of_file = files.folders
     split_paths = [tuple(path.split("/")) if path else () for path in paths]
     filled = [(() if any(map(words.is_foreign, one)) else one, number) for number, one in enumerate(split_paths)]
@@ -253,15 +255,6 @@ def folders_state(source: Source, kind: FileKind, *, level: int | None = None) -
     )
     others = source.files.not_ending_in(kind.extensions)
     return Evidence(table, "the folders", frozenset(lists), is_guess=True, others=others)
-
-
-def _no_files(source: Source, kind: FileKind) -> EmptySourceError:
-    if not len(source.files):
-        return EmptySourceError(f"'{source.label}' holds no files. {' '.join(source.tree.notes)}".rstrip())
-    return EmptySourceError(
-        f"'{source.label}' holds no {kind.noun} but {count_kinds(source.files)}. {kind.noun.capitalize()} are files "
-        f"that end in {', '.join(kind.extensions)}."
-    )
 
 
 def _without_files(source: Source, kind: FileKind, filled: list[_Folder]) -> list[_Folder]:

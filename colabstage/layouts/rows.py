@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from colabstage.errors import EmptySourceError, LayoutError
+from colabstage.errors import LayoutError
 from colabstage.io.units import counted, format_count, left_out, listed
 from colabstage.layouts import words
 from colabstage.layouts.boxes import boxes_of_rows, find_box_columns, find_image_sides
@@ -30,7 +30,7 @@ from colabstage.layouts.columns import (
     show,
     split_of_cell,
 )
-from colabstage.layouts.evidence import IMAGE_FOLDER, Evidence, Found, left_out_notes, near
+from colabstage.layouts.evidence import IMAGE_FOLDER, Evidence, Found, left_out_notes, near, require_files
 from colabstage.layouts.formats.tables import LISTS, Table, parse_list, parse_table
 from colabstage.layouts.lists import NONE, SEVERAL, Lookup, lists_state, only
 from colabstage.layouts.table import Boxes, BrokenDatasetError, Images, SampleTable, TreeFiles, Values, known_splits
@@ -145,9 +145,7 @@ class TableSearch:
 
     def state(self) -> Found:
         """Return what the tables state about the files."""
-        if not self.files:
-            msg = f"'{self.source.label}' holds no {self.kind.noun}."
-            raise EmptySourceError(msg)
+        require_files(self.files, self.source, self.kind.noun)
         if not self.claiming:
             return near(self._why_none())
         # From here on a table has claimed the files, so nothing weaker counts.
@@ -202,8 +200,10 @@ class TableSearch:
 
     def _lists_files(self, table: Table) -> bool:
         """Tell whether each row of a text or JSON names a file, in a text at its beginning, and says more."""
-        if table.fault or not table.count or len(table.columns) < 2:
+        if table.fault or len(table.columns) < 2:
             return False
+        # A single line is a row.
+        table = table if table.count else table.without_header()
         # After a number, as in "1 cat/1.jpg", another file says what the number means.
         paths = table.columns if table.name.lower().endswith(".json") else table.columns[:1]
         return any(all(map(self._may_name, column.distinct)) for column in paths)

@@ -244,6 +244,8 @@ def hdf5_arrays(tree: Tree, entry: FileEntry, *, takes_packs: bool) -> list[Stor
             name = f"{entry.name}/{key}"
             if isinstance(node, PackFormatError):
                 found.append(StoredArray.in_memory(name, np.zeros(0, np.uint8), "", str(node).rstrip(".")))
+            elif node.shape is None:
+                found.append(StoredArray.in_memory(name, np.zeros(0, np.uint8), ""))
             elif node.shape:
                 found.append(_hdf5_array(tree, entry, node, name))
     except (OSError, RuntimeError, KeyError) as error:

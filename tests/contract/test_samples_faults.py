@@ -401,6 +401,7 @@ FOLDERS = [
           ("their classes", "all.txt", "".join(f"{one}/{i}.jpg {one}\n" for one in ("cat", "dog") for i in range(4)), noted("all.txt")),
           ("their classes by number", "all.txt", "".join(f"{one}/{i}.jpg {n}\n" for n, one in enumerate(("cat", "dog")) for i in range(4)), noted("all.txt")),
       ]),
+    row("a list of one line", files("images/0000{0..4}.jpg", {"train.txt": "".join(f"0000{i}.jpg {i % 2}\n" for i in range(4)), "val.txt": "00004.jpg 0\n"}), right=[found("train: 0 2, 1 2; val: 0 1")]),
     row("a list beside names of classes", files("cat_{1..3}.jpg dog_{1..3}.jpg", {"labels.txt": "".join(f"{one}_{i}.jpg {i % 2}\n" for one in ("cat", "dog") for i in range(1, 4))}), right=[refused("labels.txt"), found("train: 0 2, 1 4")]),
     row("shards that did not all come", files("", {f"train-{n:05d}-of-00003.tar": tar({f"{n}{i}.{end}": content for i in range(4) for end, content in
         (("png", image(4 * n + i)), ("cls", b"01"[i % 2 :][:1]))}) for n in (0, 2)}), right=[noted("2 of 3"), refused("of-00003")]),
@@ -457,6 +458,11 @@ SECOND = [found("train: 6 masks with 368 pixels"), refused("_1|mask2|_2")]
 MASKS = [
     *(row(f"VOC's masks, layout {name}", VOC2012, layout=layout, right=[found("train: 4 masks .*; val: 2 masks .*"), noted(r"val\.txt")])
       for name, layout in [("pairs", "pairs"), ("image_masks", image_masks("SegmentationClass"))]),
+    *(row(f"masks in two formats: {each}", {place: content for form, kind in (("png", "PNG"), ("tif", "TIFF")) for i in range(1, 5) for place, content in
+        ((each.format("Original", form, i), image(i, form=kind, size=(16, 16))), (each.format("Ground Truth", form, i), stripes(slice(1, 4))))}, right=[refused(r"only='\*\*/png' or")])
+      for each in ("{1}/{0}/{2}.{1}", "{0}/{1}/{2}.{1}")),
+    row("masks among the images of DSB 2018", files("", {f"stage1_train/{c}/{part}": image(ord(c), size=(16, 16)) for c in "abcdef" for part in (f"images/{c}.png", f"masks/{c}1.png", f"masks/{c}2.png")}),
+        layout="images", right=[noted("12 images may be masks")]),
     row("a second mask of an image (BUSI)", masks("benign/benign ({}).png", "benign/benign ({})_mask.png", "benign/benign ({})_mask_1.png"),
         layout="pairs", right=SECOND),
     row("a second mask in two folders", masks("images/scan{}.png", "masks/scan{}_mask.png", "masks/scan{}_mask2.png"), layout="pairs", right=SECOND),
@@ -517,7 +523,7 @@ VALUES = [
 
 LABELLED = "".join(f"im{i}.jpg {('cat', 'dog')[i % 2]}\n" for i in range(6))
 OF_PARTS = [
-    row(f"{masks} beside {images}", files(f"{images}/p{{0..5}}.png {masks}/{{0..5}}.png"), right=[refused(rf"only='{images}'.*parts\(x='{images}', y='{masks}'\)")])
+    row(f"{masks} beside {images}", files(f"{images}/p{{0..5}}.png {masks}/{{0..5}}.png"), right=[refused(rf"only='{images}'.*a function", but_not="parts\\(")])
     for images, masks in [("img", "gt"), ("val2017", "panoptic_val2017"), ("photos", "masks"), ("images", "masks")]
 ]
 
@@ -546,7 +552,7 @@ PARTS = [
         ("Montgomery", "CXR_png/MCUCXR_000{0..4}_0.png ManualMask/{left,right}Mask/MCUCXR_000{0..4}_0.png", "ManualMask"),
         ("Potsdam", "2_Ortho_RGB/top_potsdam_2_{0..4}_RGB.tif 5_Labels_all/top_potsdam_2_{0..4}_label.tif", "5_Labels_all"),
         ("38-Cloud", " ".join(f"train_{band}/{band}_patch_{{0..4}}.tif" for band in ("red", "green", "blue", "nir", "gt")), "train_gt"),
-        ("CelebAMask-HQ", "CelebA-HQ-img/{0..4}.jpg CelebAMask-HQ-mask-anno/0/0000{0..4}_{hair,skin}.png", "mask-anno"),
+        ("CelebAMask-HQ", "CelebA-HQ-img/{0..4}.jpg CelebAMask-HQ-mask-anno/0/0000{0..4}_{hair,skin}.png", "mask-anno.*: a function"),
         ("LOL", "our485/{low,high}/{0..4}.png", "high"),
         ("SYSU-CD", "{train,val}/{time1,time2,label}/0000{0..4}.png", r"parts\(x='time1', y='label'\)"),
         ("CDD", "{train,val}/{A,B,OUT}/0000{0..4}.jpg", r"parts\(x='A', y='OUT'\)"),
@@ -594,7 +600,7 @@ AS_PUBLISHED = [
     row("splits in longer names of folders: a table", files("pets_train/{1..3}a.jpg pets_test/{4,5}a.jpg", {"labels.csv": "path,label\n1a.jpg,cat\n2a.jpg,dog\n3a.jpg,cat\n4a.jpg,cat\n5a.jpg,dog\n"}), right=[found("train: cat 2, dog 1; test: cat 1, dog 1")]),
     row("splits in longer names of folders: masks", files(FIVE.format("uavid_train", "uavid_val"), {"uavid_train/labels/{1..3}_a.png": DIAGONAL, "uavid_val/labels/{4,5}_a.png": DIAGONAL} | {f"uavid_{split}/images/{i}_a.jpg": image(i, size=(16, 16)) for split, numbers in (("train", (1, 2, 3)), ("val", (4, 5))) for i in numbers}), right=[found("train: 3 masks.*; val: 2 masks.*")]),
     row("a test among classes", files("{Cover,JMiPOD,UERD}/{0..3}.jpg Test/{8,9}.jpg"), right=[refused("'Test'")]),
-    row("two kinds of masks beside images", files("{train,val}/images/P{0..2}.png {train,val}/Semantic_masks/P{0..2}_c.png {train,val}/Instance_masks/P{0..2}_i.png"), right=[refused(r"parts\(x='images', y='Semantic_masks'\)")]),
+    row("two kinds of masks beside images", files(" ".join(f"{split}/images/P{{{n}}}.png {split}/Semantic_masks/P{{{n}}}_c.png {split}/Instance_masks/P{{{n}}}_i.png" for split, n in (("train", "0..2"), ("val", "3..5")))), right=[refused(r"parts\(x='images', y='Semantic_masks'\)")]),
     row("ground truth in a long name", files("top/top_area{1..5}.jpg ISPRS_ground_truth_COMPLETE/top_area{1..5}.png"), right=[refused(r"parts\(x='top', y='ISPRS_ground_truth_COMPLETE'\)")]),
     row("a flat test folder called otherwise", files("train/{ALB,NoF}/{0..2}.jpg test_stg1/{3,4}.jpg", {"sample_submission_stg1.csv": "image,ALB,NoF\n3.jpg,0.5,0.5\n"}), right=[found("train: ALB 3, NoF 3")]),
     row("masks of test images alone", files("candle/train/good/{0..3}.jpg candle/test/{good,bad}/{4,5}.jpg candle/ground_truth/bad/{4,5}.png"), right=[refused("ground_truth")]),
@@ -653,6 +659,8 @@ ARRAYS = [
           ("a column for each class", np.eye(3, dtype=np.float32)[FROM_1 - 1], noted("argmax")), ("some columns", np.eye(3, dtype=np.uint8)[FROM_1 - 1] | [1, 0, 0], lambda packed: not noted("argmax")(packed)),
           ("whole floats", FROM_1 - 1.0, noted("stay float64")), ("measurements", FROM_1 * 1.5, lambda packed: not noted("stay")(packed)), ("no number", FROM_1 * np.inf, lambda packed: not noted("stay")(packed))]),
     row("labels in an array beside images", files("images/{0..7}.jpg", {"labels.npz": npz(labels=np.array(Y))}), right=[refused("images/0.jpg.*table")]),
+    *(row(f"{name} of {what} rows", files("", {"x.h5": h5(**{"X_train": np.ones((6, 3)), "Y_train": np.arange(6) % 2, name: empty})}), right=[refused(name)])
+      for name in ("X_train", "Y_train") for what, empty in (("no", np.zeros((0, 3))), ("HDF5's null for", h5py.Empty("f4")))),
     row("no targets to train on", files("", {"x.npz": npz(x_train=np.ones((12, 8)), x_test=np.ones((12, 8)), y_test=FROM_1 - 1)}), right=[refused("x_train.*array_rows")]),
     row("no targets of the test", files("", {"x.npz": npz(x_train=np.ones((12, 8)), x_test=np.ones((12, 8)), y_train=FROM_1 - 1)}), right=[noted("12 rows of 'x.npz/x_test'")]),
     row("pickles alone", files("", {"{train,test}.p": pickle.dumps({"features": 1})}), right=[refused("numpy.savez")]),

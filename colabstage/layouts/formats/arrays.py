@@ -241,10 +241,8 @@ def arrays_state(source: Source, *, x: str | None = None, y: str | None = None) 
     file, that hold inputs and targets, if they are not recognised.
     """
     published = published_arrays(source)
-    if not source.ending_in(_SUFFIXES) and not published:
-        msg = f"'{source.label}' holds no arrays (.npy, .npz, .h5, .mat, idx; CIFAR's and STL10's files)."
-        raise EmptySourceError(msg)
     files = source.ending_in(_SUFFIXES)
+    require_files(files or published, source, "arrays (.npy, .npz, .h5, .mat, idx; CIFAR's and STL10's files)")
     if len(files) > _MAX_FILES:
         # A few are read: with so many files each is a sample, their folders may be classes, or each holds rows.
         spread = {_numbers_in(files.names[one * (len(files) - 1) // _LOOKED_AT]) for one in range(_LOOKED_AT + 1)}
@@ -877,9 +875,7 @@ def pixels_state(source: Source) -> Found:
                 f"'{entry.name}' has numbers in its first line, as many as a square image has and its class, and no "
                 "header that says so. Write one above it: label,pixel0,pixel1, and so on."
             )
-    if not found:
-        msg = f"'{source.label}' holds no table of pixels (.csv with columns label, pixel0, … or label, pixels)."
-        raise EmptySourceError(msg)
+    require_files(found, source, "table of pixels (.csv with columns label, pixel0, … or label, pixels)")
     # Whichever is taken, the other may be the dataset; numbers beside photographs are mostly measurements of them. But
     # a few pictures beside many rows only show what these are.
     pictures = source.ending_in(IMAGES)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from colabstage.errors import CorruptArchiveError, EmptySourceError, LayoutError
+from colabstage.errors import CorruptArchiveError, LayoutError
 from colabstage.io.packages import refuse_import
 from colabstage.layouts.evidence import require_files
 from colabstage.layouts.reading import broken, copy_of
@@ -58,10 +58,7 @@ def lmdb_state(source: Source) -> Evidence:
     found = source.ending_in(EXTENSIONS).where(lambda name: posixpath.basename(name).lower() != "lock.mdb")
     entries = require_files(found, source, "LMDB database (data.mdb, or a file .lmdb)")
     databases = scan_each(entries, lambda _, entry: _Database(source, entry))
-    filled = [database for database in databases if database.images]
-    if not filled:
-        msg = f"The databases in '{source.label}' hold no values."
-        raise EmptySourceError(msg)
+    filled = require_files([one for one in databases if one.images], source, "LMDB database that has values")
     contents = join_samples([database.samples() for database in filled])
     notes: list[str] = []
     labels = _labels_of(filled, [contents.name(number) for number in range(len(contents))], notes)

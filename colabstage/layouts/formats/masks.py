@@ -17,7 +17,7 @@ from colabstage.images.masks import color_table_advice, colors_of, count_levels,
 from colabstage.io.units import listed
 from colabstage.layouts import words
 from colabstage.layouts.columns import show
-from colabstage.layouts.evidence import Evidence, left_out_notes, near, require_files
+from colabstage.layouts.evidence import Evidence, Miss, left_out_notes, near, require_files
 from colabstage.layouts.formats.tables import parse_table
 from colabstage.layouts.lists import lists_state
 from colabstage.layouts.names import bare_stem
@@ -297,6 +297,39 @@ def masks_state(source: Source, *, x: str | None = None, y: str | None = None) -
 
     `x`, `y`: the folder of the images, and of the masks, or the end of their names, if they are not recognised.
     """
+    found = pair_names(source, x, y)
+    if isinstance(found, Miss):
+        return found
+    sides, pairs = found
+    if y is None:
+        _refuse_further(sides, pairs)
+    objects = sum(map(_is_of_objects, sides.masks)) - sum(_is_of_objects(mask) for _, mask in pairs)
+    used, named = _classes(source)
+    files = TreeFiles(source.tree, [mask for _, mask in pairs])
+    targets = Masks(files, named.colors) if named.colors else find_masks(files, spread=source.tree.kind == "folder")
+    table = SampleTable(
+        layout=NAME,
+        keys=tuple(image.name for image, _ in pairs),
+        inputs=Images(TreeFiles(source.tree, [image for image, _ in pairs])),
+        targets=targets,
+        # Some images are in no split's folder, so the folders are something else.
+        splits=known_splits([words.split_of_path(image.name) for image, _ in pairs]),
+        classes=targets.classes or named.names,
+        notes=(
+            *_notes_on_colors(named),
+            *left_out_notes(
+                (len(sides.images) - len(pairs), "images", "without a mask"),
+                (objects, "masks", "that number single objects"),
+                (len(sides.masks) - len(pairs) - objects, "masks", "without an image"),
+            ),
+        ),
+    )
+    made = Evidence(table, "the masks", frozenset({*(mask.name for _, mask in pairs), *used}))
+    return lists_state(source, made, within="ImageSets/Segmentation")[0] if table.splits is None else made
+
+
+def pair_names(source: Source, x: str | None, y: str | None) -> tuple[_Sides, _Pairs] | Miss:
+    """Return the images and masks of `masks_state`, and which belong together, by their names alone."""
     sides = _sides(source, x, y)
     pairs = _match(sides)
     # First without folders, then also without the folders' words in the stems: the files may be in other folders.
@@ -324,31 +357,7 @@ def masks_state(source: Source, *, x: str | None = None, y: str | None = None) -
             f"without: '{first}'); expected at least half, and some of those in train."
         )
         raise LayoutError(msg)
-    if y is None:
-        _refuse_further(sides, pairs)
-    objects = sum(map(_is_of_objects, sides.masks)) - sum(_is_of_objects(mask) for _, mask in pairs)
-    used, named = _classes(source)
-    files = TreeFiles(source.tree, [mask for _, mask in pairs])
-    targets = Masks(files, named.colors) if named.colors else find_masks(files, spread=source.tree.kind == "folder")
-    table = SampleTable(
-        layout=NAME,
-        keys=tuple(image.name for image, _ in pairs),
-        inputs=Images(TreeFiles(source.tree, [image for image, _ in pairs])),
-        targets=targets,
-        # Some images are in no split's folder, so the folders are something else.
-        splits=known_splits([words.split_of_path(image.name) for image, _ in pairs]),
-        classes=targets.classes or named.names,
-        notes=(
-            *_notes_on_colors(named),
-            *left_out_notes(
-                (len(sides.images) - len(pairs), "images", "without a mask"),
-                (objects, "masks", "that number single objects"),
-                (len(sides.masks) - len(pairs) - objects, "masks", "without an image"),
-            ),
-        ),
-    )
-    found = Evidence(table, "the masks", frozenset({*(mask.name for _, mask in pairs), *used}))
-    return lists_state(source, found, within="ImageSets/Segmentation")[0] if table.splits is None else found
+    return sides, pairs
 
 
 # --- which files are masks --------------------------------------------------------------------------------------------
@@ -409,7 +418,9 @@ def _keys(files: FileEntries, depth: int, suffix: re.Pattern[str], called: str |
         stem = posixpath.splitext(base)[0]
         if called is not None and own[-1] not in folders and stem.endswith(called) and stem != called:
             stem = stem.removesuffix(called).rstrip(" ._-")
-        rest = (_without_role(folder) for folder in folders if folder not in own)
+        # A folder of one format says nothing about an image.
+        named = (folder for folder in folders if folder not in own and f".{folder.lower()}" not in words.IMAGES)
+        rest = map(_without_role, named)
         return tuple(filter(None, rest)), suffix.sub("", stem)
 
     return {file: key(file.name) for file in files}
@@ -467,7 +478,9 @@ def _two_masks_error(one: str, other: str) -> BrokenDatasetError:
         stems = [words.stem_of(one), words.stem_of(other)]
         shared = len(posixpath.commonprefix(stems).rstrip(" ._-"))
         names = [stem[shared:] for stem in stems] if shared < min(map(len, stems)) else ["NAME"]
-    lines = " or ".join(f"layout=image_masks('{name}')" for name in names)
+    formats = [part for name in (one, other) for part in name.split("/") if f".{part.lower()}" in words.IMAGES]
+    ways = [f"layout=image_masks('{name}')" for name in names]
+    lines = " or ".join([f"only='**/{part}'" for part in formats] if len(formats) == 2 else ways)
     what = f"it and '{other}' may both be masks of the same image"
     return broken(one, what, f"one for each; say which folder, or end of names, counts, {lines}, or join them")
 

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from colabstage.errors import EmptySourceError, LayoutError, OptionError, kind_of, said_by
+from colabstage.errors import LayoutError, OptionError, kind_of, said_by
 from colabstage.io.files import read_with_retry
 from colabstage.io.units import format_count, listed
 from colabstage.io.workspace import short_digest
 from colabstage.layouts import words
 from colabstage.layouts.columns import NUMBER
-from colabstage.layouts.evidence import Evidence, near
+from colabstage.layouts.evidence import Evidence, near, require_files
 from colabstage.layouts.reading import broken, decode_text, open_member, refuse_stand_in, spool_folder
 from colabstage.layouts.table import Arrays, SampleTable, join_samples, rows_of_file, stamp_of
 from colabstage.trees.bytes import JoinedBytes, LocalBytes, RequestedBytes
@@ -87,9 +87,7 @@ def tokens_state(source: Source, *, options: TokenOptions = TokenOptions()) -> F
     """
     tree = source.tree
     tokens, texts = _with(source, _TOKENS), _with(source, _TEXTS)
-    if not tokens and not texts:
-        msg = f"'{tree.label}' holds neither tokens (.bin) nor text ({', '.join(_TEXTS)})."
-        raise EmptySourceError(msg)
+    require_files(tokens or texts, source, f"tokens (.bin) and no text ({', '.join(_TEXTS)})")
     arrays = next(
         (name for name in tokens.names if _ARRAY_WORDS.intersection(words.words_of(words.stem_of(name)))), None
     )

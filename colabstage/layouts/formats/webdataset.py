@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from colabstage.errors import DecodeError, EmptySourceError, LayoutError, SourceChangedError
-from colabstage.layouts.evidence import left_out_notes, near
+from colabstage.errors import DecodeError, LayoutError, SourceChangedError
+from colabstage.layouts.evidence import left_out_notes, near, require_files
 from colabstage.layouts.formats.masks import find_masks
 from colabstage.layouts.reading import broken
 from colabstage.layouts.records import (
@@ -248,9 +248,7 @@ def _shards_of(source: Source) -> list[ShardFile]:
     tars = [part.source for part in parts if part.kind == "tar" and part.source is not None]
     own = tars if len(tars) == len(parts) else []
     inside = source.ending_in(EXTENSIONS).where(lambda name: not own and name.lower().endswith(_SHARDS))
-    if not (own or inside):
-        msg = f"'{source.label}' holds no tars."
-        raise EmptySourceError(msg)
+    require_files(own or inside, source, "tars")
     # A picture in a readme is not a dataset; more images than shards are one.
     if not has_samples(source.files.names) if own else len(source.ending_in(IMAGES)) > len(inside):
         raise _misfit(source)
