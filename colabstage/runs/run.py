@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 import time
+import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -17,6 +18,7 @@ from colabstage.io.packages import refuse_import
 
 try:
     import torch
+    from torch.optim.optimizer import register_optimizer_step_post_hook
 except ImportError as error:
     refuse_import("torch", "resumable needs", error)
 
@@ -211,6 +213,7 @@ class Run:
         self._random: Mapping[str, Any] | None = None
         self._stop: int | None = None
         self._at_once = False
+        self._noticed = weakref.WeakSet[torch.optim.Optimizer]()
         self._stack = contextlib.ExitStack()
         self._is_open = False
 
@@ -232,6 +235,8 @@ class Run:
             _on_each_rank(lambda: self._begin(version, local))
             stack.enter_context(self._signals())
             self._counts = bool(self._loops())
+            if not self._loops():  # which have the optimizer in themselves
+                stack.callback(register_optimizer_step_post_hook(self._notice_optimizer).remove)
             for loop in self._loops():
                 loop.join(self)
                 self.checkpoint, self.callback = loop.checkpoint, loop.callback
@@ -375,6 +380,22 @@ class Run:
             yield "next save", f"after {max(0, self._saved[1] + self._every_steps - self.steps):,} steps"
         else:
             yield "next save", f"in {format_duration(max(0.0, self._due_s - self._clock.now()))}"
+
+    def _notice_optimizer(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        """Note an optimizer that trains the run's models and is in none of its parts, the first time that it steps."""
+        if optimizer in self._noticed:
+            return
+        self._noticed.add(optimizer)
+        parts = self._parts.values()
+        inside = any(optimizer is one for part in parts for one in (part, *getattr(part, "__dict__", {}).values()))
+        models = [part for part in parts if isinstance(part, torch.nn.Module)]
+        own = {id(one) for part in models for one in part.parameters()}
+        for part in parts:
+            if isinstance(part, torch.optim.Optimizer):
+                own -= {id(one) for group in part.param_groups for one in group["params"]}
+        if not inside and any(id(one) in own for group in optimizer.param_groups for one in group["params"]):
+            kind = type(optimizer).__name__
+            self._note(f"The {kind} that trains the model is no part of the run, so each session begins it anew.")
 
     def _begin(self, version: Version | None, local: Path) -> None:
         """Restore a version, if there is one, and hold the run."""

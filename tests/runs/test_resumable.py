@@ -13,6 +13,7 @@ import time
 from collections import OrderedDict
 from enum import StrEnum
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -673,6 +674,22 @@ def test_moments_follow_their_parameters(tmp_path: Path) -> None:
     ]:
         with pytest.raises(OptionError, match="optimizer"), resumable(tmp_path / folder, progress=False, **other):
             pass
+
+
+def test_an_optimizer_that_is_no_part_is_noted(tmp_path: Path) -> None:
+    """It begins anew in each session. One of another model has nothing to do with the run."""
+    model, other = nn.Linear(2, 2), nn.Linear(2, 2)
+    optimizers = {name: torch.optim.AdamW(one.parameters()) for name, one in [("own", model), ("other", other)]}
+    wrapped = SimpleNamespace(optimizer=optimizers["own"], state_dict=dict, load_state_dict=dict)
+    cases: list[dict[str, Any]] = [{"optimizer": optimizers["own"]}, {"wrapped": wrapped}, {}]
+    for parts in cases:
+        with resumable(tmp_path / f"run-{len(parts)}-{[*parts]}", model=model, **parts, progress=False) as run:
+            for optimizer in optimizers.values():
+                for _ in range(2):
+                    optimizer.step()
+            run.step()
+        assert ["AdamW" in note for note in run.notes] == [True] * (not parts)
+    optimizers["own"].step()
 
 
 def test_a_run_says_which_settings_it_keeps(tmp_path: Path) -> None:
