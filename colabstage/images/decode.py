@@ -689,6 +689,14 @@ def _open_pillow(data: bytes) -> Image.Image:
     return image
 
 
+def largest_of_pgm(data: bytes) -> int | None:
+    """Return the value that a PGM states as the largest possible one; `None` for other files."""
+    if data[:2] not in (b"P2", b"P5"):
+        return None
+    decoder, _, _, arguments = getattr(_open_pillow(data), "tile")[0]  # noqa: B009 - only files have it
+    return int(arguments[1]) if decoder in ("ppm", "ppm_plain") else None
+
+
 # The brands of High Efficiency Image Format files that contain HEVC, as from phones.
 _HEIC = (b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1", b"msf1")
 

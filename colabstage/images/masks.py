@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from colabstage.errors import DecodeError
-from colabstage.images.decode import open_upright
+from colabstage.images.decode import largest_of_pgm, open_upright
 from colabstage.images.geometry import VOID, MaskOptions, place_image
 from colabstage.io.units import counted, format_count
 
@@ -146,6 +146,7 @@ def fit_mask(indices: NDArray[np.uint8], options: MaskOptions) -> NDArray[np.uin
 
 
 def _indices_of_file(data: bytes, *, painted: bool) -> NDArray[Any]:
+    most = largest_of_pgm(data)
     # A further page may hold the mask of another class.
     with open_upright(data, has_one_page=True) as image:
         # Then colours count, however the file stores them: with a palette, or as true colours.
@@ -153,7 +154,10 @@ def _indices_of_file(data: bytes, *, painted: bool) -> NDArray[Any]:
             return np.asarray(image.convert("RGB"))
         # In a palette the indices count, which are the classes; its colours are for people.
         if image.mode in _INDEX_MODES:
-            return np.asarray(image)
+            values = np.asarray(image)
+            # Pillow stretches the values of a PGM from its own largest one.
+            scale = 1 if most is None else most / (255 if values.dtype == np.uint8 else 65_535)
+            return values if scale == 1 else np.rint(values * scale).astype(values.dtype)
         if image.mode == "F":
             values = np.asarray(image)
             whole = values.astype(np.int32)

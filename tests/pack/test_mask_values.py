@@ -162,3 +162,19 @@ def test_one_colour_under_two_numbers_is_no_class(tmp_path: Path, palettes: tupl
             pack_dataset(source, tmp_path / "a.h5", progress=False)
     else:
         assert packed(source, tmp_path / "a.h5")[0] == [[0, 1, 2]] * 4
+
+
+@pytest.mark.parametrize("encoding", ["pixels", "encoded"])
+@pytest.mark.parametrize("largest", [3, 15, 255])
+def test_a_pgm_has_the_values_that_it_states(tmp_path: Path, largest: int, encoding: str) -> None:
+    """Pillow stretches them, so that the largest one becomes 255."""
+    content = (
+        f"P5\n{SIZE} {SIZE}\n{largest}\n".encode() + np.resize(np.arange(4, dtype=np.uint8), SIZE * SIZE).tobytes()
+    )
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as made:
+        for number in range(4):
+            file = BytesIO()
+            Image.new("RGB", (SIZE, SIZE), (number, 0, 0)).save(file, "PNG")
+            made.writestr(f"images/{number}.png", file.getvalue())
+            made.writestr(f"masks/{number}.pgm", content)
+    assert packed(tmp_path / "a.zip", tmp_path / "a.h5", encoding=encoding)[0] == [[0, 1, 2, 3]] * 4
