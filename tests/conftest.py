@@ -25,7 +25,7 @@ import pytest
 from hypothesis import settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator
+    from collections.abc import Callable, Generator, Iterable, Iterator
 
     from tests.nurseries import Nurseries
 
@@ -151,24 +151,23 @@ def small_disk(make_disk: Callable[[int], Path]) -> Path:
 
 _NO_TORCH = "needs torch: pip install -c constraints.txt torch"
 _NO_GPU = "needs a CUDA device that torch can use"
-# A module that needs torch says so with an import or a mark at its top.
-_TORCH_MODULE = re.compile(
-    r"^(?:import torch|from torch|pytestmark\s*=(?:\s*\[[^\]]*)?.*\bmark\.(?:torch|gpu)\b)", re.MULTILINE
-)
 
 
-class _ModuleThatNeedsTorch(pytest.Module):
-    """Stands in for a test module that cannot be imported here, so that it is reported as skipped."""
+class _ModuleWithoutTorch(pytest.Module):
+    """A test module where torch is missing: skipped if it cannot be imported without it."""
 
-    def collect(self) -> list[pytest.Item | pytest.Collector]:
-        pytest.skip(_NO_TORCH, allow_module_level=True)
+    def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
+        try:
+            return super().collect()
+        except self.CollectError as error:
+            if "No module named 'torch'" in str(error):
+                pytest.skip(_NO_TORCH, allow_module_level=True)
+            raise
 
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
-    """If torch is missing, skip a module that needs it, instead of failing on its import."""
-    if find_spec("torch") or not _TORCH_MODULE.search(module_path.read_text(encoding="utf-8")):
-        return None
-    return _ModuleThatNeedsTorch.from_parent(parent, path=module_path)
+    """Return a module that is skipped if it needs torch and there is none."""
+    return None if find_spec("torch") else _ModuleWithoutTorch.from_parent(parent, path=module_path)
 
 
 @cache

@@ -209,7 +209,7 @@ def test_offline_what_was_staged_from_the_web_is_used(
         assert len(served.requests) == asked
 
 
-@pytest.mark.parametrize("door", ["stage_dataset", "dataset_h5"])
+@pytest.mark.parametrize("door", ["stage_dataset", pytest.param("dataset_h5", marks=pytest.mark.torch)])
 def test_a_busy_server_ends_in_an_error_that_the_page_lists(door: str, tmp_path: Path) -> None:
     """Not in one that only the code behind the function knows."""
     how: dict[str, dict[str, Any]] = {

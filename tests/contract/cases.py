@@ -157,7 +157,11 @@ def newest(home: Path) -> Found:
 
 def rows(home: Path) -> Found:
     """What a pack, or all its shards together, is read as; nothing if it is refused."""
-    from colabstage import dataset_h5  # with torch, without which a process is forked in half the time
+    import pytest  # late, because children that are killed import this module
+
+    # Not before, because without torch a process is forked in half the time.
+    pytest.importorskip("torch", reason="needs torch: pip install -c constraints.txt torch")
+    from colabstage import dataset_h5
 
     try:
         dataset = dataset_h5(home / "out/it*.h5")

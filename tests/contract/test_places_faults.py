@@ -117,7 +117,13 @@ def test_what_was_meant_is_named(
     assert (here / "file").read_text() == "text"
 
 
-@pytest.mark.parametrize("verb", ["dataset_h5", "browse_dataset", "verify_file", "plot_class_balance", "list_runs"])
+@pytest.mark.parametrize(
+    "verb",
+    [
+        *(pytest.param(verb, marks=pytest.mark.torch) for verb in ("dataset_h5", "browse_dataset")),
+        *("verify_file", "plot_class_balance", "list_runs"),
+    ],
+)
 @pytest.mark.parametrize("address", ["https://example.org/photos.h5", "s3://bucket/photos.h5"])
 def test_an_address_where_a_path_is_wanted_says_what_takes_it(here: Path, verb: str, address: str) -> None:
     """It is never looked for as a folder called `https:`."""

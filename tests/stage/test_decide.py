@@ -201,6 +201,7 @@ def test_a_place_that_cannot_be_listed_is_not_empty(place: str, tmp_path: Path) 
             list_datasets(**places)
 
 
+@pytest.mark.torch
 def test_a_dataset_never_reads_the_pack_that_replaced_its_own(tmp_path: Path) -> None:
     world = World(tmp_path)
     old = world.stage()

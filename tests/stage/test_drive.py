@@ -90,6 +90,7 @@ def kinds_of_errors(on: On, verbs: set[str], named: str) -> dict[str, str]:
     ],
     ids=["drivefs, no figures of space", "drivefs", "no figures of space"],
 )
+@pytest.mark.torch
 def test_each_verb_works(drive: SimulatedDrive, my_drive: Path, tmp_path: Path) -> None:
     make_places(drive.cloud / "MyDrive", tmp_path / "local")
     on = On(my_drive, tmp_path / "local")
@@ -215,6 +216,7 @@ def test_a_folder_that_never_lists_twice_the_same_is_refused(
 # --- a client that is dead, or starts to hang ---
 
 
+@pytest.mark.torch
 def test_a_drive_that_is_dead_from_the_start_is_one_error_everywhere(
     tmp_path: Path, drive: SimulatedDrive, my_drive: Path
 ) -> None:
@@ -329,6 +331,7 @@ class TestUnmounted:
         make_places(drive.cloud / "MyDrive", tmp_path / "local")
         return On(colab.root / "content/drive/MyDrive", tmp_path / "local")
 
+    @pytest.mark.torch
     def test_every_verb_refuses_and_what_the_error_advises_works(self, on: On) -> None:
         place = on.drive.parent
         found = kinds_of_errors(on, {*VERBS}, f"mount_drive('{place}')")
