@@ -19,7 +19,17 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from colabstage.options import Boxes, Images, SampleTable, TreeFiles, audio_clips, file_names, image_masks, table_rows
+from colabstage.options import (
+    Boxes,
+    Images,
+    SampleTable,
+    TreeFiles,
+    audio_clips,
+    file_names,
+    image_masks,
+    parts,
+    table_rows,
+)
 from tests.contract.packed import Packed, found, noted, pack, refused, row
 from tests.layouts.known import batch, wav
 from tests.support.made_files import files, grey, image, npy, npz, png16, tiff16, write_files
@@ -456,6 +466,7 @@ BESIDE_FOLDERS = [
 
 SECOND = [found("train: 6 masks with 368 pixels"), refused("_1|mask2|_2")]
 MASKS = [
+    row("an image and the mask of another one", {"images/foo.png": image(1, size=(16, 16)), "masks/bar.png": DIAGONAL}, layout=parts(x="images", y="masks"), right=[refused("foo.png")]),
     *(row(f"VOC's masks, layout {name}", VOC2012, layout=layout, right=[found("train: 4 masks .*; val: 2 masks .*"), noted(r"val\.txt")])
       for name, layout in [("pairs", "pairs"), ("image_masks", image_masks("SegmentationClass"))]),
     *(row(f"masks in two formats: {each}", {place: content for form, kind in (("png", "PNG"), ("tif", "TIFF")) for i in range(1, 5) for place, content in
@@ -624,6 +635,8 @@ OF_16_BITS: list[tuple[str, dict[str, bytes], dict[str, Any], Callable[[Packed],
     ("grey, kept", GREY, {"image_size": 8, "color_mode": "keep"}, found(r"train: a 1, b 1 \(uint16\)")),
 ]
 PIXELS = [
+    *(row(f"tables of pixels of one name and length: {name}", files("", {f"{one}/train.csv": "label," + ",".join(f"pixel{i}" for i in range(16)) + "\n" + ("1," + ",".join(cell * 16) + "\n") * 4 for one, cell in zip("ab", cells, strict=True)}), right=[found(f"train: 1 {count}.*")])
+      for name, cells, count in [("others", "35", 8), ("copies", "33", 4)]),
     *(row(f"16 bits of colour: {name}, {mode}", made, color_mode=mode, right=[noted("16 bits") if mode == "auto" else found(r".*\(uint16\)"), refused("16 bits")])
       for name, made in [("PNG", deep(png16, "png", 3)), ("TIFF", deep(tiff16, "tif", 3)), ("four channels", deep(png16, "png", 4))] for mode in ("auto", "keep")),
     *(row(f"16 bits of {what}", made, right=[right], **options) for what, made, options, right in OF_16_BITS),

@@ -14,6 +14,7 @@ import posixpath
 import re
 import struct
 from array import array
+from collections import defaultdict
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -857,17 +858,15 @@ class _Table(NamedTuple):
 
 def pixels_state(source: Source) -> Found:
     """Read .csv files whose rows are images: square, with one or three channels, with a class or none."""
-    found: list[_Table] = []
+    of_pixels: dict[FileEntry, tuple[ByteSource | None, _PixelColumns]] = {}
     files = source.ending_in((".csv", ".gz"))
-    tables = files.where(lambda name: name.lower().removesuffix(".gz").endswith(".csv"))
-    # Kaggle unpacks one table twice: train.csv and train/train.csv.
-    for entry in {(posixpath.basename(one.name), one.size): one for one in tables}.values():
+    for entry in files.where(lambda name: name.lower().removesuffix(".gz").endswith(".csv")):
         # A .csv.gz shows its header only unpacked.
         packed = open_unpacked(source.tree, entry) if entry.name.lower().endswith(".gz") else None
         head = source.head(entry, _HEAD_BYTES) if packed is None else packed.pread(_HEAD_BYTES, 0)
         columns = _read_columns(entry.name, head)
         if columns is not None:
-            found.append(_read_rows(packed or open_member(source.tree, entry), entry, columns))
+            of_pixels[entry] = packed, columns
             continue
         cells = _cells(head.partition(b"\n")[0])
         if all(cell.isdigit() for cell in cells) and _shape(len(cells) - 1) is not None:
@@ -875,6 +874,12 @@ def pixels_state(source: Source) -> Found:
                 f"'{entry.name}' has numbers in its first line, as many as a square image has and its class, and no "
                 "header that says so. Write one above it: label,pixel0,pixel1, and so on."
             )
+    copies = _copies(source, list(of_pixels))
+    found = [
+        _read_rows(packed or open_member(source.tree, entry), entry, columns)
+        for entry, (packed, columns) in of_pixels.items()
+        if entry not in copies
+    ]
     require_files(found, source, "table of pixels (.csv with columns label, pixel0, … or label, pixels)")
     # Whichever is taken, the other may be the dataset; numbers beside photographs are mostly measurements of them. But
     # a few pictures beside many rows only show what these are.
@@ -911,6 +916,18 @@ def pixels_state(source: Source) -> Found:
         notes=(f"Tables without classes were left out: {', '.join(left)}.",) if left else (),
     )
     return Evidence(table, "a table of pixels", frozenset(one.name for one in found), others=pictures)
+
+
+def _copies(source: Source, tables: Sequence[FileEntry]) -> set[FileEntry]:
+    """Return the tables that repeat another one of their name: Kaggle unpacks train.csv and train/train.csv."""
+    alike: dict[tuple[str, int], list[FileEntry]] = defaultdict(list)
+    for entry in tables:
+        alike[posixpath.basename(entry.name), entry.size].append(entry)
+    copies = set()
+    for first, *others in alike.values():
+        content = source.tree.read(first) if others else b""
+        copies |= {other for other in others if source.tree.read(other) == content}
+    return copies
 
 
 def _read_columns(table: str, head: bytes) -> _PixelColumns | None:

@@ -463,7 +463,8 @@ def _by_stem(sides: _Sides, *, bare: bool) -> _Sides:
         keys = {one: stem for one, (_, stem) in side.items()}
         if bare:
             parts = {one: bare_stem(stem, posixpath.dirname(one.name)).split("_") for one, stem in keys.items()}
-            shared = set.intersection(*map(set, parts.values()))
+            # One file alone shares nothing.
+            shared = set.intersection(*map(set, parts.values())) if len(parts) > 1 else set()
             keys = {one: "_".join(word for word in own if word not in shared) for one, own in parts.items()}
         if len(set(keys.values())) < len(keys):
             return sides
