@@ -79,7 +79,7 @@ from colabstage.layouts.table import BrokenDatasetError, Masks, SampleTable, Tre
 from colabstage.trees.listing import only_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from colabstage.layouts.formats.croissant import Description
@@ -344,9 +344,13 @@ def _sounds_beside(case: Case, found: Evidence) -> Found | None:
 def _names_beside(case: Case, found: Evidence) -> Found | None:
     """Return names that divide the images otherwise, and do not only divide each class further."""
     names = names_state(case.source.without(found.used))
-    own, by_name = _classes_by_name(found), _classes_by_name(names)
-    pairs = {(label, by_name[key]) for key, label in own.items() if key in by_name}
-    return None if own and len(pairs) == len({label for _, label in pairs}) else names
+    return None if _divide_further(_classes_by_name(names), _classes_by_name(found)) else names
+
+
+def _divide_further(finer: Mapping[str, str], classes: Mapping[str, str]) -> bool:
+    """Tell whether the samples of each of the finer classes, by name, are of one class."""
+    pairs = {(finer[key], label) for key, label in classes.items() if key in finer}
+    return 0 < len(pairs) == len({one for one, _ in pairs})
 
 
 def _called_otherwise(case: Case, found: Evidence) -> Found | None:
@@ -388,14 +392,17 @@ def _classes_of_others(case: Case, found: Evidence) -> Found | None:
     return folders if are_alike or len(folders.table) > max(len(named), len(case.images) / 2) else None
 
 
-def _classes_beside_numbers(case: Case, found: Evidence) -> Found | None:
-    """Return folders that look like classes beside a table of numbers, unless they are patients, visits or parts."""
-    if not isinstance(found.table.targets, Values) or found.table.classes or len(case.images.folders[0]) < 2:
+def _classes_by_folders(case: Case, found: Evidence) -> Found | None:
+    """Return folders that look like classes and divide the images of a table otherwise, unless they are patients,
+    visits, parts or shards."""
+    if len(case.images.folders[0]) < 2 or not isinstance(case.folders, Evidence):
         return None
-    names = case.folders.table.classes if isinstance(case.folders, Evidence) else ()
-    kinds = (words.is_role, words.is_split, words.is_part, re.compile(r"\d").search)
-    is_odd = any(kind(name) for name in names for kind in kinds)
-    return None if is_odd or not 2 <= len(names) <= len(case.images) / 2 else case.folders
+    names = case.folders.table.classes
+    kinds = (words.is_role, words.is_part, re.compile(r"\d|^.$").search)
+    is_odd = any(words.splits_of_folders(names)) or any(kind(name) for name in names for kind in kinds)
+    rows, folders = _classes_by_name(found), _classes_by_name(case.folders)
+    agrees = _divide_further(rows, folders) or _divide_further(folders, rows)
+    return None if is_odd or agrees or not 2 <= len(names) <= len(case.images) / 2 else case.folders
 
 
 def _classes_of_masks(_: Case, found: Evidence) -> Found | None:
@@ -568,7 +575,7 @@ _BESIDE_ROWS = (
     _BY_OTHERS,
     _CALLED,
     _BY_MASKS,
-    Rival("folders", IMAGE_FOLDER.layout, _classes_beside_numbers),
+    Rival("folders", IMAGE_FOLDER.layout, _classes_by_folders),
 )
 
 LAYOUTS: tuple[Layout, ...] = (

@@ -401,6 +401,12 @@ FOLDERS = [
       for column, cells, right in [("split", ["train", "train", "train", "val"], found("train: cat 3, dog 3; val: cat 1, dog 1")), ("fold", "0101", refused("image_folder", but_not="labels="))]),
     *(row(f"a list of {name}", files("img/{0..5}.jpg", {file: content}), right=[right])
       for name, file, content, right in LISTS),
+    *(row(f"a table of {name} than folders", files("img/{cat,dog}/{0..3}.jpg", {"labels.csv": "file,label\n" + "".join(f"{one}/{i}.jpg,{label(one, i)}\n" for one in ("cat", "dog") for i in range(4))}), right=[right])
+      for name, label, right in [
+          ("another division", lambda one, i: "xy"[i % 2], refused("'labels.csv' and by folders.*'x', 'cat'")),
+          ("a finer division", lambda one, i: one + "xy"[i % 2], found("train: catx 2, caty 2, dogx 2, dogy 2")),
+          ("a coarser division", lambda one, i: "pet", found("train: pet 8")),
+      ]),
     row("a list of another division than folders", files("img/{cat,dog}/{0..3}.jpg", {"labels.txt": "".join(f"{one}/{i}.jpg {i % 2}\n" for one in ("cat", "dog") for i in range(4))}), right=[refused("labels.txt")]),
     *(row(f"a list of {name} beside folders", files("{cat,dog}/{0..3}.jpg", {file: content}), right=[right])
       for name, file, content, right in [
