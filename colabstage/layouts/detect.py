@@ -358,7 +358,7 @@ def _called_otherwise(case: Case, found: Evidence) -> Found | None:
     # Patients and parts also have numbers as names, so numbers do not contradict a label.
     classes = {_bare(name) for name in found.table.classes if not NUMBER.fullmatch(name)}
     names = gather(lambda: names_state(case.source)) if classes else _NOTHING
-    by_name = _classes_by_name(names) if isinstance(names, Evidence) else {}
+    by_name = _classes_by_name(names) if isinstance(names, Evidence) else _named_as(found.table, classes)
     if not by_name and classes.isdisjoint(_bare(words.folder_of(f"{folder}/")) for folder in case.images.folders[0]):
         return None
     for row, (name, labels) in enumerate(zip(found.table.keys, labels_of_samples(found.table), strict=False)):
@@ -368,6 +368,16 @@ def _called_otherwise(case: Case, found: Evidence) -> Found | None:
                 table = replace(take_rows(found.table, np.array([row])), targets=Values(np.zeros(1, np.int64)))
                 return Evidence(replace(table, layout=layout, classes=(other,)), "what they are called", is_guess=True)
     return None
+
+
+def _named_as(table: SampleTable, classes: set[str]) -> dict[str, str]:
+    """Return the name of each sample without its number, if all are called as classes are: cat_001.jpg."""
+    named: dict[str, str] = {}
+    for name in table.keys:
+        named[name] = " ".join(words.letters_of(words.stem_of(name)))
+        if _bare(named[name]) not in classes:
+            return {}
+    return named
 
 
 def _bare(name: str) -> str:

@@ -407,6 +407,7 @@ FOLDERS = [
           ("a finer division", lambda one, i: one + "xy"[i % 2], found("train: catx 2, caty 2, dogx 2, dogy 2")),
           ("a coarser division", lambda one, i: "pet", found("train: pet 8")),
       ]),
+    row("a table whose rows are off by one", files("img/cat_{00..05}.jpg img/dog_{00..05}.jpg", {"labels.csv": "file,label\ncat_00.jpg,dog\n" + "".join(f"{one}_{i:02}.jpg,{one}\n" for one in ("cat", "dog") for i in range(6) if (one, i) != ("cat", 0))}), right=[refused("by what they are called .'img/cat_00.jpg': 'dog', 'cat'")]),
     row("a list of another division than folders", files("img/{cat,dog}/{0..3}.jpg", {"labels.txt": "".join(f"{one}/{i}.jpg {i % 2}\n" for one in ("cat", "dog") for i in range(4))}), right=[refused("labels.txt")]),
     *(row(f"a list of {name} beside folders", files("{cat,dog}/{0..3}.jpg", {file: content}), right=[right])
       for name, file, content, right in [
