@@ -87,8 +87,7 @@ def judge(
     why = why_not_classes(found.table, may_be_one=may_be_one) if by_folders else ""
     folds: Sequence[str] = ()
     # Lists are read only if the folders may be classes, because each costs a read.
-    may_be_listed = isinstance(found.table.targets, Values) or found.table.layout == "table"
-    if not why and may_be_listed and (by_folders or found.table.splits is None):
+    if not why:
         found, folds = lists_state(source, found)
     table, unused = found.table, _Unused(source, found, folds)
     if found.is_guess and not why and (why := unused.contradicting(rows_agree)):
@@ -100,7 +99,7 @@ def judge(
             f"The {table.unit} of '{source.label}' may have the classes {listed(table.classes)}, by {found.who}, but "
             f'{why} layout="{table.layout}" takes them anyway.'
         )
-    checks = (_spelled_twice, _unnamed, _split_twice, _split_misspelt, _untrained, _boxes_lost)
+    checks = (_spelled_twice, _unnamed, _split_twice, _trained_in_held_out, _split_misspelt, _untrained, _boxes_lost)
     why = next((why for check in checks if (why := check(table))), "")
     why = why or _sets_in_folders(source, found) or _documents(source, table)
     why = why or next(filter(None, map(_left_over_message, _left_over(source, found))), "")
@@ -155,6 +154,25 @@ def _split_twice(table: SampleTable) -> str:
                 f"'{name}' is in the splits '{split_of[name]}' and '{split}', so it would be trained and tested on. "
                 "Take it out of one."
             )
+    return ""
+
+
+def _trained_in_held_out(table: SampleTable) -> str:
+    """Find a sample to train on in a folder of held-out ones, beside folders of other splits."""
+    source = table.inputs.source
+    if not isinstance(source, TreeFiles) or table.splits is None or "train" not in table.splits:
+        return ""
+    folders, folder_of = source.entries.folders
+    splits = words.splits_of_folders(folders)
+    if not all(splits) or len({*splits}) < 2:
+        return ""
+    held_out = np.array([split != "train" for split in splits])[folder_of]
+    wrong = np.flatnonzero(held_out & (np.array(table.splits) == "train"))
+    for row in wrong[:1].tolist():
+        return (
+            f"'{table.keys[row]}' is in the split 'train' by what lists it, and in '{splits[folder_of[row]]}' by its "
+            "folder. Correct one of them."
+        )
     return ""
 
 

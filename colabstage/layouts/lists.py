@@ -20,7 +20,7 @@ from colabstage.layouts.columns import other_number, same_partition, show, split
 from colabstage.layouts.evidence import Evidence, class_of_samples, take_rows
 from colabstage.layouts.formats.tables import parse_table
 from colabstage.layouts.reading import broken, decode_text, lines_of
-from colabstage.layouts.table import Boxes, BrokenDatasetError, Masks, SampleTable, TreeFiles
+from colabstage.layouts.table import BrokenDatasetError, SampleTable, TreeFiles
 from colabstage.layouts.words import (
     SPLIT_FIELDS,
     SPLITS,
@@ -35,6 +35,7 @@ from colabstage.layouts.words import (
     stem_of,
 )
 from colabstage.trees.bytes import HEAD_BYTES
+from colabstage.trees.listing import only_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -193,6 +194,8 @@ class _Index:
 _LISTS = (".txt", ".lst")
 # Three splits and some folds; more text files than this are one per sample.
 _MOST_LISTS = 16
+# A line for `only=` is no longer read with more parts.
+_MOST_PARTS = 8
 # Words that people combine with the split in a list's name.
 _BESIDE_LISTS = frozenset({"list", "files"})
 
@@ -247,7 +250,7 @@ def lists_state(
             why = f"'{line}', which is '{lookup.names[own[0]]}' or '{lookup.names[own[1]]}'"
         elif there:
             why = f"'{lookup.names[there[0]]}', which is in the split '{split_of[there[0]]}'"
-        raise _contradiction(file, why, table)
+        raise _contradiction(source, names, file, why, table)
 
     def read(entry: FileEntry, content: bytes) -> list[_SplitList]:
         stated, paths, more = _lines_in(entry.name, content, names[entry.name])
@@ -280,8 +283,8 @@ def lists_state(
     are_folds = not within and stated is None and len({split for _, split in several}) < len(several)
     if table.splits is None and (are_folds or ("train" not in splits and len(listed_rows) == len(table))):
         return found, used
-    made = table if table.splits is not None else _with_listed_splits(table, lists, missing)
-    return replace(found, table=made, used=found.used.union(used)).noting(*_about_labels(found, lists)), []
+    made = table if table.splits is not None else _with_listed_splits(source, table, lists, missing)
+    return replace(found, table=made, used=found.used.union(used)).noting(*_about_labels(source, found, lists)), []
 
 
 def _lists_called(source: Source, found: Evidence) -> dict[str, str]:
@@ -337,7 +340,7 @@ def _lines_in(name: str, content: bytes, split: str) -> tuple[Sequence[str], Seq
     return [split] * len(lines), normal_names(plain), more
 
 
-def _about_labels(found: Evidence, lists: list[_SplitList]) -> list[str]:
+def _about_labels(source: Source, found: Evidence, lists: list[_SplitList]) -> list[str]:
     """Return notes on the numbers after the names, which are classes in Caffe's lists. If folders or names are guessed
     to be the classes and the numbers divide the samples differently, refuse them."""
     labels = class_of_samples(found.table)
@@ -354,23 +357,30 @@ def _about_labels(found: Evidence, lists: list[_SplitList]) -> list[str]:
     if found.is_guess:
         why = f"samples with numbers that divide them otherwise than {found.who} (first '{table.keys[numbered[0][0]]}')"
         how = "Where they are the labels, write a table with a path, a label and a split in each row in its place."
-        msg = f"{_contradiction(file, why, table)} {how}"
+        msg = f"{_contradiction(source, {one.file for one in lists}, file, why, table)} {how}"
         raise BrokenDatasetError(msg)
     return []
 
 
-def _contradiction(file: str, why: str, table: SampleTable) -> BrokenDatasetError:
-    without = f"have none read: layout='{table.layout}' takes folders alone"
-    # Boxes and masks are always read with the existing lists.
-    if isinstance(table.targets, Boxes | Masks):
-        without = "take the other folders alone, only=[…]"
+def _contradiction(source: Source, lists: Iterable[str], file: str, why: str, table: SampleTable) -> BrokenDatasetError:
+    # Folders alone are read if they are named; everything else is always read with the existing lists.
+    without = "have none read: layout='image_folder' takes folders alone"
+    if table.layout != "image_folder":
+        alike = {name for name in lists if posixpath.splitext(name)[1] == posixpath.splitext(file)[1]}
+        others = sorted({name.partition("/")[0] for name in source.files.names} - alike)
+        can_choose = not any("/" in name for name in alike) and len(others) <= _MOST_PARTS
+        which = listed(sorted(alike))
+        without = f"leave {which} out: {only_line(source.tree, *others)}" if can_choose else f"move {which} away"
     return BrokenDatasetError(f"The list '{file}' names {why}. Correct the list, or {without}.")
 
 
-def _with_listed_splits(table: SampleTable, lists: list[_SplitList], missing: Mapping[str, int]) -> SampleTable:
+def _with_listed_splits(
+    source: Source, table: SampleTable, lists: list[_SplitList], missing: Mapping[str, int]
+) -> SampleTable:
     """Return the samples with the splits of lists. `missing`: how many names of each file are those of none."""
     splits = [*dict.fromkeys(one.split for one in lists)]
     is_split = splits != ["train"]
+    files = list(dict.fromkeys(one.file for one in lists))
     # One number for each sample, that of its split.
     of = np.full(len(table), -1)
     for one in lists:
@@ -381,11 +391,10 @@ def _with_listed_splits(table: SampleTable, lists: list[_SplitList], missing: Ma
             why = (
                 f"'{table.keys[twice]}', and so does '{other}'" if other != one.file else f"'{table.keys[twice]}' twice"
             )
-            raise _contradiction(one.file, why, table)
+            raise _contradiction(source, files, one.file, why, table)
         of[samples] = number
     what, more = ("Splits", "") if is_split else (f"The {table.unit}", "; none is held out")
     rest = np.flatnonzero(of < 0).size
-    files = list(dict.fromkeys(one.file for one in lists))
     lost = [counted(missing[file], "names", "match", which=f"in '{file}'") for file in files if missing[file]]
     notes = [f"{what} are those of {' and '.join(map(repr, files))}{more}.", *(f"{one} no file." for one in lost)]
     if rest:

@@ -355,6 +355,18 @@ TABLES = [
         right=[refused(r"train\.csv\[0\].*255")]),
 ]
 
+# Six images in train/ and val/, labelled in some way; and statements that 2.jpg, which is in val/, is to train on.
+LABELLED = {
+    "boxes": {**dict.fromkeys(("train/{0,1}.txt", "val/{2,3}.txt"), first_of(0)), "classes.txt": "cat\n"},
+    "a table": {"labels.csv": "file,label\ntrain/0.jpg,cat\ntrain/1.jpg,dog\nval/2.jpg,cat\nval/3.jpg,dog\n"},
+    "masks": {"masks/{0..3}.png": DIAGONAL},
+}
+OTHER_SPLITS: dict[str, dict[str, Any]] = {
+    "lists": {"train.txt": "0.jpg\n1.jpg\n2.jpg\n", "val.txt": "3.jpg\n"},
+    "a table of splits": {"splits.csv": "file,split\n0.jpg,train\n1.jpg,train\n2.jpg,train\n3.jpg,val\n"},
+}
+
+
 SAME_ORDER = found("train: cat 3, dog 3; val: cat 1, dog 1")
 SPLIT = ["train", "train", "train", "test"]
 BY_PARITY = found("train: 0 3, 1 3")
@@ -418,6 +430,10 @@ FOLDERS = [
           ("their classes", "all.txt", "".join(f"{one}/{i}.jpg {one}\n" for one in ("cat", "dog") for i in range(4)), noted("all.txt")),
           ("their classes by number", "all.txt", "".join(f"{one}/{i}.jpg {n}\n" for n, one in enumerate(("cat", "dog")) for i in range(4)), noted("all.txt")),
       ]),
+    *(row(f"{stated} of another division than the folders of {labels}", files("train/{0,1}.jpg val/{2,3}.jpg", {**LABELLED[labels], **OTHER_SPLITS[stated]}), right=[refused("val/2.jpg", but_not="Not read")])
+      for labels in LABELLED for stated in OTHER_SPLITS),
+    row("a column of another division than the folders", files("train/{0,1}.jpg val/{2,3}.jpg", {"labels.csv": "file,label,split\n0.jpg,cat,train\n1.jpg,dog,train\n2.jpg,cat,train\n3.jpg,dog,val\n"}), right=[refused("'val/2.jpg'.*'train'.*'val'")]),
+    row("a column that holds out a part of the folder to train on", files("train/{0..3}.jpg val/{4,5}.jpg", {"labels.csv": "file,label,split\n" + "".join(f"{i}.jpg,{('cat', 'dog')[i % 2]},{('train', 'test', 'val')[i // 2]}\n" for i in range(6))}), right=[found("train: cat 1, dog 1; val: cat 1, dog 1; test: cat 1, dog 1")]),
     row("a list of one line", files("images/0000{0..4}.jpg", {"train.txt": "".join(f"0000{i}.jpg {i % 2}\n" for i in range(4)), "val.txt": "00004.jpg 0\n"}), right=[found("train: 0 2, 1 2; val: 0 1")]),
     row("a list beside names of classes", files("cat_{1..3}.jpg dog_{1..3}.jpg", {"labels.txt": "".join(f"{one}_{i}.jpg {i % 2}\n" for one in ("cat", "dog") for i in range(1, 4))}), right=[refused("labels.txt"), found("train: 0 2, 1 4")]),
     row("shards that did not all come", files("", {f"train-{n:05d}-of-00003.tar": tar({f"{n}{i}.{end}": content for i in range(4) for end, content in
