@@ -138,7 +138,7 @@ def test_each_is_refused_with_what_to_write(case: str) -> None:
     assert "\n" not in str(caught.value)
     assert any(
         word in str(caught.value)
-        for word in ("layout", "table", "Fill", "xpected", "rite", "Name", "folder", "Say", "Put", "Rename")
+        for word in ("layout", "table", "Fill", "xpected", "rite", "Name", "folder", "Say", "Put", "Rename", "Correct")
     )
 
 
