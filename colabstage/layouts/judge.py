@@ -648,7 +648,7 @@ class _Unused:
         """Return what files named like labels or names may say about the classes, for a note: nothing new, or an
         addition; "" if they may be the labels of samples instead."""
         classes = self.table.classes
-        if not classes or not isinstance(self.table.targets, Values):
+        if not classes:
             return {}
         called = self._ending_in((*words.ANNOTATIONS, *_BINARY, *_DATA)).where(words.may_hold_labels)
         may_name = self._ending_in(words.TEXTS).where(words.may_hold_names)

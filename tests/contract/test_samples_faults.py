@@ -434,6 +434,8 @@ FOLDERS = [
       for labels in LABELLED for stated in OTHER_SPLITS),
     row("a column of another division than the folders", files("train/{0,1}.jpg val/{2,3}.jpg", {"labels.csv": "file,label,split\n0.jpg,cat,train\n1.jpg,dog,train\n2.jpg,cat,train\n3.jpg,dog,val\n"}), right=[refused("'val/2.jpg'.*'train'.*'val'")]),
     row("a column that holds out a part of the folder to train on", files("train/{0..3}.jpg val/{4,5}.jpg", {"labels.csv": "file,label,split\n" + "".join(f"{i}.jpg,{('cat', 'dog')[i % 2]},{('train', 'test', 'val')[i // 2]}\n" for i in range(6))}), right=[found("train: cat 1, dog 1; val: cat 1, dog 1; test: cat 1, dog 1")]),
+    *(row(f"names of classes in {file} beside boxes{' and ' * bool(also)}{also}", yolo("a b", {file: content, **dict.fromkeys(filter(None, [also]), "cat\ndog\n")}), right=[noted(file)])
+      for file, content in [("class_names.txt", "dog\ncat\n"), ("labels.txt", "dog\ncat\n"), ("classes.json", ["dog", "cat"])] for also in ("", "classes.txt")),
     row("a list of one line", files("images/0000{0..4}.jpg", {"train.txt": "".join(f"0000{i}.jpg {i % 2}\n" for i in range(4)), "val.txt": "00004.jpg 0\n"}), right=[found("train: 0 2, 1 2; val: 0 1")]),
     row("a list beside names of classes", files("cat_{1..3}.jpg dog_{1..3}.jpg", {"labels.txt": "".join(f"{one}_{i}.jpg {i % 2}\n" for one in ("cat", "dog") for i in range(1, 4))}), right=[refused("labels.txt"), found("train: 0 2, 1 4")]),
     row("shards that did not all come", files("", {f"train-{n:05d}-of-00003.tar": tar({f"{n}{i}.{end}": content for i in range(4) for end, content in
