@@ -678,6 +678,9 @@ ARRAYS = [
     row("CIFAR's first file alone", files("", {"data_batch_1": batch(4, labels=[0, 1, 0, 1])}), right=[noted("data_batch_1.*5")]),
     *(row(f"an array beside {name}", files("", {"X.npy": X, name: content}), right=[noted(re.escape(name)), refused(re.escape(name)), found("train: 0 4, 1 4.*")])
       for name, content in NAMED.items()),
+    *(row(f"an array and its labels beside {name}", files("", {"X.npy": X, "y.npy": npy(np.array(Y)), name: content}), right=[noted(re.escape(name)), refused(re.escape(name))])
+      for name, content in NAMED.items()),
+    row("two images in each sample of a shard", files("", {"train-0.tar": tar({f"{i}.{end}": content for i in range(4) for end, content in (("jpg", image(i)), ("png", DIAGONAL), ("cls", str(i % 2).encode()))})}), right=[noted("png")]),
     row("labels that are missing", files("", {"x.npz": npz(X=np.ones((12, 8)), y=np.where(FROM_1 == 1, np.nan, FROM_1))}), right=[noted("4 of 12"), refused("4 of 12")]),
     row("labels from 1 in .npz", files("", {"x.npz": npz(X=np.ones((12, 8)), y=FROM_1)}), right=FROM_ONE),
     row("labels from 1 in .h5", files("", {"x.h5": h5(images=np.zeros((12, 8, 8, 3), np.uint8), labels=FROM_1)}), right=FROM_ONE),

@@ -322,7 +322,7 @@ def arrays_state(source: Source, *, x: str | None = None, y: str | None = None) 
         classes=classes,
         notes=tuple(notes),
     )
-    return Evidence(table, "the arrays' names", frozenset(files.names), unused=tuple(rest))
+    return Evidence(table, "the arrays' names", frozenset(files.names), unused=tuple(rest), others=source.files)
 
 
 def _find_arrays(source: Source, files: FileEntries, *, takes_packs: bool) -> list[StoredArray]:

@@ -139,9 +139,7 @@ def scan_shard(shard: ShardFile, number: int) -> ShardSamples:
             stated.append(_stated(f"{shard.name}/{key}", files))
             are_labelled |= _is_labelled(kind, [end for end, one in files.items() if one is not None])
         if any(one is not None for one in files.values()):
-            left |= {end for end, one in files.items() if one is None}
-            # An array beside an image is not read; another form of the image need not be.
-            left |= {end for end in contents[1:] if _KINDS[end] != "image"}
+            left |= {end for end, one in files.items() if one is None} | {*contents[1:]}
     return ShardSamples(samples, fields_of(stated), are_labelled, count - len(samples), frozenset(left))
 
 
