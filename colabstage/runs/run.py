@@ -39,6 +39,7 @@ from colabstage.io.progress import SYSTEM_CLOCK, Progress
 from colabstage.io.report import Report, facts, in_notebook
 from colabstage.io.units import format_bytes, format_duration
 from colabstage.io.workspace import open_spool, remove_own, sweep_orphans
+from colabstage.load.loader import Loader
 from colabstage.machine.mounts import drive_root, require_drive
 from colabstage.machine.watched import run_with_one_remount
 from colabstage.runs.callbacks import Loop, as_part
@@ -280,6 +281,9 @@ class Run:
         self._check_open()
         self._counts = True
         self._end_row()
+        # A pass that the loop has left early, as with `islice`, is over.
+        if isinstance(self._loader, Loader) and not self._loops() and self._loader.state_dict()["batches_done"]:
+            self._loader.set_epoch(self._loader.epoch + 1)
         self._follow_loader()
         self.epoch += 1
         self._between()
