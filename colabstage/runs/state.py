@@ -22,9 +22,11 @@ from colabstage.io.units import listed
 from colabstage.io.workspace import short_digest
 from colabstage.load.epoch import digest_of
 from colabstage.load.loader import OtherOrderError
+from colabstage.machine.mounts import run_watched
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
 _PLAIN = (str, bytes, bool, int, float, complex, type(None), torch.Size, torch.dtype, torch.device)
 # Begins the digest of a file without a manifest, which may have got one since.
@@ -310,7 +312,12 @@ def dataset_digest(loader: object) -> str:
     while hasattr(dataset, "dataset"):  # a Subset
         dataset = dataset.dataset
     reader: Any = getattr(dataset, "reader", None)
-    manifests = [read_manifest(path) for path in getattr(reader, "paths", ())]
+    paths = getattr(reader, "paths", ())
+    return run_watched(lambda: _digest_of(reader, paths), *paths)
+
+
+def _digest_of(reader: Any, paths: Sequence[Path]) -> str:
+    manifests = [read_manifest(path) for path in paths]
     hashes = [digest for manifest in manifests if manifest for digest in manifest.hashes]
     if hashes and all(manifests):
         return short_digest(" ".join(hashes))

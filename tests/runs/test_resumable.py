@@ -31,7 +31,10 @@ from colabstage.errors import (
     RunInUseError,
     TargetExistsError,
 )
+from simulated_drive.drive import SimulatedDrive
+from simulated_drive.knobs import DriveKnobs
 from tests.runs.training import ROWS, make_parts, train, train_step, write_data
+from tests.support.deadlines import shorten_deadlines
 from tests.support.images import in_classes, make_tree
 
 if TYPE_CHECKING:
@@ -405,6 +408,33 @@ def test_a_mount_that_dies_while_a_version_is_saved_is_a_typed_error(
             with pytest.raises(DriveDisconnectedError, match=str(folder)):
                 run.save()
         run.save()
+
+
+@pytest.mark.slow
+@pytest.mark.fuse
+@pytest.mark.filterwarnings("ignore:.*in_memory=True:UserWarning")
+def test_a_mount_that_begins_to_hang_ends_a_save_and_a_loop(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that reads or writes there is left behind."""
+    for package, most_s in (("machine", 0.5), ("runs", 2.0), ("load", 2.0)):
+        shorten_deadlines(package, most_s, monkeypatch.setattr)
+    monkeypatch.setenv("COLABSTAGE_SYSTEM_ROOT", str(tmp_path))
+    with SimulatedDrive(tmp_path / "home", knobs=DriveKnobs.quick()) as drive:
+        shutil.copy(data, drive.cloud / "MyDrive" / "rows.h5")
+        drive.mount(tmp_path / "content/drive")
+        assert drive._server is not None
+        my_drive = tmp_path / "content/drive/MyDrive"
+        parts = make_parts(my_drive / "rows.h5")
+        with resumable(my_drive / "run", progress=False, every=9999, **parts) as run:
+            for use in (run.save, lambda: list(parts["loader"])):
+                os.kill(drive._server.pid, signal.SIGSTOP)
+                try:
+                    with pytest.raises(DriveDisconnectedError, match="not answered"):
+                        use()
+                finally:
+                    os.kill(drive._server.pid, signal.SIGCONT)
+            run.save()
 
 
 def test_a_dead_process_holds_no_run(data: Path, tmp_path: Path) -> None:
