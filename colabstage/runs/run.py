@@ -239,7 +239,7 @@ class Run:
             if not self._loops():  # which have the optimizer in themselves
                 stack.callback(register_optimizer_step_post_hook(self._notice_optimizer).remove)
             for loop in self._loops():
-                loop.join(self)
+                stack.callback(loop.join(self))
                 self.checkpoint, self.callback = loop.checkpoint, loop.callback
             self._stack, self._is_open = stack.pop_all(), True
         self._begin_interval()
