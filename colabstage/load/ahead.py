@@ -1,7 +1,7 @@
 """Iterate in a background thread, a few results ahead of the consumer, and always end the thread.
 
 A thread is stopped only through its `Demand`, a `Cancellation` that its source checks. No wait is unbounded: `close`
-wakes a waiting thread, and the consumer checks every second that the thread is alive.
+wakes a waiting thread, and the consumer checks that the thread is alive and that the mounts it reads from respond.
 """
 
 from __future__ import annotations
@@ -19,13 +19,17 @@ from colabstage.io.boundary import typed_error
 from colabstage.io.environment import logger_of
 from colabstage.io.files import Closing
 from colabstage.io.progress import Demand
+from colabstage.machine.mounts import silence_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator
+    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+    from pathlib import Path
 
 T = TypeVar("T")
 
 _LOOK_S = 1.0
+# How often to check that a mount responds, and when it hangs: one that is busy takes long to respond.
+_ASK_EVERY_S, _HANGS_S = 10.0, 45.0
 # A cancelled producer ends after the rows that it is reading, which may take long on a slow mount.
 _JOIN_S = 30.0
 # Long enough for a finalizer to return.
@@ -69,16 +73,14 @@ class _Handover(Generic[T]):
             self._ended, self._error = True, None if self._closed else error
             self._changed.notify_all()
 
-    def get(self, alive: Callable[[], bool]) -> T:
-        """Wait for the next item; raises StopIteration at the end, and the producer's error once the items before it
-        are taken."""
+    def get(self, check: Callable[[], object]) -> T:
+        """Wait for the next item, and call `check` meanwhile; raises StopIteration at the end, and the producer's error
+        once the items before it are taken."""
         with self._changed:
             self._waiting = True
             try:
                 while not (self._items or self._ended or self._closed):
-                    if not alive():
-                        msg = "The thread that prepares batches ended without an error. Start a new iteration."
-                        raise WorkersLostError(msg)
+                    check()
                     self._changed.wait(_LOOK_S)
             finally:
                 self._waiting = False
@@ -155,10 +157,12 @@ class Ahead(Generic[T]):
         demand: Demand | None = None,
         *,
         linger_s: float | None = None,
+        touches: Sequence[Path] = (),
     ) -> None:
         """Start the thread. `demand`: checked by the source while it makes a result. `linger_s`: how long the thread
-        waits for a consumer to take a result before it ends, as if there were no more."""
-        self._pid = os.getpid()
+        waits for a consumer to take a result before it ends, as if there were no more. `touches`: files that the source
+        reads, which may be on a mount."""
+        self._pid, self._touches, self._asked_s = os.getpid(), touches, time.monotonic()
         self._queue: _Handover[T] = _Handover(depth)
         queue, demand = self._queue, demand or Demand()
         demand.ask(lambda: queue.is_short)
@@ -175,11 +179,21 @@ class Ahead(Generic[T]):
             msg = "Batches are prepared by a thread of another process, before a fork. Start a new iteration here."
             raise WorkersLostError(msg)
         try:
-            return self._queue.get(self._thread.is_alive)
+            return self._queue.get(self._check)
         except BaseException:
             # After an error nothing more comes; the results that wait are freed now.
             self.close()
             raise
+
+    def _check(self) -> None:
+        if not self._thread.is_alive():
+            msg = "The thread that prepares batches ended without an error. Start a new iteration."
+            raise WorkersLostError(msg)
+        if self._touches and time.monotonic() - self._asked_s > _ASK_EVERY_S:
+            silence = silence_of(*self._touches, timeout_s=_HANGS_S)
+            if silence is not None:
+                raise silence
+            self._asked_s = time.monotonic()
 
     def close(self) -> None:
         """End the thread and discard what it has prepared. Calling it twice is fine."""

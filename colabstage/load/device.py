@@ -43,6 +43,7 @@ from colabstage.load.batch import Batcher, is_image_shape, target_array
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
     from contextlib import AbstractContextManager
+    from pathlib import Path
 
     from numpy.typing import NDArray
 
@@ -296,11 +297,17 @@ def copy_stream(device: torch.device) -> CopyStream | None:
 
 
 def stage_ahead(
-    batches: Source[T], stager: Stager, depth: int, name: str, demand: Demand | None = None
+    batches: Source[T],
+    stager: Stager,
+    depth: int,
+    name: str,
+    demand: Demand | None = None,
+    *,
+    touches: Sequence[Path] = (),
 ) -> Ahead[Staged[T]]:
     """Prepare batches in a thread of that name and start their copies, at most `depth` ahead of the caller."""
     stager.begin()
-    return Ahead(stager.stage(batches), depth, name, demand)
+    return Ahead(stager.stage(batches), depth, name, demand, touches=touches)
 
 
 def pinned_block(nbytes: int) -> memoryview:
@@ -466,7 +473,7 @@ class ResidentSplit:
             return torch.from_numpy(group.x), torch.from_numpy(target_array(group.y))
 
         read = batcher.groups(blocks, demand, tensors)
-        with closing(stage_ahead(read, stager, 1, "colabstage-device", demand)) as staged:
+        with closing(stage_ahead(read, stager, 1, "colabstage-device", demand, touches=reader.paths)) as staged:
             for start, block in zip(edges, staged, strict=False):
                 self._fill(len(reader), start, *stager.hand_out(block))
                 del block

@@ -18,7 +18,7 @@ from colabstage.errors import OptionError
 from colabstage.runs.listing import PLACES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from colabstage.runs.run import Run
 
@@ -40,8 +40,8 @@ class Loop:
         self._owner, self._library = owner, library
         self._last: dict[str, Any] = {}
 
-    def join(self, run: Run) -> None:
-        """Count steps in this run from now on."""
+    def join(self, run: Run) -> Callable[[], object]:
+        """Count steps in this run from now on; returns what ends that, as the trainer may serve another run."""
         raise NotImplementedError
 
 
@@ -78,7 +78,7 @@ class LightningLoop(Loop):
         self._last, self.checkpoint = dict(state), str(self.local / "lightning.ckpt")
         state["checkpoint"].numpy().tofile(self.checkpoint)
 
-    def join(self, run: Run) -> None:
+    def join(self, run: Run) -> Callable[[], object]:
         """Add a callback to the trainer."""
         _check_alone(self._owner.world_size)
         last = self.state_dict
@@ -97,7 +97,9 @@ class LightningLoop(Loop):
             def on_train_end(self, trainer: Any, module: Any) -> None:
                 last()
 
-        self._owner.callbacks.append(Counting())
+        counting = Counting()
+        self._owner.callbacks.append(counting)
+        return lambda: self._owner.callbacks.remove(counting)
 
 
 class HuggingFaceLoop(Loop):
@@ -127,7 +129,7 @@ class HuggingFaceLoop(Loop):
         self._library.TrainerState(**state["counters"]).save_to_json(str(folder / "trainer_state.json"))
         self.checkpoint = str(folder)
 
-    def join(self, run: Run) -> None:
+    def join(self, run: Run) -> Callable[[], object]:
         """Add a callback to the trainer."""
         _check_alone(self._owner.args.world_size)
         # Each is called with everything in the trainer, by name.
@@ -137,7 +139,9 @@ class HuggingFaceLoop(Loop):
             "on_log": lambda *_, logs=None, **_all: run.log(**_columns(logs)),
             "on_epoch_end": lambda *_, **_all: run.end_epoch(),
         }
-        self._owner.add_callback(type("Counting", (self._library.TrainerCallback,), events)())
+        counting = type("Counting", (self._library.TrainerCallback,), events)()
+        self._owner.add_callback(counting)
+        return lambda: self._owner.remove_callback(counting)
 
 
 class KerasLoop(Loop):
@@ -168,7 +172,7 @@ class KerasLoop(Loop):
             for variable, value in zip(variables, state[name], strict=True):
                 variable.assign(value.numpy())
 
-    def join(self, run: Run) -> None:
+    def join(self, run: Run) -> Callable[[], object]:
         """Make the callback for `fit(initial_epoch=run.epoch, callbacks=[run.callback])`."""
 
         class Counting(self._library.callbacks.Callback):  # type: ignore[misc,name-defined]
@@ -183,6 +187,7 @@ class KerasLoop(Loop):
                 run.end_epoch()
 
         self.callback = Counting()
+        return lambda: None
 
 
 # The module in which each library defines its class; it is imported if there is an object of that class.

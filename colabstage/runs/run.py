@@ -39,7 +39,8 @@ from colabstage.io.progress import SYSTEM_CLOCK, Progress
 from colabstage.io.report import Report, facts, in_notebook
 from colabstage.io.units import format_bytes, format_duration
 from colabstage.io.workspace import open_spool, remove_own, sweep_orphans
-from colabstage.machine.mounts import drive_root, require_drive
+from colabstage.load.loader import Loader
+from colabstage.machine.mounts import drive_root, require_drive, run_watched
 from colabstage.machine.watched import run_with_one_remount
 from colabstage.runs.callbacks import Loop, as_part
 from colabstage.runs.lease import NAME, Heartbeat, new_lease, wait_until_free
@@ -238,7 +239,7 @@ class Run:
             if not self._loops():  # which have the optimizer in themselves
                 stack.callback(register_optimizer_step_post_hook(self._notice_optimizer).remove)
             for loop in self._loops():
-                loop.join(self)
+                stack.callback(loop.join(self))
                 self.checkpoint, self.callback = loop.checkpoint, loop.callback
             self._stack, self._is_open = stack.pop_all(), True
         self._begin_interval()
@@ -280,6 +281,9 @@ class Run:
         self._check_open()
         self._counts = True
         self._end_row()
+        # A pass that the loop has left early, as with `islice`, is over.
+        if isinstance(self._loader, Loader) and not self._loops() and self._loader.state_dict()["batches_done"]:
+            self._loader.set_epoch(self._loader.epoch + 1)
         self._follow_loader()
         self.epoch += 1
         self._between()
@@ -409,7 +413,8 @@ class Run:
             self._load(content, version)
         if _rank() == 0:
             newest = version.name if version is not None else ""
-            heartbeat = Heartbeat(self.folder, new_lease(self._session, newest, self.epoch, self.steps))
+            lease = new_lease(self._session, newest, self.epoch, self.steps)
+            heartbeat = run_watched(lambda: Heartbeat(self.folder, lease), self.folder)
             self._saver = Saver(self.folder, heartbeat, local, keep=self._keep, restored=version)
 
     def _choose(self, local: Path) -> tuple[Version | None, int]:
@@ -424,7 +429,7 @@ class Run:
             self.notes.append(f"{noted} was passed over: it is noted in '{NAME}', but not in the folder.")
         version = self._newest_whole(there, local)
         # If the very first session died while a version was on its way, nothing is missing.
-        if version is None and (noted or any(is_complete(self.folder, one) for one in there)):
+        if version is None and (noted or any(there.values())):
             msg = (
                 f"No version in '{self.folder}' can be restored. {' '.join(self.notes)} Remount Drive if the folder is "
                 "there, and try again. To train from the beginning, choose another folder."
@@ -432,20 +437,22 @@ class Run:
             raise DamagedPackError(msg)
         return version, max([before.session if before else 0, *(one.session for one in there)]) + 1
 
-    def _look(self) -> tuple[Lease | None, list[Version]]:
-        """Return the previous session's lease, once that session has left, and the versions in the folder."""
+    def _look(self) -> tuple[Lease | None, dict[Version, bool]]:
+        """Return the previous session's lease, once that session has left, and the versions in the folder, the newest
+        first: whether each is complete."""
         # Without its Drive, the folder would be created on the local disk.
         require_drive(self.folder)
         make_folder(self.folder)
         before = wait_until_free(self.folder, take_over=self._take_over, clock=self._clock, notice=self._shown.line)
         # What killed sessions left half copied or half removed; Drive's trash keeps the size of what is removed.
         sweep_orphans(self.folder, prefix="session-", empty=drive_root(self.folder) is not None)
-        return before, list_versions(self.folder, [before.newest] if before is not None and before.newest else [])
+        there = list_versions(self.folder, [before.newest] if before is not None and before.newest else [])
+        return before, {version: is_complete(self.folder, version) for version in there}
 
-    def _newest_whole(self, there: list[Version], local: Path) -> Version | None:
+    def _newest_whole(self, there: Mapping[Version, bool], local: Path) -> Version | None:
         progress = resolve_progress(self._progress)
-        for version in there:
-            if not is_complete(self.folder, version):
+        for version, complete in there.items():
+            if not complete:
                 self.notes.append(f"{version.name} was passed over: it was not saved completely.")
                 continue
             try:

@@ -19,7 +19,7 @@ from colabstage.io.files import typed_write_errors
 from colabstage.io.progress import Progress
 from colabstage.io.units import format_duration
 from colabstage.io.workspace import remove_own
-from colabstage.machine.mounts import drive_root, remount_words
+from colabstage.machine.mounts import drive_root, remount_words, run_watched
 from colabstage.runs.listing import Version, list_versions
 from colabstage.stage.publish import discard_version, publish_file
 
@@ -134,7 +134,7 @@ class Saver:
     def _try(self, job: Job) -> None:
         try:
             with typed_errors(reads=(), writes=(self._folder, self._local)):
-                self._save(job)
+                run_watched(lambda: self._save(job), self._folder)
         except Exception as error:  # noqa: BLE001 - whatever it is, the training goes on, and it is shown
             self._failing_since = time.time() if self._failing_since is None else self._failing_since
             since = time.strftime("%H:%M:%S", time.localtime(self._failing_since))

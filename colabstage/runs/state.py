@@ -22,9 +22,11 @@ from colabstage.io.units import listed
 from colabstage.io.workspace import short_digest
 from colabstage.load.epoch import digest_of
 from colabstage.load.loader import OtherOrderError
+from colabstage.machine.mounts import run_watched
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
 _PLAIN = (str, bytes, bool, int, float, complex, type(None), torch.Size, torch.dtype, torch.device)
 # Begins the digest of a file without a manifest, which may have got one since.
@@ -32,6 +34,8 @@ ROWS = "rows "
 _SOME_ROWS = 64
 # Parts that show whether they have the weights that an optimizer trains.
 _KNOWN = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
+# Private numbers of a scheduler that its maker gave, and public ones that are also elsewhere.
+_SCHEDULES, _REPEATED = ("_schedulers", "_milestones"), ("params", "base_lrs")
 _AS_BEFORE = "Make it as it was made before, or begin a new run in another folder."
 _NO_PLACE = " Leave loader= out to save between epochs only, or make the loader by data.loader(…) or make_loader(…)."
 
@@ -198,13 +202,29 @@ def kind_of_part(part: object) -> str:
 def numbers_of(parts: Mapping[str, object]) -> dict[str, Any]:
     """Return what optimizers and schedules are set to, each under the name that a program has for it."""
     found: dict[str, Any] = {}
+
+    def look(name: str, value: Any) -> None:
+        if isinstance(value, torch.Tensor) and value.numel() == 1:  # a learning rate
+            value = value.item()
+        if isinstance(value, Counter):  # milestones
+            value = tuple(sorted(value.elements()))
+        if isinstance(value, Mapping | list):
+            for key, item in value.items() if isinstance(value, Mapping) else enumerate(value):
+                look_at(f"{name}[{key!r}]", key, item)
+        elif type(value) in (int, float, bool, str, tuple):
+            found[name] = value
+
+    def look_at(name: str, key: str | int, value: Any) -> None:
+        if isinstance(key, int) or key in _SCHEDULES or not (key.startswith("_") or key in _REPEATED):
+            look(name, value)
+
     for name, part in parts.items():
         if isinstance(part, torch.optim.Optimizer):
-            for number, group in enumerate(part.param_groups):
-                found |= {f"{name}.param_groups[{number}][{key!r}]": value for key, value in group.items()}
+            look(f"{name}.param_groups", part.param_groups)
         elif isinstance(part, torch.optim.lr_scheduler.LRScheduler):
-            found |= {f"{name}.{key}": value for key, value in part.state_dict().items()}
-    return {name: value for name, value in found.items() if type(value) in (int, float, bool, str, tuple)}
+            for key, value in part.state_dict().items():
+                look_at(f"{name}.{key}", key, value)
+    return found
 
 
 def names_of(parts: Mapping[str, object]) -> dict[str, list[str]]:
@@ -292,7 +312,12 @@ def dataset_digest(loader: object) -> str:
     while hasattr(dataset, "dataset"):  # a Subset
         dataset = dataset.dataset
     reader: Any = getattr(dataset, "reader", None)
-    manifests = [read_manifest(path) for path in getattr(reader, "paths", ())]
+    paths = getattr(reader, "paths", ())
+    return run_watched(lambda: _digest_of(reader, paths), *paths)
+
+
+def _digest_of(reader: Any, paths: Sequence[Path]) -> str:
+    manifests = [read_manifest(path) for path in paths]
     hashes = [digest for manifest in manifests if manifest for digest in manifest.hashes]
     if hashes and all(manifests):
         return short_digest(" ".join(hashes))

@@ -28,9 +28,10 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from colabstage.errors import NotSupportedHereError
+from colabstage.errors import NotSupportedHereError, SourceReadError
 from colabstage.h5.arrival import PART_MARK, with_mark, with_signature
 from colabstage.io.files import hash_block, pread_exactly, punch_hole, pwrite_exactly, reserve, typed_write_errors
+from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.io.workspace import current_world, short_digest
 
 if TYPE_CHECKING:
@@ -92,6 +93,8 @@ class Layout:
 # Bytes of the lock file: `_CLAIM` plus its number for a block that is being fetched, one for the process that waits,
 # and one for the process that makes room. A block that is read is locked at its own number.
 _CLAIM, _TURN, _ROOM = 1 << 59, 1 << 60, (1 << 60) + 1
+# How long another process may take to make room, and how often to look.
+_MOMENT_S, _LOOK_S = 60.0, 0.001
 
 
 # The kernel's locks on ranges of an empty file, which belong to an open handle: a killed process releases them at once.
@@ -227,14 +230,25 @@ def _runs(blocks: list[int]) -> Iterator[tuple[int, int]]:
 
 
 def _set(handle: int, start: int, stop: int, kind: int, *, wait: bool = False) -> bool:
-    request = struct.pack("hhqqi", kind, os.SEEK_SET, start, stop - start, 0)
-    try:
-        fcntl.fcntl(handle, fcntl.F_OFD_SETLKW if wait else fcntl.F_OFD_SETLK, request)
-    except OSError as error:
-        if error.errno in (errno.EAGAIN, errno.EACCES):
+    request, deadline = struct.pack("hhqqi", kind, os.SEEK_SET, start, stop - start, 0), SYSTEM_CLOCK.now() + _MOMENT_S
+    while True:
+        try:
+            fcntl.fcntl(handle, fcntl.F_OFD_SETLK, request)
+        except OSError as error:
+            if error.errno not in (errno.EAGAIN, errno.EACCES):
+                raise
+        else:
+            return True
+        if not wait:
             return False
-        raise
-    return True
+        if SYSTEM_CLOCK.now() > deadline:
+            folder = os.path.dirname(os.readlink(f"/proc/self/fd/{handle}"))  # noqa: PTH115, PTH120 - a handle's path
+            msg = (
+                f"Another process that reads the pack in '{folder}' has stopped while it made room there, "
+                f"{_MOMENT_S:.0f} s ago. Continue it or end it, then try again."
+            )
+            raise SourceReadError(msg)
+        SYSTEM_CLOCK.sleep(_LOOK_S)
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -12,6 +12,7 @@ import gc
 import os
 import pickle
 import queue
+import select
 import signal
 import subprocess
 import sys
@@ -39,8 +40,8 @@ if TYPE_CHECKING:
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 # As after tarfile's `data` filter: readable, and executable only if the archive says so.
 _MODES = (0o644, 0o755)
-# Long enough for a killed process to end; waiting without limit would hang on a dead disk.
-_END_S = 10.0
+# Long enough for a process to start, on a busy machine, and for a killed one to end. On a dead disk neither happens.
+_START_S, _END_S = 60.0, 10.0
 _PR_SET_PDEATHSIG = 1
 
 
@@ -134,20 +135,20 @@ class Processes(Closing):
         try:
             self._all += [_start(program, (archive.fileno(), folder.handle)) for _ in range(count)]
             for process in self._all:
-                _ask(process, None)
+                _ask(process, None, within_s=_START_S)
                 self._idle.put(process)
         except (OSError, EOFError) as error:
             self.close()
             raise ProcessesNotStartedError from error
 
     def write(self, begin: int, end: int, members: Sequence[Member]) -> str:
-        """Have members written that are between two positions of the archive; as `write_members`."""
+        """Have members written that are between two positions of the archive; as `write_members`. The pipeline that
+        calls this ends it by `close` if nothing moves for long."""
         process = self._idle.get()
         try:
             answer = _ask(process, (begin, end, members))
         except (OSError, EOFError) as error:
-            code = process.wait(_END_S)
-            msg = f"A process that extracts ended unexpectedly (exit code {code}). Run this again."
+            msg = f"A process that extracts ended unexpectedly (exit code {_code_of(process)}). Run this again."
             raise SourceReadError(msg) from error
         finally:
             self._idle.put(process)
@@ -159,15 +160,16 @@ class Processes(Closing):
 
     def close(self) -> None:
         """End them: what they wrote is noted only after their response."""
+        for process in self._all:
+            process.kill()
         while self._all:
             process = self._all.pop()
-            process.kill()
-            for stream in (process.stdin, process.stdout):
+            # One that a dead disk holds even now is left, and with it its pipes, which a thread may be reading.
+            for stream in (process.stdin, process.stdout) if _code_of(process) is not None else ():
                 assert stream is not None
                 # An unread message may be left.
                 with contextlib.suppress(OSError):
                     stream.close()
-            process.wait(_END_S)
 
 
 def _start(program: str, handles: tuple[int, int]) -> subprocess.Popen[bytes]:
@@ -184,11 +186,22 @@ def _start(program: str, handles: tuple[int, int]) -> subprocess.Popen[bytes]:
     )
 
 
-def _ask(process: subprocess.Popen[bytes], message: object) -> Any:
+def _code_of(process: subprocess.Popen[bytes]) -> int | None:
+    """Return the exit code of a process that has ended or been killed; `None` if it does not end."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        return process.wait(_END_S)
+    return None
+
+
+def _ask(process: subprocess.Popen[bytes], message: object, *, within_s: float | None = None) -> Any:
     assert process.stdin is not None
     assert process.stdout is not None
     pickle.dump(message, process.stdin, pickle.HIGHEST_PROTOCOL)
     process.stdin.flush()
+    answer = select.poll()
+    answer.register(process.stdout, select.POLLIN)
+    if within_s is not None and not answer.poll(1000 * within_s):
+        raise EOFError
     return pickle.load(process.stdout)
 
 

@@ -12,6 +12,7 @@ import importlib
 import os
 import resource
 import shutil
+import signal
 import stat
 import subprocess
 import time
@@ -60,7 +61,7 @@ _LOCKED = ("wrong password", "encrypted archive", "enter password", "data error 
 # A listing reads only headers; if it takes longer than this, it hangs. So does a tool that unpacks more slowly.
 _LISTING_S = 300.0
 _SLOWEST_BYTES_PER_S = 500_000
-_LOOK_S = 0.25
+_LOOK_S, _END_S = 0.25, 10.0
 # An archive without members has only a few headers.
 _EMPTY_BYTES = 128
 # The length of a Unix mode in a listing: drwxr-xr-x.
@@ -121,8 +122,11 @@ def _open_by_command(command: str, kind: ToolKind, path: str, label: str, cancel
                 cancellation.check()
         finally:
             # In every case, cancellation included, so that no tool outlives this call; after success it does nothing.
-            process.kill()
-            process.communicate()
+            # With its children: `7z` may be a script. One that a dead disk holds is left.
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.communicate(timeout=_END_S)
         # Names in archives may have any encoding; bytes that are not UTF-8 go to the check of names unchanged.
         text = output.decode("utf-8", "surrogateescape")
         if process.returncode:

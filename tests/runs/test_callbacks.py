@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import ModuleType, SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from colabstage import resumable
 
 if TYPE_CHECKING:
     from tests.nurseries import Nurseries
@@ -40,3 +44,32 @@ def test_weights_are_those_of_a_training_that_nothing_interrupted(
     found = json.loads(nurseries.run_script(kind, [LOOPS, library, tmp_path, *map(str, deaths)], {}))
     assert found.pop("from") > 0
     assert found == {"died": len(deaths), "same": True, "steps": 36, "epochs": 3, "again": 0}
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("library", ["pytorch_lightning", "transformers.trainer"])
+def test_a_trainer_may_enter_its_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: str) -> None:
+    """As when a cell is run once more in the same kernel: only the run that is open counts its steps."""
+
+    class Trainer:
+        world_size, optimizer, training = 1, None, False
+        args = SimpleNamespace(world_size=1)
+
+        def __init__(self) -> None:
+            self.callbacks: list[Any] = []
+            self.add_callback, self.remove_callback = self.callbacks.append, self.callbacks.remove
+
+        def train(self) -> None:
+            for callback in self.callbacks:
+                step = getattr(callback, "on_train_batch_end", None)
+                callback.on_step_end() if step is None else step(self, None, {}, None, 0)
+
+    module: Any = ModuleType(library)
+    module.Trainer, module.Callback, module.TrainerCallback = Trainer, object, object
+    monkeypatch.setitem(sys.modules, library, module)
+    trainer = Trainer()
+    run = resumable(tmp_path, trainer=trainer, progress=False)
+    for again in (run, run, resumable(tmp_path, trainer=trainer, progress=False)):
+        with again:
+            trainer.train()
+    assert (again.steps, trainer.callbacks) == (3, [])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import json
 import multiprocessing
 import os
@@ -30,7 +31,10 @@ from colabstage.errors import (
     RunInUseError,
     TargetExistsError,
 )
+from simulated_drive.drive import SimulatedDrive
+from simulated_drive.knobs import DriveKnobs
 from tests.runs.training import ROWS, make_parts, train, train_step, write_data
+from tests.support.deadlines import shorten_deadlines
 from tests.support.images import in_classes, make_tree
 
 if TYPE_CHECKING:
@@ -406,6 +410,33 @@ def test_a_mount_that_dies_while_a_version_is_saved_is_a_typed_error(
         run.save()
 
 
+@pytest.mark.slow
+@pytest.mark.fuse
+@pytest.mark.filterwarnings("ignore:.*in_memory=True:UserWarning")
+def test_a_mount_that_begins_to_hang_ends_a_save_and_a_loop(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that reads or writes there is left behind."""
+    for package, most_s in (("machine", 0.5), ("runs", 2.0), ("load", 2.0)):
+        shorten_deadlines(package, most_s, monkeypatch.setattr)
+    monkeypatch.setenv("COLABSTAGE_SYSTEM_ROOT", str(tmp_path))
+    with SimulatedDrive(tmp_path / "home", knobs=DriveKnobs.quick()) as drive:
+        shutil.copy(data, drive.cloud / "MyDrive" / "rows.h5")
+        drive.mount(tmp_path / "content/drive")
+        assert drive._server is not None
+        my_drive = tmp_path / "content/drive/MyDrive"
+        parts = make_parts(my_drive / "rows.h5")
+        with resumable(my_drive / "run", progress=False, every=9999, **parts) as run:
+            for use in (run.save, lambda: list(parts["loader"])):
+                os.kill(drive._server.pid, signal.SIGSTOP)
+                try:
+                    with pytest.raises(DriveDisconnectedError, match="not answered"):
+                        use()
+                finally:
+                    os.kill(drive._server.pid, signal.SIGCONT)
+            run.save()
+
+
 def test_a_dead_process_holds_no_run(data: Path, tmp_path: Path) -> None:
     """Nothing waits for a process of this machine that died without cleaning up."""
     lease = leave_lease(data, tmp_path)
@@ -693,14 +724,28 @@ def test_an_optimizer_that_is_no_part_is_noted(tmp_path: Path) -> None:
 
 
 def test_a_run_says_which_settings_it_keeps(tmp_path: Path) -> None:
-    """Also those that are no numbers, as the direction of a metric: the state that is restored has the old one."""
-    for mode in ("min", "max"):
+    """Also those that are no numbers, as the direction of a metric, and those in schedules of schedules: the state that
+    is restored has the old one."""
+    schedules = torch.optim.lr_scheduler
+    for mode, length in (("min", 5), ("max", 6)):
         model = nn.Linear(2, 2)
-        optimizer = torch.optim.Adam(model.parameters(), amsgrad=mode == "max")
-        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, mode)
-        with resumable(tmp_path, model=model, optimizer=optimizer, plateau=plateau, progress=False) as run:
+        optimizer = torch.optim.Adam(model.parameters(), lr=torch.tensor(float(length)), amsgrad=mode == "max")
+        warm = [schedules.LinearLR(optimizer, total_iters=5), schedules.CosineAnnealingLR(optimizer, 10 * length)]
+        parts: dict[str, Any] = {
+            "plateau": schedules.ReduceLROnPlateau(optimizer, mode),  # type: ignore[arg-type]
+            "steps": schedules.MultiStepLR(optimizer, [1, length]),
+            "warm": schedules.SequentialLR(optimizer, warm, [length]),
+        }
+        with resumable(tmp_path, model=model, optimizer=optimizer, **parts, progress=False) as run:
             run.step()
-    for kept in ("'amsgrad'] stays False", "plateau.mode stays min"):
+    for kept in (
+        "'initial_lr'] stays 5.0",
+        "'amsgrad'] stays False",
+        "plateau.mode stays min",
+        "steps.milestones stays (1, 5)",
+        "warm._milestones[0] stays 5",
+        "warm._schedulers[1]['T_max'] stays 50",
+    ):
         assert any(kept in note for note in run.notes)
 
 
@@ -726,6 +771,22 @@ def test_an_epoch_that_ends_by_break_is_done(data: Path, tmp_path: Path) -> None
                 if epoch == last:
                     break
     assert (run.epoch, run.steps) == (3, 36)
+
+
+def test_an_epoch_that_is_left_early_is_over(data: Path, tmp_path: Path) -> None:
+    """A loop that takes some batches of each epoch, or all of them and not the end, goes on with the next epoch."""
+    seen: dict[tuple[int, str], list[Any]] = {}
+    for steps, sessions in itertools.product((5, 12), ([4], [2, 3, 4])):
+        folder = str(sessions)
+        for epochs in sessions:
+            parts = make_parts(data)
+            with resumable(tmp_path / f"{steps} {folder}", progress=False, **parts) as run:
+                for _ in run.epochs(epochs):
+                    for _, (_, rows) in zip(range(steps), parts["loader"], strict=False):
+                        seen.setdefault((steps, folder), []).append(rows.tolist())
+                        run.step()
+        assert len(seen[steps, folder]) == run.steps == 4 * steps
+        assert seen[steps, folder] == seen[steps, "[4]"]
 
 
 def test_a_forked_process_obeys_its_signals(tmp_path: Path) -> None:

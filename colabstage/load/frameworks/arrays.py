@@ -459,7 +459,8 @@ class NumpyLoader(Iterated):
         epoch, self._epoch = self._epoch, self._epoch + 1
         demand = Demand()
         source = self._batches.stream(epoch, 0, demand)
-        ahead = Ahead(source, self.plan.prefetch.value, "colabstage-ahead", demand)
+        touches = self._batches.reader.paths
+        ahead = Ahead(source, self.plan.prefetch.value, "colabstage-ahead", demand, touches=touches)
         return self._begun(Iteration(ahead, lambda one: (one,), self._batches.finish))
 
     def set_epoch(self, epoch: int) -> None:

@@ -213,7 +213,8 @@ class KerasBatches(PyDataset):  # type: ignore[misc]  # keras has no type inform
     def _begin(self, epoch: int, number: int) -> Ahead[Any]:
         demand = Demand()
         source = self._batches.stream(epoch, number, demand)
-        self._ahead = Ahead(source, self.plan.prefetch.value, "colabstage-ahead", demand, linger_s=_LINGER_S)
+        depth, touches = self.plan.prefetch.value, self._batches.reader.paths
+        self._ahead = Ahead(source, depth, "colabstage-ahead", demand, linger_s=_LINGER_S, touches=touches)
         return self._ahead
 
     def _end(self) -> None:

@@ -22,6 +22,7 @@ from colabstage.errors import (
     NotEnoughSpaceError,
 )
 from simulated_drive.knobs import DriveFaults, OpFault
+from tests.support.deadlines import shorten_deadlines
 from tests.support.images import read_tree
 from tests.support.steps import OneStep
 
@@ -172,15 +173,20 @@ def test_too_little_room_is_told_with_figures_before_anything_is_written(tmp_pat
     assert list(small_disk.iterdir()) == []
 
 
-def test_threads_do_it_where_no_process_can_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python inside another program has no interpreter to start."""
+@pytest.mark.parametrize("program", [None, "exit 1", "exec sleep 600"])
+def test_threads_do_it_where_no_process_can_be_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str | None
+) -> None:
+    """Python inside another program has no interpreter to start, or one that hangs."""
     files = many_files()
     archive = write(tmp_path / "a.zip", files)
-    monkeypatch.setattr(sys, "executable", "")
-    extract_archive(archive, tmp_path / "one", progress=False)
-    monkeypatch.setattr(sys, "executable", "/bin/false")
-    extract_archive(archive, tmp_path / "two", progress=False)
-    assert read_tree(tmp_path / "one") == read_tree(tmp_path / "two") == files
+    script = tmp_path / "python"
+    script.write_text(f"#!/bin/sh\n{program}\n")
+    script.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", "" if program is None else str(script))
+    shorten_deadlines("sources", 1.0, monkeypatch.setattr)
+    extract_archive(archive, tmp_path / "out", progress=False)
+    assert read_tree(tmp_path / "out") == files
 
 
 _LARGE = """
