@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Unpack
@@ -126,7 +127,9 @@ def split_alike(
     units = names
     if options.group_by is not None:
         units = groups_of_keys(units, options.group_by)
-        earlier = dict(zip(groups_of_keys(list(earlier), options.group_by), earlier.values(), strict=True))
+        # Samples of a source with splits of its own need no groups; that none has one is an error.
+        grouped = [name for name in earlier if re.search(options.group_by, name)] or list(earlier)
+        earlier = dict(zip(groups_of_keys(grouped, options.group_by), map(earlier.__getitem__, grouped), strict=True))
     numbers = divide(table, options.fractions, seed=options.seed, group_by=options.group_by).tolist()
     splits = [earlier.get(unit, options.fractions[number][0]) for unit, number in zip(units, numbers, strict=True)]
     return replace(table, splits=splits)

@@ -90,6 +90,9 @@ def test_options_that_are_left_out_are_those_of_the_dataset(tmp_path: Path) -> N
     more = make_tree(tmp_path / "more", {name.replace("-", "-new"): number for number, name in enumerate(names)})
     how: dict[str, Any] = {"splits": {"train": 0.5, "test": 0.5}, "group_by": r"p\d", "seed": 3, "layout": "images"}
     pack_dataset(photos, tmp_path / "set.h5", shards=2, progress=False, **how)
+    # A source with splits of its own, whose names have no groups.
+    divided = make_tree(tmp_path / "divided", {"train/a.png": 1, "test/b.png": 2})
+    pack_dataset(divided, append_to=tmp_path / "set-*.h5", progress=False)
     pack_dataset(more, append_to=tmp_path / "set-*.h5", progress=False)
     groups = {
         split: {key[2:4] for key in dataset_h5(tmp_path / "set-*.h5", split=split).reader.keys()}  # noqa: SIM118
