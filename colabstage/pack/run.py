@@ -395,7 +395,8 @@ def _append(source: PackSource | CallersDataset, dataset: Path, asked: PackOptio
                 table, options = split_alike(table, names, options, earlier), replace(options, splits=None)
             job = plan_job(opened.tree, table, options, free_bytes=space_for(target))
             check_fits(base, job.table, job.plan, options)
-            run = PackRun(job, target, opened.slow, progress, identity=opened.identity, overwrite=False)
+            fixed = f", as those of '{dataset}' are"
+            run = PackRun(job, target, opened.slow, progress, identity=opened.identity, overwrite=False, fixed=fixed)
             report = run.execute()
     # A note, not an error: names repeat if two sources both number their files from 1.
     again = sum(name in earlier for name in names)
