@@ -239,7 +239,6 @@ class Iteration(Generic[T]):
         self._unpack: Callable[[Any], Iterable[Any]] = unpack
         self._hand_out: Callable[[Any], T] = hand_out
         self._ready: deque[Any] = deque()
-        self._pid = os.getpid()
         self._at_end = at_end
         self._waited = waited
         self.closed = False
@@ -261,8 +260,7 @@ class Iteration(Generic[T]):
             )
             raise CancelledError(msg)
         began = 0.0 if self._waited is None else time.perf_counter()
-        # After a fork, the batches that wait here belong to the parent, which hands them out too.
-        if not self._ready or os.getpid() != self._pid:
+        if not self._ready:
             self._receive()
         if self._waited is not None:
             self._waited(time.perf_counter() - began)

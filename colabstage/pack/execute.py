@@ -274,12 +274,14 @@ class PackRun:
     """Whether a record of its rows is written beside it, from which the next pack takes them over."""
     base: BasePack | None = None
     """An earlier pack, whose rows are taken over if they are proved unchanged; it may be at `out`."""
+    fixed: str = ""
+    """Why only the planned form will do, if so."""
 
     def execute(self) -> PackReport:
         """Write the pack, replacing an existing file only at the very end."""
         began = time.monotonic()
         # Batches of the planned form may have been returned already.
-        fixed = "" if self.stream is None else ", which is what streaming=True began with"
+        fixed = self.fixed if self.stream is None else ", which is what streaming=True began with"
         run = replace(self, job=settled(self.job), address=self.address or self.job.label)
         while True:
             try:
@@ -474,8 +476,8 @@ class PackRun:
             is_foreground, found = compare_with_all(masks, work.levels.read())
             if is_foreground:
                 msg = (
-                    "The masks have the values 0 and 255 alone, which is a foreground, and those that were looked at "
-                    "first had no 255. Pack them into one file, without streaming=True."
+                    "they have the values 0 and 255 alone, which is a foreground, and those that were looked at first "
+                    "had no 255; pack them into one file of their own, without streaming=True"
                 )
                 # All shards must mean the same, and this one knows only its own masks.
                 raise ReplanError(msg, with_foreground if self.shard is None else None)

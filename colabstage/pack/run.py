@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Unpack
@@ -39,7 +40,7 @@ from colabstage.io.display import resolve_progress
 from colabstage.io.files import local_lock, lock_for, make_folder
 from colabstage.io.units import show_address
 from colabstage.io.workspace import sweep_orphans
-from colabstage.layouts.table import Boxes, UnreadBoxes, Values
+from colabstage.layouts.table import Boxes, Masks, UnreadBoxes, Values
 from colabstage.machine.mounts import place_in, require_answer, required_to_stay, run_watched, run_watched_for_caller
 from colabstage.pack.execute import PackRun, space_for
 from colabstage.pack.job import CallersDataset, open_source, plan_job
@@ -54,9 +55,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from concurrent.futures import Executor
     from os import PathLike
-    from typing import Any
-
-    from numpy.typing import NDArray
 
     from colabstage.h5.info import PackInfo
     from colabstage.io.progress import Progress
@@ -106,10 +104,9 @@ def options_like(base: PackInfo, options: PackOptions) -> PackOptions:
     left = {name: value for name, value in before.items() if getattr(options, name) == getattr(plain, name)}
     # A function is recorded by a digest of its code.
     if ":" in str(left.get("layout", "")):
-        function = left["layout"].rpartition(":")[0]
         msg = (
-            f"'{base.path}' was packed with layout={function}, which the file does not hold. Give layout= as then, or "
-            "a layout by its name."
+            f"'{base.path}' was packed with a function as layout= ({left['layout'].partition(':')[0]}), which the file "
+            "does not hold. Give it again, or a layout by its name."
         )
         raise OptionError(msg)
     return replace(options, **left)
@@ -130,30 +127,39 @@ def split_alike(
     units = names
     if options.group_by is not None:
         units = groups_of_keys(units, options.group_by)
-        earlier = dict(zip(groups_of_keys(list(earlier), options.group_by), earlier.values(), strict=True))
+        # Samples of a source with splits of its own need no groups; that none has one is an error.
+        grouped = [name for name in earlier if re.search(options.group_by, name)] or list(earlier)
+        earlier = dict(zip(groups_of_keys(grouped, options.group_by), map(earlier.__getitem__, grouped), strict=True))
     numbers = divide(table, options.fractions, seed=options.seed, group_by=options.group_by).tolist()
     splits = [earlier.get(unit, options.fractions[number][0]) for unit, number in zip(units, numbers, strict=True)]
     return replace(table, splits=splits)
 
 
-def with_classes(table: SampleTable, classes: tuple[str, ...]) -> SampleTable:
-    """Return the table with labels numbered as in `classes`, unless it has other classes."""
-    # More data often lacks some classes. Numbers would then shift, and the same label would mean two things.
-    if table.classes == classes or not set(table.classes) <= set(classes) or not table.classes:
-        return table
-    numbers = np.array([classes.index(name) for name in table.classes], np.int64)
+def labelled_alike(table: SampleTable, classes: tuple[str, ...]) -> SampleTable:
+    """Return the table with labels that mean the same as those of a dataset with these classes, if their names allow
+    it."""
     targets = table.targets
-
-    def renumbered(labels: NDArray[Any]) -> NDArray[Any]:
-        # Of what is no class, as a secret label of -1, the number stays.
-        return np.where((labels >= 0) & (labels < len(numbers)), numbers.take(labels, mode="clip"), labels)
-
-    if isinstance(targets, Values) and targets.values.ndim == 1 and targets.values.dtype.kind in "iu":
-        return replace(table, classes=classes, targets=Values(renumbered(targets.values)))
-    if isinstance(targets, Boxes) and "labels" in targets.columns:
-        columns = {**targets.columns, "labels": renumbered(targets.columns["labels"])}
-        return replace(table, classes=classes, targets=replace(targets, columns=columns))
-    return table
+    if isinstance(targets, Masks) and targets.guessed:
+        # Empty masks do not show that others have a foreground.
+        masks = replace(targets, foreground=True)
+        return replace(table, targets=masks, classes=classes) if masks.classes == classes else table
+    labels = targets.values if isinstance(targets, Values) else None
+    if isinstance(targets, Boxes):
+        labels = targets.columns.get("labels")
+    if labels is None or labels.ndim != 1 or labels.dtype.kind not in "iu":
+        return table
+    # More data often lacks some classes. Numbers would then shift, and the same label would mean two things. Numbers
+    # without names are named by their digits, as they would be if they were more; -1, a secret label, has no name.
+    found, places = np.unique(labels, return_inverse=True)
+    names = {number: str(number) for number in found.tolist() if number >= 0} | dict(enumerate(table.classes))
+    numbers = {name: number for number, name in enumerate(classes)} or {str(number): number for number in names}
+    if not set(names.values()) <= numbers.keys():
+        return table
+    meant = np.array([numbers.get(names.get(label, ""), label) for label in found.tolist()], labels.dtype)
+    made = meant[places.reshape(-1)]
+    if isinstance(targets, Boxes):
+        return replace(table, classes=classes, targets=replace(targets, columns={**targets.columns, "labels": made}))
+    return replace(table, classes=classes, targets=Values(made))
 
 
 def check_fits(base: PackInfo, table: SampleTable, plan: PackPlan, options: PackOptions) -> None:
@@ -379,7 +385,7 @@ def _append(source: PackSource | CallersDataset, dataset: Path, asked: PackOptio
             check_outside([Path(source)], target, "append_to")
         earlier = splits_of_names(dataset)
         with open_source(source, options, beside=target) as opened:
-            table = with_classes(opened.find(is_more=True), base.classes)
+            table = labelled_alike(opened.find(is_more=True), base.classes)
             # As a file holds them.
             names = [key.encode(errors="backslashreplace").decode() for key in table.keys]
             if table.splits is not None:
@@ -389,7 +395,8 @@ def _append(source: PackSource | CallersDataset, dataset: Path, asked: PackOptio
                 table, options = split_alike(table, names, options, earlier), replace(options, splits=None)
             job = plan_job(opened.tree, table, options, free_bytes=space_for(target))
             check_fits(base, job.table, job.plan, options)
-            run = PackRun(job, target, opened.slow, progress, identity=opened.identity, overwrite=False)
+            fixed = f", as those of '{dataset}' are"
+            run = PackRun(job, target, opened.slow, progress, identity=opened.identity, overwrite=False, fixed=fixed)
             report = run.execute()
     # A note, not an error: names repeat if two sources both number their files from 1.
     again = sum(name in earlier for name in names)

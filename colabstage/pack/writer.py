@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import xxhash
 
-from colabstage.errors import CorruptArchiveError, DecodeError, LayoutError, SourceReadError
+from colabstage.errors import ColabstageError, CorruptArchiveError, DecodeError, LayoutError, SourceReadError
 from colabstage.images.decode import (
     DecodedImage,
     PixelRoom,
@@ -148,6 +148,11 @@ class SampleEncoder:
                 lost = (*lost, "turned")
         except DecodeError as error:
             raise BrokenSampleError(part, error) from error
+        except Exception as error:
+            # The caller's own functions do not know which sample they are called with.
+            if not isinstance(error, ColabstageError):
+                error.add_note(f"This happened with '{part}'.")
+            raise
         return StoredSample(parts, size, lost, levels)
 
     def _encode_x(self, index: int, content: Content, scratch: Scratch) -> tuple[memoryview, Size, tuple[Loss, ...]]:

@@ -117,6 +117,16 @@ def test_an_iterator_from_before_a_fork_is_refused_in_the_child(rows: Path) -> N
     assert len(list(batches)) == 6 * BATCH // 8 - 1
 
 
+def test_an_iterator_without_threads_goes_on_in_both_processes(rows: Path) -> None:
+    """All batches of a group, of which some have been taken before the fork."""
+    batches = iter(make_loader(dataset_h5(rows), 8, strategy="device", device="cpu"))
+    next(batches)
+    child = os.fork()
+    if child == 0:
+        os._exit(len(list(batches)))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == len(list(batches)) == 6 * BATCH // 8 - 1
+
+
 def test_a_program_that_ends_in_the_middle_of_an_epoch_ends_cleanly(rows: Path) -> None:
     code = (
         "import sys\n"

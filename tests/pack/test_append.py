@@ -90,6 +90,9 @@ def test_options_that_are_left_out_are_those_of_the_dataset(tmp_path: Path) -> N
     more = make_tree(tmp_path / "more", {name.replace("-", "-new"): number for number, name in enumerate(names)})
     how: dict[str, Any] = {"splits": {"train": 0.5, "test": 0.5}, "group_by": r"p\d", "seed": 3, "layout": "images"}
     pack_dataset(photos, tmp_path / "set.h5", shards=2, progress=False, **how)
+    # A source with splits of its own, whose names have no groups.
+    divided = make_tree(tmp_path / "divided", {"train/a.png": 1, "test/b.png": 2})
+    pack_dataset(divided, append_to=tmp_path / "set-*.h5", progress=False)
     pack_dataset(more, append_to=tmp_path / "set-*.h5", progress=False)
     groups = {
         split: {key[2:4] for key in dataset_h5(tmp_path / "set-*.h5", split=split).reader.keys()}  # noqa: SIM118
@@ -112,6 +115,40 @@ def test_options_that_are_left_out_are_those_of_the_dataset(tmp_path: Path) -> N
         "c.png": 2,
         "_.png": -1,
     }
+
+
+def _scored(first: int, labels: list[int]) -> dict[str, Any]:
+    names = [f"{number}.png" for number in range(first, first + len(labels))]
+    rows = "".join(f"{name},{label}\n" for name, label in zip(names, labels, strict=True))
+    return {**{name: number for number, name in enumerate(names)}, "labels.csv": f"file,label\n{rows}"}
+
+
+def _masked(first: int, values: list[int]) -> dict[str, Any]:
+    # A pixel that is 0 in each.
+    masks = [b"P5\n4 4\n255\n" + bytes([0, *[value] * 15]) for value in values]
+    pairs = ({f"images/{number}.png": number, f"masks/{number}.pgm": one} for number, one in enumerate(masks, first))
+    return {name: content for pair in pairs for name, content in pair.items()}
+
+
+@pytest.mark.parametrize(
+    ("there", "added", "expected"),
+    [
+        (_scored(0, [0, 1, 2, 0, 1, 2]), _scored(6, [2, 0, -1]), [2, 0, -1]),
+        (_scored(0, [0, 1, 2]), _scored(3, [2, 0, 2, 0, 1, 1]), [2, 0, 2, 0, 1, 1]),
+        (_masked(0, [255, 0, 255]), _masked(3, [0, 0]), [0, 0]),
+    ],
+    ids=["too few to count classes", "enough", "empty masks"],
+)
+def test_labels_mean_what_they_mean_in_the_dataset(
+    tmp_path: Path, there: dict[str, Any], added: dict[str, Any], expected: list[int]
+) -> None:
+    """Also if the new samples alone do not tell that numbers are classes, or masks a foreground."""
+    pack_dataset(make_tree(tmp_path / "there", there), tmp_path / "data.h5", progress=False)
+    report = pack_dataset(make_tree(tmp_path / "added", added), append_to=tmp_path / "data.h5", progress=False)
+    data = dataset_h5(report.path)
+    found = {int(Path(key).stem): np.max(data[row][1]) for row, key in enumerate(data.reader.keys())}
+    assert [found[number] for number in sorted(found)] == expected
+    assert len(dataset_h5(tmp_path / "data*.h5")) == len(data) + len(dataset_h5(tmp_path / "data.h5"))
 
 
 def _other_class(folder: Path) -> None:

@@ -108,11 +108,15 @@ def test_a_lossy_mask_behind_the_first_is_named(tmp_path: Path) -> None:
         pack_dataset(archive(tmp_path / "a.zip", masks, "jpg"), tmp_path / "a.h5", progress=False)
 
 
-def test_shards_refuse_what_cannot_be_one_set(tmp_path: Path) -> None:
-    """A shard cannot decide for the others."""
+def test_shards_and_appended_files_refuse_what_cannot_be_one_set(tmp_path: Path) -> None:
+    """A shard cannot decide for the others, nor can what is appended for what is there."""
     source = archive(tmp_path / "a.zip", [mask((0,))] * FIRST + [mask((0, 255))] * (ALL - FIRST))
     with pytest.raises(LayoutError, match="which is a foreground"):
         pack_dataset(source, tmp_path / "a.h5", shards=2, progress=False)
+    pack_dataset(archive(tmp_path / "b.zip", [mask((0, 1))] * FIRST), tmp_path / "b.h5", progress=False)
+    with pytest.raises(LayoutError, match="which is a foreground"):
+        pack_dataset(source, append_to=tmp_path / "b.h5", progress=False)
+    assert len(list(tmp_path.glob("b*"))) == len(("b.zip", "b.h5", "b.h5.json"))
 
 
 def test_a_layout_that_says_what_255_means_is_believed(tmp_path: Path) -> None:

@@ -109,6 +109,18 @@ def test_prepare_changes_what_is_stored(tmp_path: Path, photos: Path) -> None:
             np.testing.assert_array_equal(out[f"Y_{split}"][()], plain[f"Y_{split}"][()])
 
 
+def test_what_prepare_raises_passes_with_the_sample_that_it_was_for(tmp_path: Path, photos: Path) -> None:
+    """It is called in threads, in any order."""
+
+    def of_some(x: Any) -> Any:
+        return x if calls.pop() else 1 / 0
+
+    calls = [*[False] * 20, True]
+    with pytest.raises(ZeroDivisionError) as raised:
+        pack_dataset(photos, tmp_path / "out.h5", prepare=of_some, on_error="skip", progress=False)
+    assert any(str(path.relative_to(photos)) in note for path in photos.rglob("*.*") for note in raised.value.__notes__)
+
+
 def test_prepare_does_not_hide_broken_images(tmp_path: Path, photos: Path) -> None:
     """They are named, and masks that could not follow are refused."""
     (photos / "cat/004.png").write_bytes(b"no image")
