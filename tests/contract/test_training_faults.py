@@ -7,12 +7,8 @@ torchvision, kornia, Ignite or Lightning run in the environment of `make librari
 from __future__ import annotations
 
 import json
-import os
 import pickle
 import re
-import signal
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -94,22 +90,6 @@ def error_of(call: Callable[[], object]) -> Exception | None:
     except Exception as error:  # noqa: BLE001 - what is looked for
         return error
     return None
-
-
-def script(folder: Path, code: str, *arguments: object, timeout_s: float = 60.0, before: tuple[str, ...] = ()) -> str:
-    """Run code as a file in a new process, so that its own child processes can import it; return the last line
-    printed."""
-    (folder / "script.py").write_text(code, encoding="utf-8")
-    command = [*before, sys.executable, f"{folder}/script.py", *map(str, arguments)]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-    ) as process:
-        try:
-            said, _ = process.communicate(timeout=timeout_s)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            said = f"nothing after {timeout_s:.0f} s"
-    return said.strip().splitlines()[-1]
 
 
 # --- orders -----------------------------------------------------------------------------------------------------------
@@ -907,10 +887,10 @@ def subjects(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow
-def test_more_files_are_read_than_may_be_open(tmp_path: Path, subjects: Path) -> None:
+def test_more_files_are_read_than_may_be_open(tmp_path: Path, subjects: Path, nurseries: Nurseries) -> None:
     """The limit is raised, or fewer files are kept open."""
-    assert script(tmp_path, _FEW_FILES, subjects / "s*.h5") == "320"
+    (tmp_path / "script.py").write_text(_FEW_FILES, encoding="utf-8")
+    assert nurseries.run_script("torch", [tmp_path / "script.py", subjects / "s*.h5"], {}) == "320"
 
 
 def test_many_files_are_packed_into_one(subjects: Path, tmp_path: Path) -> None:
