@@ -839,13 +839,6 @@ def test_a_class_of_pixels_is_not_lost(masked: Path, call: Callable[[Path], obje
         call(masked)
 
 
-def test_the_tuned_line_loads_what_was_tried(path: Path) -> None:
-    """Pasted, it shuffles as the trial did."""
-    dataset = TensorDataset(torch.zeros(64, 3))
-    assert "shuffle=True" in autotune_loader(dataset, 8, budget_s=0.3).call
-    assert "shuffle=False" in autotune_loader(dataset_h5(path), 8, budget_s=0.3, shuffle=False).call
-
-
 # --- packs that are read under a limit ---------------------------------------------------------------------------------
 
 

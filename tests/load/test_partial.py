@@ -202,11 +202,12 @@ def place(
             yield Place(found, files, server.url(files[0].name).replace("00000-of", "*-of"), server.put, local, limit)
 
 
-def at(*kinds: str) -> pytest.MarkDecorator:
+def at(*kinds: Any) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("place", kinds, indirect=True)
 
 
-@at("web file", "shared folder")
+# One file on the web goes through epochs below a limit in the tests that follow, too.
+@at("shared folder", pytest.param("web file", marks=pytest.mark.long))
 def test_epochs_are_the_rows_of_the_file_below_the_limit(place: Place) -> None:
     """Each row comes once an epoch, in another order each time, and the disk never holds more than the limit. Slices,
     labels and a pickle are the file's; the next session starts with the local blocks, and a state continues with the
