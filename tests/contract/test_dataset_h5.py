@@ -152,7 +152,19 @@ def test_rows(pair: tuple[Path, Any, Any], in_memory: bool, tmp_path: Path, requ
     home.check(finished=True)
 
 
+# The rest differ in how rows are read, which `test_rows` compares.
+IN_A_LOADER = {
+    "contiguous", "chunked across rows", "float64 of another byte order", "bool", "one axis", "targets of several axes",
+    "rows of any length", "links to another file", "external storage",
+}  # fmt: skip
+
+
 @pytest.mark.torch
+@pytest.mark.parametrize(
+    "pair",
+    [pytest.param(kind, marks=[pytest.mark.long] * (kind not in IN_A_LOADER)) for kind in KINDS],
+    indirect=True,
+)
 def test_an_epoch(pair: tuple[Path, Any, Any]) -> None:
     """Each row once, on one rank, with its own target."""
     path, x, y = pair

@@ -49,13 +49,6 @@ def meant(path: Path) -> Epochs:
     return epochs_of(path, strategy="direct", num_workers=0)
 
 
-def test_each_row_once_an_epoch_and_another_order_each_time(meant: Epochs) -> None:
-    flat = [[row for batch in epoch for row in batch] for epoch in meant]
-    assert [sorted(epoch) for epoch in flat] == [list(range(ROWS))] * EPOCHS
-    assert flat[0] != flat[1]
-    assert [len(batch) for batch in meant[0]] == [4, 4, 4, 4, 4, 3]
-
-
 @pytest.mark.parametrize("num_workers", [1, 2])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_each_strategy(strategy: str, num_workers: int, path: Path, meant: Epochs) -> None:
@@ -73,12 +66,6 @@ def test_the_rest_of_an_epoch(strategy: Any, path: Path, meant: Epochs) -> None:
     assert seen == meant[0]
     assert [y.tolist() for _, y in second] == meant[1]
     del batches
-
-
-def test_ranks_divide_an_epoch(path: Path) -> None:
-    parts = [epochs_of(path, 1, strategy="memory", rank=rank, world_size=3)[0] for rank in range(3)]
-    assert sorted(row for part in parts for batch in part for row in batch) == list(range(ROWS))
-    assert len({len(part) for part in parts}) == 1
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ THOUSAND = pytest.param(1000, marks=[pytest.mark.long, pytest.mark.timeout(600)]
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-@pytest.mark.parametrize("epochs", [12, THOUSAND])
+@pytest.mark.parametrize("epochs", [6, THOUSAND])
 def test_epochs_leave_nothing(large: Path, name: str, epochs: int) -> None:
     """There are as many threads, descriptors and processes as after the first epochs, and hardly more memory: for a
     CudaDataLoader, and for the loader that it reads from."""

@@ -34,14 +34,6 @@ def test_a_file_that_went_away_is_told(make_file: Callable[..., Any]) -> None:
         list(loader)
 
 
-def test_images_are_channels_last_without_a_copy(large: Path) -> None:
-    """x is uint8 NCHW in channels_last memory."""
-    x, y = next(iter(make_loader(dataset_h5(large), 8)))
-    assert (tuple(x.shape), x.dtype) == ((8, 3, 128, 128), torch.uint8)
-    assert x.is_contiguous(memory_format=torch.channels_last)
-    assert y.dtype == torch.int64
-
-
 @pytest.mark.parametrize("shape", [(7,), (3, 32, 32), (4, 5, 6, 2)])
 def test_other_inputs_keep_their_axes(tmp_path: Path, shape: tuple[int, ...]) -> None:
     """Vectors, channels-first images and volumes come as stored."""

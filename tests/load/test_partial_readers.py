@@ -124,7 +124,7 @@ def test_the_state_after_any_batch_continues_with_the_next(pack: Pack, server: W
     """Whatever was evicted by then, with another number of threads, and by two ranks with as large a step."""
     dataset = opened(server, tmp_path)
     loader, states, straight = make_loader(dataset, 120, seed=5), [], []
-    for _ in range(3):
+    for _ in range(2):
         for batch in loader:
             states.append(loader.state_dict())
             straight.append(check_epoch([batch], pack))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -69,19 +71,21 @@ def epochs_of(data: Any, count: int) -> list[list[list[float]]]:
 def train_for_ever(place: Path) -> None:
     """Take batches until no more come; report when one has come, and nearly all that is let through is packed."""
     data = stage(open_tree(place), place / "a")
+    sys.stdout.write(f"{os.getpid()}\n")
     for _ in data.loader("train", BATCH, seed=SEED, num_workers=0):
         wait_until(lambda: data.ready.rows >= FIRST - BATCH)
         sys.stdout.write("a batch\n")
         sys.stdout.flush()
 
 
-def test_after_a_kill_in_a_streamed_epoch_nothing_is_fetched_twice(place: Path) -> None:
+def test_after_a_kill_in_a_streamed_epoch_nothing_is_fetched_twice(place: Path, nurseries: Nurseries) -> None:
     """The next session has the batches of an uninterrupted epoch, and reads what the first one lacked."""
-    command = [sys.executable, "-m", "tests.load.test_while_packed", "kill", str(place)]
+    command = nurseries.command("torch", "script", __file__, "kill", place)
     with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
+        trainer = int(child.stdout.readline())
         assert child.stdout.readline() == b"a batch\n"
-        child.kill()
+        os.kill(trainer, signal.SIGKILL)
     before = (place / "log").read_text("utf-8").split()
     assert BATCH < len(before) <= FIRST
     tree = open_tree(place)

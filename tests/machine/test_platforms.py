@@ -128,8 +128,9 @@ def test_an_unknown_override_lists_the_known_names(detect: Detect) -> None:
 def test_the_page_on_drive_has_each_platforms_folders(detect: Detect, name: str) -> None:
     """In the row with its title; the home folder is named as such."""
     found = detect({"COLABSTAGE_PLATFORM": name}, ("/storage", "/cache"))
+    begin = f"| {doctor(timeout_s=5.0).facts.title} | `"
     page = (ROOT / "docs/drive.md").read_text(encoding="utf-8")
-    (row,) = [line for line in page.splitlines() if line.startswith(f"| {doctor(timeout_s=5.0).facts.title} | `")]
+    (row,) = [line for line in page.splitlines() if line.startswith(begin)]
     assert f"| `{found[1]}`" in row
     if lasting := re.search(r"a copy in '(.+?)' would be on the same disk", found[2]):
         assert ("home folder" if lasting[1] == "/home/ann" else f"`{lasting[1]}`") in row

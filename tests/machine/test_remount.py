@@ -132,12 +132,12 @@ def test_staging_goes_on_after_the_client_has_died_midway(
     tmp_path: Path, colab: SimulatedColab, drive: SimulatedDrive
 ) -> None:
     """Half the images before the death and half after it make the same pack as an undisturbed run."""
-    make_tree(drive.cloud / "MyDrive/photos", in_classes(300))
+    make_tree(drive.cloud / "MyDrive/photos", in_classes(100))
     photos = colab.root / "content/drive/MyDrive/photos"
     options: dict[str, Any] = {"cache_dir": None, "progress": False}
     truth = stage_dataset(photos, local_dir=tmp_path / "truth", **options).path.read_bytes()
     drive.unmount()
-    drive.knobs = replace(drive.knobs, death_after_opens=280)
+    drive.knobs = replace(drive.knobs, death_after_opens=95)
     drive.mount(photos.parent.parent)
     staged = stage_dataset(photos, local_dir=tmp_path / "fast", **options)
     assert [note for note in staged.report.notes if "mounted again" in note]

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
+    from tests.nurseries import Nurseries
+
 What = Literal["kill before", "kill after", "fail", "dead", "full", "short", "cut", "call"]
 
 # In addition to opening: calls that change names, calls that read, and the rest. Moments for killing count only changes
@@ -92,15 +94,21 @@ class Ran:
 class Processes:
     """Calls of one function, `module:name`, each in its own process; arguments and results must be valid JSON.
 
-    `modules`: what it imports late. A killed process cannot report that, so each one would import it anew.
+    `modules`: what it imports late. A killed process cannot report that, so each one would import it anew. `nurseries`:
+    start from the process that has torch.
     """
 
-    def __init__(self, function: str, *modules: str) -> None:
+    def __init__(self, function: str, *modules: str, nurseries: Nurseries | None = None) -> None:
         root = str(Path(__file__).resolve().parents[2])
         environment = {**os.environ, "PYTHONPATH": root, "OPENBLAS_NUM_THREADS": "1"}
-        command = [sys.executable, "-m", "tests.support.moments", function, *modules]
+        begin = nurseries.command("torch", "script", __file__) if nurseries else [sys.executable, "-m", __name__]
         self._server = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, cwd="/", text=True
+            [*begin, function, *modules],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+            cwd="/",
+            text=True,
         )
 
     def run(self, arguments: list[Any], moment: Moment | None = None, **environment: str) -> Ran:
