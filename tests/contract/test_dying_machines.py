@@ -22,6 +22,8 @@ from tests.support.moments import Moment, Processes
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from tests.nurseries import Nurseries
+
 pytestmark = pytest.mark.fuse
 # The number of kills in each run of the tests, and in the long form.
 FEW, MANY = 3, 60
@@ -42,8 +44,9 @@ class Round(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def dying() -> Iterator[Processes]:
-    with Processes("tests.contract.dying:work", "tests.runs.training", "torch._dynamo") as started:
+def dying(nurseries: Nurseries) -> Iterator[Processes]:
+    interpreter = nurseries.command("torch", "script")
+    with Processes("tests.contract.dying:work", "tests.runs.training", interpreter=interpreter) as started:
         yield started
 
 

@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-# Stages, and prints how often each file below the folder of all is opened; then again without the local copy. An audit
-# hook cannot be removed: hence a process.
+# Stages each source, and prints how often each file below the folder of all is opened; then again without the local
+# copy. An audit hook cannot be removed: hence a process.
 _COUNTED = """
 import collections, json, os, shutil, sys
-source, local, cache, home = sys.argv[1:]
+local, cache, home, *sources = sys.argv[1:]
 opened = collections.Counter()
 
 def look(event, found):
@@ -46,7 +46,7 @@ def look(event, found):
 
 from colabstage import stage_dataset
 sys.addaudithook(look)
-for _ in range(2):
+for source in sources * 2:
     staged = stage_dataset(source, local_dir=local, cache_dir=cache, image_size=8, progress=False)
     staged.wait_published()
     print(json.dumps(opened))
@@ -63,25 +63,25 @@ LABELLED: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("kind", LABELLED)
-def test_each_file_of_a_folder_and_of_the_cache_is_opened_once(tmp_path: Path, kind: str) -> None:
+def test_each_file_of_a_folder_and_of_the_cache_is_opened_once(tmp_path: Path) -> None:
     """A second call, here or with the pack from the cache, opens none of the source."""
-    source = make_tree(tmp_path / "source/photos", LABELLED[kind])
-    places = [source, tmp_path / "local", tmp_path / "cache", tmp_path]
+    sources = {kind: make_tree(tmp_path / kind / "photos", files) for kind, files in LABELLED.items()}
+    arguments = [tmp_path / "local", tmp_path / "cache", tmp_path, *sources.values()]
 
     def opens() -> list[dict[str, int]]:
-        command = [sys.executable, "-c", _COUNTED, *map(str, places)]
+        command = [sys.executable, "-c", _COUNTED, *map(str, arguments)]
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
         return [json.loads(line) for line in done.stdout.splitlines()]
 
-    def below(found: dict[str, int], name: str) -> list[int]:
-        return [count for path, count in found.items() if path.startswith(name)]
+    def below(found: dict[str, int], *names: str) -> list[int]:
+        return [count for path, count in found.items() if path.startswith(names)]
 
-    first, restored = opens()
-    assert below(first, "source/") == [1] * 30
-    for found in (restored, *opens()):
-        assert below(found, "source/") == []
-        assert [count for path, count in found.items() if path.startswith("cache/") and path.endswith(".h5")] == [1]
+    found = [*opens(), *opens()]
+    for kind, first in zip(sources, found, strict=False):
+        assert below(first, f"{kind}/") == [1] * 30
+    for restored in found[len(sources) :]:
+        assert below(restored, *sources) == []
+        assert [count for path, count in restored.items() if path.startswith("cache/") and path.endswith(".h5")] == [1]
 
 
 @pytest.fixture

@@ -193,7 +193,7 @@ def test_several_at_once_leave_whole_versions(kept: Kept) -> None:
 
 @pytest.mark.parametrize("before", [(), (OLD,)], ids=["a new name", "over an older version"])
 @pytest.mark.parametrize(
-    "stride", [5, pytest.param(1, marks=[pytest.mark.long, pytest.mark.timeout(600)])], ids=["some", "each"]
+    "stride", [8, pytest.param(1, marks=[pytest.mark.long, pytest.mark.timeout(600)])], ids=["some", "each"]
 )
 def test_another_machine_publishes_between_two_requests(
     s3: BucketService, tmp_path: Path, before: tuple[bytes, ...], stride: int

@@ -139,7 +139,7 @@ def test_a_zip_larger_than_the_limit_is_packed_in_shards(
 KILLED = """
 import os, pathlib, signal, sys
 import pytest
-from colabstage import dataset_h5, stage_dataset  # whose modules are patched
+from colabstage import stage_dataset  # whose modules are patched
 from tests.support.staged import use_small_blocks
 from tests.support.steps import Meanwhile
 source, limit, local, cache = sys.argv[1:]
@@ -169,7 +169,7 @@ def test_a_kill_costs_no_shard_that_was_finished(archive: Path, whole: Path, pla
 KILLED_UNPUBLISHED = """
 import os, pathlib, signal, sys, time
 import pytest
-from colabstage import dataset_h5, stage_dataset  # whose modules are patched
+from colabstage import stage_dataset  # whose modules are patched
 from colabstage.stage.places import FolderPlace
 from tests.support.staged import use_small_blocks
 from tests.support.steps import Meanwhile

@@ -23,13 +23,15 @@ import threading
 import traceback
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import cache
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 from colabstage.errors import ColabstageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from types import TracebackType
 
 What = Literal["kill before", "kill after", "fail", "dead", "full", "short", "cut", "call"]
@@ -93,14 +95,19 @@ class Processes:
     """Calls of one function, `module:name`, each in its own process; arguments and results must be valid JSON.
 
     `modules`: what it imports late. A killed process cannot report that, so each one would import it anew.
+    `interpreter`: the command that runs a script, if not this Python, for example one that has imported torch already.
     """
 
-    def __init__(self, function: str, *modules: str) -> None:
+    def __init__(self, function: str, *modules: str, interpreter: Sequence[str] = (sys.executable, "-P")) -> None:
         root = str(Path(__file__).resolve().parents[2])
         environment = {**os.environ, "PYTHONPATH": root, "OPENBLAS_NUM_THREADS": "1"}
-        command = [sys.executable, "-m", "tests.support.moments", function, *modules]
         self._server = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, cwd="/", text=True
+            [*interpreter, __file__, function, *modules],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+            cwd="/",
+            text=True,
         )
 
     def run(self, arguments: list[Any], moment: Moment | None = None, **environment: str) -> Ran:
@@ -253,6 +260,7 @@ def main() -> None:
     """Fork a process for each line of the input; respond with one line."""
     function = _function(sys.argv[1])
     _load(sys.argv[2:])
+    _read_metadata()
     gc.freeze()  # so that no child copies memory just to search it for garbage
     for line in sys.stdin:
         arguments, moment, environment = json.loads(line)
@@ -294,6 +302,17 @@ def _work(function: Callable[..., Any], arguments: list[Any], moment: Moment, wr
         error = [isinstance(caught, ColabstageError), type(caught).__name__, str(caught), " > ".join(lines)]
     write(writer, json.dumps([watch.count, error, result, sorted(set(sys.modules) - known)]).encode())
     leave(0)
+
+
+def _read_metadata() -> None:
+    """Read once what is installed: in a process of its own, each call would read hundreds of files for it."""
+    metadata.entry_points, metadata.version = cache(metadata.entry_points), cache(metadata.version)
+    for group in ("colabstage.layouts", "colabstage.sources"):
+        metadata.entry_points(group=group)
+    metadata.entry_points(group="console_scripts", name="colabstage")
+    for package in ("colabstage", "pillow", "pillow-heif", "simplejpeg", "torch"):
+        with suppress(metadata.PackageNotFoundError):
+            metadata.version(package)
 
 
 def _load(names: list[str]) -> None:
