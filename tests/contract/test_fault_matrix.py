@@ -107,7 +107,7 @@ def fill_up(name: str, disk: Path, processes: Processes, address: str, pages: It
 
 @pytest.mark.parametrize("name", QUICK)
 def test_a_disk_that_is_full(name: str, make_disk: Callable[[int], Path], processes: Processes, address: str) -> None:
-    fill_up(name, make_disk(16), processes, address, (0, 3, 12, 10_000))
+    fill_up(name, make_disk(48), processes, address, (0, 3, 12, 10_000))
 
 
 @pytest.mark.long
@@ -116,7 +116,7 @@ def test_a_disk_that_is_full(name: str, make_disk: Callable[[int], Path], proces
 def test_a_disk_with_more_room_each_time(
     name: str, make_disk: Callable[[int], Path], processes: Processes, address: str
 ) -> None:
-    fill_up(name, make_disk(16), processes, address, (*range(40), 10_000))
+    fill_up(name, make_disk(48), processes, address, (*range(40), 10_000))
 
 
 def change_at(name: str, tmp_path: Path, processes: Processes, address: str, numbers: Iterable[int]) -> None:

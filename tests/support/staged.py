@@ -35,13 +35,6 @@ def timeless(files: Mapping[str, bytes]) -> dict[str, bytes | dict[str, Any]]:
     return found
 
 
-def has_whole_block(folder: Path) -> bool:
-    """Return whether an unfinished copy below a folder has a block recorded as complete."""
-    # After its head, a table begins with the hash of each block, 0 for a missing one.
-    tables = [path.read_bytes()[72:] for path in folder.rglob(".colabstage-*/blocks")]
-    return any(table[: 8 * (len(table) // 28)].strip(b"\0") for table in tables)
-
-
 def disk_use(folder: Path) -> int:
     """Return the bytes that a folder takes on the disk, without holes."""
     total = 0
