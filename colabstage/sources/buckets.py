@@ -232,33 +232,26 @@ class ObjectStore(Closing):
             yield lambda start, stop: in_thread(lambda: _read_at(file, start, stop), "colabstage-remote")
 
     def exists(self, path: str) -> bool:
-        try:
-            self._ask("info", path)
-        except SourceNotFoundError:
-            # The s3fs of Colab's image does not recognise an empty bucket unless asked whether it exists. Asked last,
-            # because fsspec also answers no if a login is missing, which the first call reports.
-            is_bucket = bool(path) and "/" not in path.strip("/")
-            return is_bucket and bool(self._ask("exists", path))
-        return True
-
-    def look(self, path: str) -> StoredObject | None:
-        try:
-            info = self._ask("info", path)
-        except SourceNotFoundError:
-            return None
-        return None if info.get("type") == "directory" else _stored(info)
+        # The s3fs of Colab's image does not recognise an empty bucket unless asked whether it exists. Asked last,
+        # because fsspec also answers no if a login is missing, which the first call reports.
+        is_bucket = bool(path) and "/" not in path.strip("/")
+        return self._found("info", path) is not None or (is_bucket and bool(self._ask("exists", path)))
 
     def objects(self, folder: str) -> dict[str, StoredObject]:
         """Return the present objects directly in one folder, by name; empty if there is no such folder."""
-        try:
-            found = self._ask("ls", folder, detail=True, seconds=LISTING_TIMEOUT_S)
-        except SourceNotFoundError:
-            return {}
+        found = self._found("ls", folder, detail=True, seconds=LISTING_TIMEOUT_S) or ()
         return {str(row["name"]).rpartition("/")[2]: _stored(row) for row in found if row.get("type") == "file"}
 
     def size(self, path: str) -> int | None:
-        found = self.look(path)
-        return None if found is None else found.size
+        info = self._found("info", path)
+        return None if info is None or info.get("type") == "directory" else size_of(info) or 0
+
+    def _found(self, verb: str, path: str, **options: Any) -> Any:
+        """Return an answer about something that need not exist; `None` if it does not."""
+        try:
+            return self._ask(verb, path, **options)
+        except SourceNotFoundError:
+            return None
 
     def content(self, path: str) -> bytes | None:
         try:

@@ -72,13 +72,14 @@ from colabstage.machine.mounts import drive_root, require_answer, run_watched, s
 from colabstage.machine.resources import check_space, usable_cores
 from colabstage.sources.arriving import copy_file
 from colabstage.sources.parse import LocalSource, ObjectSource, local_source, parse_source
-from colabstage.sources.remote import Checksum, given_up, read_through
+from colabstage.sources.remote import Checksum, RemoteFacts, given_up, read_through
 from colabstage.sources.remote_files import remote_opener
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from colabstage.io.progress import Cancellation, ProgressStep
+    from colabstage.sources.remote import RemoteFile
 
 Item = TypeVar("Item")
 T = TypeVar("T")
@@ -232,9 +233,9 @@ def _each(
         return pool.run(look, items, cancellation=cancellation)
 
 
-def _has_blocks(source: LocalSource | ObjectSource, manifest: Manifest, cancellation: Cancellation | None) -> bool:
+def _has_blocks(open_it: Callable[[], RemoteFile], manifest: Manifest, cancellation: Cancellation | None) -> bool:
     """Compare each block of a file, wherever that is, with its manifest."""
-    with given_up(), contextlib.closing(remote_opener(source)()) as opened:
+    with given_up(), contextlib.closing(open_it()) as opened:
         # Hashes tell more than a question after each block whether the content is still the same.
         file = opened.without_version_check()
 
@@ -393,10 +394,13 @@ class Place(ABC):
         asked = name, entry, manifest.hashes
         if asked not in self._compared:
             try:
-                self._compared[asked] = _has_blocks(_source_of(self.at(name)), manifest, cancellation)
-            except SourceNotFoundError:  # removed meanwhile
+                self._compared[asked] = _has_blocks(self._opener(name, entry), manifest, cancellation)
+            except (SourceNotFoundError, SourceChangedError):  # removed or replaced meanwhile
                 return False
         return self._compared[asked]
+
+    def _opener(self, name: str, entry: Entry) -> Callable[[], RemoteFile]:
+        return remote_opener(_source_of(self.at(name)))
 
     def _adopt(self, new: Publication) -> bool:
         """Return whether exactly this content is already there, as after a kill at the end; then it has its
@@ -651,7 +655,7 @@ def _write_draft(workspace: Path, content: bytes) -> Path:
 def _read_back(temp: Path, new: Publication) -> None:
     """Compare what the storage returns with what was written."""
     size = temp.stat().st_size
-    if size != new.manifest.size or not _has_blocks(_source_of(temp), new.manifest, new.cancellation):
+    if size != new.manifest.size or not _has_blocks(remote_opener(_source_of(temp)), new.manifest, new.cancellation):
         msg = (
             f"What was written to '{temp.parent}' reads back differently ({size:,} bytes of {new.manifest.size:,}). "
             "Nothing there was replaced. Try again; if it happens again, mount the drive again first."
@@ -692,6 +696,13 @@ class BucketPlace(Place):
 
     def read(self, name: str) -> bytes | None:
         return self._store.content(self._path(name))
+
+    def _opener(self, name: str, entry: Entry) -> Callable[[], RemoteFile]:
+        # By its address, each look would connect and log in anew.
+        from colabstage.sources.objects import ObjectFile
+
+        facts = RemoteFacts(show_address(f"{self.url}/{name}"), name, entry.size, entry.version, entry.mtime_ns)
+        return lambda: ObjectFile(self._store, self._path(name), facts, owns_store=False)
 
     def write(self, name: str, content: bytes, *, create: bool, version: str = "") -> None:
         self._store.put_bytes(content, self._path(name), create=create, version=version)

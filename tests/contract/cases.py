@@ -9,7 +9,7 @@ import tarfile
 import tempfile
 import zipfile
 from functools import partial
-from importlib.metadata import entry_points
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,7 +24,6 @@ from colabstage import (
     stage_dataset,
 )
 from colabstage.errors import ColabstageError, SourceAccessError, SourceNotFoundError, TargetExistsError
-from colabstage.layouts.detect import catalogue
 from tests.support.images import in_classes, make_tree
 from tests.support.invariants import contents
 
@@ -34,9 +33,6 @@ if TYPE_CHECKING:
     Call = Callable[[Path], object]
     # What a reader sees; each entry is whole or not by itself.
     Found = dict[str, object]
-
-# Read here, once, instead of in each process that is forked.
-catalogue()
 
 COUNT = 4
 THEIRS = ["mine", "out/mine.txt"]
@@ -60,7 +56,7 @@ def stage_streaming(home: Path) -> None:
 
 def purge(home: Path) -> None:
     """Remove all datasets, as the command line does."""
-    (command,) = entry_points(group="console_scripts", name="colabstage")
+    (command,) = metadata.entry_points(group="console_scripts", name="colabstage")
     places = ["--local-dir", str(home / "out/local"), "--cache-dir", str(home / "out/cache")]
     sys.argv = ["colabstage", "cache", "purge", "--all", "--yes", *places]
     try:

@@ -79,54 +79,10 @@ PETS = files("photos/{cat,dog}/{0..3}.png")
 # --- names and advice -------------------------------------------------------------------------------------------------
 
 
-def absolute_tar(made: Mapping[str, bytes]) -> bytes:
-    """A tar of a home folder."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
-        for name, content in made.items():
-            member = tarfile.TarInfo(f"/home/ann/{name}")
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
-    return buffer.getvalue()
-
-
-def appended(made: Mapping[str, bytes]) -> bytes:
-    """A zip to which the same files were appended, because a cell ran twice."""
-    buffer = io.BytesIO()
-    for _ in range(2):
-        with zipfile.ZipFile(buffer, "a") as archive:
-            for name, content in made.items():
-                archive.writestr(zipfile.ZipInfo(name), content)
-    return buffer.getvalue()
-
-
-@pytest.mark.filterwarnings("ignore:Duplicate name:UserWarning")
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        pytest.param("a.zip", lambda: zip_of({"/": b"", "photos/": b"", **PETS}), id="Dropbox"),
-        pytest.param("a.zip", lambda: zip_of(PETS).replace(b"s/cat/", b"s\\cat\\").replace(b"s/dog/", b"s\\dog\\"), id=".NET"),
-        pytest.param("a.zip", lambda: zip_of({f"/content/{name}": data for name, data in PETS.items()}), id="absolute"),
-        pytest.param("a.zip", lambda: appended(PETS), id="appended"),
-        pytest.param("a.tar.gz", lambda: absolute_tar(PETS), id="absolute tar"),
-    ],
-)  # fmt: skip
-def test_archives_of_ordinary_tools_are_read(
-    tmp_path: Path, stage: Callable[[object], Packed], name: str, content: Callable[[], bytes]
-) -> None:
-    """As unzip and tar do: an absolute name means one below the target."""
-    (tmp_path / name).write_bytes(content())
-    assert stage(tmp_path / name).found == "train 8: cat dog"
-
-
-def test_advice_about_a_folder_can_be_followed_inside_an_archive(tmp_path: Path, stage: Callable[..., Packed]) -> None:
-    """With `only=`."""
-    archive = tmp_path / "plants.zip"
-    archive.write_bytes(zip_of(files("plants/{color,grey,segmented}/{rust,scab}/{0..2}.png")))
-    refusal = stage(archive).refusal
-    advised = re.search(r"only='([^']*color)'", refusal)
-    assert advised, refusal
-    assert stage(archive, only=advised[1]).found == "train 6: rust scab"
+def test_a_zip_of_dropbox_is_read(tmp_path: Path, stage: Callable[[object], Packed]) -> None:
+    """Its first member is the root. Names of other tools are in tests/trees and tests/sources/extract."""
+    (tmp_path / "a.zip").write_bytes(zip_of({"/": b"", "photos/": b"", **PETS}))
+    assert stage(tmp_path / "a.zip").found == "train 8: cat dog"
 
 
 @pytest.mark.parametrize("service", ["Drive", "Kaggle"])
@@ -189,13 +145,9 @@ def cut(content: bytes, suffixes: Sequence[str]) -> dict[str, bytes]:
 @pytest.mark.parametrize(
     ("kind", "suffixes", "source"),
     [
-        ("zip", [".001", ".002", ".003"], "a.zip.001"),
-        ("zip", [".001", ".002", ".003"], "a.zip.002"),
+        # By the name of one part: tests/trees/test_only.py.
         ("zip", [".001", ".002", ".003"], "a.zip.*"),
-        ("tar.gz", [".aa", ".ab", ".ac"], "a.tar.gz.aa"),
-        ("tar.gz", [".aa", ".ab", ".ac"], "a.tar.gz.ab"),
         ("tar.gz", [".aa", ".ab", ".ac"], "a.tar.gz.*"),
-        ("tar", [".part00", ".part01"], "a.tar.part00"),
         ("7z", [".001", ".002"], "a.7z.001"),
     ],
 )
@@ -209,7 +161,7 @@ def test_parts_of_an_archive_are_joined(
         with py7zr.SevenZipFile(tmp_path / "a.7z", "w") as archive:
             archive.writeall(folder, "set")
     else:
-        shutil.make_archive(str(tmp_path / "a"), {"zip": "zip", "tar": "tar", "tar.gz": "gztar"}[kind], folder)
+        shutil.make_archive(str(tmp_path / "a"), {"zip": "zip", "tar.gz": "gztar"}[kind], folder)
     whole = tmp_path / f"a.{kind}"
     parts = cut(whole.read_bytes(), suffixes)
     whole.unlink()
@@ -219,7 +171,7 @@ def test_parts_of_an_archive_are_joined(
     assert packed.found == "train 8: cat dog" or re.search(JOINED, packed.refusal), str(packed)
 
 
-@pytest.mark.parametrize("source", ["a.zip", "a.z01", "glued.zip"])
+@pytest.mark.parametrize("source", ["a.zip", "glued.zip"])
 def test_a_split_zip_is_joined(tmp_path: Path, stage: Callable[[object], Packed], source: str) -> None:
     """If it is not joined, the error says `zip -s 0`: parts joined with cat are not yet a zip."""
     if not shutil.which("zip"):
@@ -271,36 +223,6 @@ def test_volumes_of_a_rar_are_read(tmp_path: Path, stage: Callable[..., Packed],
     assert rarfile.RarFile(tmp_path / "a.part1.rar").read("set/cat/0.png") == content
     packed = stage(tmp_path / source, layout="images")
     assert packed.found or re.search(r"part1\.rar(?!.*Copy or upload)", packed.refusal), str(packed)
-
-
-def test_one_part_of_a_download_names_the_others(tmp_path: Path, stage: Callable[[object], Packed]) -> None:
-    """Drive downloads a folder as NAME-…-001.zip, NAME-…-002.zip and so on."""
-    for n in (1, 2):
-        made = files(f"photos/{{cat,dog}}/{n}{{0..4}}.png")
-        (tmp_path / f"photos-20240105T101112Z-{n:03}.zip").write_bytes(zip_of(made))
-    packed = stage(tmp_path / "photos-20240105T101112Z-001.zip")
-    assert packed.found.startswith("train 20") or re.search("-002", packed.refusal + "".join(packed.notes)), str(packed)
-
-
-@pytest.mark.parametrize(
-    ("parts", "right"),
-    [
-        ((files("scans/{0..5}.png"), files("scans/{5..9}.png")), r"train 1[01]: "),
-        (
-            (files("set/{cat,dog}/{0..4}.png", {"set/README.txt": "x"}), files("set/{cat,dog}/{5..9}.png", {"set/README.txt": "x"})),
-            "train 20: cat dog",
-        ),
-    ],
-    ids=["an image", "a README"],
-)  # fmt: skip
-def test_parts_of_a_download_are_united(
-    tmp_path: Path, stage: Callable[[object], Packed], parts: Sequence[dict[str, bytes]], right: str
-) -> None:
-    """Also if several contain the same file; if the copies differ, the refusal names it."""
-    for n, made in enumerate(parts, 1):
-        (tmp_path / f"set-20240105T101112Z-{n:03}.zip").write_bytes(zip_of(made))
-    packed = stage(str(tmp_path / "set-*.zip"))
-    assert re.fullmatch(right, packed.found) or re.search(r"5\.png|README", packed.refusal), str(packed)
 
 
 # --- what is not the data ---------------------------------------------------------------------------------------------

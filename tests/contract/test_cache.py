@@ -112,6 +112,14 @@ def on_each(folder: Any, drive: Any, bucket: Any) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(("cache", "options"), cases, indirect=["cache"], ids=str)
 
 
+# Of a bucket, tests/stage/test_bucket_cache.py and test_places.py show the same with fewer requests.
+not_in_a_bucket = pytest.mark.parametrize(
+    "cache",
+    ["folder", pytest.param("Drive", marks=pytest.mark.fuse), pytest.param("bucket", marks=pytest.mark.long)],
+    indirect=True,
+)
+
+
 @on_each({"wait": False}, {}, {"streaming": True})
 def test_a_new_machine_copies_what_was_packed(machines: Machines, options: dict[str, Any], tmp_path: Path) -> None:
     """The plan says so too."""
@@ -128,6 +136,7 @@ def test_a_new_machine_copies_what_was_packed(machines: Machines, options: dict[
     assert again.path.read_bytes() == pack.read_bytes()
 
 
+@not_in_a_bucket
 def test_a_source_that_changed_is_read_again(machines: Machines) -> None:
     machines.stage()
     make_tree(machines.source, {"cat/000.png": 99})
@@ -141,7 +150,7 @@ def test_a_source_that_changed_is_read_again(machines: Machines) -> None:
     ("cache", "options"),
     [
         ("folder", {"image_size": 8}),
-        ("bucket", {"encoding": "encoded"}),
+        pytest.param("bucket", {"encoding": "encoded"}, marks=pytest.mark.long),
         pytest.param("Drive", {"splits": 0.5}, marks=[pytest.mark.fuse, pytest.mark.long]),
     ],
     indirect=["cache"],
@@ -188,6 +197,7 @@ def test_a_damaged_pack_is_not_served(machines: Machines, damage: str) -> None:
     assert (again.report.origin, numbers_in(again.path)) == ("source", BEFORE)
 
 
+@not_in_a_bucket
 def test_another_file_under_the_name_stays(machines: Machines) -> None:
     machines.stage()
     for name in machines.cache.read():

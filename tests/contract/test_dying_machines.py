@@ -45,7 +45,8 @@ class Round(NamedTuple):
 
 @pytest.fixture(scope="module")
 def dying(nurseries: Nurseries) -> Iterator[Processes]:
-    with Processes("tests.contract.dying:work", "tests.runs.training", nurseries=nurseries) as started:
+    interpreter = nurseries.command("torch", "script")
+    with Processes("tests.contract.dying:work", "tests.runs.training", interpreter=interpreter) as started:
         yield started
 
 

@@ -85,7 +85,8 @@ def test_trouble_at_each_call_of_the_system(
 def fill(disk: Path, room: int) -> Path:
     """Fill a disk except for so much room, with a file whose path is returned."""
     filler, found = disk / "filler", os.statvfs(disk)
-    filler.write_bytes(bytes(max(0, found.f_bavail * found.f_frsize - room)))
+    with filler.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, max(1, found.f_bavail * found.f_frsize - room))
     return filler
 
 

@@ -246,7 +246,7 @@ def live(count: int, steps: int) -> None:
 
 
 def test_what_is_served_is_what_the_source_holds(staging: None) -> None:
-    live(6, 30)
+    live(4, 30)
 
 
 @pytest.mark.long

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import socket
 import tempfile
@@ -244,6 +245,8 @@ def moto_service() -> Iterator[BucketService]:
     """moto's S3 server in threads of this process."""
     from moto.server import ThreadedMotoServer
 
+    # Otherwise it writes a line for each of thousands of requests.
+    logging.getLogger("werkzeug").setLevel(logging.WARNING)
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()

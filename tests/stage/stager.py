@@ -1,6 +1,6 @@
-"""Stages a dataset in its own process, and prints its origin and its path.
+"""Stages a dataset in several processes at once; each prints its origin and its path.
 
-Run as python stager.py SOURCE LOCAL_DIR LOCKS.
+Run as python stager.py SOURCE LOCAL_DIR LOCKS COUNT.
 
 LOCKS is `real`, or `none` for a machine whose locks always succeed and hold nobody off.
 """
@@ -8,6 +8,7 @@ LOCKS is `real`, or `none` for a machine whose locks always succeed and hold nob
 from __future__ import annotations
 
 import json
+import os
 import sys
 from typing import Any
 
@@ -29,18 +30,32 @@ class IdleLock:
         """Do nothing."""
 
 
-def main() -> None:
-    """Wait for a line of input, so that all processes start at once; then stage."""
-    source, local_dir, locks = sys.argv[1:]
-    if locks == "none":
-        filelock.FileLock = IdleLock  # type: ignore[assignment]
-    sys.stdout.write("ready\n")
-    sys.stdout.flush()
-    sys.stdin.readline()
+def stage(source: str, local_dir: str) -> int:
+    """Stage, and print a line; return the exit code."""
     staged = stage_dataset(source, local_dir=local_dir, progress=False)
     notes = staged.report.notes
-    sys.stdout.write(json.dumps({"origin": staged.report.origin, "path": str(staged.path), "notes": notes}) + "\n")
+    line = json.dumps({"origin": staged.report.origin, "path": str(staged.path), "notes": notes})
+    os.write(sys.stdout.fileno(), f"{line}\n".encode())
+    return 0
+
+
+def main() -> int:
+    """Fork the processes, so that what they need is imported once, and wait for them."""
+    source, local_dir, locks, count = sys.argv[1:]
+    if locks == "none":
+        filelock.FileLock = IdleLock  # type: ignore[assignment]
+    children = []
+    for _ in range(int(count)):
+        if not (child := os.fork()):
+            code = 1
+            try:
+                code = stage(source, local_dir)
+            except BaseException:  # noqa: BLE001 - the test shows it
+                sys.excepthook(*sys.exc_info())
+            os._exit(code)
+        children.append(child)
+    return max(os.waitpid(child, 0)[1] for child in children) and 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tests.sources.servers import BucketService
 
 CACHE = "s3://data/cache"
-LIMIT = 4_000_000
+COUNT, LIMIT = 75, 3_400_000
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +42,7 @@ longer_blocks = pytest.mark.parametrize("small_blocks", [1 << 20], indirect=True
 @pytest.fixture(scope="module")
 def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of images whose pack is larger than the limit."""
-    files = {f"{'ab'[n % 2]}/{n}.png": noise(n, size=(128, 128)) for n in range(90)}
+    files = {f"{'ab'[n % 2]}/{n}.png": noise(n, size=(128, 128)) for n in range(COUNT)}
     return make_tree(tmp_path_factory.mktemp("many"), files)
 
 
@@ -70,7 +70,7 @@ def test_shards_go_to_the_bucket_and_are_read_in_part(many: Path, s3: BucketServ
     assert objects(s3) == {}
     with disk_sampled(tmp_path / "one") as taken:
         data = staged(many, tmp_path / "one", disk_limit=LIMIT)
-        assert sum(len(y) for _, y in data.loader("train", 8)) == 90
+        assert sum(len(y) for _, y in data.loader("train", 8)) == COUNT
         data.part.close()
     assert max(taken) <= LIMIT
     count = len([key for key in objects(s3) if key.endswith(".h5")])
@@ -92,7 +92,7 @@ def test_shards_go_to_the_bucket_and_are_read_in_part(many: Path, s3: BucketServ
     assert joined.report.origin == "cache"
     assert joined.path.read_bytes() == whole.path.read_bytes()
     (listed,) = (one for one in list_datasets(local_dir=tmp_path / "none", cache_dir=CACHE))
-    assert (listed.samples, listed.whole) == ({"train": 90}, True)
+    assert (listed.samples, listed.whole) == ({"train": COUNT}, True)
     assert purge_datasets([listed]).removed == (listed,)
     assert objects(s3) == {}
 

@@ -96,20 +96,20 @@ class Edits:
 def test_on_drive_only_what_needs_it_is_opened(drive: SimulatedDrive, my_drive: Path, tmp_path: Path) -> None:
     """Relabelled files are recognized by their MD5s, wherever they were moved to."""
     photos = drive.cloud / "MyDrive" / "photos"
-    write_photos(photos, 120)
+    write_photos(photos, 40)
     stage(my_drive / "photos", tmp_path / "local")
-    Edits(photos, 10).make()
+    Edits(photos, 4).make()
     drive.new_machine()
     drive.mount(my_drive.parent)
     planned = plan_stage(my_drive / "photos", local_dir=tmp_path / "local", cache_dir=None, image_size=SIZE)
-    assert counts(planned) == (10, 10, 10, 100, 20)
+    assert counts(planned) == (4, 4, 4, 32, 8)
     before = drive.stats()
     updated = stage(my_drive / "photos", tmp_path / "local")
     after = drive.stats()
-    assert counts(updated.report) == (10, 10, 10, 100, 20)
+    assert counts(updated.report) == (4, 4, 4, 32, 8)
     opens = after.cold_opens + after.warm_opens - before.cold_opens - before.warm_opens
     needed = [*photos.rglob("new*.jpg")]
-    assert 20 <= opens <= 28
+    assert 8 <= opens <= 12
     moved = after.bytes_cold + after.bytes_warm - before.bytes_cold - before.bytes_warm
     assert moved <= 1.2 * 2 * sum(path.stat().st_size for path in needed)
     fresh = stage(my_drive / "photos", tmp_path / "fresh")
@@ -189,7 +189,7 @@ def test_in_a_new_session_rows_come_from_the_pack_in_the_cache(tmp_path: Path) -
 
 def test_without_room_for_both_packs_everything_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     photos, cache, size = tmp_path / "photos", tmp_path / "cache", (512, 512)
-    write_photos(photos, 40)
+    write_photos(photos, 20)
     pack = stage(photos, tmp_path / "first", cache_dir=cache, image_size=size).path
     write(photos / "cat" / "new.jpg", jpeg(1000))
     found = list(os.statvfs(tmp_path))

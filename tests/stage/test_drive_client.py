@@ -51,17 +51,11 @@ def look(photos: Path) -> tuple[str, str]:
     return report.origin, report.steps[0].note
 
 
-@pytest.mark.parametrize(
-    ("changes", "counts"),
-    [({}, True), ({"uncommitted": "1"}, False), ({"uncommitted": ""}, False), ({"md5": "none"}, False)],
-    ids=["all", "waits for its upload", "may wait for it", "no MD5"],
-)
-def test_an_md5_counts_only_where_all_vouches_for_it(
-    photos: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, str], counts: bool
-) -> None:
-    """It is one, and of what is here, too; of all files or of none."""
+def test_an_md5_counts_only_where_all_vouches_for_it(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is one, and of what is here, too, and not of a file that waits for its upload, or may; of all files or of
+    none."""
     assert look(photos)[0] == "source"
-    whole = os.getxattr
+    whole, changes = os.getxattr, dict[str, str]()
 
     def getxattr(path: Any, name: str, **options: Any) -> bytes:
         answer = changes.get(name.rpartition(".")[2]) if os.fspath(path).endswith("dog/7.bmp") else None
@@ -70,8 +64,9 @@ def test_an_md5_counts_only_where_all_vouches_for_it(
         return answer.encode() if answer else whole(path, name, **options)
 
     monkeypatch.setattr(os, "getxattr", getxattr)
-    origin, note = look(photos)
-    assert (origin, "dog/7.bmp" in note) == ("local", not counts)
+    for changes in ({}, {"uncommitted": "1"}, {"uncommitted": ""}, {"md5": "none"}):
+        origin, note = look(photos)
+        assert (origin, "dog/7.bmp" in note) == ("local", bool(changes)), changes
 
 
 def test_each_file_is_asked_for_once_and_a_client_without_md5s_once_in_all(
@@ -125,32 +120,33 @@ MARK = "x" * 3_000_000 + "\nQUOTA_EXCEEDED\n"
 YESTERDAY = "yesterday: QUOTA_EXCEEDED\n"
 
 
-@pytest.mark.parametrize(
-    ("log", "number", "is_quota"),
-    [
-        (YESTERDAY + MARK, errno.EIO, True),
-        # A client that was mounted again begins its log anew.
-        ("QUOTA_EXCEEDED", errno.EIO, True),
-        (YESTERDAY, errno.EIO, False),
-        (YESTERDAY + MARK, errno.EACCES, False),
-        (None, errno.EIO, False),
-    ],
-)
+LOGS: list[tuple[str | None, int, bool]] = [
+    (YESTERDAY + MARK, errno.EIO, True),
+    # A client that was mounted again begins its log anew.
+    ("QUOTA_EXCEEDED", errno.EIO, True),
+    (YESTERDAY, errno.EIO, False),
+    (YESTERDAY + MARK, errno.EACCES, False),
+    (None, errno.EIO, False),
+]
+
+
 def test_only_a_mark_that_is_written_meanwhile_makes_it_a_quota(
-    tmp_path: Path, photos: Path, monkeypatch: pytest.MonkeyPatch, log: str | None, number: int, is_quota: bool
+    tmp_path: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "root/.config/Google/DriveFS/Logs/drive_fs.txt"
     path.parent.mkdir(parents=True)
-    path.write_text(YESTERDAY, encoding="ascii")
     lose_patience("sources", 0.2, monkeypatch.setattr)
+    for log, number, is_quota in LOGS:
+        path.write_text(YESTERDAY, encoding="ascii")
 
-    def failing(handle: int, *_: Any) -> bytes:
-        path.unlink(missing_ok=True)
-        if log is not None:
-            path.write_text(log, encoding="ascii")
-        raise OSError(number, os.strerror(number))
+        def failing(handle: int, *_: Any, log: str | None = log, number: int = number) -> bytes:
+            path.unlink(missing_ok=True)
+            if log is not None:
+                path.write_text(log, encoding="ascii")
+            raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(os, "pread", failing)
-    with pytest.raises(ColabstageError, match=r"0\.bmp") as raised:
-        fetch_files(photos / "cat/0.bmp", tmp_path / "here.bmp", progress=False)
-    assert isinstance(raised.value, DriveQuotaError) is is_quota
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pread", failing)
+            with pytest.raises(ColabstageError, match=r"0\.bmp") as raised:
+                fetch_files(photos / "cat/0.bmp", tmp_path / "here.bmp", progress=False)
+        assert isinstance(raised.value, DriveQuotaError) is is_quota, (log, number)

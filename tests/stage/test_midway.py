@@ -122,7 +122,8 @@ on_drive = pytest.mark.fuse
 @pytest.mark.parametrize(
     ("source", "how", "kind"),
     [
-        pytest.param("folder", "dies", DriveDisconnectedError, marks=on_drive),
+        # Each source, and each trouble, once.
+        pytest.param("folder", "dies", DriveDisconnectedError, marks=[on_drive, pytest.mark.long]),
         pytest.param("folder", "fails", SourceReadError, marks=on_drive),
         pytest.param("zip", "dies", DriveDisconnectedError, marks=on_drive),
         pytest.param("cache", "hangs", DriveDisconnectedError, marks=on_drive),
@@ -194,7 +195,7 @@ LIMIT = 2_900_000 + 12 * SMALL_BLOCK
     ("how", "kind"),
     [
         pytest.param("dies", DriveDisconnectedError, marks=on_drive),
-        ("stall", SourceReadError),
+        pytest.param("stall", SourceReadError, marks=pytest.mark.long),  # as it is streamed
         ("hang", SourceReadError),
     ],
 )

@@ -191,9 +191,22 @@ def test_several_at_once_leave_whole_versions(kept: Kept) -> None:
     assert set(found.values()) <= set(contents)
 
 
+def test_what_is_removed_while_it_is_compared_is_at_most_in_the_way(s3: BucketService, tmp_path: Path) -> None:
+    for at in range(2, 5):
+        source: Any = SimpleNamespace(url=f"s3://{s3.bucket}/{at}", label="the bucket")
+        kept = Kept(BucketPlace(source), tmp_path / str(at), s3)
+        for name, content in {NAME: OLD, f"{NAME}.json": manifest(OLD)}.items():
+            kept.write(name, content)
+        s3.hold(at, lambda at=at: s3.remove(f"{at}/{NAME}"))  # type: ignore[misc]
+        with contextlib.suppress(TargetExistsError):
+            kept.publish()
+        kept.publish()
+        assert kept.versions() == {NAME: NEW}, at
+
+
 @pytest.mark.parametrize("before", [(), (OLD,)], ids=["a new name", "over an older version"])
 @pytest.mark.parametrize(
-    "stride", [5, pytest.param(1, marks=[pytest.mark.long, pytest.mark.timeout(600)])], ids=["some", "each"]
+    "stride", [8, pytest.param(1, marks=[pytest.mark.long, pytest.mark.timeout(600)])], ids=["some", "each"]
 )
 def test_another_machine_publishes_between_two_requests(
     s3: BucketService, tmp_path: Path, before: tuple[bytes, ...], stride: int

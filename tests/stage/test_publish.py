@@ -206,16 +206,6 @@ def stage(source: Path, **options: Any) -> Any:
 
 
 @pytest.mark.fuse
-def test_a_dataset_waits_for_its_pack(my_drive: Path, drive: SimulatedDrive) -> None:
-    make_tree(drive.cloud / "MyDrive/photos", in_classes(4))
-    staged = stage(my_drive / "photos", wait=False)
-    published = staged.wait_published(timeout_s=60)
-    assert published.proof == "uploaded"
-    assert (drive.cloud / "MyDrive/colabstage" / published.path.name).read_bytes() == staged.path.read_bytes()
-    assert stage(my_drive / "photos", cache_dir=None).wait_published() is None
-
-
-@pytest.mark.fuse
 @pytest.mark.usefixtures("stalled")
 def test_a_dataset_that_was_staged_before_waits_for_the_pack_of_then(
     my_drive: Path, drive: SimulatedDrive, tmp_path: Path
@@ -234,6 +224,7 @@ def test_a_dataset_that_was_staged_before_waits_for_the_pack_of_then(
     restored = stage(my_drive / "photos")
     assert restored.report.origin == "cache"
     assert restored.wait_published().proof == "uploaded"
+    assert stage(my_drive / "photos", cache_dir=None).wait_published() is None
     shutil.rmtree(my_drive / "colabstage")
     with pytest.raises(SourceNotFoundError, match=published.path.name):
         restored.wait_published()

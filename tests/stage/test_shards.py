@@ -137,26 +137,34 @@ def test_a_zip_larger_than_the_limit_is_packed_in_shards(
 
 
 KILLED = """
-import os, pathlib, signal, sys
+import glob, os, signal, sys, time
 import pytest
-from colabstage import dataset_h5, stage_dataset  # whose modules are patched
+from colabstage import stage_dataset  # whose modules are patched
+from colabstage.stage.places import FolderPlace
 from tests.support.staged import use_small_blocks
 from tests.support.steps import Meanwhile
-source, limit, local, cache = sys.argv[1:]
+source, limit, local, cache, shards, least = sys.argv[1:]
 use_small_blocks(pytest.MonkeyPatch())
+if shards.startswith(local):
+    FolderPlace.put = lambda *_: time.sleep(100)
 def look():
-    if len(list(pathlib.Path(cache).glob("*-of-*.h5.json"))) >= 2:
+    if len(glob.glob(shards, recursive=True, include_hidden=True)) >= int(least):
         os.kill(os.getpid(), signal.SIGKILL)
 stage_dataset(source, disk_limit=int(limit), local_dir=local, cache_dir=cache, progress=Meanwhile(look))
 """
 
 
+def kill_at(archive: Path, places: dict[str, Any], where: str, least: int) -> None:
+    """Stage in a process that is killed once there are so many shards; if they are local ones, none is published."""
+    arguments = [str(archive), str(LIMIT), *map(str, places.values()), f"{where}/*-of-*.h5.json", str(least)]
+    ended = subprocess.run([sys.executable, "-c", KILLED, *arguments], check=False, timeout=100)
+    assert ended.returncode == -signal.SIGKILL
+
+
 def test_a_kill_costs_no_shard_that_was_finished(archive: Path, whole: Path, places: dict[str, Any]) -> None:
     """Shards in the cache are not packed again, and the rest is as if nothing had happened."""
     with disk_sampled(places["local_dir"]) as taken:
-        arguments = [str(archive), str(LIMIT), *map(str, places.values())]
-        ended = subprocess.run([sys.executable, "-c", KILLED, *arguments], check=False, timeout=100)
-        assert ended.returncode == -signal.SIGKILL
+        kill_at(archive, places, f"{places['cache_dir']}", 2)
         before = times_in(places["cache_dir"])
         assert 2 <= len(before) < SHARDS
         with staged(archive, places) as data:
@@ -166,29 +174,10 @@ def test_a_kill_costs_no_shard_that_was_finished(archive: Path, whole: Path, pla
     assert [path.name for path in places["local_dir"].iterdir()] == ["partial"]
 
 
-KILLED_UNPUBLISHED = """
-import os, pathlib, signal, sys, time
-import pytest
-from colabstage import dataset_h5, stage_dataset  # whose modules are patched
-from colabstage.stage.places import FolderPlace
-from tests.support.staged import use_small_blocks
-from tests.support.steps import Meanwhile
-source, limit, local, cache = sys.argv[1:]
-use_small_blocks(pytest.MonkeyPatch())
-FolderPlace.put = lambda *_: time.sleep(100)
-def look():
-    if list(pathlib.Path(local).rglob("*-of-*.h5.json")):
-        os.kill(os.getpid(), signal.SIGKILL)
-stage_dataset(source, disk_limit=int(limit), local_dir=local, cache_dir=cache, progress=Meanwhile(look))
-"""
-
-
 def test_a_shard_that_was_finished_and_not_published_is_not_packed_again(
     archive: Path, whole: Path, places: dict[str, Any]
 ) -> None:
-    arguments = [str(archive), str(LIMIT), *map(str, places.values())]
-    ended = subprocess.run([sys.executable, "-c", KILLED_UNPUBLISHED, *arguments], check=False, timeout=100)
-    assert ended.returncode == -signal.SIGKILL
+    kill_at(archive, places, f"{places['local_dir']}/**", 1)
     assert shards_in(places["cache_dir"]) == []
     with staged(archive, places) as data:
         (step,) = (one for one in data.report.steps if one.name == "pack in shards")

@@ -9,6 +9,7 @@ says otherwise. The server is a separate process, because a process must not ser
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -94,9 +95,11 @@ def _serve(root: str, at: str, control: str, subtype: str, remembers_s: float) -
     import mfusepy
 
     calls: dict[int, int] = {}
+    read = functools.lru_cache(1)(lambda _: json.loads(Path(control).read_text(encoding="utf-8")))
 
     def real(path: str, operation: str) -> str:
-        fault = json.loads(Path(control).read_text(encoding="utf-8"))
+        # Each fault is a new file; to parse it for every operation took most of the time.
+        fault = read(os.stat(control).st_ino)  # noqa: PTH116
         if fault.get("operation") == operation and fault["below"] in path:
             calls[fault["number"]] = count = calls.get(fault["number"], 0) + 1
             if count >= fault["first"] and (fault["times"] is None or count < fault["first"] + fault["times"]):

@@ -23,16 +23,17 @@ import threading
 import traceback
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import cache
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 from colabstage.errors import ColabstageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from types import TracebackType
 
-    from tests.nurseries import Nurseries
 
 What = Literal["kill before", "kill after", "fail", "dead", "full", "short", "cut", "call"]
 
@@ -94,16 +95,15 @@ class Ran:
 class Processes:
     """Calls of one function, `module:name`, each in its own process; arguments and results must be valid JSON.
 
-    `modules`: what it imports late. A killed process cannot report that, so each one would import it anew. `nurseries`:
-    start from the process that has torch.
+    `modules`: what it imports late. A killed process cannot report that, so each one would import it anew.
+    `interpreter`: the command that runs a script, if not this Python, for example one that has imported torch already.
     """
 
-    def __init__(self, function: str, *modules: str, nurseries: Nurseries | None = None) -> None:
+    def __init__(self, function: str, *modules: str, interpreter: Sequence[str] = (sys.executable, "-P")) -> None:
         root = str(Path(__file__).resolve().parents[2])
         environment = {**os.environ, "PYTHONPATH": root, "OPENBLAS_NUM_THREADS": "1"}
-        begin = nurseries.command("torch", "script", __file__) if nurseries else [sys.executable, "-m", __name__]
         self._server = subprocess.Popen(
-            [*begin, function, *modules],
+            [*interpreter, __file__, function, *modules],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment,
@@ -261,6 +261,7 @@ def main() -> None:
     """Fork a process for each line of the input; respond with one line."""
     function = _function(sys.argv[1])
     _load(sys.argv[2:])
+    _read_metadata()
     gc.freeze()  # so that no child copies memory just to search it for garbage
     for line in sys.stdin:
         arguments, moment, environment = json.loads(line)
@@ -302,6 +303,17 @@ def _work(function: Callable[..., Any], arguments: list[Any], moment: Moment, wr
         error = [isinstance(caught, ColabstageError), type(caught).__name__, str(caught), " > ".join(lines)]
     write(writer, json.dumps([watch.count, error, result, sorted(set(sys.modules) - known)]).encode())
     leave(0)
+
+
+def _read_metadata() -> None:
+    """Read once what is installed: in a process of its own, each call would read hundreds of files for it."""
+    metadata.entry_points, metadata.version = cache(metadata.entry_points), cache(metadata.version)
+    for kind in ("layouts", "sources"):
+        metadata.entry_points(group=f"colabstage.{kind}")
+    metadata.entry_points(group="console_scripts", name="colabstage")
+    for package in ("colabstage", "pillow", "pillow-heif", "simplejpeg", "torch"):
+        with suppress(metadata.PackageNotFoundError):
+            metadata.version(package)
 
 
 def _load(names: list[str]) -> None:

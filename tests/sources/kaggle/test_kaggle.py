@@ -51,25 +51,26 @@ def fetch(out: Path, address: str = "kaggle://ann/cats") -> dict[str, bytes]:
     return read_tree(out)
 
 
-@pytest.mark.parametrize(
-    ("text", "version"),
-    [
-        ("kaggle://ann/cats/", None),
-        ("kaggle://ann/cats/versions/7", 7),
-        ("www.kaggle.com/datasets/ann/cats/data", None),
-        ("https://www.kaggle.com/datasets/ann/cats/code?datasetId=1&sortBy=voteCount", None),
-        ("https://www.kaggle.com/datasets/ann/cats/data?datasetVersionNumber=7", 7),
-        (" <https://www.kaggle.com/datasets/ann/cats> ", None),
-        ("https://www.kaggle.com/api/v1/datasets/download/ann/cats", None),
-        ("https://www.kaggle.com/datasets/ann/cats/download?datasetVersionNumber=7", 7),
-        ("https://www.kaggle.com/datasets/ann/cats/versions/7/data", 7),
-    ],
-)
-def test_every_pasted_form_is_understood(service: KaggleService, out: Path, text: str, version: int | None) -> None:
+FORMS = {
+    "kaggle://ann/cats/": None,
+    "kaggle://ann/cats/versions/7": 7,
+    "www.kaggle.com/datasets/ann/cats/data": None,
+    "https://www.kaggle.com/datasets/ann/cats/code?datasetId=1&sortBy=voteCount": None,
+    "https://www.kaggle.com/datasets/ann/cats/data?datasetVersionNumber=7": 7,
+    " <https://www.kaggle.com/datasets/ann/cats> ": None,
+    "https://www.kaggle.com/api/v1/datasets/download/ann/cats": None,
+    "https://www.kaggle.com/datasets/ann/cats/download?datasetVersionNumber=7": 7,
+    "https://www.kaggle.com/datasets/ann/cats/versions/7/data": 7,
+}
+
+
+def test_every_pasted_form_is_understood(service: KaggleService, out: Path) -> None:
     """Each form gives owner, name and, where there is one, the version, which then need not be asked for."""
     service.add(HostedDataset("ann", "cats", zip_archive(FILES), version=7))
-    assert fetch(out, text) == FILES
-    assert service.count("GetDataset") == (version is None)
+    for number, (text, version) in enumerate(FORMS.items()):
+        before = service.count("GetDataset")
+        assert fetch(out / str(number), text) == FILES, text
+        assert service.count("GetDataset") - before == (version is None), text
 
 
 @pytest.mark.parametrize(
