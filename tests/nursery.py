@@ -17,6 +17,7 @@ import select
 import signal
 import socket
 import sys
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 
@@ -138,6 +139,7 @@ def _become(role: str, arguments: list[str], folder: str, environment: dict[str,
     """Be the requested process, to its end."""
     os.environ.clear()
     os.environ.update(environment)
+    tempfile.tempdir = None  # an import has looked for it in the nursery's environment
     os.chdir(folder)
     sys.path[:0] = [place for place in environment.get("PYTHONPATH", "").split(os.pathsep) if place]
     code = 1
