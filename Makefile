@@ -96,12 +96,12 @@ $(VENV)/.tested: pyproject.toml constraints.txt | $(VENV)/bin/pip
 	  --group notebooks || { $(NO_TORCH); exit 1; }
 	@touch $@ $(VENV)/.demo
 
-# One process imports torch and the tests, another TensorFlow and Jupyter, before four do all of it at the same time.
-# What cannot be imported is told by the tests.
+# One process imports torch and the modules of the tests, another Jupyter and the like, before four do all of it at the
+# same time; TensorFlow is only ever imported by one. What cannot be imported is told by the tests.
 $(VENV)/.compiled: $(VENV)/.tested
 	@echo "Compiling what the tests import ..."
 	@$(VENV)/bin/python -P tests/nursery.py compile >/dev/null 2>&1 & \
-	  $(VENV)/bin/python -P -m pytest -q -p no:cacheprovider --collect-only tests >/dev/null 2>&1 || true; wait
+	  $(VENV)/bin/python -P -m pytest -q -p no:cacheprovider -p tests.imported_only --collect-only tests >/dev/null 2>&1 || true; wait
 	@touch $@
 
 $(VENV)/.installed: pyproject.toml constraints.txt $(VENV)/.tested

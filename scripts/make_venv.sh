@@ -10,6 +10,12 @@ python=$(bash "$(dirname "$0")/find_python.sh" "$version") || {
 }
 trap 'rm -rf "$folder"' ERR INT TERM
 
+# Dependency groups came with 25.1. uv is what scripts/install.py would rather install with.
+packages=('pip>=25.1' uv)
+# Python's own pip installs them at once; venv would first install the pip that is bundled, for five seconds.
+"$python" -m venv --without-pip "$folder" &&
+  "$python" -m pip --python "$folder/bin/python" install -qq --no-compile "${packages[@]}" 2>/dev/null && exit 0
+
 # Debian ships venv without its pip unless python3-venv is installed; uv does not need it.
 "$python" -m venv "$folder" || {
   rm -rf "$folder"
@@ -19,6 +25,5 @@ trap 'rm -rf "$folder"' ERR INT TERM
   }
   uv venv --quiet --seed --python "$python" "$folder"
 }
-# Dependency groups came with 25.1. uv is what scripts/install.py would rather install with.
-"$folder/bin/python" -m pip install -qq --no-compile --upgrade 'pip>=25.1' uv ||
-  "$folder/bin/python" -m pip install -qq --upgrade 'pip>=25.1'
+"$folder/bin/python" -m pip install -qq --no-compile --upgrade "${packages[@]}" ||
+  "$folder/bin/python" -m pip install -qq --upgrade "${packages[0]}"

@@ -3,7 +3,7 @@
 `python nursery.py KIND SOCKET OWNER` starts a process that imports what is slow to import, and then forks whenever it
 is asked to, until the process with the number OWNER is gone. KIND is one of `PRELOADED`.
 `python nursery.py ask SOCKET ROLE ARGUMENT...` asks for a kernel, for nbclient or for a script, and ends as that does.
-`python nursery.py compile` imports everything once, so that several processes do not compile it at the same time.
+`python nursery.py compile` imports once what several processes would compile at the same time.
 Nothing of colabstage is imported here, so that notebooks and scripts import it as they would anywhere.
 """
 
@@ -17,6 +17,7 @@ import select
 import signal
 import socket
 import sys
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 
@@ -138,6 +139,7 @@ def _become(role: str, arguments: list[str], folder: str, environment: dict[str,
     """Be the requested process, to its end."""
     os.environ.clear()
     os.environ.update(environment)
+    tempfile.tempdir = None  # an import has looked for it in the nursery's environment
     os.chdir(folder)
     sys.path[:0] = [place for place in environment.get("PYTHONPATH", "").split(os.pathsep) if place]
     code = 1
@@ -175,6 +177,6 @@ if __name__ == "__main__":
     if sys.argv[1] == "ask":
         sys.exit(ask(sys.argv[2], sys.argv[3], sys.argv[4:], str(Path.cwd()), dict(os.environ)))
     if sys.argv[1] == "compile":
-        _import(*PRELOADED["tensorflow"], *_OTHERS)
+        _import(*_JUPYTER, *_OTHERS)
         sys.exit()
     main(sys.argv[1], sys.argv[2], int(sys.argv[3]))

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -18,6 +18,9 @@ from tests.support.command import run_command
 from tests.support.http_knobs import WebFault
 from tests.support.http_server import WebServer
 from tests.support.images import in_classes, make_tree
+
+if TYPE_CHECKING:
+    from tests.nurseries import Nurseries
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -41,10 +44,14 @@ def run(code: str, *arguments: str) -> str:
 
 
 @pytest.mark.torch
-def test_public_modules_need_no_import_of_their_own() -> None:
+def test_public_modules_need_no_import_of_their_own(tmp_path: Path, nurseries: Nurseries) -> None:
     """`cs.errors` after `import colabstage as cs`, and in the list of names."""
-    code = "import colabstage as cs; print(*(one.__name__ for one in (cs.errors, cs.options, cs.transforms)))"
-    assert run(code).split() == ["colabstage.errors", "colabstage.options", "colabstage.transforms"]
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import colabstage as cs\nprint(*(one.__name__ for one in (cs.errors, cs.options, cs.transforms)))"
+    )
+    named = nurseries.run_script("torch", [script], {"PYTHONPATH": str(ROOT)}).split()
+    assert named == ["colabstage.errors", "colabstage.options", "colabstage.transforms"]
     assert {"errors", "options", "transforms"} <= {*dir(cs)}
 
 

@@ -1,4 +1,7 @@
-"""The word list in CONTRIBUTING.md is kept by everything people read: pages, notebooks and the command line's help."""
+"""The word list in CONTRIBUTING.md is kept by everything people read: pages, notebooks and the command line's help.
+
+Messages are checked in `test_layers`.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ import pytest
 from tests.pages import DOCS, README, ROOT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
     from pathlib import Path
 
 _STYLE = ROOT / "CONTRIBUTING.md"
@@ -56,11 +59,10 @@ def help_texts(path: Path) -> Iterator[str]:
             yield node.value
 
 
-def messages(path: Path) -> Iterator[str]:
+def messages(nodes: Collection[ast.AST]) -> Iterator[str]:
     """Yield a module's strings that are not docstrings, with `…` in place of values."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
+    docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    for node in nodes:
         if isinstance(node, ast.JoinedStr):
             yield "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
@@ -86,14 +88,6 @@ def test_notebooks_keep_to_the_word_list(path: Path) -> None:
 def test_the_help_keeps_to_the_word_list(path: Path) -> None:
     """Docstrings, which are the help of commands, and the texts of options."""
     assert [bad for text in help_texts(path) for bad in complaints(text)] == []
-
-
-def test_messages_keep_to_the_word_list() -> None:
-    """In every module: the texts of errors, notes and reports."""
-    modules = sorted((ROOT / "colabstage").rglob("*.py"))
-    assert len(modules) > 100
-    found = {path.name: complaints(" ¶ ".join(messages(path))) for path in modules}
-    assert {name: phrases for name, phrases in found.items() if phrases} == {}
 
 
 def test_the_navigation_keeps_to_the_word_list() -> None:

@@ -14,8 +14,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +32,7 @@ from colabstage import (
     stage_dataset,
 )
 from colabstage.errors import DamagedPackError, TargetExistsError
+from tests.support.command import run_command
 from tests.support.steps import Meanwhile
 
 if TYPE_CHECKING:
@@ -325,8 +324,7 @@ def test_a_purge_removes_what_was_stored_and_nothing_else(disk: Path) -> None:
     """The datasets, locally and in the cache; a file that somebody put beside them stays."""
     (disk / "cache/mine.txt").write_text("mine", encoding="utf-8")
     places = ["--local-dir", f"{disk}/local", "--cache-dir", f"{disk}/cache"]
-    purge = [sys.executable, "-m", "colabstage", "cache", "purge", "--all", "--yes", *places]
-    done = subprocess.run(purge, capture_output=True, text=True, check=False)
+    done = run_command("cache", "purge", "--all", "--yes", *places)
     assert done.returncode == 0, done.stderr
     assert list(content(disk / "cache")) == ["mine.txt"]
     assert content(disk / "local") == {}

@@ -215,13 +215,14 @@ def find_owned(folder: Path, *, name: str = "", prefix: str = "", suffixes: tupl
     With `name`, only those that stand for a file or folder of that name; with `prefix`, for names that begin so.
     """
     try:
-        entries = sorted(path for path in folder.iterdir() if path.suffix in suffixes)
+        # As names, not paths: a folder may have a hundred thousand other files.
+        names = sorted(one for one in os.listdir(folder) if one.startswith(OWN_MARK) and one.endswith(suffixes))  # noqa: PTH208
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return []
-    owned = [(entry, found) for entry in entries if (found := name_and_owner(entry)) is not None]
+    owned = ((folder / one, *found) for one in names if (found := name_and_owner(folder / one)) is not None)
     return [
         Owned(entry, folder / (name or base), owner)
-        for entry, (base, owner) in owned
+        for entry, base, owner in owned
         if (not name or base == shortened(name)) and base.startswith(prefix) and is_made_here(entry)
     ]
 
@@ -239,7 +240,7 @@ def find_orphans(path: Path) -> list[Path]:
 
 def is_worked_in(folder: Path, *, but: Path) -> bool:
     """Return whether a process that is alive, or may be, has a temporary in `folder` other than `but`."""
-    owners = [one.owner for one in find_owned(folder, suffixes=(TEMP,)) if one.path != but]
+    owners = (one.owner for one in find_owned(folder, suffixes=(TEMP,)) if one.path != but)
     return any(owner_is_alive(owner) is not False for owner in owners)
 
 
@@ -286,8 +287,7 @@ def walk_parts(path: Path) -> Iterator[Path]:
 
 
 def disk_use(path: Path) -> int:
-    """Return the bytes that a file, or everything in a folder, takes up on disk, without holes; 0 if it does not
-    exist."""
+    """Return the bytes that a file, or all of a folder, takes up on disk, without holes; 0 if there is none."""
     total = 0
     for part in walk_parts(path):
         # Others may be removing files meanwhile.

@@ -399,7 +399,7 @@ class Run:
                 own -= {id(one) for group in part.param_groups for one in group["params"]}
         if not inside and any(id(one) in own for group in optimizer.param_groups for one in group["params"]):
             kind = type(optimizer).__name__
-            self._note(f"The {kind} that trains the model is no part of the run, so each session begins it anew.")
+            self._note(f"The {kind} that trains the model is no part of the run, so it starts again in each session.")
 
     def _begin(self, version: Version | None, local: Path) -> None:
         """Restore a version, if there is one, and hold the run."""

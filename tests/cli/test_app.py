@@ -58,9 +58,9 @@ def test_nothing_asked_is_a_wrong_argument(run: Run) -> None:
     assert run("--version").stdout == f"colabstage {__version__}\n"
 
 
-def test_stage_reports_its_steps_and_where_the_pack_is(start: Run, photos: Path, tmp_path: Path) -> None:
+def test_stage_reports_its_steps_and_where_the_pack_is(run: Run, photos: Path, tmp_path: Path) -> None:
     """The steps with their times, then the file; no bar without a terminal."""
-    done = start("stage", photos, "--local-dir", "here", "--cache-dir", "none")
+    done = run("stage", photos, "--local-dir", "here", "--cache-dir", "none")
     assert (done.returncode, done.stderr) == (0, "")
     assert "Staged from the source" in done.stdout
     assert "pack" in done.stdout

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import subprocess
 import sys
 import tarfile
 import textwrap
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -20,6 +19,9 @@ from PIL import Image
 
 from colabstage import stage_dataset
 from colabstage.errors import MissingDependencyError
+
+if TYPE_CHECKING:
+    from tests.nurseries import Nurseries
 
 ROOT = Path(__file__).resolve().parents[2]
 # Stages each source in one script's process, and prints the outcome.
@@ -43,18 +45,14 @@ print(json.dumps(found))
 ACCELERATORS = ["isal", "simplejpeg", "gdown"]
 
 
-def stage(place: Path, cases: list[tuple[str, dict[str, Any]]], missing: list[str]) -> list[dict[str, Any]]:
+def stage(
+    place: Path, cases: list[tuple[str, dict[str, Any]]], missing: list[str], nurseries: Nurseries
+) -> list[dict[str, Any]]:
     """Stage in a process that cannot import some packages."""
-    done = subprocess.run(
-        [sys.executable, "-c", STAGE, json.dumps(missing), str(place), json.dumps(cases)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    assert done.returncode == 0, done.stderr
-    found: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+    script = place.with_suffix(".py")
+    script.write_text(STAGE, encoding="utf-8")
+    arguments = [script, json.dumps(missing), place, json.dumps(cases)]
+    found: list[dict[str, Any]] = json.loads(nurseries.run_script("torch", arguments, {"PYTHONPATH": str(ROOT)}))
     return found
 
 
@@ -83,7 +81,7 @@ def _tar(folder: Path) -> Path:
 
 
 @pytest.mark.torch
-def test_what_is_staged_without_them_is_the_same(tmp_path: Path) -> None:
+def test_what_is_staged_without_them_is_the_same(tmp_path: Path, nurseries: Nurseries) -> None:
     """Each missing package is named once, by the first step that needs it."""
     folder = photos(tmp_path / "photos")
     sources: list[tuple[Path, dict[str, Any]]] = [
@@ -93,8 +91,8 @@ def test_what_is_staged_without_them_is_the_same(tmp_path: Path) -> None:
         (_zip(folder), {}),
     ]
     cases = [(str(source), options) for source, options in sources]
-    fast = stage(tmp_path / "fast", cases, [])
-    slow = stage(tmp_path / "slow", cases, ACCELERATORS)
+    fast = stage(tmp_path / "fast", cases, [], nurseries)
+    slow = stage(tmp_path / "slow", cases, ACCELERATORS, nurseries)
     for one, other in zip(fast, slow, strict=True):
         assert one["labels"] == other["labels"]
         np.testing.assert_allclose(other["rows"], one["rows"], atol=1)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,6 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
     from pathlib import Path
 
+    from tests.nurseries import Nurseries
+
 TWICE = """
 from practice import open_drive, practice_source
 drive = open_drive()
@@ -38,16 +38,17 @@ print("AT", drive, practice_source("", "boxes").stat().st_size > 1000, practice_
 """
 
 
-def test_elsewhere_a_folder_plays_the_drive(tmp_path: Path) -> None:
+def test_elsewhere_a_folder_plays_the_drive(tmp_path: Path, nurseries: Nurseries) -> None:
     """It is one for each process, and is gone at its end."""
     pytest.importorskip("sklearn", reason="needs scikit-learn: pip install --group demo")
-    variables = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT / "notebooks")}
-    command = [sys.executable, "-c", TWICE]
-    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
-    assert f"AT {tmp_path}" in done.stdout
-    assert "/MyDrive True mine.zip" in done.stdout
-    assert list(tmp_path.iterdir()) == []
+    script, home = tmp_path / "twice.py", tmp_path / "home"
+    script.write_text(TWICE, encoding="utf-8")
+    home.mkdir()
+    path = os.pathsep.join([str(ROOT / "notebooks"), str(ROOT)])
+    said = nurseries.run_script("torch", [script], {"TMPDIR": str(home), "PYTHONPATH": path})
+    assert said.startswith(f"AT {home}")
+    assert said.endswith("/MyDrive True mine.zip")
+    assert list(home.iterdir()) == []
 
 
 def test_an_unknown_dataset_is_refused() -> None:
