@@ -58,7 +58,7 @@ def two_sets(
     return files(f"set1/{images}/set1_{{0..2}}.jpg set2/{images}/set2_{{0..2}}.jpg", made)
 
 
-def yolo(names: str, texts: dict[str, str], folders: str = ".") -> dict[str, bytes]:
+def yolo(names: str, texts: dict[str, Any], folders: str = ".") -> dict[str, bytes]:
     """Images with one box of class 0 each; `folders`: those below images/ and labels/, one for each name."""
     places = dict(zip(names.split(), folders.split() * len(names.split()), strict=False))
     labels = {f"labels/{place}/{name}.txt": first_of(0) for name, place in places.items()}
@@ -356,7 +356,7 @@ TABLES = [
 ]
 
 # Six images in train/ and val/, labelled in some way; and statements that 2.jpg, which is in val/, is to train on.
-LABELLED = {
+IN_SPLITS: dict[str, dict[str, Any]] = {
     "boxes": {**dict.fromkeys(("train/{0,1}.txt", "val/{2,3}.txt"), first_of(0)), "classes.txt": "cat\n"},
     "a table": {"labels.csv": "file,label\ntrain/0.jpg,cat\ntrain/1.jpg,dog\nval/2.jpg,cat\nval/3.jpg,dog\n"},
     "masks": {"masks/{0..3}.png": DIAGONAL},
@@ -413,11 +413,11 @@ FOLDERS = [
       for column, cells, right in [("split", ["train", "train", "train", "val"], found("train: cat 3, dog 3; val: cat 1, dog 1")), ("fold", "0101", refused("image_folder", but_not="labels="))]),
     *(row(f"a list of {name}", files("img/{0..5}.jpg", {file: content}), right=[right])
       for name, file, content, right in LISTS),
-    *(row(f"a table of {name} than folders", files("img/{cat,dog}/{0..3}.jpg", {"labels.csv": "file,label\n" + "".join(f"{one}/{i}.jpg,{label(one, i)}\n" for one in ("cat", "dog") for i in range(4))}), right=[right])
-      for name, label, right in [
-          ("another division", lambda one, i: "xy"[i % 2], refused("'labels.csv' and by folders.*'x', 'cat'")),
-          ("a finer division", lambda one, i: one + "xy"[i % 2], found("train: catx 2, caty 2, dogx 2, dogy 2")),
-          ("a coarser division", lambda one, i: "pet", found("train: pet 8")),
+    *(row(f"a table of {name} than folders", files("img/{cat,dog}/{0..3}.jpg", {"labels.csv": "file,label\n" + "".join(f"{one}/{i}.jpg,{labels[i].format(one)}\n" for one in ("cat", "dog") for i in range(4))}), right=[right])
+      for name, labels, right in [
+          ("another division", ("x", "y", "x", "y"), refused("'labels.csv' and by folders.*'x', 'cat'")),
+          ("a finer division", ("{}x", "{}y", "{}x", "{}y"), found("train: catx 2, caty 2, dogx 2, dogy 2")),
+          ("a coarser division", ("pet",) * 4, found("train: pet 8")),
       ]),
     row("a table whose rows are off by one", files("img/cat_{00..05}.jpg img/dog_{00..05}.jpg", {"labels.csv": "file,label\ncat_00.jpg,dog\n" + "".join(f"{one}_{i:02}.jpg,{one}\n" for one in ("cat", "dog") for i in range(6) if (one, i) != ("cat", 0))}), right=[refused("by what they are called .'img/cat_00.jpg': 'dog', 'cat'")]),
     row("a list of another division than folders", files("img/{cat,dog}/{0..3}.jpg", {"labels.txt": "".join(f"{one}/{i}.jpg {i % 2}\n" for one in ("cat", "dog") for i in range(4))}), right=[refused("labels.txt")]),
@@ -430,8 +430,8 @@ FOLDERS = [
           ("their classes", "all.txt", "".join(f"{one}/{i}.jpg {one}\n" for one in ("cat", "dog") for i in range(4)), noted("all.txt")),
           ("their classes by number", "all.txt", "".join(f"{one}/{i}.jpg {n}\n" for n, one in enumerate(("cat", "dog")) for i in range(4)), noted("all.txt")),
       ]),
-    *(row(f"{stated} of another division than the folders of {labels}", files("train/{0,1}.jpg val/{2,3}.jpg", {**LABELLED[labels], **OTHER_SPLITS[stated]}), right=[refused("val/2.jpg", but_not="Not read")])
-      for labels in LABELLED for stated in OTHER_SPLITS),
+    *(row(f"{stated} of another division than the folders of {labels}", files("train/{0,1}.jpg val/{2,3}.jpg", {**IN_SPLITS[labels], **OTHER_SPLITS[stated]}), right=[refused("val/2.jpg", but_not="Not read")])
+      for labels in IN_SPLITS for stated in OTHER_SPLITS),
     row("a column of another division than the folders", files("train/{0,1}.jpg val/{2,3}.jpg", {"labels.csv": "file,label,split\n0.jpg,cat,train\n1.jpg,dog,train\n2.jpg,cat,train\n3.jpg,dog,val\n"}), right=[refused("'val/2.jpg'.*'train'.*'val'")]),
     row("a column that holds out a part of the folder to train on", files("train/{0..3}.jpg val/{4,5}.jpg", {"labels.csv": "file,label,split\n" + "".join(f"{i}.jpg,{('cat', 'dog')[i % 2]},{('train', 'test', 'val')[i // 2]}\n" for i in range(6))}), right=[found("train: cat 1, dog 1; val: cat 1, dog 1; test: cat 1, dog 1")]),
     *(row(f"names of classes in {file} beside boxes{' and ' * bool(also)}{also}", yolo("a b", {file: content, **dict.fromkeys(filter(None, [also]), "cat\ndog\n")}), right=[noted(file)])

@@ -51,7 +51,7 @@ def stage(
     """Stage in a process that cannot import some packages."""
     script = place.with_suffix(".py")
     script.write_text(STAGE, encoding="utf-8")
-    arguments = [script, json.dumps(missing), place, json.dumps(cases)]
+    arguments: list[str | Path] = [script, json.dumps(missing), place, json.dumps(cases)]
     found: list[dict[str, Any]] = json.loads(nurseries.run_script("torch", arguments, {"PYTHONPATH": str(ROOT)}))
     return found
 

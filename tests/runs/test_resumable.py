@@ -719,7 +719,7 @@ def test_an_optimizer_that_is_no_part_is_noted(tmp_path: Path) -> None:
 
 def test_a_run_says_which_numbers_and_settings_it_keeps(tmp_path: Path) -> None:
     """The state that is restored has the old ones, and the cell may have others: a rate, the length of a schedule where
-    there are more epochs now, the direction of a metric, and those in schedules of schedules. Nothing is said where they
+    there are more epochs now, the direction of a metric, those in schedules of schedules. Nothing is said where they
     are the same."""
     schedules = torch.optim.lr_scheduler
     for mode, length in (("min", 5), ("min", 5), ("max", 6)):

@@ -307,7 +307,8 @@ def _work(function: Callable[..., Any], arguments: list[Any], moment: Moment, wr
 
 def _read_metadata() -> None:
     """Read once what is installed: in a process of its own, each call would read hundreds of files for it."""
-    metadata.entry_points, metadata.version = cache(metadata.entry_points), cache(metadata.version)
+    for name in ("entry_points", "version"):
+        setattr(metadata, name, cache(getattr(metadata, name)))
     for kind in ("layouts", "sources"):
         metadata.entry_points(group=f"colabstage.{kind}")
     metadata.entry_points(group="console_scripts", name="colabstage")
