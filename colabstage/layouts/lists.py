@@ -16,15 +16,15 @@ import numpy as np
 from colabstage.errors import LayoutError
 from colabstage.io.arguments import show_content
 from colabstage.io.units import counted, format_count, left_out, listed
-from colabstage.layouts.columns import other_number, same_partition, show, splits_of_column
+from colabstage.layouts.columns import Column, other_number, same_partition, show, splits_of_column
 from colabstage.layouts.evidence import Evidence, class_of_samples, take_rows
-from colabstage.layouts.formats.tables import parse_table
-from colabstage.layouts.reading import broken, decode_text, lines_of
+from colabstage.layouts.formats.tables import Table, name_of_values, parse_list, parse_table
+from colabstage.layouts.reading import BEGINNING_BYTES, broken, decode_text, lines_of
 from colabstage.layouts.table import Boxes, BrokenDatasetError, Masks, SampleTable, TreeFiles
 from colabstage.layouts.words import (
+    PATHS,
     SPLIT_FIELDS,
     SPLITS,
-    TABLES,
     is_split,
     normal,
     normal_names,
@@ -223,12 +223,14 @@ def lists_state(
     if not isinstance(table.inputs.source, TreeFiles):
         return found, []
     own = _lists_within(source, found, within) if within and stated is None else {}
-    names, within = stated or own or _lists_called(source, found), within if own else ""
-    if not 0 < len(names) <= _MOST_LISTS:
-        return found, []
     # Several rows of a table may be of one file.
     rows = _Index(normal_names(table.inputs.source.entries.names))
     lookup = Lookup(rows.last)
+    tables = [] if stated or own else _tables_of_splits(source, found, lookup)
+    names = stated or own or _lists_called(source, found) | {one.name: "" for one in tables}
+    within = within if own else ""
+    if not 0 < len(names) <= _MOST_LISTS:
+        return found, []
 
     def file_of(line: str, file: str, split: str) -> int:
         """Return the number of the one file that a line of a list means."""
@@ -249,49 +251,100 @@ def lists_state(
             why = f"'{lookup.names[there[0]]}', which is in the split '{split_of[there[0]]}'"
         raise _contradiction(file, why, table)
 
-    def read(entry: FileEntry, content: bytes) -> list[_SplitList]:
-        stated, paths, more = _lines_in(entry.name, content, names[entry.name])
-        alone, _ = lookup.search_each(paths, posixpath.dirname(entry.name))
+    def take(name: str, stated: Sequence[str], paths: Sequence[str], more: Sequence[str]) -> list[_SplitList]:
+        alone, _ = lookup.search_each(paths, posixpath.dirname(name))
         named = [place for place, path in enumerate(paths) if path in alone or lookup.may_find(path)]
         # A list of mostly other files is one of another dataset, or of classes.
         if not named or (2 * len(named) < len(paths) and not within):
             return []
-        found = {split: _SplitList(entry.name, split, [], []) for split in stated}
+        found = {split: _SplitList(name, split, [], []) for split in stated}
         for place in named:
             path, split = paths[place], stated[place]
             number = alone.get(path, SEVERAL) if table.splits is None and not within else SEVERAL
-            own = rows.get(lookup.names[number if number >= 0 else file_of(path, entry.name, split)])
+            own = rows.get(lookup.names[number if number >= 0 else file_of(path, name, split)])
             found[split].samples.extend(own)
             found[split].beside.extend([more[place]] * len(own))
-        missing[entry.name] = len(paths) - len(named)
+        missing[name] = len(paths) - len(named)
         return [*found.values()]
 
     missing = dict[str, int]()
-    entries = source.ending_in((*_LISTS, *TABLES, "")).where(names.__contains__)
-    lists = [*itertools.chain.from_iterable(source.parse(entries, read).values())]
+    entries = source.ending_in((*_LISTS, "")).where(lambda name: bool(names.get(name)))
+    parsed = source.parse(entries, lambda entry, content: _lines_in(content, names[entry.name]))
+    parsed |= {one.name: _splits_in(one) for one in tables}
+    lists = [each for name, lines in parsed.items() for each in take(name, *lines)]
     if within and not lists:
         raise broken(source.label, f"the lists in {within} name none of its {table.unit}", "its own lists, or none")
     if not lists:
         return found.noting(f"None of the {table.unit} is named in {listed(sorted(names))}; these are not read."), []
-    splits, used = [one.split for one in lists], [one.file for one in lists]
+    used = [*(one.file for one in lists), *(name for one in tables for name in one.joined)]
     # Lists are folds, or nothing is left to train on.
-    listed_rows = {number for one in lists for number in one.samples}
     several = {(one.file, one.split) for one in lists if names[one.file]}
     are_folds = not within and stated is None and len({split for _, split in several}) < len(several)
-    if table.splits is None and (are_folds or ("train" not in splits and len(listed_rows) == len(table))):
+    held_out = {row for one in lists for row in one.samples} if all(one.split != "train" for one in lists) else ()
+    if table.splits is None and (are_folds or len(held_out) == len(table)):
         return found, used
     made = table if table.splits is not None else _with_listed_splits(table, lists, missing)
     return replace(found, table=made, used=found.used.union(used)).noting(*_about_labels(found, lists)), []
 
 
 def _lists_called(source: Source, found: Evidence) -> dict[str, str]:
-    """Return the lists that are called after splits, with these; and tables of splits, of which each row has one."""
-    called = {name: _listed_split(name) for name in source.ending_in(_LISTS).names}
-    called = {name: split for name, split in called.items() if split}
-    for table in source.ending_in((".csv", ".tsv"))[:_MOST_LISTS]:
-        head = source.head(table, HEAD_BYTES).partition(b"\n")[0]
-        called |= {table.name: ""} if states_splits(parse_table(table.name, head).header) else {}
-    return {name: split for name, split in called.items() if name not in found.used}
+    """Return the lists that are called after splits, with these."""
+    called = {name: _listed_split(name) for name in source.ending_in(_LISTS).names if name not in found.used}
+    return {name: split for name, split in called.items() if split}
+
+
+def _tables_of_splits(source: Source, found: Evidence, lookup: Lookup) -> list[Table]:
+    """Return the tables and texts that have a path and a split in each row."""
+    tables = source.ending_in((".csv", ".tsv"))[:_MOST_LISTS]
+    heads = {one.name: source.head(one, HEAD_BYTES).partition(b"\n")[0] for one in tables}
+    asked = [one for one in tables if states_splits(parse_table(one.name, heads[one.name]).header)]
+    texts = source.ending_in(_LISTS).where(lambda name: name_of_values(name) in SPLIT_FIELDS)[:_MOST_LISTS]
+    parsed = source.parse(asked, lambda entry, content: parse_table(entry.name, content)) | _parsed(source, texts)
+    joined = joined_lists(source, lookup)
+    if joined is not None:
+        # Called as the text that states the splits.
+        *ids, last = (joined.name, *joined.joined)
+        parsed = {name: table for name, table in parsed.items() if name not in ids}
+        parsed[last] = Table(last, joined.columns, joined.count, joined=tuple(ids))
+    return [table for name, table in parsed.items() if name not in found.used and states_splits(table.header)]
+
+
+def _parsed(source: Source, texts: Iterable[FileEntry]) -> dict[str, Table]:
+    return source.parse(texts, lambda entry, content: parse_list(entry.name, content))
+
+
+def joined_lists(source: Source, lookup: Lookup) -> Table | None:
+    """Return the rows of the lists that share an id, if one of them says the path of each: CUB's images.txt has
+    `1 cat/1.jpg`, its image_class_labels.txt `1 3`, and its train_test_split.txt `1 0`."""
+    endings = {posixpath.splitext(name)[1].lower() for name in lookup.names} - {""}
+
+    def is_path(cell: str) -> bool:
+        return posixpath.splitext(cell)[1].lower() in endings
+
+    texts = source.ending_in(_LISTS)
+    first_lines = (source.head(one, BEGINNING_BYTES).partition(b"\n")[0] for one in texts[:_MOST_LISTS])
+    pairs = [one for one, line in zip(texts, first_lines, strict=False) if len(line.split()) == 2]
+    # With many texts, each is about one sample.
+    if len(texts) > _MOST_LISTS or len(pairs) < 2 or not lookup.names:
+        return None
+    parsed = _parsed(source, pairs)
+    lists = {name: table for name, table in parsed.items() if len(table.columns) == 2 and not table.fault}
+    for name, table in lists.items():
+        whole = table.without_header() if is_path(table.header[-1]) else table
+        ids, paths = (column.cells for column in whole.columns)
+        known = {*ids}
+        if not all(map(is_path, paths)) or any(map(is_path, ids)) or len(known) < len(ids):
+            continue
+        columns = {name: Column(PATHS[0], paths)}
+        for other in (one for one in lists.values() if one is not table):
+            bare = other.without_header() if other.header[0] in known else other
+            value_of = dict(zip(*(column.cells for column in bare.columns), strict=True))
+            if value_of.keys() == known and bare.count == len(known):
+                called = other.header[-1] if bare is other else name_of_values(other.name)
+                columns[other.name] = Column(called, [value_of[one] for one in ids])
+        if len(columns) > 1:
+            return Table(name, [*columns.values()], whole.count, joined=tuple(columns)[1:])
+    return None
 
 
 def _lists_within(source: Source, found: Evidence, within: str) -> dict[str, str]:
@@ -312,19 +365,21 @@ def _listed_split(name: str) -> str:
     return read.split if set(read.rest) <= _BESIDE_LISTS else ""
 
 
-def _lines_in(name: str, content: bytes, split: str) -> tuple[Sequence[str], Sequence[str], Sequence[str]]:
-    """Return what the lines of a list, or the rows of a table, state: a split, a path, and what is behind it. Paths are
-    whole lines; or the first word where each has two paths, of an image and of its mask, or a path and a number."""
-    if not split:
-        table = parse_table(name, content)
-        column, path = sorted(table.columns, key=lambda one: one.plain not in SPLIT_FIELDS)
-        try:
-            splits = splits_of_column(column)
-        except LayoutError as error:
-            raise broken(name, str(error).rstrip(".")) from error
-        if table.fault:
-            raise BrokenDatasetError(table.fault)
-        return splits, normal_names(path.cells if splits else ()), [""] * len(splits)
+def _splits_in(table: Table) -> tuple[Sequence[str], Sequence[str], Sequence[str]]:
+    """Return what the rows of a table state: a split, and a path."""
+    column, path = sorted(table.columns, key=lambda one: one.plain not in SPLIT_FIELDS)
+    try:
+        splits = splits_of_column(column)
+    except LayoutError as error:
+        raise broken(table.name, str(error).rstrip(".")) from error
+    if table.fault:
+        raise BrokenDatasetError(table.fault)
+    return splits, normal_names(path.cells if splits else ()), [""] * len(splits)
+
+
+def _lines_in(content: bytes, split: str) -> tuple[Sequence[str], Sequence[str], Sequence[str]]:
+    """Return what the lines of a list state: a split, a path, and what is behind it. Paths are whole lines; or the
+    first word where each has two paths, of an image and of its mask, or a path and a number."""
     lines = lines_of(decode_text(content))
     words = [line.split() for line in lines]
     pairs = all(

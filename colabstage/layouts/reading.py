@@ -49,7 +49,7 @@ _MAX_READERS = 32
 _HELD_BYTES = 1 << 20
 _MOST_HELD = 64
 # Enough to recognise a file's content, and little enough for a slow mount.
-_STATED_BYTES = 64 * 1024
+BEGINNING_BYTES = 64 * 1024
 
 
 def open_member(tree: Tree, entry: FileEntry) -> ByteSource:
@@ -236,7 +236,7 @@ class Source:
     def statements(self, entry: FileEntry) -> list[Statement]:
         """Return what the beginning of a text states, which is enough: some lists have a million lines."""
         if entry.name not in self._stated:
-            self._stated[entry.name] = statements_of(decode_text(self.head(entry, _STATED_BYTES)))
+            self._stated[entry.name] = statements_of(decode_text(self.head(entry, BEGINNING_BYTES)))
         return self._stated[entry.name]
 
     def parse(self, entries: Iterable[FileEntry], make: Callable[[FileEntry, bytes], T]) -> dict[str, T]:
@@ -264,7 +264,7 @@ class Source:
         if len(content) <= _HELD_BYTES and len(self._held) < _MOST_HELD:
             self._held[entry.name] = content
         elif len(content) > _HELD_BYTES:
-            self._heads[entry.name] = content[:_STATED_BYTES]
+            self._heads[entry.name] = content[:BEGINNING_BYTES]
         return in_place(entry.name, content)
 
 

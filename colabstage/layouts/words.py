@@ -144,8 +144,9 @@ def may_hold_labels(name: str) -> bool:
 
 def may_hold_names(name: str) -> bool:
     """Tell whether a file's name says that it holds names of classes, beside labels: signnames.csv, cat_to_name.json,
-    class_to_idx.json."""
-    return may_hold_labels(name) or any(word.endswith(("name", "names")) for word in words_of(stem_of(name)))
+    class_to_idx.json, synset_words.txt."""
+    ends = ("name", "names", "synset", "synsets", "words")
+    return may_hold_labels(name) or any(word.endswith(ends) for word in words_of(stem_of(name)))
 
 
 def is_submission(name: str) -> bool:
@@ -340,6 +341,8 @@ FLAGS = {
     "is_valid": ("valid", "train"), "is_val": ("val", "train"), "is_validation": ("validation", "train"),
     "is_dev": ("dev", "train"), "is_test": ("test", "train"), "is_testing": ("test", "train"),
     "is_train": ("train", "test"), "is_training": ("train", "test"), "is_training_image": ("train", "test"),
+    # The file of CUB-200-2011 and NABirds.
+    "train_test_split": ("train", "test"),
 }  # fmt: skip
 # Names of fields that say which split each record belongs to.
 SPLIT_FIELDS = frozenset({*SPLIT_COLUMNS, *FLAGS})

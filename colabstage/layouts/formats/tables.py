@@ -7,14 +7,16 @@ import io
 import itertools
 import json
 import re
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from colabstage.errors import CorruptArchiveError
+from colabstage.errors import CorruptArchiveError, LayoutError
 from colabstage.io.packages import refuse_import
-from colabstage.layouts.columns import Column, NumberedCells, show
+from colabstage.layouts import words
+from colabstage.layouts.columns import Column, NumberedCells, show, splits_of_column
 from colabstage.layouts.reading import decode_text, is_comment, items_of
 
 if TYPE_CHECKING:
@@ -43,6 +45,8 @@ class Table:
     count: int = 0
     fault: str = ""
     """Why it cannot be used; "" if it can."""
+    joined: tuple[str, ...] = ()
+    """The other files that some of the columns come from."""
 
     @property
     def header(self) -> list[str]:
@@ -101,6 +105,10 @@ def parse_list(name: str, content: bytes) -> Table:
     if name.lower().endswith(".json"):
         records = [one if isinstance(one, dict) else _record_of(one) for one in items_of(text) or ()]
         return _of_records(name, list(map(_cells_of, records))) if all(records) else Table(name)
+    return _with_splits(_parse_words(name, text, content))
+
+
+def _parse_words(name: str, text: str, content: bytes) -> Table:
     lines = text.splitlines()
     comments = list(itertools.takewhile(is_comment, filter(None, lines)))
     lines = [line for line in lines if line.strip() and not is_comment(line)]
@@ -113,9 +121,44 @@ def parse_list(name: str, content: bytes) -> Table:
     if delimiter:
         return parse_table(name, "\n".join(lines).encode() if comments else content)
     rows = list(map(str.split, lines))
+    # Above the rows their number may stand, and a header that lacks a name for the paths, as R writes it.
+    rows = rows[rows[:1] == [[str(len(rows) - 2)]] :]
+    rows = [["path"] * (len(rows[0]) + 1 == len(rows[-1])) + rows[0], *rows[1:]] if rows else []
     # Paths with blanks, and sentences, make rows of different lengths.
     is_even = len({*map(len, rows)}) == 1
     return _make_table(name, ((first, rest) for first, *rest in zip(*rows, strict=True)) if is_even else ())
+
+
+def parse_names(name: str, content: bytes) -> list[tuple[str, str]]:
+    """Read a code and a name in each row of two columns: `n01440764 tench, Tinca tinca`, `{"1": "rose"}`."""
+    if words.is_table(name):
+        table = parse_table(name, content).without_header()
+        return [*zip(*(column.cells for column in table.columns), strict=True)] if len(table.columns) == 2 else []
+    text = decode_text(content)
+    if name.lower().endswith(".json"):
+        return [one for one in items_of(text) or () if isinstance(one, tuple) and isinstance(one[1], str)]
+    pairs = (line.split(None, 1) for line in text.splitlines())
+    return [(pair[0].rstrip(","), pair[1].strip()) for pair in pairs if len(pair) == 2]
+
+
+def name_of_values(name: str) -> str:
+    """Return what the values in a list without a header are called, by the words for labels and splits in its own name:
+    `image_class_labels.txt` has classes."""
+    stem = words.stem_of(name)
+    known = (word for word in words.words_of(stem) if word in (*words.SPLIT_COLUMNS, *words.LABELS))
+    return stem if words.plain_name(stem) in words.SPLIT_FIELDS else next(known, stem)
+
+
+def _with_splits(table: Table) -> Table:
+    """Return a table with the header that it lacks, if it is called after splits and has one of these in each row."""
+    called = name_of_values(table.name)
+    if len(table.columns) == 2 and called in words.SPLIT_FIELDS:
+        paths, splits = (column.cells for column in table.without_header().columns)
+        column = Column(called, splits)
+        with suppress(LayoutError):
+            if splits_of_column(column):
+                return Table(table.name, [Column(words.PATHS[0], paths), column], len(paths), table.fault)
+    return table
 
 
 def _split_evenly(text: str, delimiter: str) -> Iterator[tuple[str, Sequence[str]]] | None:
