@@ -64,7 +64,7 @@ from colabstage.layouts.formats import (
 )
 from colabstage.layouts.formats.tables import LISTS
 from colabstage.layouts.judge import files_called, judge, may_label, why_not_classes
-from colabstage.layouts.lists import Lookup, is_class_list, joined_lists
+from colabstage.layouts.lists import Lookup, is_class_list
 from colabstage.layouts.names import (
     folders_state,
     names_may_say,
@@ -422,12 +422,6 @@ def _classes_of_masks(_: Case, found: Evidence) -> Found | None:
 # --- what "auto" weighs -----------------------------------------------------------------------------------------------
 
 
-def _weigh_tables(case: Case) -> Found:
-    """Weigh tables, or lists that share ids."""
-    joined = None if case.rows.claims else joined_lists(case.source, case.lookup)
-    return _weigh_rows(case) if joined is None or words.states_splits(joined.header) else case.listed
-
-
 def _weigh_rows(case: Case) -> Found:
     """If a table names images but cannot be used, weigh what else there is: masks, and folders that agree with it."""
     found = case.rows
@@ -615,8 +609,8 @@ LAYOUTS: tuple[Layout, ...] = (
     Layout(
         "table",
         lambda case: case.rows if case.rows.claims or not case.listed.claims else case.listed,
-        _weigh_tables,
-        (*words.TABLES, ".txt", ".lst"),
+        _weigh_rows,
+        words.TABLES,
         rivals=_BESIDE_ROWS,
     ),
     Layout(

@@ -16,19 +16,21 @@ import numpy as np
 from colabstage.errors import LayoutError
 from colabstage.io.arguments import show_content
 from colabstage.io.units import counted, format_count, left_out, listed
-from colabstage.layouts.columns import Column, other_number, same_partition, show, splits_of_column
+from colabstage.layouts.columns import other_number, same_partition, show, splits_of_column
 from colabstage.layouts.evidence import Evidence, class_of_samples, take_rows
-from colabstage.layouts.formats.tables import Table, name_of_values, parse_list, parse_table
+from colabstage.layouts.formats.tables import parse_list, parse_table
 from colabstage.layouts.reading import BEGINNING_BYTES, broken, decode_text, lines_of
 from colabstage.layouts.table import Boxes, BrokenDatasetError, Masks, SampleTable, TreeFiles
 from colabstage.layouts.words import (
-    PATHS,
     SPLIT_FIELDS,
     SPLITS,
+    TABLES,
     is_split,
+    is_table,
     normal,
     normal_names,
     same_split,
+    split_field,
     split_name,
     split_of_path,
     states_splits,
@@ -223,14 +225,13 @@ def lists_state(
     if not isinstance(table.inputs.source, TreeFiles):
         return found, []
     own = _lists_within(source, found, within) if within and stated is None else {}
+    names, within = stated or own or _lists_called(source, found), within if own else ""
+    if not 0 < len(names) <= _MOST_LISTS:
+        return found, []
     # Several rows of a table may be of one file.
     rows = _Index(normal_names(table.inputs.source.entries.names))
     lookup = Lookup(rows.last)
-    tables = [] if stated or own else _tables_of_splits(source, found, lookup)
-    names = stated or own or _lists_called(source, found) | {one.name: "" for one in tables}
-    within = within if own else ""
-    if not 0 < len(names) <= _MOST_LISTS:
-        return found, []
+    ids, by_id = paths_by_id(source, lookup)
 
     def file_of(line: str, file: str, split: str) -> int:
         """Return the number of the one file that a line of a list means."""
@@ -251,100 +252,70 @@ def lists_state(
             why = f"'{lookup.names[there[0]]}', which is in the split '{split_of[there[0]]}'"
         raise _contradiction(file, why, table)
 
-    def take(name: str, stated: Sequence[str], paths: Sequence[str], more: Sequence[str]) -> list[_SplitList]:
-        alone, _ = lookup.search_each(paths, posixpath.dirname(name))
+    def read(entry: FileEntry, content: bytes) -> list[_SplitList]:
+        stated, paths, more = _lines_in(entry.name, content, names[entry.name])
+        paths = [by_id.get(path, path) for path in paths]
+        alone, _ = lookup.search_each(paths, posixpath.dirname(entry.name))
         named = [place for place, path in enumerate(paths) if path in alone or lookup.may_find(path)]
         # A list of mostly other files is one of another dataset, or of classes.
         if not named or (2 * len(named) < len(paths) and not within):
             return []
-        found = {split: _SplitList(name, split, [], []) for split in stated}
+        found = {split: _SplitList(entry.name, split, [], []) for split in stated}
         for place in named:
             path, split = paths[place], stated[place]
             number = alone.get(path, SEVERAL) if table.splits is None and not within else SEVERAL
-            own = rows.get(lookup.names[number if number >= 0 else file_of(path, name, split)])
+            own = rows.get(lookup.names[number if number >= 0 else file_of(path, entry.name, split)])
             found[split].samples.extend(own)
             found[split].beside.extend([more[place]] * len(own))
-        missing[name] = len(paths) - len(named)
+        missing[entry.name] = len(paths) - len(named)
         return [*found.values()]
 
     missing = dict[str, int]()
-    entries = source.ending_in((*_LISTS, "")).where(lambda name: bool(names.get(name)))
-    parsed = source.parse(entries, lambda entry, content: _lines_in(content, names[entry.name]))
-    parsed |= {one.name: _splits_in(one) for one in tables}
-    lists = [each for name, lines in parsed.items() for each in take(name, *lines)]
+    entries = source.ending_in((*_LISTS, *TABLES, "")).where(names.__contains__)
+    lists = [*itertools.chain.from_iterable(source.parse(entries, read).values())]
     if within and not lists:
         raise broken(source.label, f"the lists in {within} name none of its {table.unit}", "its own lists, or none")
     if not lists:
         return found.noting(f"None of the {table.unit} is named in {listed(sorted(names))}; these are not read."), []
-    used = [*(one.file for one in lists), *(name for one in tables for name in one.joined)]
+    splits, used = [one.split for one in lists], [one.file for one in lists]
     # Lists are folds, or nothing is left to train on.
+    listed_rows = {number for one in lists for number in one.samples}
     several = {(one.file, one.split) for one in lists if names[one.file]}
     are_folds = not within and stated is None and len({split for _, split in several}) < len(several)
-    held_out = {row for one in lists for row in one.samples} if all(one.split != "train" for one in lists) else ()
-    if table.splits is None and (are_folds or len(held_out) == len(table)):
+    if table.splits is None and (are_folds or ("train" not in splits and len(listed_rows) == len(table))):
         return found, used
     made = table if table.splits is not None else _with_listed_splits(table, lists, missing)
-    return replace(found, table=made, used=found.used.union(used)).noting(*_about_labels(found, lists)), []
+    return replace(found, table=made, used=found.used.union(used, {ids} - {""})).noting(
+        *_about_labels(found, lists)
+    ), []
 
 
 def _lists_called(source: Source, found: Evidence) -> dict[str, str]:
-    """Return the lists that are called after splits, with these."""
-    called = {name: _listed_split(name) for name in source.ending_in(_LISTS).names if name not in found.used}
-    return {name: split for name, split in called.items() if split}
+    """Return the lists that are called after splits, with these; and tables of splits, of which each row has one."""
+    called = {name: _listed_split(name) for name in source.ending_in(_LISTS).names}
+    called = {name: split for name, split in called.items() if split}
+    for table in source.ending_in((".csv", ".tsv"))[:_MOST_LISTS]:
+        head = source.head(table, HEAD_BYTES).partition(b"\n")[0]
+        called |= {table.name: ""} if states_splits(parse_table(table.name, head).header) else {}
+    texts = source.ending_in(_LISTS).where(lambda name: split_field(name) != "")
+    lists = source.parse(texts[:_MOST_LISTS], lambda entry, content: parse_list(entry.name, content).header)
+    called |= {name: "" for name, header in lists.items() if states_splits(header)}
+    return {name: split for name, split in called.items() if name not in found.used}
 
 
-def _tables_of_splits(source: Source, found: Evidence, lookup: Lookup) -> list[Table]:
-    """Return the tables and texts that have a path and a split in each row."""
-    tables = source.ending_in((".csv", ".tsv"))[:_MOST_LISTS]
-    heads = {one.name: source.head(one, HEAD_BYTES).partition(b"\n")[0] for one in tables}
-    asked = [one for one in tables if states_splits(parse_table(one.name, heads[one.name]).header)]
-    texts = source.ending_in(_LISTS).where(lambda name: name_of_values(name) in SPLIT_FIELDS)[:_MOST_LISTS]
-    parsed = source.parse(asked, lambda entry, content: parse_table(entry.name, content)) | _parsed(source, texts)
-    joined = joined_lists(source, lookup)
-    if joined is not None:
-        # Called as the text that states the splits.
-        *ids, last = (joined.name, *joined.joined)
-        parsed = {name: table for name, table in parsed.items() if name not in ids}
-        parsed[last] = Table(last, joined.columns, joined.count, joined=tuple(ids))
-    return [table for name, table in parsed.items() if name not in found.used and states_splits(table.header)]
-
-
-def _parsed(source: Source, texts: Iterable[FileEntry]) -> dict[str, Table]:
-    return source.parse(texts, lambda entry, content: parse_list(entry.name, content))
-
-
-def joined_lists(source: Source, lookup: Lookup) -> Table | None:
-    """Return the rows of the lists that share an id, if one of them says the path of each: CUB's images.txt has
-    `1 cat/1.jpg`, its image_class_labels.txt `1 3`, and its train_test_split.txt `1 0`."""
-    endings = {posixpath.splitext(name)[1].lower() for name in lookup.names} - {""}
-
-    def is_path(cell: str) -> bool:
-        return posixpath.splitext(cell)[1].lower() in endings
-
+def paths_by_id(source: Source, lookup: Lookup) -> tuple[str, dict[str, str]]:
+    """Return the list that gives each path an id, and the paths by these, which other lists name: CUB's images.txt has
+    `1 cat/1.jpg`, its train_test_split.txt `1 0`. Without such a list, nothing."""
     texts = source.ending_in(_LISTS)
-    first_lines = (source.head(one, BEGINNING_BYTES).partition(b"\n")[0] for one in texts[:_MOST_LISTS])
-    pairs = [one for one, line in zip(texts, first_lines, strict=False) if len(line.split()) == 2]
-    # With many texts, each is about one sample.
-    if len(texts) > _MOST_LISTS or len(pairs) < 2 or not lookup.names:
-        return None
-    parsed = _parsed(source, pairs)
-    lists = {name: table for name, table in parsed.items() if len(table.columns) == 2 and not table.fault}
-    for name, table in lists.items():
-        whole = table.without_header() if is_path(table.header[-1]) else table
-        ids, paths = (column.cells for column in whole.columns)
-        known = {*ids}
-        if not all(map(is_path, paths)) or any(map(is_path, ids)) or len(known) < len(ids):
-            continue
-        columns = {name: Column(PATHS[0], paths)}
-        for other in (one for one in lists.values() if one is not table):
-            bare = other.without_header() if other.header[0] in known else other
-            value_of = dict(zip(*(column.cells for column in bare.columns), strict=True))
-            if value_of.keys() == known and bare.count == len(known):
-                called = other.header[-1] if bare is other else name_of_values(other.name)
-                columns[other.name] = Column(called, [value_of[one] for one in ids])
-        if len(columns) > 1:
-            return Table(name, [*columns.values()], whole.count, joined=tuple(columns)[1:])
-    return None
+    for entry in texts if len(lookup) and len(texts) <= _MOST_LISTS else ():
+        first, *more = decode_text(source.head(entry, BEGINNING_BYTES)).partition("\n")[0].split() or [""]
+        is_path = len(more) == 1 and lookup.may_find(more[0]) and posixpath.splitext(more[0])[1]
+        if is_path and not lookup.may_find(first):
+            table = parse_list(entry.name, source.read(entry)).without_header()
+            found = dict(zip(*(column.cells for column in table.columns[:2]), strict=True))
+            if len(found) == table.count:
+                return entry.name, found
+    return "", {}
 
 
 def _lists_within(source: Source, found: Evidence, within: str) -> dict[str, str]:
@@ -365,21 +336,19 @@ def _listed_split(name: str) -> str:
     return read.split if set(read.rest) <= _BESIDE_LISTS else ""
 
 
-def _splits_in(table: Table) -> tuple[Sequence[str], Sequence[str], Sequence[str]]:
-    """Return what the rows of a table state: a split, and a path."""
-    column, path = sorted(table.columns, key=lambda one: one.plain not in SPLIT_FIELDS)
-    try:
-        splits = splits_of_column(column)
-    except LayoutError as error:
-        raise broken(table.name, str(error).rstrip(".")) from error
-    if table.fault:
-        raise BrokenDatasetError(table.fault)
-    return splits, normal_names(path.cells if splits else ()), [""] * len(splits)
-
-
-def _lines_in(content: bytes, split: str) -> tuple[Sequence[str], Sequence[str], Sequence[str]]:
-    """Return what the lines of a list state: a split, a path, and what is behind it. Paths are whole lines; or the
-    first word where each has two paths, of an image and of its mask, or a path and a number."""
+def _lines_in(name: str, content: bytes, split: str) -> tuple[Sequence[str], Sequence[str], Sequence[str]]:
+    """Return what the lines of a list, or the rows of a table, state: a split, a path, and what is behind it. Paths are
+    whole lines; or the first word where each has two paths, of an image and of its mask, or a path and a number."""
+    if not split:
+        table = (parse_table if is_table(name) else parse_list)(name, content)
+        column, path = sorted(table.columns, key=lambda one: one.plain not in SPLIT_FIELDS)
+        try:
+            splits = splits_of_column(column)
+        except LayoutError as error:
+            raise broken(name, str(error).rstrip(".")) from error
+        if table.fault:
+            raise BrokenDatasetError(table.fault)
+        return splits, normal_names(path.cells if splits else ()), [""] * len(splits)
     lines = lines_of(decode_text(content))
     words = [line.split() for line in lines]
     pairs = all(
@@ -462,7 +431,8 @@ def _with_listed_splits(table: SampleTable, lists: list[_SplitList], missing: Ma
 _NAME_LISTS = ("classes.txt", "_classes.txt", "obj.names", "classes.names", "_darknet.labels", "predefined_classes.txt")
 _SETTINGS = (".yaml", ".yml", ".data")
 _MENTIONS = re.compile(r"^(names|kpt_shape|train|val|test)\s*:", re.MULTILINE)
-_MOST_CLASSES = 1_000_000
+# Beyond this, numbers are not classes.
+MOST_CLASSES = 1_000_000
 _NUMBER = re.compile(r"\d{1,8}", re.ASCII)
 
 
@@ -496,6 +466,17 @@ def read_class_list(source: Source) -> tuple[list[str], ClassList]:
         next((one.keypoints for one in found.values() if one.keypoints != (0, 0)), (0, 0)),
         next((one.splits for one in found.values() if one.splits), {}),
     )
+
+
+def names_of_numbers(names: Sequence[str], numbers: Mapping[str, Sequence[int]]) -> Sequence[str]:
+    """Return the names of the classes that files number; without a list of them, all numbers up to the highest one."""
+    count = 1 + max(itertools.chain.from_iterable(numbers.values()), default=-1)
+    names = names or [str(number) for number in range(min(count, MOST_CLASSES))]
+    # Too few names are those of another dataset, or of an older state of this one.
+    for name, found in numbers.items() if count > len(names) else ():
+        if max(found, default=-1) >= len(names):
+            raise broken(name, f"there is no class {show(max(found))}; {len(names)} are named ({show(names[0])}, …)")
+    return names
 
 
 def is_class_list(name: str) -> bool:
@@ -554,7 +535,7 @@ def _in_order(file: str, names: Any) -> tuple[str, ...]:
     are_numbers = isinstance(found, dict) and all(isinstance(key, str) and _NUMBER.fullmatch(key) for key in found)
     by_number: dict[int, Any] = {int(key): name for key, name in found.items()} if are_numbers else {-1: None}
     count = len(by_number)
-    if count > _MOST_CLASSES or by_number.keys() != set(range(count)) or not {*map(type, by_number.values())} <= {str}:
+    if count > MOST_CLASSES or by_number.keys() != set(range(count)) or not {*map(type, by_number.values())} <= {str}:
         raise _odd(file, f"names are {show_content(names)}")
     return tuple(normal(by_number[number]) for number in range(count))
 

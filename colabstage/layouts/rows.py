@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import posixpath
-import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -32,8 +31,8 @@ from colabstage.layouts.columns import (
     split_of_cell,
 )
 from colabstage.layouts.evidence import IMAGE_FOLDER, Evidence, Found, left_out_notes, near, require_files
-from colabstage.layouts.formats.tables import LISTS, Table, parse_list, parse_names, parse_table
-from colabstage.layouts.lists import NONE, SEVERAL, Lookup, joined_lists, lists_state, only
+from colabstage.layouts.formats.tables import LISTS, Table, parse_list, parse_table
+from colabstage.layouts.lists import NONE, SEVERAL, Lookup, lists_state, only
 from colabstage.layouts.reading import BEGINNING_BYTES
 from colabstage.layouts.table import Boxes, BrokenDatasetError, Images, SampleTable, TreeFiles, Values, known_splits
 from colabstage.trees.listing import take_strings
@@ -57,9 +56,6 @@ _PLAIN_COLUMNS = 3
 _FEW = 10
 # More texts than this are one per file.
 _LISTS = 16
-# What a code has, and few names of classes have: n01440764, /m/01g, 17.
-_CODE, _LETTER = re.compile(r"\d"), re.compile(r"[^\W\d]")
-_NAMES_BYTES = 16 << 20
 # How many rows decide whether two columns mean the same files.
 _COMPARED = 100
 
@@ -184,11 +180,9 @@ class TableSearch:
                 )
                 raise BrokenDatasetError(msg)
         if self.lists:
-            joined = joined_lists(self.source, self.lookup) if self.table is None else None
             few = asked if self.table is not None or len(asked) <= _LISTS else ()
-            lists = {} if joined else self.source.parse(few, lambda entry, content: parse_list(entry.name, content))
+            lists = self.source.parse(few, lambda entry, content: parse_list(entry.name, content))
             found = {name: table for name, table in lists.items() if self._lists_files(table)}
-            found |= {joined.name: joined} if joined else {}
         else:
             found = self.source.parse(asked, lambda entry, content: parse_table(entry.name, content))
         if self.table is None:
@@ -413,7 +407,6 @@ class TableSearch:
         rows = self._rows_with_files(complete, roles)
         self._check_shift(rows)
         targets: Targets
-        used = {name for one in self.claiming for name in (one.name, *one.table.joined)}
         if boxes is not None:
             sides = find_image_sides(found[0].columns)
             sides = sides if all(one.columns.keys() >= {*sides} for one in complete) else []
@@ -423,11 +416,10 @@ class TableSearch:
                 rows.files, corners, rows.column(boxes.label), self.files.names, [rows.column(name) for name in sides]
             )
             notes += self._notes(rows, roles, (*boxes.corners, *(sides if targets.sizes is not None else ())))
-            classes = self._names_of(classes, roles, notes, used) or classes
         else:
             notes += self._notes(rows, roles, ())
             firsts = list(range(len(rows.files)))
-            targets, classes = self._targets(rows, roles, notes, used)
+            targets, classes = self._targets(rows, roles, notes)
         if roles.number is not None:
             parts = [one.columns for one in complete if roles.number in one.columns]
             number, label = (
@@ -449,8 +441,7 @@ class TableSearch:
             classes=classes,
             notes=tuple(notes),
         )
-        others = self.source.ending_in(LISTS) if any(one.table.joined for one in found) else None
-        return Evidence(table, listed([one.name for one in found]), frozenset(used), others=others)
+        return Evidence(table, listed([one.name for one in found]), frozenset(one.name for one in self.claiming))
 
     def _roles(self, found: list[LeadingTable], notes: list[str]) -> ColumnRoles:
         """Return the roles of a table's columns; if several may be the label, the one in the competition's sample
@@ -546,20 +537,12 @@ class TableSearch:
             )
             raise LayoutError(msg)
 
-    def _targets(
-        self, rows: _Rows, roles: ColumnRoles, notes: list[str], used: set[str]
-    ) -> tuple[Values, tuple[str, ...]]:
+    def _targets(self, rows: _Rows, roles: ColumnRoles, notes: list[str]) -> tuple[Values, tuple[str, ...]]:
         columns = [rows.column(name) for name in roles.labels]
         names, label = self.files.names, columns[0]
         # A column called "class" has one, although its name may contain a space or a comma.
         separator = "" if self.separator is None and roles.number is not None else self.separator
         targets, classes = make_targets(columns, separator=separator, sample=lambda row: names[rows.files[row]])
-        codes, numbers = classes, targets.values
-        if not codes and numbers.ndim == 1 and numbers.dtype == np.int64 and words.is_label_name(label.name):
-            known, numbers = np.unique(numbers, return_inverse=True)
-            codes = tuple(map(str, known.tolist()))
-        if called := self._names_of(codes, roles, notes, used):
-            targets, classes = Values(numbers), called
         _, firsts, of_rows = np.unique(rows.files, return_index=True, return_inverse=True)
         of_rows = firsts[of_rows.reshape(-1)]
         again = [(int(of_rows[row]), row) for row in np.flatnonzero(of_rows != np.arange(len(of_rows))).tolist()]
@@ -580,26 +563,6 @@ class TableSearch:
         notes += notes_on_targets(columns, targets, classes)
         return targets, classes
 
-    def _names_of(self, codes: Sequence[str], roles: ColumnRoles, notes: list[str], used: set[str]) -> tuple[str, ...]:
-        """Return the names of classes that have codes, if a file beside the tables states them."""
-        # A column of the table may number its names.
-        are_codes = codes and roles.number is None and all(map(_CODE.search, codes))
-        texts = self.source.ending_in((*words.TABLES, *LISTS)).without(used).where(words.may_hold_names)
-        for entry in texts if are_codes else ():
-            pairs = parse_names(entry.name, self.source.read(entry)) if entry.size < _NAMES_BYTES else []
-            name_of = dict(pairs)
-            called = [name_of.get(code, "") for code in codes]
-            # Labels of samples repeat.
-            is_list = len(name_of) == len(pairs) < 2 * len({*name_of.values()})
-            if is_list and all(map(_LETTER.search, called)):
-                used.add(entry.name)
-                notes.append(f"Classes are called as '{entry.name}' calls their codes.")
-                # ImageNet has two cranes.
-                several = {name for name, count in Counter(called).items() if count > 1}
-                both = zip(called, codes, strict=True)
-                return tuple(f"{name}, {code}" if name in several else name for name, code in both)
-        return ()
-
     def _notes(self, rows: _Rows, roles: ColumnRoles, corners: tuple[str, ...]) -> list[str]:
         first = rows.places[0][0]
         used = {first.path.name, first.folders, *roles.labels, roles.split, roles.group, roles.number, *corners}
@@ -615,7 +578,6 @@ class TableSearch:
             which_rows = f"the {self.kind.noun} in the folders that {names} names in '{first.folders}'"
         notes = (
             f"Samples are {which_rows}, labels in {labels}.",
-            f"By the same ids: {listed(list(first.table.joined))}." if first.table.joined else "",
             f"Splits are as '{roles.split}' says." if roles.split else "",
             f"Not used: the column{'s' if len(unread) > 1 else ''} {listed(unread)}." if unread else "",
             f"Samples with the same '{roles.group}' stay in one split." if roles.group else "",

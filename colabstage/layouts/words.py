@@ -144,9 +144,8 @@ def may_hold_labels(name: str) -> bool:
 
 def may_hold_names(name: str) -> bool:
     """Tell whether a file's name says that it holds names of classes, beside labels: signnames.csv, cat_to_name.json,
-    class_to_idx.json, synset_words.txt."""
-    ends = ("name", "names", "synset", "synsets", "words")
-    return may_hold_labels(name) or any(word.endswith(ends) for word in words_of(stem_of(name)))
+    class_to_idx.json."""
+    return may_hold_labels(name) or any(word.endswith(("name", "names")) for word in words_of(stem_of(name)))
 
 
 def is_submission(name: str) -> bool:
@@ -353,6 +352,12 @@ NUMBERED_SPLITS = ("train", "val", "test")
 def plain_name(column: str) -> str:
     """Return a column's name in the form of the known names: "Patient ID" is patient_id."""
     return re.sub(r"[\s.-]+", "_", column.strip().lower())
+
+
+def split_field(name: str) -> str:
+    """Return the field of splits that a file is called after: partition for list_eval_partition.txt; "" for none."""
+    stem = stem_of(name)
+    return next((word for word in (plain_name(stem), *words_of(stem)) if word in SPLIT_FIELDS), "")
 
 
 def states_splits(header: Sequence[str]) -> bool:

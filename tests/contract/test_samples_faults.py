@@ -452,14 +452,10 @@ BESIDE_FOLDERS = [
     row("the same numbers in another order", files(CLASSES, {"class_to_idx.json": {"dog": 1, "cat": 0}}), right=[lambda packed: not noted("class_to_idx.* there")(packed)]),
     *(row(f"labels of folders in JSON: {name}", files(PATIENTS, {"labels.json": content}), right=[refused("labels.json")])
       for name, content in [("in a line", {"p1": 0, "p2": 1, "p3": 0}), ("in lines", '{\n"p1": "ill",\n"p2": "well",\n"p3": "ill"\n}'), ("items", [["p1", 0], ["p2", 1], ["p3", 0]])]),
-    *(row(f"names of codes beside a column '{label}': {name}", files("images/{0..7}.jpg", {"train.csv": NAMED_BY_NUMBER.replace("id,label", f"id,{label}"), name: content}), right=[right])
-      for name, label, content, right in [
-          ("label_num_to_disease_map.json", "label", {"0": "blight", "1": "streak"}, found("train: blight 4, streak 4")), ("signnames.csv", "label", "ClassId,SignName\n0,stop\n1,yield\n", found("train: stop 4, yield 4")),
-          ("classes.txt", "label", "0 red fox\n1 owl\n2 eel\n", found("train: red fox 4, owl 4")), ("synset_words.txt", "label", "0 crane\n1 crane\n2 owl\n", found(r"train: crane, 0 4, crane, 1 4")),
-          ("classes.txt", "grade", "1 red fox\n2 owl\n", found("train: 0 4, 1 4")), ("labels.txt", "label", "".join(f"{i} {'ab'[i % 2]}\n" for i in range(8)), found("train: 0 4, 1 4"))]),
     *(row(f"names of numbered classes: {name}", {**made, **files("", {name: content})}, right=[noted(f"{name}.*may name the classes, which are called")])
       for made, name, content in [
-          (files("{1,2,3}/a{0..3}.jpg"), "cat_to_name.json", {"1": "rose", "2": "lily", "3": "tulip"}), (files("", {"d.npz": npz(x=np.ones((8, 8)), y=np.array(Y))}), "class_names.txt", "cat\ndog\n")]),
+          (files("{1,2,3}/a{0..3}.jpg"), "cat_to_name.json", {"1": "rose", "2": "lily", "3": "tulip"}), (files("images/{0..7}.jpg", {"train.csv": NAMED_BY_NUMBER}), "label_num_to_disease_map.json", {"0": "blight", "1": "streak"}),
+          (files("images/{0..7}.jpg", {"train.csv": NAMED_BY_NUMBER}), "signnames.csv", "ClassId,SignName\n0,stop\n1,yield\n"), (files("", {"d.npz": npz(x=np.ones((8, 8)), y=np.array(Y))}), "class_names.txt", "cat\ndog\n")]),
     row("words and another numbering of them", table("image,label", "{i}.jpg,{c}") | files("", {"class_to_idx.json": {"dog": 0, "cat": 1}}), right=[noted("'cat' is 1 there, and 0 here")]),
     *(row(f"labels and their texts: {name}", files("", {"a.tar": tar({f"{i}.{end}": content for i, (label, text) in enumerate(pairs) for end, content in
         (("png", image(i)), ("json", f'{{"label": {label}, "class_name": "{text}"}}'.encode()))})}), right=[right])

@@ -117,7 +117,7 @@ _LABELLED = ("image_folder", "table", "file_names", "coco_classes", "audio", "de
 # Of these the classes are numbers, or stand in one file for all: tests/layouts/boxes/ has readers of them.
 _ELSEWHERE = (
     "African", "BDD", "Bone Fracture (YOLO", "COCO128", "COCO8", "CVAT", "DOTA8", "Darknet", "Label Studio",
-    "NABirds", "Open Images", "Roboflow, CreateML", "Roboflow, Darknet", "Roboflow, Keras", "Roboflow, YOLO", "Tiger-Pose", "VGG", "WIDER",
+    "Roboflow, CreateML", "Roboflow, Darknet", "Roboflow, Keras", "Roboflow, YOLO", "Tiger-Pose", "VGG", "WIDER",
 )  # fmt: skip
 
 

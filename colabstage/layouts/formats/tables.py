@@ -8,7 +8,7 @@ import itertools
 import json
 import re
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -45,8 +45,6 @@ class Table:
     count: int = 0
     fault: str = ""
     """Why it cannot be used; "" if it can."""
-    joined: tuple[str, ...] = ()
-    """The other files that some of the columns come from."""
 
     @property
     def header(self) -> list[str]:
@@ -100,12 +98,18 @@ def parse_table(name: str, content: bytes) -> Table:
 
 def parse_list(name: str, content: bytes) -> Table:
     """Read rows of a path and something else from a text or JSON: `cat/1.jpg 3`, `{"1.jpg": "cat"}`, a list of records
-    or of pairs. A table without rows means that there are none."""
+    or of pairs. A table without rows means that there are none. One that is called after splits and has one of these in
+    each row gets the header that it lacks."""
     text = decode_text(content)
     if name.lower().endswith(".json"):
         records = [one if isinstance(one, dict) else _record_of(one) for one in items_of(text) or ()]
         return _of_records(name, list(map(_cells_of, records))) if all(records) else Table(name)
-    return _with_splits(_parse_words(name, text, content))
+    table, called = _parse_words(name, text, content), words.split_field(name)
+    bare = table.without_header() if called and len(table.columns) == 2 else Table(name)
+    with suppress(LayoutError):
+        if bare.columns and splits_of_column(column := Column(called, bare.columns[1].cells)):
+            return replace(bare, columns=[Column(words.PATHS[0], bare.columns[0].cells), column])
+    return table
 
 
 def _parse_words(name: str, text: str, content: bytes) -> Table:
@@ -127,38 +131,6 @@ def _parse_words(name: str, text: str, content: bytes) -> Table:
     # Paths with blanks, and sentences, make rows of different lengths.
     is_even = len({*map(len, rows)}) == 1
     return _make_table(name, ((first, rest) for first, *rest in zip(*rows, strict=True)) if is_even else ())
-
-
-def parse_names(name: str, content: bytes) -> list[tuple[str, str]]:
-    """Read a code and a name in each row of two columns: `n01440764 tench, Tinca tinca`, `{"1": "rose"}`."""
-    if words.is_table(name):
-        table = parse_table(name, content).without_header()
-        return [*zip(*(column.cells for column in table.columns), strict=True)] if len(table.columns) == 2 else []
-    text = decode_text(content)
-    if name.lower().endswith(".json"):
-        return [one for one in items_of(text) or () if isinstance(one, tuple) and isinstance(one[1], str)]
-    pairs = (line.split(None, 1) for line in text.splitlines())
-    return [(pair[0].rstrip(","), pair[1].strip()) for pair in pairs if len(pair) == 2]
-
-
-def name_of_values(name: str) -> str:
-    """Return what the values in a list without a header are called, by the words for labels and splits in its own name:
-    `image_class_labels.txt` has classes."""
-    stem = words.stem_of(name)
-    known = (word for word in words.words_of(stem) if word in (*words.SPLIT_COLUMNS, *words.LABELS))
-    return stem if words.plain_name(stem) in words.SPLIT_FIELDS else next(known, stem)
-
-
-def _with_splits(table: Table) -> Table:
-    """Return a table with the header that it lacks, if it is called after splits and has one of these in each row."""
-    called = name_of_values(table.name)
-    if len(table.columns) == 2 and called in words.SPLIT_FIELDS:
-        paths, splits = (column.cells for column in table.without_header().columns)
-        column = Column(called, splits)
-        with suppress(LayoutError):
-            if splits_of_column(column):
-                return Table(table.name, [Column(words.PATHS[0], paths), column], len(paths), table.fault)
-    return table
 
 
 def _split_evenly(text: str, delimiter: str) -> Iterator[tuple[str, Sequence[str]]] | None:
