@@ -24,7 +24,7 @@ from colabstage.layouts.boxes import other_form
 from colabstage.layouts.columns import other_number, same_partition, show
 from colabstage.layouts.evidence import Evidence, Miss, class_of_samples, gather, near, refuse, size_in_file
 from colabstage.layouts.formats.masks import pair_names
-from colabstage.layouts.formats.tables import parse_list
+from colabstage.layouts.formats.tables import LISTS, parse_list
 from colabstage.layouts.lists import Lookup, lists_state, paths_by_id
 from colabstage.layouts.names import bare_stem, clips_may_say
 from colabstage.layouts.reading import BEGINNING_BYTES, Source, decode_text, joins_classes, statements_of
@@ -60,7 +60,6 @@ _TARS = (".tar", ".tgz", ".tar.gz")
 _OF_ROWS = ("table", "croissant")
 _OF_SHARDS = ("webdataset", "tfrecord", "lmdb", "arrow")
 _SPREADSHEETS = (".xlsx", ".xls", ".ods")
-_LISTS = (".txt", ".lst")
 # Extensions of files that may be texts, and are opened.
 _TEXTS = (*words.TEXTS, "", ".dat", ".log")
 # What is beside a photograph and no label of it: a camera's settings and its short film.
@@ -94,12 +93,13 @@ def judge(
     if not why and may_be_listed and (by_folders or found.table.splits is None):
         found, folds = lists_state(source, found)
     table, unused = found.table, _Unused(source, found, folds)
-    if found.is_guess and not why and (why := unused.contradicting(rows_agree)):
-        lists = _confirming(source, table)
-        why, found = ("", replace(found, used=found.used | lists, is_guess=False)) if lists else (why, found)
+    contradicts = unused.contradicting(rows_agree) if found.is_guess and not why else ""
+    if contradicts and (lists := _confirming(source, table)):
+        found = replace(found, used=found.used | lists, is_guess=False)
+        found = found.noting(f"The same classes are in {listed(sorted(lists))}.")
         unused = _Unused(source, found, folds)
-    if found.is_guess and why:
-        why += _UNLABELLED * (table.layout == "image_folder")
+    elif contradicts:
+        why = contradicts + _UNLABELLED * (table.layout == "image_folder")
     if why:
         # If folders are not classes, the names of the files may be.
         decline = near if by_folders else refuse
@@ -613,12 +613,9 @@ class _Unused:
     def _statements(self, files: FileEntries) -> dict[str, list[Statement]]:
         """Return what the beginnings of some texts state; empty for other files."""
         first = sorted(files, key=lambda entry: (entry.name.count("/"), entry.name))[:_HEADS]
-        return {
-            entry.name: statements_of(decode_text(self.source.head(entry, BEGINNING_BYTES)))
-            if extension_of(entry.name) in _TEXTS
-            else []
-            for entry in first
-        }
+        are_texts = ((one, extension_of(one.name) in _TEXTS) for one in first)
+        heads = {one.name: self.source.head(one, BEGINNING_BYTES) if is_text else b"" for one, is_text in are_texts}
+        return {name: statements_of(decode_text(head)) for name, head in heads.items()}
 
     def stating(self, files: FileEntries) -> dict[str, str]:
         """Return what those of some texts state that name samples: the "same" classes for them, or something "else"."""
@@ -679,19 +676,9 @@ class _Unused:
             competing = unclear = []
         self.agreeing = [name for name, state in states.items() if state == "same"]
         self.folds += filter(_may_list_a_split, self.agreeing)
-        return next(
-            (
-                _left_over_message(_Left(names, f"the {table.unit} of '{self.source.label}'"))
-                for names in (
-                    others.where(lambda name: _is_beside_parts(name, classes)).names,
-                    own if 2 * len(own) > len(table) else (),
-                    competing[:1],
-                    unclear,
-                )
-                if names
-            ),
-            "",
-        )
+        beside_parts = others.where(lambda name: _is_beside_parts(name, classes)).names
+        names = beside_parts or (own if 2 * len(own) > len(table) else ()) or competing[:1] or unclear
+        return _left_over_message(_Left(names, f"the {table.unit} of '{self.source.label}'"))
 
     def notes(self) -> Iterator[str]:
         """Say which unread files name the classes or the samples as well."""
@@ -709,9 +696,8 @@ class _Unused:
             more = list(self.stating(others.where(lambda name: words.stem_of(name) not in stems)))
         folds = {*self.folds}
         if table.splits is None:
-            binary = self._ending_in(_BINARY).names if of_files else ()
-            folds.update(filter(_may_list_a_split, (*more, *binary)))
-            folds.update(name for name in self._ending_in(_LISTS).names if of_files and words.split_field(name))
+            unread = (*self._ending_in(_BINARY).names, *filter(words.split_field, self._ending_in(LISTS).names))
+            folds.update(filter(_may_list_a_split, (*more, *unread)) if of_files else ())
             if folds:
                 yield (
                     f"Not read: {listed(sorted(folds))}, which may say what is held out; all {table.unit} are of one "
@@ -738,20 +724,19 @@ def _about_classes(name: str, stated: Sequence[Statement], classes: Sequence[str
     if len({*labels}) == len(classes):
         other = other_number(classes, dict(enumerate(labels)))
         return f"is not read, and numbers classes otherwise: {other}." if other else _SAME
-    if all(map(_LABEL.fullmatch, classes)):
-        return f"may name the classes, which are called {listed(classes)} here, and is not read."
     places = [place_of[one] for one in own if are_named]
-    if places and places == sorted(places):
+    if places and places == sorted(places) and not all(map(_LABEL.fullmatch, classes)):
         return _SAME
-    return f"may give the classes other names or another order, and is not read. Here '{show(classes[0])}' is 0."
+    return f"may name the classes, which are called {listed(classes)} here, and is not read."
 
 
 def _confirming(source: Source, table: SampleTable) -> set[str]:
     """Return the lists that have a word for each class of the samples, by path or by id."""
     labels, lookup, found = class_of_samples(table), Lookup(table.keys), set[str]()
     ids, by_id = paths_by_id(source, lookup)
-    for entry in source.ending_in(_LISTS)[:_HEADS] if labels else ():
-        if len(source.head(entry, HEAD_BYTES).partition(b"\n")[0].split()) == 2:
+    for entry in source.ending_in(LISTS)[:_HEADS] if labels else ():
+        first = source.head(entry, BEGINNING_BYTES)
+        if len(first.partition(b"\n")[0].split()) == 2 or (entry.name.endswith(".json") and len(first) == entry.size):
             columns = parse_list(entry.name, source.read(entry)).without_header().columns[:2]
             rows = zip(*(column.cells for column in columns), strict=True)
             numbers = {lookup.find(by_id.get(row[0], row[0])): row[-1] for row in rows}
@@ -777,8 +762,7 @@ def _states(stated: Sequence[Statement], class_of: Mapping[str, set[str]], enoug
     too few."""
     named: set[str] = set()
     agreeing = mentions = 0
-    # By class, what the lines say besides the name.
-    beside: dict[str, set[str]] = defaultdict(set)
+    others: set[str] = set()
     for one in stated:
         # A line of names and classes only agrees; boxes, or records of a path with the class in it, are something else.
         is_record = one.text.startswith("{") and one.text.count('": ') > 1
@@ -787,15 +771,10 @@ def _states(stated: Sequence[Statement], class_of: Mapping[str, set[str]], enoug
         for part in one.parts & class_of.keys():
             if posixpath.splitext(part)[1] or words.is_telling(part):
                 named.add(part)
-                same = class_of[part].intersection(agrees)
-                mentions, agreeing = mentions + 1, agreeing + bool(same)
-                for label in same or class_of[part]:
-                    beside[label].add(" ".join(one.beside(part)))
+                mentions, agreeing = mentions + 1, agreeing + (not class_of[part].isdisjoint(agrees))
+                others.add(" ".join(one.beside(part)))
     if len(named) < enough:
         return ""
-    # A name and one word, the same for all of a class and for no other, is the class under another name.
-    others = set().union(*beside.values())
-    is_renamed = 1 < len(beside) == sum(map(len, beside.values())) == len(others)
-    # A word, the same for many but not for a class, is another label or a split, although the class may be in the path.
-    is_other = 1 < len(others) <= mentions / 2 and all(len(one.split()) == 1 for one in others) and not is_renamed
-    return "same" if is_renamed or (agreeing >= _AGREEING * len(named) and not is_other) else "else"
+    # A word, the same for many, is another label or a split, although the class may be in the path.
+    is_other = 1 < len(others) <= mentions / 2 and all(len(one.split()) == 1 for one in others)
+    return "same" if agreeing >= _AGREEING * len(named) and not is_other else "else"

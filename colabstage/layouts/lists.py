@@ -192,9 +192,9 @@ class _Index:
 
 # --- lists of splits --------------------------------------------------------------------------------------------------
 
-_LISTS = (".txt", ".lst")
+LIST_ENDS = (".txt", ".lst")
 # Three splits and some folds; more text files than this are one per sample.
-_MOST_LISTS = 16
+MOST_LISTS = 16
 # Words that people combine with the split in a list's name.
 _BESIDE_LISTS = frozenset({"list", "files"})
 
@@ -226,7 +226,7 @@ def lists_state(
         return found, []
     own = _lists_within(source, found, within) if within and stated is None else {}
     names, within = stated or own or _lists_called(source, found), within if own else ""
-    if not 0 < len(names) <= _MOST_LISTS:
+    if not 0 < len(names) <= MOST_LISTS:
         return found, []
     # Several rows of a table may be of one file.
     rows = _Index(normal_names(table.inputs.source.entries.names))
@@ -271,7 +271,7 @@ def lists_state(
         return [*found.values()]
 
     missing = dict[str, int]()
-    entries = source.ending_in((*_LISTS, *TABLES, "")).where(names.__contains__)
+    entries = source.ending_in((*LIST_ENDS, *TABLES, "")).where(names.__contains__)
     lists = [*itertools.chain.from_iterable(source.parse(entries, read).values())]
     if within and not lists:
         raise broken(source.label, f"the lists in {within} name none of its {table.unit}", "its own lists, or none")
@@ -284,43 +284,40 @@ def lists_state(
     are_folds = not within and stated is None and len({split for _, split in several}) < len(several)
     if table.splits is None and (are_folds or ("train" not in splits and len(listed_rows) == len(table))):
         return found, used
-    made = table if table.splits is not None else _with_listed_splits(table, lists, missing)
-    return replace(found, table=made, used=found.used.union(used, {ids} - {""})).noting(
-        *_about_labels(found, lists)
-    ), []
+    table = table if table.splits is not None else _with_listed_splits(table, lists, missing)
+    made = replace(found, table=table, used=found.used.union(used, {ids} - {""}))
+    return made.noting(*_about_labels(found, lists)), []
 
 
 def _lists_called(source: Source, found: Evidence) -> dict[str, str]:
     """Return the lists that are called after splits, with these; and tables of splits, of which each row has one."""
-    called = {name: _listed_split(name) for name in source.ending_in(_LISTS).names}
-    called = {name: split for name, split in called.items() if split}
-    for table in source.ending_in((".csv", ".tsv"))[:_MOST_LISTS]:
-        head = source.head(table, HEAD_BYTES).partition(b"\n")[0]
-        called |= {table.name: ""} if states_splits(parse_table(table.name, head).header) else {}
-    texts = source.ending_in(_LISTS).where(lambda name: split_field(name) != "")
-    lists = source.parse(texts[:_MOST_LISTS], lambda entry, content: parse_list(entry.name, content).header)
-    called |= {name: "" for name, header in lists.items() if states_splits(header)}
+    called = {name: split for name in source.ending_in(LIST_ENDS).names if (split := _listed_split(name))}
+    tables = source.ending_in((".csv", ".tsv"))[:MOST_LISTS]
+    heads = {one.name: source.head(one, HEAD_BYTES).partition(b"\n")[0] for one in tables}
+    texts = source.ending_in(LIST_ENDS).where(lambda name: split_field(name) != "")[:MOST_LISTS]
+    made = source.parse(texts, lambda entry, content: parse_list(entry.name, content))
+    made |= {name: parse_table(name, head) for name, head in heads.items()}
+    called |= {name: "" for name, table in made.items() if states_splits(table.header)}
     return {name: split for name, split in called.items() if name not in found.used}
 
 
 def paths_by_id(source: Source, lookup: Lookup) -> tuple[str, dict[str, str]]:
     """Return the list that gives each path an id, and the paths by these, which other lists name: CUB's images.txt has
     `1 cat/1.jpg`, its train_test_split.txt `1 0`. Without such a list, nothing."""
-    texts = source.ending_in(_LISTS)
-    for entry in texts if len(lookup) and len(texts) <= _MOST_LISTS else ():
+    texts = source.ending_in(LIST_ENDS)
+    for entry in texts if len(lookup) and len(texts) <= MOST_LISTS else ():
         first, *more = decode_text(source.head(entry, BEGINNING_BYTES)).partition("\n")[0].split() or [""]
         is_path = len(more) == 1 and lookup.may_find(more[0]) and posixpath.splitext(more[0])[1]
         if is_path and not lookup.may_find(first):
-            table = parse_list(entry.name, source.read(entry)).without_header()
-            found = dict(zip(*(column.cells for column in table.columns[:2]), strict=True))
-            if len(found) == table.count:
+            pairs = list(map(str.split, lines_of(source.text(entry))))
+            if {*map(len, pairs)} == {2} and len(found := dict(pairs)) == len(pairs):
                 return entry.name, found
     return "", {}
 
 
 def _lists_within(source: Source, found: Evidence, within: str) -> dict[str, str]:
     """Return the lists in folders with this ending, with their splits."""
-    filled = source.ending_in(_LISTS).where(lambda name: f"/{posixpath.dirname(name)}".endswith(f"/{within}"))
+    filled = source.ending_in(LIST_ENDS).where(lambda name: f"/{posixpath.dirname(name)}".endswith(f"/{within}"))
     names = [entry.name for entry in filled if entry.size]
     own = {name: split for name in names if (split := _listed_split(name)) and name not in found.used}
     # trainval.txt repeats the two others, if they exist and are not empty.
@@ -402,10 +399,8 @@ def _with_listed_splits(table: SampleTable, lists: list[_SplitList], missing: Ma
         # A file in two lists would be trained and tested on.
         for twice in samples[(of[samples] >= 0) & (of[samples] != number)].tolist():
             other = next(each.file for each in lists if twice in each.samples)
-            why = (
-                f"'{table.keys[twice]}', and so does '{other}'" if other != one.file else f"'{table.keys[twice]}' twice"
-            )
-            raise _contradiction(one.file, why, table)
+            again = "twice" if other == one.file else f"and so does '{other}'"
+            raise _contradiction(one.file, f"'{table.keys[twice]}', {again}", table)
         of[samples] = number
     what, more = ("Splits", "") if is_split else (f"The {table.unit}", "; none is held out")
     rest = np.flatnonzero(of < 0).size

@@ -32,7 +32,7 @@ from colabstage.layouts.columns import (
 )
 from colabstage.layouts.evidence import IMAGE_FOLDER, Evidence, Found, left_out_notes, near, require_files
 from colabstage.layouts.formats.tables import LISTS, Table, parse_list, parse_table
-from colabstage.layouts.lists import NONE, SEVERAL, Lookup, lists_state, only
+from colabstage.layouts.lists import MOST_LISTS, NONE, SEVERAL, Lookup, lists_state, only
 from colabstage.layouts.reading import BEGINNING_BYTES
 from colabstage.layouts.table import Boxes, BrokenDatasetError, Images, SampleTable, TreeFiles, Values, known_splits
 from colabstage.trees.listing import take_strings
@@ -54,8 +54,6 @@ TABLE = IMAGE_FOLDER._replace(layout="table")
 _PLAIN_COLUMNS = 3
 # A table that names fewer files than another by this factor does not compete with it.
 _FEW = 10
-# More texts than this are one per file.
-_LISTS = 16
 # How many rows decide whether two columns mean the same files.
 _COMPARED = 100
 
@@ -180,7 +178,7 @@ class TableSearch:
                 )
                 raise BrokenDatasetError(msg)
         if self.lists:
-            few = asked if self.table is not None or len(asked) <= _LISTS else ()
+            few = asked if self.table is not None or len(asked) <= MOST_LISTS else ()
             lists = self.source.parse(few, lambda entry, content: parse_list(entry.name, content))
             found = {name: table for name, table in lists.items() if self._lists_files(table)}
         else:

@@ -15,7 +15,7 @@ from colabstage.io.units import counted, listed
 from colabstage.layouts.boxes import BoxColumn, Record, boxes_state, records_beside, side_of
 from colabstage.layouts.columns import show
 from colabstage.layouts.evidence import left_out_notes
-from colabstage.layouts.lists import MOST_CLASSES, ClassList, Lookup, names_of_numbers, read_class_list
+from colabstage.layouts.lists import LIST_ENDS, MOST_CLASSES, ClassList, Lookup, names_of_numbers, read_class_list
 from colabstage.layouts.reading import broken, decode_text, parse_xml
 from colabstage.layouts.words import IMAGES, SPLIT_ORDER, folder_of, normal, split_of_path
 
@@ -246,7 +246,6 @@ def _flag(text: str) -> int:
 
 # --- YOLO: images/a.jpg with labels/a.txt, or a.txt beside it, a class and a box in each line -------------------------
 
-_LIST_ENDS = (".txt", ".lst")
 # Tools write 1.0000001 for the edge; more than this is another unit.
 _SLACK = 0.01
 # With fewer lines than this, agreement may be chance.
@@ -346,7 +345,7 @@ def _stated_splits(images: FileEntries, classes: ClassList) -> tuple[list[str], 
     found: dict[int, set[str]] = {}
     for split, path in ((split, path) for split, paths in classes.splits.items() for path in paths):
         parts = [part for part in normal(path).replace("\\", "/").split("/") if part not in ("", ".", "..")]
-        if not parts or path.lower().endswith(_LIST_ENDS):
+        if not parts or path.lower().endswith(LIST_ENDS):
             continue
         for number, folder in enumerate(folders):
             if f"/{'/'.join(parts)}/" in f"/{normal(folder)}/":
@@ -363,10 +362,10 @@ def _stated_splits(images: FileEntries, classes: ClassList) -> tuple[list[str], 
 
 def _stated_lists(source: Source, classes: ClassList) -> dict[str, str] | None:
     """Return the lists of images that data.yaml or obj.data name, with their splits; `None` where they name none."""
-    texts = source.ending_in(_LIST_ENDS)
+    texts = source.ending_in(LIST_ENDS)
     lookup = Lookup(texts.names)
     named = [(lookup.find(path), split) for split, paths in classes.splits.items() for path in paths
-             if path.lower().endswith(_LIST_ENDS)]  # fmt: skip
+             if path.lower().endswith(LIST_ENDS)]  # fmt: skip
     # People who hold nothing out give the same list again: valid = train.txt.
     named.sort(key=lambda one: SPLIT_ORDER[one[1]], reverse=True)
     return {texts.names[number]: split for number, split in named if number is not None} or None
