@@ -290,7 +290,8 @@ def _split_column(columns: Sequence[Column]) -> Column | None:
         raise _odd_split(flags[0].name, f"and '{flags[1].name}' each name a split")
     for column in flags:
         held_out = [split for cell in column.cells if (split := split_of_cell(column.name, cell)) != "train"]
-        if 2 * len(held_out) > len(column):
+        # A name of both splits means nothing else.
+        if 2 * len(held_out) > len(column) and not {"train", "test"} <= {*words.words_of(column.plain)}:
             what = f"would put {len(held_out):,} of {len(column):,} rows into the split '{held_out[0]}'"
             raise _odd_split(column.name, what)
     return flags[0] if flags else None

@@ -140,7 +140,7 @@ class Case:
     @cached_property
     def listed(self) -> Found:
         """Return what texts and JSON state about images."""
-        return gather(TableSearch(self.source, TABLE, self.images, self.lookup, lists=True).state)
+        return gather(replace(self.tables, lists=True).state)
 
     @cached_property
     def folders(self) -> Found:

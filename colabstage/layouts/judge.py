@@ -11,6 +11,7 @@ import itertools
 import posixpath
 import re
 from collections import Counter, defaultdict
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,12 +21,13 @@ from colabstage.io.units import format_count, listed
 from colabstage.layouts import words
 from colabstage.layouts.boxes import NAME as DETECTION
 from colabstage.layouts.boxes import other_form
-from colabstage.layouts.columns import other_number, show
+from colabstage.layouts.columns import other_number, same_partition, show
 from colabstage.layouts.evidence import Evidence, Miss, class_of_samples, gather, near, refuse, size_in_file
 from colabstage.layouts.formats.masks import pair_names
-from colabstage.layouts.lists import lists_state
+from colabstage.layouts.formats.tables import LISTS, parse_list
+from colabstage.layouts.lists import Lookup, lists_state, paths_by_id
 from colabstage.layouts.names import bare_stem, clips_may_say
-from colabstage.layouts.reading import Source, joins_classes
+from colabstage.layouts.reading import BEGINNING_BYTES, Source, decode_text, joins_classes, statements_of
 from colabstage.layouts.records import IMAGE_HEADS
 from colabstage.layouts.table import Boxes, SampleTable, TreeFiles, Values
 from colabstage.trees.bytes import HEAD_BYTES
@@ -90,8 +92,13 @@ def judge(
     if not why:
         found, folds = lists_state(source, found)
     table, unused = found.table, _Unused(source, found, folds)
-    if found.is_guess and not why and (why := unused.contradicting(rows_agree)):
-        why += _UNLABELLED * (table.layout == "image_folder")
+    contradicts = unused.contradicting(rows_agree) if found.is_guess and not why else ""
+    if contradicts and (lists := _confirming(source, table)):
+        found = replace(found, used=found.used | lists, is_guess=False)
+        found = found.noting(f"The same classes are in {listed(sorted(lists))}.")
+        unused = _Unused(source, found, folds)
+    elif contradicts:
+        why = contradicts + _UNLABELLED * (table.layout == "image_folder")
     if why:
         # If folders are not classes, the names of the files may be.
         decline = near if by_folders else refuse
@@ -624,9 +631,9 @@ class _Unused:
     def _statements(self, files: FileEntries) -> dict[str, list[Statement]]:
         """Return what the beginnings of some texts state; empty for other files."""
         first = sorted(files, key=lambda entry: (entry.name.count("/"), entry.name))[:_HEADS]
-        return {
-            entry.name: self.source.statements(entry) if extension_of(entry.name) in _TEXTS else [] for entry in first
-        }
+        are_texts = ((one, extension_of(one.name) in _TEXTS) for one in first)
+        heads = {one.name: self.source.head(one, BEGINNING_BYTES) if is_text else b"" for one, is_text in are_texts}
+        return {name: statements_of(decode_text(head)) for name, head in heads.items()}
 
     def stating(self, files: FileEntries) -> dict[str, str]:
         """Return what those of some texts state that name samples: the "same" classes for them, or something "else"."""
@@ -687,19 +694,9 @@ class _Unused:
             competing = unclear = []
         self.agreeing = [name for name, state in states.items() if state == "same"]
         self.folds += filter(_may_list_a_split, self.agreeing)
-        return next(
-            (
-                _left_over_message(_Left(names, f"the {table.unit} of '{self.source.label}'"))
-                for names in (
-                    others.where(lambda name: _is_beside_parts(name, classes)).names,
-                    own if 2 * len(own) > len(table) else (),
-                    competing[:1],
-                    unclear,
-                )
-                if names
-            ),
-            "",
-        )
+        beside_parts = others.where(lambda name: _is_beside_parts(name, classes)).names
+        names = beside_parts or (own if 2 * len(own) > len(table) else ()) or competing[:1] or unclear
+        return _left_over_message(_Left(names, f"the {table.unit} of '{self.source.label}'"))
 
     def notes(self) -> Iterator[str]:
         """Say which unread files name the classes or the samples as well."""
@@ -717,8 +714,8 @@ class _Unused:
             more = list(self.stating(others.where(lambda name: words.stem_of(name) not in stems)))
         folds = {*self.folds}
         if table.splits is None:
-            binary = self._ending_in(_BINARY).names if of_files else ()
-            folds.update(filter(_may_list_a_split, (*more, *binary)))
+            unread = (*self._ending_in(_BINARY).names, *filter(words.split_field, self._ending_in(LISTS).names))
+            folds.update(filter(_may_list_a_split, (*more, *unread)) if of_files else ())
             if folds:
                 yield (
                     f"Not read: {listed(sorted(folds))}, which may say what is held out; all {table.unit} are of one "
@@ -734,10 +731,7 @@ def _about_classes(name: str, stated: Sequence[Statement], classes: Sequence[str
     """Return what a file may say about the classes, `_SAME` if that is nothing new; "" if it may label samples."""
     # If it is in a class's folder, about that class.
     own = [one for one in classes if one in name.split("/")[:-1]] or classes
-    counts = Counter[str]()
-    # A name may contain blanks, which makes it a cell.
-    for one in stated:
-        counts.update(Counter(one.words) | Counter(one.cells[len(one.words) :]) | Counter(one.folders))
+    counts = Counter(part for one in stated for part in one.parts)
     are_named = all(counts[one] == 1 for one in own)
     place_of = {part: place for place, one in reversed([*enumerate(stated)]) for part in one.parts}
     beside = [stated[place_of[one]].beside(one) for one in own if one in place_of]
@@ -747,16 +741,26 @@ def _about_classes(name: str, stated: Sequence[Statement], classes: Sequence[str
     labels = [one[0] for one in numbers if len(one) == 1] if are_named else []
     if len({*labels}) == len(classes):
         other = other_number(classes, dict(enumerate(labels)))
-        if other and sorted(labels) not in ([*range(len(classes))], [*range(1, len(classes) + 1)]):
-            return "has a number for each class, which is not read."
         return f"is not read, and numbers classes otherwise: {other}." if other else _SAME
-    if all(map(_LABEL.fullmatch, classes)):
-        return f"may name the classes, which are called {listed(classes)} here, and is not read."
-    text = "\n".join(one.text for one in stated)
-    places = [text.index(one) for one in own if are_named]
-    if places and places == sorted(places):
+    places = [place_of[one] for one in own if are_named]
+    if places and places == sorted(places) and not all(map(_LABEL.fullmatch, classes)):
         return _SAME
-    return f"may give the classes other names or another order, and is not read. Here '{show(classes[0])}' is 0."
+    return f"may name the classes, which are called {listed(classes)} here, and is not read."
+
+
+def _confirming(source: Source, table: SampleTable) -> set[str]:
+    """Return the lists that have a word for each class of the samples, by path or by id."""
+    labels, lookup, found = class_of_samples(table), Lookup(table.keys), set[str]()
+    ids, by_id = paths_by_id(source, lookup)
+    for entry in source.ending_in(LISTS)[:_HEADS] if labels else ():
+        first = source.head(entry, BEGINNING_BYTES)
+        if len(first.partition(b"\n")[0].split()) == 2 or (entry.name.endswith(".json") and len(first) == entry.size):
+            columns = parse_list(entry.name, source.read(entry)).without_header().columns[:2]
+            rows = zip(*(column.cells for column in columns), strict=True)
+            numbers = {lookup.find(by_id.get(row[0], row[0])): row[-1] for row in rows}
+            own = [numbers.get(number, "") for number in range(len(labels))]
+            found |= {entry.name, ids} - {""} if all(own) and same_partition(own, labels) else set()
+    return found
 
 
 def _may_list_a_split(name: str) -> bool:
@@ -776,24 +780,19 @@ def _states(stated: Sequence[Statement], class_of: Mapping[str, set[str]], enoug
     too few."""
     named: set[str] = set()
     agreeing = mentions = 0
-    # By class, what the lines say besides the name.
-    beside: dict[str, set[str]] = defaultdict(set)
+    others: set[str] = set()
     for one in stated:
-        # A line of names and classes only agrees; boxes, or texts of a path with the class in it, are something else.
-        says_more = one.is_record or sum(_NUMBER.fullmatch(word) is not None for word in one.cells) >= 4
-        agrees = one.cells if says_more else one.parts
+        # A line of names and classes only agrees; boxes, or records of a path with the class in it, are something else.
+        is_record = one.text.startswith("{") and one.text.count('": ') > 1
+        says_more = is_record or sum(_NUMBER.fullmatch(word) is not None for word in one.words) >= 4
+        agrees = one.words if says_more else one.parts
         for part in one.parts & class_of.keys():
             if posixpath.splitext(part)[1] or words.is_telling(part):
                 named.add(part)
-                same = class_of[part].intersection(agrees)
-                mentions, agreeing = mentions + 1, agreeing + bool(same)
-                for label in same or class_of[part]:
-                    beside[label].add(" ".join(one.beside(part)))
+                mentions, agreeing = mentions + 1, agreeing + (not class_of[part].isdisjoint(agrees))
+                others.add(" ".join(one.beside(part)))
     if len(named) < enough:
         return ""
-    # A name and one word, the same for all of a class and for no other, is the class under another name.
-    others = set().union(*beside.values())
-    is_renamed = 1 < len(beside) == sum(map(len, beside.values())) == len(others)
-    # A word, the same for many but not for a class, is another label or a split, although the class may be in the path.
-    is_other = 1 < len(others) <= mentions / 2 and all(len(one.split()) == 1 for one in others) and not is_renamed
-    return "same" if is_renamed or (agreeing >= _AGREEING * len(named) and not is_other) else "else"
+    # A word, the same for many, is another label or a split, although the class may be in the path.
+    is_other = 1 < len(others) <= mentions / 2 and all(len(one.split()) == 1 for one in others)
+    return "same" if agreeing >= _AGREEING * len(named) and not is_other else "else"

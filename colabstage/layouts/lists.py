@@ -18,17 +18,19 @@ from colabstage.io.arguments import show_content
 from colabstage.io.units import counted, format_count, left_out, listed
 from colabstage.layouts.columns import other_number, same_partition, show, splits_of_column
 from colabstage.layouts.evidence import Evidence, class_of_samples, take_rows
-from colabstage.layouts.formats.tables import parse_table
-from colabstage.layouts.reading import broken, decode_text, lines_of
+from colabstage.layouts.formats.tables import parse_list, parse_table
+from colabstage.layouts.reading import BEGINNING_BYTES, broken, decode_text, lines_of
 from colabstage.layouts.table import BrokenDatasetError, SampleTable, TreeFiles
 from colabstage.layouts.words import (
     SPLIT_FIELDS,
     SPLITS,
     TABLES,
     is_split,
+    is_table,
     normal,
     normal_names,
     same_split,
+    split_field,
     split_name,
     split_of_path,
     states_splits,
@@ -191,9 +193,9 @@ class _Index:
 
 # --- lists of splits --------------------------------------------------------------------------------------------------
 
-_LISTS = (".txt", ".lst")
+LIST_ENDS = (".txt", ".lst")
 # Three splits and some folds; more text files than this are one per sample.
-_MOST_LISTS = 16
+MOST_LISTS = 16
 # A line for `only=` is no longer read with more parts.
 _MOST_PARTS = 8
 # Words that people combine with the split in a list's name.
@@ -227,11 +229,12 @@ def lists_state(
         return found, []
     own = _lists_within(source, found, within) if within and stated is None else {}
     names, within = stated or own or _lists_called(source, found), within if own else ""
-    if not 0 < len(names) <= _MOST_LISTS:
+    if not 0 < len(names) <= MOST_LISTS:
         return found, []
     # Several rows of a table may be of one file.
     rows = _Index(normal_names(table.inputs.source.entries.names))
     lookup = Lookup(rows.last)
+    ids, by_id = paths_by_id(source, lookup)
 
     def file_of(line: str, file: str, split: str) -> int:
         """Return the number of the one file that a line of a list means."""
@@ -254,6 +257,7 @@ def lists_state(
 
     def read(entry: FileEntry, content: bytes) -> list[_SplitList]:
         stated, paths, more = _lines_in(entry.name, content, names[entry.name])
+        paths = [by_id.get(path, path) for path in paths]
         alone, _ = lookup.search_each(paths, posixpath.dirname(entry.name))
         named = [place for place, path in enumerate(paths) if path in alone or lookup.may_find(path)]
         # A list of mostly other files is one of another dataset, or of classes.
@@ -270,7 +274,7 @@ def lists_state(
         return [*found.values()]
 
     missing = dict[str, int]()
-    entries = source.ending_in((*_LISTS, *TABLES, "")).where(names.__contains__)
+    entries = source.ending_in((*LIST_ENDS, *TABLES, "")).where(names.__contains__)
     lists = [*itertools.chain.from_iterable(source.parse(entries, read).values())]
     if within and not lists:
         raise broken(source.label, f"the lists in {within} name none of its {table.unit}", "its own lists, or none")
@@ -283,23 +287,40 @@ def lists_state(
     are_folds = not within and stated is None and len({split for _, split in several}) < len(several)
     if table.splits is None and (are_folds or ("train" not in splits and len(listed_rows) == len(table))):
         return found, used
-    made = table if table.splits is not None else _with_listed_splits(source, table, lists, missing)
-    return replace(found, table=made, used=found.used.union(used)).noting(*_about_labels(source, found, lists)), []
+    table = table if table.splits is not None else _with_listed_splits(source, table, lists, missing)
+    made = replace(found, table=table, used=found.used.union(used, {ids} - {""}))
+    return made.noting(*_about_labels(source, found, lists)), []
 
 
 def _lists_called(source: Source, found: Evidence) -> dict[str, str]:
     """Return the lists that are called after splits, with these; and tables of splits, of which each row has one."""
-    called = {name: _listed_split(name) for name in source.ending_in(_LISTS).names}
-    called = {name: split for name, split in called.items() if split}
-    for table in source.ending_in((".csv", ".tsv"))[:_MOST_LISTS]:
-        head = source.head(table, HEAD_BYTES).partition(b"\n")[0]
-        called |= {table.name: ""} if states_splits(parse_table(table.name, head).header) else {}
+    called = {name: split for name in source.ending_in(LIST_ENDS).names if (split := _listed_split(name))}
+    tables = source.ending_in((".csv", ".tsv"))[:MOST_LISTS]
+    heads = {one.name: source.head(one, HEAD_BYTES).partition(b"\n")[0] for one in tables}
+    texts = source.ending_in(LIST_ENDS).where(lambda name: split_field(name) != "")[:MOST_LISTS]
+    made = source.parse(texts, lambda entry, content: parse_list(entry.name, content))
+    made |= {name: parse_table(name, head) for name, head in heads.items()}
+    called |= {name: "" for name, table in made.items() if states_splits(table.header)}
     return {name: split for name, split in called.items() if name not in found.used}
+
+
+def paths_by_id(source: Source, lookup: Lookup) -> tuple[str, dict[str, str]]:
+    """Return the list that gives each path an id, and the paths by these, which other lists name: CUB's images.txt has
+    `1 cat/1.jpg`, its train_test_split.txt `1 0`. Without such a list, nothing."""
+    texts = source.ending_in(LIST_ENDS)
+    for entry in texts if len(lookup) and len(texts) <= MOST_LISTS else ():
+        first, *more = decode_text(source.head(entry, BEGINNING_BYTES)).partition("\n")[0].split() or [""]
+        is_path = len(more) == 1 and lookup.may_find(more[0]) and posixpath.splitext(more[0])[1]
+        if is_path and not lookup.may_find(first):
+            pairs = list(map(str.split, lines_of(source.text(entry))))
+            if {*map(len, pairs)} == {2} and len(found := dict(pairs)) == len(pairs):
+                return entry.name, found
+    return "", {}
 
 
 def _lists_within(source: Source, found: Evidence, within: str) -> dict[str, str]:
     """Return the lists in folders with this ending, with their splits."""
-    filled = source.ending_in(_LISTS).where(lambda name: f"/{posixpath.dirname(name)}".endswith(f"/{within}"))
+    filled = source.ending_in(LIST_ENDS).where(lambda name: f"/{posixpath.dirname(name)}".endswith(f"/{within}"))
     names = [entry.name for entry in filled if entry.size]
     own = {name: split for name in names if (split := _listed_split(name)) and name not in found.used}
     # trainval.txt repeats the two others, if they exist and are not empty.
@@ -319,7 +340,7 @@ def _lines_in(name: str, content: bytes, split: str) -> tuple[Sequence[str], Seq
     """Return what the lines of a list, or the rows of a table, state: a split, a path, and what is behind it. Paths are
     whole lines; or the first word where each has two paths, of an image and of its mask, or a path and a number."""
     if not split:
-        table = parse_table(name, content)
+        table = (parse_table if is_table(name) else parse_list)(name, content)
         column, path = sorted(table.columns, key=lambda one: one.plain not in SPLIT_FIELDS)
         try:
             splits = splits_of_column(column)
@@ -388,10 +409,8 @@ def _with_listed_splits(
         # A file in two lists would be trained and tested on.
         for twice in samples[(of[samples] >= 0) & (of[samples] != number)].tolist():
             other = next(each.file for each in lists if twice in each.samples)
-            why = (
-                f"'{table.keys[twice]}', and so does '{other}'" if other != one.file else f"'{table.keys[twice]}' twice"
-            )
-            raise _contradiction(source, files, one.file, why, table)
+            again = "twice" if other == one.file else f"and so does '{other}'"
+            raise _contradiction(source, files, one.file, f"'{table.keys[twice]}', {again}", table)
         of[samples] = number
     what, more = ("Splits", "") if is_split else (f"The {table.unit}", "; none is held out")
     rest = np.flatnonzero(of < 0).size
@@ -416,7 +435,8 @@ def _with_listed_splits(
 _NAME_LISTS = ("classes.txt", "_classes.txt", "obj.names", "classes.names", "_darknet.labels", "predefined_classes.txt")
 _SETTINGS = (".yaml", ".yml", ".data")
 _MENTIONS = re.compile(r"^(names|kpt_shape|train|val|test)\s*:", re.MULTILINE)
-_MOST_CLASSES = 1_000_000
+# Beyond this, numbers are not classes.
+MOST_CLASSES = 1_000_000
 _NUMBER = re.compile(r"\d{1,8}", re.ASCII)
 
 
@@ -450,6 +470,17 @@ def read_class_list(source: Source) -> tuple[list[str], ClassList]:
         next((one.keypoints for one in found.values() if one.keypoints != (0, 0)), (0, 0)),
         next((one.splits for one in found.values() if one.splits), {}),
     )
+
+
+def names_of_numbers(names: Sequence[str], numbers: Mapping[str, Sequence[int]]) -> Sequence[str]:
+    """Return the names of the classes that files number; without a list of them, all numbers up to the highest one."""
+    count = 1 + max(itertools.chain.from_iterable(numbers.values()), default=-1)
+    names = names or [str(number) for number in range(min(count, MOST_CLASSES))]
+    # Too few names are those of another dataset, or of an older state of this one.
+    for name, found in numbers.items() if count > len(names) else ():
+        if max(found, default=-1) >= len(names):
+            raise broken(name, f"there is no class {show(max(found))}; {len(names)} are named ({show(names[0])}, …)")
+    return names
 
 
 def is_class_list(name: str) -> bool:
@@ -508,7 +539,7 @@ def _in_order(file: str, names: Any) -> tuple[str, ...]:
     are_numbers = isinstance(found, dict) and all(isinstance(key, str) and _NUMBER.fullmatch(key) for key in found)
     by_number: dict[int, Any] = {int(key): name for key, name in found.items()} if are_numbers else {-1: None}
     count = len(by_number)
-    if count > _MOST_CLASSES or by_number.keys() != set(range(count)) or not {*map(type, by_number.values())} <= {str}:
+    if count > MOST_CLASSES or by_number.keys() != set(range(count)) or not {*map(type, by_number.values())} <= {str}:
         raise _odd(file, f"names are {show_content(names)}")
     return tuple(normal(by_number[number]) for number in range(count))
 

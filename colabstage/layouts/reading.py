@@ -13,7 +13,6 @@ import os
 import re
 import tempfile
 from contextlib import closing, suppress
-from functools import cached_property
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NoReturn, TypeVar
 from xml.etree.ElementTree import TreeBuilder
@@ -49,7 +48,7 @@ _MAX_READERS = 32
 _HELD_BYTES = 1 << 20
 _MOST_HELD = 64
 # Enough to recognise a file's content, and little enough for a slow mount.
-_STATED_BYTES = 64 * 1024
+BEGINNING_BYTES = 64 * 1024
 
 
 def open_member(tree: Tree, entry: FileEntry) -> ByteSource:
@@ -196,7 +195,6 @@ class Source:
         self.files = FileEntries.of(tree.entries)
         self._held: dict[str, bytes] = {}
         self._heads: dict[str, bytes] = {}
-        self._stated: dict[str, list[Statement]] = {}
 
     def without(self, names: Collection[str]) -> Source:
         """Return the source as if it lacked some files; they share what has been read."""
@@ -233,12 +231,6 @@ class Source:
         head = self._heads.get(entry.name, b"")
         return head[:length] if length <= len(head) else read_head(self.tree, entry, length)
 
-    def statements(self, entry: FileEntry) -> list[Statement]:
-        """Return what the beginning of a text states, which is enough: some lists have a million lines."""
-        if entry.name not in self._stated:
-            self._stated[entry.name] = statements_of(decode_text(self.head(entry, _STATED_BYTES)))
-        return self._stated[entry.name]
-
     def parse(self, entries: Iterable[FileEntry], make: Callable[[FileEntry, bytes], T]) -> dict[str, T]:
         """Return `make(entry, content)` for some files by name, in their order; if slow, with many reads in flight."""
         wanted = FileEntries.of(entries)
@@ -264,7 +256,7 @@ class Source:
         if len(content) <= _HELD_BYTES and len(self._held) < _MOST_HELD:
             self._held[entry.name] = content
         elif len(content) > _HELD_BYTES:
-            self._heads[entry.name] = content[:_STATED_BYTES]
+            self._heads[entry.name] = content[:BEGINNING_BYTES]
         return in_place(entry.name, content)
 
 
@@ -279,26 +271,14 @@ _COMMENT = re.compile(r"#(\s|[^.]*$)")
 class Statement:
     """One line of a text, or one key or item of JSON."""
 
-    def __init__(self, text: str, *, is_record: bool = False) -> None:
-        self.text, self.is_record = text, is_record
-        """And whether it is one of a list of records, which say more of a sample than its path."""
+    def __init__(self, text: str) -> None:
+        self.text = text
         self.words = _WORD.findall(text)
         """What is between blanks, quotes and delimiters."""
-
-    @cached_property
-    def cells(self) -> list[str]:
-        """Return what may be a name or a label: the words, and what is between delimiters, where names have blanks."""
-        return [*self.words, *(cell.strip() for cell in _CELL.findall(self.text))]
-
-    @property
-    def folders(self) -> list[str]:
-        """Return the parts of paths among the words."""
-        return [part for word in self.words for part in word.split("/")]
-
-    @cached_property
-    def parts(self) -> set[str]:
-        """Return the folders and base names in those."""
-        return {part for cell in self.cells for part in _split_path(cell)}
+        # And between delimiters alone, where names have blanks.
+        cells = (*self.words, *map(str.strip, _CELL.findall(text)))
+        self.parts = {part for cell in cells for part in _split_path(cell)}
+        """The folders and base names in those."""
 
     def beside(self, name: str) -> list[str]:
         """Return the words beside a name."""
@@ -339,12 +319,9 @@ def items_of(text: str) -> list[Any] | None:
 
 def statements_of(text: str) -> list[Statement]:
     """Return what a text states in each line, of JSON in each item."""
-    text = normal(text)
-    items = items_of(text)
-    if items is None:
-        return list(map(Statement, lines_of(text)))
-    pairs = ((dict([one]) if isinstance(one, tuple) else one, isinstance(one, dict)) for one in items)
-    return [Statement(json.dumps(one, ensure_ascii=False), is_record=is_record) for one, is_record in pairs]
+    items = items_of(normal(text))
+    found = (json.dumps(dict([one]) if isinstance(one, tuple) else one, ensure_ascii=False) for one in items or ())
+    return list(map(Statement, lines_of(normal(text)) if items is None else found))
 
 
 def joins_classes(beside: Sequence[str]) -> bool:

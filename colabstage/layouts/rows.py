@@ -32,7 +32,8 @@ from colabstage.layouts.columns import (
 )
 from colabstage.layouts.evidence import IMAGE_FOLDER, Evidence, Found, left_out_notes, near, require_files
 from colabstage.layouts.formats.tables import LISTS, Table, parse_list, parse_table
-from colabstage.layouts.lists import NONE, SEVERAL, Lookup, lists_state, only
+from colabstage.layouts.lists import MOST_LISTS, NONE, SEVERAL, Lookup, lists_state, only
+from colabstage.layouts.reading import BEGINNING_BYTES
 from colabstage.layouts.table import Boxes, BrokenDatasetError, Images, SampleTable, TreeFiles, Values, known_splits
 from colabstage.trees.listing import take_strings
 from colabstage.trees.names import first_repeated
@@ -51,12 +52,8 @@ if TYPE_CHECKING:
 TABLE = IMAGE_FOLDER._replace(layout="table")
 # A path, a label and a split explain themselves; with more unnamed columns it is unclear which is the label.
 _PLAIN_COLUMNS = 3
-# Enough for the column names of a wide table.
-_HEADER_BYTES = 64 * 1024
 # A table that names fewer files than another by this factor does not compete with it.
 _FEW = 10
-# More texts than this are one per file.
-_LISTS = 16
 # How many rows decide whether two columns mean the same files.
 _COMPARED = 100
 
@@ -181,7 +178,7 @@ class TableSearch:
                 )
                 raise BrokenDatasetError(msg)
         if self.lists:
-            few = asked if self.table is not None or len(asked) <= _LISTS else ()
+            few = asked if self.table is not None or len(asked) <= MOST_LISTS else ()
             lists = self.source.parse(few, lambda entry, content: parse_list(entry.name, content))
             found = {name: table for name, table in lists.items() if self._lists_files(table)}
         else:
@@ -466,7 +463,7 @@ class TableSearch:
                     notes.append(f"'{same.name}' says what the folders do, so that is the label.")
                     return find_roles(columns, labels=[same.name])
             for entry in self.source.ending_in(words.TABLES).where(words.is_submission) if self.labels is None else ():
-                first = self.source.head(entry, _HEADER_BYTES).decode("utf-8-sig", "replace").partition("\n")[0]
+                first = self.source.head(entry, BEGINNING_BYTES).decode("utf-8-sig", "replace").partition("\n")[0]
                 asked = [name for name in first.strip().replace('"', "").split(",") if name in columns]
                 if len(asked) == 1:
                     notes.append(f"'{entry.name}' asks for '{asked[0]}', so that is the label.")

@@ -340,6 +340,8 @@ FLAGS = {
     "is_valid": ("valid", "train"), "is_val": ("val", "train"), "is_validation": ("validation", "train"),
     "is_dev": ("dev", "train"), "is_test": ("test", "train"), "is_testing": ("test", "train"),
     "is_train": ("train", "test"), "is_training": ("train", "test"), "is_training_image": ("train", "test"),
+    # The file of CUB-200-2011 and NABirds.
+    "train_test_split": ("train", "test"),
 }  # fmt: skip
 # Names of fields that say which split each record belongs to.
 SPLIT_FIELDS = frozenset({*SPLIT_COLUMNS, *FLAGS})
@@ -350,6 +352,12 @@ NUMBERED_SPLITS = ("train", "val", "test")
 def plain_name(column: str) -> str:
     """Return a column's name in the form of the known names: "Patient ID" is patient_id."""
     return re.sub(r"[\s.-]+", "_", column.strip().lower())
+
+
+def split_field(name: str) -> str:
+    """Return the field of splits that a file is called after: partition for list_eval_partition.txt; "" for none."""
+    stem = stem_of(name)
+    return next((word for word in (plain_name(stem), *words_of(stem)) if word in SPLIT_FIELDS), "")
 
 
 def states_splits(header: Sequence[str]) -> bool:

@@ -35,13 +35,13 @@ RULES_VERSION = 5
 # VOC's lists of several years, two labels of one record, Arrow's splits without a class, and splits of folders are
 # read since; a list of what is trained on leaves out the rest, and a column of numbers beside the classes orders them.
 # Tables of pixels have no second copies. Names of files are no labels, folders that hold parts of a sample no classes,
-# and image.png beside mask.png is a pair. Lists of one line count; arrays of no rows, masks in two formats do not.
+# and image.png beside mask.png is a pair. Lists of one line, of ids, and of numbered splits count; no empty arrays.
 _NEWER_RULES = {
     **dict.fromkeys(("file_names", "arrow", "pixel_table"), 6),
     **dict.fromkeys(("arrays", "webdataset", "tfrecord"), 7),
-    "detection": 9,
-    **dict.fromkeys(("table", "pairs"), 11),
-    "auto": 12,
+    "detection": 10,
+    **dict.fromkeys(("table", "pairs"), 12),
+    "auto": 13,
 }
 
 # Written beside `"color_mode": "rgb"`, which `"auto"` writes too, so that the default options, and their keys, stay

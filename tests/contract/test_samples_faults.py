@@ -383,10 +383,22 @@ LISTS = [
     ("pairs", "dataset.json", {"labels": [[f"img/{i}.jpg", i % 2] for i in range(6)]}, BY_PARITY),
     ("nothing", "dataset.json", {"labels": None}, refused("dataset.json")),
 ]
+PARTITION: dict[str, Any] = {"list_eval_partition.txt": "".join(f"0{i}.jpg {max(0, i - 3)}\n" for i in range(6))}
+IDENTITY: dict[str, Any] = {"identity_CelebA.txt": "".join(f"0{i}.jpg {(28, 31)[i % 2]}\n" for i in range(6))}
+ATTRIBUTES: dict[str, Any] = {"list_attr_celeba.txt": "6\nSmiling Young\n" + "".join(f"0{i}.jpg {(-1, 1)[i % 2]:2d}  1\n" for i in range(6))}
 NUMBERED_LISTS: list[tuple[str, Callable[[int, int], int], Callable[[Packed], bool]]] = [
     ("the same", lambda n, i: n, lambda packed: not noted("numbers")(packed)), ("another order", lambda n, i: 1 - n, noted("'cat' is 1 there, and 0 here")), ("from 1", lambda n, i: 1 + n, noted("'cat' is 1 there, and 0 here")),
     ("other labels", lambda n, i: i % 2, refused("train.txt.*divide")), ("one each", lambda n, i: 9 * n + i, SAME_ORDER), ("yes and no", lambda n, i: (-1, 1)[(n + i) % 2], SAME_ORDER),
 ]
+# Lists that share the numbers of images: what each says of number i of class n.
+BY_IDS: list[tuple[str, dict[str, Callable[[int, int], object]], Callable[[Packed], bool]]] = [
+    ("a split", {"train_test_split.txt": lambda n, i: int(i < 2)}, found("train: cat 2, dog 2; test: cat 2, dog 2")),
+    ("labels, boxes and a split", {"image_class_labels.txt": lambda n, i: n + 1, "bounding_boxes.txt": lambda n, i: "1 2 3 4", "train_test_split.txt": lambda n, i: int(i > 0)}, found("train: cat 3, dog 3; test: cat 1, dog 1", note="same classes are in 'd/image_class_labels.txt'")),
+    ("labels of another division", {"image_class_labels.txt": lambda n, i: i % 2}, refused("image_class_labels.txt")),
+    ("a split that may be either way round", {"split.txt": lambda n, i: int(i < 2)}, noted("'d/split.txt', which may say what is held out")),
+]
+
+
 FOLDERS = [
     *(row(f"a folder {name!r}", files(f"{{cat,dog,{name}}}/{{0..3}}.jpg"), right=[refused(name)]) for name in ("unlabeled", "unsup")),
     row("numbered alike in each split", files("{train,test}/{cat,dog}/{0..9}.jpg"), right=[found("train: cat 10, dog 10; test: cat 10, dog 10")]),
@@ -436,6 +448,13 @@ FOLDERS = [
     row("a column that holds out a part of the folder to train on", files("train/{0..3}.jpg val/{4,5}.jpg", {"labels.csv": "file,label,split\n" + "".join(f"{i}.jpg,{('cat', 'dog')[i % 2]},{('train', 'test', 'val')[i // 2]}\n" for i in range(6))}), right=[found("train: cat 1, dog 1; val: cat 1, dog 1; test: cat 1, dog 1")]),
     *(row(f"names of classes in {file} beside boxes{' and ' * bool(also)}{also}", yolo("a b", {file: content, **dict.fromkeys(filter(None, [also]), "cat\ndog\n")}), right=[noted(file)])
       for file, content in [("class_names.txt", "dog\ncat\n"), ("labels.txt", "dog\ncat\n"), ("classes.json", ["dog", "cat"])] for also in ("", "classes.txt")),
+    *(row(f"lists by ids: {name}", files("d/images/{cat,dog}/a{0..3}.jpg", {"d/images.txt": "".join(f"{n}{i} {one}/a{i}.jpg\n" for n, one in enumerate(("cat", "dog")) for i in range(4)), **{
+        f"d/{file}": "".join(f"{n}{i} {cell(n, i)}\n" for n in (0, 1) for i in range(4)) for file, cell in lists.items()}}), right=[right])
+      for name, lists, right in BY_IDS),
+    *(row(f"CelebA's texts: {', '.join(texts)}", files("img/0{0..5}.jpg", texts), right=[right])
+      for texts, right in [
+          (PARTITION, refused("'list_eval_partition.txt'.*layout=\"images\"")), (PARTITION | IDENTITY, found("train: 28 2, 31 2; val: 28 1; test: 31 1")),
+          (PARTITION | IDENTITY | ATTRIBUTES, refused(r"table_rows\(table='identity_CelebA.txt'")), (PARTITION | ATTRIBUTES, found(r"train: 4 rows .*\(2,\); val: 1 rows .*; test: 1 rows .*"))]),
     row("a list of one line", files("images/0000{0..4}.jpg", {"train.txt": "".join(f"0000{i}.jpg {i % 2}\n" for i in range(4)), "val.txt": "00004.jpg 0\n"}), right=[found("train: 0 2, 1 2; val: 0 1")]),
     row("a list beside names of classes", files("cat_{1..3}.jpg dog_{1..3}.jpg", {"labels.txt": "".join(f"{one}_{i}.jpg {i % 2}\n" for one in ("cat", "dog") for i in range(1, 4))}), right=[refused("labels.txt"), found("train: 0 2, 1 4")]),
     row("shards that did not all come", files("", {f"train-{n:05d}-of-00003.tar": tar({f"{n}{i}.{end}": content for i in range(4) for end, content in

@@ -15,7 +15,7 @@ from colabstage.io.units import counted, listed
 from colabstage.layouts.boxes import BoxColumn, Record, boxes_state, records_beside, side_of
 from colabstage.layouts.columns import show
 from colabstage.layouts.evidence import left_out_notes
-from colabstage.layouts.lists import ClassList, Lookup, read_class_list
+from colabstage.layouts.lists import LIST_ENDS, MOST_CLASSES, ClassList, Lookup, names_of_numbers, read_class_list
 from colabstage.layouts.reading import broken, decode_text, parse_xml
 from colabstage.layouts.words import IMAGES, SPLIT_ORDER, folder_of, normal, split_of_path
 
@@ -246,13 +246,10 @@ def _flag(text: str) -> int:
 
 # --- YOLO: images/a.jpg with labels/a.txt, or a.txt beside it, a class and a box in each line -------------------------
 
-_LIST_ENDS = (".txt", ".lst")
 # Tools write 1.0000001 for the edge; more than this is another unit.
 _SLACK = 0.01
 # With fewer lines than this, agreement may be chance.
 _FEW_POSES = 4
-# Beyond this, class numbers are not indices.
-_MOST_CLASSES = 1_000_000
 
 
 def yolo_state(source: Source) -> Evidence:
@@ -315,7 +312,7 @@ def yolo_state(source: Source) -> Evidence:
         four = all(len(row) == 9 for row in polygons)
         what = "outlines of four points, as oriented boxes have," if four else "polygons"
         notes.append(f"Boxes around {what} are kept without these: {len(polygons):,}.")
-    names = _names(classes, rows)
+    names = names_of_numbers(classes.names, {name: [int(row[0]) for row in found] for name, found in rows.items()})
     return boxes_state(
         source,
         "YOLO's files",
@@ -338,19 +335,6 @@ def _label_file_of(image: str, texts: dict[str, FileEntry]) -> FileEntry | None:
     return texts.get(moved) or texts.get(stem)
 
 
-def _names(classes: ClassList, rows: dict[str, list[list[float]]]) -> Sequence[str]:
-    """Return the names of the classes; without a list of them, numbers up to the highest one."""
-    count = 1 + max((int(row[0]) for found in rows.values() for row in found), default=-1)
-    names = classes.names or [str(number) for number in range(count)]
-    for name, found in rows.items() if count > len(names) else ():
-        # Too few names are those of another dataset, or of an older state of this one.
-        for number, row in enumerate(found, 1):
-            if row[0] >= len(names):
-                what = f"there is no class {int(row[0])}; {len(names)} are named ({show(names[0])}, …)"
-                raise broken(name, f"box {number}: {what}")
-    return names
-
-
 def _stated_splits(images: FileEntries, classes: ClassList) -> tuple[list[str], list[str]]:
     """Return the split of each image from the folders that data.yaml names, empty if it names none; and notes."""
     folders, of_files = images.folders
@@ -361,7 +345,7 @@ def _stated_splits(images: FileEntries, classes: ClassList) -> tuple[list[str], 
     found: dict[int, set[str]] = {}
     for split, path in ((split, path) for split, paths in classes.splits.items() for path in paths):
         parts = [part for part in normal(path).replace("\\", "/").split("/") if part not in ("", ".", "..")]
-        if not parts or path.lower().endswith(_LIST_ENDS):
+        if not parts or path.lower().endswith(LIST_ENDS):
             continue
         for number, folder in enumerate(folders):
             if f"/{'/'.join(parts)}/" in f"/{normal(folder)}/":
@@ -378,10 +362,10 @@ def _stated_splits(images: FileEntries, classes: ClassList) -> tuple[list[str], 
 
 def _stated_lists(source: Source, classes: ClassList) -> dict[str, str] | None:
     """Return the lists of images that data.yaml or obj.data name, with their splits; `None` where they name none."""
-    texts = source.ending_in(_LIST_ENDS)
+    texts = source.ending_in(LIST_ENDS)
     lookup = Lookup(texts.names)
     named = [(lookup.find(path), split) for split, paths in classes.splits.items() for path in paths
-             if path.lower().endswith(_LIST_ENDS)]  # fmt: skip
+             if path.lower().endswith(LIST_ENDS)]  # fmt: skip
     # People who hold nothing out give the same list again: valid = train.txt.
     named.sort(key=lambda one: SPLIT_ORDER[one[1]], reverse=True)
     return {texts.names[number]: split for number, split in named if number is not None} or None
@@ -448,7 +432,7 @@ def _is_box(values: Sequence[float]) -> bool:
         return False
     # Pixels instead of fractions are another format, and would give boxes far outside the image.
     inside = all(-_SLACK <= value <= 1 + _SLACK for value in values[1:])
-    return inside and 0 <= values[0] < _MOST_CLASSES and values[0] == int(values[0])
+    return inside and 0 <= values[0] < MOST_CLASSES and values[0] == int(values[0])
 
 
 def _corners(values: Sequence[float]) -> tuple[float, float, float, float]:

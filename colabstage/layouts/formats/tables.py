@@ -7,14 +7,16 @@ import io
 import itertools
 import json
 import re
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from colabstage.errors import CorruptArchiveError
+from colabstage.errors import CorruptArchiveError, LayoutError
 from colabstage.io.packages import refuse_import
-from colabstage.layouts.columns import Column, NumberedCells, show
+from colabstage.layouts import words
+from colabstage.layouts.columns import Column, NumberedCells, show, splits_of_column
 from colabstage.layouts.reading import decode_text, is_comment, items_of
 
 if TYPE_CHECKING:
@@ -96,11 +98,21 @@ def parse_table(name: str, content: bytes) -> Table:
 
 def parse_list(name: str, content: bytes) -> Table:
     """Read rows of a path and something else from a text or JSON: `cat/1.jpg 3`, `{"1.jpg": "cat"}`, a list of records
-    or of pairs. A table without rows means that there are none."""
+    or of pairs. A table without rows means that there are none. One that is called after splits and has one of these in
+    each row gets the header that it lacks."""
     text = decode_text(content)
     if name.lower().endswith(".json"):
         records = [one if isinstance(one, dict) else _record_of(one) for one in items_of(text) or ()]
         return _of_records(name, list(map(_cells_of, records))) if all(records) else Table(name)
+    table, called = _parse_words(name, text, content), words.split_field(name)
+    bare = table.without_header() if called and len(table.columns) == 2 else Table(name)
+    with suppress(LayoutError):
+        if bare.columns and splits_of_column(column := Column(called, bare.columns[1].cells)):
+            return replace(bare, columns=[Column(words.PATHS[0], bare.columns[0].cells), column])
+    return table
+
+
+def _parse_words(name: str, text: str, content: bytes) -> Table:
     lines = text.splitlines()
     comments = list(itertools.takewhile(is_comment, filter(None, lines)))
     lines = [line for line in lines if line.strip() and not is_comment(line)]
@@ -113,6 +125,9 @@ def parse_list(name: str, content: bytes) -> Table:
     if delimiter:
         return parse_table(name, "\n".join(lines).encode() if comments else content)
     rows = list(map(str.split, lines))
+    # Above the rows their number may stand, and a header that lacks a name for the paths, as R writes it.
+    rows = rows[rows[:1] == [[str(len(rows) - 2)]] :]
+    rows = [["path"] * (len(rows[0]) + 1 == len(rows[-1])) + rows[0], *rows[1:]] if rows else []
     # Paths with blanks, and sentences, make rows of different lengths.
     is_even = len({*map(len, rows)}) == 1
     return _make_table(name, ((first, rest) for first, *rest in zip(*rows, strict=True)) if is_even else ())

@@ -20,7 +20,7 @@ from colabstage.errors import LayoutError, said_by
 from colabstage.layouts.boxes import BoxColumn, Record, boxes_state, join_records, side_of
 from colabstage.layouts.columns import show
 from colabstage.layouts.evidence import Evidence, left_out_notes
-from colabstage.layouts.lists import read_class_list
+from colabstage.layouts.lists import ClassList, names_of_numbers, read_class_list
 from colabstage.layouts.reading import broken, decode_text, parse_xml
 from colabstage.layouts.table import Images, SampleTable, TreeFiles, Values, known_splits
 from colabstage.layouts.words import SPLITS, is_image, stem_of
@@ -38,8 +38,6 @@ Points = list[tuple[float, float]]
 Shape = tuple[str, tuple[float, float, float, float]]
 _SNIFFED = 8
 _KERAS_LINE = re.compile(r"(\S.*?\.\w+)((?: \d+,\d+,\d+,\d+,\d+)*)")
-# Beyond this, class numbers are not indices.
-_MOST_CLASSES = 1_000_000
 # What reading a broken file raises.
 _OF_PYTHON = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
 
@@ -94,8 +92,10 @@ def tools_state(source: Source, images: FileEntries, lookup: Lookup) -> Evidence
         what = f"it and others of {form.name}'s files have no shapes, but flags of whole images, which are not read"
         raise broken(next(iter(found)), what, "a table with a path and a label in each row")
     # Classes are those that occur: not every tool lists its classes in an export.
-    lists, classes = _names_of_numbers(source, form, words) if form.numbered else ([], sorted(words))
-    labels = [str(number) for number in range(len(classes))] if form.numbered else classes
+    lists, named = read_class_list(source) if form.numbered else ([], ClassList(()))
+    shapes = {name: [shape for one in each for shape in one.shapes] for name, each in found.items() if form.numbered}
+    called = names_of_numbers(named.names, {name: [int(label) for label, _ in each] for name, each in shapes.items()})
+    labels = list(map(str, range(len(called)))) if form.numbered else sorted(words)
     placed, notes = join_records(source, images, lookup, found, per_image=form.per_image)
     lost = sum(max(one.left_out, 0) for one in records)
     notes = [
@@ -106,7 +106,7 @@ def tools_state(source: Source, images: FileEntries, lookup: Lookup) -> Evidence
     ]
     placed.sort(key=lambda one: one.file.name)
     who = f"{form.name}'s annotations"
-    return boxes_state(source, who, placed, labels, names=classes, notes=notes, used=[*found, *lists])
+    return boxes_state(source, who, placed, labels, names=called, notes=notes, used=[*found, *lists])
 
 
 def _read_annotations(source: Source) -> tuple[Format | None, dict[str, list[Record]]]:
@@ -131,18 +131,6 @@ def _read_annotations(source: Source) -> tuple[Format | None, dict[str, list[Rec
             found |= source.parse(files[_SNIFFED:], form.records)
             return form, {name: records for name, records in found.items() if records}
     return None, {}
-
-
-def _names_of_numbers(source: Source, form: Format, words: set[str]) -> tuple[list[str], list[str]]:
-    """Return the names of numbered classes, or the numbers themselves if no list has names; and the lists."""
-    # Classes without boxes count too, or numbers would shift.
-    count = 1 + max(map(int, words), default=-1)
-    lists, found = read_class_list(source)
-    names = list(found.names) or [str(number) for number in range(min(count, _MOST_CLASSES))]
-    if count > len(names):
-        what = f"{form.name}'s annotations have the class {show(count - 1)}; {len(names)} are named ({names[0]}, …)"
-        raise broken(source.label, what)
-    return lists, names
 
 
 # --- shapes -----------------------------------------------------------------------------------------------------------
