@@ -135,9 +135,10 @@ def test_a_small_disk(machine: Path, make_disk: Callable[[int], Path], monkeypat
     [
         (lambda _: None, "ok", "^8 samples; its manifest: agrees with the file's length"),
         (lambda pack: os.truncate(pack, pack.stat().st_size - 100), "fail", "cut off|it is damaged"),
+        (lambda pack: pack.with_name("photos.h5.json").unlink(), "warn", "^8 samples"),
         (lambda pack: pack.write_text("<!DOCTYPE html><html>Quota exceeded</html>"), "fail", "not an HDF5 file"),
     ],
-    ids=["whole", "cut off", "a web page"],
+    ids=["whole", "cut off", "without its manifest", "a web page"],
 )
 def test_a_pack(pack: Path, damage: Callable[[Path], object], status: str, said: str) -> None:
     """Only one that agrees with its manifest passes, with its number of samples."""

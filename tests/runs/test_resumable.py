@@ -14,7 +14,7 @@ from collections import OrderedDict
 from enum import StrEnum
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import h5py
 import numpy as np
@@ -689,13 +689,14 @@ def test_an_optimizer_that_is_no_part_is_noted(tmp_path: Path) -> None:
 def test_a_run_says_which_numbers_and_settings_it_keeps(tmp_path: Path) -> None:
     """The state that is restored has the old ones, and the cell may have others: a rate, the length of a schedule where
     there are more epochs now, the direction of a metric. Nothing is said where they are the same."""
-    for mode, lr, steps in [("min", 0.1, 15), ("min", 0.1, 15), ("max", 0.5, 30)]:
+    cells: list[tuple[Literal["min", "max"], float, int]] = [("min", 0.1, 15), ("min", 0.1, 15), ("max", 0.5, 30)]
+    for mode, lr, steps in cells:
         model = nn.Linear(2, 2)
         optimizer = torch.optim.Adam(model.parameters(), lr, amsgrad=mode == "max")
         schedulers = torch.optim.lr_scheduler
         schedule = schedulers.CosineAnnealingLR(optimizer, T_max=steps)
         plateau = schedulers.ReduceLROnPlateau(optimizer, mode)
-        parts = {"model": model, "optimizer": optimizer, "schedule": schedule, "plateau": plateau}
+        parts: dict[str, Any] = {"model": model, "optimizer": optimizer, "schedule": schedule, "plateau": plateau}
         with resumable(tmp_path, progress=False, **parts) as run:
             assert (run.notes == []) == (mode == "min")
             optimizer.step()
