@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import h5py
 import numpy as np
 import pytest
 
 from colabstage import dataset_h5, make_loader
+from tests.support.made_files import write_rows
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,11 +24,8 @@ Epochs = list[list[list[int]]]
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A file in which each x encodes its row, and y is the row."""
-    path = tmp_path_factory.mktemp("loaders") / "data.h5"
-    with h5py.File(path, "w") as file:
-        file["X_train"] = np.broadcast_to(np.arange(ROWS, dtype=np.uint8)[:, None, None, None], (ROWS, 4, 5, 3))
-        file["Y_train"] = np.arange(ROWS)
-    return path
+    x = np.broadcast_to(np.arange(ROWS, dtype=np.uint8)[:, None, None, None], (ROWS, 4, 5, 3))
+    return write_rows(tmp_path_factory.mktemp("loaders") / "data.h5", x, np.arange(ROWS))
 
 
 def epochs_of(path: Path, count: int = EPOCHS, **options: Any) -> Epochs:

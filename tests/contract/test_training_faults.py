@@ -43,7 +43,7 @@ from colabstage import (
 from colabstage.errors import OptionError
 from colabstage.transforms import Compose, Normalize, OneHot, RandomCrop, RandomFlip, RandomResizedCrop
 from tests.support.images import in_classes, make_tree
-from tests.support.made_files import files, grey, write_files
+from tests.support.made_files import files, grey, write_files, write_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -63,9 +63,7 @@ def rows(path: Path, count: int = 40, shape: tuple[int, ...] = (8, 8, 3)) -> Pat
     x = np.zeros((count, *shape), np.uint8 if len(shape) == 3 else np.float32)
     if len(shape) == 3:
         x[:, :, : shape[1] // 2] = 255
-    with h5py.File(path, "w") as file:
-        file["X_train"], file["Y_train"] = x, np.arange(count)
-    return path
+    return write_rows(path, x, np.arange(count))
 
 
 @pytest.fixture
@@ -194,8 +192,7 @@ def test_a_sampler_of_its_own_numbers_is_not_resumed_in_another_order(path: Path
 def test_a_subset_takes_a_sampler_of_weights(tmp_path: Path) -> None:
     """A fold with balanced classes: within ten epochs, nearly all of its rows are visited."""
     labels = np.array([0] * 450 + [1] * 50)
-    with h5py.File(tmp_path / "rows.h5", "w") as file:
-        file["X_train"], file["Y_train"] = np.zeros((500, 4), np.float32), labels
+    write_rows(tmp_path / "rows.h5", np.zeros((500, 4), np.float32), labels)
     subset = Subset(dataset_h5(tmp_path / "rows.h5", return_index=True), [row for row in range(500) if row % 5])
     weights = (1 / np.bincount(labels)[labels])[subset.indices]
     sampler = WeightedRandomSampler(weights.tolist(), len(subset), generator=torch.Generator().manual_seed(0))
@@ -424,8 +421,7 @@ def test_a_transform_of_x_alone_does_not_move_it_by_chance(
 @pytest.mark.parametrize(("dtype", "outside"), [(np.bool_, 0), (np.float32, 0), (np.uint8, 255), (np.int64, 255)])
 def test_a_cropped_mask_has_no_object_outside_the_image(tmp_path: Path, dtype: Any, outside: int) -> None:
     """255 is not a class, and as a bool or a fraction it would count as the object."""
-    with h5py.File(tmp_path / "masks.h5", "w") as file:
-        file["X_train"], file["Y_train"] = np.zeros((16, 8, 8, 3), np.uint8), np.zeros((16, 8, 8), dtype)
+    write_rows(tmp_path / "masks.h5", np.zeros((16, 8, 8, 3), np.uint8), np.zeros((16, 8, 8), dtype))
     loader = make_loader(dataset_h5(tmp_path / "masks.h5"), 16, batch_transform=RandomCrop(8, padding=4))
     ((_, mask),) = loader
     assert set(mask.unique().tolist()) == {0, outside}
@@ -484,8 +480,7 @@ def test_an_offset_of_labels_that_are_no_boxes(path: Path, offset: Any) -> None:
 
 def test_targets_beyond_int64_are_not_turned_negative(tmp_path: Path) -> None:
     """Such as hashes; the line in the message makes numbers of them that fit."""
-    with h5py.File(tmp_path / "rows.h5", "w") as file:
-        file["X_train"], file["Y_train"] = np.zeros((4, 2)), np.arange(4, dtype=np.uint64) + 2**63
+    write_rows(tmp_path / "rows.h5", np.zeros((4, 2)), np.arange(4, dtype=np.uint64) + 2**63)
     with pytest.raises(ColabstageError, match=str(2**63 + 3)):
         list(make_loader(dataset_h5(tmp_path / "rows.h5"), 4))
     smaller = dataset_h5(tmp_path / "rows.h5", target_transform=lambda y: y - 2**63)
@@ -494,8 +489,7 @@ def test_targets_beyond_int64_are_not_turned_negative(tmp_path: Path) -> None:
 
 def test_one_integer_in_a_row_of_its_own_is_a_class(tmp_path: Path) -> None:
     """Targets `(N, 1)`, as in Keras's CIFAR-10: losses take int64, and no byte wraps around."""
-    with h5py.File(tmp_path / "rows.h5", "w") as file:
-        file["X_train"], file["Y_train"] = np.zeros((4, 2)), np.arange(4, dtype=np.uint8).reshape(4, 1)
+    write_rows(tmp_path / "rows.h5", np.zeros((4, 2)), np.arange(4, dtype=np.uint8).reshape(4, 1))
     dataset = dataset_h5(tmp_path / "rows.h5")
     for batches in (make_loader(dataset, 4), make_loader(dataset, 4, strategy="device"), to_numpy(dataset, 4)):
         y = next(iter(batches))[1]
@@ -804,8 +798,7 @@ def subjects(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A file for each of 160 subjects, more than `_FEW_FILES` lets a process have open."""
     folder = tmp_path_factory.mktemp("subjects")
     for number in range(160):
-        with h5py.File(folder / f"s{number:04}.h5", "w") as file:
-            file["X_train"], file["Y_train"] = np.full((2, 4), number, np.float32), np.full(2, number)
+        write_rows(folder / f"s{number:04}.h5", np.full((2, 4), number, np.float32), np.full(2, number))
     return folder
 
 

@@ -11,7 +11,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import h5py
 import numpy as np
 import psutil
 import pytest
@@ -25,6 +24,7 @@ from colabstage.errors import OptionError
 from colabstage.io.progress import SYSTEM_CLOCK
 from tests.clocks import ManualClock
 from tests.support.images import make_tree
+from tests.support.made_files import write_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -88,10 +88,7 @@ def test_samples_that_are_waited_for_get_several_processes() -> None:
 @pytest.fixture
 def rows(tmp_path: Path) -> Path:
     """A file of 600 small images."""
-    with h5py.File(tmp_path / "rows.h5", "w") as file:
-        file["X_train"] = np.zeros((600, 16, 16, 3), np.uint8)
-        file["Y_train"] = np.arange(600)
-    return tmp_path / "rows.h5"
+    return write_rows(tmp_path / "rows.h5", np.zeros((600, 16, 16, 3), np.uint8), np.arange(600))
 
 
 def test_strategies_are_tried_for_our_own_dataset(rows: Path) -> None:

@@ -29,6 +29,7 @@ from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.transforms import RandomFlip
 from tests.clocks import ManualClock
 from tests.pictures import write_photos
+from tests.support.made_files import write_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -285,9 +286,7 @@ def test_nothing_is_left_running() -> None:
 
 def test_a_loader_of_ours_keeps_its_place(tmp_path: Path) -> None:
     """Stages are reported, and the next epoch is the one that would have come anyway."""
-    with h5py.File(tmp_path / "rows.h5", "w") as file:
-        file["X_train"] = np.zeros((320, 32, 32, 3), np.uint8)
-        file["Y_train"] = np.arange(320)
+    write_rows(tmp_path / "rows.h5", np.zeros((320, 32, 32, 3), np.uint8), np.arange(320))
     dataset = dataset_h5(tmp_path / "rows.h5", transform=slow_transform)
     with make_loader(dataset, 32, strategy="memory", num_workers=1, seed=0) as loader:
         for _ in loader:
@@ -397,8 +396,7 @@ class Recipe(Dataset[Any]):
     """An HDF5 file that a dataset keeps open."""
 
     def __init__(self, path: Path) -> None:
-        with h5py.File(path, "w") as file:
-            file["X_train"], file["Y_train"] = np.zeros((40, 4, 4, 3), np.uint8), np.arange(40) % 4
+        write_rows(path, np.zeros((40, 4, 4, 3), np.uint8), np.arange(40) % 4)
         self.file = h5py.File(path)
         self.x = self.file["X_train"]
 

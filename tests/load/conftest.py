@@ -17,6 +17,7 @@ import pytest
 from PIL import Image
 
 from colabstage import pack_dataset
+from tests.support.made_files import write_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,9 +61,7 @@ def _pack(path: Path, count: int) -> None:
 
 
 def _recipe(path: Path, count: int) -> None:
-    with h5py.File(path, "w") as file:
-        file["X_train"] = _rows(count)
-        file["Y_train"] = _labels(count).astype(np.uint8).reshape(-1, 1, 1)
+    write_rows(path, _rows(count), _labels(count).astype(np.uint8).reshape(-1, 1, 1))
 
 
 MAKERS: dict[str, Callable[[Path, int], None]] = {
@@ -109,11 +108,8 @@ def make_numbered(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], P
 
     @cache
     def make(count: int) -> Path:
-        path = tmp_path_factory.mktemp("numbered") / "rows.h5"
-        with h5py.File(path, "w") as file:
-            file["X_train"] = np.repeat(np.arange(count, dtype=np.float32)[:, None], 3, axis=1)
-            file["Y_train"] = np.arange(count)
-        return path
+        x = np.repeat(np.arange(count, dtype=np.float32)[:, None], 3, axis=1)
+        return write_rows(tmp_path_factory.mktemp("numbered") / "rows.h5", x, np.arange(count))
 
     return make
 
@@ -126,11 +122,8 @@ def picture(row: int, height: int, width: int) -> NDArray[np.uint8]:
 @pytest.fixture
 def large(tmp_path: Path) -> Path:
     """A split whose batches are large enough for pooled memory and for several threads: 60 images of 49 kB."""
-    path = tmp_path / "large.h5"
-    with h5py.File(path, "w") as file:
-        file["X_train"] = np.random.default_rng(0).integers(0, 256, (60, 128, 128, 3), dtype=np.uint8)
-        file["Y_train"] = np.arange(60, dtype=np.uint8)
-    return path
+    x = np.random.default_rng(0).integers(0, 256, (60, 128, 128, 3), dtype=np.uint8)
+    return write_rows(tmp_path / "large.h5", x, np.arange(60, dtype=np.uint8))
 
 
 def visited(loader: Any) -> list[int]:

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from colabstage import dataset_h5, make_loader
+from tests.support.made_files import write_rows
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,11 +24,8 @@ ROWS, BATCH = 1003, 16
 @pytest.fixture
 def small(tmp_path: Path) -> Path:
     """1,003 rows of 4x5 float32 that contain their numbers, and labels."""
-    path = tmp_path / "small.h5"
-    with h5py.File(path, "w") as file:
-        file["X_train"] = np.arange(ROWS * 20, dtype=np.float32).reshape(ROWS, 4, 5)
-        file["Y_train"] = (np.arange(ROWS) % 7).astype(np.uint8)
-    return path
+    x = np.arange(ROWS * 20, dtype=np.float32).reshape(ROWS, 4, 5)
+    return write_rows(tmp_path / "small.h5", x, (np.arange(ROWS) % 7).astype(np.uint8))
 
 
 def test_batches_are_those_gathered_one_by_one(small: Path) -> None:
@@ -62,11 +60,8 @@ def test_each_batch_is_the_callers_own(small: Path) -> None:
 @pytest.fixture
 def large(tmp_path: Path) -> Path:
     """Forty rows of 64 kB, each filled with its number: batches large enough for pooled memory."""
-    path = tmp_path / "large.h5"
-    with h5py.File(path, "w") as file:
-        file["X_train"] = np.broadcast_to(np.arange(40, dtype=np.uint8)[:, None, None, None], (40, 64, 64, 16))
-        file["Y_train"] = np.arange(40)
-    return path
+    x = np.broadcast_to(np.arange(40, dtype=np.uint8)[:, None, None, None], (40, 64, 64, 16))
+    return write_rows(tmp_path / "large.h5", x, np.arange(40))
 
 
 DERIVED: dict[str, Any] = {
@@ -95,9 +90,7 @@ def test_whatever_is_derived_from_a_batch_keeps_its_memory(large: Path, derived:
 def test_memory_of_dropped_batches_is_used_again(tmp_path: Path) -> None:
     """Epochs need memory only for the batches in flight: a file that is read twenty times takes little more than
     once."""
-    with h5py.File(tmp_path / "data.h5", "w") as file:
-        file["X_train"] = np.ones((64, 512, 512, 3), np.uint8)
-        file["Y_train"] = np.arange(64)
+    write_rows(tmp_path / "data.h5", np.ones((64, 512, 512, 3), np.uint8), np.arange(64))
     loader = make_loader(dataset_h5(tmp_path / "data.h5"), 8)
     list(loader)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -5,7 +5,6 @@ from __future__ import annotations
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-import h5py
 import numpy as np
 import pytest
 import torch
@@ -14,6 +13,7 @@ from PIL import Image
 from colabstage import dataset_h5, make_loader
 from colabstage.errors import OptionError
 from colabstage.transforms import RandomFlip
+from tests.support.made_files import write_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,11 +23,8 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Twelve images of three classes."""
-    path = tmp_path_factory.mktemp("calling") / "images.h5"
-    with h5py.File(path, "w") as file:
-        file["X_train"] = np.random.default_rng(0).integers(0, 256, (12, 8, 6, 3), np.uint8)
-        file["Y_train"] = np.arange(12) % 3
-    return path
+    x = np.random.default_rng(0).integers(0, 256, (12, 8, 6, 3), np.uint8)
+    return write_rows(tmp_path_factory.mktemp("calling") / "images.h5", x, np.arange(12) % 3)
 
 
 @pytest.mark.parametrize(

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import h5py
 import numpy as np
 import pytest
 import torch
 
 from colabstage import dataset_h5, make_loader
 from colabstage.errors import NotEnoughSpaceError, OptionError
-from tests.support.made_files import make_sparse_h5
+from tests.support.made_files import make_sparse_h5, write_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,8 +61,7 @@ def test_rows_of_any_shape_and_dtype(tmp_path: Path, device: str, shape: tuple[i
     """Bit for bit the original values, whatever the length of a row."""
     for dtype in ("u1", "f4", "f8", "?", "i8"):
         values = np.random.default_rng(0).integers(0, 200, (11, *shape)).astype(dtype)
-        with h5py.File(tmp_path / f"{dtype[-2:]}.h5", "w") as file:
-            file["X_train"], file["Y_train"] = values, np.arange(11)
+        write_rows(tmp_path / f"{dtype[-2:]}.h5", values, np.arange(11))
         dataset = dataset_h5(tmp_path / f"{dtype[-2:]}.h5")
         for x, y in make_loader(dataset, 4, device=device, strategy="device", seed=1):
             np.testing.assert_array_equal(x.cpu().numpy(), values[y.cpu().numpy()])
@@ -83,8 +81,7 @@ def test_a_batch_is_the_callers_own(make_file: Callable[..., Any]) -> None:
 def test_blocks_join_to_the_split(tmp_path: Path) -> None:
     """A split of several blocks is on the device whole and in order."""
     values = np.random.default_rng(0).integers(0, 256, (60, 400, 300, 3), dtype=np.uint8)
-    with h5py.File(tmp_path / "large.h5", "w") as file:
-        file["X_train"], file["Y_train"] = values, np.arange(60)
+    write_rows(tmp_path / "large.h5", values, np.arange(60))
     dataset = dataset_h5(tmp_path / "large.h5")
     loader = make_loader(dataset, 32, device="cpu", strategy="device", shuffle=False)
     batches = list(loader)

@@ -128,7 +128,7 @@ def test_an_iterator_without_threads_goes_on_in_both_processes(rows: Path) -> No
 
 
 # Both read ahead in the same threads; importing torch takes seconds.
-LOOPS = ["to_numpy(sys.argv[1], 8)", "make_loader(dataset_h5(sys.argv[1]), 8, strategy='direct')"]
+LOOPS = ["to_numpy(sys.argv[1], 8, prefetch_factor=1)", "make_loader(dataset_h5(sys.argv[1]), 8, strategy='direct')"]
 
 
 @pytest.mark.parametrize("loop", [LOOPS[0], pytest.param(LOOPS[1], marks=pytest.mark.long)])

@@ -7,7 +7,6 @@ import pickle
 import threading
 from typing import TYPE_CHECKING, Any
 
-import h5py
 import numpy as np
 import pytest
 import torch
@@ -15,6 +14,7 @@ import torch
 from colabstage import dataset_h5, make_loader
 from colabstage.errors import OptionError, SourceNotFoundError
 from tests.load.conftest import visited
+from tests.support.made_files import write_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,8 +38,7 @@ def test_a_file_that_went_away_is_told(make_file: Callable[..., Any]) -> None:
 def test_other_inputs_keep_their_axes(tmp_path: Path, shape: tuple[int, ...]) -> None:
     """Vectors, channels-first images and volumes come as stored."""
     values = np.random.default_rng(0).standard_normal((10, *shape)).astype(np.float32)
-    with h5py.File(tmp_path / "other.h5", "w") as file:
-        file["X_train"], file["Y_train"] = values, np.zeros((10, 2), np.float32)
+    write_rows(tmp_path / "other.h5", values, np.zeros((10, 2), np.float32))
     x, y = next(iter(make_loader(dataset_h5(tmp_path / "other.h5"), 10, shuffle=False)))
     np.testing.assert_array_equal(x.numpy(), values)
     assert (tuple(y.shape), y.dtype) == ((10, 2), torch.float32)
@@ -47,9 +46,7 @@ def test_other_inputs_keep_their_axes(tmp_path: Path, shape: tuple[int, ...]) ->
 
 def test_sixteen_bits_scale_to_one(tmp_path: Path) -> None:
     """uint16 becomes [0, 1] too, in half precision as well."""
-    with h5py.File(tmp_path / "deep.h5", "w") as file:
-        file["X_train"] = np.array([0, 13107, 65535], np.uint16).reshape(3, 1, 1, 1)
-        file["Y_train"] = [0, 1, 2]
+    write_rows(tmp_path / "deep.h5", np.array([0, 13107, 65535], np.uint16).reshape(3, 1, 1, 1), [0, 1, 2])
     x, _ = next(iter(make_loader(dataset_h5(tmp_path / "deep.h5"), 3, shuffle=False, dtype=torch.float16)))
     torch.testing.assert_close(x.flatten(), torch.tensor([0, 0.2, 1], dtype=torch.float16))
 
@@ -177,8 +174,7 @@ def test_a_loader_is_no_thing_to_pickle(make_file: Callable[..., Any]) -> None:
 
 def test_numbers_that_torch_has_no_tensors_of_are_refused(tmp_path: Path) -> None:
     """Naming their dtype; a transform that converts them is enough."""
-    with h5py.File(tmp_path / "long.h5", "w") as file:
-        file["X_train"], file["Y_train"] = np.ones((4, 3), np.longdouble), np.ones(4, np.longdouble)
+    write_rows(tmp_path / "long.h5", np.ones((4, 3), np.longdouble), np.ones(4, np.longdouble))
     with pytest.raises(OptionError, match="float128"):
         list(make_loader(dataset_h5(tmp_path / "long.h5"), 2))
     x, y = next(iter(make_loader(dataset_h5(tmp_path / "long.h5", np.float64, target_transform=float), 4)))

@@ -6,7 +6,6 @@ import random
 import threading
 from typing import TYPE_CHECKING, Any
 
-import h5py
 import numpy as np
 import pytest
 import torch
@@ -16,6 +15,7 @@ from torch.utils.data import DataLoader
 
 from colabstage import dataset_h5, make_loader, to_numpy
 from colabstage.errors import OptionError
+from tests.support.made_files import write_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -148,10 +148,8 @@ def test_a_loop_goes_on_behind_a_sample_that_failed(numbered: Path) -> None:
 @pytest.fixture
 def pictures(tmp_path: Path) -> Path:
     """Images (H, W, C), with float targets."""
-    with h5py.File(tmp_path / "pictures.h5", "w") as file:
-        file["X_train"] = np.random.default_rng(0).integers(0, 256, (9, 6, 5, 3), dtype=np.uint8)
-        file["Y_train"] = np.arange(9, dtype=np.float64) / 7
-    return tmp_path / "pictures.h5"
+    x = np.random.default_rng(0).integers(0, 256, (9, 6, 5, 3), dtype=np.uint8)
+    return write_rows(tmp_path / "pictures.h5", x, np.arange(9, dtype=np.float64) / 7)
 
 
 @pytest.mark.parametrize("strategy", ["direct", "memory"])

@@ -9,12 +9,12 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
-import h5py
 import numpy as np
 import torch
 from torch import nn
 
 from colabstage import dataset_h5, make_loader, resumable
+from tests.support.made_files import write_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,9 +29,7 @@ def write_data(path: Path, rows: int = ROWS) -> Path:
     labels = rng.integers(0, 4, rows)
     images = rng.integers(0, 200, (rows, 8, 8, 3), np.uint8)
     images[:, :, :, 0] += (labels * 12).astype(np.uint8)[:, None, None]
-    with h5py.File(path, "w") as file:
-        file["X_train"], file["Y_train"] = images, labels
-    return path
+    return write_rows(path, images, labels)
 
 
 def make_parts(data: Path, *, width: int = 16, batch_size: int = BATCH) -> dict[str, Any]:

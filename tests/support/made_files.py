@@ -37,6 +37,13 @@ def image(seed: int, *, size: tuple[int, int] = (48, 64), form: str = "PNG", tur
     return buffer.getvalue()
 
 
+def write_rows(path: Path, x: Any, y: Any) -> Path:
+    """Write an HDF5 file with these inputs and targets."""
+    with h5py.File(path, "w") as file:
+        file["X_train"], file["Y_train"] = x, y
+    return path
+
+
 def make_sparse_h5(path: Path, shape: tuple[int, ...]) -> None:
     """Write an HDF5 file with bytes `X_train` of this shape, which takes hardly any space on the disk."""
     with h5py.File(path, "w") as file:
