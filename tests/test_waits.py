@@ -19,7 +19,8 @@ ENDED_BY = {
     "a wait before it": """
         diagnose/machine_facts.inspect_machine io/pipeline.results machine/drive_attributes.wait_uploaded
         machine/mounts.ask_children machine/watched._in_caller pack/shards.run_tasks pack/shards._loss_of
-        sources/buckets._result sources/identity.check_freshness stage/source._stop_work stage/source.agree
+        runs/saver.wait sources/buckets._result sources/identity.check_freshness stage/source._stop_work
+        stage/source.agree
         stage/streaming.start stage/streaming.splits stage/streaming.wait_published stage/streaming.wait
         stage/streaming._show""",
     "deadlines of what runs there": """
@@ -27,8 +28,7 @@ ENDED_BY = {
         stage/shards._publishing stage/shards.begin""",
     "a watch over the mount": "machine/watched.watch",
     "the pipeline that calls it": "sources/members.write",
-    "nothing: the idle thread of a pool or saver, and no wait": """
-        cli/command.show io/pipeline._run runs/saver._work""",
+    "nothing: the idle thread of a pool, and no wait": "cli/command.show io/pipeline._run",
 }
 
 

@@ -74,10 +74,9 @@ def read_lease(folder: Path) -> Lease | None:
         text = file.read_bytes()
     except FileNotFoundError:
         return None
-    try:
-        noted: Any = parse_json(text)
-    except ValueError:
-        noted = {"kind": _KIND} if _KIND.encode() in text or not text.strip() else None
+    noted: Any = parse_json(text)
+    if noted is None and (_KIND.encode() in text or not text.strip()):
+        return None
     if not isinstance(noted, dict) or noted.get("kind") != _KIND:
         msg = f"'{file}' was not written by a run, so nothing is saved in this folder. Choose another folder."
         raise TargetExistsError(msg)

@@ -6,8 +6,8 @@ noted and tried again with the next version, while the training continues.
 
 from __future__ import annotations
 
-import threading
 import time
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ import torch
 from colabstage.errors import DriveError, DriveNotMountedError, said_by
 from colabstage.io.boundary import typed_errors
 from colabstage.io.files import typed_write_errors
+from colabstage.io.pipeline import in_thread
 from colabstage.io.progress import Progress
 from colabstage.io.units import format_duration
 from colabstage.io.workspace import remove_own
@@ -73,7 +74,7 @@ class Saver:
     """
 
     def __init__(self, folder: Path, heartbeat: Heartbeat, local: Path, *, keep: int, restored: Version | None) -> None:
-        """Start a thread, which leaves the run at its end. `local`: where versions are first written."""
+        """Take the run that `heartbeat` holds. `local`: where versions are first written."""
         self.newest: Saved | None = None
         self.problem = ""
         self.began: float | None = None
@@ -81,25 +82,20 @@ class Saver:
         # Versions that are known to be complete.
         self._whole = set() if restored is None else {restored}
         self._root = drive_root(folder)
-        self._error: Exception | None = None
         self._failing_since: float | None = None
-        self._job: Job | None = None
         self._progress: Progress = Progress()
-        self._changed = threading.Condition()
-        self._ended = False
-        self._thread = threading.Thread(target=self._work, name="colabstage-run", daemon=True)
-        self._thread.start()
+        self._last = Future[None]()
+        self._last.set_result(None)
 
     @property
     def busy(self) -> bool:
         """Return whether a version is on its way."""
-        return self._job is not None
+        return not self._last.done()
 
     def save(self, job: Job, progress: Progress | None = None) -> None:
         """Begin to save a version; the previous one has been saved, or has failed."""
-        with self._changed:
-            self._job, self._progress, self.began = job, progress or Progress(), time.time()
-            self._changed.notify_all()
+        self._progress, self.began = progress or Progress(), time.time()
+        self._last = in_thread(lambda: self._try(job), "colabstage-run")
 
     def wait(self) -> None:
         """Wait until nothing is on its way; Ctrl-C ends the waiting.
@@ -107,45 +103,33 @@ class Saver:
         Raises:
             ColabstageError: the last version could not be saved.
         """
-        with self._changed:
-            while self._job is not None and self._thread.is_alive():
-                self._changed.wait(_LOOK_S)
-        if self._error is not None:
-            raise self._error
+        while not wait((self._last,), _LOOK_S).done:
+            """Ctrl-C is raised here."""
+        self._last.result()
 
     def close(self, *, patience_s: float = END_S) -> None:
-        """End the thread after what is on its way, and leave the run to the next session; wait at most `patience_s`."""
-        with self._changed:
-            self._ended = True
-            self._changed.notify_all()
-        self._thread.join(patience_s)
+        """Leave the run to the next session after what is on its way; wait at most `patience_s`."""
 
-    def _work(self) -> None:
-        while True:
-            with self._changed:
-                while self._job is None and not self._ended:
-                    self._changed.wait()
-                job = self._job
-            if job is None:
-                self.heartbeat.leave()
-                return
-            self._try(job)
+        def leave() -> None:
+            wait((self._last,), _UPLOAD_S)
+            self.heartbeat.leave()
+
+        wait((in_thread(leave, "colabstage-run"),), patience_s)
 
     def _try(self, job: Job) -> None:
         try:
             with typed_errors(reads=(), writes=(self._folder, self._local)):
                 run_watched(lambda: self._save(job), self._folder)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the training goes on, and it is shown
+        except Exception as error:  # whatever it is, the training goes on, and it is shown
             self._failing_since = time.time() if self._failing_since is None else self._failing_since
             since = time.strftime("%H:%M:%S", time.localtime(self._failing_since))
-            self._error, self.problem = error, f"Nothing was saved since {since}: {said_by(error)}"
+            self.problem = f"Nothing was saved since {since}: {said_by(error)}"
+            raise
         else:
-            self._error, self._failing_since, self.problem = None, None, ""
+            self._failing_since, self.problem = None, ""
         finally:
             remove_own(self._local / job.version.name)
-            with self._changed:
-                self._job = self.began = None
-                self._changed.notify_all()
+            self.began = None
 
     def _save(self, job: Job) -> None:
         local = self._local / job.version.name

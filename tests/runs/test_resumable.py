@@ -638,6 +638,18 @@ def test_a_file_of_somebody_elses_is_not_overwritten(data: Path, tmp_path: Path)
     assert (tmp_path / LEASE).read_text("utf-8") == '{"lr": 0.1}'
 
 
+def test_a_sign_of_life_that_a_kill_has_cut_holds_no_run(data: Path, tmp_path: Path) -> None:
+    """Empty, cut short, or one over another: it proves nothing, and the versions count."""
+    with resumable(tmp_path, progress=False, **make_parts(data)) as run:
+        run.step()
+    whole = (tmp_path / LEASE).read_bytes()
+    for cut in (b"", whole[:150], b" " * len(whole), whole[:90] + whole[80:]):
+        (tmp_path / LEASE).write_bytes(cut)
+        assert list_runs(tmp_path)[0].step == 0
+        with resumable(tmp_path, progress=False, **make_parts(data)) as run:
+            assert run.steps == 1
+
+
 class Odd:
     """Has a state that only code could restore."""
 
