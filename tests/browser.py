@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
     from playwright.sync_api import Page
 
+    from tests.nurseries import Nurseries
+
 ROOT = Path(__file__).resolve().parent.parent
 # Ignored by git; to be looked at.
 SCREENSHOTS = ROOT / ".screenshots"
@@ -162,8 +164,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 @pytest.fixture(scope="module")
-def jupyter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jupyter]:
-    """This test module's only JupyterLab."""
+def jupyter(tmp_path_factory: pytest.TempPathFactory, nurseries: Nurseries) -> Iterator[Jupyter]:
+    """This test module's only JupyterLab, whose kernels are forked from a nursery."""
     problem = missing_part()
     if problem:
         pytest.skip(problem)
@@ -173,7 +175,7 @@ def jupyter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jupyter]:
     for made in (folder, config, home / "system"):
         made.mkdir()
     (config / "jupyter_server_config.json").write_text(json.dumps(_settings(token)), encoding="utf-8")
-    environment = _environment(home)
+    environment = _environment(home) | {"JUPYTER_PATH": str(nurseries.kernel("torch"))}
     command = [sys.executable, "-P", "-m", "jupyterlab", f"--ServerApp.root_dir={folder}"]
     with log.open("wb") as out:
         process = subprocess.Popen(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from functools import cache
 from types import SimpleNamespace
@@ -17,7 +15,6 @@ from hypothesis import strategies as st
 from benchmarks._photographs import repeated_photographs, write_encoded
 from colabstage import dataset_h5, doctor, make_loader, stage_dataset
 from colabstage.errors import OptionError
-from tests.pages import ROOT
 from tests.support.images import in_classes, make_tree
 
 if TYPE_CHECKING:
@@ -40,18 +37,6 @@ def said_with(title: str, **facts: Any) -> str:
 def format_bytes(count: float) -> str:
     """How a number of bytes is written."""
     return said_with("disk", free_bytes=count).removeprefix("Only ").partition(" free where")[0]
-
-
-def test_the_examples_in_the_docstrings_hold() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "doctest", "-v", ROOT / "colabstage/io/units.py"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout
-    assert done.stdout.count("Trying:") >= 6
 
 
 @pytest.mark.parametrize(

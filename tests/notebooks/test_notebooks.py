@@ -1,7 +1,7 @@
 """Every notebook runs from top to bottom in a kernel of its own: on a practice Colab, and on a plain computer.
 
-On one of the two in `make test`, on both in `make test-all`. The kernels are forked from a process that has imported
-torch or TensorFlow, Jupyter and the like, but nothing of colabstage.
+On one of the two in `make test`, with few epochs; as it is, on the other, in `make test-all`. The kernels are forked
+from a process that has imported torch or TensorFlow, Jupyter and the like, but nothing of colabstage.
 """
 
 from __future__ import annotations
@@ -83,9 +83,13 @@ def environment(home: Path, temporary: Path, fonts: Path, kernels: Path, machine
     }
 
 
-def with_checks(path: Path, folder: Path) -> Path:
-    """A copy of the notebook with one more cell, which looks at what it has come to."""
-    notebook = json.loads(path.read_text(encoding="utf-8"))
+def with_checks(path: Path, folder: Path, *, few: bool) -> Path:
+    """A copy of the notebook with one more cell, which looks at what it has come to.
+
+    Nothing is installed: the folder above is no checkout. `few`: two epochs, which pass the same checks.
+    """
+    text = re.sub(r'"%pip [^"]*"', '""', path.read_text(encoding="utf-8"))
+    notebook = json.loads(re.sub(r'"EPOCHS = \d+ ', '"EPOCHS = 2 ', text) if few else text)
     check: dict[str, Any] = {"cell_type": "code", "id": "check", "metadata": {}, "execution_count": None, "outputs": []}
     notebook["cells"].append({**check, "source": CHECKS[path.stem]})
     copy = folder / path.name
@@ -106,17 +110,17 @@ PLAIN_FIRST = {"own_format", "many_machines", "keras", "tf_data"}
 
 def both_machines(path: Path) -> list[object]:
     """A notebook on each machine; the one that tells more is in every run."""
-    first = "plain computer" if path.stem in PLAIN_FIRST else "practice Colab"
+    few, whole = sorted(MACHINES, reverse=path.stem not in PLAIN_FIRST)
     return [
-        pytest.param(path, machine, id=f"{path.stem}-{machine}", marks=[] if machine == first else pytest.mark.long)
-        for machine in MACHINES
+        pytest.param(path, few, True, id=f"{path.stem}-{few}"),
+        pytest.param(path, whole, False, id=f"{path.stem}-{whole}", marks=pytest.mark.long),
     ]
 
 
 @pytest.mark.torch
 @pytest.mark.timeout(240)  # the first may have to wait for its nursery
-@pytest.mark.parametrize(("path", "machine"), [one for path in NOTEBOOKS for one in both_machines(path)])
-def test_runs(path: Path, machine: str, tmp_path: Path, short_path: Path, nurseries: Nurseries) -> None:
+@pytest.mark.parametrize(("path", "machine", "few"), [one for path in NOTEBOOKS for one in both_machines(path)])
+def test_runs(path: Path, machine: str, few: bool, tmp_path: Path, short_path: Path, nurseries: Nurseries) -> None:
     """No cell fails, nor does the one with assertions that is added; nothing that was practised with stays behind."""
     text = path.read_text(encoding="utf-8")
     if not find_spec("nbclient"):
@@ -127,7 +131,7 @@ def test_runs(path: Path, machine: str, tmp_path: Path, short_path: Path, nurser
     # Not the mark `fuse`, which is for what must run alone: here nothing measures time.
     if machine == "practice Colab" and (problem := fuse_problem()):
         pytest.skip(problem)
-    notebook = with_checks(path, tmp_path)
+    notebook = with_checks(path, tmp_path, few=few)
     shutil.copy(ROOT / "notebooks/practice.py", tmp_path)
     kind = "tensorflow" if re.search(r'"(import|from) tensorflow\b', text) else "torch"
     variables = environment(tmp_path / "home", short_path, nurseries.fonts, nurseries.kernel(kind), machine)
