@@ -15,7 +15,7 @@ from collections import OrderedDict
 from enum import StrEnum
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import h5py
 import numpy as np
