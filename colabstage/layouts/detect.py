@@ -333,6 +333,15 @@ def _rows_beside(case: Case, found: Evidence) -> Found | None:
     return None if leading <= found.used or case.rows_agree(found) else case.rows
 
 
+def _lists_beside(case: Case, found: Evidence) -> Found | None:
+    """Return texts and JSON that divide the images of a table otherwise."""
+    if not isinstance(case.listed, Evidence) or case.listed.used & found.used:
+        return None
+    rows, lists = _classes_by_name(found), _classes_by_name(case.listed)
+    agrees = not lists or _divide_further(rows, lists) or _divide_further(lists, rows)
+    return None if agrees else case.listed
+
+
 def _records_beside(_: Case, found: Evidence) -> Found | None:
     return _UNREAD_LABELS if found.table.layout == TABLE.layout else None
 
@@ -586,6 +595,7 @@ _BESIDE_ROWS = (
     _CALLED,
     _BY_MASKS,
     Rival("folders", IMAGE_FOLDER.layout, _classes_by_folders),
+    Rival("a list", TABLE.layout, _lists_beside),
 )
 
 LAYOUTS: tuple[Layout, ...] = (
