@@ -1,0 +1,150 @@
+"""What labels the images, or divides them into splits, is stated twice: statements that differ are refused with lines
+that work, and those that call the same division by other names agree.
+
+To add a way to state something, write the files that it needs; it is then paired with every other way.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from colabstage import plan_stage
+from colabstage.errors import LayoutError
+from tests.layouts.known import voc
+from tests.support.made_files import files, image, write_files
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+COUNT = 16
+HALVES = ["ab"[number % 2] for number in range(COUNT)]
+OTHER_HALVES = ["ab"[number // 2 % 2] for number in range(COUNT)]
+# By two statements, one of which holds others out.
+SPLIT = ["val" if number % 4 == 3 else "train" for number in range(COUNT)]
+OTHER_SPLIT = ["val" if number % 4 == 2 else "train" for number in range(COUNT)]
+
+
+def table(header: str, paths: Sequence[str], cells: Sequence[object]) -> str:
+    """A CSV with a path and a cell in each row."""
+    return "\n".join([header, *(f"{path},{cell}" for path, cell in zip(paths, cells, strict=True))]) + "\n"
+
+
+def coco(paths: Sequence[str], words: Sequence[str]) -> dict[str, Any]:
+    """One box of its class in each image."""
+    names = sorted({*words})
+    return {
+        "images": [{"id": number, "file_name": path, "width": 9, "height": 9} for number, path in enumerate(paths)],
+        "annotations": [
+            {"id": number, "image_id": number, "category_id": names.index(word), "bbox": [1, 1, 3, 3], "area": 9}
+            for number, word in enumerate(words)
+        ],
+        "categories": [{"id": number, "name": name} for number, name in enumerate(names)],
+    }
+
+
+def numbers(words: Sequence[str]) -> list[int]:
+    """The number of each word among the sorted ones."""
+    return [sorted({*words}).index(word) for word in words]
+
+
+# The files that state a word for each image.
+LABELS: dict[str, Callable[[Sequence[str], Sequence[str]], Mapping[str, Any]]] = {
+    "a table": lambda paths, words: {"labels.csv": table("file,label", paths, words)},
+    "numbers in a table": lambda paths, words: {"numbers.csv": table("file,label", paths, numbers(words))},
+    "records": lambda paths, words: {
+        "metadata.jsonl": "".join(
+            json.dumps({"file_name": path, "label": word}) + "\n" for path, word in zip(paths, words, strict=True)
+        )
+    },
+    "a list": lambda paths, words: {"list.txt": table("", paths, numbers(words)).replace(",", " ").lstrip()},
+    "JSON": lambda paths, words: {"labels.json": dict(zip(paths, words, strict=True))},
+    "VOC": lambda paths, words: {f"{path[:-4]}.xml": voc(word) for path, word in zip(paths, words, strict=True)},
+    "COCO": lambda paths, words: {"annotations.json": coco(paths, words)},
+    "folders": lambda _paths, _words: {},
+}
+BOXES, TEXTS = ("VOC", "COCO"), ("a list", "JSON")
+
+
+def labelled(folder: Path, one: str, first: Sequence[str], other: str, second: Sequence[str]) -> Path:
+    """Write images with two statements about them."""
+    places = next((words for way, words in ((one, first), (other, second)) if way == "folders"), ["images"] * COUNT)
+    paths = [f"{place}/{number:02}.jpg" for number, place in enumerate(places)]
+    made = {path: image(number, size=(9, 9)) for number, path in enumerate(paths)}
+    return write_files(folder, made | files("", {**LABELS[one](paths, first), **LABELS[other](paths, second)}))
+
+
+def planned(folder: Path, **options: Any) -> Any:
+    """Plan to stage a folder."""
+    return plan_stage(folder, local_dir=folder.parent / "out", cache_dir=None, **options)
+
+
+def check_lines(folder: Path, error: LayoutError) -> None:
+    """Each line of the refusal works, to the letter."""
+    lines = re.findall(r"""(?:layout|only)=(?:table_rows\([^)]*\)|\[[^]]*\]|"[^"]*"|'[^']*')""", str(error))
+    assert lines
+    for line in lines:
+        names: dict[str, Any] = {}
+        exec("from colabstage.options import *", names)
+        assert planned(folder, **eval(f"dict({line})", names)).samples
+
+
+PAIRS = [*itertools.combinations(LABELS, 2)]
+# Two tables, two texts, and boxes beside a table are refused whatever they say.
+ALIKE = [pair for pair in PAIRS if "folders" in pair or len({*pair} & {*TEXTS}) == 1]
+
+
+@pytest.mark.parametrize(("one", "other"), PAIRS)
+def test_labels_that_divide_otherwise(tmp_path: Path, one: str, other: str) -> None:
+    """Both are named; except that folders may say something else than what is in the boxes, and texts are only noted
+    beside boxes."""
+    folder = labelled(tmp_path / "set", one, HALVES, other, [{"a": "red", "b": "blue"}[word] for word in OTHER_HALVES])
+    if (other == "folders" and one in BOXES) or (one in TEXTS and other in BOXES):
+        assert "layout: detection" in map(": ".join, planned(folder).found)
+        return
+    with pytest.raises(LayoutError) as caught:
+        planned(folder)
+    check_lines(folder, caught.value)
+
+
+@pytest.mark.parametrize(("one", "other"), ALIKE)
+def test_labels_that_divide_alike(tmp_path: Path, one: str, other: str) -> None:
+    """The same division by other names is no contradiction."""
+    folder = labelled(tmp_path / "set", one, HALVES, other, [{"a": "red", "b": "blue"}[word] for word in HALVES])
+    assert planned(folder).samples == {"train": COUNT}
+
+
+# The files that state a split for each image.
+SPLITS: dict[str, Callable[[Sequence[str], Sequence[str]], Mapping[str, Any]]] = {
+    "folders": lambda _paths, _words: {},
+    "lists": lambda paths, words: {
+        f"{split}.txt": "".join(f"{path}\n" for path, word in zip(paths, words, strict=True) if word == split)
+        for split in ("train", "val")
+    },
+    "a table of splits": lambda paths, words: {"splits.csv": table("file,split", paths, words)},
+}
+
+
+@pytest.mark.parametrize("labels", ["a table", "VOC", "folders"])
+@pytest.mark.parametrize(("one", "other"), [*itertools.combinations(SPLITS, 2)])
+@pytest.mark.parametrize("second", [SPLIT, OTHER_SPLIT], ids=["alike", "otherwise"])
+def test_splits_that_are_stated_twice(tmp_path: Path, labels: str, one: str, other: str, second: Sequence[str]) -> None:
+    """Whatever labels the images: the same splits agree, others are refused."""
+    places = [f"{split}/" for split in SPLIT] if one == "folders" else ["images/"] * COUNT
+    halves = [f"{half}/" if labels == "folders" else "" for half in HALVES]
+    parts = zip(places if one == "folders" or labels != "folders" else [""] * COUNT, halves, strict=True)
+    paths = [f"{place}{half}{number:02}.jpg" for number, (place, half) in enumerate(parts)]
+    made = {path: image(number, size=(9, 9)) for number, path in enumerate(paths)}
+    texts = {**LABELS[labels](paths, HALVES), **SPLITS[one](paths, SPLIT), **SPLITS[other](paths, second)}
+    folder = write_files(tmp_path / "set", made | files("", texts))
+    if second is SPLIT:
+        assert planned(folder).samples == {"train": 12, "val": 4}
+        return
+    with pytest.raises(LayoutError) as caught:
+        planned(folder)
+    check_lines(folder, caught.value)
