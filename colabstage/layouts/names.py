@@ -107,7 +107,7 @@ def nothing_states(source: Source) -> Evidence:
         splits=known_splits([splits_of[number] for number in of_files.tolist()]),
         notes=tuple(notes),
     )
-    return Evidence(table, "nothing")
+    return Evidence(table, "nothing", others=source.files.not_ending_in(words.IMAGES))
 
 
 def names_may_say(source: Source) -> str:
