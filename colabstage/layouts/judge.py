@@ -67,7 +67,7 @@ _SILENT = (*(words.HARMLESS - {""}), *words.SOUNDS, *words.ARCHIVES, ".xmp", ".a
 # What may say which samples are held out, and cannot be looked into; and other data that labels may be stored in.
 _BINARY = (".mat", ".npy", ".npz", ".pkl", *_SPREADSHEETS)
 _DATA = (".h5", ".hdf5", ".db", ".sqlite", ".tfrecord", ".arrow")
-_IN_PATHS = r"layout=file_names(r'([^/]+)/[^/]+$')"
+_IN_PATHS, _IN_NAMES = r"paths: layout=file_names(r'([^/]+)/[^/]+$')", "names: layout=file_names(PATTERN)"
 _UNLABELLED = ' layout="images" reads the images without labels.'
 _MORE = "may hold more of them, and would be left out"
 # The state of a file that says nothing new about the classes.
@@ -240,9 +240,11 @@ def _boxes_lost(table: SampleTable) -> str:
     if not sizes:
         return ""
     box = ", ".join(f"{edge:g}" for edge in boxes.boxes[boxes.offsets[chosen[0]]].tolist())
+    more = len(sizes) - 1
+    which = f" and of {format_count(more, 'more images')} that were looked at" if more else ""
     return (
-        f"The boxes of '{table.keys[chosen[0]]}' lie outside of the image (first {box}): it was made smaller, or is "
-        "another one. Scale the boxes as the images were."
+        f"The boxes of '{table.keys[chosen[0]]}'{which} lie outside of the image (first {box}): it was made "
+        "smaller, or is another one. Scale the boxes as the images were."
     )
 
 
@@ -318,7 +320,7 @@ def _choice(table: SampleTable, *, outer: str = "", parts: Sequence[str] = ()) -
         f"one of the outer folders alone: {alone}" if outer else "",
         f"images and masks: {pair}" if last else "",
         "" if parts else "the inner folders: layout=folders(level=-1)",
-        "" if {*map(posixpath.basename, folders)} <= {*parts} else f"the class in the paths: {_IN_PATHS}",
+        f"the class in the {_IN_NAMES if {*map(posixpath.basename, folders)} <= {*parts} else _IN_PATHS}",
     ]
     # The others read images.
     ways = list(filter(None, ways if table.layout == "image_folder" else ways[:1]))
