@@ -315,7 +315,8 @@ def _choice(table: SampleTable, *, outer: str = "", parts: Sequence[str] = ()) -
     own = whole_path(outer, folders)
     stems = {words.stem_of(name) for name in source.entries.names if outer and name.startswith(f"{own}/")}
     named = (name for name in Source(source.tree).ending_in(words.ANNOTATIONS).names if words.stem_of(name) in stems)
-    alone = only_line(source.tree, own, *sorted({*map(posixpath.dirname, named)}.difference(folders)))
+    beside = sorted({*map(posixpath.dirname, named)}.difference(folders, [""]))
+    alone = only_line(source.tree, own, *beside[:_MOST_PARTS])
     ways = [
         f"one of the outer folders alone: {alone}" if outer else "",
         f"images and masks: {pair}" if last else "",
