@@ -26,7 +26,7 @@ from colabstage.layouts.evidence import Evidence, Miss, class_of_samples, gather
 from colabstage.layouts.formats.masks import pair_names
 from colabstage.layouts.formats.tables import LISTS, parse_list
 from colabstage.layouts.lists import Lookup, lists_state, paths_by_id
-from colabstage.layouts.names import bare_stem, clips_may_say
+from colabstage.layouts.names import bare_stem, clips_may_say, whole_path
 from colabstage.layouts.reading import BEGINNING_BYTES, Source, decode_text, joins_classes, statements_of
 from colabstage.layouts.records import IMAGE_HEADS
 from colabstage.layouts.table import Boxes, SampleTable, TreeFiles, Values
@@ -67,6 +67,7 @@ _SILENT = (*(words.HARMLESS - {""}), *words.SOUNDS, *words.ARCHIVES, ".xmp", ".a
 # What may say which samples are held out, and cannot be looked into; and other data that labels may be stored in.
 _BINARY = (".mat", ".npy", ".npz", ".pkl", *_SPREADSHEETS)
 _DATA = (".h5", ".hdf5", ".db", ".sqlite", ".tfrecord", ".arrow")
+_IN_PATHS, _IN_NAMES = r"paths: layout=file_names(r'([^/]+)/[^/]+$')", "names: layout=file_names(PATTERN)"
 _UNLABELLED = ' layout="images" reads the images without labels.'
 _MORE = "may hold more of them, and would be left out"
 # The state of a file that says nothing new about the classes.
@@ -327,15 +328,18 @@ def _choice(table: SampleTable, *, outer: str = "", parts: Sequence[str] = ()) -
     # Several masks of an image, for example, are no pairs.
     do_not = last and isinstance(gather(lambda: pair_names(Source(source.tree), first, last)), Miss)
     pair = "a function as layout=" if do_not else f"layout=parts(x='{first}', y='{last}')"
-    # A class's folder alone, wherever that is in the source.
-    paths = (folder.split("/") for folder in source.entries.folders[0])
-    found = ["/".join(path[: path.index(outer) + 1]) for path in paths if outer in path]
-    alone = only_line(source.tree, min(found, key=len, default=outer))
+    # A class's folder alone, wherever that is in the source, with the folders of annotations of its samples.
+    folders = source.entries.folders[0]
+    own = whole_path(outer, folders)
+    stems = {words.stem_of(name) for name in source.entries.names if outer and name.startswith(f"{own}/")}
+    named = (name for name in Source(source.tree).ending_in(words.ANNOTATIONS).names if words.stem_of(name) in stems)
+    beside = sorted({*map(posixpath.dirname, named)}.difference(folders, [""]))
+    alone = only_line(source.tree, own, *beside[:_MOST_PARTS])
     ways = [
         f"one of the outer folders alone: {alone}" if outer else "",
         f"images and masks: {pair}" if last else "",
         "" if parts else "the inner folders: layout=folders(level=-1)",
-        r"the class in the paths: layout=file_names(r'([^/]+)/[^/]+$')",
+        f"the class in the {_IN_NAMES if {*map(posixpath.basename, folders)} <= {*parts} else _IN_PATHS}",
     ]
     # The others read images.
     ways = list(filter(None, ways if table.layout == "image_folder" else ways[:1]))

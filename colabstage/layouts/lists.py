@@ -36,7 +36,6 @@ from colabstage.layouts.words import (
     states_splits,
     stem_of,
 )
-from colabstage.trees.bytes import HEAD_BYTES
 from colabstage.trees.listing import only_line
 
 if TYPE_CHECKING:
@@ -296,7 +295,7 @@ def _lists_called(source: Source, found: Evidence) -> dict[str, str]:
     """Return the lists that are called after splits, with these; and tables of splits, of which each row has one."""
     called = {name: split for name in source.ending_in(LIST_ENDS).names if (split := _listed_split(name))}
     tables = source.ending_in((".csv", ".tsv"))[:MOST_LISTS]
-    heads = {one.name: source.head(one, HEAD_BYTES).partition(b"\n")[0] for one in tables}
+    heads = {one.name: source.head(one, BEGINNING_BYTES).partition(b"\n")[0] for one in tables}
     texts = source.ending_in(LIST_ENDS).where(lambda name: split_field(name) != "")[:MOST_LISTS]
     made = source.parse(texts, lambda entry, content: parse_list(entry.name, content))
     made |= {name: parse_table(name, head) for name, head in heads.items()}

@@ -23,6 +23,7 @@ from colabstage.layouts.table import (
     known_splits,
 )
 from colabstage.layouts.words import before_last_word, split_name, split_of_path, stem_of
+from colabstage.trees.listing import only_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -106,7 +107,7 @@ def nothing_states(source: Source) -> Evidence:
         splits=known_splits([splits_of[number] for number in of_files.tolist()]),
         notes=tuple(notes),
     )
-    return Evidence(table, "nothing")
+    return Evidence(table, "nothing", others=source.files.not_ending_in(words.IMAGES))
 
 
 def names_may_say(source: Source) -> str:
@@ -205,7 +206,7 @@ def folders_state(source: Source, kind: FileKind, *, level: int | None = None) -
     split_paths = [tuple(path.split("/")) if path else () for path in paths]
     filled = [(() if any(map(words.is_foreign, one)) else one, number) for number, one in enumerate(split_paths)]
     folders = _unwrap([*filled, *_without_files(source, kind, filled)])
-    splits = _split_folders([parts for parts, number in folders if parts and number >= 0], source.label)
+    splits = _split_folders([parts for parts, number in folders if parts and number >= 0], source, paths)
     every = sorted(_classes_in(folders, splits, level))
     flat = _flat_splits(every) if splits and level is None else set()
     # Numbered before folders without files are dropped, as in torchvision.
@@ -311,7 +312,13 @@ def _holds_splits(inside: list[tuple[str, ...]]) -> bool:
     return len(inner) > 1 and all(map(words.is_split, inner))
 
 
-def _split_folders(paths: list[tuple[str, ...]], label: str) -> dict[str, str]:
+def whole_path(name: str, folders: Iterable[str]) -> str:
+    """Return the path of the outermost folder of this name."""
+    paths = (folder.split("/") for folder in folders)
+    return min(("/".join(path[: path.index(name) + 1]) for path in paths if name in path), key=len, default=name)
+
+
+def _split_folders(paths: list[tuple[str, ...]], source: Source, folders: Sequence[str]) -> dict[str, str]:
     """Return the split folders with the stored name of each split; empty if the folders are classes.
 
     Their names agree apart from the split: seg_train and seg_test; rps, which is then `train`, and rps-test-set.
@@ -335,9 +342,10 @@ def _split_folders(paths: list[tuple[str, ...]], label: str) -> dict[str, str]:
     others = [top for top in others if top in deep or not deep & splits.keys()]
     if others or len(set(splits.values())) < len(splits):
         what = f"others ({listed(others)})" if others else "several for one split"
+        only = only_line(source.tree, *(whole_path(top, folders) for top in sorted(splits)))
         msg = (
-            f"'{label}' mixes folders of splits ({listed(sorted(splits))}) with {what}. Move them away, or into the "
-            "splits."
+            f"'{source.label}' mixes folders of splits ({listed(sorted(splits))}) with {what}. "
+            f"{f'Take the splits alone, {only}, or move' if others else 'Move'} the others away, or into the splits."
         )
         raise LayoutError(msg)
     return splits

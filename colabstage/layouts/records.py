@@ -40,6 +40,7 @@ from colabstage.layouts.columns import (
     splits_of_column,
 )
 from colabstage.layouts.evidence import Evidence
+from colabstage.layouts.lists import MOST_CLASSES
 from colabstage.layouts.reading import broken, open_unpacked
 from colabstage.layouts.table import (
     Boxes,
@@ -68,8 +69,6 @@ if TYPE_CHECKING:
 
     FieldValues = Sequence[Any] | NDArray[np.int64]
 
-# Numbers above this are not class indices.
-_MAX_CLASSES = 1_000_000
 # A longer text is not a class's name.
 _MAX_CLASS_NAME = 100
 _OF_SERIES = re.compile(r"^(.*)-(\d+)-of-(\d+)(.*)$")
@@ -363,7 +362,7 @@ def _whole_numbers(values: NDArray[np.int64], names: Mapping[int, str]) -> Label
         return Labels(None, ())
     top = max([int(values.max()), *names])
     # Test sets with secret labels use -1.
-    are_classes = names and min(names) >= 0 and values.min() >= -1 and top < _MAX_CLASSES
+    are_classes = names and min(names) >= 0 and values.min() >= -1 and top < MOST_CLASSES
     found = tuple(names.get(number, str(number)) for number in range(top + 1)) if are_classes else ()
     return Labels(Values(values), found if names else class_numbers(values))
 

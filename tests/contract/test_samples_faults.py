@@ -668,6 +668,22 @@ AS_PUBLISHED = [
     row("boxes without a header", files("a{0..3}.jpg", {"annotations.csv": "".join(f"a{i}.jpg,5,6,40,30,cat\n" for i in range(4))}), right=[refused(r"labels=\['column6'\]")]),
 ]
 
+_MVTEC = files("{bottle,cable}/train/good/{0..2}.png {bottle,cable}/test/{good,broken}/{3..5}.png", {f"{one}/ground_truth/broken/{i}_mask.png": DIAGONAL for one in ("bottle", "cable") for i in (3, 4, 5)})
+_LLVIP = files("L/{visible,infrared}/train/{1..3}.jpg L/{visible,infrared}/test/{4,5}.jpg", {"L/Annotations/{1..5}.xml": VOC})
+_DSB = files("s/{a,b,c}/images/i{1..2}.png", {f"s/{one}/masks/m{i}.png": DIAGONAL for one in "abc" for i in (1, 2)})
+# Line by line, as a person writes them, to the end.
+FOLLOWED = [
+    row(f"{name}, followed: {only}", made, right=[right], **({"only": only} if only else {}))
+    for name, made, only, right in [
+        ("MVTec AD", _MVTEC, None, refused("only='bottle'")),
+        ("MVTec AD", _MVTEC, "bottle", refused(r"only=\['bottle/test', 'bottle/train'\]")),
+        ("MVTec AD", _MVTEC, ["bottle/test", "bottle/train"], found("train: good 3; test: broken 3, good 3")),
+        ("LLVIP", _LLVIP, None, refused(r"only=\['L/infrared', 'L/Annotations'\]")),
+        ("LLVIP", _LLVIP, ["L/infrared", "L/Annotations"], found("train: boxes cat 3; test: boxes cat 2")),
+        ("DSB 2018", _DSB, None, refused("a function as layout=", but_not=r"file_names\(r")),
+    ]
+]
+
 DEEP, GREY = deep(png16, "png", 3), deep(lambda x: grey(x[..., 0]), "png", 1)
 OF_16_BITS: list[tuple[str, dict[str, bytes], dict[str, Any], Callable[[Packed], bool]]] = [
     ("colour, resized", DEEP, {"image_size": 8}, noted("16 bits")), ("colour, as files", DEEP, {"encoding": "encoded"}, noted("16 bits")),
@@ -775,6 +791,7 @@ TEXTS = [
         *CLIPS,
         *PATHS_BESIDE,
         *AS_PUBLISHED,
+        *FOLLOWED,
         *PIXELS,
         *ARRAYS,
         *TEXTS,

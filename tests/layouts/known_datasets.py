@@ -124,6 +124,7 @@ FOLDERS = [
     known("CIFAR-10 as PNG folders", in_classes("cifar10/train/", "cifar10/test/", form="{}_x.png"), layout="image_folder", found=f"train: {PETS}; test: {PETS}"),
     known("CINIC-10", in_classes("train/", "valid/", "test/", form="cifar10-{}.png"), layout="image_folder", found=f"train: {PETS}; valid: {PETS}; test: {PETS}"),
     known("MNIST as PNG folders", in_classes("mnist_png/training/", "mnist_png/testing/", classes="0:3,1:2", form="{}.png"), layout="image_folder", found="train: 0 3, 1 2; test: 0 3, 1 2"),
+    # The outlines in MATLAB's files are not read, and might as well be labels: nothing in their names says which.
     known("Caltech 101", "caltech-101/101_ObjectCategories/{BACKGROUND_Google,accordion,airplanes}/image_{0001..0003}.jpg",
           {"caltech-101/Annotations/{accordion,Airplanes_Side_2}/annotation_{0001..0003}.mat": "x", "caltech-101/show_annotation.m": "x"},
           layout="image_folder", error=r"annotation_0001.mat'", write="'image_folder'", found="BACKGROUND_Google 3, accordion 3, airplanes 3"),

@@ -742,9 +742,8 @@ def _missing_batches(source: Source) -> list[str]:
     """Return a note if only some of CIFAR's files to train on are there."""
     named = source.ending_in(("", ".bin")).where(lambda name: posixpath.basename(name).startswith("data_batch_"))
     found = {posixpath.basename(name) for name in named.names}
-    return (
-        [f"Only {listed(sorted(found))} of CIFAR's {_BATCHES} files to train on."] if 0 < len(found) < _BATCHES else []
-    )
+    note = f"Only {listed(sorted(found))} of CIFAR's {_BATCHES} files to train on."
+    return [note] if 0 < len(found) < _BATCHES else []
 
 
 def _pickled_batch(entry: FileEntry, held: dict[str, Any]) -> _Batch:

@@ -160,11 +160,9 @@ class Description:
             msg = f'{described.error} layout="{table.layout}" does without it.'
             raise BrokenDatasetError(msg)
         splits = self._splits_of_files(files, lookup)
-        source = table.inputs.source
+        data = table.inputs.source
         # Rows of shards are named after them: train.parquet[7].
-        names = (
-            source.entries.names if isinstance(source, TreeFiles) else [key.rpartition("[")[0] for key in table.keys]
-        )
+        names = data.entries.names if isinstance(data, TreeFiles) else [key.rpartition("[")[0] for key in table.keys]
         stated = [splits.get(name, "") for name in names]
         if not any(stated):
             return found

@@ -366,9 +366,7 @@ def why_no_text(source: Source) -> str:
     for entry in texts[:_LOOKED_AT]:
         if why := _why_no_language(entry.name, source.head(entry, _HEAD_BYTES)):
             return f"'{entry.name}' {why} layout=\"tokens\" takes it as text to learn from."
-    folders = sorted(
-        folder for folder in set(map(words.folder_of, texts.names)) if folder and not words.is_split(folder)
-    )
+    folders = sorted(one for one in {*map(words.folder_of, texts.names)} if one and not words.is_split(one))
     if 1 < len(folders) < len(texts):
         return (
             f"'{source.label}' holds {len(texts):,} texts in folders ({listed(folders)}). {_AS_CLASSES} "
