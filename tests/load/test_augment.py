@@ -404,3 +404,10 @@ def test_what_a_seed_draws_is_the_same_for_ever(make_file: Callable[..., Any]) -
     ]
     assert index.tolist() == [8, 6, 4, 0, 5, 7, 1, 3, 9, 2]
     assert flipped == [False] * 4 + [True] * 5 + [False]
+
+
+def test_by_hand_parameters_follow_torchs_seed() -> None:
+    x = torch.rand(16, 3, 8, 8)
+    made = [applied(RandomFlip(0.5), x, seed=seed)[0] for seed in (4, 4, 5)]
+    assert torch.equal(made[0], made[1])
+    assert not torch.equal(made[0], made[2])

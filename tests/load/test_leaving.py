@@ -128,12 +128,15 @@ def test_an_iterator_without_threads_goes_on_in_both_processes(rows: Path) -> No
 
 
 # Both read ahead in the same threads; importing torch takes seconds.
-LOOPS = ["to_numpy(sys.argv[1], 8, prefetch_factor=1)", "make_loader(dataset_h5(sys.argv[1]), 8, strategy='direct')"]
+LOOPS = {
+    "to_numpy": "to_numpy(sys.argv[1], 8, prefetch_factor=1)",
+    "make_loader": "make_loader(colabstage.dataset_h5(sys.argv[1]), 8, strategy='direct')",
+}
 
 
-@pytest.mark.parametrize("loop", [LOOPS[0], pytest.param(LOOPS[1], marks=pytest.mark.long)])
+@pytest.mark.parametrize("loop", ["to_numpy", pytest.param("make_loader", marks=pytest.mark.long)])
 def test_a_program_that_ends_in_the_middle_of_an_epoch_ends_cleanly(rows: Path, loop: str) -> None:
-    code = f"import sys\nfrom colabstage import *\nbatches = iter({loop})\nprint(len(next(batches)[1]))\n"
+    code = f"import colabstage, sys\nbatches = iter(colabstage.{LOOPS[loop]})\nprint(len(next(batches)[1]))\n"
     done = subprocess.run([sys.executable, "-c", code, rows], capture_output=True, text=True, timeout=60, check=True)
     assert (done.stdout, done.stderr) == ("8\n", "")
 

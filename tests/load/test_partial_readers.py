@@ -62,7 +62,6 @@ def test_worker_processes_whose_epoch_is_left_begin_another(
     with disk_sampled(tmp_path) as taken:
         dataset = opened(server, tmp_path)
         workers: Any = DataLoader(dataset, 50, num_workers=2, multiprocessing_context=method)
-        assert check_rows(islice(workers, 7), pack) == list(range(350))
         beside = make_loader(dataset, 64, seed=2)
         both = zip(workers, chain(beside, beside), strict=False)
         left, right = zip(*islice(both, 30), strict=True)
@@ -124,7 +123,7 @@ def test_the_state_after_any_batch_continues_with_the_next(pack: Pack, server: W
     """Whatever was evicted by then, with another number of threads, and by two ranks with as large a step."""
     dataset = opened(server, tmp_path)
     loader, states, straight = make_loader(dataset, 120, seed=5), [], []
-    for _ in range(2):
+    for _ in range(3):
         for batch in loader:
             states.append(loader.state_dict())
             straight.append(check_epoch([batch], pack))
