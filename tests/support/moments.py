@@ -20,6 +20,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import traceback
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -47,6 +48,7 @@ REST = frozenset(
 # Calls that need room on a disk; opening does if it creates the file.
 WRITES = NAMES - {"unlink", "remove", "rmdir"} | {"write", "pwrite", "writev", "ftruncate", "posix_fallocate"}
 _COUNTED = {"full": WRITES, "kill before": NAMES, "kill after": NAMES, "short": READS, "cut": READS}
+_THREADS_END_S = 5.0
 # No test's call takes a tenth of this.
 _CALL_S = 60
 
@@ -118,6 +120,15 @@ class Processes:
         self._server.stdin.flush()
         killed, reached, error, result = json.loads(self._server.stdout.readline())
         return Ran(killed, reached, error and Failure(*error), result)
+
+    def warm_up(self, arguments: list[Any], **environment: str) -> None:
+        """Call the function in the process that others are forked from: half of what a first call takes is set up once
+        in a process."""
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        self._server.stdin.write(json.dumps([arguments, None, environment]) + "\n")
+        self._server.stdin.flush()
+        assert json.loads(self._server.stdout.readline()) == 1, "threads are left, and what is forked would hang"
 
     def __enter__(self) -> Self:
         return self
@@ -264,6 +275,11 @@ def main() -> None:
     gc.freeze()  # so that no child copies memory just to search it for garbage
     for line in sys.stdin:
         arguments, moment, environment = json.loads(line)
+        if moment is None:
+            threads = _warm_up(function, arguments, environment)
+            sys.stdout.write(f"{threads}\n")
+            sys.stdout.flush()
+            continue
         reader, writer = os.pipe()
         child = os.fork()
         if child == 0:
@@ -302,6 +318,28 @@ def _work(function: Callable[..., Any], arguments: list[Any], moment: Moment, wr
         error = [isinstance(caught, ColabstageError), type(caught).__name__, str(caught), " > ".join(lines)]
     write(writer, json.dumps([watch.count, error, result, sorted(set(sys.modules) - known)]).encode())
     leave(0)
+
+
+def _warm_up(function: Callable[..., Any], arguments: list[Any], environment: dict[str, str]) -> int:
+    """Call the function here, without output; return how many threads there are afterwards."""
+    before, shown, nowhere = dict(os.environ), os.dup(1), os.open(os.devnull, os.O_RDWR)
+    os.environ.update(environment)
+    os.dup2(nowhere, 1)
+    try:
+        function(*arguments)
+    finally:
+        sys.stdout.flush()
+        os.dup2(shown, 1)
+        os.environ.clear()
+        os.environ.update(before)
+        os.close(shown)
+        os.close(nowhere)
+    ends = time.monotonic() + _THREADS_END_S
+    while len(os.listdir("/proc/self/task")) > 1 and time.monotonic() < ends:  # noqa: PTH208
+        time.sleep(0.005)
+    gc.collect()
+    gc.freeze()
+    return len(os.listdir("/proc/self/task"))  # noqa: PTH208
 
 
 def _read_metadata() -> None:
