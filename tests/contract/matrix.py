@@ -32,10 +32,6 @@ def state(home: Path) -> dict[str, object]:
     return {**timeless(found)}
 
 
-# The cases whose call the present process for all cases has made once.
-_WARM: set[str] = set()
-
-
 class Walk:
     """A case in a folder of its own, which is brought back to its state before the call as often as needed.
 
@@ -50,12 +46,10 @@ class Walk:
         self._processes = processes
         make_home(self.home, self.case, address, lambda: self.expect(self.call("before")))
         shutil.copytree(self.home, self._template, symlinks=True)
-        if name not in _WARM:
-            _WARM.add(name)
-            # Elsewhere, so that what is found out once about a folder is not known yet.
-            elsewhere = shutil.copytree(self.home, folder / "elsewhere", symlinks=True)
-            processes.warm_up([name, str(elsewhere), "call"], COLABSTAGE_SYSTEM_ROOT=str(elsewhere))
-            shutil.rmtree(elsewhere)
+        # Elsewhere, so that what is found out once about a folder is not known yet.
+        elsewhere = shutil.copytree(self.home, folder / "elsewhere", symlinks=True)
+        processes.warm_up(name, [name, str(elsewhere), "call"], COLABSTAGE_SYSTEM_ROOT=str(elsewhere))
+        shutil.rmtree(elsewhere)
         user = Home(self.home, theirs=THEIRS)
         self.was: Found = self.case.found(self.home)
         # All that counts for any moment: one that is far beyond them needs no call to show that it is never reached.

@@ -235,7 +235,7 @@ def staging() -> Iterator[None]:
     with Processes(f"{__name__}:stage") as Life.processes, tempfile.TemporaryDirectory() as folder:
         make_tree(Path(folder), {"source/a/0.bmp": 1, "source/b/0.bmp": 1})
         for option in OPTIONS:
-            Life.processes.warm_up([folder, False, option, False])
+            Life.processes.warm_up(option, [folder, False, option, False])
         yield
 
 

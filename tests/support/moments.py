@@ -103,6 +103,7 @@ class Processes:
     def __init__(self, function: str, *modules: str, interpreter: Sequence[str] = (sys.executable, "-P")) -> None:
         root = str(Path(__file__).resolve().parents[2])
         environment = {**os.environ, "PYTHONPATH": root, "OPENBLAS_NUM_THREADS": "1"}
+        self._warm = set[str]()
         self._server = subprocess.Popen(
             [*interpreter, __file__, function, *modules],
             stdin=subprocess.PIPE,
@@ -121,9 +122,12 @@ class Processes:
         killed, reached, error, result = json.loads(self._server.stdout.readline())
         return Ran(killed, reached, error and Failure(*error), result)
 
-    def warm_up(self, arguments: list[Any], **environment: str) -> None:
-        """Call the function in the process that others are forked from: half of what a first call takes is set up once
-        in a process."""
+    def warm_up(self, name: str, arguments: list[Any], **environment: str) -> None:
+        """Call the function in the process that others are forked from, once for each `name`: half of what a first call
+        takes is set up once in a process."""
+        if name in self._warm:
+            return
+        self._warm.add(name)
         assert self._server.stdin is not None
         assert self._server.stdout is not None
         self._server.stdin.write(json.dumps([arguments, None, environment]) + "\n")
@@ -344,7 +348,8 @@ def _warm_up(function: Callable[..., Any], arguments: list[Any], environment: di
 
 def _read_metadata() -> None:
     """Read once what is installed: in a process of its own, each call would read hundreds of files for it."""
-    metadata.entry_points, metadata.version = cache(metadata.entry_points), cache(metadata.version)
+    patched: Any = metadata
+    patched.entry_points, patched.version = cache(metadata.entry_points), cache(metadata.version)
     for kind in ("layouts", "sources"):
         metadata.entry_points(group=f"colabstage.{kind}")
     metadata.entry_points(group="console_scripts", name="colabstage")
