@@ -192,7 +192,7 @@ class CachedPack:
     @classmethod
     def of_set(cls, shards: Sequence[CachedFile], place: Place) -> CachedPack:
         """Return the pack that the shards of a set form."""
-        files = _files_of(shards)
+        files = FileSet([FileOfSet(one.source, one.name, one.manifest) for one in shards])
         whole = replace(shards[0].manifest, size=files.size, hashes=(), samples=files.samples, skipped=files.skipped)
         return cls(tuple(shards), whole, place)
 
@@ -214,10 +214,6 @@ class CachedPack:
         """Return whether it must not be copied here in full."""
         # Joining shards would take their space twice.
         return request.disk_limit is not None and (self.in_shards or self.manifest.size > request.disk_limit)
-
-
-def _files_of(shards: Sequence[CachedFile]) -> FileSet:
-    return FileSet([FileOfSet(one.source, one.name, one.manifest) for one in shards])
 
 
 class Cache:

@@ -46,6 +46,10 @@ class Walk:
         self._processes = processes
         make_home(self.home, self.case, address, lambda: self.expect(self.call("before")))
         shutil.copytree(self.home, self._template, symlinks=True)
+        # Elsewhere, so that what is found out once about a folder is not known yet.
+        elsewhere = shutil.copytree(self.home, folder / "elsewhere", symlinks=True)
+        processes.warm_up(name, [name, str(elsewhere), "call"], COLABSTAGE_SYSTEM_ROOT=str(elsewhere))
+        shutil.rmtree(elsewhere)
         user = Home(self.home, theirs=THEIRS)
         self.was: Found = self.case.found(self.home)
         # All that counts for any moment: one that is far beyond them needs no call to show that it is never reached.

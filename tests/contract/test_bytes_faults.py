@@ -267,13 +267,12 @@ UNICODE = [
 ]
 SHEETS = [
     row(f"labels in a Google Sheet: {name}", files("{0..4}.png", {name: {"doc_id": "1"}}), right=[refused("gsheet")])
-    for name in ("labels.csv.gsheet", "labels.gsheet", "train.csv.gsheet")
+    for name in ("labels.csv.gsheet", "labels.gsheet")
 ]
 REPOSITORIES = [
     row(f"a repository: {what}", files(" ".join(f"repo-main/{names}" for names in images.split()), {"repo-main/README.md": "how to train"}),
         right=[found(right), refused("assets|figures|unlabeled")])
     for what, images, right in [
-        ("data, assets", "data/{cat,dog}/{0..4}.png assets/logo.png", "train: cat 5, dog 5"),
         ("data, assets, docs", "data/{cat,dog}/{0..4}.png assets/logo.png docs/figure.png", "train: cat 5, dog 5"),
         ("splits, assets", "dataset/{train,test}/{cat,dog}/{0..4}.png assets/logo.png", "train: cat 5, dog 5; test: cat 5, dog 5"),
         ("data/raw, figures", "data/raw/{cat,dog}/{0..4}.png figures/plot.png", "train: cat 5, dog 5"),

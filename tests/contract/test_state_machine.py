@@ -232,7 +232,10 @@ def make_parent(path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def staging() -> Iterator[None]:
-    with Processes(f"{__name__}:stage") as Life.processes:
+    with Processes(f"{__name__}:stage") as Life.processes, tempfile.TemporaryDirectory() as folder:
+        make_tree(Path(folder), {"source/a/0.bmp": 1, "source/b/0.bmp": 1})
+        for option in OPTIONS:
+            Life.processes.warm_up(option, [folder, False, option, False])
         yield
 
 
@@ -246,7 +249,7 @@ def live(count: int, steps: int) -> None:
 
 
 def test_what_is_served_is_what_the_source_holds(staging: None) -> None:
-    live(4, 30)
+    live(6, 30)
 
 
 @pytest.mark.long

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from simulated_drive.knobs import ContentFault, DriveFaults, ListingFault, OpFault
+from simulated_drive.knobs import ContentFault, DriveFaults, OpFault
 from tests.simulated_drive.test_filesystem import errno_of
 from tests.support.images import make_tree
 
@@ -79,14 +79,6 @@ def test_other_calls_fail_too(shared: SimulatedDrive, mine: Path) -> None:
     for op, call in calls.items():
         fail(shared, op, "*/unseen" if op == "stat" else "*")
         assert errno_of(call) == errno.EIO, op
-
-
-def test_a_listing_silently_lacks_entries(shared: SimulatedDrive, mine: Path) -> None:
-    """Once; missing files can still be opened."""
-    shared.set_faults(DriveFaults(listings=(ListingFault(pattern=f"MyDrive/{mine.name}", keep=0.4, first=1),)))
-    assert len(list(mine.iterdir())) == 1
-    assert (mine / "c.zip").stat().st_size == len(CONTENT)
-    assert len(list(mine.iterdir())) == 3
 
 
 @pytest.mark.parametrize(

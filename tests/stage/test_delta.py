@@ -443,11 +443,11 @@ def _dressed(folder: Path, form: str) -> Path:
     st.sampled_from(["folders", "zip", "masks", "boxes", "table"]),
     st.sampled_from(_FORMS),
     st.lists(
-        st.lists(st.tuples(st.sampled_from(sorted(_EDITS)), st.integers(0, 999)), max_size=5), min_size=1, max_size=4
+        st.lists(st.tuples(st.sampled_from(sorted(_EDITS)), st.integers(0, 999)), max_size=5), min_size=1, max_size=3
     ),
 )
 @settings(
-    max_examples=settings().max_examples // 4,  # an example has up to thirteen calls
+    max_examples=settings().max_examples // 4,  # an example has up to ten calls
     phases=(Phase.explicit, Phase.reuse, Phase.generate),
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

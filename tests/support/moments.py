@@ -20,6 +20,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import traceback
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -48,6 +49,7 @@ REST = frozenset(
 # Calls that need room on a disk; opening does if it creates the file.
 WRITES = NAMES - {"unlink", "remove", "rmdir"} | {"write", "pwrite", "writev", "ftruncate", "posix_fallocate"}
 _COUNTED = {"full": WRITES, "kill before": NAMES, "kill after": NAMES, "short": READS, "cut": READS}
+_THREADS_END_S = 5.0
 # No test's call takes a tenth of this.
 _CALL_S = 60
 
@@ -102,6 +104,7 @@ class Processes:
     def __init__(self, function: str, *modules: str, interpreter: Sequence[str] = (sys.executable, "-P")) -> None:
         root = str(Path(__file__).resolve().parents[2])
         environment = {**os.environ, "PYTHONPATH": root, "OPENBLAS_NUM_THREADS": "1"}
+        self._warm = set[str]()
         self._server = subprocess.Popen(
             [*interpreter, __file__, function, *modules],
             stdin=subprocess.PIPE,
@@ -119,6 +122,18 @@ class Processes:
         self._server.stdin.flush()
         killed, reached, error, result = json.loads(self._server.stdout.readline())
         return Ran(killed, reached, error and Failure(*error), result)
+
+    def warm_up(self, name: str, arguments: list[Any], **environment: str) -> None:
+        """Call the function in the process that others are forked from, once for each `name`: half of what a first call
+        takes is set up once in a process."""
+        if name in self._warm:
+            return
+        self._warm.add(name)
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        self._server.stdin.write(json.dumps([arguments, None, environment]) + "\n")
+        self._server.stdin.flush()
+        assert json.loads(self._server.stdout.readline()) == 1, "threads are left, and what is forked would hang"
 
     def __enter__(self) -> Self:
         return self
@@ -265,6 +280,11 @@ def main() -> None:
     gc.freeze()  # so that no child copies memory just to search it for garbage
     for line in sys.stdin:
         arguments, moment, environment = json.loads(line)
+        if moment is None:
+            threads = _warm_up(function, arguments, environment)
+            sys.stdout.write(f"{threads}\n")
+            sys.stdout.flush()
+            continue
         reader, writer = os.pipe()
         child = os.fork()
         if child == 0:
@@ -305,10 +325,32 @@ def _work(function: Callable[..., Any], arguments: list[Any], moment: Moment, wr
     leave(0)
 
 
+def _warm_up(function: Callable[..., Any], arguments: list[Any], environment: dict[str, str]) -> int:
+    """Call the function here, without output; return how many threads there are afterwards."""
+    before, shown, nowhere = dict(os.environ), os.dup(1), os.open(os.devnull, os.O_RDWR)
+    os.environ.update(environment)
+    os.dup2(nowhere, 1)
+    try:
+        function(*arguments)
+    finally:
+        sys.stdout.flush()
+        os.dup2(shown, 1)
+        os.environ.clear()
+        os.environ.update(before)
+        os.close(shown)
+        os.close(nowhere)
+    ends = time.monotonic() + _THREADS_END_S
+    while len(os.listdir("/proc/self/task")) > 1 and time.monotonic() < ends:  # noqa: PTH208
+        time.sleep(0.005)
+    gc.collect()
+    gc.freeze()
+    return len(os.listdir("/proc/self/task"))  # noqa: PTH208
+
+
 def _read_metadata() -> None:
     """Read once what is installed: in a process of its own, each call would read hundreds of files for it."""
-    for name in ("entry_points", "version"):
-        setattr(metadata, name, cache(getattr(metadata, name)))
+    patched: Any = metadata
+    patched.entry_points, patched.version = cache(metadata.entry_points), cache(metadata.version)
     for kind in ("layouts", "sources"):
         metadata.entry_points(group=f"colabstage.{kind}")
     metadata.entry_points(group="console_scripts", name="colabstage")
