@@ -26,7 +26,6 @@ from colabstage.errors import (
     ColabstageError,
     DamagedPackError,
     OptionError,
-    RunInUseError,
     WorkersLostError,
     kind_of,
     said_by,
@@ -516,12 +515,8 @@ class Run:
         if saver is None:
             self._end_on_signal()
             return
-        if (taker := saver.heartbeat.lost) is not None:
-            msg = (
-                f"Session {taker.session}, on {taker.host}, has taken this run over, so it stops here. Enter "
-                "it again with take_over=True to take it back."
-            )
-            raise RunInUseError(msg)
+        if saver.heartbeat.lost is not None:
+            raise saver.heartbeat.lost
         if self._stop is not None:
             try:
                 if not self._is_saved():
