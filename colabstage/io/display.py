@@ -149,17 +149,10 @@ class Board(Progress):
     `cancellation`: set by a button beside it.
     """
 
-    def __init__(
-        self,
-        show: Callable[[tuple[Row, ...]], None],
-        *,
-        cancellation: Cancellation | None = None,
-        interval_s: float = _INTERVAL_S,
-    ) -> None:
+    def __init__(self, show: Callable[[tuple[Row, ...]], None], *, cancellation: Cancellation | None = None) -> None:
         """Keep `show`, which is called with all rows in order, by several threads but never by two at once."""
         super().__init__(cancellation)
         self._show = show
-        self._interval_s = interval_s
         self._steps: list[BoardStep] = []
         self._lock = threading.Lock()
         self._drawing = threading.Lock()
@@ -214,7 +207,7 @@ class Board(Progress):
                 log.warning("Progress cannot be drawn any more; the work continues.", exc_info=True)
 
     def _keep_drawing(self, stop: threading.Event) -> None:
-        while not stop.wait(self._interval_s):
+        while not stop.wait(_INTERVAL_S):
             self._draw()
 
 

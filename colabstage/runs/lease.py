@@ -97,12 +97,6 @@ def write_lease(folder: Path, lease: Lease) -> None:
         os.close(handle)
 
 
-def new_lease(session: int, newest: str, epoch: int, step: int) -> Lease:
-    """Return the lease of this process, which resumes from the version `newest`."""
-    now = time.time()
-    return Lease(session, owner_token(), socket.gethostname(), now, now, newest=newest, epoch=epoch, step=step)
-
-
 class Heartbeat:
     """Hold a run for this process: a thread gives signs of life until the run is left.
 
@@ -110,8 +104,10 @@ class Heartbeat:
         lost: the error for a run that another session has taken over; `None` while it is ours.
     """
 
-    def __init__(self, folder: Path, lease: Lease) -> None:
-        """Write the lease, and begin."""
+    def __init__(self, folder: Path, session: int, newest: str, epoch: int, step: int) -> None:
+        """Write the lease of this process, which resumes from the version `newest`, and begin."""
+        now, host = time.time(), socket.gethostname()
+        lease = Lease(session, owner_token(), host, now, now, newest=newest, epoch=epoch, step=step)
         self.lost: RunInUseError | None = None
         self._folder, self._lease = folder, lease
         self._lock = threading.Lock()

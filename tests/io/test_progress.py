@@ -16,6 +16,7 @@ import pytest
 from colabstage.errors import CancelledError, OptionError, SourceReadError
 from colabstage.io.display import Board, Row, TqdmProgress, panel_html, panel_text, resolve_progress
 from colabstage.io.progress import Cancellation, Progress
+from tests.support.deadlines import shorten_deadlines
 from tests.support.steps import wait_until
 
 
@@ -139,10 +140,11 @@ def test_a_step_that_closes_early_is_not_done() -> None:
     assert [row.state for row in board.rows()] == ["ended", "cancelled"]
 
 
-def test_drawing_goes_on_without_reports_and_ends_with_the_last_step() -> None:
+def test_drawing_goes_on_without_reports_and_ends_with_the_last_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stalled step is still drawn, so that the stall shows; afterwards no thread is left."""
+    shorten_deadlines("io", 0.01, monkeypatch.setattr)
     drawn: list[tuple[Row, ...]] = []
-    board = Board(drawn.append, interval_s=0.01)
+    board = Board(drawn.append)
     with board.step("copy", total=None, unit="B"):
         wait_until(lambda: len(drawn) > 5)
     assert [rows[0].state for rows in drawn][-1] == "done"
