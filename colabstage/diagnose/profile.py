@@ -348,16 +348,6 @@ class LoaderProfile(Report):
         """Return the samples that the loop takes in a second."""
         return self.facts.batch_samples / self.batch_s
 
-    @property
-    def headroom_samples_per_s(self) -> float | None:
-        """Return the samples a second that the step alone could take; `None` without a step."""
-        return self.facts.batch_samples / self.facts.step_s if self.facts.step_s else None
-
-    @property
-    def stage_seconds(self) -> dict[str, float]:
-        """Return the seconds that each observed stage takes alone for one batch, in the order of the stages."""
-        return _stage_seconds(self.facts)
-
 
 @public(stopped=NOTHING_DONE)
 def profile_loader(

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from colabstage.errors import CancelledError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
     from types import TracebackType
 
 
@@ -91,10 +92,12 @@ class Cancellation:
 
 
 class Demand(Cancellation):
-    """Say what the consumer of a thread's work wants: nothing more (`cancel`), or the next result at once."""
+    """Say what the consumer of a thread's work wants: nothing more (`cancel`), or the next result at once. `touches`:
+    files that the work reads, which may be on a mount that hangs."""
 
-    def __init__(self) -> None:
+    def __init__(self, touches: Sequence[Path] = ()) -> None:
         super().__init__()
+        self.touches = touches
         self._asked: Callable[[], bool] = lambda: True
 
     @property

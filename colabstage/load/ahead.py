@@ -22,8 +22,7 @@ from colabstage.io.progress import Demand
 from colabstage.machine.mounts import silence_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Generator, Iterable, Iterator
 
 T = TypeVar("T")
 
@@ -157,17 +156,16 @@ class Ahead(Generic[T]):
         demand: Demand | None = None,
         *,
         linger_s: float | None = None,
-        touches: Sequence[Path] = (),
     ) -> None:
         """Start the thread. `demand`: checked by the source while it makes a result. `linger_s`: how long the thread
-        waits for a consumer to take a result before it ends, as if there were no more. `touches`: files that the source
-        reads, which may be on a mount."""
-        self._pid, self._touches, self._asked_s = os.getpid(), touches, time.monotonic()
+        waits for a consumer to take a result before it ends, as if there were no more."""
+        self._pid = os.getpid()
         self._queue: _Handover[T] = _Handover(depth)
         queue, demand = self._queue, demand or Demand()
         demand.ask(lambda: queue.is_short)
         # A daemon, because at exit Python waits for other threads before anything could cancel them.
         self._thread = threading.Thread(target=_produce, args=(source, queue, linger_s), name=name, daemon=True)
+        self._touches, self._asked_s = demand.touches, time.monotonic()
         self._thread.start()
         self._finalizer = weakref.finalize(self, _stop_dropped, queue, demand, self._thread, self._pid)
 
@@ -190,8 +188,7 @@ class Ahead(Generic[T]):
             msg = "The thread that prepares batches ended without an error. Start a new iteration."
             raise WorkersLostError(msg)
         if self._touches and time.monotonic() - self._asked_s > _ASK_EVERY_S:
-            silence = silence_of(*self._touches, timeout_s=_HANGS_S)
-            if silence is not None:
+            if (silence := silence_of(*self._touches, timeout_s=_HANGS_S)) is not None:
                 raise silence
             self._asked_s = time.monotonic()
 

@@ -43,7 +43,6 @@ from colabstage.load.batch import Batcher, is_image_shape, target_array
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
     from contextlib import AbstractContextManager
-    from pathlib import Path
 
     from numpy.typing import NDArray
 
@@ -297,17 +296,11 @@ def copy_stream(device: torch.device) -> CopyStream | None:
 
 
 def stage_ahead(
-    batches: Source[T],
-    stager: Stager,
-    depth: int,
-    name: str,
-    demand: Demand | None = None,
-    *,
-    touches: Sequence[Path] = (),
+    batches: Source[T], stager: Stager, depth: int, name: str, demand: Demand | None = None
 ) -> Ahead[Staged[T]]:
     """Prepare batches in a thread of that name and start their copies, at most `depth` ahead of the caller."""
     stager.begin()
-    return Ahead(stager.stage(batches), depth, name, demand, touches=touches)
+    return Ahead(stager.stage(batches), depth, name, demand)
 
 
 def pinned_block(nbytes: int) -> memoryview:
@@ -466,14 +459,14 @@ class ResidentSplit:
         step = max(1, _BLOCK_BYTES // max(1, reader.row_bytes))
         edges = [*range(0, len(reader), step), len(reader)]
         blocks = [np.arange(start, stop) for start, stop in pairwise(edges)]
-        demand, stager = Demand(), Stager(stream, device)
+        demand, stager = Demand(reader.paths), Stager(stream, device)
         batcher = Batcher(reader, workers=threads, allocate=pinned_block if device.type == "cuda" else None)
 
         def tensors(group: Group) -> tuple[torch.Tensor, torch.Tensor]:
             return torch.from_numpy(group.x), torch.from_numpy(target_array(group.y))
 
         read = batcher.groups(blocks, demand, tensors)
-        with closing(stage_ahead(read, stager, 1, "colabstage-device", demand, touches=reader.paths)) as staged:
+        with closing(stage_ahead(read, stager, 1, "colabstage-device", demand)) as staged:
             for start, block in zip(edges, staged, strict=False):
                 self._fill(len(reader), start, *stager.hand_out(block))
                 del block

@@ -712,7 +712,7 @@ class Pipeline:
         """Begin to make the batches that are left of an epoch: the next one of `position`, which moves on as they are
         handed out."""
         # One for each iteration: a new one must not be stopped by the end of the last.
-        place, demand = position.next, Demand()
+        place, demand = position.next, Demand(self.reader.paths)
         batches = self.schedule.rows_left(place.epoch, place.batches_done)
         position.begin()
         expected, waited_s = self._expect(batches, place.epoch), 0.0
@@ -769,7 +769,7 @@ class Pipeline:
         if self.in_loop:
             # What the dataset's transforms make has its device and dtype from here, in the thread they ran in.
             groups = batcher.groups(batches, demand, lambda group: list(group.parts()), crops)
-            source = Ahead(groups, depth, _THREAD, demand, touches=reader.paths) if self.plan.workers.value else groups
+            source = Ahead(groups, depth, _THREAD, demand) if self.plan.workers.value else groups
             return source, iter, lambda part: finish.scale(move_to(tensors(*part), device))
         if device.type == "cpu":
             # Scaled in the thread: here it would take the consumer's time.
@@ -782,7 +782,7 @@ class Pipeline:
                 # In few at a time, so that floats are made in memory that the consumer has just released.
                 depth = max(1, self.plan.prefetch.value // _FEW_FLOATS - 1) if several else depth
                 ready = _in_parts(ready, finish.scale)
-            return Ahead(ready, depth, _THREAD, demand, touches=reader.paths), iter, _unchanged
+            return Ahead(ready, depth, _THREAD, demand), iter, _unchanged
 
         def whole(group: Group) -> tuple[Any, ...]:
             return tensors(group.x, group.y, np.concatenate(group.rows))
@@ -791,8 +791,8 @@ class Pipeline:
         # One thread gathers while another has batches copied: 1.15 times as fast on an H100 with 16 cores. With images
         # of their own sizes, where threads that decode compete for Python's lock, it was 0.9 times.
         dense = reader.row_shape is not None
-        copied: Source[Any] = Ahead(read, 1, _THREAD, demand, touches=reader.paths) if dense else read
-        staged = stage_ahead(copied, stager, depth, f"{_THREAD}-copy", demand, touches=reader.paths)
+        copied: Source[Any] = Ahead(read, 1, _THREAD, demand) if dense else read
+        staged = stage_ahead(copied, stager, depth, f"{_THREAD}-copy", demand)
         unpack, take = self._divide(batches)
         return staged, lambda one: unpack(stager.hand_out(one)), take
 

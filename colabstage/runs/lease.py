@@ -97,22 +97,18 @@ def write_lease(folder: Path, lease: Lease) -> None:
         os.close(handle)
 
 
-def new_lease(session: int, newest: str, epoch: int, step: int) -> Lease:
-    """Return the lease of this process, which resumes from the version `newest`."""
-    now = time.time()
-    return Lease(session, owner_token(), socket.gethostname(), now, now, newest=newest, epoch=epoch, step=step)
-
-
 class Heartbeat:
     """Hold a run for this process: a thread gives signs of life until the run is left.
 
     Attributes:
-        lost: the lease of the session that has taken the run over; `None` while it is ours.
+        lost: the error for a run that another session has taken over; `None` while it is ours.
     """
 
-    def __init__(self, folder: Path, lease: Lease) -> None:
-        """Write the lease, and begin."""
-        self.lost: Lease | None = None
+    def __init__(self, folder: Path, session: int, newest: str, epoch: int, step: int) -> None:
+        """Write the lease of this process, which resumes from the version `newest`, and begin."""
+        now, host = time.time(), socket.gethostname()
+        lease = Lease(session, owner_token(), host, now, now, newest=newest, epoch=epoch, step=step)
+        self.lost: RunInUseError | None = None
         self._folder, self._lease = folder, lease
         self._lock = threading.Lock()
         self._left = threading.Event()
@@ -130,12 +126,11 @@ class Heartbeat:
         # Two that began at the same moment have one number; the one that wrote last continues.
         other = there is not None and (there.owner, there.began) != (ours.owner, ours.began)
         if there is not None and other and there.session >= ours.session:
-            self.lost = there
-            msg = (
+            self.lost = RunInUseError(
                 f"Session {there.session}, on {there.host}, has taken this run over; nothing more is saved here. Its "
-                f"last version from here is {ours.newest or 'none'}."
+                f"last version from here is {ours.newest or 'none'}. Enter it with take_over=True to take it back."
             )
-            raise RunInUseError(msg)
+            raise self.lost
 
     def note(self, newest: str, epoch: int, step: int) -> None:
         """Write down the newest version."""
@@ -181,15 +176,15 @@ def wait_until_free(folder: Path, *, take_over: bool, clock: Clock, notice: Call
             f"Session {before.session} of this run, on {before.host}, gave a sign of life {before.age()} ago. "
             f"Listening for {format_duration(deadline - clock.now())} whether it still trains."
         )
-    now: Lease | None = before
+    now = before
     while alive is None and clock.now() < deadline:
         clock.sleep(min(5.0, max(0.01, deadline - clock.now())))
-        now = read_lease(folder)
-        if now is None or now.ended:
-            return now or before
-        if now.beat != before.beat:
-            alive = True
-    if not alive or now is None:
+        # While it is written, or Drive fetches it, it may be unreadable.
+        now = read_lease(folder) or before
+        if now.ended:
+            return now
+        alive = True if now.beat != before.beat else None
+    if not alive:
         return before
     here = "here" if owner_is_alive(now.owner) else f"on {now.host}"
     msg = (

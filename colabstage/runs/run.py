@@ -26,7 +26,6 @@ from colabstage.errors import (
     ColabstageError,
     DamagedPackError,
     OptionError,
-    RunInUseError,
     WorkersLostError,
     kind_of,
     said_by,
@@ -43,7 +42,7 @@ from colabstage.load.loader import Loader
 from colabstage.machine.mounts import drive_root, require_drive, run_watched
 from colabstage.machine.watched import run_with_one_remount
 from colabstage.runs.callbacks import Loop, as_part
-from colabstage.runs.lease import NAME, Heartbeat, new_lease, wait_until_free
+from colabstage.runs.lease import NAME, Heartbeat, wait_until_free
 from colabstage.runs.listing import PLACES, Version, is_complete, list_versions, plot_history
 from colabstage.runs.saver import END_S, Job, Saved, Saver
 from colabstage.runs.state import (
@@ -210,7 +209,7 @@ class Run:
         self._numbers: dict[str, Any] = {}
         self._pass: int | None = None
         self._saved: tuple[int, int, int] = self._place()
-        self._due_s = self._again_s = 0.0
+        self._interval_began = 0.0
         self._random: Mapping[str, Any] | None = None
         self._stop: int | None = None
         self._at_once = False
@@ -242,7 +241,7 @@ class Run:
                 stack.callback(loop.join(self))
                 self.checkpoint, self.callback = loop.checkpoint, loop.callback
             self._stack, self._is_open = stack.pop_all(), True
-        self._begin_interval()
+        self._interval_began = self._clock.now()
         self._shown.line(self._began())
         return self
 
@@ -383,7 +382,8 @@ class Run:
         elif self._every_steps is not None:
             yield "next save", f"after {max(0, self._saved[1] + self._every_steps - self.steps):,} steps"
         else:
-            yield "next save", f"in {format_duration(max(0.0, self._due_s - self._clock.now()))}"
+            left_s = self._interval_began + self._every_s - self._clock.now()
+            yield "next save", f"in {format_duration(max(0.0, left_s))}"
 
     def _notice_optimizer(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """Note an optimizer that trains the run's models and is in none of its parts, the first time that it steps."""
@@ -412,9 +412,8 @@ class Run:
             remove_own(file)
             self._load(content, version)
         if _rank() == 0:
-            newest = version.name if version is not None else ""
-            lease = new_lease(self._session, newest, self.epoch, self.steps)
-            heartbeat = run_watched(lambda: Heartbeat(self.folder, lease), self.folder)
+            place = self._session, version.name if version is not None else "", self.epoch, self.steps
+            heartbeat = run_watched(lambda: Heartbeat(self.folder, *place), self.folder)
             self._saver = Saver(self.folder, heartbeat, local, keep=self._keep, restored=version)
 
     def _choose(self, local: Path) -> tuple[Version | None, int]:
@@ -438,8 +437,7 @@ class Run:
         return version, max([before.session if before else 0, *(one.session for one in there)]) + 1
 
     def _look(self) -> tuple[Lease | None, dict[Version, bool]]:
-        """Return the previous session's lease, once that session has left, and the versions in the folder, the newest
-        first: whether each is complete."""
+        """Return the previous session's lease, once it has left, and which versions are complete, the newest first."""
         # Without its Drive, the folder would be created on the local disk.
         require_drive(self.folder)
         make_folder(self.folder)
@@ -516,12 +514,8 @@ class Run:
         if saver is None:
             self._end_on_signal()
             return
-        if (taker := saver.heartbeat.lost) is not None:
-            msg = (
-                f"Session {taker.session}, on {taker.host}, has taken this run over, so it stops here. Enter "
-                "it again with take_over=True to take it back."
-            )
-            raise RunInUseError(msg)
+        if saver.heartbeat.lost is not None:
+            raise saver.heartbeat.lost
         if self._stop is not None:
             try:
                 if not self._is_saved():
@@ -532,12 +526,14 @@ class Run:
         if not saver.busy and self._is_due(failed=bool(saver.problem)):
             self._tell_saved()
             saver.save(self._job())
-            self._begin_interval()
+            self._interval_began = self._clock.now()
 
     def _is_due(self, *, failed: bool) -> bool:
         if self._every_steps is not None and not failed:
             return self.steps - self._saved[1] >= self._every_steps
-        return self._clock.now() >= (self._again_s if failed else self._due_s)
+        # A disk that was full, or a mount that was dead, may recover much sooner.
+        wait_s = min(_AGAIN_S, self._every_s or _AGAIN_S) if failed else self._every_s
+        return self._clock.now() >= self._interval_began + wait_s
 
     def _is_saved(self) -> bool:
         """Return whether everything done is in the folder, after waiting for what is on its way to arrive or fail."""
@@ -548,12 +544,6 @@ class Run:
             self._saver.wait()
             return True
         return False
-
-    def _begin_interval(self) -> None:
-        now = self._clock.now()
-        self._due_s = now + self._every_s
-        # A disk that was full, or a mount that was dead, may recover much sooner.
-        self._again_s = now + min(_AGAIN_S, self._every_s or _AGAIN_S)
 
     def _place(self) -> tuple[int, int, int]:
         return self.epoch, self.steps, len(self.history)

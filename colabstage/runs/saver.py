@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from colabstage.errors import DriveError, DriveNotMountedError, said_by
+from colabstage.errors import DriveError, DriveNotMountedError, causes, said_by
 from colabstage.io.boundary import typed_errors
 from colabstage.io.files import typed_write_errors
 from colabstage.io.pipeline import in_thread
@@ -184,7 +184,4 @@ def _write(content: dict[str, Any], local: Path) -> None:
                 torch.save(content, file)
         except RuntimeError as error:
             # torch hides the disk's error behind one of its own.
-            cause: BaseException | None = error
-            while cause is not None and not isinstance(cause, OSError):
-                cause = cause.__context__
-            raise cause or error from None
+            raise next((one for one in causes(error) if isinstance(one, OSError)), error) from None

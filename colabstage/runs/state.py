@@ -7,7 +7,7 @@ numbers, texts and containers of these, and nothing that would run code.
 from __future__ import annotations
 
 import random
-from collections import Counter, OrderedDict
+from collections import ChainMap, Counter, OrderedDict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -34,8 +34,8 @@ ROWS = "rows "
 _SOME_ROWS = 64
 # Parts that show whether they have the weights that an optimizer trains.
 _KNOWN = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
-# Private numbers of a scheduler that its maker gave, and public ones that are also elsewhere.
-_SCHEDULES, _REPEATED = ("_schedulers", "_milestones"), ("params", "base_lrs")
+# Parts of optimizers and schedules that are no settings, or are elsewhere too.
+_REPEATED = frozenset({"params", "base_lrs", "_last_lr", "_schedule_phases"})
 _AS_BEFORE = "Make it as it was made before, or begin a new run in another folder."
 _NO_PLACE = " Leave loader= out to save between epochs only, or make the loader by data.loader(…) or make_loader(…)."
 
@@ -202,29 +202,24 @@ def kind_of_part(part: object) -> str:
 def numbers_of(parts: Mapping[str, object]) -> dict[str, Any]:
     """Return what optimizers and schedules are set to, each under the name that a program has for it."""
     found: dict[str, Any] = {}
-
-    def look(name: str, value: Any) -> None:
-        if isinstance(value, torch.Tensor) and value.numel() == 1:  # a learning rate
-            value = value.item()
-        if isinstance(value, Counter):  # milestones
-            value = tuple(sorted(value.elements()))
-        if isinstance(value, Mapping | list):
-            for key, item in value.items() if isinstance(value, Mapping) else enumerate(value):
-                look_at(f"{name}[{key!r}]", key, item)
-        elif type(value) in (int, float, bool, str, tuple):
-            found[name] = value
-
-    def look_at(name: str, key: str | int, value: Any) -> None:
-        if isinstance(key, int) or key in _SCHEDULES or not (key.startswith("_") or key in _REPEATED):
-            look(name, value)
-
     for name, part in parts.items():
         if isinstance(part, torch.optim.Optimizer):
-            look(f"{name}.param_groups", part.param_groups)
+            found |= _settings(f"{name}.param_groups", part.param_groups)
         elif isinstance(part, torch.optim.lr_scheduler.LRScheduler):
             for key, value in part.state_dict().items():
-                look_at(f"{name}.{key}", key, value)
+                found |= _settings(f"{name}.{key}", value) if key not in _REPEATED else {}
     return found
+
+
+def _settings(name: str, value: Any) -> dict[str, Any]:
+    """Return a plain value by its name, or those in lists and dicts by theirs."""
+    if isinstance(value, torch.Tensor) and value.numel() == 1:  # a learning rate
+        value = value.item()
+    value = tuple(sorted(value.elements())) if isinstance(value, Counter) else value  # milestones
+    items = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
+    below = [_settings(f"{name}[{key!r}]", item) for key, item in items if key not in _REPEATED]
+    plain = {name: value} if type(value) in (int, float, bool, str, tuple) else {}
+    return dict(ChainMap(plain, *below))
 
 
 def names_of(parts: Mapping[str, object]) -> dict[str, list[str]]:

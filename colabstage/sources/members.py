@@ -148,7 +148,8 @@ class Processes(Closing):
         try:
             answer = _ask(process, (begin, end, members))
         except (OSError, EOFError) as error:
-            msg = f"A process that extracts ended unexpectedly (exit code {_code_of(process)}). Run this again."
+            _end(process)
+            msg = f"A process that extracts ended unexpectedly (exit code {process.returncode}). Run this again."
             raise SourceReadError(msg) from error
         finally:
             self._idle.put(process)
@@ -160,12 +161,12 @@ class Processes(Closing):
 
     def close(self) -> None:
         """End them: what they wrote is noted only after their response."""
-        for process in self._all:
-            process.kill()
         while self._all:
             process = self._all.pop()
+            process.kill()
+            _end(process)
             # One that a dead disk holds even now is left, and with it its pipes, which a thread may be reading.
-            for stream in (process.stdin, process.stdout) if _code_of(process) is not None else ():
+            for stream in (process.stdin, process.stdout) if process.returncode is not None else ():
                 assert stream is not None
                 # An unread message may be left.
                 with contextlib.suppress(OSError):
@@ -186,11 +187,9 @@ def _start(program: str, handles: tuple[int, int]) -> subprocess.Popen[bytes]:
     )
 
 
-def _code_of(process: subprocess.Popen[bytes]) -> int | None:
-    """Return the exit code of a process that has ended or been killed; `None` if it does not end."""
+def _end(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(subprocess.TimeoutExpired):
-        return process.wait(_END_S)
-    return None
+        process.wait(_END_S)
 
 
 def _ask(process: subprocess.Popen[bytes], message: object, *, within_s: float | None = None) -> Any:

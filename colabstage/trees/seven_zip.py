@@ -121,8 +121,8 @@ def _open_by_command(command: str, kind: ToolKind, path: str, label: str, cancel
                     raise ArchiveError(msg)
                 cancellation.check()
         finally:
-            # In every case, cancellation included, so that no tool outlives this call; after success it does nothing.
-            # With its children: `7z` may be a script. One that a dead disk holds is left.
+            # In every case, cancellation included, so that no tool outlives this call, nor what it started: `7z` may be
+            # a script. One that a dead disk holds is left.
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
             with contextlib.suppress(subprocess.TimeoutExpired):

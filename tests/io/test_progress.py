@@ -8,15 +8,15 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stderr, suppress
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
 
 from colabstage.errors import CancelledError, OptionError, SourceReadError
-from colabstage.io.display import Board, LineProgress, Row, TqdmProgress, panel_html, panel_text, resolve_progress
+from colabstage.io.display import Board, Row, TqdmProgress, panel_html, panel_text, resolve_progress
 from colabstage.io.progress import Cancellation, Progress
+from tests.support.deadlines import shorten_deadlines
 from tests.support.steps import wait_until
 
 
@@ -48,26 +48,17 @@ def test_a_bar_counts_every_unit_of_every_thread() -> None:
     assert rest == ""
 
 
-def test_what_goes_on_in_the_background_is_told_in_whole_lines() -> None:
-    """In a terminal, the caller prints meanwhile; a custom `Progress` is asked whether it has room."""
-    row = Row("pack", "images", 100, 0, "running", 0.0, 0.0)
+def test_what_goes_on_in_the_background_breaks_no_bar() -> None:
+    """In a terminal, the caller prints meanwhile."""
     with redirect_stderr(io.StringIO()) as screen:
         progress = TqdmProgress()
         step = progress.step("copy", total=2, unit="B")
-        lines = progress.background()
-        assert isinstance(lines, LineProgress)
+        assert progress.background().is_silent
         screen.seek(0)
         screen.truncate()
-        step.advance(2)  # not shown from here on
+        step.advance(2)
         step.__exit__(None, None, None)
-        # Nothing yet; a tenth; too soon for another line; later; the same tenth; the end, at once.
-        for done, seconds in ((5, 0.0), (10, 3.0), (20, 4.0), (30, 6.0), (35, 9.0)):
-            lines._print((replace(row, done=done, seconds=seconds, note="training: 9 samples/s"),))
-        lines._print((replace(row, done=100, seconds=9.5, state="done"),))
-    shown = screen.getvalue().splitlines()
-    assert [line.split("  ")[1].partition(" ")[0] for line in shown] == ["10", "30", "100"]
-    assert shown[0].endswith("training: 9 samples/s")
-    assert "\r" not in screen.getvalue()
+    assert screen.getvalue() == ""
     assert Progress().background().is_silent
 
 
@@ -149,10 +140,11 @@ def test_a_step_that_closes_early_is_not_done() -> None:
     assert [row.state for row in board.rows()] == ["ended", "cancelled"]
 
 
-def test_drawing_goes_on_without_reports_and_ends_with_the_last_step() -> None:
+def test_drawing_goes_on_without_reports_and_ends_with_the_last_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stalled step is still drawn, so that the stall shows; afterwards no thread is left."""
+    shorten_deadlines("io", 0.01, monkeypatch.setattr)
     drawn: list[tuple[Row, ...]] = []
-    board = Board(drawn.append, interval_s=0.01)
+    board = Board(drawn.append)
     with board.step("copy", total=None, unit="B"):
         wait_until(lambda: len(drawn) > 5)
     assert [rows[0].state for rows in drawn][-1] == "done"

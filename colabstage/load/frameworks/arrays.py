@@ -457,10 +457,9 @@ class NumpyLoader(Iterated):
     def __iter__(self) -> Iteration[Batch]:
         """Begin the next epoch."""
         epoch, self._epoch = self._epoch, self._epoch + 1
-        demand = Demand()
+        demand = Demand(self._batches.reader.paths)
         source = self._batches.stream(epoch, 0, demand)
-        touches = self._batches.reader.paths
-        ahead = Ahead(source, self.plan.prefetch.value, "colabstage-ahead", demand, touches=touches)
+        ahead = Ahead(source, self.plan.prefetch.value, "colabstage-ahead", demand)
         return self._begun(Iteration(ahead, lambda one: (one,), self._batches.finish))
 
     def set_epoch(self, epoch: int) -> None:

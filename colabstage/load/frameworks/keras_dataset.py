@@ -211,10 +211,9 @@ class KerasBatches(PyDataset):  # type: ignore[misc]  # keras has no type inform
         return self._batches.finish(batch)
 
     def _begin(self, epoch: int, number: int) -> Ahead[Any]:
-        demand = Demand()
+        demand = Demand(self._batches.reader.paths)
         source = self._batches.stream(epoch, number, demand)
-        depth, touches = self.plan.prefetch.value, self._batches.reader.paths
-        self._ahead = Ahead(source, depth, "colabstage-ahead", demand, linger_s=_LINGER_S, touches=touches)
+        self._ahead = Ahead(source, self.plan.prefetch.value, "colabstage-ahead", demand, linger_s=_LINGER_S)
         return self._ahead
 
     def _end(self) -> None:
