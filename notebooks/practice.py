@@ -231,7 +231,7 @@ def practice_source(source: str = "", data: PracticeData = "digits") -> str | Pa
     if not target.exists():
         target.parent.mkdir(exist_ok=True)
         _WRITERS[data](target)
-        print(f"Practising on '{target}'. Your own data go into SOURCE.")
+    print(f"Practising on '{target}'. Your own data go into SOURCE.")
     return target
 
 

@@ -12,7 +12,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeAlias, TypeVar
 
 from colabstage.errors import CancelledError, WorkersLostError
 from colabstage.io.boundary import typed_error
@@ -22,7 +22,7 @@ from colabstage.io.progress import Demand
 from colabstage.machine.mounts import silence_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator
+    from collections.abc import Callable, Generator, Iterable
 
 T = TypeVar("T")
 
@@ -198,19 +198,9 @@ class Ahead(Generic[T]):
             _stop(*held[2])
 
 
-S_co = TypeVar("S_co", covariant=True)
-
-
-class Source(Protocol[S_co]):
-    """The results of an iteration, from a thread (`Ahead`) or a generator."""
-
-    def __iter__(self) -> Iterator[S_co]: ...
-
-    def __next__(self) -> S_co: ...
-
-    def close(self) -> None:
-        """End it, and free what it holds. Calling it twice is fine."""
-
+if TYPE_CHECKING:
+    # The results of an iteration, whose `close` ends it and frees what it holds.
+    Source: TypeAlias = Ahead[T] | Generator[T]
 
 S = TypeVar("S")
 B = TypeVar("B")
@@ -227,7 +217,7 @@ class Iteration(Generic[T]):
         *,
         at_end: Callable[[], object] = lambda: None,
         waited: Callable[[float], object] | None = None,
-        let_go: Callable[[], object] | None = None,
+        let_go: Callable[[], object] = lambda: None,
     ) -> None:
         """Take over `source`, which gives groups of batches. In the consumer's thread, `unpack` returns the batches of
         a group, `hand_out` gives a batch to the consumer, `waited` gets the seconds that the consumer waited for it,
@@ -241,10 +231,8 @@ class Iteration(Generic[T]):
         self.closed = False
         """Whether it was closed before its end."""
         # Called early, not when this object is dropped: a variable or a traceback may keep it alive unused.
-        self._let_go: Callable[[], object] = lambda: None
-        if let_go is not None:
-            self._let_go = finalizer = weakref.finalize(self, let_go)
-            finalizer.atexit = False
+        self._let_go = weakref.finalize(self, let_go)
+        self._let_go.atexit = False
 
     def __iter__(self) -> Self:
         return self

@@ -93,10 +93,8 @@ class ReplanError(LayoutError):
     def plan_again(self, job: PackJob, *, fixed: str = "") -> PackJob:
         """Return the job that all samples agree with; `fixed`: why only `job` will do, if so."""
         if self.again is None or fixed or (self.again is keeps_files and job.options.encoding == "pixels"):
-            form = "These images cannot be stored as pixels"
-            if self.again is not keeps_files:
-                form = "These masks cannot be stored as class indices"
-            msg = f"{form}{fixed}: {self}."
+            form = "images cannot be stored as pixels" if self.again is keeps_files else "masks are no class indices"
+            msg = f"These {form}{fixed}: {self}."
             raise LayoutError(msg) from self
         return self.again(job)
 

@@ -143,9 +143,7 @@ def labelled_alike(table: SampleTable, classes: tuple[str, ...]) -> SampleTable:
         # Empty masks do not show that others have a foreground.
         masks = replace(targets, foreground=True)
         return replace(table, targets=masks, classes=classes) if masks.classes == classes else table
-    labels = targets.values if isinstance(targets, Values) else None
-    if isinstance(targets, Boxes):
-        labels = targets.columns.get("labels")
+    labels = targets.columns.get("labels") if isinstance(targets, Boxes) else getattr(targets, "values", None)
     if labels is None or labels.ndim != 1 or labels.dtype.kind not in "iu":
         return table
     # More data often lacks some classes. Numbers would then shift, and the same label would mean two things. Numbers

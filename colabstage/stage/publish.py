@@ -353,8 +353,8 @@ def _restore_newest(newest: Path, to: Target, *, overwrite: bool, shown: Progres
             reasons.append(str(error))
         else:
             return RestoreReport(target, version, nbytes, tuple(reasons))
-    msg = f"No version of '{newest}' is complete. {' '.join(reasons)}"
-    raise DamagedPackError(msg)
+    none = f"No version of '{newest}' is complete. " if len(versions) > 1 else ""
+    raise DamagedPackError(none + " ".join(reasons))
 
 
 def _restore_version(version: Path, target: Path, progress: Progress, *, overwrite: bool) -> int:
