@@ -45,7 +45,7 @@ test-all: $(VENV)/.large $(VENV)/.compiled $(VENV)/.fuse $(VENV)/.browser $(VENV
 
 # pytest-testmon records which code each test runs, so the first time all tests run.
 changed: $(VENV)/.compiled $(VENV)/.fuse ## tests of what changed since they last passed; the first time all of them
-	$(VENV)/bin/python -P -m pytest -q --testmon -m "not alone and not long" tests
+	$(VENV)/bin/python -P -m pytest -q --testmon -m "not long" tests
 
 check: $(VENV)/.installed ## format, lint, types, layers, tests, smoke test of the wheel
 	$(VENV)/bin/ruff format --check .

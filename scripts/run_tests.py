@@ -1,7 +1,6 @@
 """Run the tests on every Python that `make test` or `make test-all` has set up.
 
-`make test` covers all behaviour, once. `make test-all` adds longer forms, other environments and other versions. Most
-tests run in parallel; those that measure the machine run alone afterwards.
+`make test` covers all behaviour, once. `make test-all` adds longer forms, other environments and other versions.
 
 A few failed tests are tried a second time, because many wait for other processes on a machine that may be busy. pytest
 names them in its summary: each that then passes shows a fault of the test or a rare one of colabstage.
@@ -38,13 +37,11 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent
 # Far above what a pass takes; a test that hangs is stopped long before, by pytest's own timeout.
 PASS_TIMEOUT_S = 1500
-# Reserved at the end of the time: for pytest to report when it is interrupted, and for tests that run alone.
+# Reserved at the end of the time: for pytest to report when it is interrupted.
 REPORT_S = 15
-ALONE_S = 60
 # A folder in memory, and what must be free there: several times what a run was seen to take.
 MEMORY = Path("/dev/shm")
 MEMORY_BYTES = 6 << 30
-NO_TESTS = 5  # pytest's exit code when the marks select nothing
 # Plugins that take each process a third of a second to import.
 UNUSED = ("-p", "no:anyio", "-p", "no:testmon")
 # More failures than four are not caused by a busy machine.
@@ -86,17 +83,24 @@ def own_folder(parent: Path | None = None) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def run_pass(python: Path, selection: list[str], until: float, *, in_memory: bool, **environment: str) -> bool:
-    """Run the tests that pytest's options select, but not beyond `until` on the clock of `time.monotonic`; return
-    whether all passed. `in_memory`: whether to write there. `environment`: variables to set besides."""
+def run_environment(environment: str, options: list[str], marks: str, until: float, *, in_memory: bool) -> bool:
+    """Run the tests that pytest's options select in one environment, but not beyond `until` on the clock of
+    `time.monotonic`; return whether all passed. `in_memory`: whether to write there."""
+    print(f"\n== {environment}", flush=True)
+    # Twice the number of cores, because tests wait half of the time; more than four only compete for the disk. A
+    # process without tests takes some from another, because a few tests take a hundred times as long as most.
+    processes = ["-n", f"{min(2 * len(os.sched_getaffinity(0)), 4)}", "--dist=worksteal", "-p", "tests.longest_first"]
+    selection = [*options, *processes, "-m", marks, "tests"]
     with own_folder() as disk, own_folder(MEMORY) if in_memory else nullcontext(disk) as folder:
         # A short name: the sockets that tests make below it may have 107 characters in all.
         own = ["-o", f"cache_dir={folder}/cache", f"--basetemp={folder}/t"]
-        environment |= {"TMPDIR": str(folder), "TESTS_ON_DISK": str(disk)}
+        # OpenMP's threads spin while they wait, which takes the cores from the processes beside.
+        variables = {"TMPDIR": str(folder), "TESTS_ON_DISK": str(disk), "OMP_WAIT_POLICY": "PASSIVE"}
+        python = ROOT / environment / "bin/python"
         command = [str(python), "-P", "-m", "pytest", *UNUSED, *OPTIONS, *own, *selection]
         start = time.monotonic()
         with subprocess.Popen(
-            command, cwd=ROOT, env={**os.environ, **environment}, stdin=subprocess.DEVNULL, start_new_session=True
+            command, cwd=ROOT, env={**os.environ, **variables}, stdin=subprocess.DEVNULL, start_new_session=True
         ) as process:
             try:
                 exit_code = process.wait(max(min(PASS_TIMEOUT_S, until - REPORT_S - start), 0))
@@ -109,18 +113,7 @@ def run_pass(python: Path, selection: list[str], until: float, *, in_memory: boo
             finally:
                 if process.poll() is None:
                     os.killpg(process.pid, signal.SIGKILL)
-    return exit_code in (0, NO_TESTS)
-
-
-def run_environment(folder: str, options: list[str], marks: str, until: float, *, in_memory: bool) -> bool:
-    """Run in one environment what runs in parallel."""
-    # Twice the number of cores, because tests wait half of the time; more than four only compete for the disk. A
-    # process without tests takes some from another, because a few tests take a hundred times as long as most.
-    processes = ["-n", f"{min(2 * len(os.sched_getaffinity(0)), 4)}", "--dist=worksteal", "-p", "tests.longest_first"]
-    print(f"\n== {folder}: in parallel", flush=True)
-    selection = [*options, *processes, "-m", f"not alone{marks}", "tests"]
-    # OpenMP's threads spin while they wait, which takes the cores from the processes beside.
-    return run_pass(ROOT / folder / "bin/python", selection, until, in_memory=in_memory, OMP_WAIT_POLICY="PASSIVE")
+    return exit_code == 0
 
 
 def main() -> int:
@@ -131,25 +124,17 @@ def main() -> int:
     arguments = parser.parse_args()
     start = time.monotonic()
     until = math.inf if arguments.until is None else start + arguments.until - time.time()
-    options, marks = (["--hypothesis-profile=long"], "") if arguments.all else ([], " and not long")
+    options, marks = (["--hypothesis-profile=long"], "") if arguments.all else ([], "not long")
     in_memory = has_room_in_memory()
-    passed = [run_environment(".venv", options, marks, until - ALONE_S, in_memory=in_memory and not arguments.all)]
-    # Given all files, pytest would also import those without such tests, and their libraries.
-    files = [
-        f"{path}" for path in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.alone" in path.read_text("utf-8")
-    ]
-    print("\n== .venv: alone", flush=True)
-    passed.append(
-        run_pass(ROOT / ".venv/bin/python", [*options, "-m", f"alone{marks}", *files], until, in_memory=False)
-    )
+    passed = [run_environment(".venv", options, marks, until, in_memory=in_memory and not arguments.all)]
     if arguments.all:
         if (ROOT / ".venv313/.installed").exists():
-            marks = " and not long and not torch and not gpu"
+            marks = "not long and not torch and not gpu"
             passed.append(run_environment(".venv313", [], marks, until, in_memory=in_memory))
         else:
             print("\nThere is no Python 3.13 here, so nothing was tested on it.", flush=True)
         passed += [
-            run_environment(image, [], " and not long", until, in_memory=in_memory)
+            run_environment(image, [], "not long", until, in_memory=in_memory)
             for image in (".venv-colab", ".venv-kaggle")
         ]
     print(f"\n{LEFT_OUT if arguments.all else ADDED}")

@@ -128,7 +128,6 @@ def test_runs(path: Path, machine: str, few: bool, tmp_path: Path, short_path: P
     for package, remedy in LARGE.items():
         if re.search(rf'"(import|from) {package}\b', text) and not find_spec(package):
             pytest.skip(f"needs {package}: {remedy}")
-    # Not the mark `fuse`, which is for what must run alone: here nothing measures time.
     if machine == "practice Colab" and (problem := fuse_problem()):
         pytest.skip(problem)
     notebook = with_checks(path, tmp_path, few=few)
