@@ -13,6 +13,7 @@ Ends with exit code 1 when a step is more than 1 % slower, or a save blocks for 
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import sys
 import tempfile
@@ -106,7 +107,7 @@ def main() -> int:
                 began = time.perf_counter()
                 copier.give_back(copier.copy({"model": model.state_dict()}))
                 copies.append(time.perf_counter() - began)
-                run._due_s = 0.0
+                run._interval_began = -math.inf
                 began = time.perf_counter()
                 run.step()
                 blocks.append(time.perf_counter() - began)

@@ -347,14 +347,14 @@ class TqdmProgress(Board):
         self._hidden: set[int] = set()
 
     def background(self) -> Progress:  # type: ignore[override]
-        """Remove the bars and show nothing more, because the caller's own output would break a bar."""
+        """Remove the bars and return lines of text, because the caller's own output would break a bar."""
         with self._drawing:
             self._hidden.update(range(len(self.rows())))
             for bar in self._bars.values():
                 bar.leave = False
                 bar.close()
             self._bars.clear()
-        return Progress()
+        return LineProgress()
 
     def _draw_bars(self, rows: Sequence[Row]) -> None:
         for number, row in enumerate(rows):
@@ -395,10 +395,34 @@ def _open_bar(row: Row) -> Any:
     )
 
 
+# The least time between lines: a step of seconds prints one or two, a step of hours ten.
+_BETWEEN_LINES_S = 2.0
+
+
+class LineProgress(Board):
+    """Print a line at each tenth of a step, and one at its end."""
+
+    def __init__(self) -> None:
+        """Start without a line."""
+        super().__init__(self._print)
+        self._printed: dict[int, tuple[int, float]] = {}
+
+    def _print(self, rows: tuple[Row, ...]) -> None:
+        from tqdm.std import tqdm
+
+        for number, row in enumerate(rows):
+            printed, at_s = self._printed.get(number, (0, 0.0))
+            tenths = int(10 * (row.fraction or 0.0)) if row.state == "running" else 11
+            if tenths > printed and (tenths > 10 or row.seconds - at_s >= _BETWEEN_LINES_S):
+                self._printed[number] = tenths, row.seconds
+                # Above the caller's own bar, not into it.
+                tqdm.write(row_text(row), file=sys.stderr)
+
+
 def resolve_progress(progress: bool | Progress) -> Progress:
     """Turn the public `progress=` argument into a `Progress`.
 
-    `True` is a panel in notebooks and bars elsewhere, unless `COLABSTAGE_NO_PROGRESS` is set; `False` is
+    `True` is a panel in notebooks and lines of text elsewhere, unless `COLABSTAGE_NO_PROGRESS` is set; `False` is
     silence.
 
     Raises:

@@ -673,7 +673,7 @@ _LLVIP = files("L/{visible,infrared}/train/{1..3}.jpg L/{visible,infrared}/test/
 _DSB = files("s/{a,b,c}/images/i{1..2}.png", {f"s/{one}/masks/m{i}.png": DIAGONAL for one in "abc" for i in (1, 2)})
 # Line by line, as a person writes them, to the end.
 FOLLOWED = [
-    row(f"{name}, followed: {only}", made, right=[right], **({"only": only} if only else {}))
+    row(f"{name}, followed: {only}", made, right=[right], only=only)
     for name, made, only, right in [
         ("MVTec AD", _MVTEC, None, refused("only='bottle'")),
         ("MVTec AD", _MVTEC, "bottle", refused(r"only=\['bottle/test', 'bottle/train'\]")),

@@ -8,13 +8,14 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stderr, suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
 
 from colabstage.errors import CancelledError, OptionError, SourceReadError
-from colabstage.io.display import Board, Row, TqdmProgress, panel_html, panel_text, resolve_progress
+from colabstage.io.display import Board, LineProgress, Row, TqdmProgress, panel_html, panel_text, resolve_progress
 from colabstage.io.progress import Cancellation, Progress
 from tests.support.deadlines import shorten_deadlines
 from tests.support.steps import wait_until
@@ -48,17 +49,26 @@ def test_a_bar_counts_every_unit_of_every_thread() -> None:
     assert rest == ""
 
 
-def test_what_goes_on_in_the_background_breaks_no_bar() -> None:
-    """In a terminal, the caller prints meanwhile."""
+def test_what_goes_on_in_the_background_is_told_in_whole_lines() -> None:
+    """In a terminal, the caller prints meanwhile; a custom `Progress` is asked whether it has room."""
+    row = Row("pack", "images", 100, 0, "running", 0.0, 0.0)
     with redirect_stderr(io.StringIO()) as screen:
         progress = TqdmProgress()
         step = progress.step("copy", total=2, unit="B")
-        assert progress.background().is_silent
+        lines = progress.background()
+        assert isinstance(lines, LineProgress)
         screen.seek(0)
         screen.truncate()
-        step.advance(2)
+        step.advance(2)  # not shown from here on
         step.__exit__(None, None, None)
-    assert screen.getvalue() == ""
+        # Nothing yet; a tenth; too soon for another line; later; the same tenth; the end, at once.
+        for done, seconds in ((5, 0.0), (10, 3.0), (20, 4.0), (30, 6.0), (35, 9.0)):
+            lines._print((replace(row, done=done, seconds=seconds, note="training: 9 samples/s"),))
+        lines._print((replace(row, done=100, seconds=9.5, state="done"),))
+    shown = screen.getvalue().splitlines()
+    assert [line.split("  ")[1].partition(" ")[0] for line in shown] == ["10", "30", "100"]
+    assert shown[0].endswith("training: 9 samples/s")
+    assert "\r" not in screen.getvalue()
     assert Progress().background().is_silent
 
 
