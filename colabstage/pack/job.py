@@ -38,7 +38,7 @@ from colabstage.io.progress import Cancellation, Progress
 from colabstage.io.units import counted
 from colabstage.io.workspace import open_spool
 from colabstage.layouts.detect import TableFile, detect_layout, is_table_file
-from colabstage.layouts.formats.items import read_dataset
+from colabstage.layouts.formats.items import array_of, read_dataset
 from colabstage.layouts.reading import read_each
 from colabstage.layouts.table import Arrays, Boxes, Images, Masks, TreeFiles, UnreadBoxes, Values
 from colabstage.machine.resources import release_freed_memory
@@ -185,7 +185,7 @@ class Prepared:
             x = fit_pixels(content, self.options)
         values = self.prepare(x)
         try:
-            return np.asarray(values)
+            return array_of(values)
         # Of tensors of other types, and of lists of several lengths.
         except (TypeError, ValueError, RuntimeError) as error:
             msg = f"prepare= returned a {type(values).__name__}; expected an array of numbers ({error})."

@@ -267,10 +267,12 @@ class Run:
         if self.epoch >= number:
             self._shown.line(f"All {number} epochs are done; nothing is left to train. {self}")
         try:
-            while self.epoch < number:
+            while (epoch := self.epoch) < number:
                 self.restore_random()
-                yield self.epoch
-                self.end_epoch()
+                yield epoch
+                # The loop may have ended it itself.
+                if self.epoch == epoch:
+                    self.end_epoch()
         finally:
             # An epoch that is left by `break` is done where the loader's is.
             self._counts = False

@@ -205,8 +205,9 @@ def test_an_item_that_raises_is_named_or_left_out(tmp_path: Path) -> None:
         (lambda i: (np.zeros(3), {"label": i}), r"dict of 'label' as its target; expected 'boxes' and 'labels'"),
         (lambda i: {"image": np.zeros(3), "objects": {"bbox": []}}, r"first 9 items are dicts of 'bbox' without boxes"),
         (lambda i: ([np.zeros(3), np.zeros(2)], i), r"do not make an array"),
+        (lambda i: (np.ma.masked_less(np.arange(3.0), 1), i), r"do not make an array: some are masked.*filled"),
     ],
-    ids=["three", "mapping", "longdouble", "dict target", "objects", "ragged"],
+    ids=["three", "mapping", "longdouble", "dict target", "objects", "ragged", "masked"],
 )
 def test_items_of_other_forms_are_typed_errors(tmp_path: Path, item: Any, words: str) -> None:
     """Each says which item, what it is, and what was expected."""

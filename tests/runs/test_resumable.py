@@ -781,6 +781,15 @@ def test_an_epoch_that_ends_by_break_is_done(data: Path, tmp_path: Path) -> None
     assert (run.epoch, run.steps) == (3, 36)
 
 
+def test_an_epoch_that_the_loop_ends_is_counted_once(tmp_path: Path) -> None:
+    seen = []
+    with resumable(tmp_path, model=nn.Linear(1, 1), progress=False) as run:
+        for epoch in run.epochs(3):
+            seen.append(epoch)
+            run.end_epoch()
+    assert seen == [0, 1, 2]
+
+
 def test_an_epoch_that_is_left_early_is_over(data: Path, tmp_path: Path) -> None:
     """A loop that takes some batches of each epoch, or all of them and not the end, goes on with the next epoch."""
     seen: dict[tuple[int, str], list[Any]] = {}

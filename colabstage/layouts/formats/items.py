@@ -295,7 +295,7 @@ def _item_array(value: Any, name: str) -> NDArray[Any]:
     if isinstance(value, float):
         return np.array(value, np.float32)
     try:
-        values = _to_numpy(value)
+        values = array_of(value)
     except (TypeError, ValueError, RuntimeError) as error:
         msg = ended(f"{name} has {type(value).__name__} values that do not make an array: {error}")
         raise LayoutError(msg) from error
@@ -306,7 +306,12 @@ def _item_array(value: Any, name: str) -> NDArray[Any]:
     return values
 
 
-def _to_numpy(value: Any) -> NDArray[Any]:
+def array_of(value: Any) -> NDArray[Any]:
+    """Return what numpy makes of a tensor, a list or an array; a ValueError for masked values, whose numbers mean
+    nothing."""
+    if np.ma.is_masked(value):
+        msg = "some are masked. Give them a value: array.filled(0)."
+        raise ValueError(msg)
     return np.asarray(value.detach().cpu().numpy() if hasattr(value, "detach") else value)
 
 
@@ -495,7 +500,7 @@ def _read_numbers(value: Any, key: str, name: str) -> NDArray[Any]:
     """Return what an item has under `key` as an array of numbers."""
     try:
         # Lists of tensors, from Hugging Face's format "torch" if lengths differ.
-        values = np.asarray(list(map(_to_numpy, value))) if _is_list(value) else _to_numpy(value)
+        values = np.asarray(list(map(array_of, value))) if _is_list(value) else array_of(value)
     except (TypeError, ValueError, RuntimeError) as error:
         msg = ended(f"{name} has {key!r} that do not make an array: {error}")
         raise DecodeError(msg) from error
