@@ -103,8 +103,8 @@ class Saver:
         Raises:
             ColabstageError: the last version could not be saved.
         """
-        while not wait((self._last,), _LOOK_S).done:
-            """Ctrl-C is raised here."""
+        while self.busy:
+            wait((self._last,), _LOOK_S)
         self._last.result()
 
     def close(self, *, patience_s: float = END_S) -> None:

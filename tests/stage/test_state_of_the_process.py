@@ -81,7 +81,7 @@ def test_a_forked_child_is_told_that_its_parents_threads_stayed_behind(tmp_path:
             loader.close()
             with pytest.raises(ColabstageError, match="new one"):
                 next(batches)
-        assert _in_child(lambda: next(batches)).endswith("True")
+        assert _in_child(lambda: list(batches)).endswith("True")
 
 
 @pytest.mark.parametrize(
