@@ -9,6 +9,7 @@ Nothing of colabstage is imported here, so that notebooks and scripts import it 
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -63,6 +64,10 @@ def main(kind: str, address: str, owner: int) -> None:
     os.close(reading)
     os.setsid()
     _import(*PRELOADED[kind])
+    # Half of a short process's time went into looking for garbage among a million imported objects, and into the pages
+    # that this copies.
+    gc.collect()
+    gc.freeze()
     threads = [path.read_text(encoding="ascii").strip() for path in Path("/proc/self/task").glob("*/comm")]
     # Arrow's allocator has its own thread, and can be forked.
     assert len(set(threads) - {"jemalloc_bg_thd"}) == 1, f"threads {threads}: what is forked from here would hang"
