@@ -64,7 +64,7 @@ from colabstage.layouts.formats import (
 )
 from colabstage.layouts.formats.tables import LISTS
 from colabstage.layouts.judge import files_called, judge, may_label, why_not_classes
-from colabstage.layouts.lists import Lookup, is_class_list
+from colabstage.layouts.lists import MOST_LISTS, Lookup, is_class_list
 from colabstage.layouts.names import (
     folders_state,
     names_may_say,
@@ -72,7 +72,7 @@ from colabstage.layouts.names import (
     nothing_states,
     second_copy,
 )
-from colabstage.layouts.reading import Source
+from colabstage.layouts.reading import BEGINNING_BYTES, Source, decode_text, statements_of
 from colabstage.layouts.rows import TABLE, TableSearch
 from colabstage.layouts.stored import AS_THEY_ARE, ClipOptions, clip_rows
 from colabstage.layouts.table import BrokenDatasetError, Masks, SampleTable, TreeFiles, Values, known_splits
@@ -335,6 +335,11 @@ def _rows_beside(case: Case, found: Evidence) -> Found | None:
 
 def _lists_beside(case: Case, found: Evidence) -> Found | None:
     """Return texts and JSON that divide the images of a table otherwise."""
+    # Most texts beside a table name no images, as their beginnings show, and may be long.
+    texts = case.source.ending_in(LISTS).without(found.used)[:MOST_LISTS]
+    stated = (one for text in texts for one in statements_of(decode_text(case.source.head(text, BEGINNING_BYTES))))
+    if not any(case.lookup.may_find(part) for one in stated for part in one.parts):
+        return None
     if not isinstance(case.listed, Evidence) or case.listed.used & found.used:
         return None
     rows, lists = _classes_by_name(found), _classes_by_name(case.listed)
@@ -419,9 +424,11 @@ def _classes_by_folders(case: Case, found: Evidence) -> Found | None:
     names = case.folders.table.classes
     kinds = (words.is_role, words.is_part, re.compile(r"\d|^.$").search)
     is_odd = any(words.splits_of_folders(names)) or any(kind(name) for name in names for kind in kinds)
+    if is_odd or not 2 <= len(names) <= len(case.images) / 2:
+        return None
     rows, folders = _classes_by_name(found), _classes_by_name(case.folders)
     agrees = _divide_further(rows, folders) or _divide_further(folders, rows)
-    return None if is_odd or agrees or not 2 <= len(names) <= len(case.images) / 2 else case.folders
+    return None if agrees else case.folders
 
 
 def _classes_of_masks(_: Case, found: Evidence) -> Found | None:

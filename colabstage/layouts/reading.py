@@ -229,7 +229,11 @@ class Source:
         if entry.name in self._held or entry.size <= min(length, _HELD_BYTES):
             return self.read(entry)[:length]
         head = self._heads.get(entry.name, b"")
-        return head[:length] if length <= len(head) else read_head(self.tree, entry, length)
+        if length > len(head):
+            head = read_head(self.tree, entry, length)
+            if len(self._heads) < _MOST_HELD:
+                self._heads[entry.name] = head
+        return head[:length]
 
     def parse(self, entries: Iterable[FileEntry], make: Callable[[FileEntry, bytes], T]) -> dict[str, T]:
         """Return `make(entry, content)` for some files by name, in their order; if slow, with many reads in flight."""

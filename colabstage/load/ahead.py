@@ -75,14 +75,10 @@ class _Handover(Generic[T]):
     def get(self, check: Callable[[], object]) -> T:
         """Wait for the next item, and call `check` meanwhile; raises StopIteration at the end, and the producer's error
         once the items before it are taken."""
+        # Without the lock: a busy mount is slow to respond, and the next item must not wait for that.
+        while not self._await():
+            check()
         with self._changed:
-            self._waiting = True
-            try:
-                while not (self._items or self._ended or self._closed):
-                    check()
-                    self._changed.wait(_LOOK_S)
-            finally:
-                self._waiting = False
             if self._items:
                 self._changed.notify_all()
                 return self._items.popleft()
@@ -94,6 +90,15 @@ class _Handover(Generic[T]):
         finally:
             # The error's traceback refers to this frame, so this frame must not refer to the error.
             del error
+
+    def _await(self) -> bool:
+        """Wait a moment; return whether there is an item, or the end."""
+        with self._changed:
+            self._waiting = True
+            try:
+                return self._changed.wait_for(lambda: bool(self._items) or self._ended or self._closed, _LOOK_S)
+            finally:
+                self._waiting = False
 
     def close(self) -> None:
         """Discard the remaining items and wake both sides."""

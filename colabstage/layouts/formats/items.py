@@ -310,7 +310,7 @@ def array_of(value: Any) -> NDArray[Any]:
     """Return what numpy makes of a tensor, a list or an array; a ValueError for masked values, whose numbers mean
     nothing."""
     if np.ma.is_masked(value):
-        msg = "some are masked. Give them a value: array.filled(0)."
+        msg = "some are masked; give them a value, array.filled(0)"
         raise ValueError(msg)
     return np.asarray(value.detach().cpu().numpy() if hasattr(value, "detach") else value)
 
