@@ -200,7 +200,7 @@ LOSSES: tuple[Loss, ...] = get_args(Loss)
 # Two threads may decode photographs of 24 million pixels at once; smaller ones are not even counted.
 _MOST_PIXELS = 64_000_000
 _FEW_PIXELS = 8_000_000
-# Larger memory is not kept for the next image.
+# Larger memory is not kept for the next image: each thread would keep it to the end.
 _MOST_KEPT_BYTES = 256 * 1024 * 1024
 _LOOK_S = 1.0
 _HEAD_BYTES = 1024
@@ -282,7 +282,8 @@ def _count_pixels(data: bytes) -> int:
 
 
 class Scratch:
-    """One thread's memory for decoding and resizing. Grows to the largest image; never shared by two threads."""
+    """One thread's memory for decoding and resizing. Grows to the largest image, unless that is huge; never shared by
+    two threads."""
 
     def __init__(self, decoded: bytearray | None = None) -> None:
         self.decoded = bytearray() if decoded is None else decoded
@@ -291,16 +292,12 @@ class Scratch:
     def resized(self, shape: tuple[int, int, int]) -> NDArray[np.uint8]:
         """Return a C-contiguous array `(H, W, C)` with any content; the previous one, if it has this shape."""
         # Most packs have images of one size, so after the first nothing is allocated again.
-        if self._resized.shape != shape:
-            self._resized = np.empty(shape, np.uint8)
-        return self._resized
-
-    def forget_huge(self) -> None:
-        """Release the memory of a huge image; results in it must have been used."""
-        if len(self.decoded) > _MOST_KEPT_BYTES:
-            self.decoded = bytearray()
-        if self._resized.nbytes > _MOST_KEPT_BYTES:
-            self._resized = np.empty((0, 0, 0), np.uint8)
+        if self._resized.shape == shape:
+            return self._resized
+        made = np.empty(shape, np.uint8)
+        if made.nbytes <= _MOST_KEPT_BYTES:
+            self._resized = made
+        return made
 
 
 def encode_jpeg(pixels: NDArray[Any], quality: int) -> bytes:
@@ -544,15 +541,18 @@ def decode_turbo(
     scratch: bytearray | None,
     strict: bool = True,
 ) -> NDArray[np.uint8] | None:
-    """Decode a JPEG of this height and width, each pixel the mean of a block of `factor` by `factor`, into `scratch` if
-    given, which grows as needed; `None` if simplejpeg refuses it, or is missing."""
+    """Decode a JPEG of this height and width, each pixel the mean of a block of `factor` by `factor`; into `scratch` if
+    given, which grows as needed, but not for a huge image. `None` if simplejpeg refuses it, or is missing."""
     simplejpeg = find_simplejpeg()
     if simplejpeg is None:
         return None
     # As libjpeg rounds: up, so that the last block counts.
     height, width = -(-size[0] // factor), -(-size[1] // factor)
+    nbytes = height * width * (1 if gray else 3)
+    if scratch is not None and nbytes > _MOST_KEPT_BYTES:
+        scratch = None
     if scratch is not None:
-        scratch.extend(bytes(max(0, height * width * (1 if gray else 3) - len(scratch))))
+        scratch.extend(bytes(max(0, nbytes - len(scratch))))
     try:
         pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(
             data,

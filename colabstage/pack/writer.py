@@ -338,8 +338,6 @@ def write_samples(
                 lost = _store(work, encoder, int(work.order[position]), raw, file, memory.scratch)
             except BrokenSampleError as error:
                 why = _leave_out(options, error)
-            # One huge image would otherwise keep its memory in each thread until the end.
-            memory.scratch.forget_huge()
         # Last, because a sample that is in the journal but not in place would be lost.
         journal.finish(position, skipped=why, lost=lost)
         if stream is not None:

@@ -37,6 +37,7 @@ from colabstage.images.decode import (
     scale_by_torch,
 )
 from colabstage.images.geometry import MaskOptions, fit_boxes
+from colabstage.images.headers import is_jpeg
 from colabstage.images.masks import decode_mask
 from colabstage.io.units import format_bytes, format_count
 from colabstage.load.reading.memory import SHARE_BYTES, cut_off, empty_array, spare_memory
@@ -645,7 +646,9 @@ class Encoded:
                 if whole is not None:
                     part = whole.cut(parts[place])
                 else:
-                    part = decode_region(data, mode, parts[place], (height, width), scratch=scratch)
+                    # Only a JPEG is decoded no further than the crop needs.
+                    with self._room.room_for(None if is_jpeg(data) else data):
+                        part = decode_region(data, mode, parts[place], (height, width), scratch=scratch)
             except DecodeError as error:
                 raise self._named(row, error) from error
             resize_into(part, out[place])
