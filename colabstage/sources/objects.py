@@ -52,7 +52,6 @@ class ObjectFile(RemoteFile):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Return sentences for the user, for example that it was read without a login."""
         return self._store.notes
 
     def read_range(self, offset: int, length: int | None) -> Iterator[bytes]:

@@ -737,7 +737,7 @@ def _open_far(source: WebSource | ObjectSource | ShareSource | KaggleSource, ope
     transport, slow = _reached(source)
     if isinstance(found, RemoteFileTree):
         return Part(source, transport, slow, opening, tree=found)
-    return Part(source, transport, slow, opening, file=found)
+    return Part(source, transport, slow, opening, file=found, notes=[*found.notes])
 
 
 def _open_path(source: SingleSource, path: Path, opening: Opening) -> Part:

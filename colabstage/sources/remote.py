@@ -182,6 +182,11 @@ class RemoteFile(Protocol):
 
     facts: RemoteFacts
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Return sentences for the user, for example that it is read without a login."""
+        return ()
+
     def read_range(self, offset: int, length: int | None) -> Iterator[bytes]:
         """Return the content from `offset` on, in pieces of at most a megabyte, as they arrive.
 

@@ -21,7 +21,7 @@ from colabstage.sources.identity import (
     identify_tree,
 )
 from colabstage.trees.bytes import LocalBytes
-from colabstage.trees.folder import FolderTree
+from colabstage.trees.open import open_tree
 from tests.support.http_server import WebServer
 from tests.support.images import image
 
@@ -187,7 +187,7 @@ def test_a_folder_is_hashed_as_records_have_it(tmp_path: Path) -> None:
         (tmp_path / f"{number}.jpg").write_bytes(b"x" * (number % 12))
         os.utime(tmp_path / f"{number}.jpg", ns=(0, number * 10**16))
     (tmp_path / os.fsdecode(b"\xff.jpg")).touch()
-    tree = FolderTree(tmp_path)
+    tree = open_tree(tmp_path, spool=tmp_path / "unused")
     found = identify_tree(tree, address="/f")
     lines = [f"{entry.name}\t{entry.size}" for entry in tree.entries]
     timed = [f"{line}\t{entry.mtime_ns}" for line, entry in zip(lines, tree.entries, strict=True)]

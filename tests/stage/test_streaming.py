@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pickle
 import re
+import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -19,7 +21,9 @@ from PIL import Image
 from colabstage import dataset_h5, stage_dataset
 from colabstage.errors import (
     CancelledError,
+    NotStagedError,
     OptionError,
+    SourceReadError,
 )
 from colabstage.options import Progress, ProgressStep
 from colabstage.trees.open import open_tree
@@ -247,6 +251,27 @@ def test_who_cancels_keeps_what_is_packed(gated: GatedTree, tmp_path: Path) -> N
     assert stage(gated, tmp_path / "a").ready.fraction == 1
 
 
+def test_what_does_not_come_is_said_to_whoever_waits_and_what_is_here_stays(gated: GatedTree, tmp_path: Path) -> None:
+    """Labels are here before any image is."""
+    data = stage(gated, tmp_path / "a", streaming=True)
+    train, there = data["train"], pickle.loads(pickle.dumps(data["train"]))
+    assert sorted(train.targets) == [0] * 40 + [1] * 40
+    gated.gate.tickets.release(FIRST)
+    batches = iter(data.loader("train", BATCH, num_workers=0))
+    here = values(next(batches)[0])
+    keys = train.reader.keys(range(80))
+    rows = [next(row for row, key in enumerate(keys) if f"{number}.png" in key) for number in here]
+    assert values(there.read_batch(rows)[0]) == here
+    gated.gate.failing = lambda: SourceReadError("'a.zip' stalls. Was it moved?")
+    message = r"^'a\.zip' stalls\. Was it moved\? \d+ of 96 images were packed\. Call"
+    for read in (lambda: list(batches), lambda: there.read_batch(range(80))):
+        with pytest.raises(SourceReadError, match=message):
+            read()
+    assert values(train.read_batch(rows)[0]) == here
+    with pytest.raises(SourceReadError, match="stalls"):
+        data.wait(progress=False)
+
+
 def test_another_process_reads_what_is_being_packed(gated: GatedTree, tmp_path: Path) -> None:
     gated.gate.tickets.release(BATCH)
     data = stage(gated, tmp_path / "a", streaming=True)
@@ -272,31 +297,68 @@ def test_what_cannot_be_streamed_says_so(gated: GatedTree, folder: Path, tmp_pat
 
 
 SCRIPT = """
-import sys, time
+import os, pickle, signal, sys, time
+folder, place, what = sys.argv[1:]
 from pathlib import Path
 from colabstage import stage_dataset
+from colabstage.errors import ColabstageError
 from colabstage.trees.open import open_tree
 class Slow:
     def __init__(self, folder):
         self._files = open_tree(folder, spool=folder)
-        self.label, self.entries = str(folder), self._files.entries
+        self.label, self.entries, self.reads = str(folder), self._files.entries, 0
     def read(self, entry):
-        time.sleep(0.02)
+        self.reads += 1
+        time.sleep(0.02 if what != "kill" or self.reads < 60 else 60)
         return self._files.read(entry)
-data = stage_dataset(Slow(Path(sys.argv[1])), local_dir=sys.argv[2], cache_dir=None, progress=False,
+data = stage_dataset(Slow(Path(folder)), local_dir=place, cache_dir=None, progress=False,
     image_size=(4, 4), streaming=True)
+if what == "fill":
+    try:
+        with open(f"{place}/other", "wb", buffering=0) as file:
+            while file.write(bytes(4096)):
+                pass
+    except OSError:
+        pass
+    data.wait(progress=False)
 while data.ready.rows < 40:
     time.sleep(0.005)
+if what == "kill":
+    Path(place, "sent").write_bytes(pickle.dumps(data["train"]))
+    os.kill(os.getpid(), signal.SIGKILL)
 """
+
+
+def run_script(folder: Path, place: Path, what: str) -> subprocess.CompletedProcess[bytes]:
+    """Stage the folder slowly in a process of its own, until some rows are here."""
+    command = [sys.executable, "-c", SCRIPT, str(folder), str(place), what]
+    return subprocess.run(command, capture_output=True, check=False, timeout=120)
 
 
 def test_the_interpreters_end_costs_what_was_under_way(gated: GatedTree, folder: Path, tmp_path: Path) -> None:
     gated.gate.open()
-    command = [sys.executable, "-c", SCRIPT, str(folder), str(tmp_path / "a")]
-    ended = subprocess.run(command, capture_output=True, check=False, timeout=120)
+    ended = run_script(folder, tmp_path / "a", "end")
     assert (ended.returncode, ended.stderr) == (0, b"")
     again = stage(gated, tmp_path / "a", streaming=True)
     assert again.ready.rows >= 8
     again.wait(progress=False)
     stage(gated, tmp_path / "b")
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
+
+
+def test_a_packer_that_was_killed_is_not_waited_for(folder: Path, tmp_path: Path) -> None:
+    """Nor is one whose unfinished work is gone."""
+    place = tmp_path / "a"
+    assert run_script(folder, place, "kill").returncode == -signal.SIGKILL
+    sent = (place / "sent").read_bytes()
+    with pytest.raises(NotStagedError, match="stage_dataset"):
+        pickle.loads(sent).read_batch(range(80))
+    shutil.rmtree(place)
+    with pytest.raises(NotStagedError, match="stage_dataset"):
+        pickle.loads(sent).read_batch(range(80))
+
+
+def test_a_disk_that_becomes_full_kills_no_process(folder: Path, small_disk: Path) -> None:
+    """Rows are noted in mapped memory, which has its space from the beginning: to write into a hole of it would end
+    the process by a signal."""
+    assert run_script(folder, small_disk, "fill").returncode in (0, 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -119,9 +120,15 @@ def changed() -> SourceChangedError:
 _FILES: dict[str, MemoryFile] = {}
 
 
-def open_far(address: str) -> MemoryFile:
-    """Open `far://NAME`, as a service from another package."""
-    return _FILES[address.partition("://")[2]]
+def open_far_file(name: str) -> MemoryFile:
+    """Open the file of this name."""
+    return _FILES[name]
+
+
+def open_far(address: str) -> MemoryFile | dict[str, Callable[[], RemoteFile]]:
+    """Open `far://NAME`, or all files as a folder at `far://`, as a service from another package."""
+    name = address.partition("://")[2]
+    return open_far_file(name) if name else {name: partial(open_far_file, name) for name in _FILES}
 
 
 @contextmanager

@@ -16,20 +16,21 @@ from colabstage.errors import (
     UnsafeArchiveError,
 )
 from colabstage.io.files import RetryPolicy
-from colabstage.sources.buckets import PIECE_BYTES, ObjectStore
 from colabstage.sources.objects import open_address
-from colabstage.sources.remote import TransientError
 from colabstage.trees.listing import FileEntry, Tree
 from tests.support.archives import read_all
+from tests.support.far import MemoryFile, far_service
 from tests.support.images import make_tree, read_tree
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
     from tests.sources.objects.conftest import Place
     from tests.sources.servers import BucketService, FolderService
 
+# The most that one request is for.
+PIECE_BYTES = 4 * 1024 * 1024
 CONTENT = {
     "top.txt": b"1",
     "a/one.bin": os.urandom(1000),
@@ -185,23 +186,16 @@ def test_a_connection_that_broke_is_replaced(ftp: FolderService) -> None:
     ids=["part", "chunks"],
 )
 def test_what_broke_off_is_asked_for_from_there(
-    s3: BucketService, monkeypatch: pytest.MonkeyPatch, read: Callable[[Any, FileEntry], bytes]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: Callable[[Any, FileEntry], bytes]
 ) -> None:
     """No byte that came is asked for again, and why nothing comes is forgotten once something does."""
-    content = os.urandom(3 * 1024 * 1024)
-    s3.put("set/x", content)
-    whole, asked = ObjectStore.read, list[int]()
-
-    def breaks_off(store: ObjectStore, path: str, begin: int, end: int | None) -> Iterator[bytes]:
-        asked.append(begin)
-        for number, piece in enumerate(whole(store, path, begin, end)):
-            if number == 1 and len(asked) < 3:
-                msg = "The connection was cut."
-                raise TransientError(msg)
-            yield piece
-
-    monkeypatch.setattr(ObjectStore, "read", breaks_off)
-    with open_tree("s3://data/set", retry=RetryPolicy(attempts=1, first_wait_s=0.0, patience_s=60.0)) as tree:
-        assert read(tree, tree.entries[0]) == content[5:]
-        assert asked[0] < asked[1] < asked[2]
-        assert tree.waits_for == ""
+    content = os.urandom(300_000)
+    file = MemoryFile(content, answer=lambda number, offset: 100_000 if number < 2 else None)
+    with far_service(tmp_path / "site", monkeypatch) as put:
+        put(file)
+        patient = RetryPolicy(attempts=1, first_wait_s=0.0, patience_s=60.0)
+        with open_tree("far://", retry=patient) as tree:
+            assert read(tree, tree.entries[0]) == content[5:]
+            asked = [offset for offset, _ in file.requests]
+            assert asked[0] < asked[1] < asked[2]
+            assert tree.waits_for == ""
