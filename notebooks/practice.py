@@ -18,7 +18,7 @@ import zipfile
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import IO, TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 from PIL import Image
@@ -81,9 +81,9 @@ def digit_files(*, images: int | None, seed: int, side: int) -> Iterator[tuple[s
         yield f"digits/{split}/{label}/{number:04}.jpg", _file(_enlarge(picture, side), "jpeg", quality=90)
 
 
-def zip_digits(path: Path, *, images: int | None = None, seed: int = 0, side: int = 32) -> None:
+def zip_digits(target: Path | IO[bytes], *, images: int | None = None, seed: int = 0, side: int = 32) -> None:
     """Write `digit_files` as a zip."""
-    with zipfile.ZipFile(path, "w") as archive:
+    with zipfile.ZipFile(target, "w") as archive:
         for name, data in digit_files(images=images, seed=seed, side=side):
             archive.writestr(name, data)
 
@@ -159,20 +159,20 @@ def _enlarge(picture: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
     return np.asarray(Image.fromarray(picture).resize((side, side), Image.Resampling.BICUBIC))
 
 
-def zip_masks(path: Path, *, images: int = 160, seed: int = 0) -> None:
+def zip_masks(target: Path | IO[bytes], *, images: int = 160, seed: int = 0) -> None:
     """Write `images/<number>.jpg`, `masks/<number>.png` in colours, and `class_dict.csv`, as a zip."""
     palette = np.array(list(MASK_COLOURS.values()), np.uint8)
     rows = [f"{name},{red},{green},{blue}" for name, (red, green, blue) in MASK_COLOURS.items()]
-    with zipfile.ZipFile(path, "w") as archive:
+    with zipfile.ZipFile(target, "w") as archive:
         archive.writestr("class_dict.csv", "\n".join(["name,r,g,b", *rows]) + "\n")
         for number, scene in enumerate(draw_scenes(images, seed=seed)):
             archive.writestr(f"images/{number:04}.jpg", _file(scene.image, "jpeg"))
             archive.writestr(f"masks/{number:04}.png", _file(palette[scene.mask], "png"))
 
 
-def zip_boxes(path: Path, *, images: int = 120, seed: int = 0) -> None:
+def zip_boxes(target: Path | IO[bytes], *, images: int = 120, seed: int = 0) -> None:
     """Write `training/image_2/<number>.png` and `training/label_2/<number>.txt`, as KITTI has them, as a zip."""
-    with zipfile.ZipFile(path, "w") as archive:
+    with zipfile.ZipFile(target, "w") as archive:
         for number, scene in enumerate(draw_scenes(images, seed=seed)):
             lines = [
                 f"{DIGIT_NAMES[digit]} 0.00 0 0.00 {x0:.2f} {y0:.2f} {x1:.2f} {y1:.2f} -1 -1 -1 -1000 -1000 -1000 -10\n"
@@ -189,7 +189,11 @@ def _file(picture: NDArray[np.uint8], form: str, *, quality: int = 75) -> bytes:
     return buffer.getvalue()
 
 
-_WRITERS: dict[PracticeData, Callable[[Path], None]] = {"digits": zip_digits, "masks": zip_masks, "boxes": zip_boxes}
+_WRITERS: dict[PracticeData, Callable[[IO[bytes]], None]] = {
+    "digits": zip_digits,
+    "masks": zip_masks,
+    "boxes": zip_boxes,
+}
 
 
 def open_drive() -> Path:
@@ -230,7 +234,10 @@ def practice_source(source: str = "", data: PracticeData = "digits") -> str | Pa
     # Made once for each Drive; a later session finds it there.
     if not target.exists():
         target.parent.mkdir(exist_ok=True)
-        _WRITERS[data](target)
+        # In memory: a zip is written in thousands of steps, and each would be a request to Drive's client.
+        made = io.BytesIO()
+        _WRITERS[data](made)
+        target.write_bytes(made.getvalue())
     print(f"Practising on '{target}'. Your own data go into SOURCE.")
     return target
 

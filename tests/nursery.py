@@ -22,7 +22,10 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-_JUPYTER = ("ipykernel.kernelapp", "nbclient.cli", "matplotlib.pyplot", "h5py", "PIL.Image")
+_JUPYTER = (
+    *("ipykernel.kernelapp", "ipykernel.debugger", "ipywidgets", "nbclient.cli"),
+    *("matplotlib.pyplot", "h5py", "PIL.Image"),
+)
 # What a backend does not need is missing: a test checks that torch is imported only when needed.
 PRELOADED = {
     "torch": ("torch.utils.data", "sklearn.datasets", "keras", *_JUPYTER),
@@ -152,6 +155,11 @@ def _become(role: str, arguments: list[str], folder: str, environment: dict[str,
         if role == "kernel":
             from ipykernel.kernelapp import launch_new_instance
 
+            with suppress(ImportError):
+                from matplotlib import pyplot
+
+                # Jupyter draws each figure twice, of which the second is shown.
+                pyplot.install_repl_displayhook = lambda: None
             sys.path.insert(0, "")  # as in any kernel: the notebook's folder
             launch_new_instance(argv=arguments)
         elif role == "nbclient":

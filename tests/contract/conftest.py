@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.contract.matrix import Walk
 from tests.sources.servers import BucketService, moto_service
 from tests.support.http_server import WebServer
 from tests.support.moments import Processes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 
 @pytest.fixture(scope="package")
 def processes() -> Iterator[Processes]:
     with Processes("tests.contract.cases:run") as started:
         yield started
+
+
+@pytest.fixture(scope="package")
+def walk_of(tmp_path_factory: pytest.TempPathFactory, processes: Processes, address: str) -> Callable[[str], Walk]:
+    """The walks of the cases, by name: undisturbed, each is walked once for all matrices."""
+    return cache(lambda name: Walk(name, tmp_path_factory.mktemp("walk"), processes, address))
 
 
 @pytest.fixture(scope="package")

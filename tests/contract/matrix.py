@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from copy import copy
 from typing import TYPE_CHECKING
 
 from tests.contract.cases import CASES, THEIRS, Case, make_home, rewrite
@@ -33,12 +34,9 @@ def state(home: Path) -> dict[str, object]:
 
 
 class Walk:
-    """A case in a folder of its own, which is brought back to its state before the call as often as needed.
+    """A case in a folder of its own, which is brought back to its state before the call as often as needed."""
 
-    `changing`: the user's data may be rewritten during the call, and then the next call comes to what it is now.
-    """
-
-    def __init__(self, name: str, folder: Path, processes: Processes, address: str, *, changing: bool = False) -> None:
+    def __init__(self, name: str, folder: Path, processes: Processes, address: str) -> None:
         self.name = name
         self.case: Case = CASES[name]
         self.home = folder / "home"
@@ -61,13 +59,17 @@ class Walk:
         user.check(finished=True, about=f"{name}, undisturbed")
         self._theirs, self._last = THEIRS, self.meant
         self._continued: list[dict[str, object]] = []
-        if changing:
-            self._theirs = [name for name in THEIRS if name != "mine"]
-            self.reset()
-            rewrite(str(self.home / "mine"))
-            self.expect(self.call())
-            self._last, self._all_files = self.case.found(self.home), contents(self.home / "out")
-            self.reset()
+
+    def changing(self) -> Walk:
+        """The same case where the user's data may be rewritten during the call: the next call comes to what it is
+        then."""
+        walk = copy(self)
+        walk._theirs, walk._continued = [name for name in THEIRS if name != "mine"], []
+        walk.reset()
+        rewrite(str(walk.home / "mine"))
+        walk.expect(walk.call())
+        walk._last, walk._all_files = walk.case.found(walk.home), contents(walk.home / "out")
+        return walk
 
     def call(self, what: str = "call", moment: Moment | None = None) -> Ran:
         """Make the case's call, the calls before it, or the one after a failure."""

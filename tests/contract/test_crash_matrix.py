@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.contract.cases import CASES
-from tests.contract.matrix import Walk
 from tests.support.moments import Moment
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Callable
 
-    from tests.support.moments import Processes, What
+    from tests.contract.matrix import Walk
+    from tests.support.moments import What
 
 SIDES: tuple[What, What] = ("kill before", "kill after")
 # More changes than any of these calls makes.
@@ -39,12 +39,12 @@ def kill_at_changes(walk: Walk, some: int) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_killed_at_a_change_of_a_name(name: str, tmp_path: Path, processes: Processes, address: str) -> None:
-    kill_at_changes(Walk(name, tmp_path, processes, address), SOME)
+def test_killed_at_a_change_of_a_name(name: str, walk_of: Callable[[str], Walk]) -> None:
+    kill_at_changes(walk_of(name), SOME)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", CASES)
-def test_killed_at_each_change_of_a_name(name: str, tmp_path: Path, processes: Processes, address: str) -> None:
-    kill_at_changes(Walk(name, tmp_path, processes, address), 2 * MOST)
+def test_killed_at_each_change_of_a_name(name: str, walk_of: Callable[[str], Walk]) -> None:
+    kill_at_changes(walk_of(name), 2 * MOST)

@@ -65,8 +65,8 @@ def moments(trouble: Trouble, walk: Walk, numbers: Iterable[int]) -> Iterator[Mo
 
 
 @pytest.mark.parametrize("name", QUICK)
-def test_trouble_at_some_calls_of_the_system(name: str, tmp_path: Path, processes: Processes, address: str) -> None:
-    walk = Walk(name, tmp_path, processes, address)
+def test_trouble_at_some_calls_of_the_system(name: str, walk_of: Callable[[str], Walk]) -> None:
+    walk = walk_of(name)
     for first, trouble in enumerate(TROUBLES.values(), 1):
         walk.at_each(moments(trouble, walk, (first * FACTOR**power for power in range(4))))
 
@@ -75,10 +75,8 @@ def test_trouble_at_some_calls_of_the_system(name: str, tmp_path: Path, processe
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("trouble", TROUBLES)
-def test_trouble_at_each_call_of_the_system(
-    trouble: str, name: str, tmp_path: Path, processes: Processes, address: str
-) -> None:
-    walk = Walk(name, tmp_path, processes, address)
+def test_trouble_at_each_call_of_the_system(trouble: str, name: str, walk_of: Callable[[str], Walk]) -> None:
+    walk = walk_of(name)
     walk.at_each(moments(TROUBLES[trouble], walk, range(1, MOST)))
 
 
@@ -119,23 +117,22 @@ def test_a_disk_with_more_room_each_time(
     fill_up(name, make_disk(48), processes, address, (*range(40), 10_000))
 
 
-def change_at(name: str, tmp_path: Path, processes: Processes, address: str, numbers: Iterable[int]) -> None:
+def change_at(walk: Walk, numbers: Iterable[int]) -> None:
     """Rewrite the source at one system call after the other."""
-    walk = Walk(name, tmp_path, processes, address, changing=True)
     walk.at_each(Moment(at, "call", str(walk.home / "mine"), function="tests.contract.cases:rewrite") for at in numbers)
 
 
 @pytest.mark.parametrize("name", QUICK)
-def test_a_source_that_changes_midway(name: str, tmp_path: Path, processes: Processes, address: str) -> None:
+def test_a_source_that_changes_midway(name: str, walk_of: Callable[[str], Walk]) -> None:
     """The result is the older or the newer content, never a mixture; the next call brings the present one."""
-    change_at(name, tmp_path, processes, address, (6**power for power in range(6)))
+    change_at(walk_of(name).changing(), (6**power for power in range(6)))
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", CASES)
-def test_a_source_that_changes_at_each_call(name: str, tmp_path: Path, processes: Processes, address: str) -> None:
-    change_at(name, tmp_path, processes, address, range(1, MOST))
+def test_a_source_that_changes_at_each_call(name: str, walk_of: Callable[[str], Walk]) -> None:
+    change_at(walk_of(name).changing(), range(1, MOST))
 
 
 @pytest.mark.long
