@@ -77,6 +77,20 @@ def wait_for(x):
     return x
 data = stage({source!r}, prepare=wait_for, streaming=True)
 """
+# Whatever is shown after the last cell has ended is in no output.
+_NOTES = """
+import time
+shown, publish = [], get_ipython().display_pub.publish
+def note(data, *arguments, **options):
+    publish(data, *arguments, **options)
+    shown.append(str(data))
+get_ipython().display_pub.publish = note
+def wait_until_shown(text):
+    deadline = time.monotonic() + 60
+    while not any(text in one for one in shown):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+"""
 
 
 def test_what_goes_on_in_the_background_is_shown_where_it_was_begun(tmp_path: Path, nurseries: Nurseries) -> None:
@@ -88,7 +102,9 @@ def test_what_goes_on_in_the_background_is_shown_where_it_was_begun(tmp_path: Pa
         _BACKGROUND.format(source="photos"),
         "print('loop')\nopen('go', 'w').close()\nwith data.loader('train', 2) as loader: list(loader)",
         "data.wait(); os.remove('go')",
+        _NOTES,
         _BACKGROUND.format(source="others"),
+        "wait_until_shown('cancel()')",
         folder=tmp_path,
         nurseries=nurseries,
     )
@@ -96,7 +112,7 @@ def test_what_goes_on_in_the_background_is_shown_where_it_was_begun(tmp_path: Pa
     (panel,) = [one["data"] for one in outputs[1]]
     assert "✓ pack  6 samples" in panel["text/plain"]
     assert "training: " in panel["text/plain"]
-    (panel,) = [one["data"] for one in outputs[4]]
+    (panel,) = [one["data"] for one in outputs[5]]
     assert "call the dataset's cancel()" in html.unescape(panel["text/html"])
 
 
