@@ -257,9 +257,17 @@ def test_the_usual_folder_matters_only_where_it_is_used(here: Path, monkeypatch:
     assert stage().splits
 
 
-def test_a_disk_that_takes_no_more_files_is_called_that(here: Path, make_disk: Callable[[int], Path]) -> None:
+def test_a_disk_that_takes_no_more_files_is_called_that(
+    here: Path, make_disk: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also after what was begun there has been removed, which makes room for some."""
-    disk = make_disk(8)
+    disk, ask = make_disk(8), os.statvfs
     subprocess.run(["mount", "-o", "remount,nr_inodes=12", str(disk)], check=True, timeout=30)
+
+    def with_room_for_three(place: Any) -> os.statvfs_result:
+        first, last = ask(place)[:6], ask(place)[8:]
+        return os.statvfs_result((*first, 3, 3, *last))
+
+    monkeypatch.setattr(os, "statvfs", with_room_for_three)
     with pytest.raises(NotEnoughSpaceError, match="no more than 12 files"):
         stage(local_dir=disk / "here", keep="both")
