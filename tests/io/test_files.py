@@ -128,7 +128,7 @@ def test_no_place_for_a_lock_is_no_error() -> None:
 def test_its_file_goes_with_it(lock: Path) -> None:
     """When the last waiting process releases it, and when its owner is dead; a living owner's stays."""
     waiting = threading.Event()
-    held: list[bool] = []
+    held: list[bool | None] = []
 
     def wait_for_it() -> None:
         with (
