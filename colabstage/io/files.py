@@ -32,7 +32,6 @@ from colabstage.errors import (
     SourceNotFoundError,
     SourceReadError,
     TargetNotWritableError,
-    said_by,
 )
 from colabstage.io.callers_code import is_callers_own
 from colabstage.io.pipeline import DaemonPool
@@ -166,8 +165,8 @@ def typed_write_errors(target: Path) -> Iterator[None]:
         raise translate_write_error(error, target) from error
 
 
-def translate_write_error(error: OSError, target: Path) -> OSError:
-    """Return the typed error for a write that failed."""
+def translate_write_error(error: OSError, target: Path, verb: str = "write") -> OSError:
+    """Return the typed error for a write that failed; `verb`: what cannot be done to the target."""
     # Names of temporaries mean nothing to a user.
     place = next(folder for folder in target.parents if not is_own(folder))
     target = place if is_own(target) else target
@@ -185,6 +184,11 @@ def translate_write_error(error: OSError, target: Path) -> OSError:
             "role of content manager. Ask for that role, or choose another place."
         )
         return TargetNotWritableError(msg)
+    if error.errno in (errno.ENOTDIR, errno.EEXIST):
+        # The system does not say which folder on the way is a file.
+        for file in filter(Path.is_file, (target, *target.parents)):
+            msg = f"Cannot {verb} '{target}': '{file}' is a file. Move it, or choose another place."
+            return TargetNotWritableError(msg)
     remedy = "Choose a place that this user can write to."
     if error.errno in _GONE:
         remedy = "Another program, or another machine, has removed or replaced it meanwhile: try again in a minute."
@@ -192,15 +196,17 @@ def translate_write_error(error: OSError, target: Path) -> OSError:
         remedy = "The file system there cannot do what this takes: choose a folder on a local disk."
     elif error.errno in _TRANSIENT:
         remedy = "The disk or mount fails: try again, and if it is a mount, mount it again first."
-    msg = f"Cannot write '{target}' ({error.strerror or error}). {remedy}"
+    msg = f"Cannot {verb} '{target}' ({error.strerror or error}). {remedy}"
     return TargetNotWritableError(msg)
 
 
 def _space_error(error: OSError, place: Path) -> NotEnoughSpaceError:
     with contextlib.suppress(OSError):
         facts = os.statvfs(next(folder for folder in (place, *place.parents) if folder.exists()))
-        # Some file systems have no limit on the number of files, and report 0.
-        if error.errno == errno.ENOSPC and facts.f_files and not facts.f_favail:
+        # Some file systems have no limit on the number of files, and report 0. What was begun may have been removed by
+        # now, so the limit is what there is less left of.
+        few_files = facts.f_files and facts.f_favail * facts.f_blocks < facts.f_bavail * facts.f_files
+        if error.errno == errno.ENOSPC and few_files:
             msg = (
                 f"'{place}' is full: its file system takes no more than {facts.f_files:,} files, however much space is "
                 "free. Remove some files there, or choose another place."
@@ -214,25 +220,33 @@ def make_folder(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise _space_error(error, path) from error
-        # Any folder on the way may be a file; the system does not say which.
-        file = next((place for place in (path, *path.parents) if place.is_file()), None)
-        if file is not None:
-            msg = f"Cannot create the folder '{path}': '{file}' is a file. Move it, or choose another place."
-            raise TargetNotWritableError(msg) from error
-        why = said_by(error)
-        msg = f"Cannot create the folder '{path}' ({why}). Choose another place, one that this user can write to."
-        raise TargetNotWritableError(msg) from error
+        raise translate_write_error(error, path, "create the folder") from error
     # The folder existed already, or its file system is mounted read-only.
     if not os.access(path, os.W_OK | os.X_OK):
         msg = f"Cannot write in the folder '{path}'. Choose another place, or give this user the right to write there."
         raise TargetNotWritableError(msg)
 
 
+def temporary_folder() -> Path:
+    """Return this machine's folder for temporary files, or the one that TMPDIR names."""
+    import tempfile
+
+    try:
+        return Path(tempfile.gettempdir())
+    # Python has tried to write a file into each that it knows; it remembers only a success.
+    except FileNotFoundError as error:
+        msg = (
+            f"{error.strerror}: each is full, missing or read-only. Free some space there, or name another folder: "
+            "os.environ['TMPDIR'] = '/path/to/folder'"
+        )
+        raise TargetNotWritableError(msg) from error
+
+
 def make_own_folder(path: Path) -> None:
     """Create a folder for colabstage's data, and make sure that it is this user's own where others may write too."""
-    make_folder(path.parent)
+    # Of one that exists, only the folder itself has to be writable: a home is in a folder of the system's.
+    if not path.exists():
+        make_folder(path.parent)
     # Another user may create it first and own it, so the owner is checked afterwards.
     if _others_may_write(path.parent):
         with contextlib.suppress(FileExistsError):
@@ -500,13 +514,14 @@ def local_lock(
     timeout_s: float,
     notice: Callable[[str], object] = lambda _: None,
     cancellation: Cancellation | None = None,
-) -> Iterator[bool]:
-    """Hold a lock file on a local disk, which is removed with the lock; yields whether the lock is really held.
+) -> Iterator[bool | None]:
+    """Hold a lock file on a local disk, which is removed with the lock; yields whether the lock is really held: `False`
+    while another process holds it, `None` where none can be had.
 
-    The lock only saves work. If it cannot be had (a file system without locks, or a holder that does not finish in
-    `timeout_s` seconds), the caller continues without it, and unique temporary names keep the result correct. `notice`
-    gets a sentence that says who is waited for, or that work continues without the lock. `cancellation` is checked
-    several times a second while waiting.
+    The lock only saves work. If the holder does not finish in `timeout_s` seconds, or no lock can be had (a file system
+    without locks, a full disk, another user's folder), the caller continues without it, and unique temporary names keep
+    the result correct. `notice` gets a sentence that says who is waited for, or that work continues without the lock.
+    `cancellation` is checked several times a second while waiting.
     """
     import filelock
 
@@ -514,12 +529,10 @@ def local_lock(
     takes = inspect.signature(filelock.FileLock).parameters
     options: dict[str, Any] = {"fallback_to_soft": False} if "fallback_to_soft" in takes else {}
     lock = filelock.FileLock(path, **options)
-    held = False
-    try:
+    held: bool | None = None
+    with contextlib.suppress(OSError, NotImplementedError):
+        make_own_folder(path.parent)
         held = _acquire(lock, path, timeout_s, notice, cancellation)
-    # A file system without locks; unique names keep the result correct.
-    except (OSError, NotImplementedError):
-        held = False
     try:
         yield held
     finally:
@@ -535,11 +548,11 @@ def local_lock(
 def lock_for(path: Path) -> Path:
     """Return where processes of this machine lock a path that may be on a drive without locks: in the folder for
     temporary files."""
-    import tempfile
-
-    locks = Path(tempfile.gettempdir()) / f"colabstage-{os.geteuid()}"
-    make_own_folder(locks)
-    return locks / f".colabstage-{short_digest(str(path.absolute()))}.lock"
+    # Where that takes no files, there is no lock either, which `local_lock` finds out.
+    folder = Path("/tmp")
+    with contextlib.suppress(TargetNotWritableError):
+        folder = temporary_folder()
+    return folder / f"colabstage-{os.geteuid()}" / f".colabstage-{short_digest(str(path.absolute()))}.lock"
 
 
 def clear_lock(path: Path) -> None:
@@ -555,7 +568,7 @@ def _acquire(
     timeout_s: float,
     notice: Callable[[str], object],
     cancellation: Cancellation | None,
-) -> bool:
+) -> bool | None:
     import filelock
 
     deadline, is_noticed = time.monotonic() + timeout_s, False
@@ -574,7 +587,8 @@ def _acquire(
             cancellation.check()
     if is_noticed:
         notice(f"Continued beside another process, which has held '{path}' for more than {timeout_s:.0f} s.")
-    return False
+    # A folder that takes no files looks to filelock like one where the lock is held.
+    return False if path.exists() else None
 
 
 # colabstage's own small JSON files, checked when read.

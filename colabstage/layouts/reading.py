@@ -19,7 +19,7 @@ from xml.etree.ElementTree import TreeBuilder
 from xml.parsers import expat
 
 from colabstage.errors import CorruptArchiveError, DecodeError
-from colabstage.io.files import read_with_retry, stand_in
+from colabstage.io.files import read_with_retry, stand_in, temporary_folder
 from colabstage.io.pipeline import PipelineLimits, run_pipeline
 from colabstage.io.progress import Cancellation
 from colabstage.layouts.columns import show
@@ -99,7 +99,7 @@ def copy_of(tree: Tree, entry: FileEntry) -> IO[bytes]:
 def spool_folder(needed_bytes: int, what: str) -> Path:
     """Return the folder for temporary files with the most space."""
     # /tmp is memory on some machines; a folder that TMPDIR names was chosen by a person.
-    places = [Path(tempfile.gettempdir())]
+    places = [temporary_folder()]
     if "TMPDIR" not in os.environ and os.access("/var/tmp", os.W_OK):
         places.append(Path("/var/tmp"))
     best = max(places, key=free_space)

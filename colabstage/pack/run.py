@@ -372,7 +372,7 @@ def _append(source: PackSource | CallersDataset, dataset: Path, asked: PackOptio
     options = options_like(base, asked)
     # The file's number is chosen before the work and used after it, so nobody else may choose one meanwhile.
     with local_lock(lock_for(dataset), timeout_s=0) as alone:
-        if not alone:
+        if alone is False:
             msg = f"Something is being appended to '{dataset}' by another process. Append when it is done."
             raise TargetExistsError(msg)
         # The run that made the latest file may have been killed before it cleaned up.

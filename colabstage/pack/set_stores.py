@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Self
@@ -25,7 +24,7 @@ from colabstage.h5.manifest import (
     remove_manifest,
 )
 from colabstage.h5.parts import PartName, shard_path, shards_beside
-from colabstage.io.files import parse_json
+from colabstage.io.files import parse_json, temporary_folder
 from colabstage.io.units import show_address
 from colabstage.io.workspace import disk_use, open_workspace, remove_own, remove_vouched, whatever_is_there
 from colabstage.machine.resources import check_space
@@ -271,7 +270,7 @@ class RemoteStore:
     @contextlib.contextmanager
     def scratch(self, name: ShardName) -> Iterator[Path]:
         """Yield a file in this machine's folder for temporary files."""
-        model = Path(tempfile.gettempdir()) / f"colabstage-{name.made_of}-{name.number:05}"
+        model = temporary_folder() / f"colabstage-{name.made_of}-{name.number:05}"
         # Kept after any error: the shard's journal on this disk says what is finished.
         with open_workspace(model) as workspace:
             yield workspace.path / name.file_of(self._name)

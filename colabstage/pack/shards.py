@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import io
 import pickle
-import tempfile
 import time
 import traceback
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, Future, wait
@@ -30,7 +29,7 @@ from colabstage.errors import (
 )
 from colabstage.h5.parts import shard_pattern
 from colabstage.images.decode import LOSSES, can_torch_resize
-from colabstage.io.files import make_folder
+from colabstage.io.files import make_folder, temporary_folder
 from colabstage.io.packages import installed_version
 from colabstage.io.progress import SYSTEM_CLOCK, Cancellation, Progress, ProgressStep
 from colabstage.io.workspace import open_workspace
@@ -364,7 +363,7 @@ def pack_set(
     """
     began = time.monotonic()
     # For an address, a path with its name in this machine's folder for temporary files.
-    path = target if isinstance(target, Path) else Path(tempfile.gettempdir()) / target.rpartition("/")[2]
+    path = target if isinstance(target, Path) else temporary_folder() / target.rpartition("/")[2]
     with open_source(source, options, beside=path) as opened:
         # Workers use the resizer that is planned here, so it must be certain, not only expected.
         job = settled(plan_job(opened.tree, opened.find(), options, free_bytes=free_space(path.parent)))

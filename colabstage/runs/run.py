@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import sys
-import tempfile
 import threading
 import time
 import weakref
@@ -33,7 +32,7 @@ from colabstage.errors import (
 from colabstage.io.arguments import check_argument, whole_number
 from colabstage.io.boundary import public, typed_errors
 from colabstage.io.display import resolve_progress
-from colabstage.io.files import make_folder
+from colabstage.io.files import make_folder, temporary_folder
 from colabstage.io.progress import SYSTEM_CLOCK, Progress
 from colabstage.io.report import Report, facts, in_notebook
 from colabstage.io.units import format_bytes, format_duration
@@ -223,7 +222,7 @@ class Run:
             raise OptionError(msg)
         with typed_errors(reads=[], writes=[self.folder]), contextlib.ExitStack() as stack:
             # Removes what a killed session has left here.
-            local = stack.enter_context(open_spool(Path(tempfile.gettempdir()) / "run"))
+            local = stack.enter_context(open_spool(temporary_folder() / "run"))
             local.mkdir(mode=0o700)
             for loop in self._loops():
                 loop.local = local

@@ -15,7 +15,7 @@ import torch
 
 from colabstage.errors import DriveError, DriveNotMountedError, causes, said_by
 from colabstage.io.boundary import typed_errors
-from colabstage.io.files import typed_write_errors
+from colabstage.io.files import make_own_folder, typed_write_errors
 from colabstage.io.pipeline import in_thread
 from colabstage.io.progress import Progress
 from colabstage.io.units import format_duration
@@ -134,6 +134,8 @@ class Saver:
     def _save(self, job: Job) -> None:
         local = self._local / job.version.name
         try:
+            # People empty the folder for temporary files when a disk is full.
+            make_own_folder(self._local)
             _write(job.content, local)
         finally:
             job.written()

@@ -28,6 +28,7 @@ from colabstage.errors import (
     OptionError,
     PackFormatError,
     SourceError,
+    TargetNotWritableError,
     error_from_json,
     error_to_json,
 )
@@ -498,11 +499,13 @@ class BlockwiseFile:
         """Announce what will be read; `None` if nothing must be fetched any more."""
         try:
             expected = Expected(self._folder, visits)
-        except FileNotFoundError:
+        except (FileNotFoundError, TargetNotWritableError):
             # The files have moved to their place, or were removed before all of them was local.
-            if not self.complete:
-                raise self._gone_error() from None
-            return None
+            if self.complete:
+                return None
+            if self._folder.is_dir():
+                raise
+            raise self._gone_error() from None
         if not self.complete:
             self._running().touch()
         return expected
@@ -726,8 +729,8 @@ class BlockwiseFile:
             return fetcher
 
     def _gone_error(self) -> Exception:
-        msg = f"'{self._folder}', where '{self.files.label}' was on its way to, is gone."
-        return self._with_what_is_here(NotStagedError(msg))
+        gone = f"'{self._folder}', with the blocks of '{self.files.label}' that were here, is gone"
+        return NotStagedError(f"{gone}. Open or stage the dataset again, which fetches them again.")
 
 
 class WholeFile:

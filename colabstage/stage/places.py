@@ -568,15 +568,15 @@ class FolderPlace(Place):
         Each step but one moves a file into the workspace or out of it. Whoever takes this run for dead takes its
         workspace first: then no further step succeeds, however long it was halted.
         """
-        name, note, workspace, waited = new.name, new.name + UNFINISHED_SUFFIX, temp.parent, list[str]()
+        name, note, workspace = new.name, new.name + UNFINISHED_SUFFIX, temp.parent
         # All that takes room comes before the first rename, so that a full disk cannot leave half of this.
         manifest = replace(new.manifest, mtime_ns=temp.stat().st_mtime_ns)
         draft = _write_draft(workspace, _content_of(manifest))
         claim = json_text({**asdict(manifest), _WORKSPACE: workspace.name}).encode()
         # Between any two steps a process may come to a halt for longer than another one would wait for a note.
         turn = lock_for(self.folder / name)
-        with local_lock(turn, timeout_s=_TURN_S, notice=waited.append, cancellation=new.cancellation) as alone:
-            if waited and not alone:
+        with local_lock(turn, timeout_s=_TURN_S, cancellation=new.cancellation) as alone:
+            if alone is False:
                 msg = f"'{self.at(name)}' is being published by another process. Try again when that is done."
                 raise TargetExistsError(msg)
             self._claim(name, claim, workspace)

@@ -11,6 +11,7 @@ from colabstage.errors import TargetExistsError, ended
 from colabstage.h5.info import read_info
 from colabstage.h5.manifest import check_replaceable_pack
 from colabstage.io.boundary import NOTHING_DONE, public
+from colabstage.io.files import temporary_folder
 from colabstage.io.progress import Progress
 from colabstage.io.receipts import check_replaceable
 from colabstage.io.report import Report, Row, Table, json_values
@@ -160,7 +161,7 @@ def plan_stage(
     def plan() -> StagePlan:
         call = StageCall(request, Progress())
         cache = Cache(request)
-        with SourceOnce(call) as opened, tempfile.TemporaryDirectory() as spool:
+        with SourceOnce(call) as opened, tempfile.TemporaryDirectory(dir=temporary_folder()) as spool:
             decision = decide(call, opened, cache)
             if decision.action == "reuse":
                 return _plan_reuse(request, cache, decision)

@@ -349,7 +349,7 @@ def _purge(one: StoredDataset) -> str | None:
 def _purge_here(one: StoredDataset, path: Path) -> str | None:
     # Staging may hold the lock for half an hour, which is too long to wait for a removal.
     with local_lock(lock_path(path), timeout_s=0.1) as held:
-        if not held:
+        if held is False:
             return f"'{one.name}' is being staged by another process"
         # All or nothing: half a dataset is useless, and an unknown file may be somebody's only copy.
         strange = _strangers(one.name, path)

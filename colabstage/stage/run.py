@@ -24,6 +24,7 @@ from colabstage.io.receipts import check_replaceable, sweep_receipts
 from colabstage.io.units import format_bytes, format_count
 from colabstage.io.workspace import find_orphans, open_spool, put_back, remove_empty, sweep_orphans
 from colabstage.machine.mounts import required_to_stay, run_watched
+from colabstage.machine.platforms import detect_platform
 from colabstage.machine.resources import check_space, free_space
 from colabstage.machine.watched import run_with_one_remount
 from colabstage.pack.arrival import MemberRanges
@@ -33,7 +34,7 @@ from colabstage.pack.plan import lacked_room
 from colabstage.pack.rows import sweep_rows
 from colabstage.pack.shards import pack_by_executor
 from colabstage.sources.opening import sweep_copies
-from colabstage.sources.parse import parts_of, paths_of, read_local_dir
+from colabstage.sources.parse import absolute_path, parts_of, paths_of
 from colabstage.sources.to_folder import SLOW_READERS, write_folder
 from colabstage.stage.cache import (
     Cache,
@@ -555,7 +556,7 @@ def _finish(
     sweep_exchanges(request.pack_path)
     sweep_rows(request.pack_path)
     # Not a folder of the user's, which may hold unique files.
-    if request.folder.parent == read_local_dir(None):
+    if request.folder.parent == absolute_path(detect_platform().fast_dir) / "colabstage":
         tag_cache_folder(request.folder.parent)
     # From the file, not from the plan, so that the report says what a loader will find.
     info = read_info(request.pack_path) if request.wants_pack else None

@@ -5,15 +5,21 @@ Each refusal comes before anything is written, and says what to write instead.
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import tempfile
 from typing import TYPE_CHECKING, Any
 
+import filelock
 import pytest
+import torch
 
 import colabstage as cs
 from colabstage.errors import (
     ColabstageError,
     DriveNotMountedError,
+    NotEnoughSpaceError,
     OptionError,
     SourceNotFoundError,
     TargetNotWritableError,
@@ -195,3 +201,73 @@ def test_a_folder_of_drive_beside_drive_is_named(on_colab: Path, call: Callable[
     assert {path.name for path in on_colab.iterdir()} == {".config", "drive", "m.pt", "photos"}
     (on_colab / "MyDrive").mkdir()  # now it is a local folder
     cs.publish_file(on_colab / "m.pt", "MyDrive/kept/", progress=False)
+
+
+def publish_and_append(here: Path) -> None:
+    """Do what takes a lock in the folder for temporary files."""
+    cs.pack_dataset(here / "photos", here / "out/photos.h5", progress=False)
+    report = cs.pack_dataset(here / "photos", append_to=here / "out/photos.h5", progress=False)
+    assert report.path == here / "out/photos-append-00001.h5"
+    (here / "file").write_text("newer")
+    cs.publish_file(here / "file", f"{here}/out/", progress=False)
+    assert (here / "out/file").read_text() == "newer"
+
+
+def test_without_room_for_temporary_files_what_needs_none_works(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a full disk that others are not on: Drive, where a checkpoint is still to go. The rest says what to do."""
+    monkeypatch.delenv("TMPDIR", raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    with monkeypatch.context() as full:
+        full.setattr(tempfile, "_candidate_tempdir_list", lambda: [str(here / "missing")])
+        publish_and_append(here)
+        needs: list[Callable[[], Any]] = [
+            lambda: stage(function=cs.plan_stage),
+            lambda: cs.resumable(here / "run", model=torch.nn.Linear(1, 1), progress=False).__enter__(),
+        ]
+        for call in needs:
+            with pytest.raises(TargetNotWritableError, match=re.escape(f"{here}/missing") + ".*'TMPDIR'"):
+                call()
+    monkeypatch.setenv("TMPDIR", str(here / "out"))
+    assert stage(function=cs.plan_stage).action == "stage"
+
+
+def test_where_no_lock_can_be_had_nobody_is_said_to_hold_it(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise NotImplementedError
+
+    stage()
+    monkeypatch.setattr(filelock.BaseFileLock, "acquire", refuse)
+    publish_and_append(here)
+    report = cs.purge_datasets(cs.list_datasets(local_dir=here / "here", cache_dir=None))
+    assert len(report.removed) == 1, report
+
+
+def test_only_the_folder_itself_must_be_writable(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user's home is in a folder of the system's."""
+    (here / "system/home").mkdir(parents=True)
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: os.fspath(path) != f"{here}/system" and access(path, mode))
+    assert stage(local_dir="system/home").splits
+    with pytest.raises(TargetNotWritableError, match="system'"):
+        stage(local_dir="system/other")
+
+
+def test_the_usual_folder_matters_only_where_it_is_used(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLABSTAGE_LOCAL_DIR", str(here / "file"))
+    assert stage().splits
+
+
+def test_a_disk_that_takes_no_more_files_is_called_that(
+    here: Path, make_disk: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also after what was begun there has been removed, which makes room for some."""
+    disk, ask = make_disk(8), os.statvfs
+    subprocess.run(["mount", "-o", "remount,nr_inodes=12", str(disk)], check=True, timeout=30)
+
+    def with_room_for_three(place: Any) -> os.statvfs_result:
+        first, last = ask(place)[:6], ask(place)[8:]
+        return os.statvfs_result((*first, 3, 3, *last))
+
+    monkeypatch.setattr(os, "statvfs", with_room_for_three)
+    with pytest.raises(NotEnoughSpaceError, match="no more than 12 files"):
+        stage(local_dir=disk / "here", keep="both")

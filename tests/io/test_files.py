@@ -99,7 +99,7 @@ def test_it_is_let_go_after_an_error_and_though_its_file_is_not_removed(lock: Pa
 def test_who_waits_is_told_for_whom(lock: Path) -> None:
     said: list[str] = []
     with fileops.local_lock(lock, timeout_s=1), fileops.local_lock(lock, timeout_s=0.8, notice=said.append) as held:
-        assert not held
+        assert held is False
     assert len(said) == 2
     assert all(lock.name in sentence for sentence in said)
 
@@ -122,13 +122,13 @@ def test_one_that_waited_for_a_file_that_is_gone_does_not_hold_it(lock: Path, mo
 def test_no_place_for_a_lock_is_no_error() -> None:
     """The work continues without it."""
     with fileops.local_lock(Path("/proc/.colabstage-x.lock"), timeout_s=0.05) as held:
-        assert not held
+        assert held is None
 
 
 def test_its_file_goes_with_it(lock: Path) -> None:
     """When the last waiting process releases it, and when its owner is dead; a living owner's stays."""
     waiting = threading.Event()
-    held: list[bool] = []
+    held: list[bool | None] = []
 
     def wait_for_it() -> None:
         with (

@@ -338,6 +338,20 @@ def test_a_full_local_disk_is_an_error_at_the_end(
     assert list_runs(tmp_path / "run")[0].versions == ()
 
 
+def test_who_empties_the_folder_for_temporary_files_loses_no_save(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Versions are written there first."""
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    with resumable(tmp_path / "run", progress=False, **make_parts(data)) as run:
+        run.step()
+        shutil.rmtree(tmp_path / "temporary")
+        run.save()
+    assert len(versions(tmp_path / "run")) == 1
+    assert not list((tmp_path / "temporary").glob(".colabstage-run*"))
+
+
 @pytest.mark.parametrize("damage", ["flipped", "gone"])
 def test_a_run_with_nothing_to_restore_is_not_begun_anew(data: Path, tmp_path: Path, damage: str) -> None:
     """The error names the version, which may come back, and which later versions would remove."""

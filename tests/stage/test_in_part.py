@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import shutil
 import tarfile
 import threading
 from concurrent.futures import ProcessPoolExecutor
@@ -20,6 +21,7 @@ from colabstage.errors import (
     CancelledError,
     DamagedPackError,
     NotEnoughSpaceError,
+    NotStagedError,
     OptionError,
     SourceChangedError,
 )
@@ -257,6 +259,15 @@ def test_a_pack_in_a_bucket_is_read_in_part(
     assert sorted(row for batch in rows for row in batch) == list(range(COUNT))
     assert part.figures["evicted"] > 0
     assert 1 <= len(asked) <= 3
+    for folder in (tmp_path / "partial").iterdir():
+        shutil.rmtree(folder)
+    with pytest.raises(NotStagedError, match=r"is gone\. Open or stage the dataset again") as gone:
+        numbers(make_loader(dataset, BATCH))
+    assert "are here" not in str(gone.value)
+    part.close()
+    dataset = dataset_h5(f"s3://{s3.bucket}/packs/{cached.name}", disk_limit="2.75 MB", local_dir=tmp_path)
+    part = dataset.reader.arrival
+    assert len(numbers(make_loader(dataset, BATCH)))
     s3.put(f"packs/{cached.name}", bytes(cached.stat().st_size))
     with pytest.raises((SourceChangedError, DamagedPackError)):
         numbers(make_loader(dataset, BATCH))
