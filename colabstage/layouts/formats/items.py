@@ -172,8 +172,7 @@ class _Pairs:
         # A new one each time: a dataset may return other items next time, so no pack of it is continued.
         self._token = uuid.uuid4().hex
         self._label = type(dataset).__name__
-        self.bare = ""
-        """The name of the item that says that none has a target."""
+        self.bare = ""  # the name of the item that says that none has a target
         self.keys: _Keys | None = None
 
     def name(self, index: int) -> str:

@@ -75,9 +75,9 @@ _SIZES = (
     ("depth", "channels", "image/channels", "image/depth"),
 )
 _BOX_LABEL, _BOX_TEXT = "image/object/class/label", "image/object/class/text"
-# What TensorFlow's own converters say of the file besides.
+# What TensorFlow's own converters say of the file besides, and what is read.
 _OF_FILES = tuple(f"image/{name}" for name in ("format", "colorspace", "filename", "source_id", "key/sha256"))
-_NO_LABELS = frozenset((*_CORNERS, *_MASKS, *itertools.chain(*_SIZES), _BOX_LABEL, _BOX_TEXT, *_OF_FILES))
+_NO_LABELS = {*_CORNERS, *_MASKS, *itertools.chain(*_SIZES), _BOX_LABEL, _BOX_TEXT, *_OF_FILES}
 # Longer records are read in parts while they are scanned, this much of each feature: no name is as long.
 _SHORT_BYTES, _HEAD_BYTES = 16 * 1024, 512
 # The longest label, and how much of a text is read; of a list that is not a label so many values are shown.
