@@ -113,9 +113,9 @@ def test_more_than_8_bits_stay_when_kept(tmp_path: Path) -> None:
         assert pixels.dtype == np.uint16
         np.testing.assert_array_equal(pixels[..., 0], RISING, err_msg=name)
     for encoding in ("pixels", "encoded"):
-        found = packed(tmp_path / f"twelve {encoding}", OF_TWELVE, encoding=encoding, color_mode="keep")
-        assert found.keys() == OF_TWELVE.keys()
-        for name, pixels in found.items():
+        twelve = packed(tmp_path / f"twelve {encoding}", OF_TWELVE, encoding=encoding, color_mode="keep")
+        assert twelve.keys() == OF_TWELVE.keys()
+        for name, pixels in twelve.items():
             np.testing.assert_array_equal(pixels[..., 0], TWELVE, err_msg=name)
     # In 8 bits they are as bright as Pillow shows them, so the upper four of 16 bits are not all that is left.
     for name, pixels in packed(tmp_path / "shown", OF_TWELVE, encoding="pixels").items():
