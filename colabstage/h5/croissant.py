@@ -162,7 +162,8 @@ def _samples(info: PackInfo, split: SplitInfo) -> dict[str, Any]:
 
     fields = [{**column("x", split.x.name, _data_type(split.x)), **_repeated(split.x)}]
     if split.y is not None:
-        label = {"references": {"field": {"@id": "classes/label"}}} if info.classes and _is_number(split.y) else {}
+        is_class = info.classes and split.y.kind == "fixed" and split.y.shape == () and split.y.dtype.kind in "iu"
+        label = {"references": {"field": {"@id": "classes/label"}}} if is_class else {}
         fields.append({**column("y", split.y.name, _data_type(split.y)), **_repeated(split.y), **label})
     if split.keys is not None:
         fields.append(column("key", split.keys, "sc:Text"))
@@ -174,11 +175,6 @@ def _data_type(field: FieldInfo) -> str:
     if pixels or field.kind == "encoded":
         return "sc:ImageObject"
     return {"boxes": "cr:BoundingBox", "texts": "sc:Text"}.get(field.kind) or _NUMBERS.get(field.dtype.kind, "sc:Text")
-
-
-def _is_number(field: FieldInfo) -> bool:
-    """Return whether each row is one number, as labels are."""
-    return field.kind == "fixed" and field.shape == () and field.dtype.kind in "iu"
 
 
 def _repeated(field: FieldInfo) -> dict[str, bool]:

@@ -33,7 +33,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, get_args
 
 import numpy as np
 
@@ -386,6 +386,8 @@ def decode_sized(
     if found is None:
         with _open_pillow(data) as image:
             animated, deep = _is_animated(image), _is_deep(image)
+            if options.color_mode == "keep" and deep:
+                keep_range(image)
             with _upright(image, data, luma=options.color_mode == "grayscale") as upright:
                 whole = _to_array(upright, options.color_mode)
             lost = _losses(whole.dtype, animated=animated, deep=deep)
@@ -568,12 +570,15 @@ def decode_turbo(
 
 
 @contextmanager
-def open_upright(data: bytes, *, has_one_page: bool = False) -> Iterator[Image.Image]:
-    """Decode an image file by Pillow, turned as its EXIF or XMP orientation says; `has_one_page`: refuse others."""
+def open_upright(data: bytes, *, is_mask: bool = False) -> Iterator[Image.Image]:
+    """Decode an image file by Pillow, turned as its EXIF or XMP orientation says; `is_mask`: refuse several pages, and
+    keep values as they are written."""
     with _open_pillow(data) as image:
-        if has_one_page and _is_animated(image):
+        if is_mask and _is_animated(image):
             msg = f"The {image.format} has several frames or pages, expected one. Save the one that is meant alone."
             raise DecodeError(msg)
+        if is_mask:
+            keep_range(image)
         with _upright(image, data) as upright:
             yield upright
 
@@ -689,12 +694,12 @@ def _open_pillow(data: bytes) -> Image.Image:
     return image
 
 
-def largest_of_pgm(data: bytes) -> int | None:
-    """Return the value that a PGM states as the largest possible one; `None` for other files."""
-    if data[:2] not in (b"P2", b"P5"):
-        return None
-    decoder, _, _, arguments = getattr(_open_pillow(data), "tile")[0]  # noqa: B009 - only files have it
-    return int(arguments[1]) if decoder in ("ppm", "ppm_plain") else None
+def keep_range(image: Image.Image) -> None:
+    """Keep Pillow from stretching the values of a PGM that is not loaded, from the largest one that it states to that
+    of 8 or 16 bits."""
+    most, file = 65_535 if image.mode == "I" else _MOST_OF_8_BITS, cast("Any", image)
+    if image.format == "PPM":
+        file.tile = [(*one[:3], (one[3][0], most) if one[0] in ("ppm", "ppm_plain") else one[3]) for one in file.tile]
 
 
 # The brands of High Efficiency Image Format files that contain HEVC, as from phones.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from colabstage.errors import DecodeError
-from colabstage.images.decode import largest_of_pgm, open_upright
+from colabstage.images.decode import open_upright
 from colabstage.images.geometry import VOID, MaskOptions, place_image
 from colabstage.io.units import counted, format_count
 
@@ -62,11 +62,6 @@ def read_mask(content: bytes | NDArray[Any], options: MaskOptions) -> NDArray[np
         raise DecodeError(msg)
     foreground: NDArray[np.uint8] = (indices == VOID).astype(np.uint8)
     return foreground
-
-
-def count_levels(content: bytes | NDArray[Any]) -> NDArray[np.int64]:
-    """Return how many pixels of a mask, as in `decode_mask`, have each value, int64 `(256,)`."""
-    return level_counts(read_mask(content, MaskOptions()))
 
 
 def palette_of(content: bytes | NDArray[Any]) -> dict[int, tuple[int, int, int]]:
@@ -146,18 +141,14 @@ def fit_mask(indices: NDArray[np.uint8], options: MaskOptions) -> NDArray[np.uin
 
 
 def _indices_of_file(data: bytes, *, painted: bool) -> NDArray[Any]:
-    most = largest_of_pgm(data)
     # A further page may hold the mask of another class.
-    with open_upright(data, has_one_page=True) as image:
+    with open_upright(data, is_mask=True) as image:
         # Then colours count, however the file stores them: with a palette, or as true colours.
         if painted:
             return np.asarray(image.convert("RGB"))
         # In a palette the indices count, which are the classes; its colours are for people.
         if image.mode in _INDEX_MODES:
-            values = np.asarray(image)
-            # Pillow stretches the values of a PGM from its own largest one.
-            scale = 1 if most is None else most / (255 if values.dtype == np.uint8 else 65_535)
-            return values if scale == 1 else np.rint(values * scale).astype(values.dtype)
+            return np.asarray(image)
         if image.mode == "F":
             values = np.asarray(image)
             whole = values.astype(np.int32)

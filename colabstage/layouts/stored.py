@@ -386,7 +386,7 @@ def _hdf5_rows(tree: Tree, entry: FileEntry, dataset: Any, name: str, *, along_l
 SoundDtype = Literal["float32", "int16"]
 
 # Written by programs that do not know the length yet and never correct it.
-_UNKNOWN_SIZE = 0xFFFFFFFF
+_UNKNOWN_SIZE, _UNKNOWN_FRAMES = 0xFFFFFFFF, 1 << 62
 # Number of clips examined for rate, channels and length, including the shortest and the longest file.
 _PROBES = 16
 
@@ -412,10 +412,13 @@ def read_clip(content: bytes, dtype: SoundDtype) -> Clip:
     try:
         with soundfile.SoundFile(io.BytesIO(content)) as file:
             whole = file.subtype.startswith("PCM")
-            values = file.read(dtype="int16" if whole and dtype == "int16" else "float32", always_2d=True)
+            # Of some sounds the length must be stated to read all; it is unknown of a cut OGG, and of FLAC from a pipe.
+            count = file.frames if file.frames < _UNKNOWN_FRAMES else 0
+            values = file.read(count, dtype="int16" if whole and dtype == "int16" else "float32", always_2d=True)
             rate = int(file.samplerate)
     except (soundfile.LibsndfileError, RuntimeError) as error:
-        msg = f"The sound cannot be decoded: {error}"
+        # Without the address of the file's object.
+        msg = f"The sound cannot be decoded: {getattr(error, 'error_string', error)}"
         raise DecodeError(msg) from error
     if not len(values):
         msg = "The sound has no samples: it was cut, or its header does not say how many there are."

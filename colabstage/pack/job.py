@@ -26,10 +26,10 @@ from colabstage.images.decode import (
     ImageFacts,
     can_torch_resize,
     check_kept,
-    decode_image,
     decode_sized,
     expects_torch,
     fit_pixels,
+    open_upright,
     probe_image,
 )
 from colabstage.images.geometry import ImageOptions
@@ -330,15 +330,15 @@ def _evenly(things: int, count: int) -> list[int]:
 def _image_facts(content: Content) -> ImageFacts:
     if isinstance(content, bytes):
         facts = probe_image(content)
+        if facts.dtype != np.uint16:
+            return facts
         # Headers also say 16 bits if a camera of 12 wrote them.
-        return facts if facts.dtype != np.uint16 else replace(facts, peak=_peak(decode_image(content, _AS_THEY_ARE)))
+        with open_upright(content) as image:
+            return replace(facts, peak=int(np.asarray(image).max()))
     pixels = fit_pixels(content, _AS_THEY_ARE)
     height, width, channels = pixels.shape
-    return ImageFacts(height, width, channels, pixels.dtype, "array", _peak(pixels))
-
-
-def _peak(pixels: NDArray[Any]) -> int | None:
-    return int(pixels.max()) if pixels.dtype == np.uint16 and pixels.size else None
+    peak = int(pixels.max()) if pixels.dtype == np.uint16 and pixels.size else None
+    return ImageFacts(height, width, channels, pixels.dtype, "array", peak)
 
 
 def _notes_on_labels(table: SampleTable) -> Iterator[str]:

@@ -29,9 +29,11 @@ from colabstage.options import (
     image_masks,
     parts,
     table_rows,
+    token_blocks,
 )
 from tests.contract.packed import Packed, found, noted, pack, refused, row
 from tests.layouts.known import batch, wav
+from tests.layouts.shards.writing import records_of
 from tests.support.made_files import files, grey, image, npy, npz, png16, tiff16, write_files
 
 if TYPE_CHECKING:
@@ -765,8 +767,10 @@ NO_LANGUAGE: dict[str, dict[str, Any]] = {
     "YOLO labels alone": {"labels/{train,val}/{0..39}.txt": "0 0.5123 0.5321 0.2511 0.2522\n" * 3, "data.yaml": "names: [a]\n"},
 }
 TEXTS = [
-    row(f"no language: {name}", files("", made), right=[refused("txt|jsonl")])
-    for name, made in NO_LANGUAGE.items()
+    *(row(f"no language: {name}", files("", made), right=[refused("txt|jsonl")]) for name, made in NO_LANGUAGE.items()),
+    row("tokens of uint32, as advised", {"train.bin": (np.arange(3000, dtype=np.uint32) * 50).tobytes()}, right=[found(r"train: 2 rows .*uint32.*")],
+        layout=token_blocks(1024, dtype="uint32")),
+    row("tokens of four letters", {"train.bin": (np.arange(6000) % 4).astype(np.uint16).tobytes()}, right=[found(r"train: 5 rows .*uint16.*")]),
 ]
 # fmt: on
 
@@ -923,6 +927,24 @@ def test_numbers_of_parquet_that_are_no_named_class(
         table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})}), buffer
     )
     packed = pack(write_files(tmp_path / "set", {"train.parquet": buffer.getvalue()}), tmp_path / "out.h5")
+    assert right(packed), str(packed)
+
+
+@pytest.mark.parametrize(
+    ("features", "right"),
+    [
+        ({"one_hot_class": [0, 1, 0]}, refused("'one_hot_class'")),
+        ({"image/coat": "long"}, refused("'coat'")),
+        ({"label": 1, "image/coat": "long"}, noted("Not used: 'coat'")),
+        ({"id": "a", "image/width": 64, "image/height": 48, "image/format": "PNG"}, found("train: 3 without targets")),
+    ],
+)
+def test_features_of_records_that_nothing_reads(
+    tmp_path: Path, features: dict[str, Any], right: Callable[[Packed], bool]
+) -> None:
+    """They may label the images, and are named, as further columns of Parquet are."""
+    content = records_of([{"image": image(i), **features} for i in range(3)])
+    packed = pack(write_files(tmp_path / "set", {"train.tfrecord": content}), tmp_path / "out.h5")
     assert right(packed), str(packed)
 
 

@@ -64,14 +64,25 @@ DEEP = {
     "deep.png": encode(Image.fromarray(RISING), "PNG"),
     "deep.pgm": b"P5\n83 61\n65535\n" + RISING.astype(">u2").tobytes(),
 }
+# The values of twelve bits, of which the file says that they are.
+TWELVE = (RISING >> 4).astype(np.uint16)
+OF_TWELVE = {
+    "twelve.pgm": b"P5\n83 61\n4095\n" + TWELVE.astype(">u2").tobytes(),
+    "plain.pgm": b"P2 83 61 4095\n" + " ".join(map(str, TWELVE.ravel().tolist())).encode(),
+}
 EVERY = COLOURS | GREYS | ALPHAS | DEEP
+
+
+def by_pillow16(content: bytes) -> Any:
+    """The upper 8 of the 16 bits that Pillow makes of them, in three channels."""
+    grey = (np.asarray(Image.open(io.BytesIO(content))) >> 8).astype(np.uint8)[..., None]
+    return np.repeat(grey, 3, 2)
 
 
 def expected(name: str, mode: str) -> Any:
     """Pillow's version; of 16 bits the upper 8, and for a colour JPEG in grey its stored brightness."""
     if name in DEEP:
-        grey = (RISING >> 8).astype(np.uint8)[..., None]
-        return grey if mode == "L" else np.repeat(grey, 3, 2)
+        return by_pillow16(EVERY[name])[..., : 1 if mode == "L" else 3]
     image = Image.open(io.BytesIO(EVERY[name]))
     if mode == "L" and image.format == "JPEG" and image.mode == "RGB":
         image.draft("L", image.size)
@@ -101,6 +112,14 @@ def test_more_than_8_bits_stay_when_kept(tmp_path: Path) -> None:
     for name, pixels in packed(tmp_path / "deep", DEEP, encoding="pixels", color_mode="keep").items():
         assert pixels.dtype == np.uint16
         np.testing.assert_array_equal(pixels[..., 0], RISING, err_msg=name)
+    for encoding in ("pixels", "encoded"):
+        twelve = packed(tmp_path / f"twelve {encoding}", OF_TWELVE, encoding=encoding, color_mode="keep")
+        assert twelve.keys() == OF_TWELVE.keys()
+        for name, pixels in twelve.items():
+            np.testing.assert_array_equal(pixels[..., 0], TWELVE, err_msg=name)
+    # In 8 bits they are as bright as Pillow shows them, so the upper four of 16 bits are not all that is left.
+    for name, pixels in packed(tmp_path / "shown", OF_TWELVE, encoding="pixels").items():
+        np.testing.assert_array_equal(pixels, by_pillow16(OF_TWELVE[name]), err_msg=name)
     small = packed(tmp_path / "small", DEEP, image_size=(8, 8), color_mode="keep")
     assert all(one.dtype == np.uint16 and one.max() > 255 for one in small.values())
     values = np.linspace(-2, 2, 48, dtype=np.float32).reshape(6, 8)

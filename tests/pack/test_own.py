@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -85,7 +86,7 @@ def test_items_that_do_not_fit_are_named(tmp_path: Path) -> None:
 
     def item(index: int) -> Any:
         asked.append(index)
-        return (np.zeros(3 + (index == 20)), index)
+        return (np.zeros(3 + (index == 20)), index % 2)
 
     with pytest.raises(LayoutError, match=r"Items\[20\]"):
         pack_dataset(Items(5000, item), tmp_path / "out.h5", progress=False)
@@ -181,19 +182,35 @@ def test_a_dataset_is_read_as_by_a_stock_loader(tmp_path: Path, size: Any) -> No
         assert sorted(file["Y_train"]) == list(range(count))
 
 
-def raising(index: int) -> Any:
-    """Return an item, except number 7."""
-    numbers = {} if index == 7 else {"nothing": index}
-    return np.zeros(3), numbers["nothing"]
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [(KeyError("nothing"), "KeyError: 'nothing'"), (OSError("image file is truncated"), "OSError: image file is tr.*")],
+)
+@pytest.mark.parametrize("bad", [[7], [0], [0, 1, 2]], ids=str)
+def test_an_item_that_raises_is_named_or_left_out(tmp_path: Path, error: Exception, said: str, bad: list[int]) -> None:
+    """Like an image that cannot be decoded; one that can be says what x and y are. Pillow raises OSErrors."""
+
+    def item(index: int) -> Any:
+        if index in bad:
+            raise error
+        return np.zeros(3), index % 2
+
+    with pytest.raises(DecodeError, match=rf"Items\[{bad[0]}\].*{said}.*on_error='skip'"):
+        pack_dataset(Items(9, item), tmp_path / "out.h5", progress=False)
+    report = pack_dataset(Items(9, item), tmp_path / "out.h5", on_error="skip", progress=False)
+    assert report.samples == {"train": 9 - len(bad)}
+    assert re.fullmatch(rf"Items\[{bad[0]}\]: Items\[{bad[0]}\] raised {said}", report.skipped[0])
 
 
-def test_an_item_that_raises_is_named_or_left_out(tmp_path: Path) -> None:
-    """Like an image that cannot be decoded."""
-    with pytest.raises(DecodeError, match=r"Items\[7\].*'nothing'.*on_error='skip'"):
-        pack_dataset(Items(9, raising), tmp_path / "out.h5", progress=False)
-    report = pack_dataset(Items(9, raising), tmp_path / "out.h5", on_error="skip", progress=False)
-    assert report.samples == {"train": 8}
-    assert report.skipped == ("Items[7]: Items[7] raised KeyError: 'nothing'",)
+@pytest.mark.parametrize("names", [2, None, "ab", {"a", "b"}, ["a", "b"], np.array(["a", "b"]), {"a": 0, "b": 1}])
+def test_what_a_dataset_calls_its_classes_may_be_their_number(tmp_path: Path, names: Any) -> None:
+    """Names are taken where they have an order."""
+    items: Any = Items(4, lambda i: (np.zeros(3), i % 2))
+    items.classes = names
+    pack_dataset(items, tmp_path / "out.h5", progress=False)
+    with h5py.File(tmp_path / "out.h5") as file:
+        expected = [] if isinstance(names, int | str | set | None) else [b"a", b"b"]
+        assert file["classes"][()].tolist() == expected
 
 
 @pytest.mark.parametrize(
@@ -205,15 +222,31 @@ def test_an_item_that_raises_is_named_or_left_out(tmp_path: Path) -> None:
         (lambda i: (np.zeros(3), {"label": i}), r"dict of 'label' as its target; expected 'boxes' and 'labels'"),
         (lambda i: {"image": np.zeros(3), "objects": {"bbox": []}}, r"first 9 items are dicts of 'bbox' without boxes"),
         (lambda i: ([np.zeros(3), np.zeros(2)], i), r"do not make an array"),
+        (lambda i: (np.zeros(3), i or None), r"Items\[1\] has a target, and Items\[0\] has none"),
+        (lambda i: (np.zeros(3), None if i == 5 else i % 2), r"Items\[5\] has NoneType"),
+        (lambda i: (np.zeros(3), i), r"Items\[2\] has the class 2, and the dataset names 2 classes"),
+        (lambda i: (np.zeros(3), np.array([i])), r"Items\[2\] has the class 2, and the dataset names 2 classes"),
         (lambda i: (np.ma.masked_less(np.arange(3.0), 1), i), r"do not make an array: some are masked.*filled"),
     ],
-    ids=["three", "mapping", "longdouble", "dict target", "objects", "ragged", "masked"],
+    ids=[
+        "three",
+        "mapping",
+        "longdouble",
+        "dict target",
+        "objects",
+        "ragged",
+        "no target",
+        "no target later",
+        "class",
+        "class in an array",
+        "masked",
+    ],
 )
 def test_items_of_other_forms_are_typed_errors(tmp_path: Path, item: Any, words: str) -> None:
     """Each says which item, what it is, and what was expected."""
     with pytest.raises((LayoutError, DecodeError), match=words):
         pack_dataset(Items(9, item), tmp_path / "out.h5", progress=False)
-    pack_dataset(Items(3, lambda i: [np.full(3, i), i]), tmp_path / "out.h5", progress=False)
+    pack_dataset(Items(3, lambda i: [np.full(3, i), i % 2]), tmp_path / "out.h5", progress=False)
 
 
 class Column:

@@ -102,7 +102,7 @@ def arrow_state(source: Source) -> Evidence:
     first = sorted((plain_name(name) for name in typed if name not in splits), key="label".__ne__)
     candidates = label_fields([name for name in names if name != image], first)
     called = [name for name in candidates if name in flat]
-    objects = next((name for name in OBJECTS if not called and _has_boxes(schema, name)), "")
+    objects = next((name for name in OBJECTS if not called and f"{_BOX}: " in str(kinds.get(name))), "")
     odd = next((name for name in candidates if plain_name(name) in (*first, *LABELS)), None)
     if not called and not objects and odd is not None:
         what = f"the column '{odd}' holds {schema.field(odd).type} values, which are not labels"
@@ -397,10 +397,6 @@ def _image_column(label_of_tree: str, schema: Any) -> str:
         msg = f"The files of '{label_of_tree}' have no column of images, but {', '.join(schema.names)}."
         raise LayoutError(msg)
     return next((name for name in _IMAGE_COLUMNS if name in images), images[0])
-
-
-def _has_boxes(schema: Any, name: str) -> bool:
-    return name in schema.names and f"{_BOX}: " in str(schema.field(name).type)
 
 
 # Types by their names in pyarrow, so that importing this module does not need pyarrow.

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import threading
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -23,7 +24,7 @@ from colabstage.layouts.table import Arrays, Images, SampleTable, UnreadBoxes, n
 from colabstage.machine.mounts import call_here
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -57,21 +58,21 @@ def read_dataset(dataset: IndexableDataset, in_caller: InCaller = call_here) -> 
     """Make a table of a dataset whose items are `(x, y)`, `x` alone, or dicts with an image and a label, as in Hugging
     Face datasets.
 
-    The first item decides what x and y are: Pillow images are images (and, as y, masks); numbers, arrays and tensors
-    are stored as they are, all of one shape. Dicts and lists of dicts as y are boxes, as in torchvision's detection
-    datasets; the first 16 items decide what their numbers mean. Like a stock `DataLoader` without workers, packing
-    takes each item once, in ascending order, in the thread that called it. A dataset may return other items next time,
-    so an interrupted pack starts again.
+    The first item that can be read decides what x and y are: Pillow images are images (and, as y, masks); numbers,
+    arrays and tensors are stored as they are, all of one shape. Dicts and lists of dicts as y are boxes, as in
+    torchvision's detection datasets; the first 16 items decide what their numbers mean. Like a stock `DataLoader`
+    without workers, packing takes each item once, in ascending order, in the thread that called it. A dataset may
+    return other items next time, so an interrupted pack starts again.
 
     `in_caller` makes later calls into the dataset in the caller's thread, when another thread asks for items.
     """
     _check_dataset(dataset)
     count, pairs = len(dataset), _Pairs(dataset, in_caller)
-    # A dataset that reads from a mount may fail temporarily, like the mount.
-    x, y = read_with_retry(lambda: pairs.get(0), pairs.name(0))
+    name, (x, y) = next(pairs.readable(), None) or (pairs.name(0), pairs.get(0))
+    pairs.bare = name if y is None else ""
     # Hugging Face datasets store class names with the column, torchvision's as an attribute.
-    named = getattr(pairs.feature(), "names", ()) if pairs.keys else getattr(dataset, "classes", ())
-    classes, notes = tuple(map(str, named or ())), [pairs.keys.note] if pairs.keys else []
+    classes = _named(getattr(pairs.feature(), "names", ()) if pairs.keys else getattr(dataset, "classes", ()))
+    notes = [pairs.keys.note] if pairs.keys else []
     targets: Targets | None = None
     if _may_hold_boxes(y):
         planned = _plan_boxes(pairs, dataset)
@@ -79,8 +80,8 @@ def read_dataset(dataset: IndexableDataset, in_caller: InCaller = call_here) -> 
         # Boxes have class names of their own, for objects; the dataset's names are for whole images.
         classes, notes = planned.classes, [*notes, planned.note]
     elif y is not None:
-        first = _item_array(y, pairs.name(0))
-        ys = pairs.side(1, first.nbytes, _item_array)
+        first = _item_array(y, name)
+        ys = pairs.side(1, first.nbytes, partial(_as_target, classes=classes))
         targets = Arrays(ys, first.shape, first.dtype)
         if _is_pillow_image(y):
             targets = find_masks(ys, decoded=True, spread=False)
@@ -91,7 +92,7 @@ def read_dataset(dataset: IndexableDataset, in_caller: InCaller = call_here) -> 
                 f"Each target is an array of one number, so y of a batch is ({axes}). A loss spreads predictions (N,) "
                 "over it without an error. For y of (N,) give numbers, such as y.item()."
             )
-    values = _item_array(x, pairs.name(0))
+    values = _item_array(x, name)
     xs = pairs.side(0, values.nbytes, _as_input)
     # Keys sort like their numbers, so rows keep the dataset's order.
     digits = len(str(count - 1))
@@ -171,6 +172,7 @@ class _Pairs:
         # A new one each time: a dataset may return other items next time, so no pack of it is continued.
         self._token = uuid.uuid4().hex
         self._label = type(dataset).__name__
+        self.bare = ""  # the name of the item that says that none has a target
         self.keys: _Keys | None = None
 
     def name(self, index: int) -> str:
@@ -192,22 +194,36 @@ class _Pairs:
 
         return numbered_samples(self._label, self._token, len(self._dataset), nbytes, read)
 
+    def readable(self) -> Iterator[tuple[str, tuple[Any, Any]]]:
+        """Yield the first items with their names, except broken ones, which are reported when they are packed."""
+        for name, index in ((self.name(index), index) for index in range(min(_FIRST, len(self._dataset)))):
+            with suppress(DecodeError):
+                # A dataset that reads from a mount may fail temporarily, like the mount.
+                yield name, read_with_retry(partial(self.get, index), name)
+
     def get(self, index: int) -> tuple[Any, Any]:
-        """Return one item; an error of the dataset, other than of reading, is a `DecodeError`."""
+        """Return one item; an error of the dataset, other than of a disk, is a `DecodeError`."""
         with self._turn:
             if index not in self._kept:
                 if index >= _FIRST:
                     # Only the last one, because a single item may fill most of the memory.
                     self._kept.clear()
                 self._kept[index] = self._taken(index, self.name(index))
-            return self._kept[index]
+            x, y = self._kept[index]
+        if self.bare and y is not None:
+            msg = f"{self.name(index)} has a target, and {self.bare} has none; expected one for each item, or for none."
+            raise LayoutError(msg)
+        return x, y
 
     def _taken(self, index: int, name: str) -> tuple[Any, Any]:
         try:
             item = self._dataset[index]
-        except (ColabstageError, OSError):
+        except ColabstageError:
             raise
         except Exception as error:
+            # A disk's errors have a number; Pillow's, of a damaged image, have none.
+            if isinstance(error, OSError) and error.errno is not None:
+                raise
             msg = ended(f"{name} raised {type(error).__name__}: {error}")
             raise DecodeError(msg) from error
         if isinstance(item, Mapping):
@@ -283,6 +299,32 @@ def _as_input(value: Any, name: str) -> NDArray[Any]:
         # As files with these modes are decoded: black and white as 0 and 255, 32 bits as numbers without a range.
         value = value.convert({"1": "L", "I": "F"}.get(value.mode, value.mode))
     return _item_array(value, name)
+
+
+def _as_target(value: Any, name: str, *, classes: Sequence[str]) -> NDArray[Any]:
+    """Return a target as an array; a number of a class that has no name is refused, if the dataset has names."""
+    values = _item_array(value, name)
+    if classes and values.size == 1 and values.dtype.kind in "iu":
+        # Test sets with secret labels use -1.
+        _check_classes(np.maximum(values.reshape(-1), 0), classes, f"{name} has the class")
+    return values
+
+
+def _check_classes(labels: NDArray[Any], classes: Sequence[str], has: str) -> None:
+    """Refuse numbers of classes beyond the names; `has`: who has what."""
+    odd = labels[(labels < 0) | (labels >= len(classes))]
+    if len(odd):
+        msg = (
+            f"{has} {odd[0]}, and the dataset names {len(classes)} classes, from 0 to {len(classes) - 1} "
+            f"({', '.join(classes[:3])}, …). Names and numbers must agree: where labels begin at 1, the first name is "
+            "that of the background."
+        )
+        raise LayoutError(msg)
+
+
+def _named(names: Any) -> tuple[str, ...]:
+    """Return the names in what a dataset calls its classes, unless that is their number, or a set, without an order."""
+    return tuple(map(str, names)) if isinstance(names, Iterable) and not isinstance(names, str | Set) else ()
 
 
 def _item_array(value: Any, name: str) -> NDArray[Any]:
@@ -372,15 +414,8 @@ class _BoxItems:
                 msg = f"{name} has boxes without {key!r}, which the first items have."
                 raise LayoutError(msg)
             rows[column] = _column(found.columns[key], key, len(rows), kind, name)
-        labels = rows["labels"] if self.classes and "labels" in (rows.dtype.names or ()) else np.zeros(0)
-        odd = labels[(labels < 0) | (labels >= len(self.classes))]
-        if len(odd):
-            msg = (
-                f"{name} has a box of class {odd[0]}, and the dataset names {len(self.classes)} classes, from 0 to "
-                f"{len(self.classes) - 1} ({', '.join(self.classes[:3])}, …). Names and numbers must agree: where "
-                "labels begin at 1, the first name is that of the background."
-            )
-            raise LayoutError(msg)
+        if self.classes and "labels" in (rows.dtype.names or ()):
+            _check_classes(rows["labels"], self.classes, f"{name} has a box of class")
         return rows
 
 
@@ -404,12 +439,7 @@ def _box_key(target: Any) -> str | None:
 def _plan_boxes(pairs: _Pairs, dataset: Any) -> _BoxItems:
     """Decide by a dataset's first items how all boxes are read; the dataset names the classes, as Hugging Face's,
     torchvision's and others do."""
-    items: dict[str, tuple[Any, Any]] = {}
-    for index in range(min(_FIRST, len(dataset))):
-        # Broken items are reported when they are packed.
-        with suppress(DecodeError):
-            items[pairs.name(index)] = pairs.get(index)
-    seen = [(_find_boxes(y, name), x, y) for name, (x, y) in items.items()]
+    seen = [(_find_boxes(y, name), x, y) for name, (x, y) in pairs.readable()]
     filled = [one for one in seen if len(one[0].places)]
     if not filled:
         what = f"the first {len(seen)} items" if len(seen) > 1 else seen[0][0].name
@@ -550,7 +580,7 @@ def _class_names(dataset: Any, feature: Any, label: str | None) -> tuple[str, ..
         count = 1 + max(kinds, default=-1)
         if count <= _MOST_CLASSES:
             names = tuple(str(kinds[key]["name"]) if key in kinds else "N/A" for key in range(count))
-    return names or tuple(str(name) for name in getattr(dataset, "classes", ()) or ())
+    return names or _named(getattr(dataset, "classes", ()))
 
 
 def _is_list(value: Any) -> bool:

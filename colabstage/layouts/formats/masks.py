@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from colabstage.errors import DecodeError, LayoutError
-from colabstage.images.geometry import VOID
+from colabstage.images.geometry import VOID, MaskOptions
 from colabstage.images.headers import is_lossy
-from colabstage.images.masks import color_table_advice, colors_of, count_levels, palette_of
+from colabstage.images.masks import color_table_advice, colors_of, level_counts, palette_of, read_mask
 from colabstage.io.units import listed
 from colabstage.layouts import words
 from colabstage.layouts.columns import show
@@ -92,7 +92,9 @@ def find_masks(source: SampleSource, *, decoded: bool = False, spread: bool = Tr
         if isinstance(content, bytes) and is_lossy(content):
             return _Mask(name, lossy=True)
         colors = colors_of(content)
-        return _Mask(name, colors=colors) if colors else _Mask(name, count_levels(content), palette_of(content))
+        if colors:
+            return _Mask(name, colors=colors)
+        return _Mask(name, level_counts(read_mask(content, MaskOptions())), palette_of(content))
 
     # Broken files are reported when they are packed.
     found = read_each(source, chosen.tolist(), look, readers=_LOOKED_AT, skip_broken=True)

@@ -8,6 +8,7 @@ parsed here, so that neither TensorFlow nor protobuf need be installed, and imag
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 import struct
 from collections.abc import Callable, Iterator
@@ -74,6 +75,9 @@ _SIZES = (
     ("depth", "channels", "image/channels", "image/depth"),
 )
 _BOX_LABEL, _BOX_TEXT = "image/object/class/label", "image/object/class/text"
+# What TensorFlow's own converters say of the file besides, and what is read.
+_OF_FILES = tuple(f"image/{name}" for name in ("format", "colorspace", "filename", "source_id", "key/sha256"))
+_NO_LABELS = {*_CORNERS, *_MASKS, *itertools.chain(*_SIZES), _BOX_LABEL, _BOX_TEXT, *_OF_FILES}
 # Longer records are read in parts while they are scanned, this much of each feature: no name is as long.
 _SHORT_BYTES, _HEAD_BYTES = 16 * 1024, 512
 # The longest label, and how much of a text is read; of a list that is not a label so many values are shown.
@@ -438,6 +442,9 @@ def tfrecord_state(source: Source) -> Evidence:
     pixels = _within(stored, [record.image for record in records], [record.shape for record in records])
     inputs = Images(pixels, decoded=any(record.shape is not None for record in records))
     names, who = [shard.name for shard in shards], "fields of the records"
+    # What may be a label by another name, and is not read.
+    others = (name for name in first.features if not _field_of(name) and name not in (image, *_NO_LABELS))
+    fields |= {_short(name): [] for name in others}
     return records_state(NAME, who, inputs, labels, shards=names, shard_of=parts[:, 0], fields=fields, notes=notes)
 
 
@@ -498,8 +505,12 @@ def _scan_shard(
 def _field_of(feature: str) -> str:
     """Return the name of a feature that may be a label or a split, without the slashes of TensorFlow's names:
     class_label for image/class/label; "" for any other."""
-    field = feature.removeprefix("image/").replace("/", "_")
+    field = _short(feature)
     return field if is_known_field(field) else ""
+
+
+def _short(feature: str) -> str:
+    return feature.removeprefix("image/").replace("/", "_")
 
 
 def _is_one(values: Sequence[Any]) -> bool:

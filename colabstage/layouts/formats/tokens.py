@@ -51,6 +51,8 @@ _PIECE_BYTES = 1024 * 1024
 # llm.c writes 256 int32 before its tokens; the first is one of these.
 _HEADERS: dict[int, TokenDtype] = {20240520: "uint16", 20240801: "uint32"}
 _HEADER_BYTES = 1024
+# The upper halves of uint32 tokens, of vocabularies up to a quarter of a million, in as many tokens as are examined.
+_MOST_UPPER, _FEW, _LOOKED_AT_BYTES = 3, 32, 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,14 +167,20 @@ class TokenStream(NamedTuple):
 
 def _tokens_of_file(source: Source, entry: FileEntry, options: TokenOptions) -> TokenStream:
     """Return a .bin file of tokens: as from numpy's `tofile`, or with the header of llm.c."""
-    head = read_with_retry(lambda: source.head(entry, 4), entry.name)
-    known = _HEADERS.get(int.from_bytes(head, "little"))
+    head = read_with_retry(lambda: source.head(entry, _LOOKED_AT_BYTES), entry.name)
+    known = _HEADERS.get(int.from_bytes(head[:4], "little"))
     start = _HEADER_BYTES if known else 0
     dtype = np.dtype(known or options.dtype).newbyteorder("<")
     count, over = divmod(entry.size - start, dtype.itemsize)
+    stated = int.from_bytes(head[8:12], "little") if known else count
     # Half a token at the end means a different dtype, with which all tokens would be different.
-    if over or count < 0:
-        raise broken(entry.name, f"it has {entry.size:,} bytes", f"a whole number of {dtype.name} tokens")
+    if over or count < 0 or stated > count:
+        number = f"the {stated:,} of its header, as" if stated > count else "a whole number of"
+        raise broken(entry.name, f"it has {entry.size:,} bytes", f"{number} {dtype.name} tokens")
+    lower, upper = np.frombuffer(head[: len(head) // 4 * 4], "<u2").reshape(-1, 2).T
+    if not known and dtype.itemsize == 2 and len(upper) > _FEW and upper.max() <= _MOST_UPPER < lower.max():
+        what = f"of every two of its numbers, as uint16, the second is at most {upper.max()}, as in tokens of uint32"
+        raise broken(entry.name, what, f'layout=token_blocks({options.length}, dtype="uint32")')
     return TokenStream(entry.name, _joined(source.tree, [entry]), start, count, dtype, stamp_of(entry), dtype)
 
 

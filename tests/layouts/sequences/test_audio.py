@@ -59,6 +59,7 @@ def decoded(content: bytes, dtype: Any = "float32") -> NDArray[Any]:
     ("form", "subtype"),
     [
         *(("WAV", kind) for kind in ("PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE", "ULAW", "IMA_ADPCM")),
+        ("WAV", "GSM610"),
         ("WAVEX", "PCM_24"),
         ("WAVEX", "FLOAT"),
     ],
@@ -69,8 +70,12 @@ def test_wav_is_read_as_soundfile_reads_it(soundfile: Any, form: str, subtype: s
         pytest.skip(f"needs a libsndfile that writes {subtype} in {form}: pip install -U soundfile")
     for channels in (1, 2):
         file = io.BytesIO()
+        # Telephones have one channel, and the library then does not know where the file ends.
+        mono = {"frames": 1280} if subtype == "GSM610" else {}
+        if mono and channels > 1:
+            continue
         soundfile.write(file, tone(1, 1017, channels) / 32768, RATE, subtype=subtype, format=form)
-        wanted, _ = soundfile.read(io.BytesIO(file.getvalue()), dtype="float32", always_2d=True)
+        wanted, _ = soundfile.read(io.BytesIO(file.getvalue()), dtype="float32", always_2d=True, **mono)
         np.testing.assert_array_equal(decoded(file.getvalue()), wanted)
         whole = decoded(file.getvalue(), "int16")
         assert whole.dtype == np.int16
@@ -166,7 +171,20 @@ def test_damaged_clips_are_broken_samples(soundfile: Any, data: bytes) -> None:
     """Whatever the library says of them; the others are well."""
     inputs = read(WORDS).inputs
     assert isinstance(inputs, Arrays)
-    with pytest.raises(DecodeError):
+    with pytest.raises(DecodeError, match=r"^(?!.*object at)"):
+        inputs.to_array(data)
+
+
+@pytest.mark.parametrize("form", ["OGG", "FLAC"])
+def test_clips_that_do_not_say_their_length_are_broken_samples(soundfile: Any, form: str) -> None:
+    """An OGG says it at its end, which is cut off here; FLAC at its beginning, where a pipe leaves zeros."""
+    file = io.BytesIO()
+    soundfile.write(file, tone(2, 30_000), RATE, format=form)
+    data = file.getvalue()
+    data = data[:-1000] if form == "OGG" else data[:21] + bytes([data[21] & 0xF0]) + bytes(4) + data[26:]
+    inputs = read(WORDS).inputs
+    assert isinstance(inputs, Arrays)
+    with pytest.raises(DecodeError, match="how many"):
         inputs.to_array(data)
 
 

@@ -138,6 +138,15 @@ REFUSED: dict[str, tuple[dict[str, bytes | str], Any, str]] = {
     "no text in UTF-8": ({"a.txt": b"\xff\xfe" * 100}, token_blocks(length=9, tokenizer=words), r"'a\.txt'"),
     "binary files of any name": ({"weights.bin": bytes(4096)}, "tokens", r"'weights\.bin'"),
     "other data beside texts": ({"a.txt": "text" * 999, "a.xyz": b""}, "auto", r"1 \.xyz"),
+    "half of what its header states": (
+        {"train.bin": np.array([20240520, 1, 4000, *[0] * 253], np.int32).tobytes() + bytes(4000)}, "auto", "4,000"
+    ),
+    **{
+        f"tokens of uint32, above {first}": (
+            {"train.bin": np.arange(first, first + 3000, dtype=np.uint32).tobytes()}, "auto", r'1024, dtype="uint32"'
+        )
+        for first in (0, 128_000)
+    },
     "half a token": ({"train.bin": bytes(4097)}, "auto", r"'train\.bin'.* 4,097"),
     "too little text": ({"a.txt": "short"}, "tokens", r"\b5\b"),
     **{
