@@ -257,13 +257,13 @@ def lists_state(
         raise _contradiction(source, names, file, why, table)
 
     def read(name: str, stated: Sequence[str], paths: Sequence[str], more: Sequence[str]) -> list[_SplitList]:
-        paths = [by_id.get(path, path) for path in paths]
+        paths = [by_id.get(path, path) for path in paths] if by_id else paths
         alone, _ = lookup.search_each(paths, posixpath.dirname(name))
         named = [place for place, path in enumerate(paths) if path in alone or lookup.may_find(path)]
         # A list of mostly other files is one of another dataset, or of classes.
         if not named or (2 * len(named) < len(paths) and not within):
             return []
-        found = {split: _SplitList(name, split, [], []) for split in stated}
+        found = {split: _SplitList(name, split, [], []) for split in dict.fromkeys(stated)}
         for place in named:
             path, split = paths[place], stated[place]
             number = alone.get(path, SEVERAL) if table.splits is None and not within else SEVERAL
