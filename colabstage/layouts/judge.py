@@ -24,7 +24,7 @@ from colabstage.layouts.boxes import other_form
 from colabstage.layouts.columns import other_number, same_partition, show
 from colabstage.layouts.evidence import Evidence, Miss, class_of_samples, gather, near, refuse, size_in_file
 from colabstage.layouts.formats.masks import pair_names
-from colabstage.layouts.formats.tables import LISTS, parse_list
+from colabstage.layouts.formats.tables import LISTS, parse_table
 from colabstage.layouts.lists import Lookup, lists_state, paths_by_id
 from colabstage.layouts.names import bare_stem, clips_may_say, whole_path
 from colabstage.layouts.reading import BEGINNING_BYTES, Source, decode_text, joins_classes, statements_of
@@ -759,7 +759,7 @@ def _confirming(source: Source, table: SampleTable) -> set[str]:
     for entry in source.ending_in(LISTS)[:_HEADS] if labels else ():
         first = source.head(entry, BEGINNING_BYTES)
         if len(first.partition(b"\n")[0].split()) == 2 or (entry.name.endswith(".json") and len(first) == entry.size):
-            columns = parse_list(entry.name, source.read(entry)).without_header().columns[:2]
+            columns = source.parse_once([entry], parse_table)[entry.name].without_header().columns[:2]
             rows = zip(*(column.cells for column in columns), strict=True)
             numbers = {lookup.find(by_id.get(row[0], row[0])): row[-1] for row in rows}
             own = [numbers.get(number, "") for number in range(len(labels))]

@@ -18,7 +18,7 @@ from colabstage.io.arguments import show_content
 from colabstage.io.units import counted, format_count, left_out, listed
 from colabstage.layouts.columns import other_number, same_partition, show, splits_of_column
 from colabstage.layouts.evidence import Evidence, class_of_samples, take_rows
-from colabstage.layouts.formats.tables import parse_list, parse_table
+from colabstage.layouts.formats.tables import parse_table
 from colabstage.layouts.reading import BEGINNING_BYTES, broken, decode_text, lines_of
 from colabstage.layouts.table import BrokenDatasetError, SampleTable, TreeFiles
 from colabstage.layouts.words import (
@@ -26,7 +26,6 @@ from colabstage.layouts.words import (
     SPLITS,
     TABLES,
     is_split,
-    is_table,
     normal,
     normal_names,
     same_split,
@@ -35,14 +34,19 @@ from colabstage.layouts.words import (
     split_of_path,
     states_splits,
     stem_of,
+    stems_of,
 )
 from colabstage.trees.listing import only_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from colabstage.layouts.formats.tables import Table
     from colabstage.layouts.reading import Source
-    from colabstage.trees.listing import FileEntry
+    from colabstage.trees.listing import FileEntries
+
+    # What the lines of a list state: a split, a path, and what is behind it.
+    _Lines = tuple[Sequence[str], Sequence[str], Sequence[str]]
 
 # --- files by the names that people write for them: in tables, lists and annotations ----------------------------------
 
@@ -82,9 +86,7 @@ class Lookup:
 
     @cached_property
     def _by_stem(self) -> _Index:
-        # As `posixpath.splitext`, in a tenth of its time.
-        bases = (name[name.rfind("/") + 1 :] for name in self.names)
-        return _Index([base[:dot] if (dot := base.rfind(".")) > 0 else base for base in bases])
+        return _Index(stems_of(self.names))
 
     def __len__(self) -> int:
         return len(self.names)
@@ -254,27 +256,26 @@ def lists_state(
             why = f"'{lookup.names[there[0]]}', which is in the split '{split_of[there[0]]}'"
         raise _contradiction(source, names, file, why, table)
 
-    def read(entry: FileEntry, content: bytes) -> list[_SplitList]:
-        stated, paths, more = _lines_in(entry.name, content, names[entry.name])
-        paths = [by_id.get(path, path) for path in paths]
-        alone, _ = lookup.search_each(paths, posixpath.dirname(entry.name))
+    def read(name: str, stated: Sequence[str], paths: Sequence[str], more: Sequence[str]) -> list[_SplitList]:
+        paths = [by_id.get(path, path) for path in paths] if by_id else paths
+        alone, _ = lookup.search_each(paths, posixpath.dirname(name))
         named = [place for place, path in enumerate(paths) if path in alone or lookup.may_find(path)]
         # A list of mostly other files is one of another dataset, or of classes.
         if not named or (2 * len(named) < len(paths) and not within):
             return []
-        found = {split: _SplitList(entry.name, split, [], []) for split in stated}
+        found = {split: _SplitList(name, split, [], []) for split in dict.fromkeys(stated)}
         for place in named:
             path, split = paths[place], stated[place]
             number = alone.get(path, SEVERAL) if table.splits is None and not within else SEVERAL
-            own = rows.get(lookup.names[number if number >= 0 else file_of(path, entry.name, split)])
+            own = rows.get(lookup.names[number if number >= 0 else file_of(path, name, split)])
             found[split].samples.extend(own)
             found[split].beside.extend([more[place]] * len(own))
-        missing[entry.name] = len(paths) - len(named)
+        missing[name] = len(paths) - len(named)
         return [*found.values()]
 
     missing = dict[str, int]()
     entries = source.ending_in((*LIST_ENDS, *TABLES, "")).where(names.__contains__)
-    lists = [*itertools.chain.from_iterable(source.parse(entries, read).values())]
+    lists = [one for name, lines in _lines_of(source, entries, names).items() for one in read(name, *lines)]
     if within and not lists:
         raise broken(source.label, f"the lists in {within} name none of its {table.unit}", "its own lists, or none")
     if not lists:
@@ -297,7 +298,7 @@ def _lists_called(source: Source, found: Evidence) -> dict[str, str]:
     tables = source.ending_in((".csv", ".tsv"))[:MOST_LISTS]
     heads = {one.name: source.head(one, BEGINNING_BYTES).partition(b"\n")[0] for one in tables}
     texts = source.ending_in(LIST_ENDS).where(lambda name: split_field(name) != "")[:MOST_LISTS]
-    made = source.parse(texts, lambda entry, content: parse_list(entry.name, content))
+    made = source.parse_once(texts, parse_table)
     made |= {name: parse_table(name, head) for name, head in heads.items()}
     called |= {name: "" for name, table in made.items() if states_splits(table.header)}
     return {name: split for name, split in called.items() if name not in found.used}
@@ -335,20 +336,30 @@ def _listed_split(name: str) -> str:
     return read.split if set(read.rest) <= _BESIDE_LISTS else ""
 
 
-def _lines_in(name: str, content: bytes, split: str) -> tuple[Sequence[str], Sequence[str], Sequence[str]]:
-    """Return what the lines of a list, or the rows of a table, state: a split, a path, and what is behind it. Paths are
-    whole lines; or the first word where each has two paths, of an image and of its mask, or a path and a number."""
-    if not split:
-        table = (parse_table if is_table(name) else parse_list)(name, content)
-        column, path = sorted(table.columns, key=lambda one: one.plain not in SPLIT_FIELDS)
-        try:
-            splits = splits_of_column(column)
-        except LayoutError as error:
-            raise broken(name, str(error).rstrip(".")) from error
-        if table.fault:
-            raise BrokenDatasetError(table.fault)
-        return splits, normal_names(path.cells if splits else ()), [""] * len(splits)
-    lines = lines_of(decode_text(content))
+def _lines_of(source: Source, entries: FileEntries, names: Mapping[str, str]) -> dict[str, _Lines]:
+    """Return what lists state, by name; those without a split in `names` are tables, and have it in each row."""
+    tables = source.parse_once(entries.where(lambda name: not names[name]), parse_table)
+    texts = source.texts(entries.without(tables))
+    return {
+        name: _lines_in(texts[name], names[name]) if name in texts else _rows_in(tables[name]) for name in entries.names
+    }
+
+
+def _rows_in(table: Table) -> _Lines:
+    column, path = sorted(table.columns, key=lambda one: one.plain not in SPLIT_FIELDS)
+    try:
+        splits = splits_of_column(column)
+    except LayoutError as error:
+        raise broken(table.name, str(error).rstrip(".")) from error
+    if table.fault:
+        raise BrokenDatasetError(table.fault)
+    return splits, normal_names(path.cells if splits else ()), [""] * len(splits)
+
+
+def _lines_in(text: str, split: str) -> _Lines:
+    # Paths are whole lines; or the first word where each has two paths, of an image and of its mask, or a path and a
+    # number.
+    lines = lines_of(text)
     words = [line.split() for line in lines]
     pairs = all(
         2 <= len(one) <= 4 and (one[1].lstrip("-").isdecimal() or all(posixpath.splitext(word)[1] for word in one[:2]))

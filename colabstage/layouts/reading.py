@@ -195,16 +195,21 @@ class Source:
         self.files = FileEntries.of(tree.entries)
         self._held: dict[str, bytes] = {}
         self._heads: dict[str, bytes] = {}
+        self._made: dict[tuple[object, str], Any] = {}
+        self._by_extensions: dict[tuple[str, ...], FileEntries] = {}
 
     def without(self, names: Collection[str]) -> Source:
         """Return the source as if it lacked some files; they share what has been read."""
         rest = copy.copy(self)
-        rest.files = self.files.without(names)
+        rest.files, rest._by_extensions = self.files.without(names), {}
         return rest
 
     def ending_in(self, extensions: tuple[str, ...]) -> FileEntries:
         """Return the files with one of these extensions."""
-        return self.files.ending_in(extensions)
+        # Every layout asks for the images, and their folders.
+        if extensions not in self._by_extensions:
+            self._by_extensions[extensions] = self.files.ending_in(extensions)
+        return self._by_extensions[extensions]
 
     def addresses(self, entries: FileEntries) -> tuple[str, list[str]]:
         """Return what to pass as sources for the folder and for some of its files; 'FOLDER' and names in it if they
@@ -252,6 +257,14 @@ class Source:
         read_each(unread, range(len(unread)), use)
         return {name: found[name] for name in wanted.names}
 
+    def parse_once(self, entries: Iterable[FileEntry], make: Callable[[str, bytes], T]) -> dict[str, T]:
+        """Return `make(name, content)` for some files by name, in their order; each is read and made at most once."""
+        wanted = FileEntries.of(entries)
+        unread = wanted.where(lambda name: (make, name) not in self._made)
+        for name, made in self.parse(unread, lambda entry, content: make(entry.name, content)).items():
+            self._made[make, name] = made
+        return {name: self._made[make, name] for name in wanted.names}
+
     def texts(self, entries: Iterable[FileEntry]) -> dict[str, str]:
         """Return the texts of some files by name, in their order."""
         return self.parse(entries, lambda _, content: decode_text(content))
@@ -296,7 +309,7 @@ def _split_path(word: str) -> list[str]:
 
 def is_comment(line: str) -> bool:
     """Tell whether a line of a text is a comment."""
-    return _COMMENT.match(line) is not None
+    return line.startswith("#") and _COMMENT.match(line) is not None
 
 
 def lines_of(text: str) -> list[str]:

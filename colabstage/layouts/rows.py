@@ -31,7 +31,7 @@ from colabstage.layouts.columns import (
     split_of_cell,
 )
 from colabstage.layouts.evidence import IMAGE_FOLDER, Evidence, Found, left_out_notes, near, require_files
-from colabstage.layouts.formats.tables import LISTS, Table, parse_list, parse_table
+from colabstage.layouts.formats.tables import LISTS, Table, parse_table
 from colabstage.layouts.lists import MOST_LISTS, NONE, SEVERAL, Lookup, lists_state, only
 from colabstage.layouts.reading import BEGINNING_BYTES
 from colabstage.layouts.table import Boxes, BrokenDatasetError, Images, SampleTable, TreeFiles, Values, known_splits
@@ -39,7 +39,7 @@ from colabstage.trees.listing import take_strings
 from colabstage.trees.names import first_repeated
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -179,10 +179,10 @@ class TableSearch:
                 raise BrokenDatasetError(msg)
         if self.lists:
             few = asked if self.table is not None or len(asked) <= MOST_LISTS else ()
-            lists = self.source.parse(few, lambda entry, content: parse_list(entry.name, content))
+            lists = self.source.parse_once(few, parse_table)
             found = {name: table for name, table in lists.items() if self._lists_files(table)}
         else:
-            found = self.source.parse(asked, lambda entry, content: parse_table(entry.name, content))
+            found = self.source.parse_once(asked, parse_table)
         if self.table is None:
             # Colours and numbers of classes lead to 0.png and 255.png by chance; splits are read as lists are.
             found = {
@@ -203,11 +203,12 @@ class TableSearch:
         table = table if table.count else table.without_header()
         # After a number, as in "1 cat/1.jpg", another file says what the number means.
         paths = table.columns if table.name.lower().endswith(".json") else table.columns[:1]
-        return any(all(map(self._may_name, column.distinct)) for column in paths)
+        return any(self._may_name(column.distinct) for column in paths)
 
-    def _may_name(self, cell: str) -> bool:
-        """Tell whether a cell looks like a file of the kind, or is the stem of an existing one."""
-        return cell.lower().endswith(self.kind.extensions) or (words.is_telling(cell) and self.lookup.may_find(cell))
+    def _may_name(self, cells: Iterable[str]) -> bool:
+        """Tell whether each cell looks like a file of the kind, or is the stem of an existing one."""
+        others = (cell for cell in cells if cell[cell.rfind(".") :].lower() not in self.kind.extensions)
+        return all(words.is_telling(cell) and self.lookup.may_find(cell) for cell in others)
 
     @cached_property
     def leading(self) -> list[LeadingTable]:

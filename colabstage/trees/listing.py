@@ -143,13 +143,13 @@ class FileEntries(Sequence[FileEntry]):
     # Computed once, because every layout filters by its own extensions, and most need the folders.
 
     @cached_property
-    def folders(self) -> tuple[list[str], NDArray[np.int64]]:
+    def folders(self) -> tuple[list[str], NDArray[np.integer[Any]]]:
         """Return the folders that hold the files, in order of first occurrence, "" for the root; and the number of each
         file's folder, `(N,)`."""
         return folders_of(self.names)
 
     @cached_property
-    def endings(self) -> tuple[list[str], NDArray[np.int64]]:
+    def endings(self) -> tuple[list[str], NDArray[np.integer[Any]]]:
         """Return the extensions after the last dots of the bare names (".JPG"; "" for none), and the number of each
         file's, `(N,)`."""
         texts, of_files = _numbered([name[name.rfind(".") :] for name in self.names])
@@ -173,15 +173,16 @@ class FileEntries(Sequence[FileEntry]):
         return at if at < len(self) and self.names[at] == entry else None
 
 
-def folders_of(names: Iterable[str]) -> tuple[list[str], NDArray[np.int64]]:
+def folders_of(names: Iterable[str]) -> tuple[list[str], NDArray[np.integer[Any]]]:
     """Return the folders of some files' names, in order of first occurrence, "" for the root; and the number of each
     file's folder, `(N,)`."""
     return _numbered([name[:at] if (at := name.rfind("/")) > 0 else "" for name in names])
 
 
-def _numbered(texts: list[str]) -> tuple[list[str], NDArray[np.int64]]:
+def _numbered(texts: list[str]) -> tuple[list[str], NDArray[np.integer[Any]]]:
     numbers = {text: number for number, text in enumerate(dict.fromkeys(texts))}
-    return list(numbers), np.fromiter(map(numbers.__getitem__, texts), np.int64, len(texts))
+    # Folders and extensions are few, so their numbers are short.
+    return list(numbers), np.fromiter(map(numbers.__getitem__, texts), np.min_scalar_type(len(numbers)), len(texts))
 
 
 def take_strings(strings: Sequence[str], rows: NDArray[Any]) -> list[str]:

@@ -94,6 +94,23 @@ def test_each_is_what_its_users_mean_or_one_error(known: Known) -> None:
         check_each_file(known, found)
 
 
+def test_a_long_text_is_read_once() -> None:
+    """However many look for labels and splits in it, as in CelebA's attributes and partition."""
+    names = [f"a_picture_of_a_person_whose_name_is_not_known_number_{number:06d}.jpg" for number in range(16_000)]
+    texts = {
+        "attributes.txt": "\n".join(
+            ["path,smiling,young", *(f"{name},{n % 2},{n % 3 % 2}" for n, name in enumerate(names))]
+        ),
+        "partition.txt": "\n".join(f"{name},{n % 3}" for n, name in enumerate(names)),
+    }
+    files = {name: text.encode() for name, text in texts.items()}
+    tree = Counted(dict.fromkeys((f"img/{name}" for name in names), b"") | files)
+    found = detect_layout(tree, "auto")
+    assert Counter(found.splits) == {"train": 5334, "val": 5333, "test": 5333}
+    for name, content in files.items():
+        assert 1 << 20 < tree.nbytes[name] <= len(content) + 64 * 1024, name
+
+
 def check_each_file(known: Known, found: SampleTable) -> None:
     """The label of each file is in its path, or where something beside it names it: another reader, which knows of no
     format. A mask has the number of its image."""

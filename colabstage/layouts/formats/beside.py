@@ -17,7 +17,7 @@ from colabstage.layouts.columns import show
 from colabstage.layouts.evidence import left_out_notes
 from colabstage.layouts.lists import LIST_ENDS, MOST_CLASSES, ClassList, Lookup, names_of_numbers, read_class_list
 from colabstage.layouts.reading import broken, decode_text, parse_xml
-from colabstage.layouts.words import IMAGES, SPLIT_ORDER, folder_of, normal, split_of_path
+from colabstage.layouts.words import IMAGES, SPLIT_ORDER, folder_of, normal, normal_names, split_of_path, stems_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -260,9 +260,12 @@ def yolo_state(source: Source) -> Evidence:
     splits from data.yaml, lists or folders.
     """
     entries = source.ending_in((".txt",))
+    images = source.ending_in(IMAGES if entries else ())
+    # Mostly no text is called as any image is.
+    if {*stems_of(normal_names(entries.names))}.isdisjoint(stems_of(normal_names(images.names))):
+        images = images[:0]
     # By exact names, because thousands of labels are looked up, with the case of the images' names.
     texts = {_stem(entry.name): entry for entry in entries}
-    images = source.ending_in(IMAGES if texts else ())
     files = [_label_file_of(name, texts) for name in images.names]
     if not any(files):
         nearest, twice = _nearest_of(images, entries)

@@ -227,7 +227,7 @@ class Description:
         first = fields[0]
         if first.column:
             entries = self._source.ending_in(words.TABLES).where(set(self._files(first.resource)).__contains__)
-            found = list(self._source.parse(entries, lambda entry, content: parse_table(entry.name, content)).values())
+            found = list(self._source.parse_once(entries, parse_table).values())
         else:
             names = self._files(first.resource)
             columns = [Column(title, names) for title in ("path", *(one.title for one in fields))]

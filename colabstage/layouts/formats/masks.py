@@ -526,8 +526,8 @@ def _classes(source: Source) -> tuple[list[str], MaskClasses]:
     """Return the files that tools leave beside masks, and the class names and colours in them."""
     # Others with columns r, g, b may be about colours.
     named = source.ending_in(words.TABLES).where(lambda name: "class" in posixpath.basename(name).lower())
-    tables = source.parse(named, lambda entry, content: _of_table(parse_table(entry.name, content)))
-    found = {name: made for name, made in tables.items() if made is not None}
+    tables = source.parse_once(named, parse_table)
+    found = {name: made for name, table in tables.items() if (made := _of_table(table)) is not None}
     texts = source.ending_in((".txt",) if not found else ())
     for base, read in _LISTS.items():
         named = texts.where(lambda name: not found and posixpath.basename(name).lower() == base)  # noqa: B023

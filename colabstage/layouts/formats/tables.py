@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _DELIMITERS = (",", ";", "\t", "|")
-_LINE_END = ord("\n")
+_LINE_END, _BLANK = ord("\n"), ord(" ")
 # Up to this many bytes of a cell are read as an integer; the mask keeps the bits of a shorter cell.
 _SHORT = 8
 _LETTERS = np.array([(1 << 8 * count) - 1 for count in range(_SHORT + 1)], np.uint64)
@@ -60,12 +60,21 @@ class Table:
 
 
 def parse_table(name: str, content: bytes) -> Table:
-    """Read as many of a table's rows as possible: whether a fault matters is known only once the table's role is."""
+    """Read as many of a table's rows as possible: whether a fault matters is known only once the table's role is.
+
+    In a text or JSON, rows of a path and something else are a table: `cat/1.jpg 3`, `{"1.jpg": "cat"}`, a list of
+    records or of pairs. A table without rows means that there are none. One that is called after splits and has one of
+    these in each row gets the header that it lacks.
+    """
     if name.lower().endswith(".parquet"):
         return _parse_parquet(name, content)
     text = decode_text(content)
     if name.lower().endswith(".jsonl"):
         return _parse_lines(name, text)
+    return _parse_cells(name, text) if words.is_table(name) else _parse_list(name, text)
+
+
+def _parse_cells(name: str, text: str) -> Table:
     # A spreadsheet may write, and reads, its delimiter in a separate line: sep=;
     stated = _STATED_DELIMITER.match(text)
     text = text[stated.end() :] if stated else text
@@ -74,7 +83,7 @@ def parse_table(name: str, content: bytes) -> Table:
     is_tabbed = name.lower().endswith(".tsv") and "\t" in first
     delimiter = stated[1] if stated else "\t" if is_tabbed else max(_DELIMITERS, key=first.count)
     plain = text.replace("\r\n", "\n").replace("\r", "\n").rstrip("\n")
-    columns = _split_evenly(plain, delimiter) if '"' not in text and "\0" not in text else None
+    columns = None if '"' in text else _split_evenly(plain, delimiter)
     if columns is not None:
         return _make_table(name, columns)
     rows, fault = _read_rows(text, delimiter, strict=True)
@@ -96,15 +105,11 @@ def parse_table(name: str, content: bytes) -> Table:
     return _make_table(name, ((first, rest) for first, *rest in cells), fault)
 
 
-def parse_list(name: str, content: bytes) -> Table:
-    """Read rows of a path and something else from a text or JSON: `cat/1.jpg 3`, `{"1.jpg": "cat"}`, a list of records
-    or of pairs. A table without rows means that there are none. One that is called after splits and has one of these in
-    each row gets the header that it lacks."""
-    text = decode_text(content)
+def _parse_list(name: str, text: str) -> Table:
     if name.lower().endswith(".json"):
         records = [one if isinstance(one, dict) else _record_of(one) for one in items_of(text) or ()]
         return _of_records(name, list(map(_cells_of, records))) if all(records) else Table(name)
-    table, called = _parse_words(name, text, content), words.split_field(name)
+    table, called = _parse_words(name, text), words.split_field(name)
     bare = table.without_header() if called and len(table.columns) == 2 else Table(name)
     with suppress(LayoutError):
         if bare.columns and splits_of_column(column := Column(called, bare.columns[1].cells)):
@@ -112,7 +117,7 @@ def parse_list(name: str, content: bytes) -> Table:
     return table
 
 
-def _parse_words(name: str, text: str, content: bytes) -> Table:
+def _parse_words(name: str, text: str) -> Table:
     lines = text.splitlines()
     comments = list(itertools.takewhile(is_comment, filter(None, lines)))
     lines = [line for line in lines if line.strip() and not is_comment(line)]
@@ -123,29 +128,34 @@ def _parse_words(name: str, text: str, content: bytes) -> Table:
     if header and len(header.split(delimiter)) == len(first.split(delimiter)):
         lines = [header, *lines]
     if delimiter:
-        return parse_table(name, "\n".join(lines).encode() if comments else content)
-    rows = list(map(str.split, lines))
+        return _parse_cells(name, "\n".join(lines) if comments else text)
     # Above the rows their number may stand, and a header that lacks a name for the paths, as R writes it.
-    rows = rows[rows[:1] == [[str(len(rows) - 2)]] :]
-    rows = [["path"] * (len(rows[0]) + 1 == len(rows[-1])) + rows[0], *rows[1:]] if rows else []
+    lines = lines[lines[0].strip() == str(len(lines) - 2) :] if lines else []
+    if lines and len(lines[0].split()) + 1 == len(lines[-1].split()):
+        lines[0] = f"path {lines[0]}"
+    rows = "\n".join(map(str.strip, lines))
+    if not rows.isascii() or "\t" in rows:
+        rows = "\n".join(" ".join(line.split()) for line in lines)
     # Paths with blanks, and sentences, make rows of different lengths.
-    is_even = len({*map(len, rows)}) == 1
-    return _make_table(name, ((first, rest) for first, *rest in zip(*rows, strict=True)) if is_even else ())
+    return _make_table(name, _split_evenly(rows, " ") or ())
 
 
 def _split_evenly(text: str, delimiter: str) -> Iterator[tuple[str, Sequence[str]]] | None:
     """Return the columns of a text without quotes whose rows all have as many cells, each as its first cell and the
-    others; `None` for other texts."""
-    width = text.partition("\n")[0].count(delimiter) + 1
+    others; `None` for other texts. Several blanks delimit cells as one does."""
     # Zeros follow the last cell, because short cells are read with what follows.
     content = f"{text}\n".encode() + bytes(_SHORT)
     data = np.frombuffer(content, np.uint8)
+    if delimiter == " ":
+        data = data[(data != _BLANK) | (np.roll(data, -1) != _BLANK)]
+        content = data.tobytes()
+    width = content.partition(b"\n")[0].count(delimiter.encode()) + 1
     are_lines = data == _LINE_END
     ends = np.flatnonzero(are_lines | (data == ord(delimiter)))
     lasts = ends[width - 1 :: width]
     is_even = len(ends) % width == 0 and np.count_nonzero(are_lines) == len(lasts) and are_lines[lasts].all()
     # A row with only delimiters does not count.
-    if width < 2 or not is_even or np.any(np.diff(lasts, prepend=-1) == width):
+    if "\0" in text or not is_even or np.any(np.diff(lasts, prepend=-1) == width):
         return None
     by_column = np.ascontiguousarray(ends.reshape(-1, width).T)
     firsts = np.concatenate([[-1], lasts[:-1]])
@@ -167,7 +177,7 @@ def _column_of(content: bytes, starts: NDArray[np.int64], ends: NDArray[np.int64
         if (known.take(numbers, mode="clip") == codes).all():
             break
     texts = [code.to_bytes(_SHORT, "little").rstrip(b"\0").decode() for code in known.tolist()]
-    return name, NumberedCells(texts, numbers)
+    return name, NumberedCells(texts, numbers.astype(np.min_scalar_type(len(texts))))
 
 
 def _read_rows(text: str, delimiter: str, *, strict: bool) -> tuple[list[list[str]], str]:

@@ -121,6 +121,25 @@ def test_cells_are_those_of_the_csv_module(cells: list[str], end: str, delimiter
     assert dict(zip(found.keys, stated, strict=True)) == {row[0]: row[place].strip() for row in lines[1:]}
 
 
+@given(
+    cells=st.lists(st.text("abé-€#", min_size=1, max_size=12), min_size=1, max_size=COUNT),
+    blank=st.sampled_from([" ", "   ", " \t", "\xa0", "\u3000 "]),
+    around=st.sampled_from(["", " "]),
+    header=st.sampled_from(["path x y", "path  x y ", "# path x y", "{0}\nx y "]),
+)
+def test_words_are_cells_whatever_blanks_are_between(cells: list[str], blank: str, around: str, header: str) -> None:
+    """Also below the number of rows, and a header without a name for the paths."""
+    # A tab in the first row would delimit all.
+    blanks = [" ", *[blank] * len(cells)]
+    rows = [f"{around}{number}.jpg{blanks[number]}{cell}{blanks[number]}7{around}" for number, cell in enumerate(cells)]
+    text = "\n".join([header.format(len(rows)), *rows])
+    files: dict[str, str | bytes] = {"t.txt": text, **{f"{number}.jpg": b"" for number in range(len(cells))}}
+    found = read(files, table_rows(table="t.txt", labels=["x"], separator=""))
+    assert isinstance(found.targets, Values)
+    stated = [found.classes[label] for label in found.targets.values.tolist()]
+    assert dict(zip(found.keys, stated, strict=True)) == {f"{n}.jpg": cell for n, cell in enumerate(cells)}
+
+
 _ODD_CELLS = st.sampled_from(["x|y", "", "1", "01", "1.5", "train", "None", "nan", "-3"])
 _CELLS = {
     "words": st.sampled_from(["a", "b", "dog", "dog 2", "a|b"]),
