@@ -18,7 +18,7 @@ from colabstage.io.arguments import show_content
 from colabstage.io.units import counted, format_count, left_out, listed
 from colabstage.layouts.columns import other_number, same_partition, show, splits_of_column
 from colabstage.layouts.evidence import Evidence, class_of_samples, take_rows
-from colabstage.layouts.formats.tables import parse_list, parse_table
+from colabstage.layouts.formats.tables import parse_rows, parse_table
 from colabstage.layouts.reading import BEGINNING_BYTES, broken, decode_text, lines_of
 from colabstage.layouts.table import BrokenDatasetError, SampleTable, TreeFiles
 from colabstage.layouts.words import (
@@ -26,7 +26,6 @@ from colabstage.layouts.words import (
     SPLITS,
     TABLES,
     is_split,
-    is_table,
     normal,
     normal_names,
     same_split,
@@ -297,7 +296,7 @@ def _lists_called(source: Source, found: Evidence) -> dict[str, str]:
     tables = source.ending_in((".csv", ".tsv"))[:MOST_LISTS]
     heads = {one.name: source.head(one, BEGINNING_BYTES).partition(b"\n")[0] for one in tables}
     texts = source.ending_in(LIST_ENDS).where(lambda name: split_field(name) != "")[:MOST_LISTS]
-    made = source.parse(texts, lambda entry, content: parse_list(entry.name, content))
+    made = source.parse_once(texts, parse_rows)
     made |= {name: parse_table(name, head) for name, head in heads.items()}
     called |= {name: "" for name, table in made.items() if states_splits(table.header)}
     return {name: split for name, split in called.items() if name not in found.used}
@@ -339,7 +338,7 @@ def _lines_in(name: str, content: bytes, split: str) -> tuple[Sequence[str], Seq
     """Return what the lines of a list, or the rows of a table, state: a split, a path, and what is behind it. Paths are
     whole lines; or the first word where each has two paths, of an image and of its mask, or a path and a number."""
     if not split:
-        table = (parse_table if is_table(name) else parse_list)(name, content)
+        table = parse_rows(name, content)
         column, path = sorted(table.columns, key=lambda one: one.plain not in SPLIT_FIELDS)
         try:
             splits = splits_of_column(column)

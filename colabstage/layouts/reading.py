@@ -195,6 +195,7 @@ class Source:
         self.files = FileEntries.of(tree.entries)
         self._held: dict[str, bytes] = {}
         self._heads: dict[str, bytes] = {}
+        self._made: dict[tuple[str, Callable[[str, bytes], Any]], Any] = {}
 
     def without(self, names: Collection[str]) -> Source:
         """Return the source as if it lacked some files; they share what has been read."""
@@ -251,6 +252,13 @@ class Source:
 
         read_each(unread, range(len(unread)), use)
         return {name: found[name] for name in wanted.names}
+
+    def parse_once(self, entries: FileEntries, make: Callable[[str, bytes], T]) -> dict[str, T]:
+        """Return `make(name, content)` for some files by name, in their order; each is made at most once."""
+        new = entries.where(lambda name: (name, make) not in self._made)
+        made = self.parse(new, lambda entry, content: make(entry.name, content))
+        self._made |= {(name, make): one for name, one in made.items()}
+        return {name: self._made[name, make] for name in entries.names}
 
     def texts(self, entries: Iterable[FileEntry]) -> dict[str, str]:
         """Return the texts of some files by name, in their order."""

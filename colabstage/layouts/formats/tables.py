@@ -59,6 +59,11 @@ class Table:
         return Table(self.name, columns, self.count + 1, self.fault)
 
 
+def parse_rows(name: str, content: bytes) -> Table:
+    """Read the rows of a table, or of a list in a text or JSON, as its name says."""
+    return (parse_table if words.is_table(name) else parse_list)(name, content)
+
+
 def parse_table(name: str, content: bytes) -> Table:
     """Read as many of a table's rows as possible: whether a fault matters is known only once the table's role is."""
     if name.lower().endswith(".parquet"):
