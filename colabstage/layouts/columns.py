@@ -313,8 +313,12 @@ def _sizes_of_images(columns: Iterable[str]) -> set[str]:
 
 def same_partition(one: Sequence[Any], other: Sequence[Any]) -> bool:
     """Tell whether two labellings of the same samples are equal up to names."""
-    pairs = set(zip(one, other, strict=True))
-    return len(pairs) == len(set(one)) == len(set(other))
+    return divides_further(one, other) and divides_further(other, one)
+
+
+def divides_further(finer: Sequence[Any], classes: Sequence[Any]) -> bool:
+    """Tell whether the samples with each of the finer labels are of one class."""
+    return len(set(zip(finer, classes, strict=True))) == len(set(finer))
 
 
 def _find_labels(candidates: Mapping[str, Column], others: Sequence[Column]) -> tuple[str, ...]:

@@ -29,7 +29,7 @@ from colabstage.io.packages import added_by_packages
 from colabstage.io.units import NAMES_SHOWN, left_out, listed
 from colabstage.layouts import words
 from colabstage.layouts.boxes import NAME as DETECTION
-from colabstage.layouts.columns import NUMBER, same_partition
+from colabstage.layouts.columns import NUMBER, divides_further, same_partition
 from colabstage.layouts.evidence import (
     IMAGE_FOLDER,
     Evidence,
@@ -72,14 +72,15 @@ from colabstage.layouts.names import (
     nothing_states,
     second_copy,
 )
-from colabstage.layouts.reading import BEGINNING_BYTES, Source, decode_text, statements_of
+from colabstage.layouts.reading import Source
 from colabstage.layouts.rows import TABLE, TableSearch
 from colabstage.layouts.stored import AS_THEY_ARE, ClipOptions, clip_rows
 from colabstage.layouts.table import BrokenDatasetError, Masks, SampleTable, TreeFiles, Values, known_splits
+from colabstage.layouts.texts import Naming, Says
 from colabstage.trees.listing import only_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     from colabstage.layouts.formats.croissant import Description
@@ -205,7 +206,7 @@ class Case:
         if isinstance(found, Evidence) and description is not None:
             stated = found
             found = gather(lambda: description.agreed(stated, self.described, self.images, self.lookup))
-        return found if isinstance(found, Miss) else judge(self.source, found, self.rows_agree, may_be_one=self.is_more)
+        return found if isinstance(found, Miss) else judge(self.source, found, may_be_one=self.is_more)
 
 
 def _as_clips(found: Found, options: ClipOptions) -> Found:
@@ -334,17 +335,12 @@ def _rows_beside(case: Case, found: Evidence) -> Found | None:
 
 
 def _lists_beside(case: Case, found: Evidence) -> Found | None:
-    """Return texts and JSON that divide the images of a table otherwise."""
-    # Most texts beside a table name no images, as their beginnings show, and may be long.
-    texts = case.source.ending_in(LISTS).without(found.used)[:MOST_LISTS]
-    stated = (one for text in texts for one in statements_of(decode_text(case.source.head(text, BEGINNING_BYTES))))
-    if not any(case.lookup.may_find(part) for one in stated for part in one.parts):
-        return None
-    if not isinstance(case.listed, Evidence) or case.listed.used & found.used:
-        return None
-    rows, lists = _classes_by_name(found), _classes_by_name(case.listed)
-    agrees = not lists or _divide_further(rows, lists) or _divide_further(lists, rows)
-    return None if agrees else case.listed
+    """Return what texts and JSON state that divide the images of a table otherwise."""
+    texts = case.source.ending_in(LISTS).without(found.used)
+    says = Naming(case.source, found.table, texts).compare() if len(texts) <= MOST_LISTS else {}
+    rest = case.source.without({name for name in texts.names if says.get(name) is not Says.OTHER})
+    other = gather(replace(case.tables, source=rest, lists=True).state) if Says.OTHER in says.values() else None
+    return other if isinstance(other, Evidence) else None
 
 
 def _records_beside(_: Case, found: Evidence) -> Found | None:
@@ -358,13 +354,15 @@ def _sounds_beside(case: Case, found: Evidence) -> Found | None:
 def _names_beside(case: Case, found: Evidence) -> Found | None:
     """Return names that divide the images otherwise, and do not only divide each class further."""
     names = names_state(case.source.without(found.used))
-    return None if _divide_further(_classes_by_name(names), _classes_by_name(found)) else names
+    called, labels = _of_both(names, found)
+    return None if called and divides_further(called, labels) else names
 
 
-def _divide_further(finer: Mapping[str, str], classes: Mapping[str, str]) -> bool:
-    """Tell whether the samples of each of the finer classes, by name, are of one class."""
-    pairs = {(finer[key], label) for key, label in classes.items() if key in finer}
-    return 0 < len(pairs) == len({one for one, _ in pairs})
+def _of_both(one: Evidence, other: Evidence) -> tuple[list[str], list[str]]:
+    """Return the two classes of each sample that both label."""
+    first, second = _classes_by_name(one), _classes_by_name(other)
+    both = [name for name in first if name in second]
+    return [first[name] for name in both], [second[name] for name in both]
 
 
 def _called_otherwise(case: Case, found: Evidence) -> Found | None:
@@ -426,8 +424,8 @@ def _classes_by_folders(case: Case, found: Evidence) -> Found | None:
     is_odd = any(words.splits_of_folders(names)) or any(kind(name) for name in names for kind in kinds)
     if is_odd or not 2 <= len(names) <= len(case.images) / 2:
         return None
-    rows, folders = _classes_by_name(found), _classes_by_name(case.folders)
-    agrees = _divide_further(rows, folders) or _divide_further(folders, rows)
+    rows, folders = _of_both(found, case.folders)
+    agrees = rows and (divides_further(rows, folders) or divides_further(folders, rows))
     return None if agrees else case.folders
 
 
@@ -555,8 +553,8 @@ def _weigh_folders(case: Case) -> Found:
         found = replace(found.noting(note), used=found.used | copy)
     rows = case.rows if case.source.ending_in(words.TABLES) else _NOTHING
     # Names or numbers of the classes say nothing else.
-    by_name, labels = _classes_by_name(found), class_of_samples(rows.table) if isinstance(rows, Evidence) else []
-    if _name_folders(rows, case) and not (labels and same_partition(labels, list(map(by_name.get, rows.table.keys)))):
+    labels = _of_both(rows, found) if _name_folders(rows, case) else ([], [])
+    if _name_folders(rows, case) and not (labels[0] and same_partition(*labels)):
         return found.noting(_of_folders(rows))
     return found
 

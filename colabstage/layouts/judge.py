@@ -21,21 +21,22 @@ from colabstage.io.units import format_count, listed
 from colabstage.layouts import words
 from colabstage.layouts.boxes import NAME as DETECTION
 from colabstage.layouts.boxes import other_form
-from colabstage.layouts.columns import other_number, same_partition, show
+from colabstage.layouts.columns import other_number, show
 from colabstage.layouts.evidence import Evidence, Miss, class_of_samples, gather, near, refuse, size_in_file
 from colabstage.layouts.formats.masks import pair_names
-from colabstage.layouts.formats.tables import LISTS, parse_table
-from colabstage.layouts.lists import Lookup, lists_state, paths_by_id
+from colabstage.layouts.formats.tables import LISTS
+from colabstage.layouts.lists import lists_state
 from colabstage.layouts.names import bare_stem, clips_may_say, whole_path
-from colabstage.layouts.reading import BEGINNING_BYTES, Source, decode_text, joins_classes, statements_of
+from colabstage.layouts.reading import Source, joins_classes
 from colabstage.layouts.records import IMAGE_HEADS
 from colabstage.layouts.table import Boxes, SampleTable, TreeFiles, Values
+from colabstage.layouts.texts import NAMED, TEXTS, Naming, Says, may_list_a_split, statements_in
 from colabstage.trees.bytes import HEAD_BYTES
 from colabstage.trees.listing import only_line
 from colabstage.trees.names import extension_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -48,20 +49,14 @@ _MOST_PARTS = 16
 _STEMS_COMPARED = 64
 # How many images with boxes are opened for their size.
 _SIZES_COMPARED = 8
-_HEADS = 16
 # How many files without an extension are opened for their first bytes.
 _ENDLESS = 2
-# At least this many samples must be named, because a text may mention one in passing.
-_NAMED = 3
-_AGREEING = 0.9
 _NUMBER = re.compile(r"-?\d+(\.\d+)?")
 _TARS = (".tar", ".tgz", ".tar.gz")
 # Layouts whose samples are rows that name files, and those whose samples are records of shards.
 _OF_ROWS = ("table", "croissant")
 _OF_SHARDS = ("webdataset", "tfrecord", "lmdb", "arrow")
 _SPREADSHEETS = (".xlsx", ".xls", ".ods")
-# Extensions of files that may be texts, and are opened.
-_TEXTS = (*words.TEXTS, "", ".dat", ".log")
 # What is beside a photograph and no label of it: a camera's settings and its short film.
 _SILENT = (*(words.HARMLESS - {""}), *words.SOUNDS, *words.ARCHIVES, ".xmp", ".aae", ".thm", ".mov", ".mp4")
 # What may say which samples are held out, and cannot be looked into; and other data that labels may be stored in.
@@ -74,17 +69,11 @@ _MORE = "may hold more of them, and would be left out"
 _SAME = "same"
 # A number that may be a class.
 _LABEL = re.compile(r"\d{1,9}", re.ASCII)
-_OF_SPLITS = frozenset({"split", "splits", "partition", "partitions", "fold", "folds"})
 
 
-def judge(
-    source: Source, found: Evidence, rows_agree: Callable[[Evidence], bool], *, may_be_one: bool = False
-) -> Found:
+def judge(source: Source, found: Evidence, *, may_be_one: bool = False) -> Found:
     """Return what is stated, with the splits of lists, if nothing contradicts it; otherwise why it does not count.
-
-    `rows_agree` tells whether the tables that lead to the samples agree with it; `may_be_one`, whether one class is
-    fine, because the samples are added to others.
-    """
+    `may_be_one`: whether one class is fine, because the samples are added to others."""
     found = found.in_split_folders()
     by_folders = found.is_guess and found.table.layout != "file_names"
     why = why_not_classes(found.table, may_be_one=may_be_one) if by_folders else ""
@@ -93,13 +82,13 @@ def judge(
     if not why:
         found, folds = lists_state(source, found)
     table, unused = found.table, _Unused(source, found, folds)
-    contradicts = unused.contradicting(rows_agree) if found.is_guess and not why else ""
-    if contradicts and (lists := _confirming(source, table)):
+    contradicts = unused.contradicting() if found.is_guess and not why else ""
+    if contradicts:
+        why = contradicts + _UNLABELLED * (table.layout == "image_folder")
+    elif lists := unused.confirming:
         found = replace(found, used=found.used | lists, is_guess=False)
         found = found.noting(f"The same classes are in {listed(sorted(lists))}.")
         unused = _Unused(source, found, folds)
-    elif contradicts:
-        why = contradicts + _UNLABELLED * (table.layout == "image_folder")
     if why:
         # If folders are not classes, the names of the files may be.
         decline = near if by_folders else refuse
@@ -452,7 +441,7 @@ def _shared_stem(table: SampleTable) -> tuple[str, bool]:
     are_alike = all(2 * len(smallest & own) >= len(smallest) for own in others)
     if stem and are_alike and words.may_hold_parts(classes, stem):
         return stem, False
-    are_same = len({*map(tuple, stems)}) == len({*map(len, rows)}) == 1 and len({*stems[0]}) >= _NAMED
+    are_same = len({*map(tuple, stems)}) == len({*map(len, rows)}) == 1 and len({*stems[0]}) >= NAMED
     if not are_same:
         return "", False
     # cat/cat_0_flip.jpg and dog/dog_0_flip.jpg are called after their classes.
@@ -512,8 +501,7 @@ def files_called(source: Source, ends: tuple[str, ...]) -> FileEntries:
 def may_label(source: Source, table: SampleTable) -> str:
     """Return which files may hold the labels of unlabelled images, and what to write."""
     others = source.files.not_ending_in(tuple(words.HARMLESS)).where(lambda name: not words.is_note(name))
-    unused = _Unused(source, Evidence(table, ""), [])
-    names = others.names or list(unused.stating(source.ending_in(("",))))
+    names = others.names or list(Naming(source, table, source.ending_in(("",))).lines)
     why = _left_over_message(_Left(names, f"the images of '{source.label}'"))
     return why and f"{why}{_UNLABELLED}"
 
@@ -556,7 +544,7 @@ def _left_over(source: Source, found: Evidence) -> Iterator[_Left]:
         how = "Save an array 'split' beside the others, with a word for each row: train, val or test."
         # Folds are made for an experiment, and do not say which rows are held out.
         asked = [name for name in found.unused if words.plain_name(words.stem_of(name)) not in words.ABOUT_FILES]
-        names = list(filter(_may_list_a_split, asked))
+        names = list(filter(may_list_a_split, asked))
         yield _Left(names, beside, "may say which rows are held out, and would be left out", how, "arrays")
     # Such images have texts instead of labels, and the further fields are about both.
     elif is_bare and not of_arrays and not any(map(words.is_caption, found.unused)):
@@ -628,31 +616,11 @@ class _Unused:
         """Lists that may say which samples are held out, and are not read."""
         self.agreeing: list[str] = []
         """Texts that name samples and their classes, as they are."""
+        self.confirming: set[str] = set()
+        """Lists with a word for each class in the row of each sample."""
 
     def _ending_in(self, extensions: tuple[str, ...]) -> FileEntries:
         return self.source.ending_in(extensions).without(self.found.used)
-
-    def _statements(self, files: FileEntries) -> dict[str, list[Statement]]:
-        """Return what the beginnings of some texts state; empty for other files."""
-        first = sorted(files, key=lambda entry: (entry.name.count("/"), entry.name))[:_HEADS]
-        are_texts = ((one, extension_of(one.name) in _TEXTS) for one in first)
-        heads = {one.name: self.source.head(one, BEGINNING_BYTES) if is_text else b"" for one, is_text in are_texts}
-        return {name: statements_of(decode_text(head)) for name, head in heads.items()}
-
-    def stating(self, files: FileEntries) -> dict[str, str]:
-        """Return what those of some texts state that name samples: the "same" classes for them, or something "else"."""
-        stated = self._statements(files.ending_in(_TEXTS).where(lambda name: not words.is_note(name)))
-        named = {part for statements in stated.values() for one in statements for part in one.parts}
-        labels = class_of_samples(self.table) or itertools.repeat("", len(self.table))
-        # Images in several folders may share a name.
-        class_of = defaultdict[str, set[str]](set)
-        for name, label in zip(self.table.keys, labels, strict=True) if named else ():
-            for word in {words.normal(posixpath.basename(name)), words.normal(words.stem_of(name))} & named:
-                class_of[word].add(label)
-        # A list of held-out samples may be short.
-        enough = {name: 1 if _may_list_a_split(name) else min(_NAMED, len(self.table)) for name in stated}
-        states = {name: _states(one, class_of, enough[name]) for name, one in stated.items()}
-        return {name: state for name, state in states.items() if state}
 
     @cached_property
     def about_classes(self) -> dict[str, str]:
@@ -663,7 +631,7 @@ class _Unused:
             return {}
         called = self._ending_in((*words.ANNOTATIONS, *_BINARY, *_DATA)).where(words.may_hold_labels)
         may_name = self._ending_in(words.TEXTS).where(words.may_hold_names)
-        stated = self._statements(called) | self._statements(may_name)
+        stated = statements_in(self.source, called) | statements_in(self.source, may_name)
         about = {name: _about_classes(name, one, classes) for name, one in stated.items()}
         # A file in each class's folder, with one word for several of them, has labels of the folders, as for patients.
         alike = defaultdict[str, list[str]](list)
@@ -674,7 +642,7 @@ class _Unused:
                 about |= dict.fromkeys(names, "")
         return about
 
-    def contradicting(self, rows_agree: Callable[[Evidence], bool]) -> str:
+    def contradicting(self) -> str:
         """Return which files may contradict the samples' folders or names; "" for none."""
         table, classes = self.table, set(self.table.classes)
         silent = (*_SILENT, extension_of(table.keys[0] if len(table) else ""))
@@ -690,16 +658,19 @@ class _Unused:
             and (posixpath.dirname(mate) == posixpath.dirname(name) or label not in mate.split("/"))
         ]
         # A file in one class's folder, or a readme, does not list samples of several classes.
-        states = self.stating(others.where(lambda name: classes.isdisjoint(name.split("/")[:-1])))
-        competing = [name for name, state in states.items() if state == "else" and name not in self.folds]
-        unclear = [name for name, what in self.about_classes.items() if not what and name not in states]
-        both = competing + unclear
-        if both and all(map(words.is_table, both)) and rows_agree(self.found):
-            competing = unclear = []
-        self.agreeing = [name for name, state in states.items() if state == "same"]
-        self.folds += filter(_may_list_a_split, self.agreeing)
+        unclear = [name for name, what in self.about_classes.items() if not what]
+        may_list = others.where(lambda name: classes.isdisjoint(name.split("/")[:-1]) or name in unclear)
+        states = Naming(self.source, table, may_list).compare()
+        self.confirming = {name for name, state in states.items() if state is Says.SAME}
+        self.agreeing = [name for name, state in states.items() if state is Says.CLASSES]
+        competing = [name for name, state in states.items() if state in (Says.OTHER, Says.MORE)]
+        unclear = [name for name in unclear if name not in states]
+        competing = [name for name in competing if name not in self.folds]
+        self.folds += filter(may_list_a_split, self.agreeing)
         beside_parts = others.where(lambda name: _is_beside_parts(name, classes)).names
         names = beside_parts or (own if 2 * len(own) > len(table) else ()) or competing[:1] or unclear
+        # What a list states as well is no guess, and only contradicted by other classes.
+        names = [name for name in competing if states[name] is Says.OTHER] if self.confirming else names
         return _left_over_message(_Left(names, f"the {table.unit} of '{self.source.label}'"))
 
     def notes(self) -> Iterator[str]:
@@ -709,17 +680,17 @@ class _Unused:
             if what not in ("", _SAME):
                 yield f"{listed([name for name, one in self.about_classes.items() if one == what])} {what}"
         of_files = isinstance(table.inputs.source, TreeFiles)
-        others = self._ending_in(_TEXTS) if of_files and not self.found.is_guess else ()
+        others = self._ending_in(TEXTS) if of_files and not self.found.is_guess else ()
         mates, more = list[str](), list[str]()
         if others:
             # A file named like a sample is about that sample alone.
             stems = {words.stem_of(name) for name in table.keys}
             mates = sorted(name for name in others.names if words.stem_of(name) in stems)
-            more = list(self.stating(others.where(lambda name: words.stem_of(name) not in stems)))
+            more = list(Naming(self.source, table, others.where(lambda name: words.stem_of(name) not in stems)).lines)
         folds = {*self.folds}
         if table.splits is None:
             unread = (*self._ending_in(_BINARY).names, *filter(words.split_field, self._ending_in(LISTS).names))
-            folds.update(filter(_may_list_a_split, (*more, *unread)) if of_files else ())
+            folds.update(filter(may_list_a_split, (*more, *unread)) if of_files else ())
             if folds:
                 yield (
                     f"Not read: {listed(sorted(folds))}, which may say what is held out; all {table.unit} are of one "
@@ -752,51 +723,8 @@ def _about_classes(name: str, stated: Sequence[Statement], classes: Sequence[str
     return f"may name the classes, which are called {listed(classes)} here, and is not read."
 
 
-def _confirming(source: Source, table: SampleTable) -> set[str]:
-    """Return the lists that have a word for each class of the samples, by path or by id."""
-    labels, lookup, found = class_of_samples(table), Lookup(table.keys), set[str]()
-    ids, by_id = paths_by_id(source, lookup)
-    for entry in source.ending_in(LISTS)[:_HEADS] if labels else ():
-        first = source.head(entry, BEGINNING_BYTES)
-        if len(first.partition(b"\n")[0].split()) == 2 or (entry.name.endswith(".json") and len(first) == entry.size):
-            columns = source.parse_once([entry], parse_table)[entry.name].without_header().columns[:2]
-            rows = zip(*(column.cells for column in columns), strict=True)
-            numbers = {lookup.find(by_id.get(row[0], row[0])): row[-1] for row in rows}
-            own = [numbers.get(number, "") for number in range(len(labels))]
-            found |= {entry.name, ids} - {""} if all(own) and same_partition(own, labels) else set()
-    return found
-
-
-def _may_list_a_split(name: str) -> bool:
-    stem = words.stem_of(name)
-    return bool(words.split_name(stem).split) or not _OF_SPLITS.isdisjoint(words.words_of(stem))
-
-
 def _is_beside_parts(name: str, classes: set[str]) -> bool:
     """Tell whether a file is in a folder of annotations inside a class's folder: MOT17-02/gt/gt.txt."""
     *folders, _ = name.split("/")
     first = next((place for place, folder in enumerate(folders) if folder in classes), len(folders))
     return any(words.is_role(folder) and not words.holds_images(folder) for folder in folders[first + 1 :])
-
-
-def _states(stated: Sequence[Statement], class_of: Mapping[str, set[str]], enough: int) -> str:
-    """Return whether a text states the "same" classes for samples, by bare name, or something "else"; "" if it names
-    too few."""
-    named: set[str] = set()
-    agreeing = mentions = 0
-    others: set[str] = set()
-    for one in stated:
-        # A line of names and classes only agrees; boxes, or records of a path with the class in it, are something else.
-        is_record = one.text.startswith("{") and one.text.count('": ') > 1
-        says_more = is_record or sum(_NUMBER.fullmatch(word) is not None for word in one.words) >= 4
-        agrees = one.words if says_more else one.parts
-        for part in one.parts & class_of.keys():
-            if posixpath.splitext(part)[1] or words.is_telling(part):
-                named.add(part)
-                mentions, agreeing = mentions + 1, agreeing + (not class_of[part].isdisjoint(agrees))
-                others.add(" ".join(one.beside(part)))
-    if len(named) < enough:
-        return ""
-    # A word, the same for many, is another label or a split, although the class may be in the path.
-    is_other = 1 < len(others) <= mentions / 2 and all(len(one.split()) == 1 for one in others)
-    return "same" if agreeing >= _AGREEING * len(named) and not is_other else "else"

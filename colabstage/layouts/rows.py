@@ -12,7 +12,7 @@ import posixpath
 from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -177,12 +177,10 @@ class TableSearch:
                     f"'{self.source.label}': {listed(list((asked or entries).names))}. Name one."
                 )
                 raise BrokenDatasetError(msg)
+        few = asked if not self.lists or self.table is not None or len(asked) <= MOST_LISTS else asked[:0]
+        found = self.source.parse_once(few, parse_table)
         if self.lists:
-            few = asked if self.table is not None or len(asked) <= MOST_LISTS else ()
-            lists = self.source.parse_once(few, parse_table)
-            found = {name: table for name, table in lists.items() if self._lists_files(table)}
-        else:
-            found = self.source.parse_once(asked, parse_table)
+            found = {name: table for name, table in found.items() if self._lists_files(table)}
         if self.table is None:
             # Colours and numbers of classes lead to 0.png and 255.png by chance; splits are read as lists are.
             found = {
@@ -213,7 +211,7 @@ class TableSearch:
     @cached_property
     def leading(self) -> list[LeadingTable]:
         """Return the tables whose paths lead to files of the kind."""
-        return [found for table in self.tables.values() if (found := self._lead(table)) is not None]
+        return [found for table in self.tables.values() if (found := self.lead(table)) is not None]
 
     @cached_property
     def is_clear(self) -> bool:
@@ -239,7 +237,10 @@ class TableSearch:
         for table in self.leading if self.is_clear else ():
             alike[tuple(table.table.header)].append(table)
         return bool(alike) and all(
-            _columns_of_classes(tables, self.files.names, class_of, self.lookup) for tables in alike.values()
+            columns_of_classes(
+                *rows_in_classes(tables, self.files.names, class_of, self.lookup), has_header=tables[0].has_header
+            )
+            for tables in alike.values()
         )
 
     def _why_none(self) -> str:
@@ -258,7 +259,7 @@ class TableSearch:
                 shown = f" '{table.name}' {'has a header and no rows' if table.columns else 'is empty'}."
         return f"{which} column in which most rows lead to {self.kind.noun} of '{self.source.label}'.{shown}"
 
-    def _lead(self, table: Table) -> LeadingTable | None:
+    def lead(self, table: Table) -> LeadingTable | None:
         """Return a table with the column most of whose rows lead to files, or that leads to most of the files.
 
         A label column never is one: "2" may be a class, and also the stem of 2.png.
@@ -460,7 +461,8 @@ class TableSearch:
             # Folders of images are weighed beside the table.
             if self.labels is None and self.kind.layout != TABLE.layout:
                 folders_of = {name: words.folder_of(name) for name in self.files.names}
-                for same in _columns_of_classes(found[:1], self.files.names, folders_of, self.lookup)[:1]:
+                rows = rows_in_classes(found[:1], self.files.names, folders_of, self.lookup)
+                for same in columns_of_classes(*rows, has_header=found[0].has_header)[:1]:
                     notes.append(f"'{same.name}' says what the folders do, so that is the label.")
                     return find_roles(columns, labels=[same.name])
             for entry in self.source.ending_in(words.TABLES).where(words.is_submission) if self.labels is None else ():
@@ -595,30 +597,31 @@ def renumbered(targets: Targets, classes: Sequence[str], names: Sequence[str]) -
     return replace(targets, columns={**targets.columns, "labels": places[targets.columns["labels"]]})
 
 
-def _columns_of_classes(
-    tables: list[LeadingTable], names: Sequence[str], class_of: Mapping[str, str], lookup: Lookup
-) -> list[Column]:
-    """Return the columns of some tables that have one word for each class of their files, and may be the label."""
-    rows = [
-        (class_of[names[there[0]]], [column.cells[row] for column in table.table.columns])
-        for table in tables
-        for row, cell in enumerate(table.path.cells)
-        for there in [lookup.search(cell, posixpath.dirname(table.name), split=table.split)]
-        if len(there) == 1 and names[there[0]] in class_of
-    ]
-    classes = [label for label, _ in rows]
-    first, columns = tables[0], tables[0].table.columns
-    agree = [
-        column
-        for place, column in enumerate(columns)
-        if len(set(classes)) > 1 and same_partition(classes, [cells[place] for _, cells in rows])
-    ]
+def rows_in_classes(
+    tables: Sequence[LeadingTable], names: Sequence[str], class_of: Mapping[str, Any], lookup: Lookup
+) -> tuple[list[Any], list[Column]]:
+    """Return the class of each row of tables of one form whose file has one, and their columns beside the paths."""
+    classes, rows = list[Any](), list[list[str]]()
+    for table in tables:
+        beside = [column.cells for column in table.columns.values()]
+        for path, *cells in zip(table.path.cells, *beside, strict=True):
+            number = table.leads.get(path, NONE)
+            if number == SEVERAL:
+                number = only(lookup.search(path, posixpath.dirname(table.name), split=table.split))
+            if number >= 0 and names[number] in class_of:
+                classes.append(class_of[names[number]])
+                rows.append(cells)
+    return classes, [Column(name, [cells[place] for cells in rows]) for place, name in enumerate(tables[0].columns)]
+
+
+def columns_of_classes(classes: Sequence[Any], columns: Sequence[Column], *, has_header: bool) -> list[Column]:
+    """Return the columns beside paths that have one word for each class of their files, and may be the label."""
+    agree = [one for one in columns if len(set(classes)) > 1 and same_partition(classes, one.cells)]
     # Patients' folders agree with the patients' numbers, and the label is another column. Without a header no column is
     # named like a label; but if all other columns are numbers (corners, sizes), the one that agrees is.
-    if first.has_header:
+    if has_header and len(columns) > 1:
         return [column for column in agree if not words.LABEL_WORDS.isdisjoint(words.words_of(column.name))]
-    others = [column for column in columns if column not in agree and column is not first.path]
-    return agree if all(column.is_numeric for column in others) else []
+    return agree if all(column.is_numeric for column in columns if column not in agree) else []
 
 
 def _numbered_apart(names: Sequence[str]) -> tuple[str, ...]:

@@ -444,6 +444,16 @@ FOLDERS = [
           ("their classes", "all.txt", "".join(f"{one}/{i}.jpg {one}\n" for one in ("cat", "dog") for i in range(4)), noted("all.txt")),
           ("their classes by number", "all.txt", "".join(f"{one}/{i}.jpg {n}\n" for n, one in enumerate(("cat", "dog")) for i in range(4)), noted("all.txt")),
       ]),
+    *(row(f"a list of {name} beside folders of two words", files("{cat,red~fox}/{0..3}.jpg", {"all.txt": "".join(f"{one}/{i}.jpg,{word.format(one)}\n" for one in ("cat", "red fox") for i, word in enumerate(words))}), right=[right])
+      for name, words, right in [
+          ("their classes", ["{}"] * 4, noted("same classes are in 'all.txt'")),
+          ("other classes", ["cat", "red fox"] * 2, refused("all.txt")),
+          ("finer classes", ["{}", "{} cub", "{} male", "{}"], refused("all.txt")),
+      ]),
+    *(row(f"{number} images a number in {file}, by bare name beside folders", files("cat/{0..3}a.jpg dog/{4..7}a.jpg", {file: "".join(f"{i}a.jpg {i // number % 2}\n" for i in range(8))}), right=[right])
+      for file in ("labels", "classes.log") for number, right in [(4, noted(f"same classes are in '{file}'")), (2, refused(file))]),
+    *(row(f"a list of {name} division beside a table of boxes", files("img/{0..5}.jpg", {"boxes.csv": "file,label,xmin,ymin,xmax,ymax\n" + "".join(f"{i}.jpg,{'ab'[i % 2]},1,1,3,3\n" for i in range(6)), "list.txt": "".join(f"{i}.jpg {i // number % 2}\n" for i in range(6))}), right=[right])
+      for name, number, right in [("the same", 1, noted("Not read: 'list.txt'")), ("another", 2, refused("'boxes.csv' and by 'list.txt'"))]),
     *(row(f"{stated} of another division than the folders of {labels}", files("train/{0,1}.jpg val/{2,3}.jpg", {**IN_SPLITS[labels], **OTHER_SPLITS[stated]}), right=[refused("val/2.jpg", but_not="Not read")])
       for labels in IN_SPLITS for stated in OTHER_SPLITS),
     row("a column of another division than the folders", files("train/{0,1}.jpg val/{2,3}.jpg", {"labels.csv": "file,label,split\n0.jpg,cat,train\n1.jpg,dog,train\n2.jpg,cat,train\n3.jpg,dog,val\n"}), right=[refused("'val/2.jpg'.*'train'.*'val'")]),

@@ -6,6 +6,7 @@ import json
 import posixpath
 import re
 from collections import Counter, defaultdict
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -182,3 +183,16 @@ def test_most_are_right_by_themselves() -> None:
     """At least 120, and of them three quarters without a line to write."""
     assert len({known.name for known in DATASETS}) == len(DATASETS) >= 120
     assert 4 * sum(not known.error for known in DATASETS) >= 3 * len(DATASETS)
+
+
+@pytest.mark.parametrize(("line", "is_read"), [("img/{:06}.png {}", True), ("the number {:05}, and {}", False)])
+def test_a_long_text_beside_a_table_is_read_once_if_its_beginning_names_images(line: str, is_read: bool) -> None:
+    """All of it, after the beginning; it is longer than what is kept."""
+    count = 20_000
+    names = [f"img/{number:06}.png" for number in range(count)]
+    table = "".join(f"{name},{'ab'[number % 2]}\n" for number, name in enumerate(names))
+    text = "".join(f"{line.format(number, number // 2 % 2):60}\n" for number in range(count)).encode()
+    tree = Counted(dict.fromkeys(names, b"") | {"l.csv": f"file,label\n{table}".encode(), "all.txt": text})
+    with pytest.raises(ColabstageError, match=r"'l\.csv' and by 'all\.txt'") if is_read else nullcontext():
+        assert detect_layout(tree).layout == "table"
+    assert tree.nbytes["all.txt"] == 64 * 1024 + is_read * len(text)
