@@ -36,7 +36,7 @@ from colabstage.io.display import resolve_progress
 from colabstage.io.files import make_folder
 from colabstage.io.progress import SYSTEM_CLOCK, Progress
 from colabstage.io.report import Report, facts, in_notebook
-from colabstage.io.units import format_bytes, format_duration
+from colabstage.io.units import format_bytes, format_duration, listed
 from colabstage.io.workspace import open_spool, remove_own, sweep_orphans
 from colabstage.load.loader import Loader
 from colabstage.machine.mounts import drive_root, require_drive, run_watched
@@ -50,6 +50,7 @@ from colabstage.runs.state import (
     Copier,
     check_parts,
     dataset_digest,
+    frozen_in,
     kind_of_part,
     load_parts,
     names_of,
@@ -211,6 +212,8 @@ class Run:
         self._saved: tuple[int, int, int] = self._place()
         self._interval_began = 0.0
         self._random: Mapping[str, Any] | None = None
+        # The parameters that were not trained when the restored version was saved.
+        self._frozen: list[str] | None = None
         self._stop: int | None = None
         self._at_once = False
         self._noticed = weakref.WeakSet[torch.optim.Optimizer]()
@@ -308,6 +311,7 @@ class Run:
         _check_numbers(values)
         self._check_open()
         self._follow_loader()
+        self._compare_frozen()
         self.steps += 1
         self._summed += 1
         for name, value in values.items():
@@ -388,20 +392,39 @@ class Run:
             yield "next save", f"in {format_duration(max(0.0, left_s))}"
 
     def _notice_optimizer(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        """Note an optimizer that trains the run's models and is in none of its parts, the first time that it steps."""
+        """Note an optimizer that trains the run's models, or its schedule, that is in none of the parts, the first time
+        that it steps."""
         if optimizer in self._noticed:
             return
         self._noticed.add(optimizer)
         parts = self._parts.values()
-        inside = any(optimizer is one for part in parts for one in (part, *getattr(part, "__dict__", {}).values()))
+        held = [one for part in parts for one in (part, *getattr(part, "__dict__", {}).values())]
+        inside = any(optimizer is one for one in held)
         models = [part for part in parts if isinstance(part, torch.nn.Module)]
         own = {id(one) for part in models for one in part.parameters()}
         for part in parts:
             if isinstance(part, torch.optim.Optimizer):
                 own -= {id(one) for group in part.param_groups for one in group["params"]}
+        what = ""
         if not inside and any(id(one) in own for group in optimizer.param_groups for one in group["params"]):
-            kind = type(optimizer).__name__
-            self._note(f"The {kind} that trains the model is no part of the run, so it starts again in each session.")
+            what = f"The {type(optimizer).__name__} that trains the model"
+        # torch marks the step of an optimizer that a schedule was made for.
+        elif inside and hasattr(optimizer.step, "_wrapped_by_lr_sched"):
+            if not any(getattr(one, "optimizer", None) is optimizer for one in held):
+                what = f"The schedule of the {type(optimizer).__name__}"
+        if what:
+            self._note(f"{what} is no part of the run, so each session begins with a new one.")
+
+    def _compare_frozen(self) -> None:
+        """Note which parameters the restored version trained and this session does not, at its first step: by then the
+        loop has thawed what it thaws by the epoch."""
+        then, self._frozen = self._frozen, None
+        now = frozen_in(self._parts) if then is not None else []
+        if lost := [name for name in now if name not in set(then or ())]:
+            self._note(
+                f"Frozen in this session, but not where the saved one ended: {listed(lost, 3)}. Decide by run.epoch what "
+                "is frozen; versions do not include it."
+            )
 
     def _begin(self, version: Version | None, local: Path) -> None:
         """Restore a version, if there is one, and hold the run."""
@@ -493,6 +516,7 @@ class Run:
         self._pass = getattr(self._loader, "epoch", None)
         self.resumed_from = version
         self._random = content["random"]
+        self._frozen = content.get("frozen")
 
     def _all_parts(self) -> dict[str, Any]:
         # Last, because the loader continues from there once it is loaded.
@@ -571,6 +595,7 @@ class Run:
             "kinds": {name: kind_of_part(part) for name, part in parts.items()},
             "dataset": self._digest,
             "names": names_of(self._parts),
+            "frozen": frozen_in(self._parts),
             "numbers": self._numbers,
             "random": random_state(),
             "counters": {"epoch": self.epoch, "steps": self.steps},

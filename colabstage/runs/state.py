@@ -222,11 +222,25 @@ def _settings(name: str, value: Any) -> dict[str, Any]:
     return dict(ChainMap(plain, *below))
 
 
+def _parameters(parts: Mapping[str, object]) -> dict[str, torch.nn.Parameter]:
+    """Return the parameters of all models, by name; one that models or layers share has several."""
+    models = {name: part for name, part in parts.items() if isinstance(part, torch.nn.Module)}
+    return {
+        f"{name}.{own}": one
+        for name, part in models.items()
+        for own, one in part.named_parameters(remove_duplicate=False)
+    }
+
+
+def frozen_in(parts: Mapping[str, object]) -> list[str]:
+    """Return the names of the parameters that are not trained."""
+    return [name for name, one in _parameters(parts).items() if not one.requires_grad]
+
+
 def names_of(parts: Mapping[str, object]) -> dict[str, list[str]]:
     """Return the names of each optimizer's parameters, in the order by which it numbers their states; "" for those of
     no model among the parts."""
-    models = {name: part for name, part in parts.items() if isinstance(part, torch.nn.Module)}
-    names = {id(one): f"{name}.{own}" for name, part in models.items() for own, one in part.named_parameters()}
+    names = {id(one): name for name, one in _parameters(parts).items()}
     return {
         name: [names.get(id(one), "") for group in part.param_groups for one in group["params"]]
         for name, part in parts.items()
@@ -273,7 +287,8 @@ def load_parts(
             saved = kinds[name] or "model"
             msg = f"{name} is a {type(part).__name__}, but the run was saved with a {saved}. {_AS_BEFORE}"
             raise OptionError(msg)
-    now = names_of(parts)
+    now, parameters = names_of(parts), _parameters(parts)
+    one_name = {id(one): name for name, one in parameters.items()}
     before = Copier().copy({name: part.state_dict() for name, part in parts.items()})
     begun: list[str] = []
     notes: list[str] = []
@@ -284,7 +299,8 @@ def load_parts(
                 continue
             begun.append(name)
             try:
-                part.load_state_dict(_in_order(states[name], names.get(name, []), now.get(name, [])))
+                then = [one_name.get(id(parameters.get(one)), one) for one in names.get(name, [])]
+                part.load_state_dict(_in_order(states[name], then, now.get(name, [])))
             except OtherOrderError as error:
                 part.set_epoch(error.epoch)
                 notes.append(

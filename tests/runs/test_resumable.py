@@ -713,8 +713,38 @@ def test_moments_follow_their_parameters(tmp_path: Path) -> None:
             pass
 
 
+def test_an_optimizer_follows_weights_that_parts_share(tmp_path: Path) -> None:
+    """Such as an encoder and the model around it, whichever comes first; and tied layers."""
+    for order in (("encoder", "model"), ("model", "encoder")):
+        encoder = nn.Linear(2, 2)
+        parts: dict[str, Any] = {"encoder": encoder, "model": nn.Sequential(encoder, nn.Linear(2, 2), encoder)}
+        optimizer = torch.optim.SGD(parts["model"].parameters(), 1.0, momentum=0.5)
+        with resumable(tmp_path, **{name: parts[name] for name in order}, optimizer=optimizer, progress=False) as run:
+            assert (encoder.weight in optimizer.state) == (order[0] == "model")
+            torch.autograd.backward(parts["model"](torch.eye(2)).square().sum())
+            optimizer.step()
+            run.step()
+
+
+def test_layers_that_stay_frozen_are_noted(tmp_path: Path) -> None:
+    """Where the cell thaws them in one epoch only. Those that are thawed by the epoch before the first step, or are
+    frozen in every session, are not."""
+    said = []
+    for thawed in ("3", "3", "", "1", "13"):
+        model = nn.Sequential(*(nn.Linear(2, 2, bias=False) for _ in range(4))).requires_grad_(False)
+        with resumable(tmp_path, model=model, progress=False) as run:
+            for number in thawed:
+                model[int(number)].requires_grad_(True)
+            run.step()
+            run.step()
+        said.append([note for note in run.notes if "Frozen" in note])
+    assert ["model.3.weight" in str(notes) for notes in said] == [False, False, True, False, False]
+    assert [len(notes) for notes in said] == [0, 0, 1, 0, 0]
+
+
 def test_an_optimizer_that_is_no_part_is_noted(tmp_path: Path) -> None:
-    """It begins anew in each session. One of another model has nothing to do with the run."""
+    """It begins anew in each session, as does the schedule of one that is. One of another model has nothing to do with
+    the run."""
     model, other = nn.Linear(2, 2), nn.Linear(2, 2)
     optimizers = {name: torch.optim.AdamW(one.parameters()) for name, one in [("own", model), ("other", other)]}
     wrapped = SimpleNamespace(optimizer=optimizers["own"], state_dict=dict, load_state_dict=dict)
@@ -727,6 +757,17 @@ def test_an_optimizer_that_is_no_part_is_noted(tmp_path: Path) -> None:
             run.step()
         assert ["AdamW" in note for note in run.notes] == [True] * (not parts)
     optimizers["own"].step()
+    schedule = torch.optim.lr_scheduler.SequentialLR(
+        optimizers["own"], [torch.optim.lr_scheduler.StepLR(optimizers["own"], 1) for _ in range(2)], [3]
+    )
+    held = SimpleNamespace(inner=schedule, state_dict=dict, load_state_dict=dict)
+    for number, parts in enumerate([{"scheduler": schedule}, {"held": held}, {}]):
+        with resumable(
+            tmp_path / f"schedule-{number}", model=model, optimizer=optimizers["own"], **parts, progress=False
+        ) as run:
+            optimizers["own"].step()
+            run.step()
+        assert ["schedule" in note for note in run.notes] == [True] * (not parts)
 
 
 def test_a_run_says_which_numbers_and_settings_it_keeps(tmp_path: Path) -> None:
