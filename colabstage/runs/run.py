@@ -405,13 +405,13 @@ class Run:
         for part in parts:
             if isinstance(part, torch.optim.Optimizer):
                 own -= {id(one) for group in part.param_groups for one in group["params"]}
-        what = ""
+        kind, what = type(optimizer).__name__, ""
         if not inside and any(id(one) in own for group in optimizer.param_groups for one in group["params"]):
-            what = f"The {type(optimizer).__name__} that trains the model"
+            what = f"The {kind} that trains the model"
         # torch marks the step of an optimizer that a schedule was made for.
-        elif inside and hasattr(optimizer.step, "_wrapped_by_lr_sched"):
-            if not any(getattr(one, "optimizer", None) is optimizer for one in held):
-                what = f"The schedule of the {type(optimizer).__name__}"
+        is_scheduled = inside and hasattr(optimizer.step, "_wrapped_by_lr_sched")
+        if is_scheduled and not any(getattr(one, "optimizer", None) is optimizer for one in held):
+            what = f"The schedule of the {kind}"
         if what:
             self._note(f"{what} is no part of the run, so each session begins with a new one.")
 
@@ -422,8 +422,8 @@ class Run:
         now = frozen_in(self._parts) if then is not None else []
         if lost := [name for name in now if name not in set(then or ())]:
             self._note(
-                f"Frozen in this session, but not where the saved one ended: {listed(lost, 3)}. Decide by run.epoch what "
-                "is frozen; versions do not include it."
+                f"Frozen in this session, but not where the saved one ended: {listed(lost, 3)}. Decide by run.epoch "
+                "what is frozen; versions do not include it."
             )
 
     def _begin(self, version: Version | None, local: Path) -> None:

@@ -4,7 +4,6 @@ are left in the middle. Batches are the file's, the limit holds, and nothing han
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import threading
 import time
@@ -135,7 +134,7 @@ def test_a_next_epoch_that_is_ordered_late_opens_nothing_again(pack: Pack, tmp_p
 
 def open_below(folder: Path) -> set[str]:
     """The files of a folder that this process has open, by their descriptors."""
-    names = (f"{one.name} {os.readlink(one)}" for one in Path("/proc/self/fd").iterdir() if one.is_symlink())
+    names = (f"{one.name} {one.readlink()}" for one in Path("/proc/self/fd").iterdir() if one.is_symlink())
     return {name for name in names if str(folder) in name}
 
 
