@@ -51,6 +51,7 @@ from colabstage.runs.state import (
     check_parts,
     dataset_digest,
     frozen_in,
+    held_by,
     kind_of_part,
     load_parts,
     names_of,
@@ -212,8 +213,9 @@ class Run:
         self._saved: tuple[int, int, int] = self._place()
         self._interval_began = 0.0
         self._random: Mapping[str, Any] | None = None
-        # The parameters that were not trained when the restored version was saved.
+        # Until the first step: the parameters that the restored version did not train, and where the loader was.
         self._frozen: list[str] | None = None
+        self._loader_began: Any = None
         self._stop: int | None = None
         self._at_once = False
         self._noticed = weakref.WeakSet[torch.optim.Optimizer]()
@@ -243,6 +245,8 @@ class Run:
             for loop in self._loops():
                 stack.callback(loop.join(self))
                 self.checkpoint, self.callback = loop.checkpoint, loop.callback
+            if isinstance(self._loader, Loader) and not self._loops():
+                self._loader_began = self._loader.state_dict()
             self._stack, self._is_open = stack.pop_all(), True
         self._interval_began = self._clock.now()
         self._shown.line(self._began())
@@ -311,15 +315,15 @@ class Run:
         _check_numbers(values)
         self._check_open()
         self._follow_loader()
-        self._compare_frozen()
+        self._check_first_step()
         self.steps += 1
         self._summed += 1
         for name, value in values.items():
             # Added up on its device, because reading a number from a GPU waits for everything that is queued.
-            number = value
-            if isinstance(value, torch.Tensor):
-                # A sum of a hundred bfloat16 would be off by percents, and of float16 infinite.
-                number = value.detach().to(torch.promote_types(value.dtype, torch.float32))
+            # A sum of a hundred bfloat16 would be off by percents, and of float16 infinite.
+            is_tensor = isinstance(value, torch.Tensor)
+            wide = torch.promote_types(value.dtype, torch.float32) if is_tensor else None
+            number = value.detach().to(wide) if is_tensor else _plain_number(value)
             so_far, count = self._sums.get(name, (0.0, 0))
             self._sums[name] = so_far + number, count + 1
         if self._summed >= _ROW_STEPS:
@@ -398,7 +402,7 @@ class Run:
             return
         self._noticed.add(optimizer)
         parts = self._parts.values()
-        held = [one for part in parts for one in (part, *getattr(part, "__dict__", {}).values())]
+        held = held_by(parts)
         inside = any(optimizer is one for one in held)
         models = [part for part in parts if isinstance(part, torch.nn.Module)]
         own = {id(one) for part in models for one in part.parameters()}
@@ -415,9 +419,16 @@ class Run:
         if what:
             self._note(f"{what} is no part of the run, so each session begins with a new one.")
 
-    def _compare_frozen(self) -> None:
-        """Note which parameters the restored version trained and this session does not, at its first step: by then the
-        loop has thawed what it thaws by the epoch."""
+    def _check_first_step(self) -> None:
+        """Note what would be another training after the next restart: a loop that does not read the run's loader, and
+        parameters that the restored version trained and this session does not. By now the loop has thawed what it thaws
+        by the epoch."""
+        began, self._loader_began = self._loader_began, None
+        if began is not None and self._loader.state_dict() == began:
+            self._note(
+                "loader= has given no batch before this step, so the loop reads another, and where it is in its epoch "
+                "is not known. Iterate over the one that resumable() got."
+            )
         then, self._frozen = self._frozen, None
         now = frozen_in(self._parts) if then is not None else []
         if lost := [name for name in now if name not in set(then or ())]:
@@ -607,9 +618,7 @@ class Run:
         return Job(version, content, lambda: self._copier.give_back(states))
 
     def _row(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        numbers = {
-            name: float(value.detach() if isinstance(value, torch.Tensor) else value) for name, value in values.items()
-        }
+        numbers = {name: _plain_number(value) for name, value in values.items()}
         return {"session": self._session, "epoch": self.epoch, "step": self.steps, "time": time.time(), **numbers}
 
     def _end_row(self) -> None:
@@ -734,6 +743,11 @@ def _check_numbers(values: Mapping[str, Any]) -> None:
             what = kind_of(value) if count == 1 else f"{kind_of(value)} of {count:,} numbers"
             msg = f"{name}= is {what}; expected a number, or a tensor of one number, such as loss.mean()."
             raise OptionError(msg)
+
+
+def _plain_number(value: Any) -> float:
+    """Return a number, an array or a tensor of one number, as Python has it."""
+    return float(value.item() if hasattr(value, "item") else value)
 
 
 def _show_saved(saved: Saved) -> str:

@@ -25,7 +25,7 @@ from colabstage.load.loader import OtherOrderError
 from colabstage.machine.mounts import run_watched
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
 _PLAIN = (str, bytes, bool, int, float, complex, type(None), torch.Size, torch.dtype, torch.device)
@@ -178,11 +178,27 @@ def check_parts(parts: Mapping[str, object]) -> None:
                 raise OptionError(msg)
     models = [part for part in parts.values() if isinstance(part, torch.nn.Module)]
     saved = {id(one) for model in models for one in model.parameters()}
+    optimizers = {id(one) for one in held_by(parts.values()) if isinstance(one, torch.optim.Optimizer)}
     for name, part in parts.items() if all(isinstance(part, _KNOWN) for part in parts.values()) else ():
         groups = part.param_groups if isinstance(part, torch.optim.Optimizer) else ()
         if any(id(one) not in saved for group in groups for one in group["params"]):
             msg = f"{name} trains parameters of no part, so they are not saved. Pass their model, or make {name} again."
             raise OptionError(msg)
+        is_schedule = isinstance(part, torch.optim.lr_scheduler.LRScheduler)
+        if is_schedule and optimizers and id(getattr(part, "optimizer", None)) not in optimizers:
+            msg = f"{name} sets the rates of an optimizer that is no part. Pass that one, or make {name} again."
+            raise OptionError(msg)
+
+
+def held_by(parts: Iterable[object]) -> list[object]:
+    """Return the parts, and what each has as an attribute, as the wrappers of other libraries have an optimizer; of a
+    schedule only itself, because its state has nothing of the optimizer's."""
+    known = torch.optim.lr_scheduler.LRScheduler
+    return [one for part in parts for one in (part, *(() if isinstance(part, known) else _attributes(part)))]
+
+
+def _attributes(part: object) -> Iterable[object]:
+    return getattr(part, "__dict__", {}).values()
 
 
 def unwrapped(part: Any) -> Any:
