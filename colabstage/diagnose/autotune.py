@@ -99,14 +99,14 @@ def autotune_loader(
 
     Args:
         dataset: a `dataset_h5` or a `Subset` of one, for which `make_loader`'s strategies are tried, or any other
-            map-style torch dataset, for which torch's `DataLoader` is.
+            map-style torch dataset, for which torch's `DataLoader` is, as for all with `collate_fn`.
         batch_size: samples in a batch.
         step: called with each batch, as in the training loop; without it loaders are compared alone, which favours more
             processes than are good for a training loop that needs the cores itself.
         restore: what the step changes and you want back, as in `profile_loader`.
         budget_s: seconds for the whole search, including starting processes. A slow batch may exceed it.
         device: where batches go, for `make_loader`.
-        collate_fn: of the `DataLoader`.
+        collate_fn: of the `DataLoader`; `make_loader` has none.
         shuffle: whether samples are visited in a random order.
 
     Returns:
@@ -133,7 +133,7 @@ def autotune_loader(
     below = dataset
     while isinstance(below, Subset):
         below = below.dataset
-    if isinstance(below, dataset_h5):
+    if isinstance(below, dataset_h5) and collate_fn is None:
         from colabstage.load.loader import make_loader
 
         place = None if device is None else str(device)
@@ -149,7 +149,7 @@ def autotune_loader(
         if reader.encoded or reader.decodes_targets:
             tried["make_loader"] = partial(tried["make_loader"], memory_budget=0)
     else:
-        # For another dataset only torch's loader can be tried.
+        # For another dataset, or form of a batch, only torch's loader can be tried.
         roots, candidates = (dataset, collate_fn), stock_candidates(resources.cores)
     trying = _Trying(tried, step)
     with preserve_randomness(), preserve_attributes(roots), warnings.catch_warnings():

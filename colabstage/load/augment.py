@@ -365,7 +365,7 @@ class _Seeded:
 
     def __call__(self, x: Any, y: Any) -> tuple[Any, Any]:
         """Return the new `(x, y)`, with parameters from torch's generator."""
-        return self.apply_at(x, y, BatchPlace(int(torch.randint(_SEEDS, ())), 0, np.arange(len(x))))
+        return self.apply_at(x, y, BatchPlace(int(torch.randint(_SEEDS, (), device="cpu")), 0, np.arange(len(x))))
 
     def apply_at(self, x: Any, y: Any, place: BatchPlace) -> tuple[Any, Any]:
         """Return the new `(x, y)`, with the parameters of this place."""

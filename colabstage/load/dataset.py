@@ -27,7 +27,7 @@ from colabstage.load.calling import call_theirs, check_moves, image_for
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -159,6 +159,15 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
                 UserWarning,
                 stacklevel=4,
             )
+        # The writer of a pack that is being made is at work.
+        if self.reader.unwritten and arrival is None:
+            warnings.warn(
+                f"{self.reader.unwritten} were never written, as where a program was stopped: they are read as the "
+                "fill value, which is mostly 0. Write the file again, or visit the rows that are there, by "
+                "torch.utils.data.Subset(dataset, rows).",
+                UserWarning,
+                stacklevel=4,
+            )
         # Said once, here, where the path is chosen: later, reading would only be slow.
         if self.reader.slow_mount is not None and not in_memory:
             warnings.warn(
@@ -226,6 +235,10 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
 
     def __len__(self) -> int:
         return len(self.reader)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield each sample. Without this, Python would take an IndexError of a transform for the end."""
+        return (self[row] for row in range(len(self)))
 
     @public()
     def __getitem__(self, index: int | slice) -> Any:

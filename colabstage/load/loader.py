@@ -171,7 +171,7 @@ def make_loader(
         # Another rank may have waited until all rows were local, and must have the same order.
         layout = lasting_layout(dataset.reader.path, layout)
     is_fixed = shard.world_size > 1 or by_itself or layout is not None
-    seed = choose_seed(asked.seed, lambda: torch.randint(_SEEDS, ()), fixed=is_fixed)
+    seed = choose_seed(asked.seed, lambda: torch.randint(_SEEDS, (), device="cpu"), fixed=is_fixed)
     # Rows of `train` may be held out of the training as well as trained on.
     unclear = asked.shuffle is None and in_train
     shuffle: Shuffle = ("auto" if in_train else False) if asked.shuffle is None else asked.shuffle
@@ -375,7 +375,7 @@ class EpochSampler(Sampler[int]):
             seed = 0
         # As torch's own samplers do.
         elif self._drawn and not self._is_set:
-            seed, epoch = int(torch.randint(_SEEDS, ())), 0
+            seed, epoch = int(torch.randint(_SEEDS, (), device="cpu")), 0
         return iter(self.order.rows(seed, epoch).tolist())
 
     def __len__(self) -> int:

@@ -439,12 +439,13 @@ class Expectations:
     def _expect(self, rows: NDArray[np.intp], after: int) -> None:
         places, blocks = self._places.uses(rows)
         gap = self._places.gap * self._pack._window_units
-        expected = self._pack.file.expect(find_visits(places + after, blocks, gap))
+        expected = self._pack.file.expect(find_visits(places + after, blocks, gap), later=after > 0)
         if expected is None:
             return
         with self._lock:
             if self._closed:
                 expected.close()
+                return
             self._expected.append(expected)
         expected.reached(self._done)
 

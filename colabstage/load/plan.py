@@ -158,7 +158,11 @@ STOCK_LOADER = "torch.utils.data.DataLoader(dataset, batch_size, shuffle=True, n
 TORCH_REMEDIES = {
     "decode": "Leave it out: crops are cut while images are decoded wherever batch_transform begins with one.",
     "generator": "Write seed=generator.initial_seed().",
-    "pin_memory": "Leave it out: batches for a device= that is a GPU come through pinned memory.",
+    **dict.fromkeys(
+        ("pin_memory", "pin_memory_device"),
+        "Leave it out: batches for a device= that is a GPU come through pinned memory.",
+    ),
+    "in_order": "Leave it out: batches come in the order of their numbers.",
     "persistent_workers": "Leave it out: num_workers= counts threads, and no processes have to be kept.",
     **dict.fromkeys(
         ("batch_sampler", "collate_fn", "worker_init_fn", "timeout", "multiprocessing_context"),
@@ -172,6 +176,7 @@ ARRAY_REMEDIES = {
     "device": "Leave it out: the framework copies batches to its device.",
     "drop_remainder": "Write drop_last=True.",
     "buffer_size": "Leave it out: all rows are shuffled, not those in a buffer.",
+    "class_weight": "Give it to model.fit; or write sample_weight= for a weight of each sample.",
     "max_queue_size": "Write prefetch_factor= for the number of batches that are made ahead.",
     "use_multiprocessing": "Leave it out: threads of this process make batches ahead, num_workers= of them.",
 }

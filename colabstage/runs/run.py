@@ -35,7 +35,7 @@ from colabstage.io.display import resolve_progress
 from colabstage.io.files import make_folder, temporary_folder
 from colabstage.io.progress import SYSTEM_CLOCK, Progress
 from colabstage.io.report import Report, facts, in_notebook
-from colabstage.io.units import format_bytes, format_duration
+from colabstage.io.units import format_bytes, format_duration, listed
 from colabstage.io.workspace import open_spool, remove_own, sweep_orphans
 from colabstage.load.loader import Loader
 from colabstage.machine.mounts import drive_root, require_drive, run_watched
@@ -49,6 +49,8 @@ from colabstage.runs.state import (
     Copier,
     check_parts,
     dataset_digest,
+    frozen_in,
+    held_by,
     kind_of_part,
     load_parts,
     names_of,
@@ -210,6 +212,9 @@ class Run:
         self._saved: tuple[int, int, int] = self._place()
         self._interval_began = 0.0
         self._random: Mapping[str, Any] | None = None
+        # Until the first step: the parameters that the restored version did not train, and where the loader was.
+        self._frozen: list[str] | None = None
+        self._loader_began: Any = None
         self._stop: int | None = None
         self._at_once = False
         self._noticed = weakref.WeakSet[torch.optim.Optimizer]()
@@ -239,6 +244,8 @@ class Run:
             for loop in self._loops():
                 stack.callback(loop.join(self))
                 self.checkpoint, self.callback = loop.checkpoint, loop.callback
+            if isinstance(self._loader, Loader) and not self._loops():
+                self._loader_began = self._loader.state_dict()
             self._stack, self._is_open = stack.pop_all(), True
         self._interval_began = self._clock.now()
         self._shown.line(self._began())
@@ -307,14 +314,15 @@ class Run:
         _check_numbers(values)
         self._check_open()
         self._follow_loader()
+        self._check_first_step()
         self.steps += 1
         self._summed += 1
         for name, value in values.items():
             # Added up on its device, because reading a number from a GPU waits for everything that is queued.
-            number = value
-            if isinstance(value, torch.Tensor):
-                # A sum of a hundred bfloat16 would be off by percents, and of float16 infinite.
-                number = value.detach().to(torch.promote_types(value.dtype, torch.float32))
+            # A sum of a hundred bfloat16 would be off by percents, and of float16 infinite.
+            is_tensor = isinstance(value, torch.Tensor)
+            wide = torch.promote_types(value.dtype, torch.float32) if is_tensor else None
+            number = value.detach().to(wide) if is_tensor else _plain_number(value)
             so_far, count = self._sums.get(name, (0.0, 0))
             self._sums[name] = so_far + number, count + 1
         if self._summed >= _ROW_STEPS:
@@ -387,20 +395,46 @@ class Run:
             yield "next save", f"in {format_duration(max(0.0, left_s))}"
 
     def _notice_optimizer(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        """Note an optimizer that trains the run's models and is in none of its parts, the first time that it steps."""
+        """Note an optimizer that trains the run's models, or its schedule, that is in none of the parts, the first time
+        that it steps."""
         if optimizer in self._noticed:
             return
         self._noticed.add(optimizer)
         parts = self._parts.values()
-        inside = any(optimizer is one for part in parts for one in (part, *getattr(part, "__dict__", {}).values()))
+        held = held_by(parts)
+        inside = any(optimizer is one for one in held)
         models = [part for part in parts if isinstance(part, torch.nn.Module)]
         own = {id(one) for part in models for one in part.parameters()}
         for part in parts:
             if isinstance(part, torch.optim.Optimizer):
                 own -= {id(one) for group in part.param_groups for one in group["params"]}
+        kind, what = type(optimizer).__name__, ""
         if not inside and any(id(one) in own for group in optimizer.param_groups for one in group["params"]):
-            kind = type(optimizer).__name__
-            self._note(f"The {kind} that trains the model is no part of the run, so it starts again in each session.")
+            what = f"The {kind} that trains the model"
+        # torch marks the step of an optimizer that a schedule was made for.
+        is_scheduled = inside and hasattr(optimizer.step, "_wrapped_by_lr_sched")
+        if is_scheduled and not any(getattr(one, "optimizer", None) is optimizer for one in held):
+            what = f"The schedule of the {kind}"
+        if what:
+            self._note(f"{what} is no part of the run, so each session begins with a new one.")
+
+    def _check_first_step(self) -> None:
+        """Note what would be another training after the next restart: a loop that does not read the run's loader, and
+        parameters that the restored version trained and this session does not. By now the loop has thawed what it thaws
+        by the epoch."""
+        began, self._loader_began = self._loader_began, None
+        if began is not None and self._loader.state_dict() == began:
+            self._note(
+                "loader= has given no batch before this step, so the loop reads another, and where it is in its epoch "
+                "is not known. Iterate over the one that resumable() got."
+            )
+        then, self._frozen = self._frozen, None
+        now = frozen_in(self._parts) if then is not None else []
+        if lost := [name for name in now if name not in set(then or ())]:
+            self._note(
+                f"Frozen in this session, but not where the saved one ended: {listed(lost, 3)}. Decide by run.epoch "
+                "what is frozen; versions do not include it."
+            )
 
     def _begin(self, version: Version | None, local: Path) -> None:
         """Restore a version, if there is one, and hold the run."""
@@ -492,6 +526,7 @@ class Run:
         self._pass = getattr(self._loader, "epoch", None)
         self.resumed_from = version
         self._random = content["random"]
+        self._frozen = content.get("frozen")
 
     def _all_parts(self) -> dict[str, Any]:
         # Last, because the loader continues from there once it is loaded.
@@ -570,6 +605,7 @@ class Run:
             "kinds": {name: kind_of_part(part) for name, part in parts.items()},
             "dataset": self._digest,
             "names": names_of(self._parts),
+            "frozen": frozen_in(self._parts),
             "numbers": self._numbers,
             "random": random_state(),
             "counters": {"epoch": self.epoch, "steps": self.steps},
@@ -581,9 +617,7 @@ class Run:
         return Job(version, content, lambda: self._copier.give_back(states))
 
     def _row(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        numbers = {
-            name: float(value.detach() if isinstance(value, torch.Tensor) else value) for name, value in values.items()
-        }
+        numbers = {name: _plain_number(value) for name, value in values.items()}
         return {"session": self._session, "epoch": self.epoch, "step": self.steps, "time": time.time(), **numbers}
 
     def _end_row(self) -> None:
@@ -708,6 +742,11 @@ def _check_numbers(values: Mapping[str, Any]) -> None:
             what = kind_of(value) if count == 1 else f"{kind_of(value)} of {count:,} numbers"
             msg = f"{name}= is {what}; expected a number, or a tensor of one number, such as loss.mean()."
             raise OptionError(msg)
+
+
+def _plain_number(value: Any) -> float:
+    """Return a number, an array or a tensor of one number, as Python has it."""
+    return float(value.item() if hasattr(value, "item") else value)
 
 
 def _show_saved(saved: Saved) -> str:

@@ -25,7 +25,7 @@ from colabstage.load.loader import OtherOrderError
 from colabstage.machine.mounts import run_watched
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
 _PLAIN = (str, bytes, bool, int, float, complex, type(None), torch.Size, torch.dtype, torch.device)
@@ -178,11 +178,27 @@ def check_parts(parts: Mapping[str, object]) -> None:
                 raise OptionError(msg)
     models = [part for part in parts.values() if isinstance(part, torch.nn.Module)]
     saved = {id(one) for model in models for one in model.parameters()}
+    optimizers = {id(one) for one in held_by(parts.values()) if isinstance(one, torch.optim.Optimizer)}
     for name, part in parts.items() if all(isinstance(part, _KNOWN) for part in parts.values()) else ():
         groups = part.param_groups if isinstance(part, torch.optim.Optimizer) else ()
         if any(id(one) not in saved for group in groups for one in group["params"]):
             msg = f"{name} trains parameters of no part, so they are not saved. Pass their model, or make {name} again."
             raise OptionError(msg)
+        is_schedule = isinstance(part, torch.optim.lr_scheduler.LRScheduler)
+        if is_schedule and optimizers and id(getattr(part, "optimizer", None)) not in optimizers:
+            msg = f"{name} sets the rates of an optimizer that is no part. Pass that one, or make {name} again."
+            raise OptionError(msg)
+
+
+def held_by(parts: Iterable[object]) -> list[object]:
+    """Return the parts, and what each has as an attribute, as the wrappers of other libraries have an optimizer; of a
+    schedule only itself, because its state has nothing of the optimizer's."""
+    known = torch.optim.lr_scheduler.LRScheduler
+    return [one for part in parts for one in (part, *(() if isinstance(part, known) else _attributes(part)))]
+
+
+def _attributes(part: object) -> Iterable[object]:
+    return getattr(part, "__dict__", {}).values()
 
 
 def unwrapped(part: Any) -> Any:
@@ -222,11 +238,25 @@ def _settings(name: str, value: Any) -> dict[str, Any]:
     return dict(ChainMap(plain, *below))
 
 
+def _parameters(parts: Mapping[str, object]) -> dict[str, torch.nn.Parameter]:
+    """Return the parameters of all models, by name; one that models or layers share has several."""
+    models = {name: part for name, part in parts.items() if isinstance(part, torch.nn.Module)}
+    return {
+        f"{name}.{own}": one
+        for name, part in models.items()
+        for own, one in part.named_parameters(remove_duplicate=False)
+    }
+
+
+def frozen_in(parts: Mapping[str, object]) -> list[str]:
+    """Return the names of the parameters that are not trained."""
+    return [name for name, one in _parameters(parts).items() if not one.requires_grad]
+
+
 def names_of(parts: Mapping[str, object]) -> dict[str, list[str]]:
     """Return the names of each optimizer's parameters, in the order by which it numbers their states; "" for those of
     no model among the parts."""
-    models = {name: part for name, part in parts.items() if isinstance(part, torch.nn.Module)}
-    names = {id(one): f"{name}.{own}" for name, part in models.items() for own, one in part.named_parameters()}
+    names = {id(one): name for name, one in _parameters(parts).items()}
     return {
         name: [names.get(id(one), "") for group in part.param_groups for one in group["params"]]
         for name, part in parts.items()
@@ -273,7 +303,8 @@ def load_parts(
             saved = kinds[name] or "model"
             msg = f"{name} is a {type(part).__name__}, but the run was saved with a {saved}. {_AS_BEFORE}"
             raise OptionError(msg)
-    now = names_of(parts)
+    now, parameters = names_of(parts), _parameters(parts)
+    one_name = {id(one): name for name, one in parameters.items()}
     before = Copier().copy({name: part.state_dict() for name, part in parts.items()})
     begun: list[str] = []
     notes: list[str] = []
@@ -284,7 +315,8 @@ def load_parts(
                 continue
             begun.append(name)
             try:
-                part.load_state_dict(_in_order(states[name], names.get(name, []), now.get(name, [])))
+                then = [one_name.get(id(parameters.get(one)), one) for one in names.get(name, [])]
+                part.load_state_dict(_in_order(states[name], then, now.get(name, [])))
             except OtherOrderError as error:
                 part.set_epoch(error.epoch)
                 notes.append(

@@ -495,8 +495,9 @@ class BlockwiseFile:
         # If all fit, nothing is ever evicted.
         return self.blocks if capacity >= others else max(1, capacity)
 
-    def expect(self, visits: Visits) -> Expected | None:
-        """Announce what will be read; `None` if nothing must be fetched any more."""
+    def expect(self, visits: Visits, *, later: bool = False) -> Expected | None:
+        """Announce what will be read; `None` if nothing must be fetched any more. `later`: nobody waits for it yet, so
+        it does not start again what `close` has stopped meanwhile."""
         try:
             expected = Expected(self._folder, visits)
         except (FileNotFoundError, TargetNotWritableError):
@@ -507,7 +508,8 @@ class BlockwiseFile:
                 raise
             raise self._gone_error() from None
         if not self.complete:
-            self._running().touch()
+            for fetcher in self._fetchers if later else [self._running()]:
+                fetcher.touch()
         return expected
 
     def fill(
@@ -758,7 +760,7 @@ class WholeFile:
     def hold(self, *_: object) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
-    def expect(self, visits: Visits) -> Expected | None:
+    def expect(self, visits: Visits, *, later: bool = False) -> Expected | None:
         return None
 
     def fill(self, *_: object, begun: Callable[[], object] = lambda: None) -> int:

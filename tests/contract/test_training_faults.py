@@ -147,6 +147,36 @@ def test_the_dataset_of_a_loader_has_the_rows_that_it_visits(path: Path) -> None
     assert len(loader.dataset) == 10
 
 
+def test_a_transforms_index_error_is_no_end(path: Path) -> None:
+    """Python takes one for the end of what has no iterator of its own."""
+    nothing: list[int] = []
+    with pytest.raises(IndexError):
+        list(dataset_h5(path, transform=lambda _: nothing[0]))
+
+
+@pytest.mark.parametrize("written", [0, 20, 40])
+@pytest.mark.parametrize("options", [{"chunks": (4, 2)}, {"chunks": (4, 2), "compression": "gzip"}, {}])
+def test_rows_that_were_never_written_are_told(tmp_path: Path, written: int, options: dict[str, Any]) -> None:
+    """HDF5 gives zeros for them, as after a program that was stopped. Within one block, what was written is unknown."""
+    place = tmp_path / "rows.h5"
+    with h5py.File(place, "w") as file:
+        rows_of = file.create_dataset("X_train", (40, 2), np.float32, **options)
+        if written:
+            rows_of[:written] = 1
+        file["Y_train"] = np.arange(40)
+    if written == 40 or (written and not options):
+        assert len(dataset_h5(place)) == 40
+    else:
+        with pytest.warns(UserWarning, match="never written"):
+            dataset_h5(place)
+
+
+def test_a_form_of_batches_that_only_a_stock_loader_makes_is_measured_with_one(path: Path) -> None:
+    """The loader of the result collates as it was asked to."""
+    tuned = autotune_loader(dataset_h5(path), 8, collate_fn=len, budget_s=0.5)
+    assert set(tuned.loader()) == {8}
+
+
 # --- samplers ---------------------------------------------------------------------------------------------------------
 
 

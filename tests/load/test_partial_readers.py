@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import json
 import subprocess
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,7 +24,6 @@ from tests.support.staged import disk_sampled
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from tests.nurseries import Nurseries
 
@@ -108,6 +109,33 @@ def test_nobody_expects_what_is_left_of_an_epoch_that_has_ended(pack: Pack, tmp_
     assert not list(tmp_path.rglob("*expected*"))
     part_of(dataset).close()
     del left, whole
+
+
+def test_a_next_epoch_that_is_ordered_late_opens_nothing_again(pack: Pack, tmp_path: Path) -> None:
+    """A thread orders it, and the part may be closed by then."""
+    part = part_of(dataset_h5(pack.path, disk_limit=LIMIT, local_dir=tmp_path))
+    is_closed, rows = threading.Event(), np.arange(ROWS)
+
+    def ordered_late() -> Any:
+        is_closed.wait(LONGEST_S)
+        return rows
+
+    expected = part.expect("train", rows, then=ordered_late)
+    expected.reached(1)
+    thread = next(one for one in threading.enumerate() if one.name == "colabstage-next-epoch")
+    expected.close()
+    part.close()
+    closed = open_below(tmp_path)
+    is_closed.set()
+    thread.join(LONGEST_S)
+    assert open_below(tmp_path) <= closed
+    assert not list(tmp_path.rglob("*expected*"))
+
+
+def open_below(folder: Path) -> set[str]:
+    """The files of a folder that this process has open, by their descriptors."""
+    names = (f"{one.name} {one.readlink()}" for one in Path("/proc/self/fd").iterdir() if one.is_symlink())
+    return {name for name in names if str(folder) in name}
 
 
 def next_rows(loader: Any, state: dict[str, Any], pack: Pack) -> list[int]:

@@ -542,7 +542,8 @@ def test_a_value_of_some_steps_has_the_mean_of_these(data: Path, tmp_path: Path)
     with resumable(tmp_path / "run", progress=False, **make_parts(data)) as run:
         for number in range(99):
             half = torch.tensor(1000.0, dtype=torch.float16)
-            run.step(loss=1.0, half=half, **({} if number % 5 else {"generator": 3.0}))
+            loss = np.ones(1) if number % 2 else torch.ones(1)
+            run.step(loss=loss, half=half, **({} if number % 5 else {"generator": 3.0}))
         run.end_epoch()
     assert (run.history[0]["loss"], run.history[0]["half"], run.history[0]["generator"]) == (1.0, 1000.0, 3.0)
 
@@ -727,8 +728,54 @@ def test_moments_follow_their_parameters(tmp_path: Path) -> None:
             pass
 
 
+def test_an_optimizer_follows_weights_that_parts_share(tmp_path: Path) -> None:
+    """Such as an encoder and the model around it, whichever comes first; and tied layers."""
+    for first, second in itertools.permutations(["encoder", "model"]):
+        encoder = nn.Linear(2, 2)
+        parts: dict[str, Any] = {"encoder": encoder, "model": nn.Sequential(encoder, nn.Linear(2, 2), encoder)}
+        optimizer = torch.optim.SGD(parts["model"].parameters(), 1.0, momentum=0.5)
+        given = {name: parts[name] for name in (first, second)}
+        with resumable(tmp_path, **given, optimizer=optimizer, progress=False) as run:
+            assert (encoder.weight in optimizer.state) == (first == "model")
+            torch.autograd.backward(parts["model"](torch.eye(2)).square().sum())
+            optimizer.step()
+            run.step()
+
+
+def test_layers_that_stay_frozen_are_noted(tmp_path: Path) -> None:
+    """Where the cell thaws them in one epoch only. Those that are thawed by the epoch before the first step, or are
+    frozen in every session, are not."""
+    said = []
+    for thawed in ("3", "3", "", "1", "13"):
+        model = nn.Sequential(*(nn.Linear(2, 2, bias=False) for _ in range(4))).requires_grad_(False)
+        with resumable(tmp_path, model=model, progress=False) as run:
+            for number in thawed:
+                model[int(number)].requires_grad_(True)
+            run.step()
+            run.step()
+        said.append([note for note in run.notes if "Frozen" in note])
+    assert ["model.3.weight" in str(notes) for notes in said] == [False, False, True, False, False]
+    assert [len(notes) for notes in said] == [0, 0, 1, 0, 0]
+
+
+def test_a_loop_over_another_loader_is_noted(data: Path, tmp_path: Path) -> None:
+    """As where the loop reads what a library has wrapped, or a second loader: the next session would visit rows again.
+    A loop over the run's own is not, nor one without a loader."""
+    said = []
+    for given, read in ((0, 1), (0, 0), (None, 1)):
+        loaders = [make_loader(dataset_h5(data), 8) for _ in range(2)]
+        loader = None if given is None else loaders[given]
+        with resumable(tmp_path / f"{given}-{read}", model=nn.Linear(2, 2), loader=loader, progress=False) as run:
+            for _ in itertools.islice(loaders[read], 2):
+                run.step()
+        said.append(run.notes)
+    assert [len(notes) for notes in said] == [1, 0, 0]
+    assert "loader=" in said[0][0]
+
+
 def test_an_optimizer_that_is_no_part_is_noted(tmp_path: Path) -> None:
-    """It begins anew in each session. One of another model has nothing to do with the run."""
+    """It begins anew in each session, as does the schedule of one that is. One of another model has nothing to do with
+    the run."""
     model, other = nn.Linear(2, 2), nn.Linear(2, 2)
     optimizers = {name: torch.optim.AdamW(one.parameters()) for name, one in [("own", model), ("other", other)]}
     wrapped = SimpleNamespace(optimizer=optimizers["own"], state_dict=dict, load_state_dict=dict)
@@ -741,6 +788,24 @@ def test_an_optimizer_that_is_no_part_is_noted(tmp_path: Path) -> None:
             run.step()
         assert ["AdamW" in note for note in run.notes] == [True] * (not parts)
     optimizers["own"].step()
+    schedule = torch.optim.lr_scheduler.SequentialLR(
+        optimizers["own"], [torch.optim.lr_scheduler.StepLR(optimizers["own"], 1) for _ in range(2)], [3]
+    )
+    held = SimpleNamespace(inner=schedule, state_dict=dict, load_state_dict=dict)
+    cases = [{"scheduler": schedule}, {"held": held}, {}]
+    for number, parts in enumerate(cases):
+        with resumable(
+            tmp_path / f"schedule-{number}", model=model, optimizer=optimizers["own"], **parts, progress=False
+        ) as run:
+            optimizers["own"].step()
+            run.step()
+        assert ["schedule" in note for note in run.notes] == [True] * (not parts)
+    # The schedule's state has nothing of the optimizer's.
+    with resumable(tmp_path / "without", model=model, scheduler=schedule, progress=False) as run:
+        optimizers["own"].step()
+    assert ["AdamW" in note for note in run.notes] == [True]
+    with pytest.raises(OptionError, match="scheduler sets the rates of an optimizer that is no part"):
+        resumable(tmp_path / "two", model=model, optimizer=torch.optim.SGD(model.parameters()), scheduler=schedule)
 
 
 def test_a_run_says_which_numbers_and_settings_it_keeps(tmp_path: Path) -> None:

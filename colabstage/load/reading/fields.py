@@ -88,6 +88,8 @@ class Storage:
     """Why only HDF5 can read it; empty if `offset` says where the values are."""
     home: Path | None = None
     """The file that stores it, if a link in the opened file leads there."""
+    unwritten: str = ""
+    """How many of the parts that HDF5 stores it in were never written; empty for none."""
 
     @property
     def row_bytes(self) -> int:
@@ -178,6 +180,12 @@ def read_storage(dataset: Any, name: str, path: Path) -> Storage:
     if in_place and not written and dataset.size and undefined:
         msg = f"Nothing has been written to {name} in '{path}', and it has no fill value. Write its rows first."
         raise PackFormatError(msg)
+    count, there = 1, int(written)
+    if dataset.chunks:
+        count = math.prod(-(-length // part) for length, part in zip(dataset.shape, dataset.chunks, strict=True))
+        there = dataset.id.get_num_chunks()
+    is_here = there >= count or dataset.is_virtual or not dataset.size
+    unwritten = "" if is_here else f"{count - there:,} of the {count:,} parts"
     # In a file with a user block, HDF5 names an offset even for data that was never written.
     offset, why = dataset.id.get_offset() if written else None, ""
     if names:
@@ -190,7 +198,8 @@ def read_storage(dataset: Any, name: str, path: Path) -> Storage:
         why = "its values are in other files"
     elif offset is None:
         why = "its values have no place of their own in the file"
-    return Storage(name, tuple(dataset.shape), dtype, None if why else offset, why, home_of(dataset, path))
+    offset = None if why else offset
+    return Storage(name, tuple(dataset.shape), dtype, offset, why, home_of(dataset, path), unwritten)
 
 
 def _is_native(dataset: Any) -> bool:

@@ -486,6 +486,7 @@ class SplitReader(RowFacts):
         allow_external: whether files may lead to files that did not come with them.
         classes: names of the classes in label order.
         slow_mount: why reading from the mount of a file is slow; `None` for local disks.
+        unwritten: what part of the inputs of which file was never written; empty for none.
         row_bytes: length of one input in memory; the mean if lengths differ, and for encoded rows that of the files.
         stored_bytes: memory that `into_memory` takes: the length of all inputs as stored, and of all targets of
             variable length.
@@ -535,6 +536,8 @@ class SplitReader(RowFacts):
         # Several files have been checked to be alike.
         vars(self).update(vars(parts[0].facts))
         self.slow_mount = next((part.slow_mount for part in parts if part.slow_mount is not None), None)
+        holes = ((part._x.storage.unwritten, part.path) for part in parts if part._x.storage.unwritten)
+        self.unwritten = next((f"{hole} that HDF5 stores the inputs of '{path}' in" for hole, path in holes), "")
         self.stored_bytes = sum(part.stored_bytes for part in parts)
         self.row_bytes = parts[0].row_bytes
         if self.row_shape is None and len(parts) > 1:
