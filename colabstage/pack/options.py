@@ -36,12 +36,15 @@ RULES_VERSION = 5
 # read since; a list of what is trained on leaves out the rest, and a column of numbers beside the classes orders them.
 # Tables of pixels have no second copies. Names of files are no labels, folders that hold parts of a sample no classes,
 # and image.png beside mask.png is a pair. Lists of one line, of ids, and of numbered splits count; no empty arrays.
+# A PGM's values are not stretched, uint32 tokens no uint16, features that are not read may be labels, and any list that
+# divides the samples otherwise contradicts.
 _NEWER_RULES = {
-    **dict.fromkeys(("file_names", "arrow", "pixel_table"), 6),
-    **dict.fromkeys(("arrays", "webdataset", "tfrecord"), 7),
+    **dict.fromkeys(("file_names", "arrow", "pixel_table", "tokens"), 6),
+    **dict.fromkeys(("arrays", "webdataset"), 7),
+    "tfrecord": 8,
     "detection": 10,
-    **dict.fromkeys(("table", "pairs"), 12),
-    "auto": 13,
+    **dict.fromkeys(("table", "pairs"), 13),
+    "auto": 14,
 }
 
 # Written beside `"color_mode": "rgb"`, which `"auto"` writes too, so that the default options, and their keys, stay
@@ -286,6 +289,7 @@ class PackOptions:
         # Our own layout functions say which layout's rules they follow; a function of the caller's follows its own.
         name = self.layout if isinstance(self.layout, str) else getattr(self.layout, "layout", "")
         rules = _NEWER_RULES.get(name, RULES_VERSION)
+        further = (*further, "values as written") if self.image.color_mode == "keep" else further
         # JSON's objects are sorted, but the order of splits decides which rows each of them gets.
         values = {**self._to_json(once), "splits": self.fractions}
         return short_digest(json.dumps([FORMAT_VERSION, rules, values, *further], sort_keys=True))
