@@ -344,22 +344,18 @@ class StreamingCopy(Closing):
         return [(0, ALONG_BYTES), (contents, self.size)] if is_zip and not is_known else []
 
     def _read_directly(self, offset: int, end: int, *, patient: bool = True) -> bytes:
-        try:
-            return read_directly(
-                self._source,
-                offset,
-                end - offset,
-                policy=self._policy if patient else replace(self._policy, patience_s=0.0),
-                stopped=self._is_stopped,
-                clock=self._clock,
-            )
-        except SourceReadError:
-            # A request that a cancellation has aborted is reported as cancelled.
-            self._cancellation.check()
-            raise
+        return read_directly(
+            self._source,
+            offset,
+            end - offset,
+            policy=self._policy if patient else replace(self._policy, patience_s=0.0),
+            stopped=self._is_stopped,
+            clock=self._clock,
+        )
 
     def _is_stopped(self) -> bool:
-        return self._closed or self._cancellation.cancelled
+        self._cancellation.check()
+        return self._closed
 
 
 def _wait_for_all(blocks: Blocks, fetcher: Fetcher, cancellation: Cancellation) -> None:

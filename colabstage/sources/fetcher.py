@@ -102,6 +102,13 @@ class Remotes:
                 self._dropped.append(self._open.pop(number))
         self._close_unused()
 
+    def interrupt(self) -> None:
+        """Wake threads that wait for a service."""
+        with self._lock:
+            reading = [one for one, users in self._users.items() if users]
+        for one in reading:
+            one.interrupt()
+
     def close(self) -> None:
         """Close all, each once nobody reads it."""
         with self._lock:
@@ -250,9 +257,11 @@ class Fetcher:
         with self.lock:
             self._end_order()
         deadline = SYSTEM_CLOCK.now() + _END_S  # threads end in real time, whatever the clock
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join(timeout=max(0.0, deadline - SYSTEM_CLOCK.now()))
+        others = [thread for thread in self._threads if thread is not threading.current_thread()]
+        while (alive := [one for one in others if one.is_alive()]) and (left_s := deadline - SYSTEM_CLOCK.now()) > 0:
+            # Again, because a thread may have been about to send its request.
+            self._remotes.interrupt()
+            alive[0].join(min(left_s, LOOK_S))
         self._remotes.close()
         if not any(thread.is_alive() for thread in self._threads):
             # An order may refer to this object.

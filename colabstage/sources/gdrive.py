@@ -68,7 +68,7 @@ def open_share(
     found = _resolve_link(link, policy)
     if found.kind == "folder":
         return list_shared_folder(found, policy=policy, cancellation=cancellation)
-    return open_shared_file(found, checksum=checksum, policy=policy, along=along)
+    return open_shared_file(found, checksum=checksum, policy=policy, along=along, cancellation=cancellation)
 
 
 def _resolve_link(link: ShareSource, policy: RetryPolicy) -> ShareSource:
@@ -98,8 +98,9 @@ def open_shared_file(
     checksum: Checksum | None = None,
     policy: RetryPolicy = _POLICY,
     along: tuple[int, int] = (0, 0),
+    cancellation: Cancellation | None = None,
 ) -> HttpFile:
-    """Open a file behind a link; `along` as of `open_http`."""
+    """Open a file behind a link; `along` and `cancellation` as of `open_http`."""
     query = {**link.query, "export": "download", "confirm": "t"}
     file = open_http(
         f"{_DOWNLOADS}?{urlencode(query)}",
@@ -109,6 +110,7 @@ def open_shared_file(
         resolve=lambda: _confirmed_address(link, query),
         label=link.label,
         agent=_AGENT,
+        cancellation=cancellation,
     )
     version = " ".join(filter(None, map(file.headers.get, ("ETag", "Last-Modified", "x-goog-hash"))))
     # More connections than this look like a robot, which Google refuses.
@@ -148,10 +150,11 @@ class SharedFolder:
         """Return a text that changes when files come, go or are renamed, not when one changes in place."""
         return hash_block("\n".join(f"{link.id} {name}" for name, link in self.files.items()).encode())
 
-    def openers(self, along: int) -> list[tuple[str, Callable[[], RemoteFile]]]:
+    def openers(self, along: int, cancellation: Cancellation | None) -> list[tuple[str, Callable[[], RemoteFile]]]:
         """Return the name of each file, and a function that opens it, any number of times, with so much of its
         beginning."""
-        return [(name, partial(open_shared_file, link, along=(along, 0))) for name, link in self.files.items()]
+        open_one = partial(open_shared_file, along=(along, 0), cancellation=cancellation)
+        return [(name, partial(open_one, link)) for name, link in self.files.items()]
 
 
 def list_shared_folder(

@@ -30,8 +30,8 @@ from colabstage.errors import (
     WebPageError,
 )
 from colabstage.io.files import RetryPolicy, is_html, stand_in
-from colabstage.io.pipeline import in_thread
-from colabstage.io.progress import SYSTEM_CLOCK
+from colabstage.io.pipeline import DaemonPool, in_thread
+from colabstage.io.progress import SYSTEM_CLOCK, Cancellation
 from colabstage.io.units import hide_secrets, is_signed_address, show_address
 from colabstage.sources.parse import data_address, page_remedy
 from colabstage.sources.remote import (
@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     import requests
 
     from colabstage.io.progress import Clock
+    from colabstage.sources.connections import EndableAdapter
 
 
 AGENT = "colabstage"
@@ -114,6 +115,7 @@ def open_http(
     resolve: Callable[[], str] | None = None,
     label: str = "",
     agent: str = AGENT,
+    cancellation: Cancellation | None = None,
 ) -> HttpFile:
     """Open a file on a web server.
 
@@ -128,28 +130,31 @@ def open_http(
         clock: by which these tries wait, and bodies are timed; sockets have time limits of their own.
         along: how much of its beginning and, at the same time, of its end to request for `HttpFile.known`, so
             that reading these next costs no round trip. 0 for no more than the look needs.
-        resolve, label, agent: as of `HttpSession`.
+        resolve, label, agent, cancellation: as of `HttpSession`.
 
     Raises:
+        CancelledError: `cancellation` was called, then or while the file is read.
         OptionError: `url` is not a web address.
         SourceAccessError, SourceNotFoundError, WebPageError, SourceReadError: as they say.
         TransientError: the server could not answer, after all tries.
     """
-    session = HttpSession(url, timeout_s, clock, resolve=resolve, label=label, agent=agent)
+    session = HttpSession(url, timeout_s, clock, resolve=resolve, label=label, agent=agent, cancellation=cancellation)
 
     def look() -> HttpFile:
         # A socket's own time limit starts over with every byte.
         looking = in_thread(lambda: _look(session, checksum, next(lengths), tail), "colabstage-look")
         try:
-            return looking.result(2 * timeout_s + _LOOK_S)
+            (found,) = DaemonPool.results([looking], cancellation=cancellation, stall_timeout_s=2 * timeout_s + _LOOK_S)
         except TimeoutError as error:
             raise connection_error(error, session.label) from None
+        return found
 
     try:
         tail = in_thread(lambda: _ask_for_tail(session, along[1]), "colabstage-end") if along[1] else None
         # The next tries request less: a server that cuts each connection early would never send the longer range.
         lengths = itertools.chain([max(LOOK_BYTES, along[0])], itertools.repeat(LOOK_BYTES))
-        return with_retries(look, policy or RetryPolicy(), clock.sleep)
+        sleep = clock.sleep if cancellation is None else cancellation.sleep
+        return with_retries(look, policy or RetryPolicy(), sleep)
     # Nobody else uses the session yet.
     except BaseException:
         session.close()
@@ -217,6 +222,9 @@ class HttpFile(RemoteFile):
 
     def close(self) -> None:
         self._session.close()
+
+    def interrupt(self) -> None:
+        self._session.interrupt()
 
     def _read(self, offset: int, stop: int | None) -> Iterator[bytes]:
         part_stop = stop if self.facts.ranges else None
@@ -679,7 +687,7 @@ class HttpSession:
     from where the first response came from. If that refuses, or sends a page, the address is resolved again, once: by
     `resolve`, for a service with an API of its own, otherwise by following the redirect.
 
-    After `timeout_s` seconds of silence a connection counts as failed.
+    After `timeout_s` seconds of silence a connection counts as failed. `cancellation` ends all requests at once.
     """
 
     def __init__(
@@ -691,6 +699,7 @@ class HttpSession:
         resolve: Callable[[], str] | None = None,
         label: str = "",
         agent: str = AGENT,
+        cancellation: Cancellation | None = None,
     ) -> None:
         self.timeout_s = timeout_s
         self.clock = clock
@@ -700,12 +709,14 @@ class HttpSession:
         self._target = self.url
         self._has_answered = False
         self._agent = agent
-        self._session = _new_session(self.label, agent)
+        self._session, self._adapter = _new_session(self.label, agent)
+        self._cancellation = cancellation or Cancellation()
         self._lock = threading.Lock()
         self._resolving = threading.Lock()
         # The responses being read, which another thread may close.
         self._open: set[_Answer] = set()
         self._closed = False
+        self._leave = self._cancellation.follow(self.interrupt)
 
     @property
     def is_of_service(self) -> bool:
@@ -715,7 +726,13 @@ class HttpSession:
     def open_again(self) -> HttpSession:
         """Return a session for the same address with connections of its own."""
         again = HttpSession(
-            self.url, self.timeout_s, self.clock, resolve=self._resolve, label=self.label, agent=self._agent
+            self.url,
+            self.timeout_s,
+            self.clock,
+            resolve=self._resolve,
+            label=self.label,
+            agent=self._agent,
+            cancellation=self._cancellation,
         )
         again._login, again._target, again._has_answered = self._login, self._target, True
         return again
@@ -741,13 +758,20 @@ class HttpSession:
                 answer.close()
 
     def close(self) -> None:
-        """Close all connections, and wake threads that read from them. Calling it twice is fine."""
+        """Close all connections, and wake threads that wait for them. Calling it twice is fine."""
+        self._closed = True
+        self._leave()
+        self.interrupt()
+        self._session.close()
+
+    def interrupt(self) -> None:
+        """Cut all connections, so that what waits for them fails at once."""
         with self._lock:
-            self._closed = True
             reading = list(self._open)
+        # A connection that the server will not continue is known to its response only.
         for answer in reading:
             answer.shut_down()
-        self._session.close()
+        self._adapter.end()
 
     def _ask(self, headers: dict[str, str]) -> _Answer:
         target = self._target
@@ -783,6 +807,7 @@ class HttpSession:
         return _Answer(self, self._session.get(url, headers=headers, auth=auth, timeout=timeouts, stream=True))
 
     def _check_open(self) -> None:
+        self._cancellation.check()
         if self._closed:
             msg = f"'{self.label}' was closed, so nothing more can be read of it."
             raise SourceReadError(msg)
@@ -811,7 +836,7 @@ def ask_service(
     """Return the response to one request to a service, whatever its status: a GET, or with `json` a POST."""
     with (
         _translated(label),
-        _new_session(label, agent) as session,
+        _new_session(label, agent)[0] as session,
         session.request(
             "GET" if json is None else "POST",
             url,
@@ -910,9 +935,10 @@ def _origin(url: str) -> tuple[str, str | None, int | None]:
     return parts.scheme, parts.hostname, parts.port
 
 
-def _new_session(label: str, agent: str) -> requests.Session:
+def _new_session(label: str, agent: str) -> tuple[requests.Session, EndableAdapter]:
     import requests
-    from requests.adapters import HTTPAdapter
+
+    from colabstage.sources.connections import EndableAdapter
 
     def check_redirect(response: requests.Response, **_: object) -> None:
         target = response.headers.get("Location", "") if response.is_redirect else ""
@@ -927,9 +953,9 @@ def _new_session(label: str, agent: str) -> requests.Session:
     session = requests.Session()
     session.hooks["response"].append(check_redirect)
     # No retries here, because the reader continues at the byte where it stopped.
-    adapter = HTTPAdapter(pool_connections=8, pool_maxsize=_POOL_CONNECTIONS, max_retries=0)
+    adapter = EndableAdapter(pool_connections=8, pool_maxsize=_POOL_CONNECTIONS)
     session.mount("https://", adapter)
     session.mount("http://", adapter)
     session.max_redirects = _MAX_REDIRECTS
     session.headers.update({"Accept": "*/*", "Accept-Encoding": "identity", "User-Agent": agent})
-    return session
+    return session, adapter

@@ -29,6 +29,7 @@ from colabstage.sources.remote import TransientError, with_retries
 if TYPE_CHECKING:
     import requests
 
+    from colabstage.io.progress import Cancellation
     from colabstage.sources.http_file import HttpFile, WebAnswer
     from colabstage.sources.parse import KaggleSource
     from colabstage.sources.remote import Checksum
@@ -134,7 +135,11 @@ def _ask_notebook(source: KaggleSource) -> str:
 
 
 def open_kaggle(
-    source: KaggleSource, *, checksum: Checksum | None = None, along: tuple[int, int] = (0, 0)
+    source: KaggleSource,
+    *,
+    checksum: Checksum | None = None,
+    along: tuple[int, int] = (0, 0),
+    cancellation: Cancellation | None = None,
 ) -> HttpFile | KaggleFolder:
     """Open a dataset that is not local (`find_kaggle_folder`): where it can be mounted, or as the zip that Kaggle
     serves."""
@@ -161,6 +166,7 @@ def open_kaggle(
             along=along,
             resolve=find_storage,
             label=source.label,
+            cancellation=cancellation,
         )
     except WebPageError as error:
         msg = f"{error} Look at {source.page}: was it uploaded completely?"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlsplit
 
@@ -414,9 +415,6 @@ class Part(Closing):
 
     def close(self) -> None:
         """Release connections and handles; copied data stays for the next run. Calling it twice is fine."""
-        if self.opening.cancellation.cancelled and self.file is not None:
-            # The connection is closed first: closing the copy waits for its readers, and they wait for the server.
-            self.file.close()
         self._stack.close()
         if self.questions is not None:
             self.questions.close()
@@ -527,7 +525,8 @@ class OpenedSource(Closing):
     ) -> RemoteFileTree:
         """Add single files, each with the address that names it, as one part; `again` opens some by their addresses."""
         along, names = bytes_along(len(loose), self._opening.reads_next), name_remote_files([name for name, _ in loose])
-        openers = [again.get(one.address) or remote_opener(one, along=along) for _, one in loose]
+        open_one = partial(remote_opener, along=along, cancellation=self._opening.cancellation)
+        openers = [again.get(one.address) or open_one(one) for _, one in loose]
         files = list(zip(names, openers, strict=True))
         self.files = RemoteFileTree(self._source.label, files, cancellation=self._opening.cancellation)
         if loose:

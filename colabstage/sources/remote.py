@@ -202,6 +202,10 @@ class RemoteFile(Protocol):
     def close(self) -> None:
         """Release connections and handles. Calling it twice is fine."""
 
+    def interrupt(self) -> None:
+        """Make reads in other threads fail soon, where that is possible; the next ones work again."""
+        return
+
     def known(self, offset: int, stop: int) -> bytes:
         """Return what arrived of these bytes when it was opened, from `offset` on; with most files nothing."""
         return b""

@@ -234,7 +234,9 @@ def bytes_along(files: int, reads_next: bool) -> int:
     return min(_SMALL_BYTES, _KEPT_BYTES // max(1, files)) if reads_next else 0
 
 
-def remote_opener(source: SingleSource, *, along: int = 0) -> Callable[[], RemoteFile]:
+def remote_opener(
+    source: SingleSource, *, along: int = 0, cancellation: Cancellation | None = None
+) -> Callable[[], RemoteFile]:
     """Return a function that opens one file with an address, any number of times. `along`: how many bytes to request
     at its beginning, for `RemoteFile.known`."""
     if not isinstance(source, FileSource):
@@ -243,7 +245,7 @@ def remote_opener(source: SingleSource, *, along: int = 0) -> Callable[[], Remot
 
     def open_it() -> RemoteFile:
         if not isinstance(source, LocalSource):
-            found = open_remote(source, along=(along, 0))
+            found = open_remote(source, along=(along, 0), cancellation=cancellation)
             if not isinstance(found, RemoteFileTree | KaggleFolder):
                 return found
             if isinstance(found, RemoteFileTree):
@@ -270,16 +272,17 @@ def open_remote(
 
     `checksum`: the expected one, if the caller knows it. `policy`: how often to retry a web server; `along`: how many
     bytes to request at its beginning and end, for `RemoteFile.known`. `reads_next`: whether all files of a folder are
-    read next, so that small ones come whole with their facts.
+    read next, so that small ones come whole with their facts. `cancellation`: ends requests to the web, then and while
+    the file is read.
     """
     if isinstance(source, KaggleSource) and (mounted := find_kaggle_folder(source)) is not None:
         return mounted
     require_online(source.label)
     match source:
         case KaggleSource():
-            return open_kaggle(source, checksum=checksum, along=along)
+            return open_kaggle(source, checksum=checksum, along=along, cancellation=cancellation)
         case WebSource():
-            return open_http(source.url, checksum=checksum, policy=policy, along=along)
+            return open_http(source.url, checksum=checksum, policy=policy, along=along, cancellation=cancellation)
         case ObjectSource():
             # Imported late: other sources do not need what it loads.
             from colabstage.sources.objects import open_address
@@ -291,7 +294,7 @@ def open_remote(
                 return shared
             return RemoteFileTree(
                 source.label,
-                shared.openers(bytes_along(len(shared.files), reads_next)),
+                shared.openers(bytes_along(len(shared.files), reads_next), cancellation),
                 policy=PATIENT,
                 cancellation=cancellation,
                 askers=IN_FLIGHT,

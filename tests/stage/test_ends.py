@@ -16,10 +16,10 @@ import pytest
 from colabstage import fetch_files, stage_dataset
 from colabstage.errors import CancelledError
 from colabstage.io.progress import Cancellation, Progress
-from tests.support.archives import write_archive
-from tests.support.http_knobs import WebKnobs
+from tests.support.archives import stored_zip, write_archive
+from tests.support.http_knobs import WebFault, WebKnobs
 from tests.support.http_server import WebServer
-from tests.support.images import in_classes, make_tree
+from tests.support.images import in_classes, make_tree, noise
 from tests.support.steps import Meanwhile
 
 if TYPE_CHECKING:
@@ -69,6 +69,25 @@ def test_staging_stops_while_an_archive_arrives(tmp_path: Path, name: str) -> No
             lambda progress: stage_dataset(server.url(name), hash=digest, cache_dir=None, progress=progress),
             lambda: server.bytes_sent > 30_000,
         )
+
+
+@pytest.mark.parametrize("answers", [0, 1, 3])
+@pytest.mark.parametrize("verb", ["stage", "stream", "list", "fetch"])
+def test_a_call_stops_while_a_server_is_silent(tmp_path: Path, verb: str, answers: int) -> None:
+    """Whatever the call waits for, facts or contents, and in whichever thread."""
+    photos = {name: noise(number, size=(200, 200)) for name, number in in_classes(20).items()}
+    files = {"a.zip": stored_zip(photos), **photos}
+    with WebServer(files, faults=(WebFault(kind="hang", after=answers),)) as server:
+        addresses: Any = [server.url(name) for name in photos] if verb == "list" else server.url("a.zip")
+
+        def call(progress: Progress) -> None:
+            if verb == "fetch":
+                fetch_files(addresses, tmp_path / "b.zip", progress=progress)
+            else:
+                streaming = verb == "stream"
+                stage_dataset(addresses, cache_dir=None, streaming=streaming, progress=progress).wait()
+
+        cancelled(call, lambda: len(server.requests) > answers)
 
 
 def test_staging_stops_while_it_waits_for_another_call(tmp_path: Path) -> None:
