@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
@@ -20,25 +20,47 @@ class EndableAdapter(HTTPAdapter):
     def __init__(self, *, pool_connections: int, pool_maxsize: int) -> None:
         """Make an adapter without retries; the numbers are of servers and of connections to each that stay open."""
         self._connections: WeakSet[Any] = WeakSet()
+        self._ended = False
         super().__init__(pool_connections, pool_maxsize, max_retries=0)
 
     def get_connection_with_tls_context(
         self, request: PreparedRequest, verify: Any, proxies: Any = None, cert: Any = None
     ) -> Any:
-        """Return the pool for a request, as requests does; its connections are noted from now on."""
+        """Return the pool for a request, as requests does; its connections are noted."""
         pool: Any = super().get_connection_with_tls_context(request, verify, proxies, cert)
         if not isinstance(pool.ConnectionCls, partial):
             pool.ConnectionCls = partial(self._connect, pool.ConnectionCls)
         return pool
 
     def _connect(self, kind: type, /, **options: Any) -> object:
-        connection = kind(**options)
-        self._connections.add(connection)
+        connection = _noted_kind(kind)(**options)
+        connection.note = self._note
         return connection
 
-    def end(self) -> None:
-        """Cut all connections: what waits for them fails at once, and the next request connects again."""
+    def _note(self, connection: Any) -> None:
+        self._connections.add(connection)
+        if self._ended:
+            self._cut(connection)
+
+    def cut(self, *, for_good: bool) -> None:
+        """Make all that waits for a connection fail at once. The next request connects again, unless `for_good`."""
+        self._ended |= for_good
         for connection in list(self._connections):
-            # It may not be connected yet, or not any more. An SSLSocket's own method is not for other threads.
-            with contextlib.suppress(OSError, AttributeError, TypeError):
-                socket.socket.shutdown(connection.sock, socket.SHUT_RDWR)
+            self._cut(connection)
+
+    @staticmethod
+    def _cut(connection: Any) -> None:
+        # It may have been closed. An SSLSocket's own method is not for other threads.
+        with contextlib.suppress(OSError, AttributeError, TypeError):
+            socket.socket.shutdown(connection.sock, socket.SHUT_RDWR)
+
+
+@cache
+def _noted_kind(kind: type) -> Any:
+    """Return a kind of connection that also notes when it has connected."""
+
+    def connect(self: Any) -> None:
+        kind.connect(self)  # type: ignore[attr-defined]
+        self.note(self)
+
+    return type(kind.__name__, (kind,), {"connect": connect})

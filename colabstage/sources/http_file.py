@@ -771,7 +771,7 @@ class HttpSession:
         # A connection that the server will not continue is known to its response only.
         for answer in reading:
             answer.shut_down()
-        self._adapter.end()
+        self._adapter.cut(for_good=self._closed or self._cancellation.cancelled)
 
     def _ask(self, headers: dict[str, str]) -> _Answer:
         target = self._target
