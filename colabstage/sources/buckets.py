@@ -34,6 +34,7 @@ from colabstage.errors import (
 )
 from colabstage.io.files import Closing, pread_exactly
 from colabstage.io.pipeline import DaemonPool, in_thread
+from colabstage.io.progress import Cancellation
 from colabstage.io.units import secrets_in, show_address
 from colabstage.sources.fsspec_answers import mtime_ns_of, size_of, translate_error, version_of
 from colabstage.sources.parse import protocol_of
@@ -56,8 +57,6 @@ LISTING_TIMEOUT_S = 1800.0
 # Uploads get this much time in addition to what the file's length allows.
 _PATIENCE_S = 600.0
 _SLOWEST_BYTES_PER_S = 200_000
-# Added to a call's deadline, for an event loop that is itself dead.
-_GRACE_S = 10.0
 # Connections of a backend that cannot be shared by threads; servers often allow four per address.
 _CONNECTIONS = 4
 
@@ -111,8 +110,8 @@ class ObjectStore(Closing):
     file can have the name of a folder. `connections`: how many parts of one file it sends concurrently at full speed.
     """
 
-    def __init__(self, url: str) -> None:
-        """Load the backend; the service itself is not contacted yet."""
+    def __init__(self, url: str, cancellation: Cancellation | None = None) -> None:
+        """Load the backend; the service itself is not contacted yet. `cancellation` ends all calls at once."""
         self.label = show_address(url)
         self.protocol = protocol_of(url)
         self._class = _load(self.protocol, self.label)
@@ -136,6 +135,8 @@ class ObjectStore(Closing):
         self._free = threading.BoundedSemaphore(_CONNECTIONS)
         # Completed when the store is closed, to wake callers that wait for a response.
         self._closed: Future[None] = Future()
+        self._cancellation = cancellation or Cancellation()
+        self._leave = self._cancellation.follow(self._wake)
 
     def info(self, path: str = "") -> dict[str, Any]:
         """Return fsspec's facts on the address itself, or on another path."""
@@ -221,7 +222,7 @@ class ObjectStore(Closing):
 
         def cat(start: int, stop: int | None) -> Future[bytes]:
             span = {"start": start, "end": stop} if start or stop is not None else {}
-            return self._start(fs, "cat_file", path, seconds=CALL_TIMEOUT_S, **span)
+            return self._start(fs, "cat_file", path, **span)
 
         # Some backends have a request for a part; the base class opens the file each time.
         if self._on_loop or self._class.cat_file is not AbstractFileSystem.cat_file:
@@ -361,10 +362,14 @@ class ObjectStore(Closing):
 
     def close(self) -> None:
         """Close the connections, and wake callers that wait for a response. Calling it twice is fine."""
+        self._leave()
+        self._wake()
+        self._hang_up_idle()
+
+    def _wake(self) -> None:
         with self._lock:
             if not self._closed.done():
                 self._closed.set_result(None)
-        self._hang_up_idle()
 
     def _change(self, path: str, verb: str, *arguments: Any, seconds: float = _PATIENCE_S, **options: Any) -> Any:
         try:
@@ -377,18 +382,17 @@ class ObjectStore(Closing):
         with self._connected() as fs:
             # fsspec caches listings, and others write there too.
             fs.invalidate_cache()
-            return self._result(self._start(fs, verb, *arguments, seconds=seconds, **options), seconds)
+            return self._result(self._start(fs, verb, *arguments, **options), seconds)
 
-    def _start(self, fs: Any, verb: str, *arguments: Any, seconds: float, **options: Any) -> Future[Any]:
+    def _start(self, fs: Any, verb: str, *arguments: Any, **options: Any) -> Future[Any]:
         if self._on_loop:
-            work = getattr(fs, f"_{verb}")(*arguments, **options)
-            return asyncio.run_coroutine_threadsafe(asyncio.wait_for(work, seconds), fs.loop)
+            return asyncio.run_coroutine_threadsafe(getattr(fs, f"_{verb}")(*arguments, **options), fs.loop)
         return in_thread(lambda: getattr(fs, verb)(*arguments, **options), "colabstage-remote")
 
     def _result(self, future: Future[T], seconds: float) -> T:
         """Wait for a response, but not longer than `seconds`, and not in a closed store."""
         both: list[Future[Any]] = [future, self._closed]
-        wait(both, seconds + (_GRACE_S if self._on_loop else 0.0), FIRST_COMPLETED)
+        wait(both, seconds, FIRST_COMPLETED)
         if future.done():
             return future.result()
         # A call that blocks is abandoned in its thread, because nothing can interrupt it.
@@ -452,6 +456,7 @@ class ObjectStore(Closing):
 
     def _check_open(self) -> None:
         """Refuse to continue after `close`: nobody would close a new connection."""
+        self._cancellation.check()
         if self._closed.done():
             msg = f"'{self.label}' was closed, so nothing more can be read of it."
             raise SourceReadError(msg)

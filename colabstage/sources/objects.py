@@ -23,6 +23,7 @@ from colabstage.trees.names import check_collisions, clean_member_name, is_junk,
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from colabstage.io.progress import Cancellation
     from colabstage.sources.remote import Checksum
 
 # What an installed package opens at an address of its scheme, the name of an entry point in the group
@@ -195,15 +196,16 @@ def open_address(
     checksum: Checksum | None = None,
     workers: int = 32,
     retry: RetryPolicy = RetryPolicy(),  # noqa: B008 - frozen
+    cancellation: Cancellation | None = None,
 ) -> RemoteFile | RemoteFileTree:
     """Open what is at an address of a service that fsspec knows, or that an installed package adds: a file or a folder.
 
     If a bucket has both, an address that ends in a slash means the folder, and an empty object is its marker. Without
     a `checksum` of the caller, the service's own counts, if it is certain. `workers`: how many folders are listed at
-    once.
+    once. `cancellation`: ends calls to what fsspec knows, then and while it is read.
     """
     service = _service_of(url)
-    found = _open_in_store(url, workers, retry) if service is None else service(url)
+    found = _open_in_store(ObjectStore(url, cancellation), url, workers, retry) if service is None else service(url)
     if isinstance(found, Mapping):
         return RemoteFileTree(show_address(url), list(found.items()), policy=retry, askers=workers)
     if checksum is not None and not isinstance(found, RemoteFileTree):
@@ -211,8 +213,7 @@ def open_address(
     return found
 
 
-def _open_in_store(url: str, workers: int, retry: RetryPolicy) -> ObjectFile | RemoteFileTree:
-    store = ObjectStore(url)
+def _open_in_store(store: ObjectStore, url: str, workers: int, retry: RetryPolicy) -> ObjectFile | RemoteFileTree:
     with contextlib.ExitStack() as on_error:
         on_error.callback(store.close)
         info = store.info()

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from colabstage.errors import ChecksumMismatchError, OptionError
 from colabstage.io.files import PATIENT, Closing, read_json, write_json
 from colabstage.io.pipeline import DaemonPool
-from colabstage.io.progress import LateStep
+from colabstage.io.progress import Cancellation, LateStep
 from colabstage.io.units import format_count
 from colabstage.io.workspace import (
     disk_use,
@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from colabstage.io.progress import Cancellation, Progress
+    from colabstage.io.progress import Progress
     from colabstage.sources.parse import SingleSource, Source
     from colabstage.sources.remote import Checksum, RemoteFile
     from colabstage.trees.bytes import ArchiveKind, ByteSource
@@ -525,10 +525,17 @@ class OpenedSource(Closing):
     ) -> RemoteFileTree:
         """Add single files, each with the address that names it, as one part; `again` opens some by their addresses."""
         along, names = bytes_along(len(loose), self._opening.reads_next), name_remote_files([name for name, _ in loose])
-        open_one = partial(remote_opener, along=along, cancellation=self._opening.cancellation)
+        asking = Cancellation()
+        self._stack.callback(self._opening.cancellation.follow(asking.cancel))
+        open_one = partial(remote_opener, along=along, cancellation=asking)
         openers = [again.get(one.address) or open_one(one) for _, one in loose]
         files = list(zip(names, openers, strict=True))
-        self.files = RemoteFileTree(self._source.label, files, cancellation=self._opening.cancellation)
+        try:
+            self.files = RemoteFileTree(self._source.label, files, cancellation=asking)
+        except BaseException:
+            # Otherwise the requests for the others would go on, and be repeated where they fail.
+            asking.cancel()
+            raise
         if loose:
             sources = tuple(source for _, source in loose)
             reached = [_reached(source) for source in sources]

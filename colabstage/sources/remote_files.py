@@ -272,7 +272,7 @@ def open_remote(
 
     `checksum`: the expected one, if the caller knows it. `policy`: how often to retry a web server; `along`: how many
     bytes to request at its beginning and end, for `RemoteFile.known`. `reads_next`: whether all files of a folder are
-    read next, so that small ones come whole with their facts. `cancellation`: ends requests to the web, then and while
+    read next, so that small ones come whole with their facts. `cancellation`: ends requests, then and while
     the file is read.
     """
     if isinstance(source, KaggleSource) and (mounted := find_kaggle_folder(source)) is not None:
@@ -287,7 +287,7 @@ def open_remote(
             # Imported late: other sources do not need what it loads.
             from colabstage.sources.objects import open_address
 
-            return open_address(source.url, checksum=checksum, retry=PATIENT)
+            return open_address(source.url, checksum=checksum, retry=PATIENT, cancellation=cancellation)
         case ShareSource():
             shared = open_share(source, checksum=checksum, along=along, cancellation=cancellation)
             if not isinstance(shared, SharedFolder):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -88,6 +90,18 @@ def test_a_call_stops_while_a_server_is_silent(tmp_path: Path, verb: str, answer
                 stage_dataset(addresses, cache_dir=None, streaming=streaming, progress=progress).wait()
 
         cancelled(call, lambda: len(server.requests) > answers)
+
+
+@pytest.mark.parametrize("address", ["s3://bucket/a.zip", "s3://bucket/folder/"])
+def test_a_call_stops_while_a_bucket_is_silent(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, contextlib.ExitStack() as connections:
+        server.settimeout(60)
+        monkeypatch.setenv("FSSPEC_S3_ENDPOINT_URL", f"http://127.0.0.1:{server.getsockname()[1]}")
+        monkeypatch.setenv("FSSPEC_S3_ANON", "true")
+        cancelled(
+            lambda progress: stage_dataset(address, cache_dir=None, progress=progress),
+            lambda: bool(connections.enter_context(server.accept()[0])),
+        )
 
 
 def test_staging_stops_while_it_waits_for_another_call(tmp_path: Path) -> None:
