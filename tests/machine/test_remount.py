@@ -141,8 +141,12 @@ def test_staging_goes_on_after_the_client_has_died_midway(
     options: dict[str, Any] = {"cache_dir": None}
     truth = stage_dataset(photos, local_dir=tmp_path / "truth", progress=False, **options).path.read_bytes()
     advances = count(1)
-    dies = Meanwhile(lambda: next(advances) == some and drive.kill(), during="pack")
-    staged = stage_dataset(photos, local_dir=tmp_path / "fast", progress=dies, **options)
+
+    def advance() -> None:
+        if next(advances) == some:
+            drive.kill()
+
+    staged = stage_dataset(photos, local_dir=tmp_path / "fast", progress=Meanwhile(advance, during="pack"), **options)
     assert [note for note in staged.report.notes if "mounted again" in note]
     assert "already in place" in str(staged.report)
     assert staged.path.read_bytes() == truth
