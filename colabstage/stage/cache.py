@@ -592,10 +592,11 @@ def discard_rows(place: Place, pack: str, *, every: bool = False) -> None:
     """Remove the records of packs that are no longer in a cache under this name, as far as possible; or `every` one."""
 
     def discard() -> None:
-        (there,) = [None] if every else place.look([pack])
+        records = [name for name in place.entries() if is_rows_name(name, pack)]
+        (there,) = place.look([pack]) if records and not every else [None]
         kept = None if there is None else rows_name(pack, there.manifest)
-        for name in place.entries():
-            if is_rows_name(name, pack) and name != kept:
+        for name in records:
+            if name != kept:
                 place.discard(name)
         # A killed process leaves what it was removing or copying under a name that nobody looks for.
         if isinstance(place, FolderPlace):

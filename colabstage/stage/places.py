@@ -286,22 +286,21 @@ class Place(ABC):
             return question()
 
     @abstractmethod
-    def bring(self, new: Publication) -> int:
+    def bring(self, new: Publication, there: Present) -> int:
         """Put a new version in place of an existing one, if that is ours; return how many of its bytes an interrupted
-        run has left."""
+        run has left. `there`: what a look has shown; each look at a bucket lists it."""
 
     def sweep(self, name: str) -> None:  # noqa: B027 - a bucket has nothing unfinished
         """Remove what dead runs left of a file, its previous version and their manifests."""
 
     def look(self, names: Sequence[str]) -> list[CachedFile | None]:
         """Look up files; `None` for one that has no manifest, or does not exist."""
+        return [self._cached(one) for one in self._present(names, (MANIFEST_SUFFIX,))]
 
-        def cached(one: Present) -> CachedFile | None:
-            if one.entry is None or (manifest := one.manifest) is None:
-                return None
-            return CachedFile(self.at(one.name), manifest, one.entry.size, one.entry.mtime_ns / 1e9)
-
-        return [cached(one) for one in self._present(names, (MANIFEST_SUFFIX,))]
+    def _cached(self, one: Present) -> CachedFile | None:
+        if one.entry is None or (manifest := one.manifest) is None:
+            return None
+        return CachedFile(self.at(one.name), manifest, one.entry.size, one.entry.mtime_ns / 1e9)
 
     def shards(self, name: str) -> list[CachedFile]:
         """Return the shards of a pack that have a manifest, in order."""
@@ -322,16 +321,17 @@ class Place(ABC):
             TargetExistsError: the existing file is not an unchanged version that colabstage wrote.
         """
         with given_up():
-            if self._adopt(new):
+            there = self._now(new.name)
+            if self._adopt(new, there):
                 new.step.advance(new.manifest.size)
                 return new.manifest.size
-            return self.bring(new)
+            return self.bring(new, there)
 
     def discard(self, name: str, *, ours: Callable[[CachedFile], bool] = lambda _: True) -> bool:
         """Remove an unchanged file that `ours` recognises, with its manifest; return whether it is gone."""
         with given_up():
-            (there,), (now,) = self._present([name]), self.look([name])
-            is_gone = there.entry is None
+            there = self._now(name)
+            now, is_gone = self._cached(there), there.entry is None
             if there.entry is not None and now is not None and ours(now) and self._written(there) is not None:
                 # The file first: a manifest alone counts for nothing, but says whose file it was.
                 self.remove(name, there.entry)
@@ -353,10 +353,13 @@ class Place(ABC):
 
         return _each(look, names, _READERS)
 
-    def check(self, name: str) -> list[Present]:
-        """Refuse to replace anything but an unchanged version that colabstage wrote, or its manifest. Return what is
-        there: the file, and the previous version that makes room for it."""
-        found = self._present([name, name + PREVIOUS_SUFFIX] if self.keeps_previous else [name])
+    def _now(self, name: str) -> Present:
+        (there,) = self._present([name])
+        return there
+
+    def _check(self, found: Sequence[Present]) -> None:
+        """Refuse to replace anything but an unchanged version that colabstage wrote, or its manifest. `found`: the
+        file, and a previous version that makes room for it."""
         for one in found if found[0].entry is not None else found[:1]:
             for end, note in one.notes.items():
                 if not note.is_ours:
@@ -364,7 +367,6 @@ class Place(ABC):
             if one.entry is not None and self._written(one) is None:
                 why = "no manifest beside it describes it as it is now: it is damaged, or something else wrote it"
                 raise self.occupied(one.name, why if one.entry.ours else "is a link, a folder, or somebody else's")
-        return found
 
     def occupied(self, name: str, why: str) -> TargetExistsError:
         """Return the error for a name that is not free."""
@@ -402,10 +404,9 @@ class Place(ABC):
     def _opener(self, name: str, entry: Entry) -> Callable[[], RemoteFile]:
         return remote_opener(_source_of(self.at(name)))
 
-    def _adopt(self, new: Publication) -> bool:
+    def _adopt(self, new: Publication, there: Present) -> bool:
         """Return whether exactly this content is already there, as after a kill at the end; then it has its
         manifest."""
-        (there,) = self._present([new.name])
         entry, known = there.entry, there.manifest
         # Other hashes mean another version, which need not be read.
         is_other = known is not None and known.size == new.manifest.size and known.hashes != new.manifest.hashes
@@ -414,37 +415,37 @@ class Place(ABC):
         if not self._has_content(new.name, entry, new.manifest, new.cancellation):
             return False
         new.check_unchanged()
-        self._vouch(new, entry)
+        note = self._vouch(new, entry, there.notes.get(MANIFEST_SUFFIX)).notes.get(UNFINISHED_SUFFIX)
         # Any other note may be of a run that is about to put something else there.
-        note = there.notes.get(UNFINISHED_SUFFIX)
         if note is not None and note.manifest is not None and note.manifest.hashes == new.manifest.hashes:
             self.remove(new.name + UNFINISHED_SUFFIX, note.entry)
         return True
 
-    def _vouch(self, new: Publication, entry: Entry) -> None:
-        """Write the manifest, with which the file counts; raises `TargetExistsError` if another one has its name."""
+    def _vouch(self, new: Publication, entry: Entry, note: Note | None) -> Present:
+        """Write the manifest, with which the file counts, and return what is there then; raises `TargetExistsError` if
+        another one has its name. `note`: what has that name, as far as known."""
         beside, content = new.name + MANIFEST_SUFFIX, _content_of(replace(new.manifest, mtime_ns=entry.mtime_ns))
         # Between any two requests another run may replace the file, or write the manifest of its own.
         for _ in range(_TRIES):
-            (there,) = self._present([new.name], (MANIFEST_SUFFIX,))
-            note = there.notes.get(MANIFEST_SUFFIX)
             if note is not None and not note.is_ours:
                 raise self.occupied(beside, _NO_MANIFEST)
+            if note is None or note.content != content:
+                with contextlib.suppress(TargetExistsError):
+                    self.write(beside, content, create=note is None, version="" if note is None else note.entry.version)
+            there = self._now(new.name)
+            note = there.notes.get(MANIFEST_SUFFIX)
             if there.entry != entry:
-                self._withdraw(beside, content)
+                self._withdraw(beside, note, content)
                 break
             if note is not None and note.content == content:
-                return
-            with contextlib.suppress(TargetExistsError):
-                self.write(beside, content, create=note is None, version="" if note is None else note.entry.version)
+                return there
         raise self.occupied(new.name, _WRITTEN_MEANWHILE)
 
-    def _withdraw(self, note: str, content: bytes) -> None:
+    def _withdraw(self, name: str, note: Note | None, content: bytes) -> None:
         """Remove a note of this run, unless another run's has taken its place."""
-        there = self.entries([note]).get(note)
-        if there is not None and self.read(note) == content:
+        if note is not None and note.content == content:
             with contextlib.suppress(TargetExistsError):
-                self.remove(note, there)
+                self.remove(name, note.entry)
 
 
 class FolderPlace(Place):
@@ -518,6 +519,10 @@ class FolderPlace(Place):
         require_answer(self.folder)
         return super().look(names)
 
+    def discard(self, name: str, *, ours: Callable[[CachedFile], bool] = lambda _: True) -> bool:
+        require_answer(self.folder)
+        return super().discard(name, ours=ours)
+
     def ask(self, question: Callable[[], T]) -> T:
         return run_watched(question, self.folder)
 
@@ -533,13 +538,20 @@ class FolderPlace(Place):
             self.sweep(new.name)
         return already
 
-    def check(self, name: str) -> list[Present]:
-        # Another process may be between two of its renames: a refusal counts only if nothing has changed meanwhile.
-        names = [file + end for file in (name, name + PREVIOUS_SUFFIX) for end in ("", *_NOTES)]
-        return among_others(lambda: super(FolderPlace, self).check(name), *(self.folder / one for one in names))
+    def _both(self, name: str) -> list[Present]:
+        """Return what is there, the file and the previous version, if both may be replaced."""
+        files = [name, name + PREVIOUS_SUFFIX]
 
-    def bring(self, new: Publication) -> int:
-        self.check(new.name)
+        def look() -> list[Present]:
+            found = self._present(files)
+            self._check(found)
+            return found
+
+        # Another process may be between two of its renames: a refusal counts only if nothing has changed meanwhile.
+        return among_others(look, *(self.folder / (file + end) for file in files for end in ("", *_NOTES)))
+
+    def bring(self, new: Publication, there: Present) -> int:
+        self._both(new.name)
         target, size = self.folder / new.name, new.manifest.size
         try:
             with open_workspace(
@@ -582,7 +594,7 @@ class FolderPlace(Place):
             self._claim(name, claim, workspace)
             try:
                 # Another process may have published the same meanwhile. It stays, and so does the version before it.
-                if self._adopt(new):
+                if self._adopt(new, self._now(name)):
                     return
                 self._make_room(name, workspace)
                 put_file(temp, self.folder / name, replaces=lambda _: False)
@@ -597,7 +609,7 @@ class FolderPlace(Place):
 
     def _make_room(self, name: str, workspace: Path) -> None:
         """Make a version that is as it was written the previous one, in place of the one before."""
-        there, previous = self.check(name)
+        there, previous = self._both(name)
         manifest = self._written(there)
         if manifest is not None:
             draft = _write_draft(workspace, _content_of(manifest))
@@ -606,7 +618,7 @@ class FolderPlace(Place):
             put_file(draft, self.folder / (previous.name + MANIFEST_SUFFIX), replaces=is_manifest)
             # The one step that a halt may delay until another run has put its own file there.
             move_vouched(self.folder / name, self.folder / previous.name, lambda _: True)
-            (moved,) = self._present([previous.name])
+            moved = self._now(previous.name)
             if moved.entry is not None and self._written(moved) is None:
                 move_vouched(self.folder / previous.name, self.folder / name, lambda _: True)
                 raise self.occupied(name, "another machine has published there meanwhile")
@@ -621,7 +633,7 @@ class FolderPlace(Place):
                 self.write(note, content, create=True)
                 return
             # A note belongs to a run that died, or to one that is about to put its file there.
-            (there,) = self._present([name])
+            there = self._now(name)
             found = there.notes.get(UNFINISHED_SUFFIX)
             if found is None:
                 continue
@@ -636,7 +648,7 @@ class FolderPlace(Place):
             theirs = self.folder / str(raw.get(_WORKSPACE, "") if isinstance(raw, dict) else "")
             if is_own(theirs) and theirs.parent == self.folder:
                 take_orphan(theirs, workspace / theirs.name)
-            (there,) = self._present([name])
+            there = self._now(name)
             if MANIFEST_SUFFIX not in there.notes and self._written(there) is not None:
                 # That run died right before its end, and the note is the only evidence of what is there.
                 with contextlib.suppress(TargetExistsError):
@@ -710,18 +722,19 @@ class BucketPlace(Place):
     def remove(self, name: str, entry: Entry) -> None:
         self._store.remove(self._path(name), entry.version)
 
-    def bring(self, new: Publication) -> int:
-        (there,) = self.check(new.name)
+    def bring(self, new: Publication, there: Present) -> int:
+        self._check([there])
         note, content = new.name + UNFINISHED_SUFFIX, _content_of(replace(new.manifest, mtime_ns=0))
         self.write(note, content, create=False)
         try:
-            self._vouch(new, self._send(new, there, content))
+            now = self._vouch(new, self._send(new, there, content), None)
         except TargetExistsError:
-            if not self._adopt(new):
+            now = self._now(new.name)
+            if not self._adopt(new, now):
                 # Nothing under this name is of this run, so its note must not speak for it.
-                self._withdraw(note, content)
+                self._withdraw(note, now.notes.get(UNFINISHED_SUFFIX), content)
                 raise
-        self._withdraw(note, content)
+        self._withdraw(note, now.notes.get(UNFINISHED_SUFFIX), content)
         return 0
 
     def _send(self, new: Publication, there: Present, note: bytes) -> Entry:
@@ -732,7 +745,7 @@ class BucketPlace(Place):
             new.step.advance(nbytes)
 
         is_replaced, manifest = self._replace(new, there, advance), there.notes.get(MANIFEST_SUFFIX)
-        sent = self._compare(new, there.entry, note if is_replaced else None)
+        sent = None if is_replaced is None else self._compare(new, there.entry, note if is_replaced else None)
         if sent is None and not is_replaced:
             for name, entry in ((new.name, there.entry), (new.name + MANIFEST_SUFFIX, manifest and manifest.entry)):
                 if entry is not None:
@@ -762,13 +775,14 @@ class BucketPlace(Place):
         self.remove(new.name, now)
         return None
 
-    def _replace(self, new: Publication, there: Present, advance: Callable[[int], None]) -> bool:
-        """Have the service copy the blocks that an earlier version has too; return whether the result is complete."""
+    def _replace(self, new: Publication, there: Present, advance: Callable[[int], None]) -> bool | None:
+        """Have the service copy the blocks that an earlier version has too; return whether the result is complete, or
+        `None` where nothing can be copied."""
         from colabstage.sources.buckets import Piece, join_pieces, replace_object
 
         earlier = there.manifest
         if there.entry is None or earlier is None or not self._store.copies_parts:
-            return False
+            return None
         digests = {offset: digest for (offset, _), digest in zip(earlier.ranges, earlier.hashes, strict=True)}
         known = {digest: offset for offset, digest in digests.items()}
         # A block that occurs several times is taken from the same offset, so that long pieces are copied.
@@ -777,7 +791,7 @@ class BucketPlace(Place):
             for (offset, length), digest in zip(new.manifest.ranges, new.manifest.hashes, strict=True)
         )
         if not pieces:
-            return False
+            return None
         try:
             replace_object(self._store, self._path(new.name), there.entry.version, new.file, pieces, advance=advance)
         except TargetNotWritableError:

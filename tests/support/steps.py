@@ -19,11 +19,15 @@ class OneStep(Progress, ProgressStep):
 
 
 class Meanwhile(OneStep):
-    """Calls a function at each advance."""
+    """Calls a function at each advance, of every step or of those with one name."""
 
-    def __init__(self, happens: Callable[[], object]) -> None:
+    def __init__(self, happens: Callable[[], object], *, during: str | None = None) -> None:
         super().__init__()
         self._happens = happens
+        self._during = during
+
+    def step(self, name: str, *, total: int | None, unit: str) -> Self | ProgressStep:  # type: ignore[override]
+        return self if self._during in (None, name) else ProgressStep()
 
     def advance(self, amount: int = 1) -> None:
         self._happens()
