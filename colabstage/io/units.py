@@ -199,7 +199,10 @@ _SHOWN_VALUES = frozenset(
 )
 # A value that looks like a key is hidden under any name: JSON web tokens, long hexadecimal numbers, long mixtures of
 # digits, small and capital letters.
-_LOOKS_SECRET = r"eyJ[\w-]{8,}.*|[0-9a-fA-F-]{32,}|(?=[^0-9]*[0-9])(?=[^a-z]*[a-z])(?=[^A-Z]*[A-Z])(?:[\w+/=-]|%[0-9A-Fa-f]{2}){20,}"
+_LOOKS_SECRET = (
+    r"eyJ[\w-]{8,}.*|[0-9a-fA-F-]{32,}"
+    r"|(?=[^0-9]*[0-9])(?=[^a-z]*[a-z])(?=[^A-Z]*[A-Z])(?:[\w+/=-]|%[0-9A-Fa-f]{2}){20,}"
+)
 # Drive's ids are such mixtures, and grant no access by themselves.
 _OBJECT_ID = r"[\w-]{19,64}"
 
