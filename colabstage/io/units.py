@@ -189,6 +189,9 @@ def format_rate(amount: float, seconds: float, unit: str) -> str:
 
 HIDDEN = "…"
 
+# The patterns below are texts, which `re` compiles at their first use: to compile all of them would be a third of the
+# time of importing this package's lowest layers, and most processes show no address.
+
 # Parameters whose values only identify an object, version or format. For all others, only the name is shown.
 _SHOWN_VALUES = frozenset(
     "dl download export file filename files format generation id lang page path raw ref rev revision version "  # noqa: SIM905
@@ -196,11 +199,12 @@ _SHOWN_VALUES = frozenset(
 )
 # A value that looks like a key is hidden under any name: JSON web tokens, long hexadecimal numbers, long mixtures of
 # digits, small and capital letters.
-_LOOKS_SECRET = re.compile(
-    r"eyJ[\w-]{8,}.*|[0-9a-fA-F-]{32,}|(?=[^0-9]*[0-9])(?=[^a-z]*[a-z])(?=[^A-Z]*[A-Z])(?:[\w+/=-]|%[0-9A-Fa-f]{2}){20,}"
+_LOOKS_SECRET = (
+    r"eyJ[\w-]{8,}.*|[0-9a-fA-F-]{32,}"
+    r"|(?=[^0-9]*[0-9])(?=[^a-z]*[a-z])(?=[^A-Z]*[A-Z])(?:[\w+/=-]|%[0-9A-Fa-f]{2}){20,}"
 )
 # Drive's ids are such mixtures, and grant no access by themselves.
-_OBJECT_ID = re.compile(r"[\w-]{19,64}")
+_OBJECT_ID = r"[\w-]{19,64}"
 
 # Names of values that grant access, in text and in options, for which no list of harmless names exists.
 _SECRET_NAME = (
@@ -213,40 +217,38 @@ _SECRET_NAME = (
 # These are words of ordinary sentences too, so only `name=value` makes the value a secret.
 _WORDY_NAME = r"key|code|pass|pin|policy|sas|sid"
 # Other parts of a login; user names are hidden too, because notebooks are shared.
-_SECRET_OPTION = re.compile(rf"(?:{_SECRET_NAME}|{_WORDY_NAME}|user(?:name)?|account_name)", re.IGNORECASE)
-_SIGNATURE = re.compile(
+_SECRET_OPTION = rf"(?i)(?:{_SECRET_NAME}|{_WORDY_NAME}|user(?:name)?|account_name)"
+_SIGNATURE = (
     r"(?i)x-(?:amz|goog|oss|cos|bz)-.*|.*signature|sig|.*token|key-pair-id|policy|expires|exp|se|hmac|rlkey|jwt"
 )
 
 # fsspec's chains, and not the colons of an address such as [::1].
-_CHAIN = re.compile(r"::(?=[A-Za-z][A-Za-z0-9+.-]*(?:://|::))")
-_SCHEME = re.compile(r"\s*([A-Za-z][A-Za-z0-9+.-]*)://")
+_CHAIN = r"::(?=[A-Za-z][A-Za-z0-9+.-]*(?:://|::))"
+_SCHEME = r"\s*([A-Za-z][A-Za-z0-9+.-]*)://"
 # In these, the part before the "@" belongs to the address: a container, an organisation and its repository.
 _PUBLIC_USERINFO = {
-    **dict.fromkeys(("abfs", "abfss", "az", "wasb", "wasbs"), re.compile(r"[^:@]*")),
-    **dict.fromkeys(("github", "gitlab"), re.compile(r"[^:@]*(?::[^:@]*)?")),
+    **dict.fromkeys(("abfs", "abfss", "az", "wasb", "wasbs"), r"[^:@]*"),
+    **dict.fromkeys(("github", "gitlab"), r"[^:@]*(?::[^:@]*)?"),
 }
 # In these, "@" separates a revision from the name; a colon before it means a login.
 _NO_SERVER = frozenset({"hf", "kaggle", "gdrive"})
-_PORT = re.compile(r"[^:]*(?::\d{1,5})?|\[[0-9A-Fa-f:.]+\](?::\d{1,5})?")
+_PORT = r"[^:]*(?::\d{1,5})?|\[[0-9A-Fa-f:.]+\](?::\d{1,5})?"
 _WEB = frozenset({"http", "https", "ws", "wss"})
 
-_URL_IN_TEXT = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>`|]+")
-_LOGIN_IN_TEXT = re.compile(r"(?<![\w/@:])[\w.+-]+:[^\s/@'\"]+@(?=[\w.-])")
-_QUERY_IN_TEXT = re.compile(r"(?<=[\w/.])\?([^\s'\"<>`|?]*=[^\s'\"<>`|]*)")
-_PAIR_IN_TEXT = re.compile(
-    rf"(?<![\w-])((?:--?)?(?:(?:{_SECRET_NAME})['\"]?\s*[=:]\s*|(?:{_WORDY_NAME})=(?!\d{{1,5}}\b)))"
-    r"(?:'[^']*'|\"[^\"]*\"|[^\s&;,'\")]+)",
-    re.IGNORECASE,
+_URL_IN_TEXT = r"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>`|]+"
+_LOGIN_IN_TEXT = r"(?<![\w/@:])[\w.+-]+:[^\s/@'\"]+@(?=[\w.-])"
+_QUERY_IN_TEXT = r"(?<=[\w/.])\?([^\s'\"<>`|?]*=[^\s'\"<>`|]*)"
+_PAIR_IN_TEXT = (
+    rf"(?i)(?<![\w-])((?:--?)?(?:(?:{_SECRET_NAME})['\"]?\s*[=:]\s*|(?:{_WORDY_NAME})=(?!\d{{1,5}}\b)))"
+    r"(?:'[^']*'|\"[^\"]*\"|[^\s&;,'\")]+)"
 )
-_OPTION_IN_TEXT = re.compile(rf"(?<!\S)(--?(?:{_SECRET_NAME})\s+)\S+", re.IGNORECASE)
-_HEADER_IN_TEXT = re.compile(
-    r"\b((?:proxy-)?authorization\b['\"]?\s*[:=]?\s*['\"]?(?:(?:bearer|basic|digest|token)\s+)?|(?:bearer|basic)\s+)"
-    r"[^\s'\",]{6,}",
-    re.IGNORECASE,
+_OPTION_IN_TEXT = rf"(?i)(?<!\S)(--?(?:{_SECRET_NAME})\s+)\S+"
+_HEADER_IN_TEXT = (
+    r"(?i)\b((?:proxy-)?authorization\b['\"]?\s*[:=]?\s*['\"]?(?:(?:bearer|basic|digest|token)\s+)?"
+    r"|(?:bearer|basic)\s+)[^\s'\",]{6,}"
 )
-_TOKEN_IN_TEXT = re.compile(r"\b(?:eyJ[\w-]{8,}\.[\w.-]+|hf_\w{8,}|gh[opsu]_\w{16,}|AKIA[0-9A-Z]{12,}|ya29\.[\w-]+)")
-_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+_TOKEN_IN_TEXT = r"\b(?:eyJ[\w-]{8,}\.[\w.-]+|hf_\w{8,}|gh[opsu]_\w{16,}|AKIA[0-9A-Z]{12,}|ya29\.[\w-]+)"
+_UNPRINTABLE = r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]"
 _LONGEST_REASON = 300
 
 
@@ -262,11 +264,11 @@ def show_address(address: str) -> str:
     >>> show_address("ftp://ann:se/cret@host/data.zip")
     'ftp://host/data.zip'
     """
-    return "::".join(_show_one(part) for part in _CHAIN.split(_printable(address.strip())))
+    return "::".join(_show_one(part) for part in re.split(_CHAIN, _printable(address.strip())))
 
 
 def _show_one(address: str) -> str:
-    found = _SCHEME.match(address)
+    found = re.match(_SCHEME, address)
     if found is None:
         # An address that lost its scheme still has "::" or "@"; a path has no user.
         return f"{HIDDEN}{address[address.rindex('@') :]}" if re.match(r"[^/]*:[^/]*@", address) else address
@@ -293,13 +295,13 @@ def _show_place(scheme: str, place: str) -> str | None:
         shown = re.sub(r";([^;/=]*)=[^;/]*", rf";\1={HIDDEN}", path)
         return f"{host}{slash}{shown}" if _is_web_place(place) else None
     if scheme in _PUBLIC_USERINFO:
-        if not _PUBLIC_USERINFO[scheme].fullmatch(user):
+        if not re.fullmatch(_PUBLIC_USERINFO[scheme], user):
             return None
         # `az://container@account:KEY/…`: what follows the account's colon is not a port.
-        return place if _PORT.fullmatch(host) else f"{user}{at}{host.partition(':')[0]}:{HIDDEN}{slash}{path}"
+        return place if re.fullmatch(_PORT, host) else f"{user}{at}{host.partition(':')[0]}:{HIDDEN}{slash}{path}"
     if scheme in _NO_SERVER:
         return re.sub(r"[^/@]*:[^@]*@", f"{HIDDEN}@", place)
-    if at or _PORT.fullmatch(server):
+    if at or re.fullmatch(_PORT, server):
         return f"{host}{slash}{path}"
     # A password may hold a slash that should have been written %2F; then the first colon is not followed by a port.
     return path.partition("@")[2] or None
@@ -322,22 +324,22 @@ def _show_pair(pair: str) -> str:
     name, equals, value = pair.partition("=")
     if not equals:
         return name if name.lower() in _SHOWN_VALUES or re.fullmatch(r"[a-z_-]{1,16}", name) else HIDDEN
-    if _LOOKS_SECRET.fullmatch(name):
+    if re.fullmatch(_LOOKS_SECRET, name):
         return HIDDEN
     known = name.lower() in _SHOWN_VALUES
-    harmless = not _LOOKS_SECRET.fullmatch(value) or (name.lower() == "id" and _OBJECT_ID.fullmatch(value))
+    harmless = not re.fullmatch(_LOOKS_SECRET, value) or (name.lower() == "id" and re.fullmatch(_OBJECT_ID, value))
     return pair if not value or (known and harmless) else f"{name}={HIDDEN}"
 
 
 def names_secret(name: str) -> bool:
     """Return whether a parameter's name says that its value grants access, or names a user."""
-    return _SECRET_OPTION.fullmatch(name) is not None
+    return re.fullmatch(_SECRET_OPTION, name) is not None
 
 
 def is_signed_address(url: str) -> bool:
     """Return whether an address carries a signature or token of its own, which may expire."""
     names = (pair.partition("=")[0] for pair in re.split("[&;]", url.partition("#")[0].partition("?")[2]))
-    return any(_SIGNATURE.fullmatch(name) for name in names)
+    return any(re.fullmatch(_SIGNATURE, name) for name in names)
 
 
 def hide_secrets(text: str, secrets: Sequence[str] = ()) -> str:
@@ -351,15 +353,15 @@ def hide_secrets(text: str, secrets: Sequence[str] = ()) -> str:
         text = text.replace(secret, HIDDEN)
     text = " ".join(_printable(re.sub(r"\s+", " ", text)).split())
     # Punctuation at the end belongs to the sentence, not to the address.
-    text = _URL_IN_TEXT.sub(lambda url: show_address(end := url[0].rstrip(".,:)]}")) + url[0][len(end) :], text)
-    text = _LOGIN_IN_TEXT.sub(f"{HIDDEN}@", text)
-    text = _QUERY_IN_TEXT.sub(lambda found: f"?{_show_query(found[1])}", text)
+    text = re.sub(_URL_IN_TEXT, lambda url: show_address(end := url[0].rstrip(".,:)]}")) + url[0][len(end) :], text)
+    text = re.sub(_LOGIN_IN_TEXT, f"{HIDDEN}@", text)
+    text = re.sub(_QUERY_IN_TEXT, lambda found: f"?{_show_query(found[1])}", text)
     # Headers first: "Authorization: Bearer x" also looks like a pair whose value is "Bearer".
-    text = _HEADER_IN_TEXT.sub(rf"\1{HIDDEN}", text)
+    text = re.sub(_HEADER_IN_TEXT, rf"\1{HIDDEN}", text)
     # "Authorization: Bearer …" is already hidden, and "key: …" has nothing left to hide.
-    text = _PAIR_IN_TEXT.sub(lambda found: found[0] if HIDDEN in found[0] else f"{found[1]}{HIDDEN}", text)
-    text = _OPTION_IN_TEXT.sub(rf"\1{HIDDEN}", text)
-    text = _TOKEN_IN_TEXT.sub(HIDDEN, text)
+    text = re.sub(_PAIR_IN_TEXT, lambda found: found[0] if HIDDEN in found[0] else f"{found[1]}{HIDDEN}", text)
+    text = re.sub(_OPTION_IN_TEXT, rf"\1{HIDDEN}", text)
+    text = re.sub(_TOKEN_IN_TEXT, HIDDEN, text)
     return text if len(text) <= _LONGEST_REASON else f"{text[:_LONGEST_REASON]}…"
 
 
@@ -370,11 +372,11 @@ def secrets_in(options: Mapping[str, Any]) -> tuple[str, ...]:
         if isinstance(value, dict):
             found += secrets_in(value)
         # Hiding a shorter value would garble every message, and it is hardly a secret.
-        elif isinstance(value, str) and len(value) >= 4 and _SECRET_OPTION.fullmatch(name):
+        elif isinstance(value, str) and len(value) >= 4 and re.fullmatch(_SECRET_OPTION, name):
             found.append(value)
     return tuple(found)
 
 
 def _printable(text: str) -> str:
     """Return text with control characters escaped, so that a terminal does not act on them."""
-    return _UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], text)
+    return re.sub(_UNPRINTABLE, lambda found: ascii(found[0])[1:-1], text)

@@ -49,11 +49,11 @@ _EXPECTED = (
     "link, an https:// address, an address such as s3:// or gs://, kaggle://owner/dataset, or a list of these"
 )
 # The second form is fsspec's for a file system behind another one.
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)(?:://|::)")
+_SCHEME = r"([A-Za-z][A-Za-z0-9+.-]*)(?:://|::)"
 # One slash too: `Path("s3://bucket/key")` drops the other, and as a path it would make a folder called "s3:".
-_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+_ADDRESS = r"[A-Za-z][A-Za-z0-9+.-]+:/"
 # WebDataset's addresses of shards are written like this.
-_ROW = re.compile(r"\{([0-9]{1,9})\.\.([0-9]{1,9})\}")
+_ROW = r"\{([0-9]{1,9})\.\.([0-9]{1,9})\}"
 _MOST_IN_A_ROW = 100_000
 # The limit of Linux's file systems and system calls.
 _MOST_NAME_BYTES = 255
@@ -254,11 +254,11 @@ def _parse_text(source: str | os.PathLike[str]) -> SingleSource:
     if not text.strip():
         msg = f"source={source!r} names nothing; expected {_EXPECTED}."
         raise OptionError(msg)
-    if not isinstance(source, str) and _SCHEME.match(text) is None:
+    if not isinstance(source, str) and re.match(_SCHEME, text) is None:
         return local_source(text)
     if (service := parse_service(text)) is not None:
         return service
-    found = _SCHEME.match(text)
+    found = re.match(_SCHEME, text)
     if found is None:
         return local_source(text)
     text, scheme = text.strip(), found[1].lower()
@@ -288,7 +288,7 @@ def read_local_dir(local_dir: str | os.PathLike[str] | None) -> Path:
 
 def is_address(text: str) -> bool:
     """Return whether text is an address, or was meant as one, rather than a path."""
-    return _ADDRESS.match(text) is not None
+    return re.match(_ADDRESS, text) is not None
 
 
 def refuse_file(argument: str, folder: Path) -> None:
@@ -588,13 +588,13 @@ def _list_of(source: Source, parts: Iterable[SingleSource]) -> ManySource:
 def _is_plain(source: SingleSource) -> bool:
     """Return whether a source stands for itself, without a row or pattern in it."""
     if isinstance(source, LocalSource):
-        return not glob.has_magic(str(source.path)) and _ROW.search(str(source.path)) is None
-    return not isinstance(source, WebSource | ObjectSource) or _ROW.search(source.url) is None
+        return not glob.has_magic(str(source.path)) and re.search(_ROW, str(source.path)) is None
+    return not isinstance(source, WebSource | ObjectSource) or re.search(_ROW, source.url) is None
 
 
 def _expand_rows(text: str) -> list[str]:
     """Return a path or address for each number of the rows in it, written as in a shell: `{000..146}`."""
-    row = _ROW.search(text)
+    row = re.search(_ROW, text)
     if row is None:
         return [text]
     first, last = int(row[1]), int(row[2])
@@ -627,60 +627,57 @@ _DRIVE_HOSTS = ("drive.google.com", "docs.google.com", "drive.usercontent.google
 _ID = r"[-\w]{10,}"
 # What the path and fragment of a link say of its target. Addresses of Google Workspace begin with the domain:
 # /a/example.org/file/d/…
-_DRIVE_PATHS: tuple[tuple[ShareKind, re.Pattern[str]], ...] = (
-    ("file", re.compile(rf"/file(?:/u/\d+)?/d/({_ID})")),
-    ("folder", re.compile(rf"/(?:drive|folders?)(?:/u/\d+)?(?:/mobile)?/(?:folders/)?(?!my-drive|shared-)({_ID})")),
-    ("folder", re.compile(rf"/?#folders/({_ID})")),
+_DRIVE_PATHS: tuple[tuple[ShareKind, str], ...] = (
+    ("file", rf"/file(?:/u/\d+)?/d/({_ID})"),
+    ("folder", rf"/(?:drive|folders?)(?:/u/\d+)?(?:/mobile)?/(?:folders/)?(?!my-drive|shared-)({_ID})"),
+    ("folder", rf"/?#folders/({_ID})"),
 )
 _DRIVE_QUERIES: dict[str, ShareKind] = {
     **dict.fromkeys(("/folderview", "/embeddedfolderview"), "folder"),
     **dict.fromkeys(("/uc", "/download"), "file"),
 }
-_NATIVE = re.compile(r"/(document|spreadsheets|presentation|forms|drawings|drawing|script)(?:/u/\d+)?/d/")
-_EXPORT = re.compile(r"/export\?.*\b(?:format|exportFormat)=|/export/\w+|/pub\?.*\boutput=|/gviz/tq\?.*\bout:")
+_NATIVE = r"/(document|spreadsheets|presentation|forms|drawings|drawing|script)(?:/u/\d+)?/d/"
+_EXPORT = r"/export\?.*\b(?:format|exportFormat)=|/export/\w+|/pub\?.*\boutput=|/gviz/tq\?.*\bout:"
 _NATIVE_NAMES = {
     "document": "Google Docs document",
     "spreadsheets": "Google Sheets spreadsheet",
     "presentation": "Google Slides presentation",
 }
 _SLUG = r"[A-Za-z0-9][-_A-Za-z0-9]*"
-_HANDLE = re.compile(rf"({_SLUG})/({_SLUG})(?:/versions/([1-9]\d*))?/?")
+_HANDLE = rf"({_SLUG})/({_SLUG})(?:/versions/([1-9]\d*))?/?"
 # A dataset's page, with the tabs that are part of the address people copy; or the download that it shows for curl.
-_KAGGLE_PAGE = re.compile(
+_KAGGLE_PAGE = (
     rf"(?:/api/v1)?/datasets/(?:download/)?({_SLUG})/({_SLUG})(?:/versions/([1-9]\d*))?"
     r"(?:/(?:data|code|discussion|download|metadata|settings|suggestions|versions))?/?"
 )
-_COMPETITION = re.compile(rf"(?:kaggle:/|.*kaggle\.com)/(?:c|competitions)/({_SLUG})(?:/.*)?")
+_COMPETITION = rf"(?:kaggle:/|.*kaggle\.com)/(?:c|competitions)/({_SLUG})(?:/.*)?"
 # The address of any other page, without its scheme, and that of the data it shows. What follows a "#" is no part of
 # either.
-_PAGES = tuple(
-    (re.compile(page), data)
-    for page, data in (
-        (r"github\.com/([^/]+/[^/]+)/blob/([^?]+).*", r"https://github.com/\1/raw/\2"),
-        (r"github\.com/([^/?]+/[^/?]+?)(?:\.git)?/?", r"https://github.com/\1/archive/HEAD.zip"),
-        (r"github\.com/([^/]+/[^/]+)/tree/([^/?]+)/?", r"https://github.com/\1/archive/\2.zip"),
-        (
-            r"raw\.githubusercontent\.com/([^/]+/[^/]+)/(?:refs/heads/)?([^?]+).*",
-            r"https://media.githubusercontent.com/media/\1/\2",
-        ),
-        (r"huggingface\.co/(.+)/(?:blob|raw)/([^?]+).*", r"https://huggingface.co/\1/resolve/\2"),
-        (r"huggingface\.co/(datasets/[^/?]+/[^/?]+)/tree/([^/?]+)(/[^?]*)?.*", r"hf://\1@\2\3"),
-        (r"huggingface\.co/(datasets/[^/?]+/[^/?]+)(?:/viewer\b.*)?/?", r"hf://\1"),
-        (
-            r"(?:[\w-]+\.)*console\.aws\.amazon\.com/s3/(?:buckets|object)/([^?]+?)/?(?:\?(?:.*&)?prefix=([^&]*).*|\?.*)?",
-            r"s3://\1/\2",
-        ),
-        (r"console\.cloud\.google\.com/storage/browser/(?:_details/)?([^?;]+).*", r"gs://\1"),
-        (r"storage\.cloud\.google\.com/([^?]+).*", r"gs://\1"),
-        (r"storage\.googleapis\.com/([^?]+).*", r"gs://\1"),
-        (r"([^/]+)\.storage\.googleapis\.com/([^?]*).*", r"gs://\1/\2"),
-        (r"([^/]+)\.s3[.-](?:[\w-]+\.)*amazonaws\.com/([^?]*).*", r"s3://\1/\2"),
-        (r"s3[.-](?:[\w-]+\.)*amazonaws\.com/([^?]+).*", r"s3://\1"),
-        (r"zenodo\.org/records?/(\d+)/?(?:\?.*)?", r"https://zenodo.org/api/records/\1/files-archive"),
-    )
+_PAGES = (
+    (r"github\.com/([^/]+/[^/]+)/blob/([^?]+).*", r"https://github.com/\1/raw/\2"),
+    (r"github\.com/([^/?]+/[^/?]+?)(?:\.git)?/?", r"https://github.com/\1/archive/HEAD.zip"),
+    (r"github\.com/([^/]+/[^/]+)/tree/([^/?]+)/?", r"https://github.com/\1/archive/\2.zip"),
+    (
+        r"raw\.githubusercontent\.com/([^/]+/[^/]+)/(?:refs/heads/)?([^?]+).*",
+        r"https://media.githubusercontent.com/media/\1/\2",
+    ),
+    (r"huggingface\.co/(.+)/(?:blob|raw)/([^?]+).*", r"https://huggingface.co/\1/resolve/\2"),
+    (r"huggingface\.co/(datasets/[^/?]+/[^/?]+)/tree/([^/?]+)(/[^?]*)?.*", r"hf://\1@\2\3"),
+    (r"huggingface\.co/(datasets/[^/?]+/[^/?]+)(?:/viewer\b.*)?/?", r"hf://\1"),
+    (
+        r"(?:[\w-]+\.)*console\.aws\.amazon\.com/s3/(?:buckets|object)/([^?]+?)/?(?:\?(?:.*&)?prefix=([^&]*).*|\?.*)?",
+        r"s3://\1/\2",
+    ),
+    (r"console\.cloud\.google\.com/storage/browser/(?:_details/)?([^?;]+).*", r"gs://\1"),
+    (r"storage\.cloud\.google\.com/([^?]+).*", r"gs://\1"),
+    (r"storage\.googleapis\.com/([^?]+).*", r"gs://\1"),
+    (r"([^/]+)\.storage\.googleapis\.com/([^?]*).*", r"gs://\1/\2"),
+    (r"([^/]+)\.s3[.-](?:[\w-]+\.)*amazonaws\.com/([^?]*).*", r"s3://\1/\2"),
+    (r"s3[.-](?:[\w-]+\.)*amazonaws\.com/([^?]+).*", r"s3://\1"),
+    (r"zenodo\.org/records?/(\d+)/?(?:\?.*)?", r"https://zenodo.org/api/records/\1/files-archive"),
 )
 # The address of these services' pages, which may carry a key, gives the file with one more parameter.
-_PARAMETERS = ((re.compile(r"(?:.*\.)?dropbox\.com"), "dl=1"), (re.compile(r".*\.sharepoint\.com"), "download=1"))
+_PARAMETERS = ((r"(?:.*\.)?dropbox\.com", "dl=1"), (r".*\.sharepoint\.com", "download=1"))
 
 
 def parse_service(text: str) -> ShareSource | KaggleSource | None:
@@ -723,9 +720,9 @@ def _share_of_page(parts: SplitResult, text: str) -> ShareSource | None:
     # When a parameter is given twice, Drive takes the first one.
     query = {name: values[0] for name, values in parse_qs(parts.query).items()}
     path = re.sub(r"\A/a/[^/]+", "", parts.path)
-    if native := _NATIVE.match(path):
+    if native := re.match(_NATIVE, path):
         # The address of a document as a file of another kind is one on the web.
-        if _EXPORT.search(f"{path}?{parts.query}"):
+        if re.search(_EXPORT, f"{path}?{parts.query}"):
             return None
         name = _NATIVE_NAMES.get(native[1], "Google document")
         msg = (
@@ -736,7 +733,7 @@ def _share_of_page(parts: SplitResult, text: str) -> ShareSource | None:
         raise OptionError(msg)
     key = query.get("resourcekey", "")
     for kind, pattern in _DRIVE_PATHS:
-        if found := pattern.match(f"{path}#{parts.fragment}"):
+        if found := re.match(pattern, f"{path}#{parts.fragment}"):
             return ShareSource(kind, found[1], key)
     if re.fullmatch(_ID, identity := query.get("id", "")):
         return ShareSource(_DRIVE_QUERIES.get(path, "unknown"), identity, key)
@@ -748,14 +745,14 @@ def _share_of_page(parts: SplitResult, text: str) -> ShareSource | None:
 
 
 def _kaggle_dataset(parts: SplitResult, text: str) -> KaggleSource:
-    if competition := _COMPETITION.fullmatch(text.partition("?")[0]):
+    if competition := re.fullmatch(_COMPETITION, text.partition("?")[0]):
         msg = (
             f"'{show_address(text)}' is a competition on Kaggle, not a dataset. Accept its rules on its page, and "
             f"stage the folder that kagglehub.competition_download({competition[1]!r}) returns."
         )
         raise OptionError(msg)
     is_page = parts.scheme != "kaggle"
-    found = _KAGGLE_PAGE.fullmatch(parts.path) if is_page else _HANDLE.fullmatch(text.removeprefix("kaggle://"))
+    found = re.fullmatch(_KAGGLE_PAGE, parts.path) if is_page else re.fullmatch(_HANDLE, text.removeprefix("kaggle://"))
     version = parse_qs(parts.query).get("datasetVersionNumber", [""])[0] or (found and found[3]) or ""
     if found is None or not re.fullmatch(r"(?:[1-9]\d*)?", version):
         msg = (
@@ -781,7 +778,7 @@ def page_remedy(url: str) -> str:
         return f"Give {where!r}."
     parts = urlsplit(url)
     for host, parameter in _PARAMETERS:
-        if host.fullmatch(parts.hostname or "") and parameter not in parts.query:
+        if re.fullmatch(host, parts.hostname or "") and parameter not in parts.query:
             if (other := parameter.replace("1", "0")) in parts.query:
                 return f"Write '{parameter}' in the address in place of '{other}'."
             return f"Write '{'&' if parts.query else '?'}{parameter}' at the end of the address."
@@ -791,7 +788,7 @@ def page_remedy(url: str) -> str:
 def data_address(url: str) -> str:
     """Return the address of what a service's page shows; "" for a page of unknown kind."""
     page = url.partition("://")[2].partition("#")[0].removeprefix("www.")
-    found = next(((data, match) for pattern, data in _PAGES if (match := pattern.fullmatch(page))), None)
+    found = next(((data, match) for pattern, data in _PAGES if (match := re.fullmatch(pattern, page))), None)
     if found is None:
         return ""
     where = found[1].expand(found[0]).rstrip("/")
