@@ -71,13 +71,13 @@ if TYPE_CHECKING:
     from colabstage.h5.manifest import Manifest
     from colabstage.io.progress import Cancellation
     from colabstage.load.partial import PartialPack
-    from colabstage.sources.identity import SourceIdentity
+    from colabstage.sources.identity import Freshness, SourceIdentity
     from colabstage.stage.dataset import Origin
     from colabstage.stage.places import CachedFile, Place
     from colabstage.stage.publish import PublishReport
     from colabstage.stage.record import LocalRecord
     from colabstage.stage.request import CacheDir, StageRequest
-    from colabstage.stage.source import Freshness, SourceOnce, StageCall
+    from colabstage.stage.source import SourceOnce, StageCall
 
 
 # How much of the local disk staging takes, and what to do if that exceeds the free space or the disk limit.
@@ -337,22 +337,21 @@ def restore(call: StageCall, source: SourceOnce, cached: CachedPack, known: Fres
         is_lent, report.origin = True, "cache"
         call.let_in(pack)
 
-    with compared_beside(call, source, recorded, known) as comparison:
+    with compared_beside(call, source, recorded, known) as (stop, agree):
 
         def copy() -> tuple[int, int]:
             readers = None if call.let_in is None else let_in
-            stop, confirm = comparison.cancellation, comparison.agree
-            return copy_pack(call, cached, cancellation=stop, let_in=readers, confirm=confirm)
+            return copy_pack(call, cached, cancellation=stop, let_in=readers, confirm=agree)
 
         try:
             with report.timed("copy from cache", unit="B") as step:
                 try:
                     size, already = cached.place.ask(copy)
-                    freshness = comparison.agree()
+                    freshness = agree()
                 except (StateDiffersError, CancelledError):
                     # Raise the reason why the copy was stopped, unless the call itself was.
                     with contextlib.suppress(StateDiffersError):
-                        comparison.agree()
+                        agree()
                         raise
                     step.unit, step.note = "", f"stopped: {OUTDATED}"
                     return None

@@ -100,12 +100,12 @@ if TYPE_CHECKING:
     from colabstage.pack.job import PackJob
     from colabstage.pack.options import PackOptions
     from colabstage.pack.rows import BasePack
+    from colabstage.sources.identity import Freshness
     from colabstage.sources.opening import OpenedSource
     from colabstage.sources.parse import SourceArgument
     from colabstage.stage.decide import Base, Decision, Reading
     from colabstage.stage.publish import PublishReport
     from colabstage.stage.request import StageRequest
-    from colabstage.stage.source import Freshness
     from colabstage.trees.listing import Tree
 
 
