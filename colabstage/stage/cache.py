@@ -46,7 +46,7 @@ from colabstage.io.workspace import (
     remove_empty,
     sweep_orphans,
 )
-from colabstage.load.partial import open_partial, open_restored
+from colabstage.load.partial import open_pack, open_partial
 from colabstage.machine.drive import ask_drives
 from colabstage.machine.mounts import mount_of, slow_reason
 from colabstage.machine.platforms import detect_platform
@@ -392,7 +392,7 @@ def copy_pack(
         The number of bytes, and how many of them were here already.
     """
     request, manifest, target = call.request, cached.manifest, call.request.pack_path
-    size = manifest.size
+    size, let_in = manifest.size, None if cached.in_shards else let_in
     if not cached.in_shards and _is_here(target, manifest, cancellation):
         confirm()
         return size, size
@@ -413,25 +413,25 @@ def copy_pack(
             for one, copy in zip(cached.files, local, strict=True):
                 if copy.is_file() and copy.stat().st_size > one.manifest.size:
                     cut_own(copy, one.manifest.size)
-            with call.progress.step("copy from cache", total=size, unit="B") as step:
-                if let_in is None or cached.in_shards:
-                    # In file order: with a single reader, that is fastest on a mount.
-                    with contextlib.closing(BlockwiseFile(files, workspace.path, None, mount_readers=1)) as file:
-                        file.settle(np.zeros(file.blocks, np.bool_), Edges.none(file.blocks), least=1)
-                        moved = file.fill(np.arange(file.blocks), step, cancellation)
-                else:
-                    pack = open_restored(cached.files[0].source, manifest, workspace.path, target)
+            with (
+                call.progress.step("copy from cache", total=size, unit="B") as step,
+                contextlib.closing(BlockwiseFile(files, workspace.path, None, in_order=let_in is None)) as file,
+            ):
+                pack = None if let_in is None else open_pack(file, target)
+                if pack is None:
+                    file.settle(np.zeros(file.blocks, np.bool_), Edges.none(file.blocks), least=1)
 
-                    def begun() -> None:
+                def begun() -> None:
+                    if pack is not None and let_in is not None:
                         confirm()
                         let_in(pack)
 
-                    try:
-                        moved = pack.fill(step, cancellation, begun=begun)
-                    except BaseException as error:
-                        pack.end(error)
-                        raise
-                    pack.close()
+                try:
+                    order = np.arange(file.blocks) if pack is None else pack.first_blocks()
+                    moved = file.fill(order, step, cancellation, begun=begun)
+                except BaseException as error:
+                    file.end(error)
+                    raise
             confirm()
             if cached.in_shards:
                 place_joined(
