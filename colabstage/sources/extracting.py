@@ -18,9 +18,8 @@ from colabstage.io.pipeline import PipelineLimits
 from colabstage.io.receipts import Receipt, look_at, sweep_receipts
 from colabstage.io.units import format_bytes, format_count, format_duration, format_rate
 from colabstage.io.workspace import disk_use, find_orphans, open_spool, put_back, sweep_orphans, temp_beside
-from colabstage.machine.mounts import drive_root, place_in, required_to_stay
+from colabstage.machine.mounts import place_in, required_to_stay, run_with_one_remount
 from colabstage.machine.resources import check_space, usable_cores
-from colabstage.machine.watched import run_with_one_remount
 from colabstage.sources.opening import OpenedSource, Opening
 from colabstage.sources.parse import absolute_path, local_source, refuse_address, whole_of
 from colabstage.sources.to_folder import disk_bytes, freed_bytes, write_folder
@@ -191,9 +190,7 @@ def extract_archive(
                 raise TargetExistsError(msg)
             return _extract(archive, place, opening, overwrite=overwrite)
 
-    return run_with_one_remount(
-        extract, place=archive if drive_root(archive) is not None else place, touches=(archive, place)
-    )
+    return run_with_one_remount(extract, archive, place)
 
 
 def _check_file(path: Path) -> None:

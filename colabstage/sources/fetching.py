@@ -29,9 +29,8 @@ from colabstage.io.receipts import (
 )
 from colabstage.io.units import format_bytes, format_count, format_duration, format_rate
 from colabstage.io.workspace import disk_use, find_orphans, put_back, sweep_orphans
-from colabstage.machine.mounts import drive_root, place_in, required_to_stay
+from colabstage.machine.mounts import drive_root, place_in, required_to_stay, run_with_one_remount
 from colabstage.machine.resources import check_space, usable_cores
-from colabstage.machine.watched import run_with_one_remount
 from colabstage.sources.arriving import fetch_file
 from colabstage.sources.identity import Freshness, SourceIdentity, compare_source
 from colabstage.sources.opening import SLOW_LISTERS, Opening, open_source
@@ -40,7 +39,6 @@ from colabstage.sources.parse import (
     ManySource,
     Target,
     check_outside,
-    drive_path_of,
     parse_source,
     paths_of,
 )
@@ -188,9 +186,7 @@ def fetch_files(
             return here or fetch.run()
 
     notes: list[str] = []
-    done = run_with_one_remount(
-        work, place=drive_path_of(parsed) or place, touches=(place, *paths_of(parsed)), notice=notes.append
-    )
+    done = run_with_one_remount(work, *paths_of(parsed), place, notice=notes.append)
     return replace(done, notes=(*done.notes, *notes))
 
 

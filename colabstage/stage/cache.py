@@ -238,7 +238,9 @@ class Cache:
     @cached_property
     def _chosen(self) -> tuple[Place | None, str]:
         request = self.request
-        return find_cache_dir(request.cache_dir, near=request.drive_path, local=request.folder)
+        # Only a cache that is looked for has a Drive that it is best on.
+        near = request.drive_path if request.cache_dir == "auto" else None
+        return find_cache_dir(request.cache_dir, near=near, local=request.folder)
 
     def why_not(self) -> str:
         """Say, for the report, why a pack is not in it; "" if there is no pack."""

@@ -23,10 +23,9 @@ from colabstage.io.pipeline import in_thread
 from colabstage.io.receipts import check_replaceable, sweep_receipts
 from colabstage.io.units import format_bytes, format_count
 from colabstage.io.workspace import find_orphans, open_spool, put_back, remove_empty, sweep_orphans
-from colabstage.machine.mounts import required_to_stay, run_watched
+from colabstage.machine.mounts import required_to_stay, run_with_one_remount
 from colabstage.machine.platforms import detect_platform
 from colabstage.machine.resources import check_space, free_space
-from colabstage.machine.watched import run_with_one_remount
 from colabstage.pack.arrival import MemberRanges
 from colabstage.pack.execute import PackRun, pipeline_limits, space_for
 from colabstage.pack.job import listed_job, prepare_pack
@@ -208,11 +207,7 @@ def _stage_watched(first: StageCall, *, wait: bool) -> StagedDataset:
 
     # Typed again here, because with `streaming` this runs in a thread, and its error reaches readers too.
     with typed_errors(reads=paths_of(request.source), writes=(request.folder, request.cache_dir)):
-        if request.drive_path is None:
-            return run_watched(work, *request.touched_paths)
-        staged = run_with_one_remount(
-            work, place=request.drive_path, touches=request.touched_paths, notice=notes.append
-        )
+        staged = run_with_one_remount(work, *request.touched_paths, notice=notes.append)
     staged.report.note(*notes)
     return staged
 
