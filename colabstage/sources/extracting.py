@@ -9,7 +9,7 @@ import time
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
-from colabstage.errors import ArchiveError, SourceAccessError, SourceChangedError, TargetExistsError, printable
+from colabstage.errors import ArchiveError, SourceAccessError, TargetExistsError, printable
 from colabstage.io.arguments import check_zip_encoding, read_only
 from colabstage.io.boundary import GOES_ON, public
 from colabstage.io.display import resolve_progress
@@ -241,9 +241,7 @@ def _extract(archive: Path, target: Path, opening: Opening, *, overwrite: bool) 
         opened.start()
 
         def receipt() -> Receipt:
-            if problem := opened.changes():
-                msg = f"{problem} Nothing was put in place."
-                raise SourceChangedError(msg)
+            opened.check_unchanged()
             return Extracted(identity, len(names), sum(sizes)).receipt()
 
         with opening.progress.step(f"Extracting {target.name}", total=sum(sizes), unit="B") as step:

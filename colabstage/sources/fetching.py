@@ -12,7 +12,7 @@ import time
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from colabstage.errors import OptionError, SourceChangedError, TargetExistsError, printable
+from colabstage.errors import OptionError, TargetExistsError, printable
 from colabstage.io.arguments import read_only
 from colabstage.io.boundary import GOES_ON, public
 from colabstage.io.display import resolve_progress
@@ -334,10 +334,7 @@ class _FetchCall:
 
         def receipt() -> Receipt:
             # The last moment to notice an incomplete listing: after this, the folder is in place.
-            problem = source.changes()
-            if problem:
-                msg = f"{problem} Nothing was put in its place. Wait until uploads are complete, then fetch again."
-                raise SourceChangedError(msg)
+            source.check_unchanged()
             return record.receipt()
 
         with self.progress.step(f"fetch {place.name}", total=sum(sizes), unit="B") as step:

@@ -32,7 +32,7 @@ from colabstage.pack.job import listed_job, prepare_pack
 from colabstage.pack.plan import lacked_room
 from colabstage.pack.rows import sweep_rows
 from colabstage.pack.shards import pack_by_executor
-from colabstage.sources.opening import sweep_copies
+from colabstage.sources.opening import SourceListingError, sweep_copies
 from colabstage.sources.parse import absolute_path, parts_of, paths_of
 from colabstage.sources.to_folder import SLOW_READERS, write_folder
 from colabstage.stage.cache import (
@@ -82,7 +82,7 @@ from colabstage.stage.request import (
     make_request,
 )
 from colabstage.stage.shards import pack_into_cache, plan_without_room
-from colabstage.stage.source import SourceListingError, SourceOnce, StageCall, check_listing
+from colabstage.stage.source import SourceOnce, StageCall
 from colabstage.stage.streaming import BackgroundPack
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.listing import total_size
@@ -457,7 +457,7 @@ def _fetch_files(call: StageCall, source: OpenedSource, tree: Tree) -> None:
 
     def receipt() -> Receipt:
         # The last moment at which the previous files are still in place.
-        check_listing(source)
+        source.check_unchanged()
         return files_receipt(request, source.identify())
 
     total = total_size(tree.entries)
@@ -523,7 +523,7 @@ def _make_pack(
         try:
             # Checked last, because only listing again shows whether a listing was incomplete, and takes as long as the
             # first time.
-            check_listing(source)
+            source.check_unchanged()
         except SourceListingError:
             discard_version(request.pack_path)  # so that a pack of half a source does not count
             raise

@@ -8,7 +8,7 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from colabstage.errors import ArchiveError, DriveError, SourceChangedError, SourceError
+from colabstage.errors import ArchiveError, DriveError, SourceError
 from colabstage.io.files import Closing
 from colabstage.io.pipeline import in_thread
 from colabstage.io.progress import Cancellation
@@ -112,18 +112,6 @@ class SourceOnce(Closing):
         source, self.opened = self.opened, None
         if source is not None:
             source.close()
-
-
-class SourceListingError(SourceChangedError):
-    """A folder on a mount no longer lists the files that it listed when it was opened."""
-
-
-def check_listing(source: OpenedSource) -> None:
-    """Raise `SourceListingError` if names, sizes or times differ from what was read."""
-    # A mounted Google Drive sometimes lists only a part of a folder, without an error.
-    problem = source.changes()
-    if problem:
-        raise SourceListingError(problem)
 
 
 class StateDiffersError(Exception):
