@@ -239,11 +239,6 @@ def _extract(archive: Path, target: Path, opening: Opening, *, overwrite: bool) 
             remedy=_NO_ROOM,
         )
         opened.start()
-
-        def receipt() -> Receipt:
-            opened.check_unchanged()
-            return Extracted(identity, len(names), sum(sizes)).receipt()
-
         with opening.progress.step(f"Extracting {target.name}", total=sum(sizes), unit="B") as step:
             written = write_folder(
                 tree,
@@ -254,7 +249,8 @@ def _extract(archive: Path, target: Path, opening: Opening, *, overwrite: bool) 
                 cancellation=opening.cancellation,
                 overwrite=overwrite,
                 consumes=True,
-                receipt=receipt,
+                check=opened.check_unchanged,
+                receipt=Extracted(identity, len(names), sum(sizes)).receipt,
             )
         opened.discard()
     seconds = time.monotonic() - began

@@ -331,12 +331,6 @@ class _FetchCall:
         large = sum(size for size in sizes if size > LARGE_BYTES)
         notes = self._check_space(place, disk_bytes(sizes), source, large=large)
         record = Fetched(self.address, identity, len(sizes), sum(sizes), slowest.transport)
-
-        def receipt() -> Receipt:
-            # The last moment to notice an incomplete listing: after this, the folder is in place.
-            source.check_unchanged()
-            return record.receipt()
-
         with self.progress.step(f"fetch {place.name}", total=sum(sizes), unit="B") as step:
             fetched = write_folder(
                 tree,
@@ -351,7 +345,8 @@ class _FetchCall:
                 step=step,
                 cancellation=self.progress.cancellation,
                 overwrite=self.overwrite,
-                receipt=receipt,
+                check=source.check_unchanged,
+                receipt=record.receipt,
             )
         return self._report(place, record, fetched.kept_bytes, [*source.notes, *tree.notes, *notes])
 

@@ -93,7 +93,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from colabstage.io.progress import Progress
-    from colabstage.io.receipts import Receipt
     from colabstage.load.partial import PartialPack
     from colabstage.pack.arrival import PackStream
     from colabstage.pack.job import PackJob
@@ -454,12 +453,6 @@ def _fetch_files(call: StageCall, source: OpenedSource, tree: Tree) -> None:
     if are_files_staged(request, source.identify()):
         report.note("The plain files that an earlier call brought here are used: they are of the same state.")
         return
-
-    def receipt() -> Receipt:
-        # The last moment at which the previous files are still in place.
-        source.check_unchanged()
-        return files_receipt(request, source.identify())
-
     total = total_size(tree.entries)
     with report.timed("fetch files", unit="B") as timing, call.progress.step("fetch", total=total, unit="B") as step:
         fetched = write_folder(
@@ -469,7 +462,8 @@ def _fetch_files(call: StageCall, source: OpenedSource, tree: Tree) -> None:
             limits=pipeline_limits(tree, slow=source.cost.reads_slowly),
             step=step,
             cancellation=call.cancellation,
-            receipt=receipt,
+            check=source.check_unchanged,
+            receipt=lambda: files_receipt(request, source.identify()),
         )
         timing.amount, timing.note = total - fetched.kept_bytes, format_count(fetched.files, "files")
         if fetched.kept_bytes:
