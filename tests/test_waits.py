@@ -19,7 +19,7 @@ ENDED_BY = {
     "a wait before it": """
         diagnose/machine_facts.inspect_machine io/pipeline.results machine/drive_attributes.wait_uploaded
         machine/mounts.ask_children machine/watched._in_caller pack/shards.run_tasks pack/shards._loss_of
-        runs/saver.wait sources/buckets._result sources/identity.check_freshness stage/source._stop_work
+        runs/saver.wait sources/buckets._result sources/identity.check_freshness stage/source.stop_work
         stage/source.agree
         stage/streaming.start stage/streaming.splits stage/streaming.wait_published stage/streaming.wait
         stage/streaming._show""",

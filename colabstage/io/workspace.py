@@ -164,6 +164,13 @@ def owned_name(path: Path, suffix: str) -> Path:
     return path.with_name(f"{OWN_MARK}{shortened(path.name)}.{owner_token()}.{number}{suffix}")
 
 
+def free_name(path: Path, ending: str) -> Path:
+    """Return an unused name beside `path`, for people: its own and an ending, with a number if that is in use."""
+    numbered = chain([""], (f"-{number}" for number in itertools.count(2)))
+    names = (path.with_name(f"{path.name}{ending}{number}") for number in numbered)
+    return next(name for name in names if not os.path.lexists(name))
+
+
 def temp_beside(path: Path) -> Path:
     """Return a new temporary name in `path`'s folder."""
     return owned_name(path, TEMP)

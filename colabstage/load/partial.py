@@ -287,7 +287,7 @@ class PartialPack:
         window_units: int,
         place: Path | None = None,
     ) -> None:
-        """Take what `open_partial` or `open_restored` found."""
+        """Take what `open_partial` or `open_pack` found."""
         self.file, self._fields, self._window_units, self._place = file, fields, window_units, place
         self.paths, self.path = file.paths, file.paths[0]
         self.handed_out = HandedOut()
@@ -341,15 +341,7 @@ class PartialPack:
         """Raise the error that ended fetching, if there is one."""
         self.file.check()
 
-    def fill(self, step: ProgressStep, cancellation: Cancellation, *, begun: Callable[[], object]) -> int:
-        """Wait until all of it is local, and return how many bytes were fetched for it; as `BlockwiseFile.fill`."""
-        return self.file.fill(self._first_blocks(), step, cancellation, begun=begun)
-
-    def end(self, error: BaseException) -> None:
-        """Stop fetching, and raise this error in all readers that wait."""
-        self.file.end(error)
-
-    def _first_blocks(self) -> NDArray[np.int64]:
+    def first_blocks(self) -> NDArray[np.int64]:
         """Return all blocks, in the order in which a loader of `train` with the default seed needs them."""
         # Most likely that loader will be made, and it can then start at once.
         train = self._of("train")
@@ -500,7 +492,7 @@ def open_partial(
             file = BlockwiseFile(wanted, folder, limit, openers=openers)
             file.step = step
             try:
-                return _open_pack(file)
+                return open_pack(file)
             finally:
                 file.step = None
         finally:
@@ -508,15 +500,10 @@ def open_partial(
             opening.add_done_callback(lambda _: [opened.pop().close() for _ in range(len(opened))])
 
 
-def open_restored(source: SingleSource, manifest: Manifest, folder: Path, place: Path) -> PartialPack:
-    """Open a packed file that is copied to `folder` completely and then moved to `place`; as `open_partial`."""
-    return _open_pack(BlockwiseFile(_one_file(source, manifest, place.name), folder, None), place)
-
-
 def open_whole(place: Path) -> PartialPack | None:
     """Open a complete pack whose first epoch has the order of one that is being copied; `None` without a manifest."""
     manifest = read_manifest(place)
-    return None if manifest is None else _open_pack(_whole_file(place, manifest), place)
+    return None if manifest is None else open_pack(_whole_file(place, manifest), place)
 
 
 def lasting_layout(path: Path, layout: UnitLayout) -> UnitLayout:
@@ -531,15 +518,11 @@ def lasting_layout(path: Path, layout: UnitLayout) -> UnitLayout:
         # It has been given its final name since it was opened.
         path, size = place, place.stat().st_size
     # Only the layout is used, so no hashes are needed.
-    return _open_pack(_whole_file(path, Manifest(size, BLOCK_BYTES, ("",) * -(-size // BLOCK_BYTES))), path).layout
-
-
-def _one_file(source: SingleSource, manifest: Manifest, name: str) -> FileSet:
-    return FileSet([FileOfSet(source, name, manifest)])
+    return open_pack(_whole_file(path, Manifest(size, BLOCK_BYTES, ("",) * -(-size // BLOCK_BYTES))), path).layout
 
 
 def _whole_file(place: Path, manifest: Manifest) -> WholeFile:
-    return WholeFile(place, _one_file(local_source(place), manifest, place.name))
+    return WholeFile(place, FileSet([FileOfSet(local_source(place), place.name, manifest)]))
 
 
 def _reopen(arguments: tuple[Any, ...], fields: tuple[PackField, ...], window_units: int, place: Path) -> PartialPack:
@@ -580,7 +563,8 @@ def _folder_of(sources: Sequence[SingleSource], base: Path, content: str) -> Pat
     return folder / (mine + content)
 
 
-def _open_pack(file: BlockwiseFile | WholeFile, place: Path | None = None) -> PartialPack:
+def open_pack(file: BlockwiseFile | WholeFile, place: Path | None = None) -> PartialPack:
+    """Open the pack that these blocks are of; `place`: where it is moved once all of it is local."""
     try:
         if isinstance(file, BlockwiseFile):
             # Nearly always the index and the labels; requested together, because each takes a round trip.

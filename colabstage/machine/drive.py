@@ -59,7 +59,7 @@ from colabstage.io.boundary import public
 from colabstage.io.environment import DRIVE_VARIABLE
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.units import format_duration, listed
-from colabstage.io.workspace import remove_empty
+from colabstage.io.workspace import free_name, remove_empty
 from colabstage.machine.mounts import (
     DEFAULT_MOUNTPOINT,
     DRIVE_FOLDERS,
@@ -454,8 +454,7 @@ def _clear_place(place: Path) -> None:
     found = list(itertools.islice(files_below(place), _MOST_NAMES)) or others
     if found:
         names = listed([str(path.relative_to(place)) for path in found], _NAMES_SHOWN)
-        beside = (place.with_name(f"{place.name}-local{number or ''}") for number in itertools.count())
-        aside = next(path for path in beside if not os.path.lexists(path))
+        aside = free_name(place, "-local")
         msg = (
             f"The mount point '{place}' is a local folder that holds {names}, as after writing there while Drive was "
             "not mounted; that is on this machine, and not on Drive. Move it aside, mount Drive, and publish from "

@@ -176,6 +176,12 @@ def mount_of(path: str | os.PathLike[str], *, mounts: MountTable | None = None) 
     return _covering(_resolved(path, table), table)
 
 
+def mounts_of(paths: Sequence[str | os.PathLike[str]]) -> list[Mount]:
+    """Return the mount of each path, as `mount_of`: a source may have thousands, and the table is read once."""
+    table = list_mounts()
+    return [mount_of(path, mounts=table) for path in paths]
+
+
 def _covering(path: str, mounts: MountTable) -> Mount:
     """Return the mount that an absolute path without links and dots is on."""
     while (mount := mounts.get(path)) is None:
@@ -631,10 +637,32 @@ def run_watched_for_caller(work: Callable[[InCaller], T], *places: str | os.Path
     For the caller's own code: it runs where it would without a mount, one call after the other, and may take any time.
     The mount is checked between such calls.
     """
-    slow = [place for place in places if is_slow_mount(place)]
+    slow = [place for place, mount in zip(places, mounts_of(places), strict=True) if slow_reason(mount) is not None]
     if not slow:
         return work(call_here)
     # Imported late: few calls need it, and it loads everything about Drive.
     from colabstage.machine.watched import watch
 
     return watch(work, slow)
+
+
+def run_with_one_remount(
+    work: Callable[[], T], *places: str | os.PathLike[str], notice: Callable[[str], object] = lambda _: None
+) -> T:
+    """Call `work()`; when the Drive of a place dies meanwhile, mount it again and call `work()` once more.
+
+    A failure that the client's log explains by Drive's download quota is raised as that.
+
+    Args:
+        work: keeps what it has finished, or starts over; has nothing open on Drive after it has failed.
+        places: all paths that it uses; the Drive of the first that is on one is mounted again. A mount that begins to
+            hang is an error.
+        notice: called with a sentence when Drive was mounted again.
+    """
+    drive = next((mount for mount in mounts_of(places) if mount.is_drive), None)
+    if drive is None:
+        return run_watched(work, *places)
+    # Imported late, as above.
+    from colabstage.machine.watched import remount_once
+
+    return remount_once(work, drive, places, notice)

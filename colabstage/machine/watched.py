@@ -26,14 +26,14 @@ from colabstage.errors import CancelledError, ColabstageError, DriveDisconnected
 from colabstage.io.pipeline import in_thread
 from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.machine.drive import drive_log_size, is_readonly, mount_drive, quota_error
-from colabstage.machine.mounts import drive_root, hang_words, mount_of, probe_mount, run_watched, silence_of
+from colabstage.machine.mounts import hang_words, mount_of, probe_mount, run_watched, silence_of
 from colabstage.machine.platforms import detect_platform
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Sequence
 
-    from colabstage.machine.mounts import InCaller
+    from colabstage.machine.mounts import InCaller, Mount
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -165,31 +165,15 @@ class _Errand(Generic[T]):
         raise self._interrupt
 
 
-def run_with_one_remount(
-    work: Callable[[], T],
-    *,
-    place: str | os.PathLike[str],
-    touches: Sequence[str | os.PathLike[str]] = (),
-    notice: Callable[[str], object] | None = None,
+def remount_once(
+    work: Callable[[], T], drive: Mount, places: Sequence[str | os.PathLike[str]], notice: Callable[[str], object]
 ) -> T:
-    """Call `work()`; when the Drive of `place` dies meanwhile, mount it again and call `work()` once more.
-
-    A failure that the client's log explains by Drive's download quota is raised as that.
-
-    Args:
-        work: keeps what it has finished, or starts over; has nothing open on Drive after it has failed.
-        place: any path on the Drive that `work` depends on; for a path elsewhere, `work` is called once.
-        touches: other paths that it uses, which may be on a mount. A mount that begins to hang is an error.
-        notice: called with a sentence when Drive was mounted again.
-    """
-    root = drive_root(place)
-    if root is None:
-        return run_watched(work, place, *touches)
+    """Call `work`, which uses this Drive among its places, as `mounts.run_with_one_remount`."""
 
     def attempt() -> T:
         log_size = drive_log_size()
         try:
-            return run_watched(work, place, *touches)
+            return run_watched(work, *places)
         except OSError as error:
             quota = quota_error(error, log_size)
             if quota is None:
@@ -199,7 +183,7 @@ def run_with_one_remount(
     # Before the work, because a dead client has no command line to read; and only if it could be mounted again, because
     # this searches all processes for the client.
     may_mount = detect_platform().drive_mountable and threading.current_thread() is threading.main_thread()
-    readonly = may_mount and is_readonly(mount_of(place))
+    root, readonly = drive.mountpoint, may_mount and is_readonly(drive)
     try:
         return attempt()
     except CancelledError:
@@ -226,8 +210,7 @@ def run_with_one_remount(
             msg = f"{death} Drive was not mounted again: {obstacle}."
             raise DriveDisconnectedError(msg) from error
         mount_drive(root, readonly=readonly)
-        if notice is not None:
-            notice(f"The Drive client died ({error}) and was mounted again; finished work was kept.")
+        notice(f"The Drive client died ({error}) and was mounted again; finished work was kept.")
     return attempt()
 
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from colabstage.errors import CorruptArchiveError, DecodeError, LayoutError, OptionError, SourceChangedError
+from colabstage.errors import CorruptArchiveError, DecodeError, LayoutError, OptionError
 from colabstage.images.decode import (
     ImageFacts,
     can_torch_resize,
@@ -159,9 +159,7 @@ def open_source(source: PackSource | CallersDataset, options: PackOptions, *, be
             part = opened.parts[0]
             if part.file is None:
                 return {}
-            if problem := part.changes():
-                msg = f"{problem} Then pack it again."
-                raise SourceChangedError(msg)
+            opened.check_unchanged()
             return {"nbytes": part.file.facts.size or 0, "mtime_ns": part.file.facts.mtime_ns}
 
         yield OpenSource(opened.open_tree(spool), None, layout, opened.cost.reads_slowly, identity)

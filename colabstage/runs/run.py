@@ -38,8 +38,7 @@ from colabstage.io.report import Report, facts, in_notebook
 from colabstage.io.units import format_bytes, format_duration, listed
 from colabstage.io.workspace import open_spool, remove_own, sweep_orphans
 from colabstage.load.loader import Loader
-from colabstage.machine.mounts import drive_root, require_drive, run_watched
-from colabstage.machine.watched import run_with_one_remount
+from colabstage.machine.mounts import drive_root, require_drive, run_watched, run_with_one_remount
 from colabstage.runs.callbacks import Loop, as_part
 from colabstage.runs.lease import NAME, Heartbeat, wait_until_free
 from colabstage.runs.listing import PLACES, Version, is_complete, list_versions, plot_history
@@ -457,7 +456,7 @@ class Run:
         if _rank():
             return None, 0
         with typed_errors(reads=[self.folder], writes=[]):
-            before, there = run_with_one_remount(self._look, place=self.folder, touches=(self.folder,))
+            before, there = run_with_one_remount(self._look, self.folder)
         noted = before.newest if before is not None else ""
         if noted and noted not in [version.name for version in there]:
             self.notes.append(f"{noted} was passed over: it is noted in '{NAME}', but not in the folder.")

@@ -43,6 +43,7 @@ from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.io.workspace import (
     cut_own,
     find_orphans,
+    free_name,
     leave_for_next,
     put_file,
     remove_own,
@@ -584,7 +585,7 @@ def fetch_file(
             move_to = partial(_put, temp, facts)
         if checksum is not None and digest != checksum.digest:
             # Not announced, because no record of ours may vouch for it.
-            damaged = _free_name(target)
+            damaged = free_name(target, ".damaged")
             move_to(damaged, replaces)
             msg = (
                 f"'{facts.label}' arrived complete, but its {checksum.algorithm} is {digest}, not {checksum.digest}. "
@@ -641,14 +642,6 @@ def _streamed(
             step.advance(len(piece))
     hashes = hash_ranges(temp, block_ranges(nbytes, BLOCK_BYTES), threads=2, cancellation=cancellation)
     return FetchedFile(target, nbytes, 0, tuple(hashes)), None if hasher is None else hasher.hexdigest()
-
-
-def _free_name(target: Path) -> Path:
-    """Return an unused name beside `target` that says what is wrong with the file."""
-    names = itertools.chain(
-        [f"{target.name}.damaged"], (f"{target.name}.damaged-{number}" for number in itertools.count(2))
-    )
-    return next(path for path in map(target.with_name, names) if not os.path.lexists(path))
 
 
 # One file from a slow place to a fast one, or back, every block compared with its manifest.

@@ -9,7 +9,7 @@ import time
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
-from colabstage.errors import ArchiveError, SourceAccessError, SourceChangedError, TargetExistsError, printable
+from colabstage.errors import ArchiveError, SourceAccessError, TargetExistsError, printable
 from colabstage.io.arguments import check_zip_encoding, read_only
 from colabstage.io.boundary import GOES_ON, public
 from colabstage.io.display import resolve_progress
@@ -18,9 +18,8 @@ from colabstage.io.pipeline import PipelineLimits
 from colabstage.io.receipts import Receipt, look_at, sweep_receipts
 from colabstage.io.units import format_bytes, format_count, format_duration, format_rate
 from colabstage.io.workspace import disk_use, find_orphans, open_spool, put_back, sweep_orphans, temp_beside
-from colabstage.machine.mounts import drive_root, place_in, required_to_stay
+from colabstage.machine.mounts import place_in, required_to_stay, run_with_one_remount
 from colabstage.machine.resources import check_space, usable_cores
-from colabstage.machine.watched import run_with_one_remount
 from colabstage.sources.opening import OpenedSource, Opening
 from colabstage.sources.parse import absolute_path, local_source, refuse_address, whole_of
 from colabstage.sources.to_folder import disk_bytes, freed_bytes, write_folder
@@ -191,9 +190,7 @@ def extract_archive(
                 raise TargetExistsError(msg)
             return _extract(archive, place, opening, overwrite=overwrite)
 
-    return run_with_one_remount(
-        extract, place=archive if drive_root(archive) is not None else place, touches=(archive, place)
-    )
+    return run_with_one_remount(extract, archive, place)
 
 
 def _check_file(path: Path) -> None:
@@ -242,13 +239,6 @@ def _extract(archive: Path, target: Path, opening: Opening, *, overwrite: bool) 
             remedy=_NO_ROOM,
         )
         opened.start()
-
-        def receipt() -> Receipt:
-            if problem := opened.changes():
-                msg = f"{problem} Nothing was put in place."
-                raise SourceChangedError(msg)
-            return Extracted(identity, len(names), sum(sizes)).receipt()
-
         with opening.progress.step(f"Extracting {target.name}", total=sum(sizes), unit="B") as step:
             written = write_folder(
                 tree,
@@ -259,7 +249,8 @@ def _extract(archive: Path, target: Path, opening: Opening, *, overwrite: bool) 
                 cancellation=opening.cancellation,
                 overwrite=overwrite,
                 consumes=True,
-                receipt=receipt,
+                check=opened.check_unchanged,
+                receipt=Extracted(identity, len(names), sum(sizes)).receipt,
             )
         opened.discard()
     seconds = time.monotonic() - began

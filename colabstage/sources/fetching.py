@@ -12,7 +12,7 @@ import time
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from colabstage.errors import DriveError, OptionError, SourceChangedError, SourceError, TargetExistsError, printable
+from colabstage.errors import OptionError, TargetExistsError, printable
 from colabstage.io.arguments import read_only
 from colabstage.io.boundary import GOES_ON, public
 from colabstage.io.display import resolve_progress
@@ -29,18 +29,16 @@ from colabstage.io.receipts import (
 )
 from colabstage.io.units import format_bytes, format_count, format_duration, format_rate
 from colabstage.io.workspace import disk_use, find_orphans, put_back, sweep_orphans
-from colabstage.machine.mounts import drive_root, place_in, required_to_stay
+from colabstage.machine.mounts import drive_root, place_in, required_to_stay, run_with_one_remount
 from colabstage.machine.resources import check_space, usable_cores
-from colabstage.machine.watched import run_with_one_remount
 from colabstage.sources.arriving import fetch_file
-from colabstage.sources.identity import Look, SourceIdentity, check_freshness, compare_states
+from colabstage.sources.identity import Freshness, SourceIdentity, compare_source
 from colabstage.sources.opening import SLOW_LISTERS, Opening, open_source
 from colabstage.sources.parse import (
     KaggleSource,
     ManySource,
     Target,
     check_outside,
-    drive_path_of,
     parse_source,
     paths_of,
 )
@@ -188,9 +186,7 @@ def fetch_files(
             return here or fetch.run()
 
     notes: list[str] = []
-    done = run_with_one_remount(
-        work, place=drive_path_of(parsed) or place, touches=(place, *paths_of(parsed)), notice=notes.append
-    )
+    done = run_with_one_remount(work, *paths_of(parsed), place, notice=notes.append)
     return replace(done, notes=(*done.notes, *notes))
 
 
@@ -254,47 +250,23 @@ class _FetchCall:
         if record is None or record.address != self.address or not here.is_as_made:
             return None
         # The local files are checked first, because that needs no connection.
-        note = self._unchanged(record.identity)
-        if note is None:
+        freshness = self._compare(record.identity)
+        if not freshness.same:
             return None
         # A run may have died after its work was in place and before it cleaned up.
         sweep_receipts(place, here)
         sweep_orphans(place.parent, name=place.name)
-        seconds = time.monotonic() - self.began
-        return FetchReport(
-            place, record.files, record.nbytes, seconds, record.nbytes, record.transport, (note,) if note else ()
-        )
+        return self._report(place, record, record.nbytes, [freshness.note])
 
-    def _unchanged(self, recorded: SourceIdentity) -> str | None:
-        """Return `None` if the source may have changed; otherwise a note, which may be empty."""
-        if self.checksum is not None and (recorded.checksum != str(self.checksum) or not self.thorough):
-            # With the right checksum the source need not be contacted: the requested file is local.
-            return "" if recorded.checksum == str(self.checksum) else None
-        look = Look("unproved")
-        if not self.thorough:
-            look = check_freshness(self.source, recorded, unpack=False, workers=SLOW_LISTERS)
-        # A source that has disappeared does not count as changed: what was fetched stays usable, and the report says
-        # so.
-        if look.state == "gone":
-            return f"The source cannot be reached now; what was fetched before is unchanged. {look.detail}"
-        if look.state == "silent":
-            return f"Whether the source has changed is not known ({look.detail}); what was fetched is unchanged."
-        if look.state == "unproved":
-            return self._compared(recorded)
-        return "" if look.state == "same" else None
-
-    def _compared(self, recorded: SourceIdentity) -> str | None:
-        """Do the same as `_unchanged` by opening the source; one that must be downloaded for that is fetched again."""
-        try:
+    def _compare(self, recorded: SourceIdentity) -> Freshness:
+        def identify() -> SourceIdentity:
             with self._open() as source:
-                now = source.identify()
-        # As above: a source that cannot be read now does not count as changed.
-        except (SourceError, DriveError) as error:
-            return f"The source cannot be read now ({error}); what was fetched before is unchanged."
-        verdict = compare_states(recorded, now)
-        if verdict == "unproved" and not self.thorough:
-            return "Names and sizes are those that were fetched, but all times differ, as after a remount."
-        return "" if verdict == "same" else None
+                return source.identify()
+
+        thorough, workers = self.thorough, SLOW_LISTERS
+        return compare_source(
+            self.source, recorded, identify, checksum=self.checksum, thorough=thorough, unpack=False, workers=workers
+        )
 
     def _open(
         self, checksum: Checksum | None = None, only: tuple[str, ...] = (), *, reads_next: bool = False
@@ -359,15 +331,6 @@ class _FetchCall:
         large = sum(size for size in sizes if size > LARGE_BYTES)
         notes = self._check_space(place, disk_bytes(sizes), source, large=large)
         record = Fetched(self.address, identity, len(sizes), sum(sizes), slowest.transport)
-
-        def receipt() -> Receipt:
-            # The last moment to notice an incomplete listing: after this, the folder is in place.
-            problem = source.changes()
-            if problem:
-                msg = f"{problem} Nothing was put in its place. Wait until uploads are complete, then fetch again."
-                raise SourceChangedError(msg)
-            return record.receipt()
-
         with self.progress.step(f"fetch {place.name}", total=sum(sizes), unit="B") as step:
             fetched = write_folder(
                 tree,
@@ -382,7 +345,8 @@ class _FetchCall:
                 step=step,
                 cancellation=self.progress.cancellation,
                 overwrite=self.overwrite,
-                receipt=receipt,
+                check=source.check_unchanged,
+                receipt=record.receipt,
             )
         return self._report(place, record, fetched.kept_bytes, [*source.notes, *tree.notes, *notes])
 

@@ -13,7 +13,8 @@ from dataclasses import asdict, dataclass, field, replace
 from stat import S_ISREG
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
-from colabstage.errors import ColabstageError, SourceReadError, said_by
+from colabstage.errors import ArchiveError, ColabstageError, DriveError, SourceError, SourceReadError, said_by
+from colabstage.io.environment import OFFLINE_VARIABLE, is_set
 from colabstage.io.files import RetryPolicy, hash_block, read_fields
 from colabstage.io.pipeline import DaemonPool, in_thread
 from colabstage.io.workspace import current_world
@@ -32,6 +33,7 @@ from colabstage.sources.parse import (
     WebSource,
     expand_source,
     is_on_drive,
+    parts_of,
     paths_of,
 )
 from colabstage.sources.remote_files import RemoteFileTree, open_remote
@@ -45,7 +47,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from colabstage.sources.parse import SingleSource
-    from colabstage.sources.remote import RemoteFacts
+    from colabstage.sources.remote import Checksum, RemoteFacts
     from colabstage.trees.bytes import ByteSource
     from colabstage.trees.listing import Tree
 
@@ -317,6 +319,74 @@ def _compare_folders(recorded: SourceIdentity, now: SourceIdentity) -> Verdict:
 def _are_exchanged(recorded: str, now: str) -> bool:
     """Return whether names have other files than before; unknown after a reboot, when disks may renumber files."""
     return recorded != now and recorded.rpartition(" ")[0] == now.rpartition(" ")[0]
+
+
+# Whether what was made from a source may still be used.
+
+
+_USED = "what was made from it before is used"
+
+
+class Freshness(NamedTuple):
+    """How a source compares with a recorded state."""
+
+    same: bool
+    """Whether what was made from that state may be used."""
+    seen: str = ""
+    """What was compared, for the report."""
+    note: str = ""
+    """What is not known of the source, in sentences; "" if nothing is missing."""
+    proved: bool = False
+    """Whether the source was opened and proved to be the same."""
+
+
+def compare_source(
+    source: Source,
+    recorded: SourceIdentity,
+    identify: Callable[[], SourceIdentity],
+    *,
+    checksum: Checksum | None,
+    thorough: bool,
+    unpack: bool,
+    workers: int,
+    is_open: bool = False,
+) -> Freshness:
+    """Return whether a source is still in the recorded state; one that is missing does not count as changed.
+
+    `identify` opens it and returns its present state: if a quick look does not tell, if `thorough`, or if the source
+    `is_open` and knows more than that. `checksum`: the requested one.
+    """
+    if checksum is not None:
+        as_asked = recorded.checksum == str(checksum)
+        # The checksum names the content, so the source's present state does not matter.
+        if not (as_asked and thorough):
+            return Freshness(as_asked)
+    # Sources on the network are not looked at while that is switched off.
+    is_local = all(isinstance(part, LocalSource | TreeSource) for part in parts_of(source))
+    if not thorough and not is_open and (is_local or not is_set(OFFLINE_VARIABLE)):
+        look = check_freshness(source, recorded, unpack=unpack, workers=workers)
+        notes = {
+            "gone": f"The source cannot be reached now; {_USED}. {look.detail}",
+            "silent": f"Whether the source has changed is not known ({look.detail}); {_USED}.",
+        }
+        if look.state != "unproved":
+            seen = f"the source: {look.detail}" if look.state == "same" else ""
+            return Freshness(look.state != "changed", seen, notes.get(look.state, ""))
+    try:
+        now = identify()
+    # A user whose account or network fails today wants to use what is here.
+    except (SourceError, DriveError, ArchiveError) as error:
+        return Freshness(True, note=f"The source cannot be read now; {_USED}. {error}")
+    verdict = compare_states(recorded, now)
+    if verdict == "same":
+        return Freshness(True, f"the source: {proof_of(recorded, now)}", proved=True)
+    if verdict == "unproved" and not thorough:
+        note = (
+            "The source has the names and sizes that are recorded, but nothing tells whether their content is the "
+            "same: all times differ, as after a remount. verify='full' reads it again."
+        )
+        return Freshness(True, note=note)
+    return Freshness(False)
 
 
 # A quick look: whether a source is still the recorded one, by a few questions and under a deadline.

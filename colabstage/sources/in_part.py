@@ -395,16 +395,17 @@ class BlockwiseFile:
         limit: int | None,
         *,
         openers: Sequence[Callable[[], RemoteFile]] | None = None,
-        mount_readers: int = _WHOLE_READERS,
+        in_order: bool = False,
     ) -> None:
         """Open what is in `folder`, which exists and is only for these files with this content.
 
-        `openers` open each of the files; by default by its source. `mount_readers`: how many blocks are read from a
-        mount at once, if there is no limit. If a reader waits, something must arrive within three minutes.
+        `openers` open each of the files; by default by its source. `in_order`: whether all blocks are fetched in the
+        order of the files, which one reader does fastest on a mount. If a reader waits, something must arrive within
+        three minutes.
         """
         self.files, self._folder, self.limit = files, folder, limit
         self._openers = openers or [remote_opener(one.source) for one in files.files]
-        self._mount_readers = mount_readers if limit is None else _MOST_CONNECTIONS
+        self._mount_readers = _MOST_CONNECTIONS if limit is not None else 1 if in_order else _WHOLE_READERS
         self._blocks = Blocks(folder, files, files.digest, shared=True, gives_back=limit is not None)
         # It also marks the folder as a part.
         (folder / FETCHER).touch()
@@ -763,15 +764,8 @@ class WholeFile:
     def expect(self, visits: Visits, *, later: bool = False) -> Expected | None:
         return None
 
-    def fill(self, *_: object, begun: Callable[[], object] = lambda: None) -> int:
-        begun()
-        return 0
-
     def check(self) -> None:
         """Return: everything is local."""
-
-    def end(self, error: BaseException) -> None:
-        """Do nothing: nothing is fetched."""
 
     def close(self) -> None:
         """Do nothing: nothing is open."""

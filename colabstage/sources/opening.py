@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlsplit
 
-from colabstage.errors import ChecksumMismatchError, OptionError
+from colabstage.errors import ChecksumMismatchError, OptionError, SourceChangedError
 from colabstage.io.files import PATIENT, Closing, read_json, write_json
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.progress import Cancellation, LateStep
@@ -76,6 +76,11 @@ if TYPE_CHECKING:
     from colabstage.sources.remote import Checksum, RemoteFile
     from colabstage.trees.bytes import ArchiveKind, ByteSource
     from colabstage.trees.listing import Tree
+
+
+class SourceListingError(SourceChangedError):
+    """A source no longer lists the files that it listed when it was opened, or was written to."""
+
 
 Transport = Literal["local disk", "mount", "http", "object store", "share link", "kaggle", "tree"]
 
@@ -386,13 +391,13 @@ class Part(Closing):
 
     def changes(self) -> str:
         """Look for changes that reading cannot notice: list a folder on a slow mount again, and compare the time of a
-        local file. Return what has changed, in a sentence, or ""."""
+        local file. Return what has changed and what to wait for, or ""."""
         if self.file is not None and isinstance(self._content, LocalBytes) and self.path is not None:
             # By the open file, because its path may lead to another one meanwhile.
             now, facts = os.fstat(self._content.fileno()), self.file.facts
             if (now.st_size, now.st_mtime_ns) == (facts.size, facts.mtime_ns):
                 return ""
-            return f"'{self.path}' was written to while it was being read; wait until whatever writes it is done."
+            return f"'{self.path}' was written to while it was being read; wait until whatever writes it is done"
         # A mounted Drive sometimes lists only a part of a folder, without an error.
         if self.tree is None or self.path is None or not self.slow or self.loose:
             return ""
@@ -405,7 +410,7 @@ class Part(Closing):
         parts = [f"{format_count(len(came), 'files')} more (first '{came[0]}')"] if came else []
         parts += [f"{len(went):,} fewer (first '{went[0]}')"] if went else []
         found = " and ".join(parts) or "other sizes or times"
-        return f"'{self.path}' lists {found} than when it was first listed."
+        return f"'{self.path}' lists {found} than when it was first listed; wait until uploads to it are complete"
 
     def discard(self) -> None:
         if self.copy is not None:
@@ -642,10 +647,13 @@ class OpenedSource(Closing):
         names = [name_in_list(part.source) for part in self.parts]
         return JoinedTree(self._source.label, list(zip(names, trees, strict=True)))
 
-    def changes(self) -> str:
-        """List folders on slow mounts again, and compare the times of local files; return what has changed in a
-        sentence, or ""."""
-        return next(filter(None, (part.changes() for part in self.parts)), "")
+    def check_unchanged(self) -> None:
+        """List folders on slow mounts again, and compare the times of local files, right before what was made of them
+        is put in its place; raises `SourceListingError`."""
+        for part in self.parts:
+            if problem := part.changes():
+                msg = f"{problem}, then try again. Nothing was put in its place."
+                raise SourceListingError(msg)
 
     def start(self) -> None:
         """Begin to copy remote archives."""

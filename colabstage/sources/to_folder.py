@@ -259,7 +259,8 @@ def write_folder(
     cancellation: Cancellation,
     overwrite: bool = False,
     consumes: bool = False,
-    receipt: Callable[[], Receipt] = lambda: Receipt(""),
+    check: Callable[[], object],
+    receipt: Callable[[], Receipt],
 ) -> WrittenFolder:
     """Write all files of a tree to the folder `target`, replacing what is there only at the very end.
 
@@ -268,7 +269,8 @@ def write_folder(
 
     `limits`: how many files are read at once, of a tree that is not an archive. `overwrite`: replace what is there even
     if it is not ours, or was changed. `consumes`: the tree is not needed afterwards, so what was unpacked to the disk
-    is moved or given back. `receipt` makes the receipt, or raises, right before the folder is renamed to `target`.
+    is moved or given back. Right before the folder is renamed to `target`, `check` may raise what prevents that, and
+    `receipt` makes the receipt.
     """
     entries = sorted(tree.entries, key=lambda entry: (entry.position, entry.name))
     with open_workspace(
@@ -287,6 +289,8 @@ def write_folder(
             writing.write(left, limits)
             writing.verify(part.first for part in parts if not part.end and part.length < entries[part.first].size)
         cancellation.check()
+        # The last moment at which what was there before is in its place.
+        check()
         with typed_write_errors(target):
             put_folder(made, target, receipt, overwrite=overwrite)
     sizes, kept_bytes = sum(entry.size for entry in entries), sum(part.length for part in kept)

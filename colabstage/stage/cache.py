@@ -46,7 +46,7 @@ from colabstage.io.workspace import (
     remove_empty,
     sweep_orphans,
 )
-from colabstage.load.partial import open_partial, open_restored
+from colabstage.load.partial import open_pack, open_partial
 from colabstage.machine.drive import ask_drives
 from colabstage.machine.mounts import mount_of, slow_reason
 from colabstage.machine.platforms import detect_platform
@@ -71,13 +71,13 @@ if TYPE_CHECKING:
     from colabstage.h5.manifest import Manifest
     from colabstage.io.progress import Cancellation
     from colabstage.load.partial import PartialPack
-    from colabstage.sources.identity import SourceIdentity
+    from colabstage.sources.identity import Freshness, SourceIdentity
     from colabstage.stage.dataset import Origin
     from colabstage.stage.places import CachedFile, Place
     from colabstage.stage.publish import PublishReport
     from colabstage.stage.record import LocalRecord
     from colabstage.stage.request import CacheDir, StageRequest
-    from colabstage.stage.source import Freshness, SourceOnce, StageCall
+    from colabstage.stage.source import SourceOnce, StageCall
 
 
 # How much of the local disk staging takes, and what to do if that exceeds the free space or the disk limit.
@@ -238,7 +238,9 @@ class Cache:
     @cached_property
     def _chosen(self) -> tuple[Place | None, str]:
         request = self.request
-        return find_cache_dir(request.cache_dir, near=request.drive_path, local=request.folder)
+        # Only a cache that is looked for has a Drive that it is best on.
+        near = request.drive_path if request.cache_dir == "auto" else None
+        return find_cache_dir(request.cache_dir, near=near, local=request.folder)
 
     def why_not(self) -> str:
         """Say, for the report, why a pack is not in it; "" if there is no pack."""
@@ -337,22 +339,21 @@ def restore(call: StageCall, source: SourceOnce, cached: CachedPack, known: Fres
         is_lent, report.origin = True, "cache"
         call.let_in(pack)
 
-    with compared_beside(call, source, recorded, known) as comparison:
+    with compared_beside(call, source, recorded, known) as (stop, agree):
 
         def copy() -> tuple[int, int]:
             readers = None if call.let_in is None else let_in
-            stop, confirm = comparison.cancellation, comparison.agree
-            return copy_pack(call, cached, cancellation=stop, let_in=readers, confirm=confirm)
+            return copy_pack(call, cached, cancellation=stop, let_in=readers, confirm=agree)
 
         try:
             with report.timed("copy from cache", unit="B") as step:
                 try:
                     size, already = cached.place.ask(copy)
-                    freshness = comparison.agree()
+                    freshness = agree()
                 except (StateDiffersError, CancelledError):
                     # Raise the reason why the copy was stopped, unless the call itself was.
                     with contextlib.suppress(StateDiffersError):
-                        comparison.agree()
+                        agree()
                         raise
                     step.unit, step.note = "", f"stopped: {OUTDATED}"
                     return None
@@ -393,7 +394,7 @@ def copy_pack(
         The number of bytes, and how many of them were here already.
     """
     request, manifest, target = call.request, cached.manifest, call.request.pack_path
-    size = manifest.size
+    size, let_in = manifest.size, None if cached.in_shards else let_in
     if not cached.in_shards and _is_here(target, manifest, cancellation):
         confirm()
         return size, size
@@ -414,25 +415,25 @@ def copy_pack(
             for one, copy in zip(cached.files, local, strict=True):
                 if copy.is_file() and copy.stat().st_size > one.manifest.size:
                     cut_own(copy, one.manifest.size)
-            with call.progress.step("copy from cache", total=size, unit="B") as step:
-                if let_in is None or cached.in_shards:
-                    # In file order: with a single reader, that is fastest on a mount.
-                    with contextlib.closing(BlockwiseFile(files, workspace.path, None, mount_readers=1)) as file:
-                        file.settle(np.zeros(file.blocks, np.bool_), Edges.none(file.blocks), least=1)
-                        moved = file.fill(np.arange(file.blocks), step, cancellation)
-                else:
-                    pack = open_restored(cached.files[0].source, manifest, workspace.path, target)
+            with (
+                call.progress.step("copy from cache", total=size, unit="B") as step,
+                contextlib.closing(BlockwiseFile(files, workspace.path, None, in_order=let_in is None)) as file,
+            ):
+                pack = None if let_in is None else open_pack(file, target)
+                if pack is None:
+                    file.settle(np.zeros(file.blocks, np.bool_), Edges.none(file.blocks), least=1)
 
-                    def begun() -> None:
+                def begun() -> None:
+                    if pack is not None and let_in is not None:
                         confirm()
                         let_in(pack)
 
-                    try:
-                        moved = pack.fill(step, cancellation, begun=begun)
-                    except BaseException as error:
-                        pack.end(error)
-                        raise
-                    pack.close()
+                try:
+                    order = np.arange(file.blocks) if pack is None else pack.first_blocks()
+                    moved = file.fill(order, step, cancellation, begun=begun)
+                except BaseException as error:
+                    file.end(error)
+                    raise
             confirm()
             if cached.in_shards:
                 place_joined(

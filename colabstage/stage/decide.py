@@ -37,7 +37,6 @@ from colabstage.stage.record import (
     seal_of,
     write_record,
 )
-from colabstage.stage.source import Freshness, compare_source
 from colabstage.trees.listing import total_size
 
 if TYPE_CHECKING:
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
     from colabstage.h5.manifest import Manifest
     from colabstage.io.receipts import Seal
     from colabstage.pack.job import PackJob
+    from colabstage.sources.identity import Freshness
     from colabstage.sources.opening import OpenedSource
     from colabstage.stage.cache import Cache, CachedPack
     from colabstage.stage.request import StageRequest
@@ -97,7 +97,7 @@ def decide(call: StageCall, source: SourceOnce, cache: Cache, *, beside: bool = 
             step.note, why = "not there", "no pack of this dataset yet"
         else:
             in_part = cached.exceeds_limit(request)
-            freshness = None if beside and not in_part else compare_source(call, source, identity)
+            freshness = None if beside and not in_part else source.compare(identity)
             if freshness is None or freshness.same:
                 found = f"found '{cached.label.rpartition('/')[2]}'"
                 step.note = "; ".join(filter(None, (found, "" if freshness is None else freshness.seen)))
@@ -126,7 +126,7 @@ def decide_here(call: StageCall, source: SourceOnce) -> Decision:
             if here.changed and problem is None:
                 report.note(f"'{request.files_path}' {here}, and is used as it is.")
         if problem is None:
-            freshness = compare_source(call, source, record.identity)
+            freshness = source.compare(record.identity)
             problem = None if freshness.same else "the source has changed since it was staged"
         step.note = problem or "; ".join(filter(None, ("already staged; verified", freshness and freshness.seen)))
     if problem is not None:

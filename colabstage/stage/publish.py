@@ -32,9 +32,8 @@ from colabstage.io.files import file_state, make_folder
 from colabstage.io.units import format_bytes, format_duration, format_rate, show_address
 from colabstage.io.workspace import atomic_path, sweep_orphans
 from colabstage.machine.drive_attributes import wait_uploaded as wait_until_uploaded
-from colabstage.machine.mounts import drive_root, place_in, required_to_stay
+from colabstage.machine.mounts import drive_root, place_in, required_to_stay, run_with_one_remount
 from colabstage.machine.resources import check_space
-from colabstage.machine.watched import run_with_one_remount
 from colabstage.sources.arriving import copy_file
 from colabstage.sources.parse import Target, absolute_path
 from colabstage.sources.remote import Checksum, pieces_of
@@ -163,9 +162,7 @@ def publish_file(
             return publish(FolderPlace(copy.parent), source, copy.name, keep_previous=keep_previous, progress=shown)
 
     # The copy is resumed, so a Drive that dies meanwhile costs no more than mounting it again.
-    report = run_with_one_remount(
-        work, place=to.path if drive_root(to.path) is not None else source, touches=(source, to.path)
-    )
+    report = run_with_one_remount(work, to.path, source)
     return await_upload(report, source, timeout_s=upload_timeout_s, progress=shown) if wait_uploaded else report
 
 
@@ -239,7 +236,7 @@ def await_upload(
         waited = replace(report, seconds=report.seconds + time.monotonic() - began, why=why)
         return waited if why else replace(waited, proof="uploaded", uploading=False)
 
-    return run_with_one_remount(wait, place=copy)
+    return run_with_one_remount(wait, copy)
 
 
 def _md5_published(source: Path, manifest: Manifest | None, cancellation: Cancellation) -> str:
@@ -322,9 +319,7 @@ def restore_file(
         with required_to_stay(newest, to.path):
             return _restore_newest(newest, to, overwrite=overwrite, shown=shown)
 
-    return run_with_one_remount(
-        work, place=newest if drive_root(newest) is not None else to.path, touches=(newest, to.path)
-    )
+    return run_with_one_remount(work, newest, to.path)
 
 
 def _restore_newest(newest: Path, to: Target, *, overwrite: bool, shown: Progress) -> RestoreReport:

@@ -8,16 +8,14 @@ that was never synced), every block is hashed again.
 
 from __future__ import annotations
 
-import os
 from dataclasses import asdict, dataclass, field
-from itertools import count
 from typing import TYPE_CHECKING
 
 from colabstage.errors import CancelledError, ColabstageError, NewerFormatError
 from colabstage.h5.manifest import damage_of, is_manifest, is_replaceable_pack, manifest_path, read_manifest
 from colabstage.io.files import read_fields, read_json, write_json
 from colabstage.io.receipts import Receipt, Seal, file_seal, look_at
-from colabstage.io.workspace import move_vouched
+from colabstage.io.workspace import free_name, move_vouched
 from colabstage.sources.identity import SourceIdentity, compare_states
 from colabstage.sources.parse import ObjectSource
 from colabstage.stage.request import RECORD_NAME
@@ -197,8 +195,6 @@ def set_aside(request: StageRequest) -> list[str]:
     """Rename a pack that `is_spoilt`, and say so in a sentence."""
     if not is_spoilt(request):
         return []
-    pack = request.pack_path
-    names = (f"{pack.name}.aside{number or ''}" for number in count())
-    aside = next(path for path in map(pack.with_name, names) if not os.path.lexists(path))
-    move_vouched(pack, aside, lambda _: True)
+    aside = free_name(request.pack_path, ".aside")
+    move_vouched(request.pack_path, aside, lambda _: True)
     return [f"The manifest of the pack here was spoilt, so it is made again; what was there is kept as '{aside.name}'."]

@@ -23,17 +23,16 @@ from colabstage.io.pipeline import in_thread
 from colabstage.io.receipts import check_replaceable, sweep_receipts
 from colabstage.io.units import format_bytes, format_count
 from colabstage.io.workspace import find_orphans, open_spool, put_back, remove_empty, sweep_orphans
-from colabstage.machine.mounts import required_to_stay, run_watched
+from colabstage.machine.mounts import required_to_stay, run_with_one_remount
 from colabstage.machine.platforms import detect_platform
 from colabstage.machine.resources import check_space, free_space
-from colabstage.machine.watched import run_with_one_remount
 from colabstage.pack.arrival import MemberRanges
 from colabstage.pack.execute import PackRun, pipeline_limits, space_for
 from colabstage.pack.job import listed_job, prepare_pack
 from colabstage.pack.plan import lacked_room
 from colabstage.pack.rows import sweep_rows
 from colabstage.pack.shards import pack_by_executor
-from colabstage.sources.opening import sweep_copies
+from colabstage.sources.opening import SourceListingError, sweep_copies
 from colabstage.sources.parse import absolute_path, parts_of, paths_of
 from colabstage.sources.to_folder import SLOW_READERS, write_folder
 from colabstage.stage.cache import (
@@ -83,7 +82,7 @@ from colabstage.stage.request import (
     make_request,
 )
 from colabstage.stage.shards import pack_into_cache, plan_without_room
-from colabstage.stage.source import SourceListingError, SourceOnce, StageCall, check_listing
+from colabstage.stage.source import SourceOnce, StageCall
 from colabstage.stage.streaming import BackgroundPack
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.listing import total_size
@@ -94,18 +93,17 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from colabstage.io.progress import Progress
-    from colabstage.io.receipts import Receipt
     from colabstage.load.partial import PartialPack
     from colabstage.pack.arrival import PackStream
     from colabstage.pack.job import PackJob
     from colabstage.pack.options import PackOptions
     from colabstage.pack.rows import BasePack
+    from colabstage.sources.identity import Freshness
     from colabstage.sources.opening import OpenedSource
     from colabstage.sources.parse import SourceArgument
     from colabstage.stage.decide import Base, Decision, Reading
     from colabstage.stage.publish import PublishReport
     from colabstage.stage.request import StageRequest
-    from colabstage.stage.source import Freshness
     from colabstage.trees.listing import Tree
 
 
@@ -208,11 +206,7 @@ def _stage_watched(first: StageCall, *, wait: bool) -> StagedDataset:
 
     # Typed again here, because with `streaming` this runs in a thread, and its error reaches readers too.
     with typed_errors(reads=paths_of(request.source), writes=(request.folder, request.cache_dir)):
-        if request.drive_path is None:
-            return run_watched(work, *request.touched_paths)
-        staged = run_with_one_remount(
-            work, place=request.drive_path, touches=request.touched_paths, notice=notes.append
-        )
+        staged = run_with_one_remount(work, *request.touched_paths, notice=notes.append)
     staged.report.note(*notes)
     return staged
 
@@ -459,12 +453,6 @@ def _fetch_files(call: StageCall, source: OpenedSource, tree: Tree) -> None:
     if are_files_staged(request, source.identify()):
         report.note("The plain files that an earlier call brought here are used: they are of the same state.")
         return
-
-    def receipt() -> Receipt:
-        # The last moment at which the previous files are still in place.
-        check_listing(source)
-        return files_receipt(request, source.identify())
-
     total = total_size(tree.entries)
     with report.timed("fetch files", unit="B") as timing, call.progress.step("fetch", total=total, unit="B") as step:
         fetched = write_folder(
@@ -474,7 +462,8 @@ def _fetch_files(call: StageCall, source: OpenedSource, tree: Tree) -> None:
             limits=pipeline_limits(tree, slow=source.cost.reads_slowly),
             step=step,
             cancellation=call.cancellation,
-            receipt=receipt,
+            check=source.check_unchanged,
+            receipt=lambda: files_receipt(request, source.identify()),
         )
         timing.amount, timing.note = total - fetched.kept_bytes, format_count(fetched.files, "files")
         if fetched.kept_bytes:
@@ -528,7 +517,7 @@ def _make_pack(
         try:
             # Checked last, because only listing again shows whether a listing was incomplete, and takes as long as the
             # first time.
-            check_listing(source)
+            source.check_unchanged()
         except SourceListingError:
             discard_version(request.pack_path)  # so that a pack of half a source does not count
             raise

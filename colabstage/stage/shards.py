@@ -40,7 +40,6 @@ from colabstage.stage.cache import CachedPack, find_shards
 from colabstage.stage.places import FolderPlace, look_at_file
 from colabstage.stage.publish import publish
 from colabstage.stage.record import identity_of
-from colabstage.stage.source import check_listing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
@@ -340,7 +339,7 @@ class _SetOfShards:
             yield name, self._write_one(name, local, source, members, progress)
             if name is left[-1]:
                 # The last shard completes the set, so this is the last moment to find that the source has changed.
-                check_listing(source)
+                source.check_unchanged()
             publish_shard(local)
 
     def _write_one(

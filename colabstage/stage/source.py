@@ -5,18 +5,16 @@ from __future__ import annotations
 
 import contextlib
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from colabstage.errors import ArchiveError, DriveError, SourceChangedError, SourceError
-from colabstage.io.environment import OFFLINE_VARIABLE, is_set
+from colabstage.errors import ArchiveError, DriveError, SourceError
 from colabstage.io.files import Closing
 from colabstage.io.pipeline import in_thread
 from colabstage.io.progress import Cancellation
 from colabstage.io.units import format_count
-from colabstage.sources.identity import check_freshness, compare_states, proof_of
+from colabstage.sources.identity import compare_source
 from colabstage.sources.opening import SLOW_LISTERS, Opening, open_source
-from colabstage.sources.parse import LocalSource, TreeSource, parts_of
 from colabstage.stage.dataset import StageReport
 
 if TYPE_CHECKING:
@@ -26,7 +24,7 @@ if TYPE_CHECKING:
     from colabstage.io.progress import Progress
     from colabstage.load.partial import PartialPack
     from colabstage.pack.arrival import PackStream
-    from colabstage.sources.identity import SourceIdentity
+    from colabstage.sources.identity import Freshness, SourceIdentity
     from colabstage.sources.opening import OpenedSource
     from colabstage.stage.request import StageRequest
 
@@ -93,6 +91,22 @@ class SourceOnce(Closing):
             step.note = format_count(files, "files")
         return source
 
+    def compare(self, recorded: SourceIdentity, report: StageReport | None = None) -> Freshness:
+        """Return whether it is still in a recorded state; what is not known of it is noted in the report."""
+        request, report = self._call.request, report or self._call.report
+        found = compare_source(
+            request.source,
+            recorded,
+            lambda: self.open(report).identify(),
+            checksum=request.checksum,
+            thorough=request.verify == "full",
+            unpack=True,
+            workers=SLOW_LISTERS if request.drive_path else 1,
+            is_open=self.opened is not None,
+        )
+        report.note(*filter(None, (found.note,)))
+        return found
+
     def close(self) -> None:
         """Close it; `open` opens it again."""
         source, self.opened = self.opened, None
@@ -100,120 +114,45 @@ class SourceOnce(Closing):
             source.close()
 
 
-class SourceListingError(SourceChangedError):
-    """A folder on a mount no longer lists the files that it listed when it was opened."""
-
-
-def check_listing(source: OpenedSource) -> None:
-    """Raise `SourceListingError` if names, sizes or times differ from what was read."""
-    # A mounted Google Drive sometimes lists only a part of a folder, without an error.
-    problem = source.changes()
-    if problem:
-        raise SourceListingError(problem)
-
-
-class Freshness(NamedTuple):
-    """How a source compares with a recorded state."""
-
-    same: bool
-    """Whether data made from that state may be used."""
-    seen: str = ""
-    """What was compared, for the report."""
-    proved: bool = False
-    """Whether the source was opened and proved to be the same."""
-
-
-def compare_source(call: StageCall, source: SourceOnce, recorded: SourceIdentity) -> Freshness:
-    """Return whether the source is still in the recorded state. A missing source does not count as changed."""
-    request, report, is_fast = call.request, call.report, call.request.verify == "fast"
-    if request.checksum is not None:
-        as_asked = recorded.checksum == str(request.checksum)
-        # The checksum names the content, so the source's present state does not matter.
-        if not as_asked or is_fast:
-            return Freshness(as_asked)
-    # An open source knows its identity, which is more than the quick check could tell; and sources on the network are
-    # not checked while that is switched off.
-    is_local = all(isinstance(part, LocalSource | TreeSource) for part in parts_of(request.source))
-    if is_fast and source.opened is None and (is_local or not is_set(OFFLINE_VARIABLE)):
-        look = check_freshness(request.source, recorded, unpack=True, workers=SLOW_LISTERS if request.drive_path else 1)
-        if look.state == "gone":
-            report.note(f"The source cannot be reached now; what was made from it before is used. {look.detail}")
-        if look.state == "silent":
-            report.note(f"Whether the source has changed is not known ({look.detail}); what was made from it is used.")
-        if look.state != "unproved":
-            return Freshness(look.state != "changed", f"the source: {look.detail}" if look.state == "same" else "")
-    try:
-        now = source.open(report).identify()
-    except (SourceError, DriveError, ArchiveError) as error:
-        # A user whose account or network fails today wants to train on the local data.
-        report.note(f"The source cannot be read now; what was made from it before is used. {error}")
-        return Freshness(same=True)
-    verdict = compare_states(recorded, now)
-    if verdict == "same":
-        return Freshness(True, f"the source: {proof_of(recorded, now)}", proved=True)
-    if verdict == "unproved" and is_fast:
-        report.note(
-            "The source has the names and sizes that were staged, but nothing tells whether their content is the "
-            "same: all times differ, as after a remount. verify='full' reads it again."
-        )
-        return Freshness(same=True)
-    return Freshness(same=False)
-
-
 class StateDiffersError(Exception):
     """The source is no longer in the state that it was compared with."""
-
-
-class Comparison:
-    """A comparison of a source with a recorded state, in a thread, beside work that is stopped if the two differ."""
-
-    def __init__(self, call: StageCall, answer: Future[Freshness], report: StageReport) -> None:
-        self.cancellation = Cancellation()
-        """Stops the work beside it."""
-        self._call, self._answer, self._report = call, answer, report
-        answer.add_done_callback(self._stop_work)
-
-    def _stop_work(self, answer: Future[Freshness]) -> None:
-        if answer.exception() is not None or not answer.result().same:
-            self.cancellation.cancel()
-
-    def settle(self) -> None:
-        """Wait for the end."""
-        while not wait((self._answer,), _LOOK_S).done:
-            self._call.cancellation.check()
-        self._call.report.note(*self._report.notes)
-
-    def agree(self) -> Freshness:
-        """Wait for the result, and return it if the source is the same; otherwise raise `StateDiffersError`."""
-        self.settle()
-        if not self._answer.result().same:
-            raise StateDiffersError
-        self._call.cancellation.check()
-        return self._answer.result()
 
 
 @contextlib.contextmanager
 def compared_beside(
     call: StageCall, source: SourceOnce, recorded: SourceIdentity, known: Freshness | None
-) -> Iterator[Comparison]:
-    """Compare a source while the block runs, unless the result is known.
+) -> Iterator[tuple[Cancellation, Callable[[], Freshness]]]:
+    """Compare a source while the block runs, unless the result is known. Yields what stops the work in the block if the
+    source differs, and a function that waits for the result, and raises `StateDiffersError` if it does.
 
     The source belongs to the comparison until the block has ended; after an error it is closed when the comparison
     ends, without waiting.
     """
     # Its steps count as time of the work beside it.
-    report = StageReport()
-    answer: Future[Freshness] = Future()
-    if known is None:
-        beside = replace(call, report=report)
-        answer = in_thread(lambda: compare_source(beside, source, recorded), "colabstage-compare")
-    else:
-        answer.set_result(known)
-    comparison = Comparison(call, answer, report)
-    leave = call.cancellation.follow(comparison.cancellation.cancel)
+    report, stop = StageReport(), Cancellation()
+    answer = in_thread(lambda: known or source.compare(recorded, report), "colabstage-compare")
+
+    def stop_work(answer: Future[Freshness]) -> None:
+        if answer.exception() is not None or not answer.result().same:
+            stop.cancel()
+
+    def settle() -> None:
+        while not wait((answer,), _LOOK_S).done:
+            call.cancellation.check()
+        call.report.note(*report.notes)
+
+    def agree() -> Freshness:
+        settle()
+        if not answer.result().same:
+            raise StateDiffersError
+        call.cancellation.check()
+        return answer.result()
+
+    answer.add_done_callback(stop_work)
+    leave = call.cancellation.follow(stop.cancel)
     try:
-        yield comparison
-        comparison.settle()
+        yield stop, agree
+        settle()
     except BaseException:
         answer.add_done_callback(lambda _: source.close())
         raise

@@ -15,16 +15,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from colabstage import extract_archive
+from colabstage import extract_archive, pack_dataset
 from colabstage.errors import (
     CancelledError,
     CorruptArchiveError,
     NotEnoughSpaceError,
+    SourceChangedError,
 )
 from simulated_drive.knobs import DriveFaults, OpFault
 from tests.support.deadlines import shorten_deadlines
-from tests.support.images import read_tree
-from tests.support.steps import OneStep
+from tests.support.images import image, in_classes, read_tree
+from tests.support.steps import Meanwhile, OneStep
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -258,3 +259,13 @@ def test_an_archive_on_drive_is_copied_once_and_extracted_meanwhile(
     assert report.members == 400
     assert beside(local) == [".colabstage-out….receipt", "out"]
     assert extract_archive(drive.mountpoint / "MyDrive" / "data", local / "out", progress=False).reused
+
+
+@pytest.mark.parametrize("make", [extract_archive, pack_dataset])
+def test_an_archive_that_is_written_to_meanwhile_is_refused(tmp_path: Path, make: Callable[..., object]) -> None:
+    """What was read may be of two states, so nothing is put at the target."""
+    archive = write(tmp_path / "a.zip", {name: image(number) for name, number in in_classes(8).items()})
+    target = tmp_path / "made.h5"
+    with pytest.raises(SourceChangedError, match=r"a\.zip.*try again\. Nothing was put in its place"):
+        make(archive, target, progress=Meanwhile(lambda: os.utime(archive)))
+    assert not target.exists()
