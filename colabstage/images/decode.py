@@ -192,9 +192,9 @@ def _scale_by_pillow(pixels: NDArray[Any], placement: Placement, gap: float | No
     return values.astype(pixels.dtype, copy=False)
 
 
-Loss = Literal["frames", "bits", "turned"]
+Loss = Literal["frames", "bits", "turned", "numbers"]
 """The frames or pages after the first; the lower 8 of 16 bits; the file's own pixel order if EXIF turns it, in which
-boxes or a mask may have been drawn."""
+boxes or a mask may have been drawn; numbers that are NaN, and so were lost before."""
 LOSSES: tuple[Loss, ...] = get_args(Loss)
 
 # Two threads may decode photographs of 24 million pixels at once; smaller ones are not even counted.
@@ -215,6 +215,8 @@ MAX_PIXELS = 178_956_970
 # A side of a photograph that shrinks by two or more is first reduced by whole blocks, as the JPEG decoder does for both
 # sides: this saves a sixth of the resizing, for one to two grey levels on average in photographs, ten in patterns.
 _PHOTOGRAPH_GAP = 1.0
+# The first two markers of JPEG 2000's codestream, and where the second states the bits per value, less one.
+_CODESTREAM, _DEPTH_AT = b"\xff\x4f\xff\x51", 42
 _DEEP_MODES = ("I;16", "I;16L", "I;16B", "I;16N")
 _WIDE_MODES = ("I", "F")
 _MOST_OF_8_BITS = 255
@@ -385,7 +387,7 @@ def decode_sized(
     gap: float | None = _PHOTOGRAPH_GAP
     if found is None:
         with _open_pillow(data) as image:
-            animated, deep = _is_animated(image), _is_deep(image)
+            animated, deep = _is_animated(image), _is_deep(image, data)
             if options.color_mode == "keep" and deep:
                 keep_range(image)
             with _upright(image, data, luma=options.color_mode == "grayscale") as upright:
@@ -472,7 +474,7 @@ def probe_image(data: bytes) -> ImageFacts:
             msg = f"The {image.format} header is broken: {error}."
             raise DecodeError(msg) from error
         facts = ImageFacts(height, width, channels, dtype, str(image.format))
-        return replace(facts, animated=_is_animated(image), deep=_is_deep(image))
+        return replace(facts, animated=_is_animated(image), deep=_is_deep(image, data))
 
 
 def _losses(dtype: np.dtype[Any], *, animated: bool, deep: bool) -> tuple[Loss, ...]:
@@ -492,8 +494,12 @@ def check_kept(lost: Sequence[Loss], color_mode: ColorMode) -> None:
         raise DecodeError(msg)
 
 
-def _is_deep(image: Image.Image) -> bool:
-    """Tell whether a file has 16 bits per value, by how Pillow unpacks it; before it is loaded."""
+def _is_deep(image: Image.Image, data: bytes) -> bool:
+    """Tell whether a file has more than 8 bits per value, by how Pillow unpacks it; before it is loaded."""
+    if image.format == "JPEG2000":
+        # Pillow unpacks any depth without saying which. The codestream states it of the first channel (ISO 15444-1).
+        at = data.find(_CODESTREAM)
+        return at >= 0 and data[at + _DEPTH_AT : at + _DEPTH_AT + 1] > b"\x07"
     for decoder, _, _, arguments in getattr(image, "tile", ()):
         raw_mode, *rest = arguments if isinstance(arguments, tuple) else (arguments,)
         if ";16" in str(raw_mode) or (decoder in ("ppm", "ppm_plain") and max(rest, default=0) > _MOST_OF_8_BITS):

@@ -708,7 +708,8 @@ def detect_layout(tree: Tree, layout: str | LayoutFunction = "auto", *, is_more:
             return layout(tree)
         if layout == "auto":
             return _weigh_all(case)
-        return required(next(one for one in catalogue() if one.name == layout).find(case, by_name=True)).as_table()
+        found = next(one for one in catalogue() if one.name == layout).find(case, by_name=True)
+        return required(found).as_table(case.source)
     except EmptySourceError as error:
         # The requested samples may be in the archives of the tree.
         hint = "" if layout == "auto" else _how_to_give(case.source)
@@ -740,7 +741,7 @@ def _weigh_all(case: Case) -> SampleTable:
             raise MissingDependencyError(msg)
         found = case.judge(found)
         if found.claims:
-            return required(found).as_table()
+            return required(found).as_table(case.source)
         assert isinstance(found, Miss)
         declined.append(found)
     raise _nothing_fits(case.source, declined)
@@ -756,7 +757,7 @@ class TableFile:
     def __call__(self, tree: Tree) -> SampleTable:
         """Return the samples that the table names: images, or otherwise audio clips."""
         try:
-            return required(Case(Source(tree)).state_rows(table=self.name)).as_table()
+            return required(Case(source := Source(tree)).state_rows(table=self.name)).as_table(source)
         except EmptySourceError as error:
             msg = (
                 f"{error} '{self.name}' is read with the files in its folder and below. Move it into the folder that "

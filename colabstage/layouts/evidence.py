@@ -74,9 +74,10 @@ class Evidence:
         found = replace(self, table=replace(self.table, splits=stated))
         return found.noting(f"Splits are the folders that the {found.table.unit} are in: {listed(sorted({*splits}))}.")
 
-    def as_table(self) -> SampleTable:
-        """Return the samples, with the name of what labels them, and a note of the files that were left out."""
-        table = self.in_split_folders().table
+    def as_table(self, source: Source) -> SampleTable:
+        """Return the samples, with the name of what labels them, and notes of the files of the source that were left
+        out, or in whose encoding they may be misread."""
+        table = self.noting(*source.notes_on_encodings(self.used)).in_split_folders().table
         others = None if self.others is None else self.others.without(self.used)
         if not others:
             return replace(table, told_by=self.who)

@@ -489,7 +489,8 @@ def names_of_numbers(names: Sequence[str], numbers: Mapping[str, Sequence[int]])
     # Too few names are those of another dataset, or of an older state of this one.
     for name, found in numbers.items() if count > len(names) else ():
         if max(found, default=-1) >= len(names):
-            raise broken(name, f"there is no class {show(max(found))}; {len(names)} are named ({show(names[0])}, …)")
+            what = f"there is no class {show(max(found))}; {len(names)} are named ({show(names[0])}, …)"
+            raise broken(name, what, f"numbers that count from 0, up to {len(names) - 1}")
     return names
 
 

@@ -10,6 +10,7 @@ from colabstage.errors import OptionError
 from colabstage.layouts.detect import Case, LayoutFunction
 from colabstage.layouts.evidence import IMAGE_FOLDER, gather, required
 from colabstage.layouts.formats.arrays import arrays_state
+from colabstage.layouts.formats.arrow import arrow_state
 from colabstage.layouts.formats.masks import masks_state
 from colabstage.layouts.formats.tokens import TokenOptions, tokens_state
 from colabstage.layouts.formats.webdataset import webdataset_state
@@ -49,7 +50,7 @@ def audio_clips(
     labels: Sequence[str] | None = None,
     pattern: str | None = None,
 ) -> LayoutFunction:
-    """Read audio clips, in class folders, named by a table or in WebDataset tars, as rows of one length.
+    """Read audio clips, in class folders, named by a table, in WebDataset tars or Parquet, as rows of one length.
 
     >>> layout = audio_clips(seconds=1.0, rate=16_000, mono=True)
 
@@ -76,8 +77,9 @@ def audio_clips(
 
 def _clips_state(source: Source, *, options: ClipOptions, labels: tuple[str, ...] | None, pattern: str | None) -> Found:
     found = gather(lambda: Case(source).state_audio(options, labels, pattern))
-    tars = found if found.claims or pattern else gather(lambda: webdataset_state(source, sound=options))
-    return tars if tars.claims else found
+    of_records = (webdataset_state, arrow_state) if not (found.claims or pattern) else ()
+    others = (gather(functools.partial(state, source, sound=options)) for state in of_records)
+    return next((other for other in others if other.claims), found)
 
 
 def token_blocks(
@@ -215,7 +217,8 @@ def _layout(name: str, state: Callable[..., Found], **options: Any) -> LayoutFun
 
 
 def _read(state: Callable[..., Found], tree: Tree, **options: Any) -> SampleTable:
-    return required(state(Source(tree), **options)).as_table()
+    source = Source(tree)
+    return required(state(source, **options)).as_table(source)
 
 
 def _checked(pattern: str | None) -> str | None:

@@ -24,14 +24,14 @@ from colabstage.io.pipeline import PipelineLimits, run_pipeline
 from colabstage.io.progress import Cancellation
 from colabstage.layouts.columns import show
 from colabstage.layouts.table import BrokenDatasetError, TreeFiles
-from colabstage.layouts.words import normal
+from colabstage.layouts.words import TEXTS, normal
 from colabstage.machine.resources import check_space, free_space
 from colabstage.trees.bytes import HEAD_BYTES, LocalBytes, compression_of
 from colabstage.trees.compressed import unpack_into
 from colabstage.trees.listing import DEFAULT_LIMITS, FileEntries
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
     from xml.etree.ElementTree import Element
 
     from colabstage.layouts.table import Content, SampleSource
@@ -49,6 +49,8 @@ _HELD_BYTES = 1 << 20
 _MOST_HELD = 64
 # Enough to recognise a file's content, and little enough for a slow mount.
 BEGINNING_BYTES = 64 * 1024
+# Texts that do not state their encoding, as XML does.
+_TEXTS = tuple({*TEXTS, ".names"} - {".xml"})
 
 
 def open_member(tree: Tree, entry: FileEntry) -> ByteSource:
@@ -195,6 +197,7 @@ class Source:
         self.files = FileEntries.of(tree.entries)
         self._held: dict[str, bytes] = {}
         self._heads: dict[str, bytes] = {}
+        self._guessed: dict[str, str] = {}
         self._made: dict[tuple[object, str], Any] = {}
         self._by_extensions: dict[tuple[str, ...], FileEntries] = {}
 
@@ -269,7 +272,21 @@ class Source:
         """Return the texts of some files by name, in their order."""
         return self.parse(entries, lambda _, content: decode_text(content))
 
+    def notes_on_encodings(self, names: Collection[str]) -> Iterator[str]:
+        """Yield a note for each of some texts that was read as Latin-1, although another encoding may be meant."""
+        for name, line in self._guessed.items():
+            if name in names:
+                yield (
+                    f"'{name}' is not in UTF-8 and was read as Latin-1 ('{show(line)}'). If that is not what it says, "
+                    "save it as UTF-8."
+                )
+
     def _hold(self, entry: FileEntry, content: bytes) -> bytes:
+        if entry.name.lower().endswith(_TEXTS) and not content.isascii():
+            text = decode_text(content)
+            # Only in an encoding of one byte for each character.
+            if len(text) == len(content):
+                self._guessed[entry.name] = next(line for line in text.splitlines() if not line.isascii())
         if len(content) <= _HELD_BYTES and len(self._held) < _MOST_HELD:
             self._held[entry.name] = content
         elif len(content) > _HELD_BYTES:

@@ -183,7 +183,8 @@ class PackReport:
     """All shards, if the pack consists of shards."""
     lost: Mapping[Loss, tuple[str, ...]] = field(default_factory=dict)
     """Names of images that are not stored as a whole, by what is lost: `"frames"` after the first, or the lower
-    `"bits"` of 16; and of those that EXIF `"turned"`, if nothing shows whether boxes or a mask were drawn before."""
+    `"bits"` of 16; of those that EXIF `"turned"`, if nothing shows whether boxes or a mask were drawn before; and of
+    samples with NaN in place of `"numbers"`."""
     resizer: Resizer | None = None
     """What resized the images, `"torch"` or `"pillow"`; `None` if they were not resized."""
     odd_boxes: OddBoxes = field(default_factory=OddBoxes)
@@ -217,6 +218,7 @@ _LOSSES: dict[Loss, tuple[str, str]] = {
     "frames": ("several frames or pages", "the first of each counts"),
     "bits": ("16 bits for each value", "the upper 8 are used, so what is below 256 becomes 0"),
     "turned": ("an EXIF orientation", _TURNED),
+    "numbers": ("NaN in place of numbers", "stored as it is, and a model makes NaN of it"),
 }
 
 
@@ -225,7 +227,7 @@ def report_of(
 ) -> PackReport:
     """Return the report of what was written by a plan, not yet in place; `learnt`: notes on what showed at the end."""
     losses = (
-        f"{counted(len(names), 'images', 'have')} {what} (first '{names[0]}'): {kept}"
+        f"{counted(len(names), job.table.unit, 'have')} {what} (first '{names[0]}'): {kept}"
         for loss, (what, kept) in _LOSSES.items()
         if (names := done.lost.get(loss))
     )

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from colabstage.h5.info import PackInfo
     from colabstage.images.decode import ImageFacts, Resizer
     from colabstage.images.geometry import ImageOptions
-    from colabstage.layouts.table import SampleTable
+    from colabstage.layouts.table import SampleTable, Targets
     from colabstage.pack.options import PackOptions
 
     Fractions = Sequence[tuple[str, float]]
@@ -431,7 +431,7 @@ def needs_facts(table: SampleTable, options: PackOptions) -> bool:
     shape they are stored."""
     image = image_options(table, options)
     knows = options.encoding not in ("auto", "pixels") or (image.size is not None and image.color_mode != "keep")
-    return isinstance(table.inputs, Images) and not knows
+    return isinstance(table.inputs, Images) and (not knows or len(_target_shape(table.targets)) > 1)
 
 
 def gains_by_torch(table: SampleTable, options: PackOptions) -> bool:
@@ -473,6 +473,7 @@ def plan_pack(
             raise OptionError(msg)
         x, y = StoredField("x", table.inputs.shape, table.inputs.dtype), plan_target(table, options, None)
         return PackPlan("arrays", "the samples are arrays of one shape", x, y, splits)
+    _check_resized(table.targets, options.image.size, facts)
     if options.jpeg_quality is not None:
         plan = _plan_jpeg(table.inputs, table, options, splits)
     elif options.encoding != "encoded":
@@ -486,6 +487,25 @@ def plan_pack(
         return plan
     # Decided before anything is written, and recorded in the file: the two filters differ by a grey level.
     return replace(plan, resizer="torch" if has_torch and gains_by_torch(table, options) else "pillow")
+
+
+def _target_shape(targets: Targets | None) -> tuple[int, ...]:
+    """Return the shape of the numbers of each sample, which are stored as they are; () for others."""
+    if isinstance(targets, Values):
+        return targets.values.shape[1:]
+    return targets.shape if isinstance(targets, Arrays) else ()
+
+
+def _check_resized(targets: Targets | None, size: tuple[int, int] | None, facts: Sequence[ImageFacts]) -> None:
+    """Refuse a size for images whose targets are arrays of their height and width, which would keep theirs."""
+    sides, shape = {(fact.height, fact.width) for fact in facts}, _target_shape(targets)
+    if size is not None and sides and not sides <= {size} and sides <= {shape[:2], shape[-2:]}:
+        msg = (
+            f"image_size={size} would resize the images and not their targets, arrays of {'x'.join(map(str, shape))}, "
+            "the images' own height and width. Leave it out and resize both in a transform; or give masks as one whole "
+            "number for each pixel, which are resized with the images."
+        )
+        raise OptionError(msg)
 
 
 def _plan_files(table: SampleTable, options: PackOptions, splits: tuple[SplitPlan, ...], reason: str) -> PackPlan:

@@ -104,6 +104,13 @@ def deep(write: Callable[[Any], bytes], form: str, channels: int) -> dict[str, b
     return {f"{name}/1.{form}": write(pixels + number) for number, name in enumerate("ab")}
 
 
+def jpeg_2000(pixels: Any) -> bytes:
+    """A grey JPEG 2000 of these values."""
+    buffer = io.BytesIO()
+    Image.fromarray(pixels[..., 0]).save(buffer, "JPEG2000", irreversible=False)
+    return buffer.getvalue()
+
+
 def h5(**arrays: Any) -> bytes:
     """An HDF5 file of these datasets."""
     buffer = io.BytesIO()
@@ -290,6 +297,13 @@ TOOLS = [
 CORNERS = ["0 0.1 0.2 0.8 0.9\n", "0 0.2 0.3 0.9 0.95\n", "1 0.5 0.6 0.95 0.97\n"]
 FIRST_CORNER = ["0 0.1 0.02 0.8 0.9\n", "0 0.6 0.1 0.3 0.3\n", "1 0.05 0.06 0.15 0.17\n"]
 FORMS = [
+    row("classes of YOLO that count from 1", yolo("a b", {"data.yaml": "names: [cat, dog]\n", "labels/./a.txt": first_of(1), "labels/./b.txt": first_of(2)}), right=[refused("no class 2.*count from 0, up to 1")]),
+    row("COCO's boxes, one of them empty", turned(1, {"annotations.json": {**drawn_on(48, 64)["annotations.json"], "annotations": [{"id": i, "image_id": i, "category_id": 1, "bbox": [20, 20, 6, 4] * (i > 0)} for i in range(3)]}}),
+        right=[refused(r"bbox is \[\]; give it one, or leave it out")]),
+    *(row(f"Pascal VOC's boxes that are turned: {name}", turned(1, {f"{i}.xml": f"<annotation><object><name>cat</name>{box}</object></annotation>" for i in range(3)}), right=[right])
+      for name, box, right in [
+          ("as they were drawn", "<robndbox><cx>30</cx><cy>20</cy><w>8</w><h>4</h><angle>0.5</angle></robndbox>", found("train: boxes cat 3")),
+          ("without an angle", "<robndbox><cx>30</cx><cy>20</cy><w>8</w><h>4</h></robndbox>", refused("'cat' has no readable bndbox"))]),
     row("YOLO's boxes by their corners", turned(1, {**{f"labels/{i}.txt": line for i, line in enumerate(CORNERS)}, "data.yaml": "names: [cat, dog]\n"}), right=[refused("two corners")]),
     row("YOLO's boxes by their first corner", turned(1, {**{f"labels/{i}.txt": line for i, line in enumerate(FIRST_CORNER)}, "data.yaml": "names: [cat, dog]\n"}), right=[refused("first corner")]),
     row("COCO's boxes by their corners", turned(1, {"annotations.json": {**drawn_on(48, 64)["annotations.json"], "annotations": [{"id": i, "image_id": i, "category_id": 1, "bbox": [20, 20, 60, 40]} for i in range(3)]}}),
@@ -309,6 +323,12 @@ FORMS = [
 # An unclosed quote makes one cell of the rows up to the next quote.
 OPEN = [refused(r"labels\.csv.*after row 2"), found("train: cat 2, dog 2")]
 TABLES = [
+    *(row(f"texts in another encoding: {name} in {encoding}", {**files("images/{0..3}.jpg"), **{file: text.encode(encoding) for file, text in texts.items()}}, right=[right])
+      for name, texts in [
+          ("a table", {"labels.csv": "file,label\n0.jpg,狗\n1.jpg,dog\n2.jpg,狗\n3.jpg,dog\n"}),
+          ("names of classes", {"classes.txt": "dog\n狗\n", **{f"images/{i}.txt": first_of(i % 2) for i in range(4)}})]
+      for encoding, right in [("gbk", noted("not in UTF-8.*Latin-1.*save it as UTF-8")), ("utf-8", lambda packed: bool(packed.found) and not noted("Latin-1")(packed)), ("utf-16", lambda packed: bool(packed.found) and not noted("Latin-1")(packed))]
+      if (name, encoding) != ("names of classes", "utf-16")),
     row("a class with a line break", files("images/{0..3}.jpg", {"labels.csv": 'file,label\n0.jpg,"ca\nt"\n1.jpg,dog\n2.jpg,"ca\nt"\n3.jpg,dog\n'}), right=[refused(r"'ca\\nt'")]),
     row("masks of each class in a folder", files("images/{0..3}.jpg", {"masks/{cat,dog}/{0..3}.png": DIAGONAL}), right=[refused(r"layout=image_masks\('cat'\)")]),
     row("masks of each class in a folder, one named", files("images/{0..3}.jpg", {"masks/{cat,dog}/{0..3}.png": grey(np.zeros((48, 64), np.uint8))}), right=[found("train: 4 masks .*")], layout=image_masks("cat")),
@@ -704,6 +724,9 @@ OF_16_BITS: list[tuple[str, dict[str, bytes], dict[str, Any], Callable[[Packed],
     ("colour, 8 of them prepared", DEEP, {"prepare": np.asarray, "color_mode": "rgb"}, found("train: a 1, b 1")),
     ("colour, PPM", deep(lambda x: b"P6 16 16 65535\n" + x.astype(">u2").tobytes(), "ppm", 3), {"color_mode": "keep"}, refused("16 bits")),
     ("grey, resized", GREY, {"image_size": 8}, noted("16 bits")),
+    ("grey, JPEG 2000", deep(jpeg_2000, "jp2", 1), {"image_size": 8}, noted("16 bits")),
+    ("grey, JPEG 2000, kept", deep(jpeg_2000, "jp2", 1), {"color_mode": "keep"}, found(r"train: a 1, b 1 \(uint16\)")),
+    ("none, JPEG 2000", deep(lambda x: jpeg_2000((x >> 8).astype(np.uint8)), "jp2", 1), {}, lambda packed: not noted("16 bits")(packed)),
     ("grey, kept", GREY, {"image_size": 8, "color_mode": "keep"}, found(r"train: a 1, b 1 \(uint16\)")),
 ]
 PIXELS = [
@@ -719,6 +742,7 @@ NAMED = {  # labels beside one array, as people save them
     "y.csv": "\n".join(map(str, Y)), "labels.csv": NAMED_BY_NUMBER, "labels.txt": "\n".join(map(str, Y)),
     "labels.json": Y, "y.pkl": pickle.dumps(Y),
 }
+SMALL = np.arange(4 * 8 * 6 * 3, dtype=np.uint8).reshape(4, 8, 6, 3)
 FROM_ONE = [found("train: 0 4, 1 4, 2 4"), noted("stay the numbers")]
 ONE_EACH = [found("train: 6 .*"), refused(".", but_not=r"array_rows\(x='NAME'")]
 ARRAYS = [
@@ -752,6 +776,13 @@ ARRAYS = [
     row("no targets to train on", files("", {"x.npz": npz(x_train=np.ones((12, 8)), x_test=np.ones((12, 8)), y_test=FROM_1 - 1)}), right=[refused("x_train.*array_rows")]),
     row("no targets of the test", files("", {"x.npz": npz(x_train=np.ones((12, 8)), x_test=np.ones((12, 8)), y_train=FROM_1 - 1)}), right=[noted("12 rows of 'x.npz/x_test'")]),
     row("pickles alone", files("", {"{train,test}.p": pickle.dumps({"features": 1})}), right=[refused("numpy.savez")]),
+    row("NaN in a row", files("", {"x.npz": npz(X=np.where(np.eye(12, 8), np.nan, 1.0), y=FROM_1 - 1)}), right=[noted(r"8 rows have NaN .*x\.npz: X")]),
+    row("no NaN in a row", files("", {"x.npz": npz(X=np.ones((12, 8)), y=FROM_1 - 1)}), right=[lambda packed: not noted("NaN")(packed)]),
+    *(row(f"targets as large as resized images: {name}", files("", {"x.npz": npz(X=SMALL, y=y)}), right=[right], **options)
+      for name, y, right, options in [
+          ("floats", np.zeros((4, 8, 6), np.float32), refused(r"image_size=\(4, 4\).*8x6"), {"image_size": 4}), ("channels last", np.zeros((4, 8, 6, 2), np.uint8), refused("8x6x2"), {"image_size": 4}),
+          ("channels first", np.zeros((4, 2, 8, 6), np.float32), refused("2x8x6"), {"image_size": 4}), ("whole numbers", np.ones((4, 8, 6), np.uint8), found("train: 4 masks with 64 pixels"), {"image_size": 4}),
+          ("a heat map", np.zeros((4, 2, 2), np.float32), found(r"train: 4 rows with targets of \(2, 2\)"), {"image_size": 4}), ("not resized", np.zeros((4, 8, 6), np.float32), found(r"train: 4 rows .*"), {})]),
     row("files of rows", files("", {f"{split}{i}.npz": npz(X=np.ones((i, 8)), y=np.full(i, i % 2)) for split, count in (("train", 4), ("test", 2)) for i in range(1, count)}),
         right=[found(r"train: 0 2, 1 4.*; test: 1 1.*")]),
     row("files of rows of two lengths", files("", {f"part{i}.npz": npz(X=np.ones((4, 8 + i)), y=np.zeros(4)) for i in range(3)}), right=[refused("part")]),

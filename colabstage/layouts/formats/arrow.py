@@ -40,6 +40,7 @@ from colabstage.layouts.records import (
     records_state,
     scan_each,
 )
+from colabstage.layouts.stored import AS_THEY_ARE, ClipOptions, clip_rows
 from colabstage.layouts.table import BrokenDatasetError, Images, SampleSource, join_samples
 from colabstage.layouts.words import IMAGES, SPLIT_FIELDS, plain_name
 from colabstage.trees.bytes import SourceFile
@@ -73,12 +74,13 @@ _BOX = "bbox"
 _LOOKED_AT = 64
 
 
-def arrow_state(source: Source) -> Evidence:
-    """Read parquet or Arrow files that have a column of images.
+def arrow_state(source: Source, *, sound: ClipOptions = AS_THEY_ARE) -> Evidence:
+    """Read parquet or Arrow files that have a column of images, or otherwise of clips of sound.
 
-    x is that column; y the first ClassLabel of `datasets`, or the column label: integers, numbers or words; otherwise
-    the boxes in a column `objects`, as xyxy or xywh, whichever is possible for all of them. Splits are those in the
-    names of all files or of their folders (train-00000-of-00002.parquet), or those in a column split.
+    x is that column, of clips the rows that `sound` describes; y the first ClassLabel of `datasets`, or the column
+    label: integers, numbers or words; otherwise the boxes in a column `objects`, as xyxy or xywh, whichever is possible
+    for all of them. Splits are those in the names of all files or of their folders (train-00000-of-00002.parquet), or
+    those in a column split.
     """
     # Files that `datasets` computes and stores beside the data start so.
     entries = source.ending_in(EXTENSIONS).where(
@@ -92,7 +94,8 @@ def arrow_state(source: Source) -> Evidence:
     kept, memory = _Kept(), ScanMemory()
     files = scan_each(entries, lambda _, entry: _ArrowFile(open_shard(source.tree, entry, memory), kept))
     schema = files[0].schema
-    image, names, features = _image_column(source.label, schema), schema.names, _features(schema)
+    names, features = schema.names, _features(schema)
+    image, is_sound = _content_column(source.label, schema)
     typed = [name for name in names if features.get(name, {}).get("_type") == "ClassLabel"]
     # No lists, fields or bytes, which are no labels and take long to read.
     kinds = {name: schema.field(name).type for name in names}
@@ -127,14 +130,16 @@ def arrow_state(source: Source) -> Evidence:
     for name in splits:
         called_so = dict(enumerate(classes[name]))
         fields[name] = [called_so.get(value, value) for value in fields[name]] if called_so else fields[name]
+    inputs, *notes = clip_rows(contents, sound) if is_sound and len(contents) else (Images(contents),)
     made = records_state(
         NAME,
         "columns of the rows",
-        Images(contents),
+        inputs,
         labels,
         shards=entries.names,
         shard_of=np.repeat(np.arange(len(files)), [len(file) for file in files]),
         fields=fields | {name: () for name in names if name not in (image, *columns)},
+        notes=notes,
     )
     complete = partial(_measured, files) if any(file.is_parquet for file in files) else None
     return replace(made, table=replace(made.table, complete=complete))
@@ -145,9 +150,9 @@ def _contents(files: Sequence[_ArrowFile]) -> SampleSource:
 
 
 def _measured(files: Sequence[_ArrowFile], table: SampleTable) -> SampleTable:
-    """Return the table with the length of each image."""
+    """Return the table with the length of each image or clip."""
     scan_each(files, lambda _, file: file.measure())
-    return replace(table, inputs=Images(_contents(files)), complete=None)
+    return replace(table, inputs=replace(table.inputs, source=_contents(files)), complete=None)
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------
@@ -389,14 +394,20 @@ def _bytes_column(column: Any) -> Any:
 # --- columns ----------------------------------------------------------------------------------------------------------
 
 
-def _image_column(label_of_tree: str, schema: Any) -> str:
-    features = _features(schema)
-    typed = [name for name in schema.names if features.get(name, {}).get("_type") == "Image"]
-    images = typed or [name for name in schema.names if str(schema.field(name).type).startswith(_BYTES)]
-    if not images:
-        msg = f"The files of '{label_of_tree}' have no column of images, but {', '.join(schema.names)}."
+def _content_column(label_of_tree: str, schema: Any) -> tuple[str, bool]:
+    """Return the column of the samples' contents, and whether they are clips of sound."""
+    types = {name: one.get("_type") for name, one in _features(schema).items()}
+    binary = [name for name in schema.names if str(schema.field(name).type).startswith(_BYTES)]
+    sounds = [name for name in binary if types.get(name, name.title()) == "Audio"]
+    images = [name for name in binary if types.get(name) == "Image"] or [name for name in binary if name not in sounds]
+    if not images and not sounds:
+        msg = (
+            f"The files of '{label_of_tree}' have no column of images or clips, but {', '.join(schema.names)}. "
+            "Of numbers make arrays: table = pandas.read_parquet(FILE), numpy.savez('data.npz', "
+            "x=table[COLUMNS].to_numpy('float32'), y=table[LABEL].to_numpy())."
+        )
         raise LayoutError(msg)
-    return next((name for name in _IMAGE_COLUMNS if name in images), images[0])
+    return next((name for name in _IMAGE_COLUMNS if name in images), [*images, *sounds][0]), not images
 
 
 # Types by their names in pyarrow, so that importing this module does not need pyarrow.

@@ -224,16 +224,27 @@ def _text(element: Element, path: str) -> str:
 def _object(element: Element) -> tuple[str, Sequence[float]]:
     name, pose = _text(element, "name"), _text(element, "pose").capitalize()
     try:
-        x0, y0, x1, y1 = (float(_text(element, f"bndbox/{edge}")) for edge in ("xmin", "ymin", "xmax", "ymax"))
+        x0, y0, x1, y1 = _edges(element)
         flags = [_flag(_text(element, flag).lower()) for flag in ("difficult", "truncated")]
     except ValueError as error:
-        msg = f"an object has no readable bndbox or flags ({show(error)})"
+        msg = f"an object '{show(name)}' has no readable bndbox or flags ({error})"
         raise ValueError(msg) from error
     if not name or not all(map(math.isfinite, (x0, y0, x1, y1))):
         msg = "an object has no name" if not name else "an edge of an object's bndbox is not a number"
         raise ValueError(msg)
     # Tools that count from 0 write 0 here, and also mean the first pixel.
     return name, (max(x0 - 1, 0.0), max(y0 - 1, 0.0), x1, y1, *flags, POSES.index(pose) if pose in POSES else 0)
+
+
+def _edges(element: Element) -> list[float]:
+    """Return the edges of a box, or of the one around roLabelImg's turned box, in pixels that count from 1."""
+    turned = element.find("robndbox")
+    if turned is None:
+        return [float(_text(element, f"bndbox/{edge}")) for edge in ("xmin", "ymin", "xmax", "ymax")]
+    x, y, width, height, angle = (float(_text(turned, name)) for name in ("cx", "cy", "w", "h", "angle"))
+    sine, cosine = abs(math.sin(angle)) / 2, abs(math.cos(angle)) / 2
+    across, down = width * cosine + height * sine, width * sine + height * cosine
+    return [x - across + 1, y - down + 1, x + across, y + down]
 
 
 def _flag(text: str) -> int:

@@ -45,6 +45,7 @@ _NUMBERED = re.compile(rb"(image|img|label|lbl)[-_](.+)", re.DOTALL)
 _opened: dict[tuple[int, str], tuple[Any, int]] = {}
 _opening = threading.Lock()
 # Keys of the notes that writers put beside the samples.
+_COUNTS = (b"num-samples", b"num_samples", b"nsamples")
 _NOTES = re.compile(rb"num[-_]samples|length|len|nsamples|keys|meta|__.*__", re.DOTALL)
 
 
@@ -83,6 +84,11 @@ class _Database:
         with self._reading() as transaction:
             for key, value in transaction.cursor():
                 self._add(bytes(key), value)
+            stated = bytes(next(filter(None, map(transaction.get, _COUNTS)), b""))
+        # Writers that were stopped, or wrote over a larger database, leave one that holds other samples than it says.
+        if stated.isdigit() and int(stated) != len(self.images):
+            what = f"it says that it has {int(stated):,} samples, and has {len(self.images):,} images"
+            raise broken(entry.name, what, "as many; write it again, into an empty folder")
 
     @contextmanager
     def _reading(self) -> Iterator[Any]:

@@ -588,6 +588,10 @@ def _box_of(one: Any) -> tuple[Any, tuple[Any, tuple[float, ...]]]:
     if not isinstance(one, _Annotation):
         msg = "it has no bbox"
         raise TypeError(msg)
+    # Some tools write an empty one beside an outline.
+    if not isinstance(one.bbox, list) or len(one.bbox) != 4:
+        msg = f"its bbox is {show(one.bbox)}; give it one, or leave it out"
+        raise ValueError(msg)
     x, y, width, height = map(float, one.bbox)
     # Most exports omit the area; in COCO itself it is the outline's, which is smaller than the box.
     area = float(width * height if one.area is None else one.area)

@@ -273,7 +273,7 @@ def _own_tar(tree: Tree, number: int, size: int) -> ByteSource:
 def _misfit(source: Source) -> LayoutError:
     return LayoutError(
         f"'{source.label}' is not a WebDataset: expected tars in which images, arrays or clips have a .cls, .json or "
-        ".txt of the same name beside them, and no images outside of them."
+        ".txt of the same name, which ends at its first dot, beside them, and no images outside of them."
     )
 
 

@@ -15,6 +15,7 @@ import wave
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -52,6 +53,7 @@ from tests.support.images import noise
 from tests.support.made_files import grey, npy, write_files
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -348,18 +350,41 @@ def clip(values: NDArray[np.int16]) -> bytes:
     return file.getvalue()
 
 
-def test_clips_of_sound_are_rows() -> None:
+def clips_in_tar(clips: Sequence[NDArray[np.int16]]) -> dict[str, bytes]:
+    """Clips and their numbers in a tar."""
+    return {"a.tar": tar_of([{"wav": clip(one), "cls": n} for n, one in enumerate(clips)])}
+
+
+def clips_in_parquet(clips: Sequence[NDArray[np.int16]], name: str = "audio") -> dict[str, bytes]:
+    """The same as `datasets` keeps them."""
+    column = [{"bytes": clip(one), "path": f"{n}.wav"} for n, one in enumerate(clips)]
+    numbers = list(range(len(clips)))
+    if name == "audio":
+        return {"a.parquet": parquet_of({name: column, "label": numbers})}
+    arrow, file = pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'colabstage[arrow]'"), io.BytesIO()
+    noted = {"huggingface": json.dumps({"info": {"features": {name: {"_type": "Audio"}}}})}
+    rows = arrow.table({name: column, "label": numbers}).replace_schema_metadata(noted)
+    pytest.importorskip("pyarrow.parquet").write_table(rows, file)
+    return {"a.parquet": file.getvalue()}
+
+
+@pytest.mark.parametrize("make", [clips_in_tar, clips_in_parquet, partial(clips_in_parquet, name="call")])
+def test_clips_of_sound_are_rows(make: Any, tmp_path: Path) -> None:
     """Of one length; of other lengths as audio_clips says."""
     clips = [np.random.default_rng(n).integers(-999, 999, 50).astype(np.int16) for n in range(4)]
-    found = read({"a.tar": tar_of([{"wav": clip(one), "cls": n} for n, one in enumerate(clips)])})
-    np.testing.assert_array_equal(contents(found), np.stack(clips) / np.float32(32768))
+    found = read(make(clips))
+    np.testing.assert_array_equal(contents(completed(found)), np.stack(clips) / np.float32(32768))
     assert labels(found) == [0, 1, 2, 3]
-    ragged = {"a.tar": tar_of([{"wav": clip(one[: 40 + n]), "cls": n} for n, one in enumerate(clips)])}
+    ragged = make([one[: 40 + n] for n, one in enumerate(clips)])
     with pytest.raises(LayoutError, match=r"audio_clips\(length=43\)"):
         read(ragged)
-    found = read(ragged, audio_clips(length=43, dtype="int16"))
+    layout = audio_clips(length=43, dtype="int16")
+    found = read(ragged, layout)
     assert isinstance(found.inputs, Arrays)
     np.testing.assert_array_equal(contents(found)[0], [*clips[0][:40], 0, 0, 0])
+    pack_dataset(write_files(tmp_path / "set", ragged), tmp_path / "out.h5", layout=layout, progress=False)
+    rows = {y: x.tolist() for x, y in dataset_h5(tmp_path / "out.h5", return_index=False)}
+    assert rows == {n: [*one[: 40 + n].tolist(), *[0] * (3 - n)] for n, one in enumerate(clips)}
 
 
 # --- splits -----------------------------------------------------------------------------------------------------------
@@ -493,6 +518,8 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "parquet: a number that nothing calls a label": (lambda: table(score=[0.5, 0.25]), "'score' beside the images of"),
     "parquet: a second image, and no label": (lambda: table(annotation=[picture(n) for n in range(2)]), "'annotation' beside the images of"),
     "LMDB: a pickle": (lambda: {"db/data.mdb": lmdb_of({b"1": pickle.dumps((b"x", 1))})}, r"pickle"),
+    **{f"LMDB: says {said} samples": (lambda said=said: {"db/data.mdb": lmdb_of({b"image-1": picture(1), b"image-2": picture(2), b"num-samples": said.encode()})}, rf"says that it has {said} samples, and has 2")
+       for said in ("1", "3")},
     "LMDB: no label": (lambda: {"db/data.mdb": lmdb_of({b"image-1": picture(1), b"image-2": picture(2), b"label-1": b"1"})}, r"1 of 2 .*2"),
 }
 # fmt: on
