@@ -290,10 +290,7 @@ class Run:
         began = self._loader_began
         if began is not None and not began["batches_done"] and self._loader.state_dict() != began:
             self._loader_began = None
-            self._note(
-                "This epoch read batches without run.step(): no step is counted, and versions are saved between epochs "
-                "only. Call it last in the loop over batches."
-            )
+            self._note("Batches were read without run.step(), so no step is counted. Call it last in the loop.")
         self._end_row()
         # A pass that the loop has left early, as with `islice`, is over.
         if isinstance(self._loader, Loader) and not self._loops() and self._loader.state_dict()["batches_done"]:

@@ -211,12 +211,9 @@ def discard_version(file: Path) -> bool:
 def check_is_file(source: Path) -> None:
     """Refuse a path that is not a file, or does not exist."""
     if not source.is_file():
-        msg = f"There is nothing at '{source}'. {whereabouts(source)}"
-        if source.exists():
-            msg = (
-                f"'{source}' is not a file; expected one that is finished and closed. Make one of a folder: "
-                f"shutil.make_archive({source.name!r}, 'zip', {str(source)!r})."
-            )
+        made = f"shutil.make_archive({source.name!r}, 'zip', {str(source)!r})"
+        what = f"is not a file; expected one that is finished and closed. Make one of a folder: {made}."
+        msg = f"'{source}' {what}" if source.exists() else f"There is nothing at '{source}'. {whereabouts(source)}"
         raise SourceNotFoundError(msg)
 
 

@@ -255,10 +255,9 @@ def _regex_of(pattern: str) -> re.Pattern[str]:
 def _nothing_fits(tree: Tree, part: str) -> SourceNotFoundError:
     names = [*sorted(parent_folders(tree.entries.names)), *tree.entries.names]
     base, lasts = part.rpartition("/")[2].lower(), [name.rpartition("/")[2].lower() for name in names]
-    near = [name for name, last in zip(names, lasts, strict=True) if last == base]
+    close = difflib.get_close_matches(base, [*dict.fromkeys(lasts)][:5000], n=3, cutoff=0.6)
+    near = [name for one in close for name, last in zip(names, lasts, strict=True) if last == one]
     near += difflib.get_close_matches(part, names[:5000], n=3, cutoff=0.6)
-    close = difflib.get_close_matches(base, dict.fromkeys(lasts[:5000]), n=3, cutoff=0.6)
-    near += [name for name, last in zip(names, lasts, strict=True) if last in close]
     shown = list(dict.fromkeys(near))[:3] or sorted({name.partition("/")[0] for name in names})[:5]
     written = " or ".join(f"only={name!r}" for name in shown)
     return SourceNotFoundError(f"only={part!r} matches nothing in '{tree.label}'. Write one that does: {written}.")
