@@ -254,7 +254,7 @@ def _regex_of(pattern: str) -> re.Pattern[str]:
 
 def _nothing_fits(tree: Tree, part: str) -> SourceNotFoundError:
     names = [*sorted(parent_folders(tree.entries.names)), *tree.entries.names]
-    base, lasts = part.rpartition("/")[2].lower(), [name.rpartition("/")[2].lower() for name in names]
+    base, lasts = part.rpartition("/")[2].partition("*")[0].lower(), [name.rpartition("/")[2].lower() for name in names]
     close = difflib.get_close_matches(base, [*dict.fromkeys(lasts)][:5000], n=3, cutoff=0.6)
     near = [name for one in close for name, last in zip(names, lasts, strict=True) if last == one]
     near += difflib.get_close_matches(part, names[:5000], n=3, cutoff=0.6)
