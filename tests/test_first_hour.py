@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import os
 import shutil
 import subprocess
@@ -13,7 +14,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import colabstage as cs
-from colabstage.errors import ArgumentError, NotSupportedHereError, OptionError, SourceReadError, SplitNotFoundError
+from colabstage.errors import (
+    ArgumentError,
+    NotSupportedHereError,
+    OptionError,
+    SourceNotFoundError,
+    SourceReadError,
+    SplitNotFoundError,
+)
 from tests.support.command import run_command
 from tests.support.http_knobs import WebFault
 from tests.support.http_server import WebServer
@@ -133,6 +141,34 @@ def test_datasets_are_listed_with_options_and_a_total(source: Path, places: dict
     assert said.startswith("6 datasets")
     assert said.count("image_size=8x12") == 2
     assert listed._repr_html_().count(">here</td>") == 3
+
+
+def test_what_a_call_did_is_a_report_in_a_notebook(source: Path, tmp_path: Path) -> None:
+    """Its sentences, as printed, and not the text of a Python object."""
+    archive, copy = shutil.make_archive(str(tmp_path / "photos"), "zip", source), tmp_path / "kept/photos.zip"
+    for done in (
+        cs.publish_file(archive, copy, progress=False),
+        cs.verify_file(copy, progress=False),
+        cs.restore_file(copy, tmp_path / "restored.zip", progress=False),
+        cs.fetch_files(source, tmp_path / "fetched", progress=False),
+        cs.extract_archive(archive, tmp_path / "unpacked", progress=False),
+    ):
+        assert f"<strong>{html.escape(str(done).splitlines()[0])}" in done._repr_html_()
+
+
+def test_what_was_deleted_by_hand_is_not_called_present(source: Path, places: dict[str, Any]) -> None:
+    """Only who waits for the copy in the cache has it looked for; the next call then publishes it again."""
+    cs.stage_dataset(source, progress=False, **places)
+    shutil.rmtree(places["cache_dir"])
+    data = cs.stage_dataset(source, progress=False, **places)
+    assert "not looked for" in data.report.cached
+    with pytest.raises(SourceNotFoundError, match="Call stage_dataset again"):
+        data.wait_published()
+    again = cs.stage_dataset(source, progress=False, **places)
+    assert again.report.cached == "yes, copied there now"
+    assert again.wait_published() is not None
+    shutil.rmtree(places["local_dir"])
+    assert str(again).endswith("(deleted since)")
 
 
 @pytest.mark.parametrize("verb", ["mount_drive", "refresh_drive", "flush_drive"])

@@ -37,6 +37,7 @@ from colabstage.io.files import (
 )
 from colabstage.io.packages import installed_version
 from colabstage.io.receipts import Receipt, note_receipt, receipts_of
+from colabstage.io.report import Sentences
 from colabstage.io.units import format_bytes, format_count, format_duration, format_rate
 from colabstage.io.workspace import (
     among_others,
@@ -232,7 +233,7 @@ def is_whole(file: Path, manifest: Manifest, cancellation: Cancellation | None =
 
 
 @dataclass(frozen=True, slots=True)
-class VerifiedFile:
+class VerifiedFile(Sentences):
     """The result of `verify_file`."""
 
     path: Path

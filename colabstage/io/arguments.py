@@ -328,7 +328,9 @@ def whereabouts(path: Path) -> str:
 def _names_in(folder: Path, wanted: str) -> str:
     names: list[str] = []
     with contextlib.suppress(OSError), os.scandir(folder) as scan:
-        names = sorted(entry.name for entry in islice(scan, _MOST_NAMES) if not is_our_name(entry.name))
+        found = (entry.name for entry in islice(scan, _MOST_NAMES) if not is_our_name(entry.name))
+        # Hidden ones come last, as people rarely mean them.
+        names = sorted(found, key=lambda name: (name.startswith("."), name))
     if not names:
         return f"The folder '{folder}' is empty."
     close = difflib.get_close_matches(wanted, names, n=_NAMES_SHOWN)

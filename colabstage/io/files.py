@@ -549,7 +549,7 @@ def lock_for(path: Path) -> Path:
     """Return where processes of this machine lock a path that may be on a drive without locks: in the folder for
     temporary files."""
     # Where that takes no files, there is no lock either, which `local_lock` finds out.
-    folder = Path("/tmp")
+    folder = Path(os.devnull)
     with contextlib.suppress(TargetNotWritableError):
         folder = temporary_folder()
     return folder / f"colabstage-{os.geteuid()}" / f".colabstage-{short_digest(str(path.absolute()))}.lock"

@@ -370,6 +370,16 @@ class Report:
         return figure
 
 
+class Sentences:
+    """A result that says in sentences what was done: printed one below the other, in a notebook as a report."""
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        headline, *further = str(self).splitlines()
+        return Report(headline, notes=tuple(further))._repr_html_()
+
+
 class ResultList(list[_Result]):
     """A list of results that prints and shows in a notebook as one report, made on demand."""
 

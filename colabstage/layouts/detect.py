@@ -774,7 +774,7 @@ def is_table_file(path: Path, layout: object) -> bool:
 
 # --- if nothing fits --------------------------------------------------------------------------------------------------
 
-_KINDS = "images, arrays, clips of sound, text, shards (tar, TFRecord, LMDB, Arrow)"
+_KINDS = "images, arrays, clips of sound, text or shards (tar, TFRecord, LMDB, Arrow)"
 _AS_OBJECTS = "pass pack_dataset a dataset object whose items are (x, y)"
 # Files that no layout reads, and how to use them.
 _UNREAD = (
@@ -816,7 +816,7 @@ def _nothing_fits(source: Source, declined: list[Miss]) -> ColabstageError:
     is_packed = bool(archives) and len(archives) == len(source.files.where(lambda name: not words.is_note(name)))
     faults = [miss.error for miss in declined if not isinstance(miss.error, EmptySourceError)]
     if is_packed or not faults:
-        msg = f"'{source.label}' holds {count_kinds(source.files) or 'no files'}, and nothing that is read: {_KINDS}."
+        msg = f"'{source.label}' holds {count_kinds(source.files) or 'no files'}; expected {_KINDS}."
         return EmptySourceError(" ".join(filter(None, (msg, _how_to_give(source), *source.tree.notes))))
     return LayoutError(
         f"The files of '{source.label}' ({count_kinds(source.files)}) fit no layout. {faults[-1]} {on_request}"

@@ -262,7 +262,7 @@ class LoaderPlan:
         """Return each choice with its reason."""
         chosen = {
             "strategy": f"{self.strategy}: {self.reason}",
-            "batches": f"{self.batches:,} of {self.batch_size:,}",
+            "batches": f"{self.batches:,} of {self.batch_size:,} samples",
             "workers": self.workers,
             "prefetch": self.prefetch,
             "engine": self.engine,

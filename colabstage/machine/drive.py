@@ -58,6 +58,7 @@ from colabstage.errors import (
 from colabstage.io.boundary import public
 from colabstage.io.environment import DRIVE_VARIABLE
 from colabstage.io.pipeline import DaemonPool
+from colabstage.io.report import Sentences
 from colabstage.io.units import format_duration, listed
 from colabstage.io.workspace import free_name, remove_empty
 from colabstage.machine.mounts import (
@@ -111,7 +112,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9_./+@%,:=-]+")
 
 
 @dataclass(frozen=True, slots=True)
-class FlushReport:
+class FlushReport(Sentences):
     """The result of `flush_drive`."""
 
     mountpoint: Path

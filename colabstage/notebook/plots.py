@@ -168,8 +168,8 @@ def _draw_sizes(sizes: NDArray[np.int64], of: int, title: str) -> Figure:
     heights, widths = sizes[:, 0], sizes[:, 1]
     figure = new_figure(7.2, 4.6)
     looked = f"{len(sizes):,} of {format_count(of, 'images')}" if len(sizes) < of else format_count(of, "images")
-    middle = f"{int(np.median(widths)):,} x {int(np.median(heights)):,}"
-    add_title(figure, title, f"{looked}; width x height is {middle} in the middle (×).")
+    middle = f"{int(np.median(heights)):,} x {int(np.median(widths)):,}"
+    add_title(figure, title, f"{looked}; the median is {middle} (height x width, ×).")
     axis = figure.subplots()
     points, counts = np.unique(np.stack([widths, heights], axis=1), axis=0, return_counts=True)
     # People compare the area of dots, not their width; the root keeps rare sizes visible.

@@ -75,6 +75,8 @@ def remedies_for_batches(loader: str) -> dict[str, str]:
     """Return what to write instead of the loader's arguments; `loader`: its call, without the closing bracket."""
     remedies = {name: f"It is an argument of the loader: {loader}, {name}=…)." for name in _FOR_BATCHES}
     remedies["batch_size"] = f"It is an argument of the loader: {loader})."
+    for name in ("test_size", "validation_split"):
+        remedies[name] = "Write the share of each split: splits={'train': 0.8, 'val': 0.2}."
     for name in ("augment", "augmentation", "transform", "transforms"):
         remedies[name] = (
             f"Write prepare= for what is done once, when the data is packed, and {loader}, batch_transform=…) for what "

@@ -172,8 +172,8 @@ def check_parts(parts: Mapping[str, object]) -> None:
             if not callable(getattr(part, method, None)):
                 msg = (
                     f"{name} is of class {type(part).__name__}, without {method}(), so it cannot be saved; "
-                    "expected a model, an optimizer, a scheduler, a gradient scaler, or anything else with both."
-                    + (_NO_PLACE if name == "loader" else "")
+                    "expected a model, an optimizer, a scheduler, a gradient scaler, or an object with state_dict() "
+                    "and load_state_dict()." + (_NO_PLACE if name == "loader" else "")
                 )
                 raise OptionError(msg)
     models = [part for part in parts.values() if isinstance(part, torch.nn.Module)]
@@ -301,7 +301,7 @@ def load_parts(
     for name, part in parts.items():
         if kinds[name] != kind_of_part(part):
             saved = kinds[name] or "model"
-            msg = f"{name} is a {type(part).__name__}, but the run was saved with a {saved}. {_AS_BEFORE}"
+            msg = f"{name} is of class {type(part).__name__}, but the run was saved with {saved}. {_AS_BEFORE}"
             raise OptionError(msg)
     now, parameters = names_of(parts), _parameters(parts)
     one_name = {id(one): name for name, one in parameters.items()}

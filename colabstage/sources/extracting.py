@@ -16,6 +16,7 @@ from colabstage.io.display import resolve_progress
 from colabstage.io.files import hash_block, make_folder
 from colabstage.io.pipeline import PipelineLimits
 from colabstage.io.receipts import Receipt, look_at, sweep_receipts
+from colabstage.io.report import Sentences
 from colabstage.io.units import format_bytes, format_count, format_duration, format_rate
 from colabstage.io.workspace import disk_use, find_orphans, open_spool, put_back, sweep_orphans, temp_beside
 from colabstage.machine.mounts import place_in, required_to_stay, run_with_one_remount
@@ -88,7 +89,7 @@ def identify(source: ByteSource, mtime_ns: int) -> ArchiveIdentity:
 
 
 @dataclass(frozen=True, slots=True)
-class ExtractReport:
+class ExtractReport(Sentences):
     """The result of an extraction."""
 
     target: Path

@@ -27,6 +27,7 @@ from colabstage.io.receipts import (
     settle_receipt,
     sweep_receipts,
 )
+from colabstage.io.report import Sentences
 from colabstage.io.units import format_bytes, format_count, format_duration, format_rate
 from colabstage.io.workspace import disk_use, find_orphans, put_back, sweep_orphans
 from colabstage.machine.mounts import drive_root, place_in, required_to_stay, run_with_one_remount
@@ -56,7 +57,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class FetchReport:
+class FetchReport(Sentences):
     """The result of `fetch_files`."""
 
     path: Path

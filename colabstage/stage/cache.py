@@ -62,7 +62,7 @@ from colabstage.sources.remote_files import read_small_file
 from colabstage.stage.dataset import StagedDataset
 from colabstage.stage.places import PREVIOUS_SUFFIX, BucketPlace, FolderPlace
 from colabstage.stage.publish import publish, published_before
-from colabstage.stage.record import cache_name, identity_of, write_record
+from colabstage.stage.record import cache_name, identity_of, read_record, write_record
 from colabstage.stage.source import StateDiffersError, compared_beside
 
 if TYPE_CHECKING:
@@ -549,11 +549,14 @@ def find_published(request: StageRequest) -> PublishReport[Any] | None:
     cache = Cache(request)
     cached = cache.find()
     if cached is None or cached.manifest != read_manifest(request.pack_path):
-        where = f"in '{cache.place.label}'" if cache.place is not None else f"in a cache that can be used ({cache.why})"
+        copy = f"'{request.pack_path}' was published before, and its copy '{request.name}.h5' is no longer in"
+        if cache.place is None:
+            msg = f"{copy} a cache that can be used ({cache.why}). Mount the drive of the cache, then call again."
+            raise SourceNotFoundError(msg)
+        if (record := read_record(request)) is not None:
+            write_record(request, replace(record, published=False))
         msg = (
-            f"'{request.pack_path}' was published before, and its copy '{request.name}.h5' is no longer {where}, or "
-            "another one has replaced it. Mount the drive of the cache, or publish it again: "
-            "publish_file(data.path, …)."
+            f"{copy} '{cache.place.label}', or another one has replaced it. Call stage_dataset again: it publishes it."
         )
         raise SourceNotFoundError(msg)
     return published_before(cached.place, cached.files[0].name, cached.manifest.size)

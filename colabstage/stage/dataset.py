@@ -587,7 +587,7 @@ class StagedDataset:
         state = self.report.state if self.arriving is None else self.arriving.state
         if state in ("failed", "stopped"):
             return f"not there: staging {state} at {self.ready}"
-        return f"not there yet: {self.ready} are here"
+        return "deleted since" if state == "done" else f"{self.ready} here so far"
 
     def _repr_html_(self) -> str:
         # What was found is among the facts.

@@ -29,6 +29,7 @@ from colabstage.io.arguments import whereabouts
 from colabstage.io.boundary import GOES_ON, public
 from colabstage.io.display import resolve_progress
 from colabstage.io.files import file_state, make_folder
+from colabstage.io.report import Sentences
 from colabstage.io.units import format_bytes, format_duration, format_rate, show_address
 from colabstage.io.workspace import atomic_path, sweep_orphans
 from colabstage.machine.drive_attributes import wait_uploaded as wait_until_uploaded
@@ -62,7 +63,7 @@ P = TypeVar("P", bound="Path | str")
 
 
 @dataclass(frozen=True, slots=True)
-class PublishReport(Generic[P]):
+class PublishReport(Sentences, Generic[P]):
     """What publishing did."""
 
     path: P
@@ -207,7 +208,8 @@ def discard_version(file: Path) -> bool:
 def check_is_file(source: Path) -> None:
     """Refuse a path that is not a file, or does not exist."""
     if not source.is_file():
-        what = "is not a file; expected one that is finished and closed."
+        made = f"shutil.make_archive({source.name!r}, 'zip', {str(source)!r})"
+        what = f"is not a file; expected one that is finished and closed. Make one of a folder: {made}."
         msg = f"'{source}' {what}" if source.exists() else f"There is nothing at '{source}'. {whereabouts(source)}"
         raise SourceNotFoundError(msg)
 
@@ -258,7 +260,7 @@ def _md5_of(file: Path, cancellation: Cancellation) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class RestoreReport:
+class RestoreReport(Sentences):
     """What restoring did."""
 
     path: Path

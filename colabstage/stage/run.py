@@ -273,7 +273,9 @@ def _reuse(call: StageCall, source: SourceOnce, cache: Cache, decision: Decision
         done = publish_pack(call, cache, record)
         return _finish(call, lambda _: done)
     if caches and record.published:
-        return _finish(call, lambda _: find_published(request), "yes, copied there by an earlier call")
+        return _finish(
+            call, lambda _: find_published(request), "yes, copied there by an earlier call; not looked for in this one"
+        )
     return _finish(call, None, cache.why_not())
 
 

@@ -254,8 +254,9 @@ def _regex_of(pattern: str) -> re.Pattern[str]:
 
 def _nothing_fits(tree: Tree, part: str) -> SourceNotFoundError:
     names = [*sorted(parent_folders(tree.entries.names)), *tree.entries.names]
-    base = part.rpartition("/")[2].lower()
-    near = [name for name in names if name.rpartition("/")[2].lower() == base]
+    base, lasts = part.rpartition("/")[2].partition("*")[0].lower(), [name.rpartition("/")[2].lower() for name in names]
+    close = difflib.get_close_matches(base, [*dict.fromkeys(lasts)][:5000], n=3, cutoff=0.6)
+    near = [name for one in close for name, last in zip(names, lasts, strict=True) if last == one]
     near += difflib.get_close_matches(part, names[:5000], n=3, cutoff=0.6)
     shown = list(dict.fromkeys(near))[:3] or sorted({name.partition("/")[0] for name in names})[:5]
     written = " or ".join(f"only={name!r}" for name in shown)

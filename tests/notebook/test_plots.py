@@ -95,7 +95,7 @@ def test_sizes_of_image_files_and_of_a_folder(tmp_path: Path) -> None:
     zipped = plot_image_sizes(shutil.make_archive(str(tmp_path / "all"), "zip", tmp_path, "."))
     for figure in (packed, loose, zipped):
         assert places(figure) == [[56, 40 - 2 * row] for row in (5, 4, 3, 2, 1, 0)]
-        assert any("56 x 35" in text for text in texts(figure))
+        assert any("35 x 56" in text for text in texts(figure))
     assert len(places(plot_image_sizes(tmp_path, most=2))) <= 2
 
 
@@ -118,7 +118,7 @@ def test_frequent_sizes_are_larger_dots_and_the_middle_is_marked(tmp_path: Path)
 def test_sizes_of_pixels_are_one(tmp_path: Path) -> None:
     """Packed pixels have one size."""
     figure = plot_image_sizes(write_pack(tmp_path / "a.h5", photos(30), None), split="test")
-    assert any("56 x 40" in text for text in texts(figure))
+    assert any("40 x 56" in text for text in texts(figure))
 
 
 def test_sizes_of_what_is_no_image(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def test_a_plan_a_report_and_a_dataset_say_the_same_in_both_forms(photos: Path, 
 def test_a_plan_that_does_not_fit_says_so(tmp_path: Path) -> None:
     source = make_tree(tmp_path / "photos", in_classes(4))
     options: dict[str, Any] = {"cache_dir": None, "encoding": "pixels"}
-    fits, tight = (plan_stage(source, image_size=side, **options) for side in (8, 60_000))
+    fits, tight = (plan_stage(source, image_size=side, **options) for side in (8, 200_000))
     assert [tuple("does not fit" in one or "too little" in one for one in both(plan)) for plan in (fits, tight)] == [
         (False, False),
         (True, True),
