@@ -108,7 +108,7 @@ class Case:
     @cached_property
     def lookup(self) -> Lookup:
         """Return the index of the images' names."""
-        return Lookup(self.images.names)
+        return self.source.made_of(self.images, Lookup.of)
 
     @cached_property
     def masks(self) -> Found:
@@ -129,7 +129,7 @@ class Case:
         found, clips = gather(search.state), self.source.ending_in(words.SOUNDS)
         if found.claims or not clips:
             return found
-        search = replace(search, kind=AUDIO, files=clips, lookup=Lookup(clips.names))
+        search = replace(search, kind=AUDIO, files=clips, lookup=self.source.made_of(clips, Lookup.of))
         of_clips = gather(search.state)
         return _as_clips(of_clips, AS_THEY_ARE) if of_clips.claims or not self.images else found
 
@@ -163,7 +163,8 @@ class Case:
         if self.images:
             return description.state_labels(IMAGE_FOLDER, self.images, self.lookup)
         clips = require_files(self.source.ending_in(words.SOUNDS), self.source, "images and clips of sound")
-        return _as_clips(description.state_labels(AUDIO, clips, Lookup(clips.names)), AS_THEY_ARE)
+        lookup = self.source.made_of(clips, Lookup.of)
+        return _as_clips(description.state_labels(AUDIO, clips, lookup), AS_THEY_ARE)
 
     def state_boxes(self) -> Found:
         """Return what boxes of KITTI, Pascal VOC, COCO, YOLO or a tool state, whichever exist."""
@@ -187,7 +188,7 @@ class Case:
         clips = require_files(
             self.source.ending_in(words.SOUNDS), self.source, f"clips of sound ({', '.join(words.SOUNDS)})"
         )
-        found = gather(TableSearch(self.source, AUDIO, clips, Lookup(clips.names), labels).state)
+        found = gather(TableSearch(self.source, AUDIO, clips, self.source.made_of(clips, Lookup.of), labels).state)
         # Where label columns were named, a table is meant.
         if isinstance(found, Miss) and not found.claims and labels is None:
             by_folder = gather(lambda: folders_state(self.source, AUDIO))

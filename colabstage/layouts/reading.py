@@ -195,7 +195,7 @@ class Source:
         self.files = FileEntries.of(tree.entries)
         self._held: dict[str, bytes] = {}
         self._heads: dict[str, bytes] = {}
-        self._made: dict[tuple[object, str], Any] = {}
+        self._made: dict[tuple[object, object], Any] = {}
         self._by_extensions: dict[tuple[str, ...], FileEntries] = {}
 
     def without(self, names: Collection[str]) -> Source:
@@ -264,6 +264,13 @@ class Source:
         for name, made in self.parse(unread, lambda entry, content: make(entry.name, content)).items():
             self._made[make, name] = made
         return {name: self._made[make, name] for name in wanted.names}
+
+    def made_of(self, files: FileEntries, make: Callable[[FileEntries], T]) -> T:
+        """Return `make(files)`, made at most once of one listing."""
+        if (make, files) not in self._made:
+            self._made[make, files] = make(files)
+        made: T = self._made[make, files]
+        return made
 
     def texts(self, entries: Iterable[FileEntry]) -> dict[str, str]:
         """Return the texts of some files by name, in their order."""
