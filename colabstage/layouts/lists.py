@@ -36,7 +36,7 @@ from colabstage.layouts.words import (
     stem_of,
     stems_of,
 )
-from colabstage.trees.listing import folders_of, only_line, take_strings
+from colabstage.trees.listing import folders_of, take_strings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -207,8 +207,6 @@ class _Index:
 LIST_ENDS = (".txt", ".lst")
 # Three splits and some folds; more text files than this are one per sample.
 MOST_LISTS = 16
-# A line for `only=` is no longer read with more parts.
-_MOST_PARTS = 8
 # Words that people combine with the split in a list's name.
 _BESIDE_LISTS = frozenset({"list", "files"})
 
@@ -436,10 +434,8 @@ def _contradiction(source: Source, lists: Iterable[str], file: str, why: str, ta
     without = "have none read: layout='image_folder' takes folders alone"
     if table.layout != "image_folder":
         alike = {name for name in lists if posixpath.splitext(name)[1] == posixpath.splitext(file)[1]}
-        others = sorted({name.partition("/")[0] for name in source.files.names} - alike)
-        can_choose = not any("/" in name for name in alike) and len(others) <= _MOST_PARTS
-        which = listed(sorted(alike))
-        without = f"leave {which} out: {only_line(source.tree, *others)}" if can_choose else f"move {which} away"
+        which, only = listed(sorted(alike)), source.only(source.without(alike).files.names, alike)
+        without = f"leave {which} out: {only}" if only else f"move {which} away"
     return BrokenDatasetError(f"The list '{file}' names {why}. Correct the list, or {without}.")
 
 
