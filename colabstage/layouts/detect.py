@@ -77,7 +77,6 @@ from colabstage.layouts.rows import TABLE, TableSearch
 from colabstage.layouts.stored import AS_THEY_ARE, ClipOptions, clip_rows
 from colabstage.layouts.table import BrokenDatasetError, Masks, SampleTable, TreeFiles, Values, known_splits
 from colabstage.layouts.texts import Naming, Says
-from colabstage.trees.listing import only_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -89,8 +88,6 @@ if TYPE_CHECKING:
 LayoutFunction = Callable[["Tree"], SampleTable]
 
 AUDIO = FileKind("audio", "clips", words.SOUNDS)
-# Nobody writes more parts than this into an argument.
-_MOST_PARTS = 8
 
 
 class Case:
@@ -108,7 +105,7 @@ class Case:
     @cached_property
     def lookup(self) -> Lookup:
         """Return the index of the images' names."""
-        return Lookup(self.images.names)
+        return self.source.made_of(self.images, Lookup.of)
 
     @cached_property
     def masks(self) -> Found:
@@ -129,7 +126,7 @@ class Case:
         found, clips = gather(search.state), self.source.ending_in(words.SOUNDS)
         if found.claims or not clips:
             return found
-        search = replace(search, kind=AUDIO, files=clips, lookup=Lookup(clips.names))
+        search = replace(search, kind=AUDIO, files=clips, lookup=self.source.made_of(clips, Lookup.of))
         of_clips = gather(search.state)
         return _as_clips(of_clips, AS_THEY_ARE) if of_clips.claims or not self.images else found
 
@@ -163,7 +160,8 @@ class Case:
         if self.images:
             return description.state_labels(IMAGE_FOLDER, self.images, self.lookup)
         clips = require_files(self.source.ending_in(words.SOUNDS), self.source, "images and clips of sound")
-        return _as_clips(description.state_labels(AUDIO, clips, Lookup(clips.names)), AS_THEY_ARE)
+        lookup = self.source.made_of(clips, Lookup.of)
+        return _as_clips(description.state_labels(AUDIO, clips, lookup), AS_THEY_ARE)
 
     def state_boxes(self) -> Found:
         """Return what boxes of KITTI, Pascal VOC, COCO, YOLO or a tool state, whichever exist."""
@@ -187,7 +185,7 @@ class Case:
         clips = require_files(
             self.source.ending_in(words.SOUNDS), self.source, f"clips of sound ({', '.join(words.SOUNDS)})"
         )
-        found = gather(TableSearch(self.source, AUDIO, clips, Lookup(clips.names), labels).state)
+        found = gather(TableSearch(self.source, AUDIO, clips, self.source.made_of(clips, Lookup.of), labels).state)
         # Where label columns were named, a table is meant.
         if isinstance(found, Miss) and not found.claims and labels is None:
             by_folder = gather(lambda: folders_state(self.source, AUDIO))
@@ -286,20 +284,12 @@ def _compared(case: Case, found: Evidence, rival: Rival) -> Found:
         who = other.named if other.used else who
         shown = f" ('{name}': {state_of(found.table, name)}, {state_of(other.table, name)})"
         if rival.layout == found.table.layout:
-            ways = [*filter(None, (_alone(case, found, other), _alone(case, other, found)))]
+            pairs = ((found, other), (other, found))
+            alone = (case.source.only([*case.images.names, *one.used], two.used - one.used) for one, two in pairs)
+            ways = [*filter(None, alone)]
     how = f"Take one of them: {' or '.join(ways)}." if ways else "Move the files of one away."
     what = f"The {found.table.unit} of '{case.source.label}' have labels by {found.named} and by {who}{shown}."
     return refuse(f"{what} {how}")
-
-
-def _alone(case: Case, one: Evidence, other: Evidence) -> str:
-    """Return the argument that selects what one piece of evidence used, and not what the other did; "" for none."""
-    parts = [f"**/*{ending}" for ending in case.images.endings[0]]
-    for ending in sorted({posixpath.splitext(name)[1] for name in one.used}):
-        own = sorted(name for name in one.used if name.endswith(ending))
-        is_shared = any(name.endswith(ending) for name in other.used)
-        parts += own if is_shared else [f"**/*{ending}"]
-    return only_line(case.source.tree, *parts) if len(parts) <= _MOST_PARTS else ""
 
 
 _NOTHING = Miss(LayoutError(""))

@@ -145,7 +145,7 @@ def _split_twice(table: SampleTable) -> str:
     split_of: dict[str, str] = {}
     # Its first row has its own name.
     own = _entries(table).names if table.layout in _OF_ROWS and table.keys else ()
-    for name, split in zip(own, table.splits or (), strict=False):
+    for name, split in zip(own, table.splits or (), strict=False) if len({*own}) < len(own) else ():
         if split_of.setdefault(name, split) != split:
             return (
                 f"'{name}' is in the splits '{split_of[name]}' and '{split}', so it would be trained and tested on. "

@@ -36,16 +36,18 @@ from colabstage.layouts.words import (
     stem_of,
     stems_of,
 )
-from colabstage.trees.listing import only_line
+from colabstage.trees.listing import folders_of, take_strings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+
+    from numpy.typing import NDArray
 
     from colabstage.layouts.formats.tables import Table
     from colabstage.layouts.reading import Source
     from colabstage.trees.listing import FileEntries
 
-    # What the lines of a list state: a split, a path, and what is behind it.
+    # What the lines of a list state: a split, a path, and what is behind it, if anything is.
     _Lines = tuple[Sequence[str], Sequence[str], Sequence[str]]
 
 # --- files by the names that people write for them: in tables, lists and annotations ----------------------------------
@@ -68,16 +70,22 @@ class Lookup:
     another: what is missing stays missing.
     """
 
-    def __init__(self, names: Iterable[str]) -> None:
+    def __init__(self, names: Iterable[str], folders: Iterable[str] | None = None) -> None:
         self.names = normal_names(names)
-        folders = {name.rpartition("/")[0] for name in self.names}
+        folders = folders_of(self.names)[0] if folders is None else map(normal, folders)
         self._folders = {part for folder in folders for part in folder.split("/") if part}
         self.has_splits = any(map(is_split, self._folders))
+
+    @classmethod
+    def of(cls, files: FileEntries) -> Lookup:
+        """Return the index of some files' names."""
+        return cls(files.names, files.folders[0])
 
     # Each index is built when first needed: for a million names each takes a second.
 
     @cached_property
-    def _whole(self) -> dict[str, int]:
+    def numbers(self) -> dict[str, int]:
+        """Return the number of each name."""
         return dict(zip(self.names, range(len(self.names)), strict=True))
 
     @cached_property
@@ -96,16 +104,18 @@ class Lookup:
         base = normal(written).replace("\\", "/").rstrip("/").rpartition("/")[2]
         return bool(self._by_base.get(base) or self._by_stem.get(base))
 
+    def unknown(self, written: Iterable[str]) -> set[str]:
+        """Return what is not the bare name of a file, with its extension."""
+        return set(written).difference(self._by_base.last)
+
     def search_each(self, written: Iterable[str], folder: str = "") -> tuple[dict[str, int], int]:
         """Return for each name the number of its file, if any, or `SEVERAL` if ambiguous; and how many names have the
         file's extension."""
         names, bases = list(written), self._by_base
-        # In nearly all tables each name is the base name of one file, which this finds in a third of the time.
-        found = {
-            name: number
-            for name, number in zip(names, map(bases.last.get, names), strict=True)
-            if number is not None and name not in bases.several
-        }
+        # In nearly all tables each name is the base name of one file, which this finds in a tenth of the time.
+        found = dict(zip(names, map(bases.last.get, names, itertools.repeat(NONE)), strict=True))
+        if bases.several or NONE in found.values():
+            found = {name: one for name, one in found.items() if one != NONE and name not in bases.several}
         whole = len(found)
         for name in names if len(found) < len(names) else ():
             if name not in found and (numbers := self.search(name, folder)):
@@ -136,8 +146,8 @@ class Lookup:
             return ()
         path = "/".join(parts)
         for whole in (posixpath.join(folder, path), path):
-            if whole in self._whole:
-                return [self._whole[whole]]
+            if whole in self.numbers:
+                return [self.numbers[whole]]
         # A written folder is stronger evidence than the row's split.
         split = next((split_name(part).split for part in reversed(parts[:-1]) if is_split(part)), split)
         return self._nearest(parts, folder, self._by_base.get(parts[-1]), split) or self._nearest(
@@ -197,20 +207,42 @@ class _Index:
 LIST_ENDS = (".txt", ".lst")
 # Three splits and some folds; more text files than this are one per sample.
 MOST_LISTS = 16
-# A line for `only=` is no longer read with more parts.
-_MOST_PARTS = 8
 # Words that people combine with the split in a list's name.
 _BESIDE_LISTS = frozenset({"list", "files"})
 
 
-class _SplitList(NamedTuple):
-    """A list of samples of one split."""
+class _Rows(NamedTuple):
+    """The files of samples by name; several rows of a table may be of one file."""
 
-    file: str
-    split: str
-    samples: list[int]
-    beside: list[str]
-    """The number of a class that is written after each sample's name; "" for nothing."""
+    lookup: Lookup
+    files: NDArray[np.int64]
+    """The number of each row's file."""
+    firsts: NDArray[np.int64]
+    """The first row of each file."""
+
+    @classmethod
+    def of(cls, source: Source, entries: FileEntries) -> _Rows:
+        """Return those of N rows with N files."""
+        lookup = source.made_of(entries, Lookup.of)
+        names, rows = lookup.names, np.arange(len(lookup))
+        lookup = lookup if len(lookup.numbers) == len(names) else Lookup(lookup.numbers)
+        files = np.fromiter(map(lookup.numbers.__getitem__, names), np.int64, len(names))
+        firsts = np.zeros(len(lookup), np.int64)
+        firsts[files[::-1]] = rows[::-1]
+        return cls(lookup, files, firsts)
+
+
+class _Named(NamedTuple):
+    """The samples' files that a list names, N in its order."""
+
+    list: str
+    files: NDArray[np.int64]
+    splits: NDArray[np.int64]
+    """The number of the split of each, `(N,)`."""
+    beside: Sequence[str]
+    """The number of a class that is written after each name, "" for none; nothing if it has none at all."""
+    missing: int
+    """How many other names are those of no file."""
 
 
 def lists_state(
@@ -232,9 +264,8 @@ def lists_state(
     names, within = stated or own or _lists_called(source, found), within if own else ""
     if not 0 < len(names) <= MOST_LISTS:
         return found, []
-    # Several rows of a table may be of one file.
-    rows = _Index(normal_names(table.inputs.source.entries.names))
-    lookup = Lookup(rows.last)
+    rows = _Rows.of(source, table.inputs.source.entries)
+    lookup = rows.lookup
     ids, by_id = paths_by_id(source, lookup)
 
     def file_of(line: str, file: str, split: str) -> int:
@@ -243,8 +274,8 @@ def lists_state(
         # Several datasets may have images of one name.
         root = normal(posixpath.dirname(file).removesuffix(within)) if within else ""
         there = [number for number in there if lookup.names[number].startswith(root)] or there
-        states = zip(there, (rows.last[lookup.names[number]] for number in there), strict=True)
-        split_of = {number: table.splits[row] for number, row in states} if table.splits is not None else {}
+        stated_splits = table.splits or ()
+        split_of = {number: stated_splits[rows.firsts[number]] for number in there if stated_splits}
         own = [number for number in there if same_split(split_of.get(number, split), split)]
         # The same base name in several classes: a list of bare names cannot mean one of them.
         if len(own) == 1:
@@ -256,40 +287,41 @@ def lists_state(
             why = f"'{lookup.names[there[0]]}', which is in the split '{split_of[there[0]]}'"
         raise _contradiction(source, names, file, why, table)
 
-    def read(name: str, stated: Sequence[str], paths: Sequence[str], more: Sequence[str]) -> list[_SplitList]:
+    def read(name: str, stated: Sequence[str], paths: Sequence[str], more: Sequence[str]) -> _Named | None:
         paths = [by_id.get(path, path) for path in paths] if by_id else paths
         alone, _ = lookup.search_each(paths, posixpath.dirname(name))
-        named = [place for place, path in enumerate(paths) if path in alone or lookup.may_find(path)]
+        files = np.fromiter(map(alone.get, paths, itertools.repeat(NONE)), np.int64, len(paths))
+        # What is found nowhere, but has the name of a file, is a mistake.
+        files[[place for place in np.flatnonzero(files == NONE).tolist() if lookup.may_find(paths[place])]] = SEVERAL
+        named = np.flatnonzero(files != NONE)
         # A list of mostly other files is one of another dataset, or of classes.
-        if not named or (2 * len(named) < len(paths) and not within):
-            return []
-        found = {split: _SplitList(name, split, [], []) for split in dict.fromkeys(stated)}
-        for place in named:
-            path, split = paths[place], stated[place]
-            number = alone.get(path, SEVERAL) if table.splits is None and not within else SEVERAL
-            own = rows.get(lookup.names[number if number >= 0 else file_of(path, name, split)])
-            found[split].samples.extend(own)
-            found[split].beside.extend([more[place]] * len(own))
-        missing[name] = len(paths) - len(named)
-        return [*found.values()]
+        if not len(named) or (2 * len(named) < len(paths) and not within):
+            return None
+        for place in named[files[named] == SEVERAL if table.splits is None and not within else ...].tolist():
+            files[place] = file_of(paths[place], name, stated[place])
+        number_of = {split: splits.setdefault(split, len(splits)) for split in dict.fromkeys(stated)}
+        numbers = np.fromiter(map(number_of.__getitem__, stated), np.int64, len(stated))
+        beside = take_strings(more, named) if more else ()
+        return _Named(name, files[named], numbers[named], beside, len(paths) - len(named))
 
-    missing = dict[str, int]()
-    entries = source.ending_in((*LIST_ENDS, *TABLES, "")).where(names.__contains__)
-    lists = [one for name, lines in _lines_of(source, entries, names).items() for one in read(name, *lines)]
+    splits = dict[str, int]()
+    listing = source.ending_in((*LIST_ENDS, *TABLES, "")).where(names.__contains__)
+    read_lists = [read(name, *lines) for name, lines in _lines_of(source, listing, names).items()]
+    lists = [one for one in read_lists if one is not None]
     if within and not lists:
         raise broken(source.label, f"the lists in {within} name none of its {table.unit}", "its own lists, or none")
     if not lists:
         return found.noting(f"None of the {table.unit} is named in {listed(sorted(names))}; these are not read."), []
-    splits, used = [one.split for one in lists], [one.file for one in lists]
+    used = [one.list for one in lists]
     # Lists are folds, or nothing is left to train on.
-    listed_rows = {number for one in lists for number in one.samples}
-    several = {(one.file, one.split) for one in lists if names[one.file]}
-    are_folds = not within and stated is None and len({split for _, split in several}) < len(several)
-    if table.splits is None and (are_folds or ("train" not in splits and len(listed_rows) == len(table))):
+    by_name = [names[name] for name in used if names[name]]
+    are_folds = not within and stated is None and len({*by_name}) < len(by_name)
+    is_all = "train" not in splits and len(np.unique(np.concatenate([one.files for one in lists]))) == len(lookup)
+    if table.splits is None and (are_folds or is_all):
         return found, used
-    table = table if table.splits is not None else _with_listed_splits(source, table, lists, missing)
+    table = table if table.splits is not None else _with_listed_splits(source, rows, table, lists, [*splits])
     made = replace(found, table=table, used=found.used.union(used, {ids} - {""}))
-    return made.noting(*_about_labels(source, found, lists)), []
+    return made.noting(*_about_labels(source, found, rows, lists)), []
 
 
 def _lists_called(source: Source, found: Evidence) -> dict[str, str]:
@@ -310,7 +342,7 @@ def paths_by_id(source: Source, lookup: Lookup) -> tuple[str, dict[str, str]]:
     texts = source.ending_in(LIST_ENDS)
     for entry in texts if len(lookup) and len(texts) <= MOST_LISTS else ():
         first, *more = decode_text(source.head(entry, BEGINNING_BYTES)).partition("\n")[0].split() or [""]
-        is_path = len(more) == 1 and lookup.may_find(more[0]) and posixpath.splitext(more[0])[1]
+        is_path = len(more) == 1 and posixpath.splitext(more[0])[1] and lookup.may_find(more[0])
         if is_path and not lookup.may_find(first):
             pairs = list(map(str.split, lines_of(source.text(entry))))
             if {*map(len, pairs)} == {2} and len(found := dict(pairs)) == len(pairs):
@@ -353,7 +385,7 @@ def _rows_in(table: Table) -> _Lines:
         raise broken(table.name, str(error).rstrip(".")) from error
     if table.fault:
         raise BrokenDatasetError(table.fault)
-    return splits, normal_names(path.cells if splits else ()), [""] * len(splits)
+    return splits, normal_names(path.cells if splits else ()), ()
 
 
 def _lines_in(text: str, split: str) -> _Lines:
@@ -366,21 +398,25 @@ def _lines_in(text: str, split: str) -> _Lines:
         for one in words
     )
     paths = [one[0] for one in words] if pairs else lines
-    more = [one[1] if len(one) == 2 else "" for one in words] if pairs else [""] * len(lines)
+    more = [one[1] if len(one) == 2 else "" for one in words] if pairs else []
     plain = (one.replace("\\", "/").removeprefix("./").lstrip("/") for one in paths)
     return [split] * len(lines), normal_names(plain), more
 
 
-def _about_labels(source: Source, found: Evidence, lists: list[_SplitList]) -> list[str]:
+def _about_labels(source: Source, found: Evidence, rows: _Rows, lists: list[_Named]) -> list[str]:
     """Return notes on the numbers after the names, which are classes in Caffe's lists. If folders or names are guessed
     to be the classes and the numbers divide the samples differently, refuse them."""
-    labels = class_of_samples(found.table)
-    numbered = [(row, text) for one in lists for row, text in zip(one.samples, one.beside, strict=True)]
     # One number for all samples, or a different one for each, is not a class.
-    kinds = {text for _, text in numbered}
-    if not labels or not 1 < len(kinds) < len(numbered) or not all(map(_NUMBER.fullmatch, kinds)):
+    kinds = {text for one in lists for text in one.beside or [""]}
+    labels = class_of_samples(found.table) if len(kinds) > 1 and all(map(_NUMBER.fullmatch, kinds)) else []
+    rows_of: dict[int, list[int]] = {}
+    for row, number in enumerate(rows.files.tolist() if labels else ()):
+        rows_of.setdefault(number, []).append(row)
+    beside = (pair for one in lists for pair in zip(one.files.tolist(), one.beside, strict=False))
+    numbered = [(row, text) for number, text in beside for row in rows_of.get(number, ())]
+    if not len(kinds) < len(numbered):
         return []
-    file, table = lists[0].file, found.table
+    file, table = lists[0].list, found.table
     if same_partition([labels[row] for row, _ in numbered], [text for _, text in numbered]):
         pairs = sorted({(table.classes.index(labels[row]), int(text)) for row, text in numbered})
         odd = other_number(table.classes, dict(pairs))
@@ -388,7 +424,7 @@ def _about_labels(source: Source, found: Evidence, lists: list[_SplitList]) -> l
     if found.is_guess:
         why = f"samples with numbers that divide them otherwise than {found.who} (first '{table.keys[numbered[0][0]]}')"
         how = "Where they are the labels, write a table with a path, a label and a split in each row in its place."
-        msg = f"{_contradiction(source, {one.file for one in lists}, file, why, table)} {how}"
+        msg = f"{_contradiction(source, {one.list for one in lists}, file, why, table)} {how}"
         raise BrokenDatasetError(msg)
     return []
 
@@ -398,33 +434,36 @@ def _contradiction(source: Source, lists: Iterable[str], file: str, why: str, ta
     without = "have none read: layout='image_folder' takes folders alone"
     if table.layout != "image_folder":
         alike = {name for name in lists if posixpath.splitext(name)[1] == posixpath.splitext(file)[1]}
-        others = sorted({name.partition("/")[0] for name in source.files.names} - alike)
-        can_choose = not any("/" in name for name in alike) and len(others) <= _MOST_PARTS
-        which = listed(sorted(alike))
-        without = f"leave {which} out: {only_line(source.tree, *others)}" if can_choose else f"move {which} away"
+        which, only = listed(sorted(alike)), source.only(source.without(alike).files.names, alike)
+        without = f"leave {which} out: {only}" if only else f"move {which} away"
     return BrokenDatasetError(f"The list '{file}' names {why}. Correct the list, or {without}.")
 
 
 def _with_listed_splits(
-    source: Source, table: SampleTable, lists: list[_SplitList], missing: Mapping[str, int]
+    source: Source,
+    rows: _Rows,
+    table: SampleTable,
+    lists: list[_Named],
+    splits: list[str],
 ) -> SampleTable:
-    """Return the samples with the splits of lists. `missing`: how many names of each file are those of none."""
-    splits = [*dict.fromkeys(one.split for one in lists)]
+    """Return the samples with the splits of lists."""
     is_split = splits != ["train"]
-    files = list(dict.fromkeys(one.file for one in lists))
-    # One number for each sample, that of its split.
-    of = np.full(len(table), -1)
+    files = [one.list for one in lists]
+    # The number of each file's split.
+    of = np.full(len(rows.lookup), -1)
     for one in lists:
-        samples, number = np.array(one.samples, np.int64), splits.index(one.split)
+        before = of[one.files]
+        of[one.files] = one.splits
         # A file in two lists would be trained and tested on.
-        for twice in samples[(of[samples] >= 0) & (of[samples] != number)].tolist():
-            other = next(each.file for each in lists if twice in each.samples)
-            again = "twice" if other == one.file else f"and so does '{other}'"
-            raise _contradiction(source, files, one.file, f"'{table.keys[twice]}', {again}", table)
-        of[samples] = number
+        differ = (of[one.files] != one.splits) | ((before >= 0) & (before != one.splits))
+        for twice in one.files[differ][:1].tolist():
+            other = next(each.list for each in lists if twice in each.files)
+            again = "twice" if other == one.list else f"and so does '{other}'"
+            raise _contradiction(source, files, one.list, f"'{table.keys[rows.firsts[twice]]}', {again}", table)
+    of = of[rows.files]
     what, more = ("Splits", "") if is_split else (f"The {table.unit}", "; none is held out")
     rest = np.flatnonzero(of < 0).size
-    lost = [counted(missing[file], "names", "match", which=f"in '{file}'") for file in files if missing[file]]
+    lost = [counted(one.missing, "names", "match", which=f"in '{one.list}'") for one in lists if one.missing]
     notes = [f"{what} are those of {' and '.join(map(repr, files))}{more}.", *(f"{one} no file." for one in lost)]
     if rest:
         trained = f"The split 'train' has {format_count(rest, table.unit)} that no list names."
@@ -436,7 +475,7 @@ def _with_listed_splits(
     chosen = np.flatnonzero(of >= 0)
     made = take_rows(replace(table, splits=None), chosen)
     # What is all to train on may still be divided.
-    called = tuple(splits[number] for number in of[chosen].tolist()) if is_split else None
+    called = tuple(take_strings(splits, of[chosen])) if is_split else None
     return replace(made, splits=called, notes=(*table.notes, *notes))
 
 

@@ -10,6 +10,7 @@ import codecs
 import copy
 import json
 import os
+import posixpath
 import re
 import tempfile
 from contextlib import closing, suppress
@@ -28,7 +29,7 @@ from colabstage.layouts.words import TEXTS, normal
 from colabstage.machine.resources import check_space, free_space
 from colabstage.trees.bytes import HEAD_BYTES, LocalBytes, compression_of
 from colabstage.trees.compressed import unpack_into
-from colabstage.trees.listing import DEFAULT_LIMITS, FileEntries
+from colabstage.trees.listing import DEFAULT_LIMITS, FileEntries, only_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -51,6 +52,8 @@ _MOST_HELD = 64
 BEGINNING_BYTES = 64 * 1024
 # Texts that do not state their encoding, as XML does.
 _TEXTS = tuple({*TEXTS, ".names"} - {".xml"})
+# Nobody writes more parts than this into an argument.
+_MOST_PARTS = 8
 
 
 def open_member(tree: Tree, entry: FileEntry) -> ByteSource:
@@ -198,7 +201,7 @@ class Source:
         self._held: dict[str, bytes] = {}
         self._heads: dict[str, bytes] = {}
         self._guessed: dict[str, str] = {}
-        self._made: dict[tuple[object, str], Any] = {}
+        self._made: dict[tuple[object, object], Any] = {}
         self._by_extensions: dict[tuple[str, ...], FileEntries] = {}
 
     def without(self, names: Collection[str]) -> Source:
@@ -222,6 +225,17 @@ class Source:
             return "FOLDER", [f"FOLDER/{name}" for name in entries.names]
         end = f"/{entries.names[0]}"
         return found[0].removesuffix(end) if found[0].endswith(end) else self.label, found
+
+    def only(self, names: Iterable[str], left_out: Collection[str]) -> str:
+        """Return the argument that selects some files and not others, by their endings, folders or names; "" if nobody
+        would write as many."""
+        tops = {name.partition("/")[0] for name in left_out}
+        endings = {"", *(posixpath.splitext(name)[1] for name in left_out)}
+        parts = set[str]()
+        for name in names:
+            top, ending = name.partition("/")[0], posixpath.splitext(name)[1]
+            parts.add(f"**/*{ending}" if ending not in endings else name if top in tops else top)
+        return only_line(self.tree, *sorted(parts)) if 0 < len(parts) <= _MOST_PARTS else ""
 
     def read(self, entry: FileEntry) -> bytes:
         """Return one whole file; a read that fails temporarily is tried again."""
@@ -267,6 +281,13 @@ class Source:
         for name, made in self.parse(unread, lambda entry, content: make(entry.name, content)).items():
             self._made[make, name] = made
         return {name: self._made[make, name] for name in wanted.names}
+
+    def made_of(self, files: FileEntries, make: Callable[[FileEntries], T]) -> T:
+        """Return `make(files)`, made at most once of one listing."""
+        if (make, files) not in self._made:
+            self._made[make, files] = make(files)
+        made: T = self._made[make, files]
+        return made
 
     def texts(self, entries: Iterable[FileEntry]) -> dict[str, str]:
         """Return the texts of some files by name, in their order."""

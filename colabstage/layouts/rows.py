@@ -205,7 +205,8 @@ class TableSearch:
 
     def _may_name(self, cells: Iterable[str]) -> bool:
         """Tell whether each cell looks like a file of the kind, or is the stem of an existing one."""
-        others = (cell for cell in cells if cell[cell.rfind(".") :].lower() not in self.kind.extensions)
+        unknown = self.lookup.unknown(cells)
+        others = (cell for cell in unknown if cell[cell.rfind(".") :].lower() not in self.kind.extensions)
         return all(words.is_telling(cell) and self.lookup.may_find(cell) for cell in others)
 
     @cached_property
@@ -522,7 +523,7 @@ class TableSearch:
 
     def _check_shift(self, rows: _Rows) -> None:
         """Refuse rows that lead to files by numbers that are shifted: 0 to 9 beside 1.jpg to 10.jpg."""
-        cells = {cell for table, _ in rows.places for cell in table.path.distinct}
+        cells = set[str]().union(*(table.path.distinct for table, _ in rows.places))
         reached = len({*rows.files.tolist()})
         if reached in (len(cells), len(self.files)) or len(cells) != len(self.files):
             return

@@ -7,6 +7,7 @@ whole split at once.
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -119,7 +120,7 @@ def _splits_of_source(
     _check_whole_files(table, splits, "splits")
     # In the order of first occurrence, which is that of the source.
     index = {name: number for number, name in enumerate(dict.fromkeys(splits))}
-    return list(index), np.fromiter((index[name] for name in splits), np.int64, len(table))
+    return list(index), np.fromiter(map(index.__getitem__, splits), np.int64, len(table))
 
 
 def divide(table: SampleTable, fractions: Fractions, *, seed: int, group_by: str | None) -> NDArray[np.int64]:
@@ -199,12 +200,12 @@ def groups_of_keys(keys: Sequence[str], pattern: str) -> tuple[str, ...]:
 def _files(table: SampleTable) -> NDArray[np.int64] | None:
     """Return the number of the file that each sample comes from, int64 `(N,)`; `None` if no two come from one file."""
     source = table.inputs.source
-    # Most layouts use file names as keys, which are unique: then nothing need be counted.
+    # Most layouts use file names as keys, which are unique.
     if not isinstance(source, TreeFiles) or source.entries.names is table.keys:
         return None
-    numbers: dict[str, int] = {}
-    files = np.fromiter((numbers.setdefault(n, len(numbers)) for n in source.entries.names), np.int64, len(table))
-    return files if len(numbers) < len(table) else None
+    names = source.entries.names
+    numbers = dict(zip(dict.fromkeys(names), itertools.count(), strict=False))
+    return np.fromiter(map(numbers.__getitem__, names), np.int64, len(names)) if len(numbers) < len(names) else None
 
 
 def _check_whole_files(table: SampleTable, parts: Sequence[str], what: str) -> None:

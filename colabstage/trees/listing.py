@@ -187,7 +187,7 @@ def _numbered(texts: list[str]) -> tuple[list[str], NDArray[np.integer[Any]]]:
 
 def take_strings(strings: Sequence[str], rows: NDArray[Any]) -> list[str]:
     """Return the strings of some rows, in their order."""
-    return [strings[row] for row in rows.tolist()]
+    return list(map(strings.__getitem__, rows.tolist()))
 
 
 def sorted_by_name(names: list[str], *columns: NDArray[Any]) -> tuple[list[str], list[NDArray[Any]], NDArray[np.int64]]:

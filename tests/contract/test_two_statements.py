@@ -148,3 +148,17 @@ def test_splits_that_are_stated_twice(tmp_path: Path, labels: str, one: str, oth
     with pytest.raises(LayoutError) as caught:
         planned(folder)
     check_lines(folder, caught.value)
+
+
+@pytest.mark.parametrize("place", ["", "ImageSets/Main/"])
+@pytest.mark.parametrize("beside", [{}, {"notes.txt": "see the page"}], ids=["alone", "with a text"])
+def test_two_lists_of_one_image(tmp_path: Path, place: str, beside: Mapping[str, str]) -> None:
+    """The line leaves the lists out wherever they are, and keeps texts that are none."""
+    paths = [f"JPEGImages/{number:02}.jpg" for number in range(COUNT)]
+    made = {path: image(number, size=(9, 9)) for number, path in enumerate(paths)}
+    lists = {f"{place}{split}.txt": "".join(f"{number:02}\n" for number in range(COUNT)) for split in ("train", "val")}
+    folder = write_files(tmp_path / "set", made | files("", {**LABELS["VOC"](paths, HALVES), **lists, **beside}))
+    with pytest.raises(LayoutError, match=r"'JPEGImages/00\.jpg', and so does") as caught:
+        planned(folder)
+    assert ("'notes.txt'" in str(caught.value)) is bool(beside)
+    check_lines(folder, caught.value)

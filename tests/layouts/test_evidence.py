@@ -104,7 +104,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "a list of ambiguous names": ("a/{pie,ribs}/{0..3}.jpg", {"a/train.txt": "0\n1\n", "a/test.txt": "2\n3\n"}, r"names '0', which is 'a/pie/0\.jpg' or 'a/ribs/0\.jpg'|names '2', which is"),
     "a list against a folder": ("{train,test}/pie/{10,11}.jpg {train,test}/ribs/{20,21}.jpg train/pie/12.jpg", {"test.txt": "pie/12\npie/10\n"}, r"test\.txt' names 'train/pie/12\.jpg', which is in the split 'train'"),
     "VOC's lists of other images": ("JPEGImages/{0..3}.png", {"Annotations/{0..3}.xml": voc("cat"), "ImageSets/Main/train.txt": rows("{10..13}")}, r"the lists in ImageSets/Main name none of its images"),
-    "an image in two of VOC's lists": ("JPEGImages/{0..3}.png", {"Annotations/{0..3}.xml": voc("cat"), "ImageSets/Main/{train,val}.txt": rows("{0..2}")}, r"names 'JPEGImages/0\.png', and so does.*away"),
+    "an image in two of VOC's lists": ("JPEGImages/{0..3}.png", {"Annotations/{0..3}.xml": voc("cat"), "ImageSets/Main/{train,val}.txt": rows("{0..2}")}, r"names 'JPEGImages/0\.png', and so does.*only=\['\*\*/\*\.png', '\*\*/\*\.xml'\]"),
     "boxes beside lists": (FOOD, {**listed(train=TRAIN, test=TEST), "food/boxes.txt": rows("{10000,10001,20000,20001} 60.0 27.0")}, r"'food/boxes\.txt' beside"),
     "a class without a folder": ("train/{a,b}/images/{0,1}.jpg val/images/v{0..3}.jpg", {"val/v.txt": rows("v{0..3}.jpg\t{a,z}\t0\t0")}, r"the class 'z', but no folder has that name"),
 }
