@@ -68,7 +68,7 @@ def _takes_images(transform: object) -> bool:
     parts: Any = getattr(transform, "transforms", None)
     if parts is not None:
         return any(_takes_images(one) for one in [*parts][:1])
-    return type(transform).__name__ not in _TAKE_ARRAYS
+    return _library_of(transform) == "timm" or type(transform).__name__ not in _TAKE_ARRAYS
 
 
 def _library_of(transform: object) -> str:

@@ -455,7 +455,8 @@ def test_a_transform_of_x_alone_does_not_move_it_by_chance(
 
 def test_timms_transforms_get_images(path: Path) -> None:
     """They take no arrays, as torchvision's that they stand among."""
-    assert dataset_h5(path, OF_TIMM)[0][0] == "Image"
+    for transform in (OF_TIMM, of_torchvision("ToTensor", module="timm.data.transforms")):
+        assert dataset_h5(path, transform)[0][0] == "Image"
 
 
 def test_a_module_of_images_alone_is_called_as_the_message_says(path: Path) -> None:
