@@ -233,6 +233,9 @@ class Iteration(Generic[T]):
         self._ready: deque[Any] = deque()
         self._at_end = at_end
         self._waited = waited
+        self.instead: Callable[[], Iteration[T] | None] | None = None
+        """Called before the first batch, for an iteration that gives the batches in place of this one."""
+        self._other: Iteration[T] | None = None
         self.closed = False
         """Whether it was closed before its end."""
         # Called early, not when this object is dropped: a variable or a traceback may keep it alive unused.
@@ -249,6 +252,12 @@ class Iteration(Generic[T]):
                 "at once make two loaders."
             )
             raise CancelledError(msg)
+        if self.instead is not None:
+            self._other, self.instead = self.instead(), None
+            if self._other is not None:
+                self._end()
+        if self._other is not None:
+            return next(self._other)
         began = 0.0 if self._waited is None else time.perf_counter()
         if not self._ready:
             self._receive()
@@ -273,6 +282,11 @@ class Iteration(Generic[T]):
         """End it, with the thread behind it."""
         # Set first, so that a consumer who continues gets an error instead of an early end.
         self.closed = True
+        self._end()
+        if self._other is not None:
+            self._other.close()
+
+    def _end(self) -> None:
         self._ready.clear()
         self._source.close()
         self._let_go()

@@ -30,6 +30,7 @@ class SeededTransform(Protocol):
 
 
 _NAMES_SHOWN = 4
+_TAKE_IMAGES = ("torchvision", "timm")
 # torchvision's transforms that take arrays, and those that run the caller's own code first.
 _TAKE_ARRAYS = frozenset({"ToTensor", "ToImage", "ToPILImage", "Lambda", "ToDtype", "ConvertImageDtype"})
 
@@ -61,15 +62,18 @@ def check_batch_transform(name: str, given: object) -> None:
 
 
 def _takes_images(transform: object) -> bool:
-    """Return whether a transform is torchvision's and begins with one that takes PIL images but not arrays."""
-    kind = type(transform)
-    # By the module's name, so that torchvision is not imported: whoever passes its transforms has done that.
-    if kind.__module__.partition(".")[0] != "torchvision":
+    """Return whether a transform is torchvision's or timm's and begins with one that takes PIL images, not arrays."""
+    if _library_of(transform) not in _TAKE_IMAGES:
         return False
     parts: Any = getattr(transform, "transforms", None)
     if parts is not None:
         return any(_takes_images(one) for one in [*parts][:1])
-    return kind.__name__ not in _TAKE_ARRAYS
+    return _library_of(transform) == "timm" or type(transform).__name__ not in _TAKE_ARRAYS
+
+
+def _library_of(transform: object) -> str:
+    # By the module's name, so that nothing is imported: whoever passes a library's transform has done that.
+    return type(transform).__module__.partition(".")[0]
 
 
 # Parts of the names of torchvision's transforms that move pixels, and of those that do so at random.
@@ -87,18 +91,17 @@ def check_moves(name: str, transform: object, reader: SplitReader, *, alone: boo
     for part in parts if is_mask or reader.has_boxes else ():
         kind = type(part).__name__
         if _MOVES.search(kind) and (_BY_CHANCE.search(kind) or (alone and reader.has_boxes)):
-            library = type(part).__module__.partition(".")[0]
             msg = (
-                f"{library}'s {kind} in {name}= would move x and not the mask or boxes that belong to it. Leave it "
-                "out there, and give make_loader(dataset, batch_size, batch_transform=…) one that moves both: of "
-                "colabstage.transforms, or of torchvision.transforms.v2."
+                f"{_library_of(part)}'s {kind} in {name}= would move x and not the mask or boxes that belong to it. "
+                "Leave it out there, and give make_loader(dataset, batch_size, batch_transform=…) one that moves both: "
+                "of colabstage.transforms, or of torchvision.transforms.v2."
             )
             raise OptionError(msg)
 
 
 def _walk(transform: object) -> Iterator[object]:
-    """Yield a transform of torchvision or kornia, and all of those libraries' that it is made of."""
-    if is_foreign(transform):
+    """Yield a transform of another library, and all of such that it is made of."""
+    if is_foreign(transform) or _library_of(transform) in _TAKE_IMAGES:
         yield transform
         for part in _parts_of(transform):
             yield from _walk(part)
@@ -131,7 +134,8 @@ def call_theirs(name: str, function: Callable[..., Any], *arguments: Any, row: i
         given = " and ".join(map(describe, arguments[:2])) + ("" if row is None else f" of row {row:,}")
         if isinstance(error, TypeError | AttributeError):
             why = said_by(error).partition("\n")[0]
-            msg = f"{name} failed with {given}: {why}. Expected a function that takes that."
+            pair = " of both, such as lambda x, y: (change(x), y)" if len(arguments) == 2 else " that takes that"
+            msg = f"{name} failed with {given}: {why}. Expected a function{pair}."
             raise OptionError(msg) from error
         error.add_note(f"{name} was called with {given}.")
         raise
@@ -184,8 +188,7 @@ _OF_BATCHES = frozenset({"CutMix", "MixUp"})
 
 def is_foreign(transform: object) -> bool:
     """Return whether a transform is torchvision's or kornia's."""
-    # By the module's name, so that neither is imported: whoever passes one of their transforms has done that.
-    return type(transform).__module__.partition(".")[0] in ("torchvision", "kornia")
+    return _library_of(transform) in ("torchvision", "kornia")
 
 
 def apply_foreign(transform: Any, x: Any, y: Any) -> tuple[Any, Any]:

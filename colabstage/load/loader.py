@@ -426,28 +426,21 @@ class Loader(Iterated, _Base):
         # A plain DataLoader, which a framework built by this class's constructor.
         if self._pipeline is None:
             return super().__iter__()
-        sampler: Any = self.sampler
-        asked, sampler.asked = sampler.asked, None
-        # A framework also calls set_epoch with the epoch that comes anyway, which must not lose a resumed position.
-        position = self._position
-        if asked is not None and asked != position.next.epoch:
-            position.next = EpochPlace(asked, 0)
-        place = position.next
-        if place.batches_done == len(self):
-            position.begin()
-            return self._rest_of(place)
-        return self._begun(self._pipeline.start(position))
+        pipeline, position, sampler = self._pipeline, self._position, self.sampler
 
-    def _rest_of(self, place: EpochPlace) -> Iterator[Any]:
-        """Yield nothing if the epoch is over, but a whole epoch if it has been set since the iteration began: when it
-        resumes, Lightning sets it that late, and a stock loader's sampler respects it too."""
-        sampler: Any = self.sampler
-        asked, sampler.asked = sampler.asked, None
-        if asked is None or asked == place.epoch:
-            place.end()
-            return
-        self._position.next = EpochPlace(asked, 0)
-        yield from self
+        def moves(place: EpochPlace) -> bool:
+            # A framework also calls set_epoch with the epoch that comes anyway, which must not lose a resumed position.
+            asked, sampler.asked = sampler.asked, None  # type: ignore[attr-defined]
+            if moved := asked not in (None, place.epoch):
+                position.next = EpochPlace(asked, 0)
+            return moved
+
+        moves(position.next)
+        place = position.next
+        # Until the first batch the epoch may still be set, as with a stock loader: Lightning does so when it resumes.
+        begun = pipeline.start(position)
+        begun.instead = lambda: pipeline.start(position) if moves(place) else None
+        return self._begun(begun)
 
     @property
     def plan(self) -> LoaderPlan:
@@ -480,7 +473,14 @@ class Loader(Iterated, _Base):
         """
         epoch = whole_number("epoch", epoch)
         place = self._position.next
-        self._position.move_to(place if epoch == place.epoch else EpochPlace(epoch, 0))
+        self._move_to(place if epoch == place.epoch else EpochPlace(epoch, 0))
+
+    def _move_to(self, place: EpochPlace) -> None:
+        """Begin the next iteration at a place, also where a framework takes the sampler from here."""
+        self._position.move_to(place)
+        sampler: Any = self.sampler
+        sampler.set_epoch(place.epoch)
+        sampler.asked = None
 
     def state_dict(self) -> dict[str, int]:
         """Return where the loader is: seed, epoch and batches handed out, and what else a resumed loader must share.
@@ -543,7 +543,7 @@ class Loader(Iterated, _Base):
             # Frameworks draw the epoch's rows through the sampler.
             sampler: Any = self.sampler
             sampler.seed = pipeline.schedule.seed
-        self._position.move_to(EpochPlace(epoch, done))
+        self._move_to(EpochPlace(epoch, done))
 
     def close(self) -> None:
         """End the running iterations, and release kept decoded images. The loader can be iterated again."""

@@ -50,6 +50,7 @@ from colabstage.runs.state import (
     dataset_digest,
     frozen_in,
     held_by,
+    is_scheduled,
     kind_of_part,
     load_parts,
     names_of,
@@ -414,9 +415,8 @@ class Run:
         kind, what = type(optimizer).__name__, ""
         if not inside and any(id(one) in own for group in optimizer.param_groups for one in group["params"]):
             what = f"The {kind} that trains the model"
-        # torch marks the step of an optimizer that a schedule was made for.
-        is_scheduled = inside and hasattr(optimizer.step, "_wrapped_by_lr_sched")
-        if is_scheduled and not any(getattr(one, "optimizer", None) is optimizer for one in held):
+        named = any(getattr(one, "optimizer", None) is optimizer for one in held)
+        if inside and not named and is_scheduled(optimizer):
             what = f"The schedule of the {kind}"
         if what:
             self._note(f"{what} is no part of the run, so each session begins with a new one.")
@@ -741,10 +741,20 @@ def _check_numbers(values: Mapping[str, Any]) -> None:
             msg = f"{name}= is a column that each row of the history has already. Use another name."
             raise OptionError(msg)
         count = value.numel() if isinstance(value, torch.Tensor) else getattr(value, "size", 1)
-        if not hasattr(value, "__float__") or count != 1:
+        if count != 1 or not _is_real(value):
             what = kind_of(value) if count == 1 else f"{kind_of(value)} of {count:,} numbers"
-            msg = f"{name}= is {what}; expected a number, or a tensor of one number, such as loss.mean()."
+            msg = f"{name}= is {what}; expected a number that a float holds, or a tensor of one, such as loss.mean()."
             raise OptionError(msg)
+
+
+def _is_real(value: Any) -> bool:
+    # The number of a tensor is not read before it is needed: a GPU's is still being computed.
+    if isinstance(value, torch.Tensor):
+        return not value.is_complex()
+    try:
+        return hasattr(value, "__float__") and isinstance(_plain_number(value), float)
+    except (TypeError, ValueError, OverflowError):
+        return False
 
 
 def _plain_number(value: Any) -> float:

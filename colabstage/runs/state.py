@@ -6,6 +6,7 @@ numbers, texts and containers of these, and nothing that would run code.
 
 from __future__ import annotations
 
+import gc
 import random
 from collections import ChainMap, Counter, OrderedDict
 from collections.abc import Mapping
@@ -36,7 +37,7 @@ _SOME_ROWS = 64
 _KNOWN = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
 # Parts of optimizers and schedules that are no settings, or are elsewhere too.
 _REPEATED = frozenset({"params", "base_lrs", "_last_lr", "_schedule_phases"})
-_AS_BEFORE = "Make it as it was made before, or begin a new run in another folder."
+_AS_BEFORE = "Make it as it was when that version was saved, or begin a new run in another folder."
 _NO_PLACE = " Leave loader= out to save between epochs only, or make the loader by data.loader(…) or make_loader(…)."
 
 
@@ -169,7 +170,7 @@ def check_parts(parts: Mapping[str, object]) -> None:
         if isinstance(part, type):
             refuse_argument(name, part, f"an object of it: {part.__name__}(…)")
         for method in ("state_dict", "load_state_dict"):
-            if not callable(getattr(part, method, None)):
+            if not callable(getattr(part, method, None)) or (name == "loader" and not _tells_place(part)):
                 msg = (
                     f"{name} is of class {type(part).__name__}, without {method}(), so it cannot be saved; "
                     "expected a model, an optimizer, a scheduler, a gradient scaler, or an object with state_dict() "
@@ -190,11 +191,28 @@ def check_parts(parts: Mapping[str, object]) -> None:
             raise OptionError(msg)
 
 
+def _tells_place(loader: Any) -> bool:
+    """Return whether a loader has a state; Accelerate's have the method, and nothing behind it."""
+    try:
+        loader.state_dict()
+    except AttributeError:
+        return False
+    return True
+
+
 def held_by(parts: Iterable[object]) -> list[object]:
     """Return the parts, and what each has as an attribute, as the wrappers of other libraries have an optimizer; of a
     schedule only itself, because its state has nothing of the optimizer's."""
     known = torch.optim.lr_scheduler.LRScheduler
     return [one for part in parts for one in (part, *(() if isinstance(part, known) else _attributes(part)))]
+
+
+def is_scheduled(optimizer: object) -> bool:
+    """Return whether there is a schedule of an optimizer, which does not know of any itself."""
+    objects = gc.get_objects()
+    known = torch.optim.lr_scheduler.LRScheduler
+    kinds = {kind for kind in set(map(type, objects)) if issubclass(kind, known)}
+    return any(type(one) in kinds and getattr(one, "optimizer", None) is optimizer for one in objects)
 
 
 def _attributes(part: object) -> Iterable[object]:

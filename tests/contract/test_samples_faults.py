@@ -778,7 +778,7 @@ ARRAYS = [
     row("pickles alone", files("", {"{train,test}.p": pickle.dumps({"features": 1})}), right=[refused("numpy.savez")]),
     row("NaN in a row", files("", {"x.npz": npz(X=np.where(np.eye(12, 8), np.nan, 1.0), y=FROM_1 - 1)}), right=[noted(r"8 rows have NaN .*x\.npz: X")]),
     row("no NaN in a row", files("", {"x.npz": npz(X=np.ones((12, 8)), y=FROM_1 - 1)}), right=[lambda packed: not noted("NaN")(packed)]),
-    *(row(f"targets as large as resized images: {name}", files("", {"x.npz": npz(X=SMALL, y=y)}), right=[right], **options)
+    *(row(f"targets as large as resized images: {name}", files("", {"x.npz": npz(X=SMALL, y=y)}), right=[right], **dict[str, Any](options))
       for name, y, right, options in [
           ("floats", np.zeros((4, 8, 6), np.float32), refused(r"image_size=\(4, 4\).*8x6"), {"image_size": 4}), ("channels last", np.zeros((4, 8, 6, 2), np.uint8), refused("8x6x2"), {"image_size": 4}),
           ("channels first", np.zeros((4, 2, 8, 6), np.float32), refused("2x8x6"), {"image_size": 4}), ("whole numbers", np.ones((4, 8, 6), np.uint8), found("train: 4 masks with 64 pixels"), {"image_size": 4}),

@@ -416,18 +416,23 @@ def test_kornias_modules_are_taken_as_batch_transform(path: Path, how: str) -> N
     assert advised or sorted(found) == list(range(40)), repr(error)
 
 
-def of_torchvision(name: str, *parts: object) -> Any:
-    """A stand-in for one of torchvision's transforms, which are recognized by their module."""
-    kind = type(name, (), {"__module__": "torchvision.transforms.v2", "__call__": lambda _, x: x})
+def of_torchvision(name: str, *parts: object, module: str = "torchvision.transforms.v2") -> Any:
+    """A stand-in for one of torchvision's transforms, or another library's, which are recognized by their module. It
+    returns the class of what it gets."""
+    kind = type(name, (), {"__module__": module, "__call__": lambda _, x: type(x).__name__})
     one = kind()
     if parts:
         one.transforms = list(parts)
     return one
 
 
+OF_TIMM = of_torchvision("Compose", of_torchvision("RandomResizedCropAndInterpolation", module="timm.data.transforms"))
+
+
 @pytest.mark.parametrize(
     ("transform", "refused"),
     [
+        pytest.param(OF_TIMM, True, id="of timm"),
         (of_torchvision("Compose", of_torchvision("ToTensor"), of_torchvision("RandomHorizontalFlip")), True),
         (of_torchvision("RandomResizedCrop"), True),
         (of_torchvision("RandAugment"), True),
@@ -446,6 +451,21 @@ def test_a_transform_of_x_alone_does_not_move_it_by_chance(
     assert isinstance(error, ColabstageError) == refused, repr(error)
     if refused:
         assert "batch_transform=" in str(error)
+
+
+def test_timms_transforms_get_images(path: Path) -> None:
+    """They take no arrays, as torchvision's that they stand among."""
+    for transform in (OF_TIMM, of_torchvision("ToTensor", module="timm.data.transforms")):
+        assert dataset_h5(path, transform)[0][0] == "Image"
+
+
+def test_a_module_of_images_alone_is_called_as_the_message_says(path: Path) -> None:
+    """As a Sequential of torchvision's or kornia's modules, which gets x and y."""
+    change = torch.nn.Sequential(torch.nn.Flatten())
+    with pytest.raises(ColabstageError, match=re.escape("such as lambda x, y: (change(x), y)")):
+        next(iter(make_loader(dataset_h5(path), 8, batch_transform=change)))
+    loader = make_loader(dataset_h5(path), 8, batch_transform=lambda x, y: (change(x), y))
+    assert {tuple(x.shape) for x, _ in loader} == {(8, 192)}
 
 
 @pytest.mark.parametrize(("dtype", "outside"), [(np.bool_, 0), (np.float32, 0), (np.uint8, 255), (np.int64, 255)])

@@ -71,12 +71,34 @@ def test_epochs_that_nobody_sets_are_drawn_as_by_a_stock_sampler(make_file: Call
     assert epochs[0] == epochs[2] != epochs[1]
 
 
-def test_a_loader_built_of_its_parts_has_the_epoch_it_is_told(make_file: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("options", [{}, {"strategy": "memory"}, {"strategy": "device"}, {"num_workers": 0}], ids=str)
+@pytest.mark.parametrize("done", [0, 2, 6])
+def test_an_epoch_may_be_set_until_its_first_batch(
+    make_file: Callable[..., Any], done: int, options: dict[str, Any]
+) -> None:
+    """As with a stock loader: Lightning begins an iteration and then sets the epoch that it resumes. The one that was
+    begun keeps its place."""
+    loader: Any = make_loader(numbered(make_file), 4, seed=0, **options)
+    epochs = [visited(loader) for _ in range(4)]
+    for told, first in ((2, epochs[2]), (0, epochs[0][4 * done :])):
+        loader.set_epoch(0)
+        loader.load_state_dict({**loader.state_dict(), "batches_done": done})
+        begun = iter(loader)
+        loader.sampler.set_epoch(told)
+        assert visited(begun) == first
+        assert visited(loader) == epochs[told + 1]
+
+
+@pytest.mark.parametrize("tell", ["sampler", "loader", "state"])
+def test_a_loader_built_of_its_parts_has_the_epoch_it_is_told(make_file: Callable[..., Any], tell: str) -> None:
     """Epochs follow the sampler's set_epoch; the loader itself also follows it, but keeps its place in an epoch."""
     loader = make_loader(numbered(make_file), 4)
     epochs = [visited(loader) for _ in range(3)]
     sampler: Any = loader.sampler
-    sampler.set_epoch(2)
+    if tell == "state":
+        loader.load_state_dict({**loader.state_dict(), "epoch": 2})
+    else:
+        {"sampler": sampler, "loader": loader}[tell].set_epoch(2)
     assert (
         visited(DataLoader(loader.dataset, batch_sampler=loader.batch_sampler, collate_fn=loader.collate_fn))
         == epochs[2]

@@ -201,7 +201,11 @@ def test_a_second_session_is_refused_and_may_take_over(data: Path, tmp_path: Pat
     assert versions(tmp_path)[0].session == 2
 
 
-@pytest.mark.parametrize("value", ["0.5", None, torch.ones(4)], ids=["text", "nothing", "four numbers"])
+@pytest.mark.parametrize(
+    "value",
+    ["0.5", None, torch.ones(4), 10**400, torch.tensor(1j)],
+    ids=["text", "nothing", "four numbers", "too large", "complex"],
+)
 def test_what_is_no_number_is_refused_at_its_step(tmp_path: Path, data: Path, value: object) -> None:
     """Not at the end of the epoch, which would be lost."""
     with resumable(tmp_path, progress=False, **make_parts(data)) as run:
@@ -786,6 +790,19 @@ def test_epochs_without_a_step_are_noted_once(steps: int, data: Path, tmp_path: 
     assert len(run.notes) == 1 - steps
 
 
+def test_a_loader_without_a_place_is_refused(data: Path, tmp_path: Path) -> None:
+    """As Accelerate's, whose method fails."""
+
+    class Prepared(torch.utils.data.DataLoader[Any]):
+        def state_dict(self) -> Any:
+            return super().__getattribute__("absent")
+
+        load_state_dict = print
+
+    with pytest.raises(OptionError, match="Leave loader= out"):
+        resumable(tmp_path, model=nn.Linear(2, 2), loader=Prepared(dataset_h5(data)))
+
+
 def test_an_optimizer_that_is_no_part_is_noted(tmp_path: Path) -> None:
     """It begins anew in each session, as does the schedule of one that is. One of another model has nothing to do with
     the run."""
@@ -806,6 +823,14 @@ def test_an_optimizer_that_is_no_part_is_noted(tmp_path: Path) -> None:
     )
     held = SimpleNamespace(inner=schedule, state_dict=dict, load_state_dict=dict)
     cases = [{"scheduler": schedule}, {"held": held}, {}]
+    plateau = torch.optim.AdamW(model.parameters())
+    kept = torch.optim.lr_scheduler.ReduceLROnPlateau(plateau)
+    cases_of_plateau: list[dict[str, Any]] = [{"scheduler": kept}, {}]
+    for parts in cases_of_plateau:
+        with resumable(tmp_path / f"{len(parts)}", model=model, optimizer=plateau, **parts, progress=False) as run:
+            plateau.step()
+            run.step()
+        assert ["schedule" in note for note in run.notes] == [True] * (not parts)
     for number, parts in enumerate(cases):
         with resumable(
             tmp_path / f"schedule-{number}", model=model, optimizer=optimizers["own"], **parts, progress=False
