@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import threading
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
@@ -20,6 +21,7 @@ class EndableAdapter(HTTPAdapter):
     def __init__(self, *, pool_connections: int, pool_maxsize: int) -> None:
         """Make an adapter without retries; the numbers are of servers and of connections to each that stay open."""
         self._connections: WeakSet[Any] = WeakSet()
+        self._lock = threading.Lock()
         self._ended = False
         super().__init__(pool_connections, pool_maxsize, max_retries=0)
 
@@ -38,14 +40,17 @@ class EndableAdapter(HTTPAdapter):
         return connection
 
     def _note(self, connection: Any) -> None:
-        self._connections.add(connection)
+        with self._lock:
+            self._connections.add(connection)
         if self._ended:
             self._cut(connection)
 
     def cut(self, *, for_good: bool) -> None:
         """Make all that waits for a connection fail at once. The next request connects again, unless `for_good`."""
         self._ended |= for_good
-        for connection in list(self._connections):
+        with self._lock:
+            connections = list(self._connections)
+        for connection in connections:
             self._cut(connection)
 
     @staticmethod
