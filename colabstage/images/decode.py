@@ -192,9 +192,9 @@ def _scale_by_pillow(pixels: NDArray[Any], placement: Placement, gap: float | No
     return values.astype(pixels.dtype, copy=False)
 
 
-Loss = Literal["frames", "bits", "turned", "numbers"]
+Loss = Literal["frames", "bits", "turned"]
 """The frames or pages after the first; the lower 8 of 16 bits; the file's own pixel order if EXIF turns it, in which
-boxes or a mask may have been drawn; numbers that are NaN, and so were lost before."""
+boxes or a mask may have been drawn."""
 LOSSES: tuple[Loss, ...] = get_args(Loss)
 
 # Two threads may decode photographs of 24 million pixels at once; smaller ones are not even counted.

@@ -183,12 +183,13 @@ class PackReport:
     """All shards, if the pack consists of shards."""
     lost: Mapping[Loss, tuple[str, ...]] = field(default_factory=dict)
     """Names of images that are not stored as a whole, by what is lost: `"frames"` after the first, or the lower
-    `"bits"` of 16; of those that EXIF `"turned"`, if nothing shows whether boxes or a mask were drawn before; and of
-    samples with NaN in place of `"numbers"`."""
+    `"bits"` of 16; and of those that EXIF `"turned"`, if nothing shows whether boxes or a mask were drawn before."""
     resizer: Resizer | None = None
     """What resized the images, `"torch"` or `"pillow"`; `None` if they were not resized."""
     odd_boxes: OddBoxes = field(default_factory=OddBoxes)
     """How many boxes a model may refuse or misread."""
+    nan: tuple[str, ...] = ()
+    """Names of samples with NaN among the numbers that were read with them."""
     takeover: Takeover | None = None
     """What was taken over from an earlier pack of the same source; `None` if there was none."""
     unit: str = "samples"
@@ -218,18 +219,19 @@ _LOSSES: dict[Loss, tuple[str, str]] = {
     "frames": ("several frames or pages", "the first of each counts"),
     "bits": ("16 bits for each value", "the upper 8 are used, so what is below 256 becomes 0"),
     "turned": ("an EXIF orientation", _TURNED),
-    "numbers": ("NaN in place of numbers", "stored as it is, and a model makes NaN of it"),
 }
+_NAN = "NaN in place of numbers", "stored as it is, and a model makes NaN of it"
 
 
 def report_of(
     job: PackJob, plan: PackPlan, done: ShardResult, *, seconds: float = 0.0, learnt: Iterable[str] = ()
 ) -> PackReport:
     """Return the report of what was written by a plan, not yet in place; `learnt`: notes on what showed at the end."""
+    found = [(done.nan, *_NAN), *((done.lost.get(loss, ()), *told) for loss, told in _LOSSES.items())]
     losses = (
         f"{counted(len(names), job.table.unit, 'have')} {what} (first '{names[0]}'): {kept}"
-        for loss, (what, kept) in _LOSSES.items()
-        if (names := done.lost.get(loss))
+        for names, what, kept in found
+        if names
     )
     return PackReport(
         path="",
@@ -348,7 +350,7 @@ class PackRun:
             packing_s = time.monotonic() - began
             skipped = tuple(why for _, why in sorted(journal.skipped.items()))
             left_out = work.order[sorted(journal.skipped)]
-            final, plan, odd = finish_pack(work, left_out=left_out, skipped=skipped, attributes=self._attributes())
+            final, plan, odd, nan = finish_pack(work, left_out=left_out, skipped=skipped, attributes=self._attributes())
             learnt = self._learn(work, plan)
             if self.records_rows and (rows := rows_made(work, plan, journal, takeover)) is not None:
                 write_rows(workspace / _ROWS, rows)
@@ -359,7 +361,7 @@ class PackRun:
             if part in journal.lost
         }
         samples = {split.name: len(split.samples) for split in plan.splits}
-        done = ShardResult(samples, skipped, resumed, readers, lost, odd)
+        done = ShardResult(samples, skipped, resumed, readers, lost, odd, nan)
         report = report_of(job, plan, done, seconds=packing_s, learnt=learnt)
         return final, replace(report, path=self.out, nbytes=final.stat().st_size, takeover=takeover)
 

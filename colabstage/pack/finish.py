@@ -7,6 +7,7 @@ out, the others keep their split, label and order.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -82,16 +83,18 @@ def copy_runs(
 
 def finish_pack(
     work: WriteJob, *, left_out: NDArray[np.int64], skipped: tuple[str, ...], attributes: Mapping[str, Any]
-) -> tuple[Path, PackPlan, OddBoxes]:
+) -> tuple[Path, PackPlan, OddBoxes, tuple[str, ...]]:
     """Make the final file from decoded samples. May be called again after an interruption.
 
     Returns:
-        The file to publish; its plan, without the samples that were left out; and their odd boxes.
+        The file to publish; its plan, without the samples that were left out; their odd boxes; and the names of those
+        with NaN among their numbers.
     """
     job, data = work.job, work.target
     # Every sample is in its final place, so nothing is copied.
     if not skipped and not job.plan.is_open:
-        return data, job.plan, _write_boxes(work, job, job.plan, data, work.offsets)
+        odd = _write_boxes(work, job, job.plan, data, work.offsets)
+        return data, job.plan, odd, _with_nan(job, job.plan, data, work.offsets)
     # Gaps are closed, so that the file is byte for byte that of a source without the broken samples.
     splits = [SplitPlan(one.name, one.samples[~np.isin(one.samples, left_out)]) for one in job.plan.splits]
     plan = replace(job.plan, splits=tuple(split for split in splits if len(split.samples)))
@@ -119,7 +122,24 @@ def finish_pack(
             places = part.places(plan.splits, offsets, len(starts))
             with open(file, "rb") as old:
                 copy_runs(old.fileno(), new, starts[kept], places[kept], part.lengths_of(kept))
-    return final, plan, _write_boxes(work, job, plan, final, offsets)
+    odd = _write_boxes(work, job, plan, final, offsets)
+    return final, plan, odd, _with_nan(job, plan, final, offsets)
+
+
+def _with_nan(job: PackJob, plan: PackPlan, file: Path, offsets: Mapping[str, int]) -> tuple[str, ...]:
+    """Return the names of samples with NaN among their numbers. All rows are looked at together: to look at each as it
+    is packed takes a fifth of the time of packing rows of numbers."""
+    found: list[int] = []
+    fields = [field for field in plan.fields if field.dtype.kind == "f" and field.row_bytes]
+    for field, split in itertools.product(fields, plan.splits):
+        shape = len(split.samples), field.row_bytes // field.dtype.itemsize
+        rows = np.memmap(file, field.dtype, "r", offsets[field.name(split.name)], shape)
+        for first, count in block_ranges(len(rows), max(1, COPY_BYTES // field.row_bytes)):
+            part = rows[first : first + count]
+            # The least number is NaN if any is, and is found without a copy.
+            if np.isnan(np.minimum.reduce(part, axis=None)):
+                found += split.samples[first : first + count][np.isnan(part).any(axis=1)].tolist()
+    return tuple(map(job.table.inputs.source.name, dict.fromkeys(found)))
 
 
 def _noted(work: WriteJob) -> NDArray[np.void]:

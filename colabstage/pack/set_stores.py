@@ -78,7 +78,7 @@ class ShardName(NamedTuple):
 
 
 class ShardResult(NamedTuple):
-    """What one task has written; the last two are empty unless this run has seen them."""
+    """What one task has written; the last three are empty unless this run has seen them."""
 
     samples: Mapping[str, int]
     """Rows of each split."""
@@ -90,6 +90,7 @@ class ShardResult(NamedTuple):
     """The largest number of reads in flight."""
     lost: Mapping[Loss, tuple[str, ...]]
     odd_boxes: OddBoxes
+    nan: tuple[str, ...]
 
     @classmethod
     def of(cls, report: PackReport) -> ShardResult:
@@ -104,7 +105,7 @@ class ShardResult(NamedTuple):
 
 def result_of(manifest: Manifest) -> ShardResult:
     """Return the result of a shard that was finished before."""
-    return ShardResult(manifest.samples, manifest.skipped, sum(manifest.samples.values()), 0, {}, OddBoxes())
+    return ShardResult(manifest.samples, manifest.skipped, sum(manifest.samples.values()), 0, {}, OddBoxes(), ())
 
 
 @dataclass(slots=True)

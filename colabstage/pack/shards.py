@@ -473,6 +473,7 @@ def set_report(job: PackJob, results: Sequence[ShardResult], began: float) -> Pa
         max(one.readers for one in results),
         {part: tuple(name for one in results for name in one.lost.get(part, ())) for part in LOSSES},
         reduce(OddBoxes.with_those_of, (one.odd_boxes for one in results)),
+        tuple(name for one in results for name in one.nan),
     )
     return report_of(job, job.plan, done, seconds=time.monotonic() - began)
 

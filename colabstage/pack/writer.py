@@ -146,8 +146,6 @@ class SampleEncoder:
                 parts = (x, y)
             if drawn is not None and is_turned(raw.x, size, drawn, mask=raw.y):
                 lost = (*lost, "turned")
-            if any(map(_has_nan, parts, self._plan.fields)):
-                lost = (*lost, "numbers")
         except DecodeError as error:
             raise BrokenSampleError(part, error) from error
         except Exception as error:
@@ -254,10 +252,6 @@ def _checked_file(
         msg = f"'{name}' came as {len(content):,} bytes to store, its place has {expected:,}."
         raise SourceReadError(msg)
     return memoryview(content), (facts.height, facts.width), facts.losses(color_mode)
-
-
-def _has_nan(part: memoryview, field: StoredField) -> bool:
-    return field.dtype.kind == "f" and bool(np.isnan(np.frombuffer(part, field.dtype)).any())
 
 
 def _row(values: NDArray[Any], place: StoredField, name: str) -> memoryview:

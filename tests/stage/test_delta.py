@@ -187,6 +187,16 @@ def test_in_a_new_session_rows_come_from_the_pack_in_the_cache(tmp_path: Path) -
     assert [path for place in (cache, tmp_path / "third") for path in place.rglob("*") if path.is_file()] == []
 
 
+def test_a_record_has_the_columns_of_its_form(tmp_path: Path) -> None:
+    """Others under the same number would make every row of the packs that people have be read once more, in silence."""
+    write_photos(tmp_path / "photos", 4)
+    (record,) = stage(tmp_path / "photos", tmp_path / "local").path.parent.glob("*.rows")
+    with np.load(record) as stored:
+        form, names = json.loads(stored["head"].tobytes())["format"], stored["rows"].dtype.names
+    columns = {"colabstage rows 2": "name digest version content height width frames bits turned"}
+    assert " ".join(names) == columns[form]
+
+
 def test_without_room_for_both_packs_everything_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     photos, cache, size = tmp_path / "photos", tmp_path / "cache", (512, 512)
     write_photos(photos, 20)
