@@ -235,7 +235,8 @@ class _Rows(NamedTuple):
 class _Named(NamedTuple):
     """The samples' files that a list names, N in its order."""
 
-    list: str
+    name: str
+    """Of the list."""
     files: NDArray[np.int64]
     splits: NDArray[np.int64]
     """The number of the split of each, `(N,)`."""
@@ -312,7 +313,7 @@ def lists_state(
         raise broken(source.label, f"the lists in {within} name none of its {table.unit}", "its own lists, or none")
     if not lists:
         return found.noting(f"None of the {table.unit} is named in {listed(sorted(names))}; these are not read."), []
-    used = [one.list for one in lists]
+    used = [one.name for one in lists]
     # Lists are folds, or nothing is left to train on.
     by_name = [names[name] for name in used if names[name]]
     are_folds = not within and stated is None and len({*by_name}) < len(by_name)
@@ -416,7 +417,7 @@ def _about_labels(source: Source, found: Evidence, rows: _Rows, lists: list[_Nam
     numbered = [(row, text) for number, text in beside for row in rows_of.get(number, ())]
     if not len(kinds) < len(numbered):
         return []
-    file, table = lists[0].list, found.table
+    file, table = lists[0].name, found.table
     if same_partition([labels[row] for row, _ in numbered], [text for _, text in numbered]):
         pairs = sorted({(table.classes.index(labels[row]), int(text)) for row, text in numbered})
         odd = other_number(table.classes, dict(pairs))
@@ -424,7 +425,7 @@ def _about_labels(source: Source, found: Evidence, rows: _Rows, lists: list[_Nam
     if found.is_guess:
         why = f"samples with numbers that divide them otherwise than {found.who} (first '{table.keys[numbered[0][0]]}')"
         how = "Where they are the labels, write a table with a path, a label and a split in each row in its place."
-        msg = f"{_contradiction(source, {one.list for one in lists}, file, why, table)} {how}"
+        msg = f"{_contradiction(source, {one.name for one in lists}, file, why, table)} {how}"
         raise BrokenDatasetError(msg)
     return []
 
@@ -448,7 +449,7 @@ def _with_listed_splits(
 ) -> SampleTable:
     """Return the samples with the splits of lists."""
     is_split = splits != ["train"]
-    files = [one.list for one in lists]
+    files = [one.name for one in lists]
     # The number of each file's split.
     of = np.full(len(rows.lookup), -1)
     for one in lists:
@@ -457,13 +458,13 @@ def _with_listed_splits(
         # A file in two lists would be trained and tested on.
         differ = (of[one.files] != one.splits) | ((before >= 0) & (before != one.splits))
         for twice in one.files[differ][:1].tolist():
-            other = next(each.list for each in lists if twice in each.files)
-            again = "twice" if other == one.list else f"and so does '{other}'"
-            raise _contradiction(source, files, one.list, f"'{table.keys[rows.firsts[twice]]}', {again}", table)
+            other = next(each.name for each in lists if twice in each.files)
+            again = "twice" if other == one.name else f"and so does '{other}'"
+            raise _contradiction(source, files, one.name, f"'{table.keys[rows.firsts[twice]]}', {again}", table)
     of = of[rows.files]
     what, more = ("Splits", "") if is_split else (f"The {table.unit}", "; none is held out")
     rest = np.flatnonzero(of < 0).size
-    lost = [counted(one.missing, "names", "match", which=f"in '{one.list}'") for one in lists if one.missing]
+    lost = [counted(one.missing, "names", "match", which=f"in '{one.name}'") for one in lists if one.missing]
     notes = [f"{what} are those of {' and '.join(map(repr, files))}{more}.", *(f"{one} no file." for one in lost)]
     if rest:
         trained = f"The split 'train' has {format_count(rest, table.unit)} that no list names."

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 class EndableAdapter(HTTPAdapter):
-    """Requests' own adapter, which also knows its connections: urllib3 can only cut one whose response has begun."""
+    """Requests' own adapter, which also knows its sockets: urllib3 can only cut one whose response has begun."""
 
     def __init__(self, *, pool_connections: int, pool_maxsize: int) -> None:
         """Make an adapter without retries; the numbers are of servers and of connections to each that stay open."""
-        self._connections: WeakSet[Any] = WeakSet()
+        self._sockets: WeakSet[socket.socket] = WeakSet()
         self._lock = threading.Lock()
         self._ended = False
         super().__init__(pool_connections, pool_maxsize, max_retries=0)
@@ -28,7 +28,7 @@ class EndableAdapter(HTTPAdapter):
     def get_connection_with_tls_context(
         self, request: PreparedRequest, verify: Any, proxies: Any = None, cert: Any = None
     ) -> Any:
-        """Return the pool for a request, as requests does; its connections are noted."""
+        """Return the pool for a request, as requests does; the sockets of its connections are noted."""
         pool: Any = super().get_connection_with_tls_context(request, verify, proxies, cert)
         if not isinstance(pool.ConnectionCls, partial):
             pool.ConnectionCls = partial(self._connect, pool.ConnectionCls)
@@ -39,33 +39,34 @@ class EndableAdapter(HTTPAdapter):
         connection.note = self._note
         return connection
 
-    def _note(self, connection: Any) -> None:
+    def _note(self, connected: socket.socket) -> None:
         with self._lock:
-            self._connections.add(connection)
+            self._sockets.add(connected)
         if self._ended:
-            self._cut(connection)
+            _cut(connected)
 
     def cut(self, *, for_good: bool) -> None:
-        """Make all that waits for a connection fail at once. The next request connects again, unless `for_good`."""
+        """Make all that waits for a server fail at once. The next request connects again, unless `for_good`."""
         self._ended |= for_good
         with self._lock:
-            connections = list(self._connections)
-        for connection in connections:
-            self._cut(connection)
-
-    @staticmethod
-    def _cut(connection: Any) -> None:
-        # It may have been closed. An SSLSocket's own method is not for other threads.
-        with contextlib.suppress(OSError, AttributeError, TypeError):
-            socket.socket.shutdown(connection.sock, socket.SHUT_RDWR)
+            sockets = list(self._sockets)
+        for one in sockets:
+            _cut(one)
 
 
 @cache
 def _noted_kind(kind: type) -> Any:
-    """Return a kind of connection that also notes when it has connected."""
+    """Return a kind of connection that also notes its socket when it has connected. A response may keep that in use
+    longer than the connection has it."""
 
     def connect(self: Any) -> None:
         kind.connect(self)  # type: ignore[attr-defined]
-        self.note(self)
+        self.note(self.sock)
 
     return type(kind.__name__, (kind,), {"connect": connect})
+
+
+def _cut(connected: socket.socket) -> None:
+    # It may have been closed. An SSLSocket's own method is not for other threads.
+    with contextlib.suppress(OSError):
+        socket.socket.shutdown(connected, socket.SHUT_RDWR)

@@ -711,10 +711,7 @@ class HttpSession:
         self._agent = agent
         self._session, self._adapter = _new_session(self.label, agent)
         self._cancellation = cancellation or Cancellation()
-        self._lock = threading.Lock()
         self._resolving = threading.Lock()
-        # The responses being read, which another thread may close.
-        self._open: set[_Answer] = set()
         self._closed = False
         self._leave = self._cancellation.follow(self.interrupt)
 
@@ -747,14 +744,10 @@ class HttpSession:
         with _translated(self.label, self._check_open):
             answer = self._ask(headers)
             try:
-                with self._lock:
-                    self._open.add(answer)
                 yield answer
                 # A body without a length looks complete when the connection is closed.
                 self._check_open()
             finally:
-                with self._lock:
-                    self._open.discard(answer)
                 answer.close()
 
     def close(self) -> None:
@@ -766,11 +759,6 @@ class HttpSession:
 
     def interrupt(self) -> None:
         """Cut all connections, so that what waits for them fails at once."""
-        with self._lock:
-            reading = list(self._open)
-        # A connection that the server will not continue is known to its response only.
-        for answer in reading:
-            answer.shut_down()
         self._adapter.cut(for_good=self._closed or self._cancellation.cancelled)
 
     def _ask(self, headers: dict[str, str]) -> _Answer:

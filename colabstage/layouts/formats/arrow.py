@@ -398,6 +398,7 @@ def _content_column(label_of_tree: str, schema: Any) -> tuple[str, bool]:
     """Return the column of the samples' contents, and whether they are clips of sound."""
     types = {name: one.get("_type") for name, one in _features(schema).items()}
     binary = [name for name in schema.names if str(schema.field(name).type).startswith(_BYTES)]
+    # Without types, a column of the name that `datasets` gives it.
     sounds = [name for name in binary if types.get(name, name.title()) == "Audio"]
     images = [name for name in binary if types.get(name) == "Image"] or [name for name in binary if name not in sounds]
     if not images and not sounds:
