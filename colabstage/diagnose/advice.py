@@ -53,8 +53,6 @@ class ProfileFacts:
     batch_samples: int = 1
     batch_bytes: int = 0
     image_size: tuple[int, int] | None = None
-    packed: str | None = None
-    """The expression of a packed dataset to read instead; `None` if there is none."""
     cores: int = 1
     has_gpu: bool = False
     load_s: float = 0.0
@@ -72,25 +70,20 @@ class ProfileFacts:
 
     @property
     def batch_s(self) -> float:
-        """Return the seconds from batch to batch, including each batch's share of the epoch's start."""
         # A clock that ticks slowly may not have moved.
         return max(self.both_s + self.epoch_start_s, _TICK_S)
 
     @property
     def alone_s(self) -> float:
-        """Return the same for the loader alone."""
         return self.load_s + self.epoch_start_s
 
     @property
     def epoch_start_s(self) -> float:
-        """Return what the start of an epoch adds to each of its batches."""
         return self.start_s / self.batches if self.batches else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What limits a loop."""
-
     bound: Bound
     stage: str | None
     """The stage that takes most of the loading; `None` if the loader is not the limit, or its stages are unknown."""
@@ -100,8 +93,6 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """One change."""
-
     argument: str
     why: str
     least_s: float
@@ -109,14 +100,12 @@ class Advice:
     gain: float = 1.0
     """How many times as fast as now, at most."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """The arguments as values, if there are any."""
 
     def __str__(self) -> str:
         return f"{self.argument}: at most {self.gain:.1f}x ({self.why})"
 
 
 def judge(facts: ProfileFacts) -> Verdict:
-    """Say what limits the loop."""
     stages, step_s, now_s = facts.stages, facts.step_s, facts.batch_s
     stage = max(stages, key=lambda name: stages[name], default=None)
     if step_s is None:
@@ -190,8 +179,14 @@ def _changes(facts: ProfileFacts, cause: Cause | None) -> Iterator[Advice]:
             yield Advice(".prefetch(tf.data.AUTOTUNE)", _MEANWHILE, beside_s)
         line = ".map(f, num_parallel_calls=tf.data.AUTOTUNE)"
         yield Advice(line, "several samples would be processed at once", step_s)
-    if kind != "colabstage" and made_s > 0:
-        yield from _packing(facts, made_s, transform_s)
+    if kind != "colabstage" and made_s > 0 and facts.image_size is not None:
+        call = {"keras": "to_keras", "tf.data": "to_tf_data"}.get(kind, "make_loader")
+        line = f'{call}(stage_dataset(SOURCE, image_size={facts.image_size})["train"], {facts.batch_samples})'
+        why = (
+            "files are read and decoded once, and batches are gathered from one file; SOURCE is your folder, and "
+            "prepare= takes what is the same each time"
+        )
+        yield Advice(line, why, step_s)
     if kind in {"torch", "colabstage"} and transform_s >= _WORTH * made_s > 0:
         rest_s = load_s * (1 - transform_s / made_s)
         why = "one call for a batch, on the device, instead of one for each sample; its own time comes on top"
@@ -225,18 +220,3 @@ def _worker_count(facts: ProfileFacts, one_s: float) -> int:
     twice as many if they mostly wait."""
     most = facts.cores * (2 if facts.stages.get("read", 0.0) > 0.5 * one_s else 1)
     return max(1, min(most, math.ceil(one_s / facts.step_s))) if facts.step_s else most
-
-
-def _packing(facts: ProfileFacts, made_s: float, transform_s: float) -> Iterator[Advice]:
-    """Read one packed file instead, in the background. Transforms stay, unless they always give the same result."""
-    step_s, data = facts.step_s or 0.0, facts.packed
-    call = {"keras": "to_keras", "tf.data": "to_tf_data"}.get(facts.kind, "make_loader")
-    once = "files are read and decoded once, and batches are gathered from one file"
-    if data is not None and made_s - transform_s >= _WORTH * made_s:
-        why = "our reader gathers a batch of this very file at once" if data.startswith('dataset_h5("') else once
-        least_s = step_s if "pack_dataset(" in data else max(step_s, transform_s)
-        yield Advice(f"{call}({data}, {facts.batch_samples})", why, least_s)
-    if facts.image_size is not None and not (data or "").startswith("stage_dataset"):
-        data = f'stage_dataset(SOURCE, image_size={facts.image_size})["train"]'
-        why = f"{once}; SOURCE is your folder, and prepare= takes what is the same each time"
-        yield Advice(f"{call}({data}, {facts.batch_samples})", why, step_s)

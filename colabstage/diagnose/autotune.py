@@ -41,7 +41,6 @@ class Trial:
 
     options: Mapping[str, Any]
     maker: str = "make_loader"
-    """The function: `make_loader`, or torch's `DataLoader`."""
     batch_s: float = math.inf
     """Seconds from batch to batch, with the step if there is one."""
     samples: int = 0
@@ -50,7 +49,6 @@ class Trial:
 
     @property
     def processes(self) -> int:
-        """Return how many processes it needs; among equally fast ways the one with the fewest wins."""
         return int(self.options.get("num_workers", 0)) if self.maker == "DataLoader" else 0
 
     def __str__(self) -> str:
@@ -59,13 +57,11 @@ class Trial:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class TunedLoader(Report):
-    """The result of `autotune_loader`."""
+    """The result of `autotune_loader`: options and `call` of the best trial, and all trials, the best first."""
 
     options: Mapping[str, Any]
     call: str
-    """The same as code to paste."""
     table: tuple[Trial, ...]
-    """All trials, the best first."""
     samples_per_s: float
     gain: float
     """How many times faster than the default, torch's `DataLoader` without workers or `make_loader`'s own choice."""
@@ -77,7 +73,7 @@ class TunedLoader(Report):
         return self._make(**self.options)
 
 
-@public(remedies={"batch_size": 'Write autotune_loader(data["train"], 64).'}, stopped=NOTHING_DONE)
+@public(stopped=NOTHING_DONE)
 def autotune_loader(
     dataset: Any,
     batch_size: int,
@@ -190,7 +186,6 @@ def _bar(trial: Trial) -> Row:
 
 
 def stock_candidates(cores: int) -> list[Trial]:
-    """List the candidates of torch's `DataLoader`: no processes, and up to twice as many as cores."""
     found = [Trial({"num_workers": 0}, "DataLoader")]
     # One less than the cores leaves one for training; twice as many is best for datasets that mostly wait.
     for count in sorted({1, 2, max(1, cores - 1), cores, 2 * cores}):
@@ -201,8 +196,7 @@ def stock_candidates(cores: int) -> list[Trial]:
 
 
 def our_candidates(cores: int, *, fits: bool, per_sample: bool) -> list[Trial]:
-    """List the candidates of a `dataset_h5`: `make_loader`'s own choice, each strategy that can work, and processes of
-    a `DataLoader` where Python works on each sample."""
+    """List the candidates of a `dataset_h5`; processes only where Python works on each sample."""
     # The first one is the default, against which gains are measured.
     found = [Trial({}), *(Trial({"strategy": "direct", "num_workers": count}) for count in sorted({1, cores}))]
     found.append(Trial({"strategy": "direct", "num_workers": cores, "prefetch_factor": 8}))
@@ -215,7 +209,6 @@ def our_candidates(cores: int, *, fits: bool, per_sample: bool) -> list[Trial]:
 
 
 def choose(trials: Sequence[Trial]) -> Trial:
-    """Return the lightest of the candidates within 5 % of the fastest, of those that were measured to the end."""
     # The others were worse than one that may have been measured again since, on a busier machine.
     measured = [trial for trial in trials if not trial.problem] or trials
     # Smaller differences are not reproducible, and unused cores are left for training.
@@ -228,7 +221,6 @@ def choose(trials: Sequence[Trial]) -> Trial:
 
 
 def next_round(trials: Sequence[Trial]) -> list[Trial]:
-    """Return the better half of the candidates, at least two, without those that failed or ended early."""
     # Successive halving: most of the time is spent on comparing the best ones.
     going = sorted((trial for trial in trials if not trial.problem), key=lambda trial: trial.batch_s)
     return going[: max(2, math.ceil(len(going) / 2))]
@@ -257,8 +249,6 @@ def _search(candidates: list[Trial], trying: _Trying, budget: float) -> list[Tri
 
 
 class _Trying:
-    """Runs candidates, and counts the steps."""
-
     def __init__(self, makers: Mapping[str, Callable[..., Any]], step: Callable[[Any], object] | None) -> None:
         self.steps = 0
         self._makers, self._step = makers, step

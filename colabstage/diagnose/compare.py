@@ -29,7 +29,7 @@ from colabstage.io.workspace import remove_empty, remove_own, sweep_orphans, tem
 from colabstage.layouts.table import Images
 from colabstage.load.reading.reader import SplitReader
 from colabstage.machine.mounts import mount_of, require_answer, run_watched, slow_reason
-from colabstage.machine.resources import check_space, read_resources, usable_cores
+from colabstage.machine.resources import check_space, usable_cores
 from colabstage.pack.job import open_source
 from colabstage.pack.options import ImageArguments, PackOptions
 from colabstage.pack.run import pack_dataset
@@ -58,11 +58,10 @@ _STALL_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class SourceRate:
-    """One way to read the samples."""
+    """One way to read the samples: `"source"`, each file for the first time; `"again"`, the same files once more;
+    `"local"`, copies of them on the local disk; `"pack"`, one HDF5 file on the local disk."""
 
     way: Way
-    """`"source"`, each file for the first time; `"again"`, the same files once more; `"local"`, copies of them on
-    the local disk; `"pack"`, one HDF5 file on the local disk."""
     title: str
     samples: int
     seconds: float
@@ -70,7 +69,6 @@ class SourceRate:
 
     @property
     def per_second(self) -> float:
-        """Return the samples a second."""
         return self.samples / self.seconds if self.seconds > 0 else 0.0
 
     def epoch_s(self, dataset_samples: int) -> float:
@@ -84,21 +82,16 @@ class SourceComparison(Report):
 
     path: Path
     place: str
-    """Where the dataset is ("Google Drive")."""
     dataset_samples: int
     compared: int
     rates: tuple[SourceRate, ...]
-    """One for each way, usually the slowest first."""
     num_workers: int
-    """Threads that read and decoded files at once."""
     image_size: tuple[int, int] | None
-    """`(height, width)`, or `None` as they are."""
     pack_bytes: int
     """The estimated size of a pack of the whole dataset."""
     encoding: str
 
     def rate(self, way: Way) -> SourceRate:
-        """Return the figures for one way."""
         return {rate.way: rate for rate in self.rates}[way]
 
     @property
@@ -186,7 +179,6 @@ def compare_sources(
 
 @contextlib.contextmanager
 def _temporary_folder(local: Path) -> Iterator[Path]:
-    """Make a folder below `local` that is removed afterwards, with every folder that had to be created for it."""
     # Deepest first, so that each one is empty by then.
     missing = [place for place in (local, *local.parents) if not place.exists()]
     make_folder(local)
@@ -203,7 +195,7 @@ def _temporary_folder(local: Path) -> Iterator[Path]:
 
 
 class _Files:
-    """Reads and decodes image files in several threads, each one file after the other as in a worker process."""
+    """Reads and decodes image files in several threads."""
 
     def __init__(self, options: PackOptions, workers: int, progress: Progress) -> None:
         # Once beforehand, so that the decoders are imported before the clock starts.
@@ -215,10 +207,7 @@ class _Files:
         self._progress = progress
 
     def read_source(self, path: Path, spool: Path, samples: int, *, budget_s: float, seed: int) -> int:
-        """Read some images twice; return how many there are.
-
-        What is read first stays in memory, so that all other ways read the same, and writing it takes no time of it.
-        """
+        """Read some images twice, and return how many there are. They stay in memory for the other ways."""
         self.place = slow_reason(mount_of(path)) or "the local disk"
         with open_source(path, self.options, beside=spool) as opened:
             inputs = opened.find().inputs
@@ -251,7 +240,6 @@ class _Files:
             return len(source)
 
     def read_copies(self, folder: Path, seconds: float) -> None:
-        """Write what was read as plain files, and read these."""
         # At most the copies and a pack of them.
         check_space(folder.parent, 2 * sum(map(len, self.kept.values())), "Comparing with local copies")
         # Below two folders, so that it is an image folder with one class.
@@ -322,7 +310,6 @@ class _Files:
 
 
 def _read_pack(report: PackReport, batch_size: int, seconds: float, progress: Progress) -> SourceRate:
-    """Read batches of a pack at random."""
     order, done = np.random.default_rng(0), 0
     with (
         contextlib.closing(SplitReader(report.path)) as reader,
@@ -362,12 +349,6 @@ def _describe(path: Path, rows: int, files: _Files, packed: SourceRate, report: 
         notes.append(
             "The pack keeps the files as they came, since their sizes differ, and decodes them in every epoch: with "
             "image_size=(height, width) they are decoded once."
-        )
-    # Compared with what is free now, because the pack should stay in memory beside the model.
-    if pack_bytes > (free := read_resources().free_memory_bytes):
-        notes.append(
-            f"A pack of all does not fit in the free memory ({format_bytes(free)}), so epochs are bound by the local "
-            "disk."
         )
     return SourceComparison(
         headline=f"An epoch of {format_count(rows, 'images')}: {before_s} from {files.place}, {after_s} from a pack "

@@ -49,15 +49,12 @@ OLDEST = {"numpy": "1.26", "h5py": "3.12", "torch": "2.4"}
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The finding of one check."""
-
     status: Status
     """`ok`; `warn`, it works but is slow or risky; `fail`, it does not work; `skip`, there was nothing to check."""
     message: str
     remedy: str = ""
     """What to do about it; empty if there is nothing to do. A check gives one if it differs from its general advice."""
     title: str = ""
-    """The name of the check in the report."""
 
 
 def judge_platform(facts: MachineFacts) -> Finding:
@@ -195,12 +192,9 @@ _UNREACHABLE = "Check its permissions, and the mount that it is on: the line 'mo
 
 
 def _why_skipped(data: DatasetFacts | None, wanted: str) -> str:
-    """Return why a check of a path was skipped: the path is not of the `wanted` kind, or could not be examined."""
     if data is None:
         return "No path was given."
-    if data.state in {"unreachable", "missing"}:
-        return f"Not known, because '{data.path}' could not be looked at."
-    return f"'{data.path}' is not {wanted}."
+    return f"'{data.path}' is not {wanted}, or could not be looked at."
 
 
 def judge_crowded_folder(facts: MachineFacts) -> Finding:
@@ -267,20 +261,18 @@ def judge_gpu(facts: MachineFacts) -> Finding:
         return Finding("fail", f"{names}, but torch {torch} was built for CPUs only.")
     busy = [one for one in facts.gpus if (one.utilisation or 0) > _BUSY or _others_hold(one, facts.pid)]
     if busy:
-        return Finding("warn", f"{names}; in use already: {', '.join(map(_describe_holder, busy))}.")
+        used = (
+            f"GPU {one.index} {one.utilisation or 0:.0%} busy, {format_bytes(one.memory_used_bytes or 0)} held"
+            for one in busy
+        )
+        return Finding("warn", f"{names}; in use already: {', '.join(used)}.")
     return Finding("ok", f"{names}, idle.")
 
 
 def _others_hold(one: GpuReading, ours: int) -> bool:
     # Memory used by this notebook itself is not a problem.
-    if any(process.pid == ours for process in one.processes):
-        return False
-    return (one.memory_used_bytes or 0) > _HELD_PART * (one.memory_total_bytes or float("inf"))
-
-
-def _describe_holder(one: GpuReading) -> str:
-    busy = "" if one.utilisation is None else f" {one.utilisation:.0%} busy,"
-    return f"GPU {one.index}{busy} {format_bytes(one.memory_used_bytes or 0)} held"
+    is_ours = any(process.pid == ours for process in one.processes)
+    return not is_ours and (one.memory_used_bytes or 0) > _HELD_PART * (one.memory_total_bytes or float("inf"))
 
 
 def numbers(version: str) -> tuple[int, ...]:
@@ -318,7 +310,6 @@ class DoctorReport(Report):
 
     @classmethod
     def from_facts(cls, facts: MachineFacts) -> Self:
-        """Apply every check to the facts."""
         findings = []
         for title, check in CHECKS.items():
             found = check(facts)

@@ -76,8 +76,7 @@ ReadGpus = Callable[[bool], tuple[GpuReading, ...]]
 
 @contextlib.contextmanager
 def open_gpus(*, timeout_s: float = 10.0) -> Iterator[ReadGpus]:
-    """Open the best source of readings. `timeout_s`: how long one response of nvidia-smi may take; NVML has no
-    deadline."""
+    """Open the best source of readings. `timeout_s`: for one answer of nvidia-smi; NVML has no deadline."""
     # The library first: a call takes a millisecond, and starting the program a tenth of a second.
     nvml = _open_nvml()
     if nvml is None and shutil.which(PROGRAM) is None:
@@ -94,7 +93,6 @@ def open_gpus(*, timeout_s: float = 10.0) -> Iterator[ReadGpus]:
 
 
 def _open_nvml() -> Any | None:
-    """Open NVML if it is installed and knows a GPU."""
     # No reason is returned, because nvidia-smi is tried next and gives a better one.
     with contextlib.suppress(Exception):  # NVMLError, which only the package itself defines
         import pynvml
@@ -138,7 +136,11 @@ def _ask_program(timeout_s: float, with_processes: bool) -> tuple[GpuReading, ..
     if not known:
         msg = f"There is no NVIDIA GPU here: {PROGRAM} lists none."
         raise NotSupportedHereError(msg)
-    running = list(_running(timeout_s)) if with_processes else []
+    running = [
+        (cells[0], GpuProcess(int(cells[1]), _mebibytes(cells[2])))
+        for cells in (_query("compute-apps", _PROCESS_COLUMNS, timeout_s) if with_processes else ())
+        if len(cells) == 3 and cells[1].isdecimal()
+    ]
     readings = [
         GpuReading(
             index=int(index),
@@ -154,12 +156,6 @@ def _ask_program(timeout_s: float, with_processes: bool) -> tuple[GpuReading, ..
     return tuple(sorted(readings, key=lambda one: one.index))
 
 
-def _running(timeout_s: float) -> Iterator[tuple[str, GpuProcess]]:
-    for cells in _query("compute-apps", _PROCESS_COLUMNS, timeout_s):
-        if len(cells) == 3 and cells[1].isdecimal():
-            yield cells[0], GpuProcess(int(cells[1]), _mebibytes(cells[2]))
-
-
 def _query(what: str, columns: str, timeout_s: float) -> list[list[str]]:
     command = [PROGRAM, f"--query-{what}={columns}", "--format=csv,noheader,nounits"]
     try:
@@ -167,26 +163,20 @@ def _query(what: str, columns: str, timeout_s: float) -> list[list[str]]:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, check=False, cwd="/"
         )
-    except subprocess.TimeoutExpired as error:
-        msg = f"{PROGRAM} did not answer in {format_duration(timeout_s)}. The driver may hang: restart the session."
+    except (OSError, subprocess.TimeoutExpired) as error:
+        msg = f"There is no NVIDIA GPU here that answers: {error}. The driver may hang: restart the session."
         raise NotSupportedHereError(msg) from error
-    except OSError as error:
-        msg = (
-            f"There is no NVIDIA GPU here that answers: {PROGRAM} cannot be run ({error.strerror}). Install the NVIDIA "
-            "driver, or choose another machine."
-        )
-        raise NotSupportedHereError(msg) from error
-    printed, errors = (text.decode(errors="replace") for text in (done.stdout, done.stderr))
+    printed = done.stdout.decode(errors="replace")
     if done.returncode:
         # nvidia-smi writes its errors to stdout.
-        reason = " ".join((errors or printed).split()) or f"exit code {done.returncode}"
+        reason = " ".join((done.stderr.decode(errors="replace") or printed).split()) or f"exit code {done.returncode}"
         msg = f"There is no NVIDIA GPU here that answers: {PROGRAM} says '{reason[:300]}'"
         raise NotSupportedHereError(msg)
     return [[cell.strip() for cell in line.split(",")] for line in printed.splitlines()]
 
 
 def _number(cell: str, scale: float = 1.0) -> float | None:
-    """Return a number; `None` for `[N/A]`, `[Not Supported]`, `[Insufficient Permissions]`."""
+    # The program writes [N/A], [Not Supported], [Insufficient Permissions].
     with contextlib.suppress(ValueError):
         return float(cell) * scale
     return None
@@ -199,30 +189,27 @@ def _mebibytes(cell: str) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class GpuSample:
-    """All GPUs at one moment."""
+    """All GPUs, so many seconds after the monitor's start."""
 
     seconds: float
-    """When it was taken, after the monitor's start."""
     gpus: tuple[GpuReading, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class GpuFigures:
-    """One GPU over all samples, treated as equally spaced; `None` for values that the driver does not report."""
+    """One GPU over all samples, treated as equally spaced: mean utilisation (0 to 1) and power, peak memory, of it and
+    of each process; `None` for what the driver does not report."""
 
     index: int
     name: str
     samples: int
     utilisation: float | None
-    """The mean, 0 to 1."""
     idle: float | None
     """The share of samples in which nothing ran on it."""
     memory_bytes: int | None
-    """The most memory that was used."""
     memory_total_bytes: int | None
     power_w: float | None
     processes: tuple[GpuProcess, ...]
-    """The processes that computed on it, with the peak memory of each."""
 
     def __str__(self) -> str:
         parts = ["utilisation not reported"]
@@ -251,11 +238,9 @@ class GpuReport(Report):
     gpus: tuple[GpuFigures, ...]
     samples: tuple[GpuSample, ...]
     problem: str | None
-    """Why nothing is sampled, or why sampling ended early; `None` if all is well."""
 
     @classmethod
     def from_samples(cls, samples: Sequence[GpuSample], problem: str | None = None) -> Self:
-        """Say what the samples of all GPUs show."""
         by_gpu = _by_gpu(samples)
         gpus = tuple(map(_figures, by_gpu))
         if not gpus:
@@ -302,14 +287,12 @@ def _figures(readings: Sequence[GpuReading]) -> GpuFigures:
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
-    """Return the mean of what is known."""
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
 
 
 def _sparkline(readings: Sequence[GpuReading]) -> str:
-    """Return a GPU's utilisation as block characters, blanks where it is unknown; for many samples, means of equal
-    parts."""
+    """Return a GPU's utilisation as block characters; for many samples, means of equal parts."""
     columns = min(len(readings), _COLUMNS)
     edges = [len(readings) * part // columns for part in range(columns + 1)]
     means = [_mean(one.utilisation for one in readings[start:end]) for start, end in pairwise(edges)]
@@ -390,7 +373,6 @@ class GpuMonitor:
             self._problem = "The driver has not answered; restart the session if a model cannot use the GPU either."
 
     def report(self) -> GpuReport:
-        """Return what was seen so far."""
         return GpuReport.from_samples(self.samples, self._problem)
 
     def sparklines(self) -> str:

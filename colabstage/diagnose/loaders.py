@@ -1,8 +1,7 @@
 """What is profiled: any loader, seen as a `View` that starts epochs without moving the loader itself, and its times.
 
-A torch `DataLoader`, stock or colabstage's, is iterated as a copy with its own position and worker processes. If
-batches are made in processes, whose stacks cannot be sampled, a second copy without processes shows the stages. A Keras
-`PyDataset` is iterated as `fit` does it, with its threads or processes.
+A torch `DataLoader`, stock or colabstage's, is iterated as a copy with its own position and worker processes, and if
+these make the batches, a second copy without processes shows the stages. A Keras `PyDataset` is iterated as `fit` does.
 """
 
 from __future__ import annotations
@@ -11,24 +10,14 @@ import copy
 import math
 import os
 import sys
-import tempfile
 from array import array
 from dataclasses import dataclass, field, replace
-from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import h5py
-import numpy as np
-
 from colabstage.diagnose.advice import ProfileFacts
-from colabstage.errors import ColabstageError, OptionError
+from colabstage.errors import OptionError
 from colabstage.io.arguments import refuse_argument
 from colabstage.io.callers_code import is_library
-from colabstage.layouts.detect import detect_layout
-from colabstage.layouts.formats.items import read_dataset
-from colabstage.machine.mounts import is_slow_mount
-from colabstage.trees.open import open_tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -37,8 +26,6 @@ if TYPE_CHECKING:
     from colabstage.diagnose.stages import StageName
     from colabstage.io.progress import Clock
 
-# With more files, finding out what a folder holds would take too long.
-_MOST_FILES = 2_000
 # The values of these settings in a DataLoader without workers.
 _ALONE = {
     "num_workers": 0,
@@ -56,23 +43,16 @@ _KEPT = (
     "Decoded images are kept for later epochs, so some of what was measured may come from memory. The first epoch "
     "takes longer, and later ones may take less. memory_budget=0 shows decoding alone."
 )
-_AS_THEY_ARE = (
-    "With batch_size=None each item of the dataset is taken for a batch, its first axis for the samples. If items are "
-    "single samples, samples/s count their rows: give a batch_size= and profile again."
-)
 
 
 @dataclass(slots=True)
 class View:
-    """A loader to profile."""
-
     facts: ProfileFacts
     """How it is set up; the times are measured later."""
     start: Callable[[], Iterator[Any]]
     alone: Callable[[], Iterator[Any]] | None = None
     """Starts an epoch whose batches are made in this thread, if the loader's own are made in other processes."""
     close: Callable[[], object] = lambda: None
-    dataset: Any = None
     known: dict[CodeType, StageName] = field(default_factory=dict)
     roots: tuple[object, ...] = ()
     """The objects whose attributes are restored."""
@@ -81,24 +61,17 @@ class View:
 
 
 def view_of(loader: object) -> View:
-    """Find out whose loader this is."""
     names = _class_names(loader)
     if "torch.DataLoader" in names:
         return _torch_view(loader)
     if {"keras.PyDataset", "keras.Sequence"} & names:
         return _keras_view(loader)
-    if "colabstage.StagedDataset" in names:
-        refuse_argument("loader", loader, "a loader of batches", remedy="Pass data.loader('train', 64).")
-    if "torch.Dataset" in names and "torch.IterableDataset" not in names:
-        # The first side of a sample would be taken for the size of a batch.
-        remedy = (
-            "This dataset gives samples: pass a DataLoader(dataset, 64). One that gives whole batches is passed as "
-            "DataLoader(dataset, batch_size=None)."
-        )
-        refuse_argument("loader", loader, "a loader of batches", remedy=remedy)
+    # A dataset's samples would be taken for batches, the first side of each for their number.
+    gives_samples = "torch.Dataset" in names and "torch.IterableDataset" not in names
     is_iterable = hasattr(type(loader), "__iter__") or hasattr(type(loader), "__getitem__")
-    if not is_iterable or isinstance(loader, (str, bytes, os.PathLike)):
-        remedy = "Of a packed file pass make_loader(dataset_h5(path), 64)."
+    is_other = isinstance(loader, (str, bytes, os.PathLike)) or "colabstage.StagedDataset" in names
+    if gives_samples or is_other or not is_iterable:
+        remedy = "Pass DataLoader(dataset, 64), or data.loader('train', 64) of what stage_dataset returns."
         refuse_argument("loader", loader, "a loader of batches", remedy=remedy)
     return _iterable_view(loader, is_tf="tensorflow.DatasetV2" in names)
 
@@ -151,7 +124,6 @@ def _torch_view(loader: Any) -> View:
             replace(facts, kind="colabstage", workers=threads, persistent=True),
             lambda: iter(copied),
             known=known,
-            dataset=loader.dataset,
             roots=(own.transform, own.target_transform, of_batches),
             notes=(_KEPT,) if keeps else (),
         )
@@ -168,11 +140,8 @@ def _torch_view(loader: Any) -> View:
         # Stacks of other processes cannot be sampled, so a copy without processes shows the stages.
         alone=(lambda: iter(_set(copy.copy(loader), _ALONE))) if loader.num_workers else None,
         close=close,
-        # Items may be whole batches, which nothing shows, so a pack might have rows of either kind.
-        dataset=None if facts.stream or loader.batch_sampler is None else loader.dataset,
         known=known,
         roots=(loader.dataset, loader.sampler, loader.batch_sampler, loader.generator, loader.collate_fn),
-        notes=(_AS_THEY_ARE,) if loader.batch_sampler is None and loader.batch_size is None else (),
     )
 
 
@@ -261,61 +230,6 @@ def _learn(known: dict[CodeType, StageName], function: object, stage: StageName)
             known[code] = stage
 
 
-def packed_instead(dataset: Any, image_size: tuple[int, int] | None) -> str | None:
-    """Return the expression of a packed dataset to read instead of this one; `None` if there is none.
-
-    An HDF5 file that our reader opens is used as it is; a folder that the dataset names is staged if its samples are
-    found there; otherwise the dataset's own items are packed, if they are the same each time.
-    """
-    for layer in _layers(dataset):
-        if type(layer).__module__.startswith("colabstage."):
-            return None
-        for value in vars(layer).values() if hasattr(layer, "__dict__") else ():
-            if isinstance(value, h5py.Dataset | h5py.Group) and value.id.valid:
-                return _pack_of(str(value.file.filename))
-    # torchvision's name for the folder of a dataset.
-    roots = [getattr(layer, "root", None) for layer in _layers(dataset)]
-    root = next((str(root) for root in roots if isinstance(root, str | os.PathLike)), None)
-    if root is not None and _can_be_staged(Path(root)):
-        size = "" if image_size is None else f", image_size={image_size}"
-        return f'stage_dataset("{root}"{size})["train"]'
-    if dataset is not None and _gives_the_same(dataset):
-        return 'dataset_h5(pack_dataset(loader.dataset, "data.h5").path)'
-    return None
-
-
-def _pack_of(path: str) -> str | None:
-    from colabstage.load.dataset import dataset_h5
-
-    try:
-        dataset_h5(path)[0]
-    except Exception:  # noqa: BLE001 - the file may have another form; then it is not advised
-        return None
-    return f'dataset_h5("{path}")'
-
-
-def _can_be_staged(folder: Path) -> bool:
-    if is_slow_mount(folder) or next(islice(folder.rglob("*"), _MOST_FILES, None), None) is not None:
-        return False
-    try:
-        with tempfile.TemporaryDirectory() as spool, open_tree(folder, spool=Path(spool) / "spool") as tree:
-            detect_layout(tree)
-    except ColabstageError:
-        return False
-    return True
-
-
-def _gives_the_same(dataset: Any) -> bool:
-    """Return whether a dataset's items can be packed, and the first is the same when it is requested again."""
-    try:
-        pairs = zip(arrays_of(dataset[0]), arrays_of(dataset[0]), strict=True)
-        same = [np.array_equal(np.asarray(one), np.asarray(other)) for one, other in pairs]
-        read_dataset(dataset)
-    except Exception:  # noqa: BLE001 - whatever a dataset raises where it is read in another way than usual
-        return False
-    return bool(same) and all(same)
-
-
 def arrays_of(batch: Any) -> Iterator[Any]:
     """Yield the arrays and tensors in a batch of nested tuples, lists and mappings."""
     if hasattr(batch, "nbytes") and hasattr(batch, "shape"):
@@ -328,11 +242,8 @@ def arrays_of(batch: Any) -> Iterator[Any]:
 
 
 def batch_size_of(batch: Any) -> tuple[int, int]:
-    """Return the number of samples in a batch, and the bytes of all its arrays.
-
-    Samples are the first axis of the first array, unless the parts agree on another number: images of different sizes
-    come as a list, beside as many targets.
-    """
+    """Return the number of samples in a batch, and the bytes of all its arrays. Samples are the first axis of the first
+    array, unless the parts agree on another number: images of different sizes come as a list."""
     arrays = list(arrays_of(batch))
     usual = next((int(array.shape[0]) for array in arrays if len(array.shape)), 1)
     agreed = _shared_counts(batch if isinstance(batch, list | tuple) else [batch])
@@ -340,7 +251,7 @@ def batch_size_of(batch: Any) -> tuple[int, int]:
 
 
 def _shared_counts(parts: Iterable[Any]) -> set[int]:
-    """Return the numbers of samples that each part may have, for the parts that say anything about it."""
+    """Return the numbers of samples that all parts may have which say anything about it."""
     counts = [found for part in parts if (found := _counts_of(part))]
     return set.intersection(*counts) if counts else set()
 
@@ -376,7 +287,6 @@ class Feed:
         self._iterator: Iterator[Any] | None = None
 
     def take(self) -> Any:
-        """Return the next batch."""
         if self._iterator is not None:
             try:
                 batch = next(self._iterator)
@@ -402,7 +312,7 @@ class Feed:
 
 
 def time_alone(feed: Feed, seconds: float) -> tuple[float, Any]:
-    """Take batches without using them; return the mean time of those that were not an epoch's first, and a full one."""
+    """Take batches; return the mean time of those that were not an epoch's first, and a full one."""
     gaps, whole, most, taken = array("d"), None, -1, 0
     deadline = feed.now() + seconds
     while len(gaps) < LEAST_BATCHES or feed.now() < deadline:
@@ -430,17 +340,14 @@ def time_alone(feed: Feed, seconds: float) -> tuple[float, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """The mean seconds from batch to batch in a loop."""
+    """The mean seconds from batch to batch in a loop: waiting for the next one, and in the step."""
 
     wait_s: float
-    """For the next batch."""
     busy_s: float
-    """In the step."""
     gave_up: bool = False
 
     @property
     def both_s(self) -> float:
-        """Return their sum."""
         return self.wait_s + self.busy_s
 
 
@@ -499,7 +406,6 @@ def time_step(step: Callable[[Any], object], batch: Any, seconds: float, clock: 
 
 
 def synchronise() -> None:
-    """Wait until the GPU has done what was queued."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         torch.cuda.synchronize()

@@ -64,13 +64,12 @@ class MountFacts:
 
 @dataclass(frozen=True, slots=True)
 class PackFacts:
-    """An HDF5 file of `X_<split>`."""
+    """An HDF5 file of `X_<split>`; its manifest as `look_at_manifest` calls it."""
 
     rows: int
     row_bytes: int
     ours: bool
     manifest: str
-    """As `look_at_manifest` calls it: `agrees`, `differs`, `missing`, `unreadable` or `newer`."""
     manifest_detail: str
 
 
@@ -80,16 +79,13 @@ class DatasetFacts:
 
     path: str
     state: Literal["missing", "unreachable", "file", "folder"]
-    """`"unreachable"`: without an answer before the deadline."""
     nbytes: int = 0
     files: int = 0
     largest_folder: int = 0
     counted: bool = True
     slow_mount: str | None = None
-    """Why its mount is slow, or `None`."""
     pack: PackFacts | None = None
     problem: str | None = None
-    """Why it could not be read, as a pack if it is HDF5."""
     instead: str = ""
     """A sentence on what exists instead of a missing path."""
 
@@ -108,17 +104,14 @@ class MachineFacts:
     fast_dir_mount: str | None = None
     """Why that folder is slow ("Google Drive"); `None` on a local disk."""
     free_bytes: int | None
-    """What is free there; `None` if unknown."""
     cores: int
     memory_bytes: int
     free_memory_bytes: int
     shared_memory_bytes: int | None
     """Free bytes in `/dev/shm`; `None` if there is none."""
     workers: int | None
-    """Number of loader processes, as given by the caller."""
     batch_size: int
     folder: str
-    """The current folder, according to the kernel."""
     folder_mount: str | None
     mounts: tuple[MountFacts, ...] = ()
     versions: Mapping[str, str | None] = field(default_factory=dict)
@@ -153,7 +146,6 @@ def inspect_dataset(path: Path, *, timeout_s: float) -> DatasetFacts:
 
 
 def _inspect_here(path: Path, *, counting_s: float) -> DatasetFacts:
-    """Examine a path in this process; takes as long as its mount."""
     slow = slow_reason(mount_of(path))
     facts = DatasetFacts(str(path), "missing", slow_mount=slow)
     try:
@@ -171,7 +163,6 @@ def _inspect_here(path: Path, *, counting_s: float) -> DatasetFacts:
 
 
 def _inspect_folder(facts: DatasetFacts, folder: Path, counting_s: float) -> DatasetFacts:
-    """Count the files in a folder until the time is up."""
     deadline = time.monotonic() + counting_s
     nbytes = files = largest = 0
     todo, counted = [os.fspath(folder)], True

@@ -8,7 +8,6 @@ its batches, of the loader without them.
 from __future__ import annotations
 
 import copy
-import inspect
 import math
 import random
 import sys
@@ -29,7 +28,6 @@ from colabstage.diagnose.loaders import (
     View,
     arrays_of,
     batch_size_of,
-    packed_instead,
     time_alone,
     time_loop,
     time_step,
@@ -50,11 +48,9 @@ if TYPE_CHECKING:
     from colabstage.io.progress import Clock
 
 
-# Restore what measuring changes: random numbers, a dataset's attributes, and objects that the caller names.
-#
 # A measured step trains, draws and records. What it changes cannot be detected, so the caller names it:
-# `restore=(model, optimizer, losses)`. Everything in it is copied before the first step and restored in place at the
-# end. Copies are in the computer's memory, also for a model on a GPU.
+# `restore=(model, optimizer, losses)`. Everything in it is copied to the computer's memory before the first step, and
+# restored in place at the end.
 
 
 # A dataset may wrap others, each with transforms inside transforms.
@@ -107,11 +103,9 @@ def _generator_restorer(part: Any) -> Callable[[], object] | None:
 
 @contextmanager
 def preserve_attributes(roots: Iterable[object]) -> Iterator[None]:
-    """Restore the attributes of these objects, and of the objects of the user's own classes in them, at the end.
-
-    A dataset that opens its file at the first sample keeps the handle, which worker processes that are forked later
-    would share, so it is removed again. The contents of arrays, lists and dicts are not restored.
-    """
+    """Restore the attributes of these objects, and of the objects of the user's own classes in them, at the end: forked
+    worker processes would share the handle of a dataset that opens its file at the first sample. The contents of
+    arrays, lists and dicts are not restored."""
     with ExitStack() as stack:
         seen: set[int] = set()
         generators: list[object] = []
@@ -151,8 +145,7 @@ class Restored:
     """What the caller named: copied on creation, restored by `put_back`."""
 
     def __init__(self, parts: object) -> None:
-        """Copy a tuple or list of things, or one thing; `None` if the caller named nothing. What cannot be restored is
-        refused."""
+        """Copy a tuple or list of things, or one thing, or refuse it; `None` if the caller named nothing."""
         self._parts = tuple(parts) if isinstance(parts, tuple | list) else () if parts is None else (parts,)
         self._is_given = parts is not None
         # By id; the objects are held, so that no other gets one of these ids.
@@ -164,7 +157,6 @@ class Restored:
             self._save(f"restore[{number}]", part)
 
     def put_back(self) -> None:
-        """Restore everything, in place."""
         self._stack.close()
 
     def note(self, runs: int, call: str) -> str:
@@ -256,8 +248,6 @@ def _tensor_restorer(tensor: Any) -> Callable[[], object]:
 
 
 def _variables_restorer(owner: Any) -> Callable[[], object]:
-    """Return a function that restores a variable of Keras or TensorFlow, or all of a model or an optimizer, and of the
-    model's optimizer."""
     known = [(variable, np.array(variable.numpy())) for variable in _variables_of(owner)]
     optimizer = getattr(owner, "optimizer", None)
     inner = (lambda: None) if optimizer is None else _variables_restorer(optimizer)
@@ -328,11 +318,11 @@ class LoaderProfile(Report):
 
     @classmethod
     def from_facts(cls, facts: ProfileFacts, notes: tuple[str, ...] = ()) -> Self:
-        """Judge what was measured."""
         verdict, advice = judge(facts), advise(facts)
+        stages = {**facts.stages, **({} if facts.step_s is None else {"step": facts.step_s})}
         bars = [
             Row((name, f"{format_duration(seconds)} a batch"), bar=seconds, colour=COLOURS.get(name, _OTHER))
-            for name, seconds in _stage_seconds(facts).items()
+            for name, seconds in stages.items()
         ]
         changes = [Row((f"at most {one.gain:.1f}×", one.argument), one.why, "change") for one in advice]
         tables = (Table(tuple(bars), numbers=frozenset({1})), Table((*map(Row, _figures(facts)), *changes)))
@@ -408,10 +398,6 @@ def profile_loader(
     return LoaderProfile.from_facts(facts, (*view.notes, *filter(None, [note])))
 
 
-def _stage_seconds(facts: ProfileFacts) -> dict[str, float]:
-    return {**facts.stages, **({} if facts.step_s is None else {"step": facts.step_s})}
-
-
 def _figures(facts: ProfileFacts) -> Iterator[tuple[str, str]]:
     rate = facts.batch_samples / facts.batch_s
     bytes_s = facts.batch_bytes / facts.batch_s
@@ -430,23 +416,9 @@ def _figures(facts: ProfileFacts) -> Iterator[tuple[str, str]]:
 
 
 def check_step(step: object) -> None:
-    """Refuse a step that cannot be called with one batch, before anything is measured."""
-    if step is None:
-        return
-    check_argument("step", step, "function", remedy="This cannot be called with a batch.")
-    try:
-        signature = inspect.signature(step)  # type: ignore[arg-type]  # it can be called, as was just checked
-    except (TypeError, ValueError):
-        # Some functions written in C have none.
-        return
-    try:
-        signature.bind(None)
-    except TypeError:
-        msg = (
-            f"step takes {signature}, and is called with one batch as the loader gives it. Write "
-            "step=lambda batch: step(*batch), with your step."
-        )
-        raise OptionError(msg) from None
+    """Refuse a step that is no function, before anything is measured."""
+    if step is not None:
+        check_argument("step", step, "function", remedy="It is called with a batch.")
 
 
 class Runs:
@@ -496,7 +468,6 @@ class Runs:
             stages=self._prefixes(prefixes, facts.batch_samples, stages_s)
             if prefixes
             else self._stages(facts.alone_s, stages_s),
-            packed=None if view.dataset is None else packed_instead(view.dataset, facts.image_size),
             cores=read_resources().cores,
             has_gpu=torch is not None and torch.cuda.is_available(),
         )
@@ -544,8 +515,7 @@ class Runs:
 
 
 def _image_size(batch: Any) -> tuple[int, int] | None:
-    """Return the height and width of the images in a batch's first array, wherever the channels are; `None` if it has
-    none."""
+    """Return the height and width of the images in a batch's first array, wherever the channels are."""
     shape = next((tuple(array.shape) for array in arrays_of(batch)), ())
     if len(shape) != 4:
         return None

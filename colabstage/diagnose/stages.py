@@ -1,9 +1,9 @@
 """How long each stage of a loader took, from samples of all threads' Python stacks.
 
-A sampler examines stacks instead of wrapping functions in timers: nothing has to be patched, which might miss
-references under other names, and the cost does not depend on how often a function is called. The innermost conclusive
-frame decides: by its file, if it belongs to a library with one purpose; by the text of the present call, which also
-names C functions; or by its own name. Names are those that people use (`_read`, `augment`, `collate_fn`).
+A sampler examines stacks instead of wrapping functions in timers: nothing has to be patched, and the cost does not
+depend on how often a function is called. The innermost conclusive frame decides: by its file, if it belongs to a
+library with one purpose; by the text of the present call, which also names C functions; or by its own name. Names are
+those that people use (`_read`, `augment`, `collate_fn`).
 
 A thread examines all other threads a few hundred times a second (`sys._current_frames`). It needs Python's lock for
 that, and would only get it where another thread releases it anyway: in reads and in numpy, never in Python code that
@@ -81,7 +81,6 @@ _OTHERS_OF_OURS = ("colabstage-profile", "colabstage-gpu")
 
 
 def is_idle(frame: FrameType) -> bool:
-    """Return whether a thread with this innermost frame waits for other threads."""
     file, name = frame.f_code.co_filename, frame.f_code.co_name
     return any(file.endswith(tail) and name in names for tail, names in _IDLE)
 
@@ -96,15 +95,13 @@ def has_own_code(frame: FrameType | None) -> bool:
 
 
 class StageNames:
-    """Name stages, and cache the result for each place in the code."""
+    """Name stages, and cache the result for each place in the code. Of `known` functions the loader defines it."""
 
     def __init__(self, known: dict[CodeType, StageName]) -> None:
-        """Start with `known` functions, whose stage the loader defines, such as its `collate_fn`."""
         self._known = known
         self._places: dict[tuple[CodeType, int], StageName | None] = {}
 
     def stage_of(self, frame: FrameType | None) -> StageName | None:
-        """Return the stage of a thread with this innermost frame; `None` if nothing on its stack shows it."""
         while frame is not None and not _OURS.search(frame.f_code.co_filename):
             place = (frame.f_code, frame.f_lasti)
             if place not in self._places:
@@ -159,8 +156,7 @@ class StackSampler:
     """Sample while entered; `seconds` has how long threads were in each stage."""
 
     def __init__(self, known: dict[CodeType, StageName], consumer: int | None) -> None:
-        """Start with functions whose stage the loader defines, and the thread that takes batches, if its stack shows
-        stages."""
+        """Take `known` functions, as `StageNames`, and the thread that takes batches, if its stack shows stages."""
         self.seconds: dict[StageName, float] = {}
         self._names = StageNames(known)
         # A thread that waits for a lock in C code shows only the frame that called it. So threads that existed before,

@@ -100,12 +100,7 @@ class Placement:
 
 
 def place_image(source: tuple[int, int], target: tuple[int, int] | None, resize: Resize) -> Placement:
-    """Work out how an image of size `source` fills `target`.
-
-    Args:
-        source: `(height, width)` in pixels, at least 1 each.
-        target: `(height, width)` in pixels, `None` for the source's own.
-        resize: `"stretch"`, `"crop"` or `"pad"`, as in `ImageOptions`.
+    """Work out how an image of size `source`, (height, width), fills `target`; `None` is the source's own size.
 
     >>> place_image((100, 200), (50, 50), "crop").box
     (50.0, 0.0, 150.0, 100.0)
@@ -137,11 +132,8 @@ def place_image(source: tuple[int, int], target: tuple[int, int] | None, resize:
 
 
 def reduction_factor(placement: Placement) -> int:
-    """Return the largest of 1, 2, 4, 8 by which both sides of the used box may shrink and still cover the scaled box.
-
-    A JPEG decodes to a half, a quarter or an eighth of its size faster than to its full size, each pixel the mean of a
-    block; the filter then reduces by less than two.
-    """
+    """Return the largest of 1, 2, 4, 8 by which both sides of the used box may shrink and still cover the scaled box: a
+    JPEG decodes to such a part of its size faster, each pixel the mean of a block."""
     left, upper, right, lower = placement.box
     return block_side(lower - upper, right - left, placement.scaled)
 
@@ -157,17 +149,10 @@ def block_side(height: float, width: float, scaled: tuple[int, int]) -> int:
 def fit_boxes(
     boxes: NDArray[np.float64], sizes: NDArray[np.int64], target: tuple[int, int] | None, resize: Resize
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Move boxes with the images that they are in.
+    """Move boxes `(M, 4)`, x0, y0, x1, y1 in pixels of source images of `sizes` `(M, 2)`, with their images.
 
-    Args:
-        boxes: `(M, 4)`: x0, y0, x1, y1 in pixels of the source image.
-        sizes: `(M, 2)`: height and width of the source image of each box.
-        target: `(height, width)` of the result, `None` for the source's own.
-        resize: as in `place_image`.
-
-    Returns:
-        The boxes in pixels of the result, and bool `(M,)`: which of them are left. Only cropping removes any: those
-        with no area inside; what is left of the others is cut at the edges.
+    Returns the boxes in pixels of the result, and bool `(M,)`: which of them are left. Only cropping removes any: those
+    with no area inside; what is left of the others is cut at the edges.
     """
     import numpy as np
 

@@ -66,9 +66,8 @@ class JpegHeader:
     """What the markers before the first scan say."""
 
     height: int
-    """In pixels, as stored, before `orientation` is applied."""
+    """As stored, before `orientation` is applied, as `width`."""
     width: int
-    """In pixels, as stored, before `orientation` is applied."""
     components: int
     """1 grayscale, 3 colour, 4 CMYK or YCCK."""
     precision: int
@@ -126,14 +125,9 @@ def read_jpeg_header(data: bytes) -> JpegHeader:
 
 
 def first_rows(data: bytes, header: JpegHeader, rows: int) -> bytearray | None:
-    """Return the same file with a header that states only its first rows: a decoder stops there.
-
-    The rest of the file stays, because only a decoder knows where in it a row begins; decoders skip it with a warning.
-    The last of the rows may lack what the next one would have contributed to its colours.
-
-    `None` if rows are not stored in order (progressive files, several scans), or the file has no end: it is truncated,
-    which would no longer be noticed, or other data follows it.
-    """
+    """Return the same file with a header that states only its first rows: a decoder stops there, and skips the rest
+    with a warning. The last of the rows may lack what the next one would have contributed to its colours. `None` if
+    rows are not stored in order, or the file lacks its end."""
     if not comes_by_rows(data, header):
         return None
     short = bytearray(data)

@@ -22,16 +22,8 @@ _INDEX_MODES = ("L", "P", "1", "I;16", "I;16L", "I;16B", "I;16N", "I")
 
 
 def decode_mask(content: bytes | NDArray[Any], options: MaskOptions) -> NDArray[np.uint8]:
-    """Make class indices of one mask.
-
-    Args:
-        content: a whole image file, or its decoded indices `(H, W)` (colours `(H, W, 3)` with `options.colors`).
-        options: what its pixels mean, and its size and fitting, which are those of its image.
-
-    Returns:
-        C-contiguous, writable uint8 `(H, W)`. Padding without an image has the index 255, a loss's `ignore_index`,
-        which is not a class.
-    """
+    """Make class indices, C-contiguous, writable uint8 `(H, W)`, of a mask file or of decoded indices `(H, W)` (colours
+    `(H, W, 3)` with `options.colors`). Padding without an image is 255, a loss's `ignore_index`."""
     return fit_mask(read_mask(content, options), options)
 
 
@@ -76,11 +68,7 @@ def palette_of(content: bytes | NDArray[Any]) -> dict[int, tuple[int, int, int]]
 
 
 def colors_of(content: bytes | NDArray[Any]) -> frozenset[tuple[int, int, int]]:
-    """Return the colours of a mask file in true colours; empty if its pixels have one channel, or are all grey.
-
-    Raises:
-        DecodeError: the mask is broken.
-    """
+    """Return the colours of a mask file in true colours; empty if its pixels have one channel, or are all grey."""
     if not isinstance(content, bytes):
         return frozenset()
     with open_upright(content) as image:

@@ -125,7 +125,6 @@ def _produce(source: Generator[T], queue: _Handover[T], linger_s: float | None) 
 
 
 def _stop(queue: _Handover[Any], demand: Demand, thread: threading.Thread, pid: int) -> None:
-    """End a thread and wait for it."""
     if os.getpid() != pid:
         return  # a forked process does not have this thread, and its lock may stay locked for ever
     # In this order, the queue discards the error with which the thread then ends.
@@ -225,8 +224,8 @@ class Iteration(Generic[T]):
         let_go: Callable[[], object] = lambda: None,
     ) -> None:
         """Take over `source`, which gives groups of batches. In the consumer's thread, `unpack` returns the batches of
-        a group, `hand_out` gives a batch to the consumer, `waited` gets the seconds that the consumer waited for it,
-        and `at_end` is called when there are no more. `let_go` is called once, when nothing more will come."""
+        a group, `hand_out` gives one to the consumer, and `waited` gets the seconds that it took to come. `at_end` is
+        called when there are no more, `let_go` once, when nothing more will come."""
         self._source: Source[Any] = source
         self._unpack: Callable[[Any], Iterable[Any]] = unpack
         self._hand_out: Callable[[Any], T] = hand_out
@@ -266,7 +265,6 @@ class Iteration(Generic[T]):
         return self._hand_out(self._ready.popleft())
 
     def _receive(self) -> None:
-        """Wait for the next group."""
         try:
             self._ready.extend(self._unpack(next(self._source)))
         except StopIteration:
@@ -279,7 +277,6 @@ class Iteration(Generic[T]):
             raise
 
     def close(self) -> None:
-        """End it, with the thread behind it."""
         # Set first, so that a consumer who continues gets an error instead of an early end.
         self.closed = True
         self._end()
@@ -310,7 +307,6 @@ class Iterated(Closing):
     _running: tuple[weakref.ref[Iteration[Any]], ...] = ()
 
     def _begun(self, iteration: Iteration[T]) -> Iteration[T]:
-        """Register an iteration that has begun, and return it."""
         self._running = (*(one for one in self._running if one() is not None), weakref.ref(iteration))
         return iteration
 

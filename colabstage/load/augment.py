@@ -1,12 +1,8 @@
 """Augment batches for `make_loader(..., batch_transform=...)`: each sample in its own way, on the device.
 
 A transform is called with `(x, y)`, x `(B, C, H, W)` of bytes or floats, and returns new ones; masks and boxes in y
-move with x. In a loader the parameters of a sample follow from the seed, the epoch and the sample's row alone, so they
-do not change with the batch size or where an epoch is resumed. Called by hand, they come from torch's generator, which
-`torch.manual_seed` seeds.
-
-torchvision's v2 transforms and kornia's modules can take the place of any of these. They draw from torch's generators,
-and torchvision's draw once for the whole batch.
+move with x. In a loader the parameters of a sample follow from seed, epoch and row alone; called by hand, they come
+from torch's generator. Transforms of torchvision and kornia can take the place of any of these (`load/calling`).
 """
 
 from __future__ import annotations
@@ -68,20 +64,13 @@ def resized_crops(
     scale: tuple[float, float] = AREAS,
     ratio: tuple[float, float] = RATIOS,
 ) -> NDArray[np.int64]:
-    """Choose a crop of each image, with the distribution of torchvision's `RandomResizedCrop`.
+    """Choose a crop of each image, with the distribution of torchvision's `RandomResizedCrop`: int64 `(B, 4)`, top,
+    left, height and width in pixels.
 
     Ten pairs are drawn of an area, uniform in `scale`, and a ratio of the sides, log-uniform in `ratio`. The first pair
     that fits the image is taken, at a uniform position. If none fits, the crop is the middle of the image, with the
-    ratio as near the image's as `ratio` allows.
-
-    Args:
-        sizes: `(B, 2)`, or `(2,)` for all: height and width of the images in pixels.
-        draws: float64 `(B, CROP_DRAWS)` in [0, 1), such as `BatchPlace.draws` gives.
-        scale: smallest and largest part of the image's area.
-        ratio: smallest and largest ratio of width to height.
-
-    Returns:
-        int64 `(B, 4)`: top, left, height, width of the crops in pixels.
+    ratio as near the image's as `ratio` allows. `sizes`: `(B, 2)`, or `(2,)` for all, heights and widths. `draws`:
+    `(B, CROP_DRAWS)` in [0, 1).
     """
     image = np.broadcast_to(np.asarray(sizes, np.int64), (len(draws), 2))
     height, width = image[:, :1], image[:, 1:]
@@ -127,12 +116,9 @@ class BoxMovement:
 
 
 def move_targets(y: Any, image_size: Size, movement: Movement, boxes: BoxMovement) -> Any:
-    """Move the targets of a batch with its images.
-
-    Masks are tensors `(B, H, W)`, `(B, K, H, W)` or `(B, H, W, K)` with the images' `image_size`. Boxes are a list of
-    B dicts of tensors with `boxes`, or a dict of padded ones with `boxes` and `lengths`, as `make_loader` gives them;
-    with a box goes its row of every other tensor. Tuples and other dicts are looked into; anything else stays.
-    """
+    """Move the targets of a batch with its images: masks `(B, H, W)`, `(B, K, H, W)` or `(B, H, W, K)` of `image_size`,
+    and boxes, a list of B dicts or a dict of padded ones, as `make_loader` gives them; with a box goes its row of every
+    other tensor. Tuples and other dicts are looked into; anything else stays."""
     if isinstance(y, torch.Tensor):
         return _move_mask(y, image_size, movement)
     # Padded boxes are recognised by their keys, because collate functions make plain dicts.
@@ -221,7 +207,6 @@ def mirror(images: torch.Tensor, chosen: NDArray[np.bool_], axis: int) -> torch.
 
 
 def mirror_by_mask(images: torch.Tensor, chosen: NDArray[np.bool_], axis: int) -> torch.Tensor:
-    """`mirror` for GPUs: one step for all images."""
     return torch.where(_to_device(chosen, images.device)[:, None, None, None], _flipped(images, axis), images)
 
 
@@ -234,8 +219,8 @@ def _flipped(images: torch.Tensor, axis: int) -> torch.Tensor:
 
 
 def cut(images: torch.Tensor, corners: NDArray[np.int64], size: Size, fill: float) -> torch.Tensor:
-    """Cut a window of `size` out of each image of `(B, C, H, W)`. `corners`, `(B, 2)`, are top and left; windows with
-    negative ones begin outside the image, and are padded with `fill`."""
+    """Cut a window of `size` out of each image of `(B, C, H, W)`, at `corners`, `(B, 2)`, top and left; what is outside
+    the image is `fill`."""
     by_image = images.device.type == "cpu"
     return _cut_each(images, corners, size, fill) if by_image else cut_by_windows(images, corners, size, fill)
 
@@ -275,9 +260,8 @@ def _cut_each(images: torch.Tensor, corners: NDArray[np.int64], size: Size, fill
 
 
 def resize_crops(images: torch.Tensor, crops: NDArray[np.int64], size: Size) -> torch.Tensor:
-    """Resize a part of each image of `(B, C, H, W)` to one size, with the triangle filter that torch calls antialiased
-    bilinear. `crops`, `(B, 4)`, are top, left, height and width. The result is in `channels_last` memory; integers are
-    rounded."""
+    """Resize a part of each image of `(B, C, H, W)` to one size, by the antialiased bilinear filter, in `channels_last`
+    memory. `crops`, `(B, 4)`, are top, left, height and width."""
     if images.device.type == "cpu":
         return _resize_each(images, crops, size)
     return resize_by_weights(images, crops, size)
@@ -323,10 +307,7 @@ def _weights(start: torch.Tensor, length: torch.Tensor, count: int, wanted: int)
 
 
 def pick_crops(masks: torch.Tensor, crops: NDArray[np.int64], size: Size) -> torch.Tensor:
-    """Resize a part of each mask to one size by its nearest pixels: `resize_crops` for values that must not be mixed.
-
-    The nearest pixel is that of torch's `nearest-exact`; its `nearest` is half a pixel off.
-    """
+    """`resize_crops` for values that must not be mixed: by the nearest pixels, those of torch's `nearest-exact`."""
     batch = torch.arange(len(masks), device=masks.device)[:, None, None]
     rows, columns = (
         # In integers: the centre of pixel i of `wanted` is at (2 i + 1) / 2 steps.
@@ -385,8 +366,7 @@ class Compose(_Seeded):
     def __init__(self, transforms: list[Transform]) -> None:
         given: object = transforms
         if not isinstance(given, Iterable):
-            msg = f"transforms={transforms!r} is not a list; expected one: Compose([RandomCrop(32), RandomFlip()])."
-            raise OptionError(msg)
+            refuse_argument("transforms", transforms, "a list, such as Compose([RandomCrop(32), RandomFlip()])")
         self.transforms = list(transforms)
         for number, transform in enumerate(self.transforms):
             check_batch_transform(f"transforms[{number}]", transform)
@@ -455,10 +435,7 @@ class RandomCrop(_Seeded):
         room = np.add(image, 2 * self.padding) - size
         # Refused instead of padded further: nobody asked for more border than `padding`.
         if (room < 0).any():
-            msg = (
-                f"RandomCrop(size={self.size}, padding={self.padding}) is larger than the images, {image[0]} x "
-                f"{image[1]} (height x width). Use a smaller size or more padding."
-            )
+            msg = f"{self} is larger than the images, {image[0]} x {image[1]}. Use a smaller size or more padding."
             raise OptionError(msg)
         # Draws are below 1, so the last position is as likely as the others.
         corners = np.floor(place.draws(2) * (room + 1)).astype(np.int64) - self.padding
@@ -515,11 +492,9 @@ class RandomResizedCrop(_Seeded):
 
     @property
     def target_size(self) -> Size:
-        """Return the height and width of the results."""
         return _height_and_width(self.size)
 
     def choose(self, sizes: NDArray[np.int64], place: BatchPlace) -> NDArray[np.int64]:
-        """Return the crops of images of these sizes, as `resized_crops`."""
         return resized_crops(sizes, place.draws(CROP_DRAWS), scale=self.scale, ratio=self.ratio)
 
     def move(self, y: Any, sizes: NDArray[np.int64], crops: NDArray[np.int64]) -> Any:
@@ -663,26 +638,23 @@ def _limits(values: object) -> tuple[float, float]:
 
 def _image_size(x: Any) -> Size:
     if not isinstance(x, torch.Tensor) or x.dim() != 4:
-        remedy = "Where sizes differ, begin with RandomResizedCrop, or pack with image_size=…."
-        if isinstance(x, torch.Tensor) and x.dim() == 3:
-            remedy = (
-                "Images without an axis of channels get one by lambda x, y: (x[:, None], y), first in Compose([…])."
-            )
-        elif isinstance(x, torch.Tensor):
-            remedy = "Inputs with more or fewer axes need a function of (x, y) of your own."
-        msg = f"x is {describe(x)}; expected images of one size, (B, C, H, W). {remedy}"
+        msg = (
+            f"x is {describe(x)}; expected images of one size, (B, C, H, W). Where sizes differ, begin with "
+            "RandomResizedCrop, or pack with image_size=…; axes are added by lambda x, y: (x[:, None], y), first in "
+            "Compose([…])."
+        )
         raise OptionError(msg)
     return x.shape[2], x.shape[3]
 
 
 @dataclass(frozen=True, slots=True)
 class FirstCrop:
-    """The crop that a batch transform begins with."""
+    """The crop that a batch transform begins with, and the transforms after it, if any, with their own random
+    numbers."""
 
     crop: RandomResizedCrop
     stream: tuple[int, ...]
     rest: Compose | None
-    """The transforms after it, with the random numbers that follow the crop's; `None` if there are none."""
 
 
 def first_crop(transform: Transform | None) -> FirstCrop | None:
@@ -714,9 +686,8 @@ def check_inputs(transform: object, row_shape: tuple[int, ...] | None, row_dtype
         elif not turned and (isinstance(part, RandomFlip | RandomCrop | RandomResizedCrop) or moves_pixels(part)):
             msg = (
                 f"{type(part).__name__} moves images (C, H, W), and inputs of {' x '.join(map(str, row_shape or ()))} "
-                "come as they are stored: (H, W, C) is turned where C is 1, 3 or 4. Write batch_transform=Compose(["
-                "lambda x, y: (x.permute(0, 3, 1, 2), y), …]) for (H, W, C), or Compose([lambda x, y: (x, y), …]) for "
-                "(C, H, W)."
+                "come as they are stored. Write batch_transform=Compose([lambda x, y: (x.permute(0, 3, 1, 2), y), …]) "
+                "for (H, W, C), or Compose([lambda x, y: (x, y), …]) for (C, H, W)."
             )
             raise OptionError(msg)
         elif not isinstance(part, _Seeded) and not is_foreign(part):
@@ -741,20 +712,17 @@ class CroppedInputs:
     """Read the crops that an epoch's batches begin with, instead of a reader's whole inputs."""
 
     def __init__(self, reader: SplitReader, first: FirstCrop, seed: int, epoch: int) -> None:
-        """Take the first crop; its parameters depend on `seed`, `epoch` and row."""
         self._reader, self._first, self._seed, self._epoch = reader, first, seed, epoch
         self.row_shape = (*first.crop.target_size, reader.crop_channels)
         self.row_dtype = np.dtype(np.uint8)
         self.row_bytes = math.prod(self.row_shape)
 
     def read_x(self, indices: NDArray[np.intp], out: NDArray[Any] | None = None, *, pool: ThreadPool) -> Any:
-        """Decode the crops of rows, into `out` where there is one."""
         return self._reader.read_crops(
             indices, self._first.crop.target_size, partial(self._crops, indices), out, pool=pool
         )
 
     def move(self, y: Any, rows: NDArray[np.intp]) -> Any:
-        """Return the targets of these rows, moved with the crops if they depend on pixels."""
         reader = self._reader
         # Labels do not change, and no header is read for them.
         if not reader.has_boxes and reader.target_shape in ((), None) and not isinstance(y, list):

@@ -52,7 +52,6 @@ class Group(NamedTuple):
     rows: list[NDArray[np.intp]]
 
     def parts(self) -> Iterator[tuple[Any, Any, NDArray[np.intp]]]:
-        """Yield x, y and the rows of each batch."""
         if len(self.rows) == 1:
             yield self.x, self.y, self.rows[0]
             return
@@ -75,9 +74,8 @@ class Batcher:
         idle: int = 2,
         allocate: Callable[[int], Block] | None = None,
     ) -> None:
-        """Take the reader of rows. `workers`: threads that copy or decode at once. `together`: batches in a group, of
-        small rows of one shape; they share a block of memory, without overlapping. `idle`: blocks of memory that are
-        kept for reuse. `allocate`: makes a block, for example of pinned memory."""
+        """Take `together`, the batches in a group, which share a block of memory; `idle`: blocks that are kept for
+        reuse; `allocate`: makes a block, for example of pinned memory."""
         self.reader = reader
         self._workers, self._together = workers, together
         # Two pools, because their blocks have different sizes.
@@ -91,8 +89,7 @@ class Batcher:
         inputs: Inputs | None = None,
     ) -> Generator[T]:
         """Read the rows of each batch, group after group, and yield what `make` makes of each; first load the file into
-        memory if it should be there. `cancellation` stops the reading, also inside a batch. `inputs` reads x; the
-        reader by default."""
+        memory if it should be there. `inputs` reads x; the reader by default."""
         inputs = inputs or self.reader
         self.reader.warm_up(cancellation)
         # A consumer that waits for a batch drops the one before as soon as it comes, and the processor's caches may
@@ -123,7 +120,6 @@ class Batcher:
         return inputs.read_x(rows, x, pool=pool), reader.read_y(rows, y, pool=pool)
 
     def borrow(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Borrow memory like that of inputs."""
         return self._inputs.borrow(shape, dtype)
 
 

@@ -72,16 +72,17 @@ class Form:
             msg = f"ragged={self.ragged!r} is unknown; expected one of {', '.join(get_args(Ragged))}."
             raise OptionError(msg)
         whole_number("label_offset", self.label_offset)
-        if self.label_offset and not self.dataset.reader.has_boxes:
+        reader = self.dataset.reader
+        if self.label_offset and not reader.has_boxes:
             msg = (
-                f"label_offset={self.label_offset} is for labels of boxes, and the targets here are none. Leave it "
-                f"out, and write batch_transform=lambda x, y: (x, y + {self.label_offset})."
+                f"label_offset={self.label_offset} is for labels of boxes, and the targets here are none. Write "
+                f"batch_transform=lambda x, y: (x, y + {self.label_offset})."
             )
             raise OptionError(msg)
-        if self.ragged == "pad" and self.dataset.reader.has_free_rows and not self.dataset.reader.has_boxes:
+        if self.ragged == "pad" and reader.has_free_rows and not reader.has_boxes:
             msg = (
-                'ragged="pad" pads boxes; rows of any length are lists of tensors. Leave it out, and pad them by '
-                "batch_transform=lambda x, y: (torch.nn.utils.rnn.pad_sequence(x, batch_first=True), y)."
+                'ragged="pad" pads boxes, and there are none. Pad rows by batch_transform=lambda x, y: '
+                "(torch.nn.utils.rnn.pad_sequence(x, batch_first=True), y)."
             )
             raise OptionError(msg)
 
@@ -133,7 +134,6 @@ def input_tensors(x: NDArray[Any] | list[Any]) -> Any:
 
 
 def input_tensor(x: NDArray[Any]) -> torch.Tensor:
-    """Return inputs of one shape as a tensor."""
     tensor = tensor_of(x)
     return tensor.permute(0, 3, 1, 2) if is_image_shape(x.shape[1:]) else tensor
 
@@ -211,7 +211,6 @@ class Finish:
     batch_transform: Callable[[Any, Any], tuple[Any, Any]] | None
 
     def scale(self, batch: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return the batch with x in its dtype, on its device."""
         return batch if self.dtype is None else (scale_to(batch[0], self.dtype), *batch[1:])
 
     def transform(self, batch: tuple[Any, ...], place: BatchPlace | None = None) -> Any:

@@ -83,8 +83,7 @@ _BY_CHANCE = re.compile("Random|Elastic|ScaleJitter|Augment|AugMix")
 
 def check_moves(name: str, transform: object, reader: SplitReader, *, alone: bool) -> None:
     """Refuse another library's transform that moves the pixels of x at random if y is a mask or boxes, which would not
-    move. `alone`: whether no transform changes y; then one that always moves pixels alike is refused too if y is
-    boxes."""
+    move; if y is boxes and no transform changes it (`alone`), also one that always moves pixels alike."""
     parts = [*_walk(transform)]
     shape, image = reader.target_shape, reader.row_shape
     is_mask = reader.decodes_targets or (shape is not None and image is not None and shape[:2] == image[:2] != ())
@@ -187,14 +186,13 @@ _OF_BATCHES = frozenset({"CutMix", "MixUp"})
 
 
 def is_foreign(transform: object) -> bool:
-    """Return whether a transform is torchvision's or kornia's."""
     return _library_of(transform) in ("torchvision", "kornia")
 
 
 def apply_foreign(transform: Any, x: Any, y: Any) -> tuple[Any, Any]:
-    """Apply another library's transform to a batch. torchvision's take one sample and draw once per call: they are
-    called for each sample, the newer ones (`v2`) with mask and boxes in torchvision's own types. kornia's take batches
-    of images alone, and draw for each image. One that would move images but not their masks or boxes is refused."""
+    """Apply another library's transform to a batch. torchvision's draw once per call, so they are called for each
+    sample, `v2` with mask and boxes in torchvision's own types. kornia's take batches of images alone, and draw for
+    each image. One that would move images but not their masks or boxes is refused."""
     kind = type(transform)
     if kind.__module__.startswith("kornia"):
         if _moves_with(x, y):
@@ -225,12 +223,10 @@ def moves_pixels(transform: object) -> bool:
 
 
 def _parts_of(transform: Any) -> list[Any]:
-    """Return the transforms that one is made of, if any."""
     return list(getattr(transform, "transforms", ()))
 
 
 def _mixes(transform: Any) -> bool:
-    """Return whether a transform, or a part of it, mixes the samples of a batch."""
     return any(type(part).__name__ in _OF_BATCHES for part in _walk(transform))
 
 

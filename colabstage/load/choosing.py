@@ -11,8 +11,7 @@ from colabstage.io.arguments import check_argument, whole_number
 from colabstage.io.units import format_bytes, parse_bytes
 from colabstage.load.epoch import Shard, count_batches
 from colabstage.load.plan import (
-    STOCK_LOADER,
-    DecodeChoice,
+    Choice,
     KeepChoice,
     LoaderOptions,
     LoaderPlan,
@@ -47,12 +46,6 @@ _UNASKED_DEVICE_PART = 8
 _KEPT_PART = 8
 # What stays free of a GPU's memory if `"device"` was asked for: batches, and the least that a model needs.
 _DEVICE_RESERVE_BYTES = 500_000_000
-
-# Values that no longer exist, and what to write instead.
-_GONE = {
-    ("strategy", "workers"): f"a stock loader reads whole batches in processes: {STOCK_LOADER}.",
-    ("shuffle", "window"): "rows of a file larger than memory are read by position. Write shuffle=True.",
-}
 
 # For each group the threads take turns with Python's lock some ten times, which costs as much as copying this many
 # bytes: groups of a quarter reached 0.4 to 0.7 of the limit, these reach 0.75 to 1. A caller who keeps one batch keeps
@@ -111,11 +104,8 @@ class LoaderFacts:
 def gather_facts(
     reader: SplitReader, layout: UnitLayout | None, *, crop_size: tuple[int, int] | None = None
 ) -> LoaderFacts:
-    """Examine a dataset and this computer. Reads no sample, only a few headers of encoded ones.
-
-    `layout`: the units that order the rows. `crop_size`: height and width of the random resized crops that the batch
-    transform begins with.
-    """
+    """Examine a dataset and this computer, and the headers of a few encoded samples. `layout`: the units that order the
+    rows. `crop_size`: of the random resized crops that the batch transform begins with."""
     # Read now, not at import: a notebook's limits and free memory change.
     resources = read_resources()
     return LoaderFacts(
@@ -138,12 +128,7 @@ def gather_facts(
 
 
 def choose_loader(facts: LoaderFacts, batch_size: int, options: LoaderOptions | None = None) -> LoaderPlan:
-    """Decide how to load.
-
-    Raises:
-        OptionError: a value cannot work; the message lists those that can.
-        NotEnoughSpaceError: `"memory"` or `"device"` was asked for, and the split does not fit.
-    """
+    """Decide how to load, or refuse values that cannot work, and a split that does not fit where it was asked for."""
     options = options or LoaderOptions()
     # Checked before anything is measured or read.
     batch_size = _check(batch_size, options)
@@ -151,17 +136,11 @@ def choose_loader(facts: LoaderFacts, batch_size: int, options: LoaderOptions | 
     rows = facts.rows if facts.epoch_rows is None else facts.epoch_rows
     batches = count_batches(rows, batch_size, facts.shard, drop_last=options.drop_last)
     # An empty epoch would train nothing, and evaluate nothing, without an error.
-    if not rows:
+    if not rows or (options.drop_last and not batches):
         msg = (
-            f"None of the {facts.rows:,} samples would be visited, so an epoch would have no batch. Choose some by "
-            "sampler=, rows= or a Subset; or make no loader of this split."
-        )
-        raise OptionError(msg)
-    if options.drop_last and not batches:
-        ranks = "" if facts.shard.world_size == 1 else f" for {facts.shard.world_size} ranks"
-        msg = (
-            f"batch_size={batch_size} with drop_last=True leaves no batch of {rows:,} samples{ranks}. "
-            "Use a smaller batch_size, or drop_last=False."
+            f"An epoch of {rows:,} of the {facts.rows:,} samples would have no batch (batch_size={batch_size}, "
+            f"drop_last={options.drop_last}, world_size={facts.shard.world_size}). Use a smaller batch_size, "
+            "drop_last=False, or more rows."
         )
         raise OptionError(msg)
     strategy, engine = _choose_strategy(facts, options.strategy)
@@ -197,18 +176,12 @@ def _check(batch_size: int, options: LoaderOptions) -> int:
         given: object = getattr(options, name)
         if given not in values or (name == "shuffle" and isinstance(given, int) and not isinstance(given, bool)):
             known = ", ".join(str(value) for value in values if value is not None)
-            msg = f"{name}={given!r} is unknown; {_GONE.get((name, str(given)), f'expected one of {known}.')}"
+            msg = f"{name}={given!r} is unknown; expected one of {known}."
             raise OptionError(msg)
     check_argument("drop_last", options.drop_last, "switch")
     for name, least in (("num_workers", 0), ("prefetch_factor", 1)):
         if (count := getattr(options, name)) not in ("auto", None):
             whole_number(name, count, least=least, otherwise=', or "auto"')
-    if options.num_workers == 0 and options.prefetch_factor not in ("auto", None):
-        msg = (
-            f"prefetch_factor={options.prefetch_factor} cannot go with num_workers=0, by which nothing is prepared "
-            "ahead. Leave out one of them."
-        )
-        raise OptionError(msg)
     # Nothing else is checked: only the caller knows what a batch is.
     return whole_number("batch_size", batch_size, least=1)
 
@@ -290,8 +263,7 @@ def _strategy_reason(strategy: str, facts: LoaderFacts) -> str:
     if facts.per_sample:
         return (
             "a background thread reads each batch at once; the dataset's transform is then called in your own thread, "
-            f"sample by sample. Processes would call it beside your step, {STOCK_LOADER}, and batch_transform takes "
-            "whole batches"
+            "sample by sample. batch_transform takes whole batches; torch's DataLoader calls it in processes"
         )
     if facts.encoded:
         return f"threads decode each batch straight out of {source}"
@@ -344,8 +316,7 @@ def _choose_prefetch(facts: LoaderFacts, batch_bytes: int, options: LoaderOption
 
 
 def _most_together(facts: LoaderFacts, batch_bytes: int, *, copied: bool = True) -> int:
-    """Return how many batches may be gathered at once; two such groups are prepared ahead. `copied`: whether rows are
-    only copied from memory."""
+    """Return how many batches may be gathered at once. `copied`: whether rows are only copied from memory."""
     # Only if all rows have one shape, or a group could not be split by slices. And all rows of a group must be local.
     if facts.encoded or facts.decodes_targets or facts.per_sample or not (facts.uniform and facts.complete):
         return 1
@@ -353,18 +324,18 @@ def _most_together(facts: LoaderFacts, batch_bytes: int, *, copied: bool = True)
     return max(1, min(most, nbytes // max(1, batch_bytes)))
 
 
-def _choose_decoding(facts: LoaderFacts) -> DecodeChoice | None:
+def _choose_decoding(facts: LoaderFacts) -> Choice | None:
     """Decide how much of each image file is decoded; `None` if inputs are not image files."""
     if not facts.encoded:
         return None
     if facts.crop_bytes is None:
-        return DecodeChoice("whole", "batch_transform does not begin with a RandomResizedCrop")
+        return Choice("whole", "batch_transform does not begin with a RandomResizedCrop")
     if facts.whole_reason is not None:
-        return DecodeChoice("whole", f"images cannot be cropped while they are decoded, as {facts.whole_reason}")
+        return Choice("whole", f"images cannot be cropped while they are decoded, as {facts.whole_reason}")
     # The transform may need the whole image.
     if facts.per_sample:
-        return DecodeChoice("whole", "the dataset's own transform takes whole images")
-    return DecodeChoice(
+        return Choice("whole", "the dataset's own transform takes whole images")
+    return Choice(
         "crops", "batch_transform begins with a RandomResizedCrop, and no more of a file is decoded than its crop needs"
     )
 
@@ -397,14 +368,8 @@ def _choose_keeping(facts: LoaderFacts, options: LoaderOptions, strategy: str) -
 
 
 def _choose_order(facts: LoaderFacts, options: LoaderOptions) -> OrderChoice:
-    """Decide in which order rows are visited.
-
-    Ranks share one order, and each decides it alone: so it must not depend on anything that may differ between ranks.
-
-    Raises:
-        OptionError: two arguments decide it; or random access was asked for to a file of which some rows are not
-            local.
-    """
+    """Decide in which order rows are visited. Ranks share one order, and each decides it alone: so it must not depend
+    on anything that may differ between ranks."""
     layout, shuffle = facts.layout, options.shuffle
     if facts.sampled and shuffle is True:
         msg = (
@@ -414,7 +379,7 @@ def _choose_order(facts: LoaderFacts, options: LoaderOptions) -> OrderChoice:
         raise OptionError(msg)
     if layout is not None and not facts.sampled and shuffle in ("auto", None):
         why = f"rows are shuffled in windows of {layout.window_units:,} of the units that they come in"
-        return OrderChoice("arrival", f"{why}: {layout.reason}", window_units=layout.window_units)
+        return OrderChoice("arrival", f"{why}: {layout.reason}")
     if layout is not None and not facts.complete and (facts.sampled or shuffle):
         at_random = "a sampler that draws" if facts.sampled else "shuffle=True"
         msg = (

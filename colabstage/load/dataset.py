@@ -45,10 +45,8 @@ class _NoNamesError(PackFormatError, AttributeError):
 
 
 class dataset_h5(_Base):  # noqa: N801 - the name that people know from the recipe
-    """Read one split of an HDF5 file with `X_<split>` and `Y_<split>`, a pack or from another program.
-
-    Each process opens the file for itself, so the dataset works in a `DataLoader` with any number of workers, forked or
-    spawned, and can be pickled. `len(dataset)` is the number of samples.
+    """Read one split of an HDF5 file with `X_<split>` and `Y_<split>`, a pack or from another program. Each process
+    opens the file for itself, so the dataset works in a `DataLoader` with any number of workers, and can be pickled.
 
     >>> train = dataset_h5("data.h5")  # doctest: +SKIP
     >>> x, y = train[0]  # doctest: +SKIP
@@ -62,14 +60,7 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
         reader: the `SplitReader` that reads the rows, which needs no torch.
     """
 
-    @public(
-        remedies={
-            "decode": "Decode rows of image files by transform=lambda x: "
-            'numpy.asarray(PIL.Image.open(io.BytesIO(x.tobytes())).convert("RGB")).',
-            "transforms": "Image and mask are changed alike by make_loader(dataset, batch_size, batch_transform=…).",
-        },
-        reads=("in_file", "local_dir"),
-    )
+    @public(reads=("in_file", "local_dir"))
     def __init__(
         self,
         in_file: Files,
@@ -122,12 +113,9 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
             NotEnoughSpaceError: with `in_memory`, when the inputs do not fit.
         """
         check_argument("split", split, "text")
-        called: dict[str, object] = {"transform": transform, "target_transform": target_transform}
-        for name, given in called.items():
-            if given is not None:
-                # A caller who writes dataset_h5(path, "train") means the split.
-                remedy = f"For that split write split={given!r}." if isinstance(given, str) else ""
-                check_argument(name, given, "function", remedy=remedy)
+        for name, called in (("transform", transform), ("target_transform", target_transform)):
+            if called is not None:
+                check_argument(name, called, "function", remedy="A split is given by name: split=…")
         if x is None and y is not None:
             msg = f"y={y!r} without x; expected both names, such as dataset_h5(path, x='images', y='labels')."
             raise OptionError(msg)
@@ -355,7 +343,6 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
         ]
 
     def _row(self) -> str:
-        """Describe one input in words."""
         shape, dtype = self.reader.row_shape, self.reader.row_dtype
         if shape is not None:
             return _describe_array(shape, dtype)
@@ -364,7 +351,6 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
         return "a text" if dtype.hasobject else f"any number of {dtype}"
 
     def _target(self) -> str:
-        """Describe one target in words."""
         reader = self.reader
         if reader.target_shape is not None and reader.target_dtype is not None:
             return _describe_array(reader.target_shape, reader.target_dtype)

@@ -3,8 +3,7 @@
 `CudaDataLoader` does it for any loader: with T1 seconds to load a batch and T2 to train on it, a batch costs
 max(T1, T2) instead of T1 + T2.
 
-Copies are built on a `CopyStream`, the few operations that they need of a CUDA stream and its events. Tests replace
-them, on any machine, by those of a stream that copies late, in a thread.
+Copies are built on a `CopyStream`, in whose place tests put a stream that copies late, in a thread, on any machine.
 
 All copies use one stream for the life of the loader; each iteration has a stager and pinned memory of its own. Four
 rules make them safe:
@@ -21,7 +20,6 @@ Small batches are copied, and gathered on the device, in groups: copying a singl
 
 from __future__ import annotations
 
-import re
 from collections import deque
 from collections.abc import Iterable
 from contextlib import closing, nullcontext
@@ -66,20 +64,16 @@ def usable_device(device: str | torch.device) -> torch.device:
         return torch.empty(0, device=torch.device(device)).device
     except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
         reason = str(error).partition("\n")[0].rstrip(".")
-        # TensorFlow, Keras and Lightning call it "gpu"; torch has a name for each vendor's.
-        gpu = re.fullmatch(r"/?(?:device:)?gpu(:\d+)?", str(device), re.IGNORECASE)
-        remedy = "On Colab choose Runtime, Change runtime type."
-        if gpu is not None:
-            remedy = f'Torch calls it "cuda{gpu[1] or ""}".'
-        given = device if isinstance(device, str | int) else str(device)
-        msg = f"device={given!r} cannot be used here ({reason}). {remedy}"
+        msg = (
+            f"device={str(device)!r} cannot be used here ({reason}). Torch calls NVIDIA's GPUs 'cuda'; on Colab choose "
+            "Runtime, Change runtime type."
+        )
         raise OptionError(msg) from error
 
 
 def free_device_memory(device: torch.device) -> int | None:
-    """Return the bytes of a CUDA device that this process may still take, including those that torch's allocator holds;
-    `None` for devices that share this computer's memory or do not tell."""
-    # Apple's and similar devices share this computer's memory, which is counted elsewhere.
+    """Return the bytes of a CUDA device that this process may still take, including those that torch's allocator
+    holds; `None` for devices that share this computer's memory or do not tell."""
     if device.type != "cuda":
         return None
     free, _ = torch.cuda.mem_get_info(device)
@@ -171,8 +165,7 @@ class PinnedBuffer:
         self._memory = torch.empty(0, dtype=torch.uint8)
 
     def fill(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Copy CPU tensors here, over the previous ones; return tensors over this memory, each equal to its original,
-        dense and with the same order of axes."""
+        """Copy CPU tensors here, over the previous ones; return dense tensors over this memory, equal to them."""
         starts, end = [], 0
         for tensor in tensors:
             starts.append(end)
@@ -280,8 +273,6 @@ class Stager:
         return copies
 
     def _moved(self, leaf: Any) -> Any:
-        """Move what does not go through pinned memory: tensors on a device, sparse ones, and objects that are not
-        tensors."""
         return leaf.to(self._device) if isinstance(leaf, torch.Tensor) else leaf
 
 
@@ -298,13 +289,11 @@ def copy_stream(device: torch.device) -> CopyStream | None:
 def stage_ahead(
     batches: Source[T], stager: Stager, depth: int, name: str, demand: Demand | None = None
 ) -> Ahead[Staged[T]]:
-    """Prepare batches in a thread of that name and start their copies, at most `depth` ahead of the caller."""
     stager.begin()
     return Ahead(stager.stage(batches), depth, name, demand)
 
 
 def pinned_block(nbytes: int) -> memoryview:
-    """Allocate pinned memory that batches can be gathered into."""
     memory: Any = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy()
     return memoryview(memory)
 
@@ -382,8 +371,8 @@ def _check_queue(loader: object, queue_size: object) -> None:
 
 
 def _gives_new_batches(loader: Any) -> bool:
-    """Return whether each batch certainly has memory of its own: those of a `DataLoader` that stacks samples, or whose
-    processes send them. Any other loader may reuse the memory while a batch waits."""
+    """Return whether each batch certainly has memory of its own, as of a `DataLoader` that stacks samples, or whose
+    processes send them."""
     # Other classes may keep anything, and a copy costs less than a wrong batch.
     if not isinstance(loader, DataLoader):
         return False
@@ -394,8 +383,8 @@ def _gives_new_batches(loader: Any) -> bool:
 
 
 def _own_leaf(device: torch.device, leaf: Any) -> Any:
-    """Return a part of a batch that does not change if its loader reuses the memory. Parts that are copied anyway
-    before the loader is asked for more stay as they are."""
+    """Return a part of a batch that does not change if its loader reuses the memory; parts that are copied before the
+    loader is asked for more stay as they are."""
     if isinstance(leaf, np.ndarray):
         return leaf.copy()
     if not isinstance(leaf, torch.Tensor):
@@ -427,7 +416,6 @@ class DeviceTable:
     use a fraction of a GPU's memory bandwidth."""
 
     def __init__(self, count: int, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
-        """Allocate memory for `count` rows of this `shape` each."""
         self._shape = tuple(shape)
         self._dtype = dtype
         self._length = int(np.prod(self._shape, dtype=np.int64))
@@ -437,12 +425,10 @@ class DeviceTable:
         self._words = torch.empty((count, row_bytes // word.itemsize), dtype=word, device=device)
 
     def fill(self, start: int, rows: torch.Tensor) -> None:
-        """Put `rows`, `(n, *shape)` on any device, at row `start`."""
         part = self._words[start : start + len(rows)]
         part.copy_(rows.contiguous().view(len(rows), self._length).view(torch.uint8).view(part.dtype).view(part.shape))
 
     def take(self, index: torch.Tensor) -> torch.Tensor:
-        """Return copies of the rows of `index`, int64 `(B,)` on the device: `(B, *shape)`."""
         words = self._words.index_select(0, index)
         return words.view(self._dtype).view(len(index), *self._shape)
 
@@ -451,8 +437,7 @@ class ResidentSplit:
     """A split on a device, which gathers batches out of its own memory."""
 
     def __init__(self, reader: SplitReader, device: torch.device, stream: CopyStream | None, threads: int) -> None:
-        """Read all rows, which have one shape, as have their targets, in blocks, through pinned memory; `threads` copy
-        or decode at once. The caller has checked that they fit."""
+        """Read all rows, in blocks, through pinned memory; the caller has checked that they fit."""
         self._device = device
         self._images = is_image_shape(reader.row_shape)
         self._tables: tuple[DeviceTable, DeviceTable] | None = None

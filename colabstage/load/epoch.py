@@ -1,10 +1,8 @@
 """Order an epoch, draw its random numbers, and divide its rows among ranks: functions of seed and epoch.
 
 So neither the order nor augmentation depends on the batch size, on which thread draws first, or on where an epoch was
-resumed.
-
-Every sample is visited exactly once an epoch, by one rank, and ranks differ by one sample at most. All ranks make
-the same number of steps, because a collective operation that one of them does not join would wait for ever: a rank
+resumed. Every sample is visited exactly once an epoch, by one rank, and ranks differ by one sample at most. All ranks
+make the same number of steps, because a collective operation that one of them does not join would wait for ever: a rank
 whose samples would fill one batch less than another's gives its last sample a batch of its own. That cannot be done
 with batches of one sample, or with fewer samples than ranks: then some ranks have one batch fewer.
 """
@@ -119,12 +117,9 @@ def stable_order(keys: NDArray[np.float64]) -> NDArray[np.intp]:
 
 
 def spread_order(count: int, *entropy: int) -> NDArray[np.intp]:
-    """Return a random permutation of `range(count)` of which every stretch is spread evenly over the range.
-
-    The first two are from different halves, the first four from different quarters, and so on, as are each following
-    pair and four. Which comes first is drawn for every half, quarter and eighth. (Owen's scrambling of bit-reversed
-    numbers.)
-    """
+    """Return a random permutation of `range(count)` of which every stretch is spread evenly over the range: the first
+    two are from different halves, the first four from different quarters, and so on, as are each following pair and
+    four. (Owen's scrambling of bit-reversed numbers.)"""
     order = np.zeros(1, np.intp)
     sides = (random_fractions(1 << max(0, count - 1).bit_length(), *entropy) < 0.5).astype(np.intp)
     while len(order) < count:
@@ -162,21 +157,16 @@ class RowOrder:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One rank's part of an epoch.
-
-    Rank r of W takes every W-th row, starting at the r-th: all ranks together then see in a step what one process would
-    see in a batch W times as large.
-    """
+    """One rank's part of an epoch: rank r of W takes every W-th row, from the r-th on, so that all ranks together see
+    in a step what one process would see in a batch W times as large."""
 
     rank: int = 0
     world_size: int = 1
 
     def every(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Return every `world_size`-th value, from the `rank`-th on."""
         return values[self.rank :: self.world_size]
 
     def share(self, count: int) -> int:
-        """Return how many of `count` rows this rank gets."""
         return count // self.world_size + (self.rank < count % self.world_size)
 
 
@@ -190,10 +180,7 @@ def choose_shard(rank: int | None, world_size: int | None) -> Shard:
             return Shard(distributed.get_rank(), distributed.get_world_size())
         return Shard()
     if not (_is_count(rank, 0) and _is_count(world_size, 1) and rank < world_size):  # type: ignore[operator]
-        msg = (
-            f"rank={rank!r} and world_size={world_size!r} do not fit; give both, with 0 <= rank < world_size, or "
-            "neither: then those of torch.distributed are taken, where it is initialised."
-        )
+        msg = f"rank={rank!r} and world_size={world_size!r} do not fit; expected 0 <= rank < world_size, or neither."
         raise OptionError(msg)
     return Shard(int(rank), int(world_size))  # type: ignore[arg-type]
 
@@ -223,28 +210,17 @@ def choose_seed(asked: int | None, draw: Callable[[], Any], *, fixed: bool) -> i
 
 
 def sampler_order(sampler: Iterable[int], samples: int, *, shuffle: bool | None) -> RowOrder | SampledOrder:
-    """Return the order of a `sampler=`: of a collection of rows, shuffled or not (refused if `shuffle` is `None`); of
-    any other object, the order that it gives."""
-    from torch.utils.data import BatchSampler, Sampler
+    """Return the order of a `sampler=`: of a collection of rows, or that of a sampler."""
+    from torch.utils.data import Sampler
 
     given: object = sampler
-    if isinstance(given, BatchSampler):
-        msg = (
-            "sampler= is a BatchSampler, which gives batches; expected what gives rows. Write make_loader(dataset, "
-            f"{given.batch_size}, sampler=batch_sampler.sampler, drop_last={given.drop_last}), or "
-            "torch.utils.data.DataLoader(dataset, batch_sampler=batch_sampler)."
-        )
-        raise OptionError(msg)
     if not isinstance(given, Iterable):
         msg = f"sampler={sampler!r} cannot be iterated over; expected a torch Sampler, or rows."
         raise OptionError(msg)
     # Such an object draws again each epoch; a list, an array, a set or a column of a table is always the same.
     if isinstance(given, Sampler) or (hasattr(given, "__len__") and not isinstance(given, Collection)):
         if not hasattr(given, "__len__"):
-            msg = (
-                f"{type(sampler).__name__} has no __len__, and a loader has to know how many batches an epoch has. "
-                "Give it one; or pass rows, as sampler=list(sampler)."
-            )
+            msg = f"{type(sampler).__name__} has no __len__, which counts the batches. Pass sampler=list(sampler)."
             raise OptionError(msg)
         _check_source(given, samples)
         return SampledOrder(sampler, samples)
@@ -257,16 +233,20 @@ def _check_source(sampler: object, samples: int) -> None:
     """Refuse a torch sampler made for another number of rows: it would never visit some."""
     from torch.utils.data import DistributedSampler, RandomSampler, SequentialSampler, WeightedRandomSampler
 
-    count, remedy = samples, "Make it for this dataset; or visit some rows alone by a Subset of them."
-    if isinstance(sampler, WeightedRandomSampler):
-        count = len(sampler.weights)
-        remedy = "Give a weight for each row; of weights for classes, weights[dataset.targets]."
-    elif isinstance(sampler, RandomSampler | SequentialSampler):
-        count = len(sampler.data_source)
-    elif isinstance(sampler, DistributedSampler):
-        count = len(sampler.dataset)  # type: ignore[arg-type]  # as it counted it when it was made
+    # What a sampler counts, as it did when it was made.
+    counted = {
+        WeightedRandomSampler: "weights",
+        RandomSampler: "data_source",
+        SequentialSampler: "data_source",
+        DistributedSampler: "dataset",
+    }
+    name = next((name for kind, name in counted.items() if isinstance(sampler, kind)), None)
+    count = samples if name is None else len(getattr(sampler, name))
     if count != samples:
-        msg = f"sampler= is a {type(sampler).__name__} of {count:,} rows, and there are {samples:,}. {remedy}"
+        msg = (
+            f"sampler= is a {type(sampler).__name__} of {count:,} rows, and there are {samples:,}. Make it for this "
+            "dataset, with a weight for each row; or visit some rows alone by a Subset of them."
+        )
         raise OptionError(msg)
 
 
@@ -276,9 +256,8 @@ def chosen_order(name: str, values: Any, samples: int, *, shuffle: bool | None) 
     # None at all are refused with the plan.
     if shuffle is None and len(rows):
         msg = (
-            f"You chose {len(rows):,} of the {samples:,} rows of 'train', but not the order in which they are visited. "
-            "Add shuffle=True to train on them in a new order in each epoch, or shuffle=False to visit them as they "
-            "are listed, so that predictions can be matched to them."
+            f"You chose {len(rows):,} of the {samples:,} rows of 'train', but not their order. Add shuffle=True to "
+            "train on them, or shuffle=False to visit them as they are listed, to match predictions to them."
         )
         raise OptionError(msg)
     return RowOrder(len(rows), bool(shuffle), rows)
@@ -301,12 +280,9 @@ def given_rows(name: str, values: Any, samples: int) -> NDArray[np.intp]:
 
 @dataclass(frozen=True, eq=False)
 class SampledOrder:
-    """Visit the rows that a sampler draws.
-
-    While it draws, the generators of torch, numpy and Python, and a torch generator of its own, are seeded with seed
-    and epoch, and restored afterwards: so it draws the same on every rank, and again after a resume. If it has a
-    generator of another kind, it cannot be seeded, but a state's digest of the rows detects another order.
-    """
+    """Visit the rows that a sampler draws. Meanwhile the generators of torch, numpy and Python, and a torch generator
+    of its own, are seeded with seed and epoch: so it draws the same on every rank, and after a resume. One of another
+    kind cannot be seeded, but a state's digest of the rows detects another order."""
 
     sampler: Any
     samples: int
@@ -320,7 +296,6 @@ class SampledOrder:
         return len(self.sampler)
 
     def rows(self, seed: int, epoch: int) -> NDArray[np.intp]:
-        """Draw the rows of an epoch, as `Order`; raise OptionError if they or their number are wrong."""
         if (seed, epoch) not in self._drawn:
             # Drawing one more than its length detects a sampler that never ends.
             rows = given_rows("sampler=", self._draw(seed, epoch), self.samples)
@@ -380,7 +355,6 @@ class Schedule:
 
     @property
     def batches(self) -> int:
-        """Count the batches in an epoch."""
         return count_batches(self.order.count, self.batch_size, self.shard, drop_last=self.drop_last)
 
     def steps_as(self, state: Mapping[str, Any]) -> bool:

@@ -18,7 +18,7 @@ from colabstage.io.packages import refuse_import
 
 try:
     import torch
-    from torch.utils.data import DataLoader, DistributedSampler, Sampler, Subset, get_worker_info
+    from torch.utils.data import DataLoader, DistributedSampler, Sampler, Subset
 except ImportError as error:
     refuse_import("torch", "make_loader needs", error)
 
@@ -61,7 +61,7 @@ from colabstage.load.epoch import (
     sampler_order,
 )
 from colabstage.load.partial import FirstEpochOrder, lasting_layout, mixing_of, order_of
-from colabstage.load.plan import TORCH_REMEDIES, LoaderOptions
+from colabstage.load.plan import LoaderOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
@@ -92,10 +92,7 @@ _LEAST_MIXING = 0.25
 _SEEDS = 2**62
 
 
-@public(
-    LoaderOptions,
-    remedies={**TORCH_REMEDIES, "batch_size": 'Write make_loader(data["train"], 64); training depends on it.'},
-)
+@public(LoaderOptions)
 def make_loader(
     dataset: dataset_h5 | Subset[Any],
     batch_size: int,
@@ -161,10 +158,7 @@ def make_loader(
     # Such a sampler gives each rank its own rows.
     by_itself = isinstance(asked.sampler, DistributedSampler)
     if by_itself and (asked.rank, asked.world_size) not in ((None, None), (0, 1)):
-        msg = (
-            f"rank={asked.rank!r} and world_size={asked.world_size!r} would divide once more what a DistributedSampler "
-            "has divided among the ranks. Leave them out, or the sampler."
-        )
+        msg = f"rank={asked.rank!r} would divide again what a DistributedSampler has divided. Leave out one of them."
         raise OptionError(msg)
     shard = Shard() if by_itself else choose_shard(asked.rank, asked.world_size)
     if layout is not None and shard.world_size > 1 and not layout.lasting:
@@ -284,7 +278,7 @@ def _with_mixing(plan: LoaderPlan, dataset: dataset_h5, rows: NDArray[np.intp], 
 
 
 def _of_the_dataset(name: str) -> Any:
-    """Make an attribute that belongs to the dataset: it may be replaced there or here, as with a stock loader."""
+    # It may be replaced there or here, as with a stock loader.
     return property(
         lambda self: getattr(self._form.dataset, name), lambda self, value: setattr(self._form.dataset, name, value)
     )
@@ -309,19 +303,15 @@ class WholeBatch(Sequence[Any]):
 
 
 class BatchDataset(dataset_h5):
-    """Give a `DataLoader` whole batches instead of lists of samples.
-
-    A `DataLoader` asks `__getitems__` for a batch and passes the result to `collate_fn`: so one read makes a batch, in
-    any worker, also in loaders that frameworks build from these parts.
-    """
+    """Give a `DataLoader` whole batches, by one read each, instead of lists of samples: in any worker, and in loaders
+    that frameworks build from these parts."""
 
     _form: Form
 
     @classmethod
     def over(cls, form: Form, reader: SplitReader) -> BatchDataset:
-        """Return a view of the same rows, read by `reader`; the dataset itself does not change."""
-        view = cls.__new__(cls)
         # Not by the constructor, which would examine the file again.
+        view = cls.__new__(cls)
         view.__dict__.update({**vars(form.dataset), "reader": reader, "_form": form})
         return view
 
@@ -329,7 +319,6 @@ class BatchDataset(dataset_h5):
     target_transform = _of_the_dataset("target_transform")
 
     def __getitems__(self, indices: Sequence[int]) -> Any:
-        """Return a batch that is read when it is collated."""
         return WholeBatch(self, indices)
 
     def whole(self, indices: Sequence[int]) -> Any:
@@ -337,18 +326,7 @@ class BatchDataset(dataset_h5):
         `return_index`."""
         x, y = self.reader.read_x(indices, pool=SOLO), self.reader.read_y(indices, pool=SOLO)
         x, y = self._form.batch(x, y, indices)
-        # In the caller's own process nothing is sent.
-        if get_worker_info() is not None:
-            x, y = _as_views(x), _as_views(y)
         return (x, y, torch.as_tensor(indices)) if self.return_index else (x, y)
-
-
-def _as_views(rows: Any) -> Any:
-    """Return rows of variable length as views of one tensor: each tensor that is sent between processes keeps a file
-    open."""
-    if not isinstance(rows, list) or not all(isinstance(row, torch.Tensor) and row.dim() == 1 for row in rows):
-        return rows
-    return list(torch.split(torch.cat(rows), [len(row) for row in rows]))
 
 
 class EpochSampler(Sampler[int]):
@@ -356,7 +334,6 @@ class EpochSampler(Sampler[int]):
     ranks themselves, as Accelerate does."""
 
     def __init__(self, order: Order, seed: int, *, drawn: bool) -> None:
-        """Take the `seed`, and whether it was `drawn`."""
         self.order, self.seed, self._drawn = order, seed, drawn
         self.epoch = 0
         self._is_set = False
@@ -398,17 +375,12 @@ class Loader(Iterated, _Base):
 
     Leaving a loop early, by `break` or an exception, ends its background threads, each after the row that it is at.
 
-    It is a `torch.utils.data.DataLoader`, so frameworks that insist on one take it. Those that use it as it is
-    (Lightning on one device) get its full speed. Those that take it apart and build one of their own (Accelerate,
-    Lightning's own sharding) find a dataset, a sampler and a `collate_fn` that give the same batches in the same
-    order, whole ones by one read each, but not prepared ahead unless they run workers; the sampler gives the samples
-    of all ranks, for they share them out by themselves. Where a framework sets no epoch (Ignite's
-    `DeterministicEngine`), the order comes from torch's generator, unless `seed=` is given: then it is always that of
-    the first epoch. A loader that shares out by itself shows a
-    `DistributedSampler`, which Lightning leaves alone.
+    It is a `torch.utils.data.DataLoader`, so frameworks that insist on one take it. Those that build one from its parts
+    (Accelerate, Lightning's own sharding) find a dataset, a sampler and a `collate_fn` that give the same batches in
+    the same order, but not prepared ahead unless they run workers; the sampler gives the samples of all ranks. Where a
+    framework sets no epoch (Ignite's `DeterministicEngine`), the order comes from torch's generator, unless `seed=` is
+    given: then it is always that of the first epoch.
 
-    Attributes:
-        dataset: where from.
     """
 
     # Not public: Ignite passes each public attribute to the constructor. `None` if a framework built the loader from
@@ -491,8 +463,9 @@ class Loader(Iterated, _Base):
         step, so one rank's serves all.
         """
         done = self._place
-        state = {**self._made_by.identity(done.epoch), "epoch": done.epoch, "batches_done": done.batches_done}
-        return {**state, **self._made_by.drawn(done.epoch)} if done.batches_done else state
+        made = self._made_by
+        state = {**made.identity(done.epoch), "epoch": done.epoch, "batches_done": done.batches_done}
+        return {**state, **made.drawn(done.epoch)} if done.batches_done else state
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Make the next iteration continue exactly where `state_dict` was taken.
@@ -525,14 +498,16 @@ class Loader(Iterated, _Base):
             # A state may hold anything, even an array.
             saved: Any = theirs.get(name)
             wanted: Any = ours.get(name)
-            if (
-                np.array_equal(saved, wanted)
-                or (shared_alike and name in ("batch_size", "world_size"))
-                or (is_whole and name in _ARRIVING)
-            ):
+            is_same = np.array_equal(saved, wanted) or (shared_alike and name in ("batch_size", "world_size"))
+            if is_same or (is_whole and name in _ARRIVING):
                 continue
             if name in _ARRIVING:
-                raise OtherOrderError(_why_other_order(name, saved, wanted, epoch), epoch)
+                msg = (
+                    f"This state is from an epoch in another order ({name} is {saved} there, {wanted} here): of a pack "
+                    "that was still being packed or copied, or is read under a disk_limit=. Begin that epoch again, "
+                    f"loader.set_epoch({epoch}), or the next, loader.set_epoch({epoch + 1})."
+                )
+                raise OtherOrderError(msg, epoch)
             msg = f"This state has {name}={show_content(saved)}, the loader has {wanted!r}; both must be the same."
             raise OptionError(msg)
         if done > len(self):
@@ -585,12 +560,10 @@ class Loader(Iterated, _Base):
 
     @property
     def _made_by(self) -> Pipeline:
-        """Return the pipeline that makes the batches."""
         if self._pipeline is None:
             msg = (
                 "Another framework built this loader from the parts of one, so it has no plan and no state. Save the "
-                "epoch and the number of batches, and continue with loader.set_epoch(epoch) and what the framework has "
-                "for skipping batches: with Accelerate skip_first_batches(loader, done)."
+                "epoch and the number of batches; Accelerate's skip_first_batches(loader, done) continues there."
             )
             raise OptionError(msg)
         return self._pipeline
@@ -610,30 +583,18 @@ class OtherOrderError(OptionError):
         self.epoch = epoch
 
 
-def _why_other_order(name: str, theirs: int | None, ours: int | None, epoch: int) -> str:
-    """Say how the orders of a state and a loader differ, and what to do."""
-    found = f"{name} is {theirs} there and {ours} here" if theirs and ours else f"only one of them has {name}"
-    return (
-        f"This state is from an epoch in another order than the loader's ({found}): of a pack that was still being "
-        "packed or copied, or of one that is read under a disk_limit=. Which samples are left is not known here. "
-        f"Begin that epoch again, loader.set_epoch({epoch}), or the next, loader.set_epoch({epoch + 1})."
-    )
-
-
 # How the batches of an epoch are made: `stage(ahead(scale(read(batches))))`.
 
 
 @dataclass(slots=True)
 class EpochPlace:
-    """How far an epoch has been handed out."""
+    """How far an epoch has been handed out, and whether its loop has received all of it."""
 
     epoch: int
     batches_done: int
     ended: bool = False
-    """Whether its loop has received all of it."""
 
     def end(self) -> None:
-        """Record that the loop has ended."""
         self.ended = True
 
 
@@ -651,17 +612,14 @@ class Position:
     """Which thread took the last batch."""
 
     def move_to(self, place: EpochPlace) -> None:
-        """Begin the next iteration at a place."""
         self.done = self.next = place
         self.follows, self.thread = False, None
 
     def begin(self) -> None:
-        """Record that the next iteration has begun, and the one after it is the epoch after."""
         self.done, self.follows = self.next, True
         self.next = EpochPlace(self.next.epoch + 1, 0)
 
     def hand_out(self, place: EpochPlace) -> None:
-        """Record that an iteration has handed out one more batch of the epoch that it is in."""
         place.batches_done += 1
         self.thread = current_thread()
         if self.follows:
@@ -828,7 +786,6 @@ class Pipeline:
         return {"seed": self.schedule.seed, **order.identity(), **shared, "world_size": self.schedule.shard.world_size}
 
     def with_seed(self, seed: int) -> Pipeline:
-        """Return a machine of the same parts whose order and random numbers follow from another seed."""
         other = copy.copy(self)
         other.schedule = replace(self.schedule, seed=seed)
         return other

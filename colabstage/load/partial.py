@@ -89,12 +89,11 @@ class UnitOrder:
 
     Windows overlap: a row is visited while the next `window_units` units are taken. They grow from the first units,
     which are taken all at once, and shrink to a single unit at the end: so the first batch does not wait for a whole
-    window, and little is left to visit once the last unit is local. Because units are spread, the classes of a source
-    that is sorted by class are even in a batch as soon as a window has more units than there are classes.
+    window, and little is left to visit once the last unit is local. Because units are spread, the classes of a sorted
+    source are even in a batch as soon as a window has more units than there are classes.
 
-    Each unit's rows are drawn in random order, one from each of as many equal parts of its window as it has rows. So
-    every moment is equally likely for each row, but a batch does not happen to have many rows of one unit and none of
-    another: the classes of a batch are as even as if moments were drawn independently from a window twice as long.
+    Each unit's rows are drawn in random order, one from each of as many equal parts of its window as it has rows: every
+    moment is equally likely for each row, but no batch happens to have many rows of one unit and none of another.
 
     A row that spans two units comes after the later one. A machine's ranks all read the same window, fetched once.
     """
@@ -164,9 +163,8 @@ _PLACES = 12
 def visited_units(count: int, seed: int, epoch: int, together: int = 1) -> NDArray[np.intp]:
     """Return `count` units in the order in which an epoch visits them.
 
-    With `together` above 1, units are cut into stretches of so many neighbours. Twelve stretches take turns, one unit
-    of each, then the next of each, before the next twelve. Consecutive units are then from different stretches, as
-    without stretches, and neighbours can be fetched at once without fetching what is needed late.
+    With `together` above 1, units are cut into stretches of so many neighbours, twelve of which take turns, one unit of
+    each: consecutive units are from different stretches, and neighbours can be fetched at once.
     """
     # The 3, and the 4 and 5 for rows, separate these draws from each other and from those of other orders.
     stretches = spread_order(-(-count // together), seed, epoch, 3)
@@ -205,15 +203,8 @@ def even_window(
 
     A longer window costs time if training takes as long as arrival: up to half a window is left to train on when the
     last unit has come. The result depends only on layout and labels, not on what has arrived, so that the order is
-    fixed.
-
-    Args:
-        units: `(N,)`, the unit of each row, counted from 0.
-        labels: `(N,)`, its class.
-        most_units: what is returned where labels say nothing, since all are the same; where they say that less is not
-            even, it may be twice as many.
-        first_units: how many units the first batch may wait for.
-        together: how many neighbours are visited shortly after each other.
+    fixed. It is `most_units` where all labels are the same, and at most twice as many. `first_units`: how many the
+    first batch may wait for. `together`: how many neighbours are visited shortly after each other.
     """
     every = max(1, -(-len(units) // _MOST_ROWS))
     units, labels = units[::every], labels[::every]
@@ -235,11 +226,8 @@ def _is_even(labels: NDArray[np.integer]) -> bool:
 
 
 def mixing_of(labels: NDArray[np.integer], batch_size: int) -> float:
-    """Return how even the classes are in consecutive batches of `labels`, which are in the order of visits.
-
-    It is the variance of class counts after a full shuffle, divided by the actual variance: 1 is as even as a full
-    shuffle, and 1/n means n times the variance.
-    """
+    """Return how even the classes are in consecutive batches of `labels`, in the order of visits: the variance of class
+    counts after a full shuffle, divided by the actual variance."""
     classes, numbers = np.unique(labels, return_inverse=True)
     batches = numbers[: len(numbers) // batch_size * batch_size].reshape(-1, batch_size)
     if not len(batches):
@@ -271,11 +259,8 @@ _CONTENT_LENGTH = 8
 
 
 class PartialPack:
-    """The `Arrival` of a remote pack.
-
-    `paths`: the local sparse files, which readers open; `path`: the first of them. `file`: their blocks. `place`: where
-    the file will be once it is copied completely; `None` if a limit keeps it partial for ever.
-    """
+    """The `Arrival` of a remote pack: `paths` are the local sparse files, which readers open, `file` their blocks;
+    `place` is where the file will be once it is copied completely, `None` if a limit keeps it partial for ever."""
 
     # What happens to rows that makes them local.
     verb = "copied"
@@ -287,7 +272,6 @@ class PartialPack:
         window_units: int,
         place: Path | None = None,
     ) -> None:
-        """Take what `open_partial` or `open_pack` found."""
         self.file, self._fields, self._window_units, self._place = file, fields, window_units, place
         self.paths, self.path = file.paths, file.paths[0]
         self.handed_out = HandedOut()
@@ -301,12 +285,10 @@ class PartialPack:
 
     @property
     def place(self) -> Path:
-        """Return where the file will be."""
         return self._place or self.path
 
     @property
     def layout(self) -> UnitLayout:
-        """Return the blocks that rows are in. The first batch may wait for one: its rows are of all classes."""
         files, limit = self.file.files, self.file.limit
         of_all = f"{format_bytes(files.size)} in {files.blocks:,} of them"
         why = "" if isinstance(self.file, WholeFile) else ", copied from the cache"
@@ -322,28 +304,24 @@ class PartialPack:
 
     @property
     def bar(self) -> tuple[str, int, str]:
-        """Return what a progress bar shows of the copying: what is done, the total, and the unit."""
         return "copy from cache", self.file.files.size, "B"
 
     @property
     def moved(self) -> int:
-        """Return how much of that is done."""
         return self.figures["here"]
 
     @property
     def ready(self) -> Readiness:
-        """Return how many rows are completely local."""
         splits = {field.split for field in self._fields}
         here = [self._of(split).count_here(self.file.state) for split in splits]
         return Readiness(sum(here), sum(len(self._of(split).units) for split in splits))
 
     def check(self) -> None:
-        """Raise the error that ended fetching, if there is one."""
         self.file.check()
 
     def first_blocks(self) -> NDArray[np.int64]:
-        """Return all blocks, in the order in which a loader of `train` with the default seed needs them."""
-        # Most likely that loader will be made, and it can then start at once.
+        """Return all blocks, in the order in which a loader of `train` with the default seed, the likeliest, needs
+        them."""
         train = self._of("train")
         count = int(train.units.max(initial=-1)) + 1
         order = np.concatenate([train.low + visited_units(count, 0, 0), np.arange(self.file.blocks)])
@@ -352,36 +330,30 @@ class PartialPack:
 
     @property
     def complete(self) -> bool:
-        """Return whether all of it is local for good, in its final place."""
         # Readers of a whole file keep its path, which is temporary until the copy has moved to its place.
         return self.file.complete and (self._place in (None, self.path) or not self.path.exists())
 
     @property
     def figures(self) -> dict[str, int]:
-        """Return bytes `fetched` and `evicted` since this was opened, `kept` from before, `here`, and on the `disk`."""
         return self.file.figures
 
     @property
     def waits_for(self) -> str:
-        """Return why nothing arrives at present although it is needed; "" if something does."""
         return self.file.waits_for
 
     def expect(
         self, split: str, rows: NDArray[np.intp], *, then: Callable[[], NDArray[np.intp]] | None = None
     ) -> Expectations:
-        """Fetch rows in the order in which they will be read, as `Arrival.expect`."""
         # If the whole file is copied, all of it is local by the time `then` would be read.
         return Expectations(self, self._of(split), rows, None if self._place is not None else then)
 
     def hold(
         self, split: str, rows: NDArray[np.intp], *, side: Side = "row", cancellation: Cancellation | None = None
     ) -> AbstractContextManager[None]:
-        """Wait for rows and keep them, as `Arrival.hold`."""
         blocks, edges = self._of(split).needed(rows, targets_only=side == "targets")
         return self.file.hold(blocks, edges, cancellation)
 
     def close(self) -> None:
-        """Stop fetching. Local blocks stay for the next time."""
         self.file.close()
 
     def _of(self, split: str) -> Places:
@@ -407,7 +379,6 @@ class Expectations:
         self._expect(rows, 0)
 
     def reached(self, rows: int, waited_s: float = 0.0) -> None:
-        """Record how many rows have been read."""
         self._pack.handed_out.note(max(0, rows - self._done), waited_s)
         then, self._then, self._done = self._then, None, rows
         for one in self._expected:
@@ -417,7 +388,6 @@ class Expectations:
             threading.Thread(target=self._follow, args=(then,), name="colabstage-next-epoch", daemon=True).start()
 
     def close(self) -> None:
-        """Withdraw them."""
         with self._lock:
             self._closed, self._then = True, None
             for one in self._expected:
@@ -452,17 +422,9 @@ def open_partial(
 ) -> PartialPack:
     """Open a remote pack, with at most `disk_limit` bytes of it on the local disk at any time.
 
-    Its index, labels and other small datasets are fetched now, and stay.
-
-    Args:
-        files: the packed file: a path, for example on a mounted Drive, an http(s) address, or one of a bucket; of
-            several, which are read as one, a list of these, a pattern of paths, or the address of all shards of a set,
-            with `*` for their numbers: `"s3://bucket/photos-*-of-00008.h5"`. The manifest of each, `NAME.h5.json`, is
-            beside it. Or the share link of a folder on Google Drive that holds one pack and its manifest.
-        disk_limit: bytes, or text such as "20GB"; for all files together.
-        local_dir: the folder on the local disk; `None` for the platform's fast folder.
-        manifests: that of each file, where they are known: each takes a round trip or more.
-        step: shows the bytes that are fetched now.
+    Its index, labels and other small datasets are fetched now, and stay. Of several files, beside each of which is its
+    manifest, the limit is for all together. `manifests`: of each file, where they are known. `step`: shows the bytes
+    that are fetched now.
 
     Raises:
         OptionError: the limit is not a size, or an address does not name a file, or what is given is neither.
@@ -507,10 +469,8 @@ def open_whole(place: Path) -> PartialPack | None:
 
 
 def lasting_layout(path: Path, layout: UnitLayout) -> UnitLayout:
-    """Return the units of a file as every process finds them, also once all of it is local.
-
-    For a file that is being packed, these are the blocks of the finished one, whose layout it has from the beginning.
-    """
+    """Return the units of a file as every process finds them, also once all of it is local. For a file that is being
+    packed, these are the blocks of the finished one, whose layout it has from the beginning."""
     place = layout.place or path
     try:
         size = path.stat().st_size

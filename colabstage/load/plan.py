@@ -152,36 +152,6 @@ class ArrayArguments(TypedDict, total=False):
     prefetch_factor: int | Literal["auto"]
 
 
-# The lines that take whole batches from worker processes, seeded as torch seeds them.
-STOCK_LOADER = "torch.utils.data.DataLoader(dataset, batch_size, shuffle=True, num_workers=2)"
-# Arguments that no longer exist, or that only a stock `DataLoader` has, and the line to write instead.
-TORCH_REMEDIES = {
-    "decode": "Leave it out: crops are cut while images are decoded wherever batch_transform begins with one.",
-    "generator": "Write seed=generator.initial_seed().",
-    **dict.fromkeys(
-        ("pin_memory", "pin_memory_device"),
-        "Leave it out: batches for a device= that is a GPU come through pinned memory.",
-    ),
-    "in_order": "Leave it out: batches come in the order of their numbers.",
-    "persistent_workers": "Leave it out: num_workers= counts threads, and no processes have to be kept.",
-    **dict.fromkeys(
-        ("batch_sampler", "collate_fn", "worker_init_fn", "timeout", "multiprocessing_context"),
-        f"A stock loader has it and reads whole batches too: {STOCK_LOADER}.",
-    ),
-}
-# Arguments that have equivalents in `make_loader`, Keras's PyDataset or tf.data.
-ARRAY_REMEDIES = {
-    "batch_transform": "Give the dataset_h5 a transform; or augment in layers of the model, or by the map of tf.data.",
-    "sampler": "Write rows= for some of the samples, and sample_weight= for their weights.",
-    "device": "Leave it out: the framework copies batches to its device.",
-    "drop_remainder": "Write drop_last=True.",
-    "buffer_size": "Leave it out: all rows are shuffled, not those in a buffer.",
-    "class_weight": "Give it to model.fit; or write sample_weight= for a weight of each sample.",
-    "max_queue_size": "Write prefetch_factor= for the number of batches that are made ahead.",
-    "use_multiprocessing": "Leave it out: threads of this process make batches ahead, num_workers= of them.",
-}
-
-
 @dataclass(frozen=True, slots=True)
 class ReasonedValue:
     """A number with the reason for it."""
@@ -194,42 +164,33 @@ class ReasonedValue:
 
 
 @dataclass(frozen=True, slots=True)
-class OrderChoice:
-    """The order in which an epoch visits rows."""
+class Choice:
+    """One of several ways, by its name, with the reason for it."""
 
-    name: Literal["permutation", "arrival", "file", "sampler"]
-    """`"permutation"`: all orders are equally likely; `"arrival"`: rows are shuffled within windows of units that
-    arrive; `"file"`: as stored; `"sampler"`: as the sampler says."""
+    name: str
     reason: str
-    window_units: int = 0
-    mixing: float | None = None
-    """How even the classes of a batch are, as in `load.arrival.mixing_of`; `None` if not measured."""
 
     def __str__(self) -> str:
         return f"{self.name}: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeChoice:
-    """How much of each image file is decoded."""
+class OrderChoice(Choice):
+    """`"permutation"`: all orders are equally likely; `"arrival"`: rows are shuffled within windows of units that
+    arrive; `"file"`: as stored; `"sampler"`: as the sampler says."""
 
-    name: Literal["crops", "whole"]
-    """`"crops"`: no more than the crop that the batch transform begins with; `"whole"`: all of it."""
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.name}, because {self.reason}"
+    mixing: float | None = None
+    """How even the classes of a batch are, as in `load.partial.mixing_of`; `None` if not measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeepChoice:
-    """How much memory is used to keep decoded images for later epochs."""
+    """How much memory may keep decoded images for later epochs."""
 
     most_bytes: int
-    """The budget; 0 if none are kept."""
     reason: str
     part: float = 0.0
-    """The part of an epoch's images that fits into it, 0 to 1."""
+    """The part of an epoch's images that fits into it."""
 
     def __str__(self) -> str:
         return f"kept, {self.reason}" if self.most_bytes else f"not kept, {self.reason}"
@@ -240,8 +201,6 @@ class LoaderPlan:
     """How batches will be loaded: each choice with its reason."""
 
     strategy: Literal["device", "memory", "direct"]
-    """Where a background thread takes batches from: the device's memory, memory that holds the whole split, or the
-    file."""
     reason: str
     batch_size: int
     batches: int
@@ -250,8 +209,9 @@ class LoaderPlan:
     prefetch: ReasonedValue
     engine: EngineChoice
     order: OrderChoice
-    decode: DecodeChoice | None = None
-    """`None` if inputs are not image files."""
+    decode: Choice | None = None
+    """`"crops"`, no more of an image file than the crop that the batch transform begins with, or `"whole"`; `None` if
+    inputs are not image files."""
     keep: KeepChoice | None = None
     """`None` if nothing is decoded in each epoch."""
     together: int = 1
@@ -259,7 +219,6 @@ class LoaderPlan:
 
     @property
     def facts(self) -> list[tuple[str, str]]:
-        """Return each choice with its reason."""
         chosen = {
             "strategy": f"{self.strategy}: {self.reason}",
             "batches": f"{self.batches:,} of {self.batch_size:,} samples",

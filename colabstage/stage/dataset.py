@@ -14,7 +14,7 @@ from colabstage.io.environment import logger_of
 from colabstage.io.packages import whole_imports
 from colabstage.io.report import Report, Row, Table, facts
 from colabstage.io.units import NAMES_SHOWN, format_bytes, format_count, format_duration, format_names, format_rate
-from colabstage.load.plan import ARRAY_REMEDIES, TORCH_REMEDIES, ArrayOptions, LoaderOptions
+from colabstage.load.plan import ArrayOptions, LoaderOptions
 
 if TYPE_CHECKING:
     import os
@@ -301,10 +301,7 @@ class StagedDataset:
         """Return whether there is a split of that name."""
         return split in self.splits
 
-    @public(
-        LoaderOptions,
-        remedies={**TORCH_REMEDIES, "batch_size": 'Write data.loader("train", 64); training depends on it.'},
-    )
+    @public(LoaderOptions)
     def loader(
         self,
         split: str,
@@ -333,10 +330,7 @@ class StagedDataset:
 
         return make_loader(self[split], batch_size, options=options, **arguments)
 
-    @public(
-        ArrayOptions,
-        remedies={**ARRAY_REMEDIES, "batch_size": 'Write data.to_keras("train", 64); training depends on it.'},
-    )
+    @public(ArrayOptions)
     def to_keras(self, split: str, batch_size: int, **arguments: Unpack[ArrayArguments]) -> KerasBatches:
         """Return batches of a split for Keras, as `to_keras` makes them; without torch, unless that is the backend.
 
@@ -354,10 +348,7 @@ class StagedDataset:
 
         return to_keras(self._reader(split), batch_size, **arguments)
 
-    @public(
-        ArrayOptions,
-        remedies={**ARRAY_REMEDIES, "batch_size": 'Write data.to_numpy("train", 64); training depends on it.'},
-    )
+    @public(ArrayOptions)
     def to_numpy(self, split: str, batch_size: int, **arguments: Unpack[ArrayArguments]) -> NumpyLoader:
         """Return batches of a split as numpy arrays, as `to_numpy` makes them; without torch.
 
@@ -376,10 +367,7 @@ class StagedDataset:
 
         return to_numpy(self._reader(split), batch_size, **arguments)
 
-    @public(
-        ArrayOptions,
-        remedies={**ARRAY_REMEDIES, "batch_size": 'Write data.to_tf_data("train", 64); training depends on it.'},
-    )
+    @public(ArrayOptions)
     def to_tf_data(self, split: str, batch_size: int, *, epoch: int = 0, **arguments: Unpack[ArrayArguments]) -> Any:
         """Return batches of a split as a `tf.data.Dataset`, as `to_tf_data` makes them; without torch.
 

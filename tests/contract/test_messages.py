@@ -500,7 +500,6 @@ WITH_TORCH: dict[str, Callable[[World], object]] = {
     "no rows at all": lambda w: w.loader(sampler=[]),
     "shuffle beside a sampler that decides": shuffled_twice,
     "ranks beside a sampler of ranks": divided_twice,
-    "an argument of a stock loader": lambda w: w.loader(pin_memory=True),
     "a mean of bytes": normalized_bytes,
     "a memory budget that is a word": lambda w: w.loader(memory_budget="much"),
     "ragged of unknown name": lambda w: w.loader(ragged="dense"),

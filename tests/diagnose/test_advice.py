@@ -83,13 +83,12 @@ def test_the_verdict_follows_from_loader_alone_step_alone_and_both(
     ("changes", "words"),
     [
         ({}, "DataLoader(..., num_workers=2, persistent_workers=True)"),
-        ({"packed": 'dataset_h5("a.h5")'}, 'make_loader(dataset_h5("a.h5"), 8)'),
         ({"image_size": (224, 192)}, 'make_loader(stage_dataset(SOURCE, image_size=(224, 192))["train"], 8)'),
         ({"stages": {"transform": 0.08}}, "batch_transform=f"),
         ({"kind": "colabstage"}, "autotune_loader(loader.dataset, 8, step=step)"),
         ({"kind": "keras"}, "PyDataset.__init__(workers=2, use_multiprocessing=False, max_queue_size=8)"),
         ({"kind": "keras", "stages": {"transform": 0.08}}, "use_multiprocessing=True"),
-        ({"kind": "keras", "packed": 'dataset_h5("a.h5")'}, 'to_keras(dataset_h5("a.h5"), 8)'),
+        ({"kind": "keras", "image_size": (24, 24)}, 'to_keras(stage_dataset(SOURCE, image_size=(24, 24))["train"], 8)'),
         ({"kind": "tf.data", "stages": {}}, ".prefetch(tf.data.AUTOTUNE)"),
         ({"kind": "tf.data", "stages": {}}, "num_parallel_calls=tf.data.AUTOTUNE"),
         ({"kind": "iterable", "has_gpu": True}, "CudaDataLoader(loader, device)"),
@@ -110,7 +109,7 @@ def test_what_can_be_gained_is_bounded_by_what_was_measured() -> None:
     waiting = other(DECODING, stages={"read": 0.08})
     assert next(one for one in advised(waiting) if one.options).options["num_workers"] == 4
     assert next(one for one in advised(other(waiting, step_s=0.03)) if one.options).options["num_workers"] == 3
-    (pack,) = (one for one in advised(other(DECODING, packed='stage_dataset("p")["train"]')) if "stage" in one.argument)
+    (pack,) = (one for one in advised(other(DECODING, image_size=(24, 24))) if "stage" in one.argument)
     assert pack.gain == pytest.approx(0.1 / 0.02)
     assert [one.gain for one in advised(DECODING)] == sorted((one.gain for one in advised(DECODING)), reverse=True)
 

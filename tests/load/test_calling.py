@@ -105,13 +105,3 @@ def test_a_transform_with_a_key_is_given_it(images: Path) -> None:
     list(loader)
     x, y = next(iter(loader))
     assert (x.tolist(), y.tolist()) == ([1] * 4, [0, 1, 2, 3])
-
-
-@pytest.mark.parametrize("name", ["pin_memory", "collate_fn"])
-def test_arguments_that_are_gone_name_what_to_write(images: Path, name: str) -> None:
-    """Each is our error, not Python's about an unknown name."""
-    arguments: dict[str, Any] = {name: None}
-    with pytest.raises(OptionError, match=f"has no {name}="):
-        make_loader(dataset_h5(images), 4, **arguments)
-    with pytest.raises(OptionError, match="has no decode="):
-        dataset_h5(images, decode=True)  # type: ignore[call-arg]

@@ -189,7 +189,7 @@ def test_the_plan_says_what_is_decoded_and_why(
     loader = make_loader(dataset_h5(make_pack(**options), transform), 4, batch_transform=batch_transform)
     assert loader.plan.decode is not None
     assert loader.plan.decode.name == name
-    assert f"{name}, because {loader.plan.decode.reason}" in str(loader.plan)
+    assert f"{name}: {loader.plan.decode.reason}" in str(loader.plan)
 
 
 @pytest.mark.gpu

@@ -105,7 +105,7 @@ class Counting(Sampler[int]):
     ("sampler", "message"),
     [
         ([0, 23], "sampler=.*23"),
-        ([], "None of the 23"),
+        ([], "no batch"),
         ([0.5], "float64"),
         (7, "sampler=7"),
         (["a"], "sampler="),

@@ -28,7 +28,7 @@ from colabstage.load.batch import WHITE, Batcher, pad_boxes, target_array
 from colabstage.load.choosing import choose_loader, gather_facts
 from colabstage.load.epoch import RowOrder, choose_seed, chosen_order
 from colabstage.load.partial import order_of
-from colabstage.load.plan import ARRAY_REMEDIES, ArrayOptions, LoaderOptions
+from colabstage.load.plan import ArrayOptions, LoaderOptions
 from colabstage.load.reading.reader import SplitReader
 
 if TYPE_CHECKING:
@@ -92,8 +92,6 @@ class ArrayBatches:
     def __init__(
         self, source: Source, batch_size: int, options: ArrayOptions | None = None, *, split: str | None = None
     ) -> None:
-        """Open the `source`, a `dataset_h5`, a reader, or files (and their `split`); if the plan says so, read all
-        inputs into memory now."""
         options = options or ArrayOptions()
         self._dataset, reader = _resolved(source, split)
         if not self.per_sample:
@@ -132,17 +130,14 @@ class ArrayBatches:
         self._order: tuple[int, NDArray[np.intp]] | None = None
 
     def __len__(self) -> int:
-        """Count the batches in an epoch."""
         return self.plan.batches
 
     @property
     def batch_bytes(self) -> int:
-        """Return the length of the inputs of a full batch, as they are read."""
         return min(self.plan.batch_size, self._visits.count) * self.reader.row_bytes
 
     def rows(self, epoch: int, number: int, count: int = 1) -> NDArray[np.intp]:
-        """Return the rows of `count` batches, beginning with batch `number`: those that `make_loader` gives for the
-        same seed, epoch and batch size."""
+        """Return the rows of `count` batches, beginning with batch `number`, as `make_loader` orders them."""
         order = self._order
         # The order of one epoch is kept, because requests come batch by batch.
         if order is None or order[0] != epoch:
@@ -152,9 +147,8 @@ class ArrayBatches:
         return order[1][number * size : min(number + count, len(self)) * size]
 
     def tables(self) -> tuple[NDArray[Any], ...] | None:
-        """Return inputs, targets and weights, if there are any, of all rows, for a framework that gathers batches from
-        them itself; `None` if rows need more than gathering, or targets are too large for memory. A mapped file is read
-        through once, if most of it is not in memory."""
+        """Return inputs, targets and weights, if any, of all rows, for a framework that gathers batches from them
+        itself; `None` if rows need more than gathering, or targets are too large for memory."""
         reader, classes = self.reader, self._one_hot
         length = reader.target_bytes if classes is None else 4 * classes * math.prod(reader.target_shape or ())
         if self.per_sample or self._dtype is not None or reader.in_place() is None:
@@ -170,7 +164,6 @@ class ArrayBatches:
         return (inputs, y) if self._weights is None else (inputs, y, self._weights)
 
     def read(self, epoch: int, number: int, pool: ThreadPool = SOLO) -> Batch:
-        """Read a batch `(x, y)` of arrays that the caller may change."""
         return self.finish(self.read_ahead(epoch, number, pool))
 
     def stream(self, epoch: int, first: int, cancellation: Cancellation) -> Generator[Any]:
@@ -181,7 +174,7 @@ class ArrayBatches:
             yield from (self.read_ahead(epoch, number, pool) for number in range(first, len(self)))
 
     def read_ahead(self, epoch: int, number: int, pool: ThreadPool = SOLO) -> Any:
-        """Read what `finish` makes a batch of, in any thread: the whole batch, if the dataset has no transforms."""
+        """Read what `finish` makes a batch of, in any thread."""
         rows = self.rows(epoch, number)
         self._announce(epoch, number)
         return self._read(rows, pool)
@@ -222,16 +215,13 @@ class ArrayBatches:
         return self._finished(_stacked("transform", xs), y, ahead.rows, SOLO)
 
     def filenames(self) -> list[str]:
-        """Read the names of the files that the visited samples were made from, in the order without shuffling."""
         return self.reader.keys(None if self._chosen is None else self._chosen.chosen)
 
     @property
     def per_sample(self) -> bool:
-        """Return whether the caller's Python code is called for each sample."""
         return self._dataset is not None and self._dataset.per_sample
 
     def specs(self) -> tuple[Any, ...]:
-        """Describe a batch by an `ArraySpec` for each of its parts, or a dict of them if y is a dict."""
         # One real row is read, because only that shows what transforms return.
         batch = self.finish(self._read(np.zeros(1, np.intp), SOLO))
         count = self.plan.batch_size if self.all_full else None
@@ -283,9 +273,9 @@ def _resolved(source: Source, split: str | None) -> tuple[Any, SplitReader]:
     dataset: Any = source
     reader = getattr(dataset, "reader", None)
     if not isinstance(reader, SplitReader):
-        remedy = "Of what stage_dataset returns pass one split, data['train']."
-        if hasattr(dataset, "dataset") and hasattr(dataset, "indices"):
-            remedy = "Of a Subset pass subset.dataset, and rows=subset.indices."
+        remedy = (
+            "Pass data['train'] of what stage_dataset returns; of a Subset, subset.dataset with rows=subset.indices."
+        )
         refuse_argument("dataset", source, "a dataset_h5 or the path of an HDF5 file", remedy=remedy)
     if dataset.return_index:
         msg = "The dataset has return_index=True, and training takes (x, y). Make it without."
@@ -294,14 +284,11 @@ def _resolved(source: Source, split: str | None) -> tuple[Any, SplitReader]:
 
 
 def _check_arrays(reader: SplitReader) -> None:
-    """Raise `OptionError` if samples are not arrays of one shape."""
-    side = "inputs" if reader.row_shape is None else "targets" if reader.has_free_targets else ""
-    if side:
-        name = "transform" if side == "inputs" else "target_transform"
-        pack = " Images can also be packed with image_size=(height, width)." if side == "inputs" else ""
+    if reader.row_shape is None or reader.has_free_targets:
+        side, name = ("inputs", "transform") if reader.row_shape is None else ("targets", "target_transform")
         msg = (
             f"The {side} of '{reader.path}' are texts or have shapes of their own, and a batch here is one array. Give "
-            f"a dataset_h5 whose {name} makes arrays of one shape of them.{pack}"
+            f"a dataset_h5 whose {name} makes arrays of one shape of them; or pack images with image_size=…."
         )
         raise OptionError(msg)
 
@@ -347,8 +334,8 @@ def _weights_of(weights: ArrayLike | None, samples: int, chosen: NDArray[np.intp
     # A single one makes the loss NaN, and with it the model.
     if len(bad := rows[~np.isfinite(found[rows])]):
         msg = (
-            f"sample_weight is {found[bad[0]]} for row {bad[0]:,}, and for {len(bad):,} of {len(rows):,}; expected "
-            "finite numbers of float32. Write 0 for samples that do not count, or leave them out by rows=."
+            f"sample_weight is {found[bad[0]]} for row {bad[0]:,}, one of {len(bad):,}; expected finite numbers. Write "
+            "0 for samples that do not count, or leave them out by rows=."
         )
         raise OptionError(msg)
     return found
@@ -366,9 +353,8 @@ def _stacked(name: str, values: tuple[Any, ...]) -> NDArray[Any]:
 
 
 def one_hot(y: Any, classes: int) -> NDArray[np.float32]:
-    """Turn class indices, integers `(B, …)`, into one-hot vectors along a new last axis, float32; `(B, 1, 1)` and the
-    like count as `(B,)`. -1, and the 255 of pixels without a class, become zeros; any other index of `classes` or more
-    is an OptionError."""
+    """Turn class indices, integers `(B, …)`, into one-hot vectors along a new last axis; `(B, 1, 1)` and the like count
+    as `(B,)`. -1, and the 255 of pixels without a class, become zeros; no other index may be `classes` or more."""
     if not isinstance(y, np.ndarray) or y.dtype.kind not in "iub":
         kind = y.dtype if isinstance(y, np.ndarray) else "boxes"
         msg = f"one_hot={classes} needs class indices as targets, and these are {kind}. Leave it out."
@@ -385,10 +371,7 @@ def one_hot(y: Any, classes: int) -> NDArray[np.float32]:
     return np.take(table, np.where((wide >= 0) & (wide < classes), wide, classes), axis=0)
 
 
-@public(
-    ArrayOptions,
-    remedies={**ARRAY_REMEDIES, "batch_size": 'Write to_keras(data["train"], 64); training depends on it.'},
-)
+@public(ArrayOptions)
 def to_keras(
     dataset: dataset_h5 | SplitReader | Files,
     batch_size: int,
@@ -471,10 +454,7 @@ class NumpyLoader(Iterated):
         self._epoch = whole_number("epoch", epoch)
 
 
-@public(
-    ArrayOptions,
-    remedies={**ARRAY_REMEDIES, "batch_size": 'Write to_numpy(data["train"], 64); training depends on it.'},
-)
+@public(ArrayOptions)
 def to_numpy(
     dataset: dataset_h5 | SplitReader | Files,
     batch_size: int,

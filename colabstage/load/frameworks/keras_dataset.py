@@ -32,17 +32,16 @@ _LINGER_S = 1.0
 
 
 class EpochTracker:
-    """Tell passes over the data apart.
+    """Tell passes over the data apart. Not thread-safe.
 
     A pass is the next epoch, unless Keras has only looked at the first batches before it. A second request for a batch
     begins a pass. So does a request after the batches were counted, as Keras does when it begins a pass, if Keras has
-    begun or ended an epoch since the request before, or if it does not continue that one. Not thread-safe.
+    begun or ended an epoch since the request before, or if it does not continue that one.
     """
 
     def __init__(self, batches: int, *, by_turn: bool) -> None:
         """Take the number of `batches` in an epoch. `by_turn`: the n-th request of a pass gets batch n, whatever its
-        number. For shuffled samples, where a consumer that shuffles the numbers too would make reading ahead
-        impossible."""
+        number: a consumer that shuffles the numbers too would make reading ahead impossible."""
         self.epoch = 0
         self._batches = batches
         self._by_turn = by_turn
@@ -52,11 +51,9 @@ class EpochTracker:
         self._counted = self._at_edge = False
 
     def count(self) -> None:
-        """Record that the batches are counted."""
         self._counted = True
 
     def mark_edge(self) -> None:
-        """Record that Keras begins or ends an epoch."""
         self._at_edge = True
 
     def begin(self) -> None:
@@ -65,7 +62,6 @@ class EpochTracker:
             self.start_epoch(self.epoch + 1)
 
     def start_epoch(self, epoch: int) -> None:
-        """Make the next request the first of this epoch."""
         self.epoch = epoch
         self._asked.clear()
 
@@ -177,8 +173,7 @@ class KerasBatches(PyDataset):  # type: ignore[misc]  # keras has no type inform
         if (name == "workers" and value > 1) or (name == "use_multiprocessing" and value):
             msg = (
                 f"{name}={value!r} would have Keras call this dataset from several threads or processes, each with an "
-                "epoch count of its own, and copy every batch once more. Leave it out: the dataset reads ahead by "
-                "itself. Use to_keras(..., num_workers=…) for more threads."
+                "epoch count of its own. Leave it out: it reads ahead by itself, by to_keras(..., num_workers=…)."
             )
             raise OptionError(msg)
         super().__setattr__(name, value)

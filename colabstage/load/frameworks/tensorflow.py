@@ -19,7 +19,7 @@ from colabstage.io.boundary import public
 from colabstage.io.packages import refuse_import, whole_imports
 from colabstage.io.pipeline import ThreadPool
 from colabstage.load.frameworks.arrays import ArrayBatches
-from colabstage.load.plan import ARRAY_REMEDIES, ArrayOptions
+from colabstage.load.plan import ArrayOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -47,10 +47,7 @@ _ALIGNMENT_BYTES = 64
 _WIDEST_BYTES = 8
 
 
-@public(
-    ArrayOptions,
-    remedies={**ARRAY_REMEDIES, "batch_size": 'Write to_tf_data(data["train"], 64); training depends on it.'},
-)
+@public(ArrayOptions)
 def to_tf_data(
     dataset: dataset_h5 | SplitReader | Files,
     batch_size: int,
@@ -98,9 +95,8 @@ def to_tf_data(
 
 
 def _dataset_of(tf: Any, batches: ArrayBatches, next_epoch: Callable[[], int]) -> Any:
-    """Make the `tf.data.Dataset` of these batches. `next_epoch` returns the epoch of an iterator, in a thread of
-    TensorFlow, when its first element is taken; TensorFlow keeps it for the life of the process, so it must not refer
-    to `batches`."""
+    """Make the `tf.data.Dataset` of these batches. `next_epoch` returns the epoch of an iterator, when its first
+    element is taken; TensorFlow keeps it for the life of the process, so it must not refer to `batches`."""
     total, workers = len(batches), batches.plan.workers.value
     # Each batch that is read at once takes memory; more threads than this share the work of one batch. A dataset's
     # transforms are the caller's code, which is never called concurrently.

@@ -2,11 +2,9 @@
 
 `Mapped` gathers rows from memory, a file's mapping or an array; `Pread` reads rows by position from a file that is
 larger than memory; `Encoded` decodes image files; `Boxes` reads any number of boxes for each row; `Foreign` and
-`Ragged` leave to h5py what colabstage never writes: chunks, filters, other byte orders, rows of variable length. Fields
-differ in speed, never in the bytes. Row numbers are checked once, by `resolve_rows`; copy loops trust them.
-
-Measured on two cores with a warm file (4,000 rows of 196,608 bytes, 64 at a time, shuffled): one `np.take` out of the
-mapping runs at the speed of memory, h5py at a third of it on contiguous data.
+`Ragged` leave to h5py what colabstage never writes. Fields differ in speed, never in the bytes. Row numbers are checked
+once, by `resolve_rows`; copy loops trust them. One `np.take` out of the mapping runs at the speed of memory, h5py at a
+third of it on contiguous data (two cores, warm).
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from colabstage.errors import DamagedPackError, DecodeError, NotEnoughSpaceError, PackFormatError
+from colabstage.errors import DamagedPackError, DecodeError, PackFormatError
 from colabstage.h5.schema import BOXES
 from colabstage.h5.untrusted import home_of, ragged_trouble, reading_contents
 from colabstage.images.decode import (
@@ -93,12 +91,10 @@ class Storage:
 
     @property
     def row_bytes(self) -> int:
-        """Return the length of one row in memory, in bytes."""
         return math.prod(self.shape[1:]) * self.dtype.itemsize
 
     @property
     def nbytes(self) -> int:
-        """Return the length of all rows in memory, in bytes."""
         return self.shape[0] * self.row_bytes
 
 
@@ -112,17 +108,15 @@ class CacheState:
 
     @property
     def fits(self) -> bool:
-        """Return whether all of it fits into memory."""
         return self.nbytes <= spare_memory(self.free_memory_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class EngineChoice:
-    """How a dataset is read, and why."""
+    """How a dataset is read, and why: `"mapped"` gathers rows from the mapped file, `"read"` reads many rows from the
+    disk at once, `"h5py"` reads through HDF5, `"memory"` gathers from this process's memory."""
 
     name: Literal["mapped", "read", "h5py", "memory"]
-    """`"mapped"` gathers rows from the mapped file, `"read"` reads many rows from the disk at once, `"h5py"` reads
-    through HDF5, `"memory"` gathers from this process's memory."""
     reason: str
 
     def __str__(self) -> str:
@@ -132,8 +126,7 @@ class EngineChoice:
 def choose_engine(
     storage: Storage, *, slow_mount: str | None = None, cache: CacheState | None = None, path: Path | None = None
 ) -> EngineChoice:
-    """Choose how a dataset is read. `slow_mount`: why the file's mount must not be mapped. `cache`: how much of it is
-    in memory. `path`: the file, for the line that packs it."""
+    """Choose how a dataset is read. `slow_mount`: why it must not be mapped. `path`: for the line that packs it."""
     # Checked first: if the network fails, a mapping kills the process.
     if slow_mount is not None:
         return EngineChoice("h5py", f"the file is on {slow_mount}, which is not safe to map into memory")
@@ -220,13 +213,11 @@ def _not_numbers(dataset: Any) -> str:
     from h5py import check_string_dtype, check_vlen_dtype
 
     names, base, remedy = dataset.dtype.names, check_vlen_dtype(dataset.dtype), "Store them as numbers."
+    what = f"compound values of {', '.join(names)}" if names else f"{dataset.dtype} values"
     if check_string_dtype(dataset.dtype) is not None:
-        what = "arrays of texts" if len(dataset.shape) > 1 else "texts"
+        what = "texts"
     elif base is not None:
         what = f"rows of any number of {base} values (HDF5's variable length)"
-    else:
-        what = f"compound values of {', '.join(names)}" if names else f"{dataset.dtype} values"
-        remedy = "Copy the member that is wanted into a dataset of its own." if names else remedy
     return f"{what}; expected numbers. {ragged_trouble(dataset) or remedy}"
 
 
@@ -266,14 +257,12 @@ class Mapped:
     """Gather rows from memory: a file's mapping, or an array."""
 
     def __init__(self, table: NDArray[np.uint8], file: MappedFile | None) -> None:
-        """Take `table`, uint8 `(N, row_bytes)`. `file`: the file that it maps, checked before each read."""
         # Bytes, because np.take first copies the whole table if its elements are not aligned.
         self.table = table
         self._file = file
 
     @classmethod
     def over(cls, file: MappedFile, storage: Storage) -> Mapped:
-        """Map a contiguous dataset."""
         start = storage.offset or 0
         stop = start + storage.nbytes
         if stop > len(file.data):
@@ -281,19 +270,16 @@ class Mapped:
         return cls(file.data[start:stop].reshape(storage.shape[0], storage.row_bytes), file)
 
     def writable_table(self) -> NDArray[np.uint8]:
-        """Return the table in writable memory, for libraries that insist on it."""
         if self._file is None:
             return self.table
         start = self.table.ctypes.data - self._file.data.ctypes.data
         return self._file.private()[start : start + self.table.nbytes].reshape(self.table.shape)
 
     def check(self) -> None:
-        """Raise DamagedPackError if somebody has written to the file since it was opened."""
         if self._file is not None:
             self._file.check()
 
     def bytes_of(self, start: int, stop: int) -> bytes:
-        """Return bytes of the table, for rows of any length in it."""
         self.check()
         return self.table.reshape(-1)[start:stop].tobytes()
 
@@ -317,18 +303,14 @@ class Mapped:
 
 
 def memory_table(values: NDArray[Any]) -> NDArray[np.uint8]:
-    """Return a C-contiguous array of N rows as uint8 `(N, row_bytes)`."""
     # For a few numbers, math.prod takes a tenth of np.prod's time, which is as long as gathering a small batch.
     row_bytes = math.prod(values.shape[1:]) * values.itemsize
     return values.reshape(-1).view(np.uint8).reshape(len(values), row_bytes)
 
 
 class Pread:
-    """Read rows of a contiguous dataset from the disk, one read in each thread of the pool.
-
-    For files larger than memory: 16 threads read 64 rows of 196,608 bytes at 4 times the rate of the mapped file, whose
-    read-ahead fetches many times the bytes asked for (benchmarks/read_cold.py).
-    """
+    """Read rows of a contiguous dataset from the disk, one read in each thread of the pool: for files larger than
+    memory, at 4 times the rate of the mapped file, whose read-ahead fetches far too much (benchmarks/read_cold.py)."""
 
     def __init__(self, file: ReadFile, storage: Storage) -> None:
         self._file = file
@@ -336,7 +318,6 @@ class Pread:
         self._row_bytes = storage.row_bytes
 
     def bytes_of(self, start: int, stop: int) -> bytes:
-        """Return bytes of the dataset, for rows of any length in it."""
         return self._file.read(self._start + start, self._start + stop)
 
     def read(self, rows: NDArray[np.intp], pool: ThreadPool, out: NDArray[Any] | None = None) -> Any:
@@ -358,11 +339,8 @@ class Pread:
 
 
 class Foreign:
-    """Read rows through h5py, a run of neighbours in one call.
-
-    h5py holds one lock for the whole process, so more threads would not help. On chunked data its own lists of indices
-    are 4 to 46 times slower than a loop.
-    """
+    """Read rows through h5py, a run of neighbours in one call: on chunked data its own lists of indices are 4 to 46
+    times slower than a loop. It holds one lock for the whole process, so more threads would not help."""
 
     def __init__(self, dataset: Any, storage: Storage, path: Path) -> None:
         self._dataset = dataset
@@ -370,7 +348,6 @@ class Foreign:
         self._path = path
 
     def bytes_of(self, start: int, stop: int) -> bytes:
-        """Return bytes of the dataset, for rows of any length in it."""
         with reading_contents(self._path):
             return bytes(self._dataset[start:stop].tobytes())
 
@@ -392,7 +369,6 @@ class Foreign:
         return out
 
     def load(self) -> NDArray[Any]:
-        """Read all rows, front to back, in the machine's byte order."""
         values = empty_array(self._storage.shape, self._storage.dtype)
         chunks = self._dataset.chunks
         # Whole chunks, so that each is decoded once.
@@ -405,11 +381,8 @@ class Foreign:
 
 
 class Ragged:
-    """Read rows of any length, or texts, through h5py, which alone follows HDF5's heaps.
-
-    A row costs 40 to 120 µs if 64 are read at random places, and 2 to 5 µs if all are read front to back: so the rows
-    of a batch are read in one call, and those that fit into memory are read once.
-    """
+    """Read rows of any length, or texts, through h5py, which alone follows HDF5's heaps. A row costs 40 to 120 µs at
+    random, and 2 to 5 µs if all are read front to back: so those that fit into memory are read once."""
 
     def __init__(self, dataset: Any, path: Path, *, texts: bool) -> None:
         self._dataset = dataset
@@ -431,13 +404,6 @@ class Ragged:
                 return False
         self._every = found
         return True
-
-    def load_all(self, name: str, free_memory_bytes: int) -> None:
-        """Read all rows into memory, or refuse it."""
-        spare = spare_memory(free_memory_bytes)
-        if not self.load(spare):
-            msg = f"{name} needs more than the {format_bytes(spare)} that can be spared."
-            raise NotEnoughSpaceError(msg)
 
     def read(self, rows: NDArray[np.intp], pool: ThreadPool, out: NDArray[Any] | None = None) -> list[Any]:
         every = self._every
@@ -492,8 +458,7 @@ class Boxes:
         image: ImageOptions | None = None,
         sizes_of: Callable[[NDArray[np.intp], ThreadPool], NDArray[np.int64]] | None = None,
     ) -> None:
-        """Take `offsets`, int64 `(N + 1,)`, into the `columns`, `boxes` among them. `sizes_of`: returns height and
-        width of the images of B rows, int64 `(B, 2)`."""
+        """Take `offsets`, int64 `(N + 1,)`, into the `columns`. `sizes_of`: height and width of B rows' images."""
         check_offsets(offsets, columns[BOXES][1].shape[0], label, "boxes")
         self._offsets = offsets
         self._columns = columns
@@ -582,10 +547,9 @@ class Encoded:
         slot: KeptSlot | None = None,
         check: Callable[[], None] | None = None,
     ) -> None:
-        """Take `label`, the name of the dataset in messages. `read_bytes`: returns the image file of one of `count`
-        rows; called from several threads at once. `options`: what images or masks are decoded to. `resizer`: resizes
-        images; Pillow does if torch cannot. `slot`: where decoded images are kept, if they are. `check`: raises an
-        error if the HDF5 file has changed since it was opened."""
+        """Take `label`, for messages. `read_bytes`: returns the image file of one of `count` rows, in any thread.
+        `slot`: where decoded images are kept. `check`: raises an error if the HDF5 file has changed since it was
+        opened."""
         self._label = label
         self.read_bytes = read_bytes
         self._options = options
@@ -688,8 +652,7 @@ class Encoded:
         return self._slot.number, kept
 
     def decoded_lengths(self, rows: NDArray[np.intp]) -> list[int]:
-        """Return the lengths in bytes of rows once they are decoded at their own sizes, from the headers of their
-        files. Broken rows are left out."""
+        """Return the bytes of rows decoded at their own sizes, from their headers, without broken ones."""
         lengths = []
         for row in rows:
             # An estimate can do without a broken row; reading it will name it.
@@ -711,7 +674,6 @@ class Encoded:
         return self._sizes[rows].astype(np.int64)
 
     def _scratch(self) -> Scratch:
-        """Return the calling thread's own memory to decode and resize into."""
         if not hasattr(self._own, "scratch"):
             self._own.scratch = Scratch()
         scratch: Scratch = self._own.scratch

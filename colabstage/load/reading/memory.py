@@ -36,8 +36,7 @@ if TYPE_CHECKING:
     # The number of the field, the row, and the form of the image.
     Key = tuple[int, int, int]
 
-# Large enough for a disk's full speed, small enough to be interruptible in between and to stay in the processor's
-# cache. Larger ones, and POSIX_FADV_SEQUENTIAL, were no faster.
+# A disk's full speed, interruptible in between. Larger ones, and POSIX_FADV_SEQUENTIAL, were no faster.
 _BLOCK_BYTES = 4 * 1024 * 1024
 
 
@@ -51,7 +50,6 @@ class FileStamp(NamedTuple):
 
     @classmethod
     def of(cls, status: os.stat_result, *, arriving: bool = False) -> Self:
-        """Return the stamp from a result of `os.stat`."""
         return cls(status.st_ino, status.st_size, None if arriving else status.st_mtime_ns)
 
 
@@ -84,13 +82,10 @@ class _CheckedFile:
 
 
 class MappedFile(_CheckedFile):
-    """Map a whole file as read-only bytes. Its handle and mapping close when the last array over it is gone.
-
-    There is no `close`: unmapping under an array that another thread reads would crash the process.
-    """
+    """Map a whole file as read-only bytes, until the last array over it is gone: unmapping under an array that another
+    thread reads would crash the process."""
 
     def __init__(self, path: Path, expected: FileStamp) -> None:
-        """Map `path`; raises as `_CheckedFile`."""
         super().__init__(path, expected)
         try:
             mapping = mmap.mmap(self._handle, 0, access=mmap.ACCESS_READ)
@@ -110,7 +105,6 @@ class ReadFile(_CheckedFile):
     """Read parts of a file, each exactly the bytes asked for. Several threads may read at once."""
 
     def __init__(self, path: Path, expected: FileStamp, *, at_random: bool) -> None:
-        """Open `path`; raises as `_CheckedFile`. `at_random`: whether reading ahead would be in vain."""
         super().__init__(path, expected)
         # Read-ahead would fetch many times the bytes of a row.
         if at_random:
@@ -152,7 +146,6 @@ class ReadFile(_CheckedFile):
 
 
 def cut_off(path: Path, wanted: int, size: int) -> DamagedPackError:
-    """Return the error for a file that ends before its contents do; both in bytes."""
     return DamagedPackError(
         f"'{path}' is cut off: its samples reach to byte {wanted:,} of a file of {size:,}. Copy or stage it again."
     )
@@ -186,8 +179,7 @@ def spare_memory(free_memory_bytes: int) -> int:
 
 
 def check_memory(needed_bytes: int, free_memory_bytes: int, what: str, *, remedy: str) -> None:
-    """Raise NotEnoughSpaceError, with both figures and the `remedy`, if samples do not fit into memory; `what` needs
-    it."""
+    """Raise NotEnoughSpaceError, with both figures and the `remedy`, if `what` does not fit into memory."""
     spare = spare_memory(free_memory_bytes)
     if needed_bytes > spare:
         msg = f"{what} needs {format_bytes(needed_bytes)} of memory, and {format_bytes(spare)} can be spared. {remedy}"
@@ -219,13 +211,9 @@ _SMALLEST_BYTES = 64 * 1024
 # the array and everything made from it (slices, tensors) is gone: numpy keeps the borrowed array alive as the base of
 # its views, torch as the owner of its storage, and a finalizer on it returns the memory.
 class BufferPool:
-    """Lend arrays and reuse their memory. Every method may be called from any thread.
-
-    Borrowed memory is bounded by what the caller keeps; idle memory by `max_idle` blocks.
-    """
+    """Lend arrays and reuse their memory, in any thread. Idle memory is bounded by `max_idle` blocks."""
 
     def __init__(self, max_idle: int, allocate: Callable[[int], Block] | None = None) -> None:
-        """Take `allocate`, which makes a block of so many bytes; by default ordinary memory of this process."""
         self._allocate = allocate or map_memory
         # No lock: finalizers run wherever the last reference dies, even inside `borrow` of the same thread. A deque's
         # append and pop are atomic, and a full one drops its oldest block.
@@ -315,35 +303,26 @@ _LOOK_S = 1.0
 
 
 class KeptImage(NamedTuple):
-    """A decoded image in the cache."""
-
     pixels: NDArray[Any]
-    """Read-only by convention: never handed out."""
     facts: Any
 
 
 @dataclass(slots=True, eq=False)
 class _Slab:
-    """One mapping, filled from its start to its end."""
-
     memory: NDArray[np.uint8]
     used: int = 0
     keys: list[Key] = field(default_factory=list)
 
 
 class KeptImages:
-    """A cache of decoded images within a memory budget. Thread-safe; lookups take no lock.
-
-    The decoder's own result is copied, so batches have the same bytes with and without the cache.
+    """A cache of decoded images within a memory budget. Thread-safe; lookups take no lock. A forked child reads what
+    its parent had cached, and adds nothing.
 
     Nothing is evicted for a newer image: an epoch visits each image once, in a new order each time, so none is needed
     sooner than another. Memory is therefore a sequence of slabs, each filled from one end.
-
-    A forked child reads what its parent had cached, and adds nothing.
     """
 
     def __init__(self, most_bytes: int) -> None:
-        """Take the budget."""
         self.pid = os.getpid()
         self.most_bytes = most_bytes
         self._held: dict[Key, KeptImage] = {}
@@ -355,12 +334,11 @@ class KeptImages:
         self._lock = threading.Lock()
 
     def find(self, key: Key) -> KeptImage | None:
-        """Return a cached image."""
         # One look-up in a dict is atomic.
         return self._held.get(key)
 
     def fits(self, nbytes: int) -> bool:
-        """Estimate whether an image of this length would be kept, before doing work that only the cache needs."""
+        """Estimate whether an image of this length would be kept."""
         if os.getpid() != self.pid:
             return False
         slab = self._slabs[-1] if self._slabs else None
@@ -438,23 +416,18 @@ class KeptImages:
 
 
 class KeptSlot:
-    """A weak reference to one field's cache of decoded images.
-
-    Readers only look there: the memory belongs to the loader that made the `KeptImages`, and is freed with it.
-    """
+    """A weak reference to one field's cache of decoded images, which is freed with the loader that made it. `number`
+    separates this field's rows from others in the same memory."""
 
     def __init__(self, number: int) -> None:
-        """Take `number`, which separates this field's rows from others in the same memory."""
         self.number = number
         self._kept: weakref.ref[KeptImages] | None = None
 
     def fill(self, kept: KeptImages) -> None:
-        """Use this cache from now on, for as long as somebody holds it."""
         self._kept = weakref.ref(kept)
 
     @property
     def kept(self) -> KeptImages | None:
-        """Return the cache; `None` without one."""
         return None if self._kept is None else self._kept()
 
     def __reduce__(self) -> tuple[type[KeptSlot], tuple[int]]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from colabstage.errors import DamagedPackError, OptionError, PackFormatError, SplitNotFoundError
+from colabstage.errors import DamagedPackError, NotEnoughSpaceError, OptionError, PackFormatError, SplitNotFoundError
 from colabstage.h5.info import format_splits, info_of, open_fields, open_h5, read_info
 from colabstage.h5.parts import PartName, check_files, check_schemas, find_parts, joined_info
 from colabstage.h5.schema import BOXES, BYTES, OFFSETS
@@ -27,7 +27,7 @@ from colabstage.images.geometry import ImageOptions
 from colabstage.io.environment import logger_of
 from colabstage.io.pipeline import SOLO, ThreadPool
 from colabstage.io.progress import Cancellation
-from colabstage.io.units import format_count
+from colabstage.io.units import format_bytes, format_count
 from colabstage.load.reading.fields import (
     WARM_PART,
     Boxes,
@@ -56,6 +56,7 @@ from colabstage.load.reading.memory import (
     check_stamp,
     empty_array,
     resident_part,
+    spare_memory,
 )
 from colabstage.machine.mounts import mount_of, require_answer, slow_reason
 from colabstage.machine.resources import allow_open_files, read_resources
@@ -90,20 +91,18 @@ class FieldSource:
 
     info: FieldInfo
     storage: Storage
-    """The length of the rows; for encoded rows, of their bytes; for boxes, of the boxes. Rows of variable length only
-    have a number and dtype."""
+    """Of the rows; for encoded rows, of their bytes; for boxes, of the boxes. Of rows of variable length, a number and
+    dtype alone."""
     choice: EngineChoice
     coding: ImageOptions | MaskOptions | None = None
     columns: Mapping[str, tuple[Storage, EngineChoice]] = field(default_factory=dict)
 
     @property
     def of_any_length(self) -> bool:
-        """Return whether HDF5 itself stores rows of variable length."""
         return self.info.kind in ("ragged", "texts")
 
     @property
     def nbytes(self) -> int:
-        """Return the length of all rows in memory, encoded ones as stored; an estimate for rows of variable length."""
         return self.info.nbytes if self.of_any_length else self.storage.nbytes
 
 
@@ -116,11 +115,11 @@ class RowFacts:
     row_shape: tuple[int, ...] | None
     """Shape of one input; `None` if inputs have different shapes, and are read as lists."""
     row_dtype: np.dtype[Any]
-    """Dtype of inputs, in native byte order; `object` for texts. Encoded 16-bit or float images have their own."""
+    """Native byte order; `object` for texts. Encoded 16-bit or float images have their own."""
     target_shape: tuple[int, ...] | None
     """Shape of one target, `()` for a number; `None` if there are no targets, or their shapes differ."""
     target_dtype: np.dtype[Any] | None
-    """Dtype of targets of one shape, in native byte order; otherwise `None`."""
+    """Of targets of one shape, in native byte order; otherwise `None`."""
     has_targets: bool
     has_boxes: bool
     has_free_rows: bool
@@ -132,7 +131,6 @@ class RowFacts:
     whole_reason: str | None
     """Why images cannot be cropped while they are decoded; `None` if they can: 8-bit ones of different sizes."""
     crop_channels: int
-    """Number of channels of such crops."""
     reversed_axes: bool
     """Whether MATLAB wrote the inputs, which stores the axes in reverse order."""
 
@@ -145,7 +143,6 @@ class RowFacts:
 
     @classmethod
     def of(cls, x: FieldSource, y: FieldSource | None) -> RowFacts:
-        """Derive shapes and dtypes from the header."""
         image, shape = x.info.image, x.info.shape
         channels = 1 if image is not None and image.color_mode == "grayscale" else 3
         whole = None
@@ -189,14 +186,12 @@ class _OpenFile:
 
     @cached_property
     def h5(self) -> Any:
-        """Return the file as h5py opens it."""
         # Linked files too, because HDF5 follows links by itself.
         for path, stamp in self._stamps.items():
             check_stamp(path, path.stat(), stamp)
         return self._open_file(self._path)
 
     def rows(self, storage: Storage, choice: EngineChoice) -> Mapped | Pread | Foreign:
-        """Return the field of a dataset of numbers."""
         home = storage.home or self._path
         if choice.name == "mapped":
             return Mapped.over(self._mapping(home), storage)
@@ -206,7 +201,6 @@ class _OpenFile:
             return Foreign(self.h5[storage.name], storage, self._path)
 
     def load(self, storage: Storage, choice: EngineChoice) -> Mapped:
-        """Read all of a dataset, front to back, and return the field over it."""
         if choice.name == "h5py":
             with reading_contents(self._path):
                 values = Foreign(self.h5[storage.name], storage, self._path).load()
@@ -221,12 +215,11 @@ class _OpenFile:
             return np.asarray(self.h5[f"{source.info.name}/{OFFSETS}"][()], np.int64)
 
     def sequential(self, storage: Storage) -> ReadFile:
-        """Return a separate handle: the system adapts its read-ahead to the use of each handle."""
+        # A separate handle: the system adapts its read-ahead to the use of each.
         home = storage.home or self._path
         return ReadFile(home, self._stamps[home], at_random=False)
 
     def resident_part(self, storage: Storage) -> float:
-        """Return which part of a contiguous dataset the system caches in memory, 0 to 1."""
         start = storage.offset or 0
         return resident_part(self._mapping(storage.home or self._path).data[start : start + storage.nbytes])
 
@@ -267,9 +260,7 @@ class SplitPart:
             self._x = self._examine(file, self.info.x)
             self._y = None if self.info.y is None else self._examine(file, self.info.y)
         if self._y is not None and self._y.info.image is not None:
-            msg = (
-                f"{self._y.info.name} in '{self.path}' holds image files; expected numbers, masks or boxes as targets."
-            )
+            msg = f"{self._y.info.name} in '{self.path}' holds image files; expected numbers, masks or boxes."
             raise PackFormatError(msg)
         self.facts = RowFacts.of(self._x, self._y)
         shape = self.facts.row_shape
@@ -291,7 +282,6 @@ class SplitPart:
         return {**self.__dict__, "_opened": None, "_loaded": None}
 
     def _examine(self, file: Any, info: FieldInfo) -> FieldSource:
-        """Describe how a field is stored."""
         node = file[info.name]
         if info.kind in ("ragged", "texts"):
             what = "have any length (HDF5's variable-length type)" if info.kind == "ragged" else "are texts"
@@ -320,9 +310,8 @@ class SplitPart:
         if self._x.choice.name != "mapped":
             return
         if self._arrival is not None:
-            choice = replace(
-                self._x.choice, reason=f"{self._x.choice.reason}, whose rows are waited for as they are needed"
-            )
+            reason = f"{self._x.choice.reason}, whose rows are waited for as they are needed"
+            choice = EngineChoice("mapped", reason)
         else:
             choice = choose_engine(self._x.storage, cache=self._cache_state(self._open_now(), nbytes))
         self._x = replace(self._x, choice=choice)
@@ -352,22 +341,18 @@ class SplitPart:
 
     @property
     def engine(self) -> EngineChoice:
-        """Return how the inputs are read, and why."""
         return EngineChoice("memory", "the whole split was read into memory") if self.in_memory else self._x.choice
 
     @property
     def x(self) -> Field:
-        """Return the field of inputs, opened in this process."""
         return self._loaded or self._fields()[1]
 
     @property
     def y(self) -> Field | None:
-        """Return the field of targets, opened in this process; `None` if there are none."""
         return self._fields()[2]
 
     @property
     def images(self) -> Encoded:
-        """Return the field of inputs, which must be image files."""
         x = self.x
         if not isinstance(x, Encoded):
             msg = f"{self._x.info.name} in '{self.path}' is not made of image files."
@@ -375,7 +360,6 @@ class SplitPart:
         return x
 
     def _fields(self) -> tuple[int, Field, Field | None]:
-        """Return this process's id and fields, opened now if they were not."""
         opened = self._opened
         # Two threads may both find it closed, and one opening is then dropped; a fork inherits no held lock.
         if opened is None or opened[0] != os.getpid():
@@ -393,12 +377,11 @@ class SplitPart:
         return _OpenFile(path, {**self._stamps, path: self._stamps[self.path]}, self._open_file)
 
     def _path_now(self) -> Path:
-        """Return where the file is now; a file that is being packed gets its final name at the end."""
+        # A file that is being packed gets its final name at the end.
         place = None if self._arrival is None else self._arrival.layout.place
         return self.path if place is None or self.path.exists() else place
 
     def _open_field(self, file: _OpenFile, source: FieldSource, x: Field | None) -> Field:
-        """Open the inputs, or the targets of inputs `x`."""
         label, in_memory = f"{source.info.name} in '{self.path}'", self.in_memory and x is None
         if in_memory:
             check_memory(self.stored_bytes, read_resources().free_memory_bytes, label, remedy=_LEAVE_IN_FILE)
@@ -406,7 +389,10 @@ class SplitPart:
             with reading_contents(self.path):
                 ragged = Ragged(file.h5[source.storage.name], self.path, texts=source.info.kind == "texts")
             if self.in_memory:
-                ragged.load_all(label if x is None else source.info.name, read_resources().free_memory_bytes)
+                spare = spare_memory(read_resources().free_memory_bytes)
+                if not ragged.load(spare):
+                    msg = f"{label} needs more than the {format_bytes(spare)} that can be spared. {_LEAVE_IN_FILE}"
+                    raise NotEnoughSpaceError(msg)
             # Read one by one, targets would take longer than their inputs.
             elif x is not None and source.nbytes <= _FEW_BYTES:
                 ragged.load(_FEW_BYTES)
@@ -433,7 +419,6 @@ class SplitPart:
         )
 
     def estimate_row_bytes(self) -> int:
-        """Estimate the length of an input in memory; if lengths differ, from the headers of a few."""
         if self._arrival is not None and self.facts.encoded:
             # Fetching blocks for an estimate would take long. JPEG photographs take a tenth of their pixels.
             return self.row_bytes * _PIXELS_A_BYTE
@@ -443,14 +428,12 @@ class SplitPart:
         return sum(lengths) // len(lengths) if lengths else self.row_bytes
 
     def in_place(self) -> NDArray[Any] | None:
-        """Return the inputs without a copy, as `SplitReader.in_place`."""
         x = self.x
         if not isinstance(x, Mapped) or not (self._y is None or self._y.info.kind == "fixed"):
             return None
         return x.writable_table().view(self.facts.row_dtype).reshape(len(self), *self._x.storage.shape[1:])
 
     def keys(self, rows: NDArray[np.intp] | None = None) -> list[str]:
-        """Read the source keys of rows, by default of all."""
         if self.info.keys is None:
             msg = f"'{self.path}' keeps no source keys for the split '{self.split}'; files that colabstage packs do."
             raise PackFormatError(msg)
@@ -461,7 +444,6 @@ class SplitPart:
             return read_keys(file[self.info.keys], rows)
 
     def into_memory(self) -> SplitPart:
-        """Return another part of the same rows, with all inputs read into memory now."""
         # Another object, so that holders of this one see no change.
         loaded = copy.copy(self)
         loaded.in_memory, loaded._opened = True, None
@@ -469,7 +451,6 @@ class SplitPart:
         return loaded
 
     def close(self) -> None:
-        """Release the file; the next read opens it again. Reads under way in other threads finish first."""
         self._opened = None
         for slot in self.slots:
             if (kept := slot.kept) is not None:
@@ -483,13 +464,10 @@ class SplitReader(RowFacts):
         path, paths: the first file, and all files.
         arrival: brings rows that are not here yet; `None` if all are here.
         fields: names of inputs and targets, in files with names of their own.
-        allow_external: whether files may lead to files that did not come with them.
-        classes: names of the classes in label order.
         slow_mount: why reading from the mount of a file is slow; `None` for local disks.
         unwritten: what part of the inputs of which file was never written; empty for none.
         row_bytes: length of one input in memory; the mean if lengths differ, and for encoded rows that of the files.
-        stored_bytes: memory that `into_memory` takes: the length of all inputs as stored, and of all targets of
-            variable length.
+        stored_bytes: memory that `into_memory` takes.
     """
 
     def __init__(
@@ -502,10 +480,8 @@ class SplitReader(RowFacts):
         resizer: Resizer = "pillow",
         allow_external: bool = False,
     ) -> None:
-        """Open an HDF5 file with `X_<split>` and, if there are targets, `Y_<split>`, or a pattern or a list of such
-        files, and read the headers; no sample is read. `fields`: names of inputs and targets, in
-        files with names of their own. `resizer`: `"torch"` is faster, has to be imported, and is within one grey level
-        of `"pillow"`."""
+        """Open HDF5 files with `X_<split>` and, if there are targets, `Y_<split>`, and read the headers; no sample is
+        read. `resizer`: `"torch"` is faster, has to be imported, and is within one grey level of `"pillow"`."""
         check_files(files)
         # Before any other call to a mount, because a call to one that hangs would never return.
         require_answer(*((files,) if isinstance(files, str | os.PathLike) else files))
@@ -553,7 +529,7 @@ class SplitReader(RowFacts):
 
     @property
     def engine(self) -> EngineChoice:
-        """Return the engine that reads the inputs, and the reason; for several files, the one that reads most rows."""
+        """Return how most inputs are read, and why."""
         engine = max(self._parts, key=len).engine
         if self._only is not None:
             return engine
@@ -561,12 +537,10 @@ class SplitReader(RowFacts):
 
     @property
     def layout(self) -> UnitLayout | None:
-        """Return the units that rows come in; `None` if all are local, as with any other file."""
         return None if self.arrival is None else self.arrival.layout
 
     def estimate_row_bytes(self) -> int:
-        """Return the length of one input in memory, in bytes: exact if all have one shape, otherwise the mean of a few
-        images of the largest file, from their headers."""
+        """Return the bytes of one input in memory: exact for one shape, otherwise estimated from the largest file."""
         return self.row_bytes if self.row_shape is not None else max(self._parts, key=len).estimate_row_bytes()
 
     def read_x(
@@ -582,17 +556,14 @@ class SplitReader(RowFacts):
             )
         return found
 
-    def image_sizes(self, indices: Indices) -> NDArray[np.int64]:
+    def image_sizes(self, indices: Indices, *, pool: ThreadPool = SOLO) -> NDArray[np.int64]:
         """Read the height and width in pixels, int64 `(B, 2)`, of upright images that are decoded at their own sizes,
         from their headers."""
         rows = resolve_rows(indices, len(self))
-        with self._held(rows, SOLO):
-            return self._image_sizes(rows, SOLO)
-
-    def _image_sizes(self, rows: NDArray[np.intp], pool: ThreadPool) -> NDArray[np.int64]:
         sizes = np.empty((len(rows), 2), np.int64)
-        for part, own, places in self._shares(rows):
-            sizes[places] = part.images.own_sizes(own, pool)
+        with self._held(rows, pool):
+            for part, own, places in self._shares(rows):
+                sizes[places] = part.images.own_sizes(own, pool)
         return sizes
 
     def read_crops(
@@ -604,9 +575,8 @@ class SplitReader(RowFacts):
         *,
         pool: ThreadPool = SOLO,
     ) -> NDArray[np.uint8]:
-        """Read a crop of each image, resized to `size`, into `out`, uint8 `(B, *size, C)`. Only the crop is decoded, at
-        no finer scale than needed. `choose` returns the crops, int64 `(B, 4)` of top, left, height and width, for the
-        images' heights and widths, int64 `(B, 2)`."""
+        """Read a crop of each image, resized to `size`, into `out`, uint8 `(B, *size, C)`; no more is decoded. `choose`
+        returns the crops, int64 `(B, 4)` of top, left, height and width, for the images' sizes, int64 `(B, 2)`."""
         if self.whole_reason is not None:
             msg = f"The inputs of '{self.path}' are not made of image files of their own sizes: {self.whole_reason}."
             raise TypeError(msg)
@@ -615,7 +585,7 @@ class SplitReader(RowFacts):
         with self._held(rows, pool):
             # Called once for the whole batch, because random numbers depend on an image's place in the batch, and must
             # not start over with each file.
-            crops = choose(self._image_sizes(rows, pool))
+            crops = choose(self.image_sizes(rows, pool=pool))
 
             def read(part: SplitPart, own: NDArray[np.intp], into: Any, places: Any) -> Any:
                 part.images.decode_crops(own, crops[places], into, pool)
@@ -679,9 +649,9 @@ class SplitReader(RowFacts):
             yield part, rows[places] - (int(self._ends[number]) - len(part)), places
 
     def in_place(self) -> NDArray[Any] | None:
-        """Return the inputs of all rows without a copy, for frameworks that gather rows themselves, over a mapped file
-        or memory of this process; it may be unaligned, and what is written to it stays in this process. `None` if
-        inputs must be read, targets must be decoded, or rows come from several files or are not all here."""
+        """Return the inputs of all rows without a copy, for frameworks that gather rows themselves; they may be
+        unaligned, and what is written stays in this process. `None` if inputs must be read, targets decoded, or rows
+        come from several files or are not all here."""
         return None if self._only is None or self.arrival is not None else self._only.in_place()
 
     def check(self) -> None:
@@ -696,8 +666,7 @@ class SplitReader(RowFacts):
         if self.arrival is not None and not self.arrival.complete:
             msg = (
                 f"The rows of '{self.path}' are here in part ({self.arrival.layout.reason}), and all of them were to "
-                'be read into memory. Write strategy="auto" and leave out in_memory=: then they are read as they come. '
-                "Of a dataset that is staged with streaming=True, data.wait() waits for all of them."
+                'be read into memory. Write strategy="auto" and leave out in_memory=; or call data.wait() first.'
             )
             raise OptionError(msg)
         # A single file checks this itself, with its own message.
@@ -714,10 +683,8 @@ class SplitReader(RowFacts):
         return loaded
 
     def keep_images(self, most_bytes: int) -> KeptImages:
-        """Keep images that are decoded from now on in the returned memory, as long as a caller holds a reference to it.
-
-        A second caller shares that memory, with the larger of both budgets.
-        """
+        """Keep images that are decoded from now on in the returned memory, as long as somebody holds it. A second
+        caller shares it, with the larger of both budgets."""
         slots = [slot for part in self._parts for slot in part.slots]
         kept = slots[0].kept
         # Memory inherited through a fork belongs to the parent.
@@ -729,8 +696,8 @@ class SplitReader(RowFacts):
         return kept
 
     def warm_up(self, cancellation: Cancellation | None = None) -> None:
-        """Load mapped inputs into the system's page cache, if they fit and most are not there yet, in one sequential
-        pass. A file that does not stay in memory nevertheless is read row by row from then on."""
+        """Load mapped inputs into the system's page cache, in one sequential pass, if they fit and most are not there
+        yet. A file that does not stay there is read row by row from then on."""
         for part in self._parts:
             part.warm_up(self._input_bytes, cancellation or Cancellation())
 
@@ -750,9 +717,8 @@ def _check_one_set(infos: list[PackInfo], split: str) -> list[Path]:
         other = sets.setdefault(PartName.of(info.path).dataset, info)
         if other.shard_set != info.shard_set:
             msg = (
-                f"'{other.path.name}' and '{info.path.name}' in '{info.path.parent}' are of different sets: packing "
-                "was interrupted while it replaced one by the other, or they were copied together. Pack or copy them "
-                "again."
+                f"'{other.path.name}' and '{info.path.name}' in '{info.path.parent}' are of different sets, as after "
+                "an interrupted packing. Pack or copy them again."
             )
             raise DamagedPackError(msg)
     having = [info for info in infos if split in info.splits]
@@ -767,8 +733,7 @@ def _check_one_set(infos: list[PackInfo], split: str) -> list[Path]:
 def _fitting_array(
     out: NDArray[Any] | None, count: int, row_shape: tuple[int, ...] | None, dtype: np.dtype[Any] | None, what: str
 ) -> NDArray[Any] | None:
-    """Return `out`, or a new array, for `count` rows of one shape; `None` if shapes differ. ValueError if `out` does
-    not fit."""
+    """Return `out`, or a new array, for `count` rows of one shape; `None` if shapes differ."""
     if row_shape is None or dtype is None:
         if out is None:
             return None
@@ -779,9 +744,6 @@ def _fitting_array(
         return empty_array(shape, dtype)
     # Engines write into it by address, so in anything else values would go to the wrong places.
     if out.shape != shape or out.dtype != dtype or not out.flags.c_contiguous or not out.flags.writeable:
-        msg = (
-            f"out is {out.shape} {out.dtype}; expected a writable, C-contiguous array of shape {shape} and "
-            f"dtype {dtype}."
-        )
+        msg = f"out is {out.shape} {out.dtype}; expected a writable, C-contiguous array, {shape} {dtype}."
         raise ValueError(msg)
     return out

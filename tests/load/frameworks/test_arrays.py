@@ -189,7 +189,7 @@ def test_encoded_images_are_decoded(make_encoded: Callable[..., Path], size: tup
         ({"prefetch_factor": 0}, "prefetch_factor=0"),
         ({"rows": [4, 2]}, "shuffle=True"),
         ({"rows": [23], "shuffle": True}, "23"),
-        ({"rows": [], "shuffle": False}, "rows="),
+        ({"rows": [], "shuffle": False}, "no batch"),
         ({"sample_weight": np.ones(5)}, "sample_weight"),
         ({"sample_weight": np.ones((23, 1))}, "sample_weight"),
         ({"sample_weight": ["a"] * 23}, "sample_weight"),
