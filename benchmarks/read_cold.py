@@ -39,7 +39,7 @@ from colabstage.load.dataset import dataset_h5
 from colabstage.load.epoch import random_order
 from colabstage.load.loader import make_loader
 from colabstage.load.reading.fields import EngineChoice, Mapped, read_storage
-from colabstage.load.reading.memory import FileStamp, MappedFile, resident_part
+from colabstage.load.reading.memory import FileStamp, OpenedFile, resident_part
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -75,7 +75,7 @@ def drop_cache(path: Path, facts: Storage) -> float:
     finally:
         os.close(handle)
     start = facts.offset or 0
-    return resident_part(MappedFile(path, FileStamp.of(path.stat())).data[start : start + facts.nbytes])
+    return resident_part(OpenedFile(path, FileStamp.of(path.stat())).data[start : start + facts.nbytes])
 
 
 def describe_readahead(path: Path) -> str:
@@ -119,7 +119,7 @@ def make_cold_loader(path: Path) -> Loader:
 
 def by_mapping(path: Path, facts: Storage) -> Iterator[int]:
     """Batches in random order out of the mapped file, by one thread."""
-    field = Mapped.over(MappedFile(path, FileStamp.of(path.stat())), facts)
+    field = Mapped.over(OpenedFile(path, FileStamp.of(path.stat())), facts)
     order = random_order(facts.shape[0], 0, 0)
     buffer = np.empty((BATCH, *facts.shape[1:]), facts.dtype)
     with ThreadPool(1) as pool:

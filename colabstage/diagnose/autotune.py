@@ -1,8 +1,7 @@
 """`autotune_loader`: try the ways to load a dataset on this machine, within a time budget, and keep the best.
 
-Successive halving: all candidates get a short trial, the better half a longer one, and so on while time lasts. A trial
-ends early if it is clearly worse than the best so far. Among about equal candidates the one with the fewest processes
-wins, because on two cores processes take time from the model.
+Each candidate gets an equal share of the time, and ends early if it is clearly worse than the best so far. Among about
+equal candidates the one with the fewest processes wins, because on two cores processes take time from the model.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _STARTING_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One way of loading, and the result of its last and longest trial."""
+    """One way of loading, and the result of its trial."""
 
     options: Mapping[str, Any]
     maker: str = "make_loader"
@@ -125,8 +124,7 @@ def autotune_loader(
 
     stock = partial(DataLoader, dataset, batch_size, shuffle=shuffle, collate_fn=collate_fn)
     makers: dict[str, partial[Any]] = {"DataLoader": stock}
-    tried = makers
-    below = dataset
+    tried, below = makers, dataset
     while isinstance(below, Subset):
         below = below.dataset
     if isinstance(below, dataset_h5) and collate_fn is None:
@@ -139,8 +137,7 @@ def autotune_loader(
         reader = below.reader
         # Half, because the training needs memory too.
         fits = bool(reader.stored_bytes < resources.free_memory_bytes / 2)
-        per_sample = below.per_sample or bool(reader.encoded)
-        candidates = our_candidates(resources.cores, fits=fits, per_sample=per_sample)
+        candidates = our_candidates(resources.cores, fits=fits, per_sample=below.per_sample or bool(reader.encoded))
         # Nothing is kept decoded meanwhile, or a later candidate would find what an earlier one decoded.
         if reader.encoded or reader.decodes_targets:
             tried["make_loader"] = partial(tried["make_loader"], memory_budget=0)
@@ -220,32 +217,15 @@ def choose(trials: Sequence[Trial]) -> Trial:
     return min(equal, key=lambda trial: (trial.processes, trial.batch_s))
 
 
-def next_round(trials: Sequence[Trial]) -> list[Trial]:
-    # Successive halving: most of the time is spent on comparing the best ones.
-    going = sorted((trial for trial in trials if not trial.problem), key=lambda trial: trial.batch_s)
-    return going[: max(2, math.ceil(len(going) / 2))]
-
-
 def _search(candidates: list[Trial], trying: _Trying, budget: float) -> list[Trial]:
-    deadline = SYSTEM_CLOCK.now() + budget
-    rounds = max(1, math.ceil(math.log2(len(candidates))))
-    latest: dict[str, Trial] = {}
-    left = candidates
-    for number in range(rounds):
-        # Each round gets an equal share of the time, so fewer candidates are measured for longer.
-        share_s = (deadline - SYSTEM_CLOCK.now()) / (rounds - number) / len(left)
-        for candidate in left:
-            # Each one is tried at least once, because an untried candidate cannot be ruled out.
-            if str(candidate) in latest and SYSTEM_CLOCK.now() > deadline:
-                break
-            best_s = min((trial.batch_s for trial in latest.values()), default=math.inf)
-            # Starting processes counts against the budget, since the user waits for it.
-            seconds = max(_LEAST_S, share_s - _STARTING_S * (candidate.processes > 0))
-            latest[str(candidate)] = trying.try_out(candidate, seconds, best_s)
-        left = next_round([latest[str(candidate)] for candidate in left])
-        if len(left) < 2 or SYSTEM_CLOCK.now() > deadline:
-            break
-    return list(latest.values())
+    deadline, trials = SYSTEM_CLOCK.now() + budget, list[Trial]()
+    for number, candidate in enumerate(candidates):
+        best_s = min((trial.batch_s for trial in trials), default=math.inf)
+        # Each one is tried, because an untried candidate cannot be ruled out. Starting processes counts against the
+        # budget, since the user waits for it.
+        share_s = (deadline - SYSTEM_CLOCK.now()) / (len(candidates) - number) - _STARTING_S * (candidate.processes > 0)
+        trials.append(trying.try_out(candidate, max(_LEAST_S, share_s), best_s))
+    return trials
 
 
 class _Trying:

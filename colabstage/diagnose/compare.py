@@ -1,6 +1,5 @@
 """`compare_sources`: how fast a dataset's images come from where they are, from local files and from a pack.
 
-The same images are read in all ways, and decoded to the same size; the ways differ only in where the bytes come from.
 Files are read and decoded by a few threads, as many as a `DataLoader` would have workers, with the decoders that pack
 them: no stock loader decodes faster, so the ratios err on the low side.
 """

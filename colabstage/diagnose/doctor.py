@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from colabstage.diagnose.gpu import GpuReading
-    from colabstage.diagnose.machine_facts import DatasetFacts, MachineFacts
+    from colabstage.diagnose.machine_facts import MachineFacts
     from colabstage.io.report import Status
 
 _GB = 1_000_000_000
@@ -32,7 +32,7 @@ _LITTLE_DISK_BYTES = 5 * _GB
 _NO_DISK_BYTES = 1 * _GB
 # A dataset in memory should leave this share of the free memory to the model and the libraries.
 _MEMORY_PART = 0.8
-# One 224 x 224 colour image of floats, the result of most transforms, if nothing better is known.
+# One 224 x 224 colour image of floats, the result of most transforms.
 _USUAL_ROW_BYTES = 4 * 3 * 224 * 224
 # The default prefetch_factor of `DataLoader`.
 _AHEAD = 2
@@ -137,16 +137,15 @@ def judge_shared_memory(facts: MachineFacts) -> Finding:
     """Give a container more (docker run --shm-size=8g, or --ipc=host), use fewer workers or a smaller prefetch_factor,
     or num_workers=0 with make_loader, which needs no worker processes. A worker that finds no room in /dev/shm dies
     with 'Bus error'."""
-    room, pack = facts.shared_memory_bytes, None if facts.dataset is None else facts.dataset.pack
+    room = facts.shared_memory_bytes
     if room is None:
         return Finding("skip", "There is no /dev/shm here.")
     # No loader was given, so a sensible one is assumed.
     workers = max(1, facts.cores - 1) if facts.workers is None else facts.workers
     if workers == 0:
         return Finding("ok", f"{format_bytes(room)} free in /dev/shm, and no worker process needs it.")
-    row = pack.row_bytes if pack is not None else _USUAL_ROW_BYTES
     # Each worker makes one batch and holds some in advance, and one is on its way to the loop.
-    need = (workers * (_AHEAD + 1) + 1) * facts.batch_size * row
+    need = (workers * (_AHEAD + 1) + 1) * facts.batch_size * _USUAL_ROW_BYTES
     line = (
         f"{format_bytes(room)} free in /dev/shm; batches of {facts.batch_size} from {format_count(workers, 'workers')} "
         f"take up to {format_bytes(need)}"
@@ -191,41 +190,17 @@ _SPELLING = (
 _UNREACHABLE = "Check its permissions, and the mount that it is on: the line 'mounts' says whether it answers."
 
 
-def _why_skipped(data: DatasetFacts | None, wanted: str) -> str:
-    if data is None:
-        return "No path was given."
-    return f"'{data.path}' is not {wanted}, or could not be looked at."
-
-
 def judge_crowded_folder(facts: MachineFacts) -> Finding:
     """Zip the folder where the files come from and put the zip on Drive: archives are read in place and fast. With
     10,000 entries and more in one folder, a Drive mount answers listings with 'Input/output error'; trying again now
     and then succeeds, as each attempt learns a part."""
     data = facts.dataset
     if data is None or data.state != "folder":
-        return Finding("skip", _why_skipped(data, "a folder"))
+        return Finding("skip", "No folder was given, or it could not be looked at.")
     if data.slow_mount is None:
         return Finding("ok", f"'{data.path}' is on a local disk, which lists folders of any size.")
     line = f"The fullest folder has {'' if data.counted else 'at least '}{data.largest_folder:,} entries"
     return Finding("warn" if data.largest_folder >= _CROWDED else "ok", f"{line}, on {data.slow_mount}.")
-
-
-def judge_pack(facts: MachineFacts) -> Finding:
-    """Run `colabstage verify FILE` to compare every byte; if it is damaged, delete it and stage or copy it again. A
-    copy that was cut off can open without an error and return wrong data: only the manifest (FILE.json), which holds a
-    hash of every block, can tell. Files that other tools wrote have none; copy the manifest along with a pack."""
-    data = facts.dataset
-    if data is None or (data.pack is None and data.problem is None) or data.state == "unreachable":
-        return Finding("skip", _why_skipped(data, "an HDF5 file"))
-    pack = data.pack
-    if pack is None:
-        return Finding("fail", str(data.problem))
-    rows = format_count(pack.rows, "samples")
-    if pack.manifest == "agrees":
-        return Finding("ok", f"{rows}; {pack.manifest_detail}.")
-    if pack.manifest == "missing":
-        return Finding("warn" if pack.ours else "ok", f"{rows}; {pack.manifest_detail}.")
-    return Finding("fail", f"{rows}; {pack.manifest_detail}.")
 
 
 def judge_libraries(facts: MachineFacts) -> Finding:
@@ -297,7 +272,6 @@ CHECKS: dict[str, Callable[[MachineFacts], Finding]] = {
     "GPU": judge_gpu,
     "location": judge_network_mount,
     "crowded folders": judge_crowded_folder,
-    "pack": judge_pack,
 }
 
 

@@ -311,9 +311,8 @@ def _by_gpu(samples: Sequence[GpuSample]) -> list[list[GpuReading]]:
 class GpuMonitor:
     """Sample the GPUs in the background: utilisation, memory, power, and the processes that use them.
 
-    It uses NVML if the package nvidia-ml-py is installed, otherwise the program nvidia-smi. In a notebook a sparkline
-    below the cell shows the latest samples. On a machine without an NVIDIA GPU it says so, and does nothing. It can be
-    started again, and then adds to its samples.
+    In a notebook a sparkline below the cell shows the latest samples. On a machine without an NVIDIA GPU it says so,
+    and does nothing. It can be started again, and then adds to its samples.
 
     >>> with GpuMonitor() as gpu:  # doctest: +SKIP
     ...     train()

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from colabstage.diagnose.gpu import open_gpus
-from colabstage.errors import ColabstageError, NotSupportedHereError
+from colabstage.errors import NotSupportedHereError
 from colabstage.io.arguments import whereabouts
 from colabstage.io.packages import ACCELERATORS, installed_version
 from colabstage.io.pipeline import in_thread
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from colabstage.diagnose.gpu import GpuReading
     from colabstage.machine.mounts import Mount
 
-_HDF5_MARK = b"\x89HDF\r\n\x1a\n"
 # The share of a deadline for counting files; the rest is for starting the process, its answer, and everything else.
 _COUNTING_PART = 0.5
 PACKAGES = ("numpy", "h5py", "torch", *ACCELERATORS)
@@ -63,17 +62,6 @@ class MountFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class PackFacts:
-    """An HDF5 file of `X_<split>`; its manifest as `look_at_manifest` calls it."""
-
-    rows: int
-    row_bytes: int
-    ours: bool
-    manifest: str
-    manifest_detail: str
-
-
-@dataclass(frozen=True, slots=True)
 class DatasetFacts:
     """The facts about the given path; sizes and counts are lower bounds if `counted` is `False`."""
 
@@ -84,7 +72,6 @@ class DatasetFacts:
     largest_folder: int = 0
     counted: bool = True
     slow_mount: str | None = None
-    pack: PackFacts | None = None
     problem: str | None = None
     instead: str = ""
     """A sentence on what exists instead of a missing path."""
@@ -135,9 +122,7 @@ def inspect_dataset(path: Path, *, timeout_s: float) -> DatasetFacts:
     if answers is not None:
         (answer,) = answers
         if not answer.returncode:
-            found = json.loads(answer.stdout)
-            pack = found.pop("pack")
-            return DatasetFacts(**found, pack=None if pack is None else PackFacts(**pack))
+            return DatasetFacts(**json.loads(answer.stdout))
         # The last line of a traceback says what went wrong.
         problem = next(
             reversed(answer.stderr.decode(errors="replace").strip().splitlines()), f"exit code {answer.returncode}"
@@ -153,11 +138,7 @@ def _inspect_here(path: Path, *, counting_s: float) -> DatasetFacts:
             return _inspect_folder(replace(facts, state="folder"), path, counting_s)
         if not path.exists():
             return replace(facts, instead=whereabouts(path))
-        facts = replace(facts, state="file", nbytes=path.stat().st_size, files=1)
-        with path.open("rb") as handle:
-            # By its first bytes too, because HDF5 files can have any name.
-            is_hdf5 = handle.read(len(_HDF5_MARK)) == _HDF5_MARK or path.suffix.lower() in {".h5", ".hdf5"}
-        return _inspect_pack(facts, path) if is_hdf5 else facts
+        return replace(facts, state="file", nbytes=path.stat().st_size, files=1)
     except OSError as error:
         return replace(facts, state="unreachable", problem=error.strerror or str(error))
 
@@ -182,31 +163,6 @@ def _inspect_folder(facts: DatasetFacts, folder: Path, counting_s: float) -> Dat
                     break
         largest = max(largest, entries)
     return replace(facts, nbytes=nbytes, files=files, largest_folder=largest, counted=counted)
-
-
-def _inspect_pack(facts: DatasetFacts, path: Path) -> DatasetFacts:
-    from colabstage.h5.info import read_info
-    from colabstage.h5.manifest import look_at_manifest
-    from colabstage.load.reading.reader import SplitReader
-
-    try:
-        info = read_info(path)
-        row_bytes = 0
-        for split in info.splits:
-            # Opened, because only that reveals a file that was cut off.
-            with contextlib.closing(SplitReader(path, split)) as reader:
-                row_bytes = max(row_bytes, reader.estimate_row_bytes())
-    except ColabstageError as error:
-        return replace(facts, problem=str(error))
-    manifest = look_at_manifest(path, facts.nbytes)
-    pack = PackFacts(
-        rows=sum(split.rows for split in info.splits.values()),
-        row_bytes=row_bytes,
-        ours=info.format_version is not None,
-        manifest=manifest.state,
-        manifest_detail=f"its manifest: {manifest.detail}",
-    )
-    return replace(facts, pack=pack)
 
 
 def inspect_machine(

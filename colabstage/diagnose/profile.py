@@ -1,8 +1,7 @@
 """`profile_loader`: where the time of a training loop goes, and what to change.
 
-Three runs, the loader alone, the step alone, and both, read the clock a few times per batch and do nothing else. The
-stages come from a fourth run of the loader alone, in which a thread samples Python's stacks; if worker processes make
-its batches, of the loader without them.
+The runs read the clock a few times per batch and do nothing else; only the last one is sampled, of a loader with worker
+processes a copy without them.
 """
 
 from __future__ import annotations
@@ -355,14 +354,12 @@ def profile_loader(
     'DataLoader(..., num_workers=2, persistent_workers=True)'
 
     The loader runs alone, then with the step, then the step on one batch again and again, each for a part of
-    `budget_s`. No function is wrapped: while the loader runs alone once more, a thread samples Python's stacks a few
-    hundred times a second and derives the stages from them (see `diagnose.stages`). Advice comes with what it can gain
-    at most: no loop is faster than its step alone.
+    `budget_s`; while the loader runs alone once more, a thread samples Python's stacks and derives the stages from
+    them. Advice comes with what it can gain at most: no loop is faster than its step alone.
 
-    The loader's position, its worker processes, the dataset's attributes and all random numbers are as before
-    afterwards, and so is what `restore` names. Whatever else the step changes keeps the steps that were measured, and
-    the report says so. The batches of a loader that can be iterated only once are used up. A running loop over a
-    colabstage loader ends.
+    The loader's position, its worker processes, the dataset's attributes, all random numbers and what `restore` names
+    are as before afterwards; whatever else the step changes keeps the steps that were measured, as the report says. The
+    batches of a loader that can be iterated only once are used up. A running loop over a colabstage loader ends.
 
     Args:
         loader: any iterable of batches: a `Loader` or a `DataLoader`, a Keras `PyDataset`, a `tf.data.Dataset`, or any

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Literal, Self
 from colabstage.io.callers_code import is_of_library
 
 if TYPE_CHECKING:
-    from types import CodeType, FrameType, TracebackType
+    from types import CodeType, FrameType
 
 StageName = Literal["read", "decode", "transform", "collate", "step"]
 
@@ -94,37 +94,92 @@ def has_own_code(frame: FrameType | None) -> bool:
     return False
 
 
-class StageNames:
-    """Name stages, and cache the result for each place in the code. Of `known` functions the loader defines it."""
+class StackSampler:
+    """Sample while entered; `seconds` has how long threads were in each stage."""
 
-    def __init__(self, known: dict[CodeType, StageName]) -> None:
+    def __init__(self, known: dict[CodeType, StageName], consumer: int | None) -> None:
+        """Take functions whose stage the loader defines, and the thread that takes batches, if its stack shows
+        stages."""
+        self.seconds: dict[StageName, float] = {}
         self._known = known
         self._places: dict[tuple[CodeType, int], StageName | None] = {}
+        # A thread that waits for a lock in C code shows only the frame that called it. So threads that existed before,
+        # a notebook's for example, count only if their stack names a stage. `threading` does not know all of them.
+        self._before = set(sys._current_frames()) - {consumer}
+        self._core_s: dict[int, float] = {}
+        self._switch_s = sys.getswitchinterval()
+        self._stop = False
+        self._thread = threading.Thread(target=self._run, name=_OWN, daemon=True)
 
-    def stage_of(self, frame: FrameType | None) -> StageName | None:
+    def __enter__(self) -> Self:
+        self._switch_s = sys.getswitchinterval()
+        sys.setswitchinterval(_SWITCH_S)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop = True
+        self._thread.join(10.0)
+        sys.setswitchinterval(self._switch_s)
+
+    def _run(self) -> None:
+        last = time.perf_counter()
+        while not self._stop:
+            time.sleep(_INTERVAL_S)
+            now = time.perf_counter()
+            self._look(now - last)
+            last = now
+
+    def _look(self, passed_s: float) -> None:
+        threads = {thread.ident: thread for thread in threading.enumerate()}
+        for ident, frame in sys._current_frames().items():
+            thread = threads.get(ident)
+            if (thread is not None and thread.name.startswith(_OTHERS_OF_OURS)) or is_idle(frame):
+                continue
+            stage = self._stage_of(frame)
+            if stage is None and ident in self._before:
+                continue
+            # Read each time, so that it is the share of this interval.
+            waits = thread is not None and self._waits(thread.native_id, passed_s)
+            stage = stage or _unnamed(frame, waits=waits)
+            self.seconds[stage] = self.seconds.get(stage, 0.0) + passed_s
+
+    def _stage_of(self, frame: FrameType | None) -> StageName | None:
+        """Return the stage of a thread with this innermost frame; `None` if nothing on its stack shows it."""
         while frame is not None and not _OURS.search(frame.f_code.co_filename):
             place = (frame.f_code, frame.f_lasti)
             if place not in self._places:
-                self._places[place] = self._look(frame)
+                self._places[place] = self._known.get(frame.f_code) or _conclude(frame)
             if (found := self._places[place]) is not None:
                 return found
             frame = frame.f_back
         return None
 
-    def _look(self, frame: FrameType) -> StageName | None:
-        code = frame.f_code
-        if code in self._known:
-            return self._known[code]
-        path = code.co_filename.replace("\\", "/")
-        for file, function, of_library in _LIBRARIES:
-            if file.search(path) and function.search(code.co_name):
-                return of_library
-        if is_of_library(frame):
-            return None
-        call = called_name(frame)
-        if call and not _SLEEP.search(call) and (named := _stage_of(call)):
-            return named
-        return _stage_of(own_name(code))
+    def _waits(self, native_id: int | None, passed_s: float) -> bool:
+        """Return whether a thread neither had a core nor wanted one, according to the kernel."""
+        try:
+            with open(f"/proc/self/task/{native_id}/schedstat", encoding="ascii") as file:
+                busy, queued, *_ = file.read().split()
+        except (OSError, ValueError):
+            return False
+        now = (int(busy) + int(queued)) / 1e9
+        before, self._core_s[native_id or 0] = self._core_s.get(native_id or 0, now), now
+        return now - before <= 0.3 * passed_s
+
+
+def _conclude(frame: FrameType) -> StageName | None:
+    """Return the stage that a frame shows by itself."""
+    code = frame.f_code
+    path = code.co_filename.replace("\\", "/")
+    for file, function, of_library in _LIBRARIES:
+        if file.search(path) and function.search(code.co_name):
+            return of_library
+    if is_of_library(frame):
+        return None
+    call = called_name(frame)
+    if call and not _SLEEP.search(call) and (named := _stage_of(call)):
+        return named
+    return _stage_of(own_name(code))
 
 
 def _stage_of(name: str) -> StageName | None:
@@ -150,70 +205,6 @@ def called_name(frame: FrameType) -> str:
     segment = text[column : end_column if line == end_line else None].decode(errors="replace")
     match = re.match(r"\s*(?:await\s+)?([\w.\[\]'\"()]*?[\w\]])\s*\(", segment)
     return "" if match is None else match.group(1)
-
-
-class StackSampler:
-    """Sample while entered; `seconds` has how long threads were in each stage."""
-
-    def __init__(self, known: dict[CodeType, StageName], consumer: int | None) -> None:
-        """Take `known` functions, as `StageNames`, and the thread that takes batches, if its stack shows stages."""
-        self.seconds: dict[StageName, float] = {}
-        self._names = StageNames(known)
-        # A thread that waits for a lock in C code shows only the frame that called it. So threads that existed before,
-        # a notebook's for example, count only if their stack names a stage. `threading` does not know all of them.
-        self._before = set(sys._current_frames()) - {consumer}
-        self._core_s: dict[int, float] = {}
-        self._switch_s = sys.getswitchinterval()
-        self._stop = False
-        self._thread = threading.Thread(target=self._run, name=_OWN, daemon=True)
-
-    def __enter__(self) -> Self:
-        self._switch_s = sys.getswitchinterval()
-        sys.setswitchinterval(_SWITCH_S)
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stop = True
-        self._thread.join(10.0)
-        sys.setswitchinterval(self._switch_s)
-
-    def _run(self) -> None:
-        last = time.perf_counter()
-        while not self._stop:
-            time.sleep(_INTERVAL_S)
-            now = time.perf_counter()
-            self._look(now - last)
-            last = now
-
-    def _look(self, passed_s: float) -> None:
-        threads = {thread.ident: thread for thread in threading.enumerate()}
-        for ident, frame in sys._current_frames().items():
-            thread = threads.get(ident)
-            if thread is not None and thread.name.startswith(_OTHERS_OF_OURS):
-                continue
-            if is_idle(frame):
-                continue
-            stage = self._names.stage_of(frame)
-            if stage is None and ident in self._before:
-                continue
-            # Read each time, so that it is the share of this interval.
-            waits = thread is not None and self._waits(thread.native_id, passed_s)
-            stage = stage or _unnamed(frame, waits=waits)
-            self.seconds[stage] = self.seconds.get(stage, 0.0) + passed_s
-
-    def _waits(self, native_id: int | None, passed_s: float) -> bool:
-        """Return whether a thread neither had a core nor wanted one, according to the kernel."""
-        try:
-            with open(f"/proc/self/task/{native_id}/schedstat", encoding="ascii") as file:
-                busy, queued, *_ = file.read().split()
-        except (OSError, ValueError):
-            return False
-        now = (int(busy) + int(queued)) / 1e9
-        before, self._core_s[native_id or 0] = self._core_s.get(native_id or 0, now), now
-        return now - before <= 0.3 * passed_s
 
 
 def _unnamed(frame: FrameType, *, waits: bool) -> StageName:

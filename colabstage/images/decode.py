@@ -405,27 +405,6 @@ def _recolored(values: NDArray[Any], color_mode: ColorMode) -> NDArray[Any]:
     return _to_array(image, color_mode)
 
 
-def decode_image_into(
-    data: bytes,
-    options: ImageOptions,
-    out: NDArray[Any],
-    *,
-    resizer: Resizer = "pillow",
-    scratch: Scratch | None = None,
-) -> None:
-    """Decode one image file, as `decode_sized`, into `out`, C-contiguous and of exactly the result's shape and
-    dtype."""
-    pixels = decode_sized(data, options, resizer=resizer, scratch=scratch).pixels
-    if pixels.shape != out.shape or pixels.dtype != out.dtype:
-        msg = (
-            f"The image is {_describe(pixels)} but its place is {_describe(out)}. Give one size and color_mode to all "
-            "images, or keep them encoded."
-        )
-        raise DecodeError(msg)
-    # The shapes were compared, because numpy would silently stretch one channel over three.
-    out[...] = pixels
-
-
 def probe_image(data: bytes) -> ImageFacts:
     """Read an image's facts from its header; for most formats the beginning of the file is enough."""
     if is_jpeg(data):
@@ -772,12 +751,6 @@ class WholeImage(NamedTuple):
         return turn_upright(self.pixels[slice(*rows), slice(*columns)], self.header.orientation)
 
 
-def region_factor(crop: Crop, target: tuple[int, int]) -> int:
-    """Return the factor by which `decode_region` reduces a JPEG: 1, 2, 4 or 8."""
-    # The same rule as for whole images, so that a crop of everything equals the whole image.
-    return block_side(crop[2], crop[3], target)
-
-
 # The share of a JPEG's rows that counts as nearly all. Decoding the last tenth takes less time than decoding one of ten
 # later crops of the same image; decoding more would slow the first epoch so much that two epochs took longer than
 # without.
@@ -792,7 +765,7 @@ def decode_whole(
     *,
     scratch: bytearray | None = None,
 ) -> WholeImage | None:
-    """Decode an image file so that any crop with this `region_factor` can be cut from it, if this crop needs nearly all
+    """Decode an image file so that any crop with this factor can be cut from it, if this crop needs nearly all
     of it anyway. `None` if `decode_region` takes considerably less time, or the content of a crop depends on how far
     the file is decoded (in some such cases the decoder warns)."""
     header = read_jpeg_header(data) if is_jpeg(data) else None
@@ -812,7 +785,7 @@ def _decode_jpeg(
     header = read_jpeg_header(data)
     if not is_plain(header):
         return None
-    factor = region_factor(crop, target)
+    factor = block_side(crop[2], crop[3], target)
     (_, last_row), _ = _reduced_crop(crop, factor, header)
     # One more row, from which the last one takes half of its colours.
     rows = min(header.height, (last_row + 1) * factor)

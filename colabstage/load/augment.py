@@ -197,17 +197,13 @@ def mirror(images: torch.Tensor, chosen: NDArray[np.bool_], axis: int) -> torch.
     if not chosen.any():
         return images
     if images.device.type != "cpu":
-        return mirror_by_mask(images, chosen, axis)
+        return torch.where(_to_device(chosen, images.device)[:, None, None, None], _flipped(images, axis), images)
     # All are mirrored at once, and the few that should not be are restored.
     result = _flipped(images, axis)
     source, target = _as_array(images), _as_array(result)
     for row in np.flatnonzero(~chosen).tolist():
         target[row] = source[row]
     return result
-
-
-def mirror_by_mask(images: torch.Tensor, chosen: NDArray[np.bool_], axis: int) -> torch.Tensor:
-    return torch.where(_to_device(chosen, images.device)[:, None, None, None], _flipped(images, axis), images)
 
 
 # torch's `flip` lacks the unsigned types, so their memory is viewed as the signed ones.
@@ -221,12 +217,9 @@ def _flipped(images: torch.Tensor, axis: int) -> torch.Tensor:
 def cut(images: torch.Tensor, corners: NDArray[np.int64], size: Size, fill: float) -> torch.Tensor:
     """Cut a window of `size` out of each image of `(B, C, H, W)`, at `corners`, `(B, 2)`, top and left; what is outside
     the image is `fill`."""
-    by_image = images.device.type == "cpu"
-    return _cut_each(images, corners, size, fill) if by_image else cut_by_windows(images, corners, size, fill)
-
-
-def cut_by_windows(images: torch.Tensor, corners: NDArray[np.int64], size: Size, fill: float) -> torch.Tensor:
-    """`cut` for GPUs: index a strided view of all windows."""
+    if images.device.type == "cpu":
+        return _cut_each(images, corners, size, fill)
+    # All windows at once, by an index into a strided view.
     batch, _, height, width = images.shape
     least, most = corners.min(axis=0, initial=0), (corners + size).max(axis=0, initial=0)
     before, after = np.maximum(-least, 0), np.maximum(most - (height, width), 0)

@@ -35,20 +35,16 @@ def map_leaves(batch: Any, change: Callable[[Any], Any]) -> Any:
     types. An object with a method `to`, such as torch's `PackedSequence`, counts as one element."""
     if not isinstance(batch, list | tuple | Mapping) or moves_itself(batch):
         return change(batch)
-    filled: Any
+    # A copy keeps the other attributes of a mapping, such as a defaultdict's factory, or of a subclass of list.
+    filled: Any = copy.copy(batch)
     if isinstance(batch, Mapping):
         values = {key: map_leaves(value, change) for key, value in batch.items()}
-        if type(batch) is dict or not isinstance(batch, MutableMapping):
-            return values if type(batch) is dict else type(batch)(values)  # type: ignore[call-arg]
-        # A copy keeps the other attributes of a mapping, such as a defaultdict's factory, or of a subclass of list.
-        filled = copy.copy(batch)
+        if not isinstance(batch, MutableMapping):
+            return type(batch)(values)  # type: ignore[call-arg]
         filled.update(values)
         return filled
     parts = [map_leaves(part, change) for part in batch]
-    if type(batch) is list:
-        return parts
     if isinstance(batch, list):
-        filled = copy.copy(batch)
         filled[:] = parts
         return filled
     return batch._make(parts) if hasattr(batch, "_make") else type(batch)(parts)

@@ -77,26 +77,22 @@ class LoaderFacts:
     engine: EngineChoice
     encoded: bool
     per_sample: bool = False
-    """Whether the dataset has a Python transform for each sample."""
     cores: int
     free_memory_bytes: int
     shard: Shard = field(default_factory=Shard)
     target_bytes: int = 8
     decodes_targets: bool = False
-    """Whether targets are mask files that are decoded on read."""
     uniform: bool = True
     """Whether all inputs have one shape, and all targets too."""
     epoch_rows: int | None = None
     """Rows visited in an epoch, if not `rows`."""
     sampled: bool = False
-    """Whether a sampler decides their order."""
     device: DeviceFacts | None = None
     crop_bytes: int | None = None
     """Bytes of one crop, if the batch transform begins with a random resized crop."""
     whole_reason: str | None = None
-    """Why these inputs cannot be decoded as crops; `None` if they can."""
+    """Why these inputs cannot be decoded as crops."""
     layout: UnitLayout | None = None
-    """The units that rows come in, if they arrive."""
     complete: bool = True
     """Whether all rows are local and stay."""
 
@@ -233,16 +229,10 @@ def _device_bytes(facts: LoaderFacts) -> int:
 def _on_device(facts: LoaderFacts) -> EngineChoice:
     """Return how rows of a split on the device are read; refuse a split that cannot be there."""
     if facts.per_sample:
-        msg = (
-            'strategy="device" cannot work with the dataset\'s transforms, which take samples one by one in this '
-            "computer's memory. Use batch_transform, which takes whole batches on the device."
-        )
+        msg = 'strategy="device" cannot work with a dataset\'s transforms of single samples. Use batch_transform.'
         raise OptionError(msg)
     if not facts.uniform:
-        msg = (
-            'strategy="device" needs inputs of one shape and targets of one shape; here rows have their own. Stage '
-            'with image_size=… or use strategy="auto".'
-        )
+        msg = 'strategy="device" needs rows of one shape. Stage with image_size=… or use strategy="auto".'
         raise OptionError(msg)
     # Without a device, batches and the split stay in this computer's memory.
     free = facts.free_memory_bytes if facts.device is None else facts.device.free_bytes
@@ -261,10 +251,7 @@ def _strategy_reason(strategy: str, facts: LoaderFacts) -> str:
         return "the device gathers each batch out of its own memory"
     source = "memory" if facts.engine.name == "memory" else "the file"
     if facts.per_sample:
-        return (
-            "a background thread reads each batch at once; the dataset's transform is then called in your own thread, "
-            "sample by sample. batch_transform takes whole batches; torch's DataLoader calls it in processes"
-        )
+        return "a thread reads each batch; your own calls the transform for each sample, a batch_transform once"
     if facts.encoded:
         return f"threads decode each batch straight out of {source}"
     return f"a background thread copies each batch straight out of {source}"
@@ -335,9 +322,7 @@ def _choose_decoding(facts: LoaderFacts) -> Choice | None:
     # The transform may need the whole image.
     if facts.per_sample:
         return Choice("whole", "the dataset's own transform takes whole images")
-    return Choice(
-        "crops", "batch_transform begins with a RandomResizedCrop, and no more of a file is decoded than its crop needs"
-    )
+    return Choice("crops", "batch_transform begins with a RandomResizedCrop, and no more is needed of a file")
 
 
 def _choose_keeping(facts: LoaderFacts, options: LoaderOptions, strategy: str) -> KeepChoice | None:
@@ -372,10 +357,7 @@ def _choose_order(facts: LoaderFacts, options: LoaderOptions) -> OrderChoice:
     on anything that may differ between ranks."""
     layout, shuffle = facts.layout, options.shuffle
     if facts.sampled and shuffle is True:
-        msg = (
-            "shuffle=True would have no effect beside a sampler, which decides the order itself. Leave it out; rows in "
-            "a list or an array are shuffled."
-        )
+        msg = "shuffle=True would have no effect beside a sampler, which decides the order itself. Leave it out."
         raise OptionError(msg)
     if layout is not None and not facts.sampled and shuffle in ("auto", None):
         why = f"rows are shuffled in windows of {layout.window_units:,} of the units that they come in"
@@ -384,8 +366,7 @@ def _choose_order(facts: LoaderFacts, options: LoaderOptions) -> OrderChoice:
         at_random = "a sampler that draws" if facts.sampled else "shuffle=True"
         msg = (
             f"{at_random} reads rows in any order, and some rows of this file are not here: {layout.reason}. Use "
-            'shuffle="auto", which visits every row once, in windows, or have all of it here first: without '
-            "disk_limit=, or after data.wait()."
+            'shuffle="auto", which visits every row once; or have all of it here first, as after data.wait().'
         )
         raise OptionError(msg)
     if facts.sampled:

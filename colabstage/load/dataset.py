@@ -88,18 +88,16 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
             split: which split: `"train"` reads `X_train` and `Y_train`.
             target_transform: called with each y.
             return_index: return `((x, y), index)` instead of `(x, y)`.
-            in_memory: read all inputs into memory now. Worth it only where the system's cache cannot hold the file;
-                it is refused when it does not fit.
+            in_memory: read all inputs into memory now; refused when they do not fit.
             arrival: what brings the rows of a file of which some are not here yet; `stage_dataset` gives it.
             x, y: the datasets of inputs and targets in a file that has its own names for them, such as `x="images"`,
                 `y="labels"`, or `y="labels.h5/y"` for targets in another file in the same folder; without `y` there are
                 no targets. The split is called `split` then.
             disk_limit: never have more of the file on the local disk than that, bytes or a text such as `"20GB"`:
-                `in_file` is then the path (on a mounted Drive, say) or the http(s) or bucket address of a file that
-                colabstage packed, or of several: a list, a pattern of paths, or `"s3://bucket/data-*-of-00008.h5"` for
-                all shards of a set; or the share link of a folder on Google Drive with one pack. Their blocks are
-                fetched as they are needed, and verified. Datasets of the same files, and processes, share what is here;
-                the limit that was given last holds.
+                `in_file` is then the path or the http(s) or bucket address of a file that colabstage packed, or of
+                several: a list, a pattern of paths, or `"s3://bucket/data-*-of-00008.h5"` for all shards of a set; or
+                the share link of a folder on Google Drive with one pack. Datasets of the same files, and processes,
+                share what is here; the limit that was given last holds.
             local_dir: where on the local disk the part is kept; by default in the platform's fast folder.
             allow_external: also read values in files that are not in the folder of `in_file`, or below that: HDF5
                 files can lead anywhere, by links, virtual datasets and external storage. Only for files that you trust.

@@ -307,14 +307,11 @@ class CudaDataLoader(Iterated, Generic[T]):
 
     A batch may nest lists, tuples, named tuples and mappings; every tensor in it arrives on the device with its dtype,
     shape and memory format, detached from any graph. An object with a method `to` (`PackedSequence`) is moved by that;
-    everything else stays as it is. The loader needs no `pin_memory`, and may fill the same memory for each batch. On a
-    CPU device batches are only prepared in advance.
+    everything else stays as it is. The loader needs no `pin_memory`, and may fill the same memory for each batch.
 
-    Each batch is yours to keep and change, on the stream that is current when you get it. Beside the batches that you
-    keep, the device holds up to `queue_size` that wait and one that is being copied.
-
-    One iteration runs at a time: a new one ends the one before. Leaving a loop early, by `break` or an exception, ends
-    the thread. An error in the loader is raised in the loop, with its traceback, after the batches before it.
+    Each batch is yours to keep and change, on the stream that is current when you get it. The device holds up to
+    `queue_size` that wait and one that is being copied. One iteration runs at a time: a new one ends the one before,
+    and leaving a loop ends the thread. An error in the loader is raised in the loop, after the batches before it.
 
     Attributes:
         loader: where batches come from.
@@ -332,8 +329,11 @@ class CudaDataLoader(Iterated, Generic[T]):
         Raises:
             OptionError: there is no such device here, or an argument that cannot work.
         """
-        # Checked before the device is touched, which may take seconds the first time.
-        _check_queue(loader, queue_size)
+        given: object = loader
+        # Checked before the device is touched, which may take seconds. By __getitem__ Python counts up from 0.
+        if isinstance(given, str | bytes) or not (isinstance(given, Iterable) or hasattr(given, "__getitem__")):
+            refuse_argument("loader", loader, "a loader of batches")
+        whole_number("queue_size", queue_size, least=1)
         self.loader = loader
         self.device = usable_device(device)
         self._queue_size = queue_size
@@ -361,13 +361,6 @@ class CudaDataLoader(Iterated, Generic[T]):
 
     def __repr__(self) -> str:
         return f"CudaDataLoader({self.loader!r}, device='{self.device}', queue_size={self._queue_size})"
-
-
-def _check_queue(loader: object, queue_size: object) -> None:
-    # Anything with __getitem__ may also be iterable, by counting up from 0.
-    if not (isinstance(loader, Iterable) or hasattr(loader, "__getitem__")) or isinstance(loader, (str, bytes)):
-        refuse_argument("loader", loader, "a loader of batches")
-    whole_number("queue_size", queue_size, least=1)
 
 
 def _gives_new_batches(loader: Any) -> bool:

@@ -117,19 +117,17 @@ def make_loader(
       in x.
     - `index`: int64 `(B,)`, the rows.
 
-    Each batch is the caller's own: it may be kept and changed. Its memory is reused once nothing refers to it, or
-    to any of the batches that were gathered together with it, where they are small (8 MiB together at most). On a
-    GPU it may be used on the stream that is current when it is taken.
+    Each batch is the caller's own: it may be kept and changed. Its memory is reused once nothing refers to it, or to
+    any of the small batches (8 MiB together) that were gathered with it. On a GPU it may be used on the stream that is
+    current when it is taken.
 
     In a distributed run each rank gets its part: every sample is visited once an epoch, by one rank, and all ranks
-    have the same number of batches, the last of which may differ by one sample. (With batches of one sample, or fewer
-    samples than ranks, some ranks have one batch fewer.) With `drop_last` all batches are full.
+    have the same number of batches, the last of which may differ by one sample; with `drop_last` all are full.
 
     Args:
         dataset: the samples; a `Subset` of them, as `random_split` makes, is visited alone, by a sampler's numbers of
-            its own rows if there is one. Its transforms, where it has any, are called sample by sample when the batch
-            is asked for, in the thread that iterates, as by a stock `DataLoader`; that side of the batch is then what
-            torch's `default_collate` makes of the results.
+            its own rows. Its transforms are called sample by sample in the thread that iterates, as by a stock
+            `DataLoader`, and torch's `default_collate` joins the results.
         batch_size: samples in a batch, of each rank; the last ones of an epoch may have fewer.
         options: the arguments below in one value, for several loaders; those that are given by name replace its own.
         **arguments: those of `colabstage.options.LoaderOptions`.

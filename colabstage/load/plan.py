@@ -33,11 +33,10 @@ class LoaderOptions:
     Args:
         device: where batches go; `None` is this computer's memory. Batches for a GPU are gathered into pinned memory,
             and copied while the model works.
-        strategy: `"direct"` reads each batch from the file. `"memory"` reads all inputs at once, front to back, and
-            takes batches from memory, which the loader keeps as long as it exists. `"device"` reads all inputs and
-            targets onto the device at once, and gathers batches there. `"auto"` chooses the device if that is a GPU, an
-            eighth of its free memory is enough and there are no other ranks; memory if the file is slow to read at
-            random (compressed, on a mounted Drive) and half of the free memory is enough; and the file otherwise.
+        strategy: `"direct"` reads each batch from the file. `"memory"` reads all inputs at once, and takes batches from
+            memory, as long as the loader exists. `"device"` keeps all inputs and targets on the device. `"auto"`
+            chooses the device if that is a GPU, an eighth of its free memory is enough and there are no other ranks;
+            memory if the file is slow to read at random and half of the free memory is enough; and the file otherwise.
         shuffle: `True` visits samples in a random order, a new one in each epoch, `False` in the file's order. `"auto"`
             is `True`, but for rows that are still arriving or read under a `disk_limit`: these are shuffled in windows.
             `None` is `"auto"` for the split `train` and `False` for all others; it is refused for some rows of `train`,

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
 
-from colabstage import doctor, pack_dataset
+from colabstage import doctor
 from colabstage.errors import OptionError
 from tests.diagnose.nvidia_smi import IDLE_T4, T4, FakeSmi
 from tests.support.images import in_classes, make_tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from simulated_drive.drive import SimulatedDrive
 
@@ -33,18 +32,11 @@ def finding(report: Any, title: str) -> Any:
     return next(one for one in report.findings if one.title == title)
 
 
-@pytest.fixture
-def pack(machine: Path) -> Path:
-    """A pack with its manifest."""
-    make_tree(machine / "photos", in_classes(8))
-    return Path(pack_dataset(machine / "photos", machine / "photos.h5", progress=False).path)
-
-
 def test_a_machine_alone(machine: Path) -> None:
     """Without a path the dataset's checks are skipped, the others have figures, and all of it is JSON."""
     report = doctor(timeout_s=5.0)
     skipped = {one.title for one in report.findings if one.status == "skip"}
-    assert {"location", "crowded folders", "pack", "mounts"} <= skipped
+    assert {"location", "crowded folders", "mounts"} <= skipped
     assert finding(report, "platform").status == "ok"
     assert finding(report, "libraries").status == "ok"
     assert json.loads(json.dumps(report.to_dict()))["facts"]["cores"] >= 1
@@ -128,25 +120,6 @@ def test_a_small_disk(machine: Path, make_disk: Callable[[int], Path], monkeypat
     (machine / "file").write_bytes(b"")
     monkeypatch.setenv("COLABSTAGE_LOCAL_DIR", str(machine / "file" / "fast"))
     assert "is not a folder" in finding(doctor(timeout_s=5.0), "platform").message
-
-
-@pytest.mark.parametrize(
-    ("damage", "status", "said"),
-    [
-        (lambda _: None, "ok", "^8 samples; its manifest: agrees with the file's length"),
-        (lambda pack: os.truncate(pack, pack.stat().st_size - 100), "fail", "cut off|it is damaged"),
-        (lambda pack: pack.with_name("photos.h5.json").unlink(), "warn", "^8 samples"),
-        (lambda pack: pack.write_text("<!DOCTYPE html><html>Quota exceeded</html>"), "fail", "not an HDF5 file"),
-    ],
-    ids=["whole", "cut off", "without its manifest", "a web page"],
-)
-def test_a_pack(pack: Path, damage: Callable[[Path], object], status: str, said: str) -> None:
-    """Only one that agrees with its manifest passes, with its number of samples."""
-    damage(pack)
-    found = finding(doctor(pack, timeout_s=10.0), "pack")
-    assert found.status == status
-    assert re.search(said, found.message)
-    assert ("colabstage verify FILE" in found.remedy) == (status != "ok")
 
 
 def test_a_gpu_that_somebody_uses(smi: FakeSmi) -> None:

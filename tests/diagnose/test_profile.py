@@ -234,12 +234,9 @@ LABELS = np.zeros(5)
     [
         ((np.zeros((5, 3, 8, 8)), LABELS), 5),
         (([*IMAGES], LABELS), 5),
-        ((IMAGES, (1, 2, 3, 4, 5)), 5),
         ((IMAGES, [{"boxes": np.zeros((count, 4))} for count in range(5)]), 5),
         (((np.zeros((5, 8)), np.zeros((5, 9))), LABELS), 5),
         ({"image": np.zeros((5, 8)), "name": ["a"] * 5}, 5),
-        (np.zeros((5, 8)), 5),
-        (np.zeros(()), 1),
         ("text", 1),
     ],
 )

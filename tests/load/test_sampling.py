@@ -106,11 +106,8 @@ class Counting(Sampler[int]):
     [
         ([0, 23], "sampler=.*23"),
         ([], "no batch"),
-        ([0.5], "float64"),
         (7, "sampler=7"),
-        (["a"], "sampler="),
         (Counting([1, 2], 3), r"2 rows.*len\(sampler\) is 3"),
-        (Counting([1, 99], 2), "sampler=.*99"),
     ],
 )
 def test_what_is_no_sampler_is_refused(dataset: dataset_h5, sampler: Any, message: str) -> None:

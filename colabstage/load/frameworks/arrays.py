@@ -166,8 +166,13 @@ class ArrayBatches:
     def read(self, epoch: int, number: int, pool: ThreadPool = SOLO) -> Batch:
         return self.finish(self.read_ahead(epoch, number, pool))
 
-    def stream(self, epoch: int, first: int, cancellation: Cancellation) -> Generator[Any]:
-        """Read the batches of an epoch from `first` on, for `finish`."""
+    def ahead(self, epoch: int, first: int, *, linger_s: float | None = None) -> Ahead[Any]:
+        """Read the batches of an epoch from `first` on in a thread, for `finish`."""
+        demand = Demand(self.reader.paths)
+        source = self._stream(epoch, first, demand)
+        return Ahead(source, self.plan.prefetch.value, "colabstage-ahead", demand, linger_s=linger_s)
+
+    def _stream(self, epoch: int, first: int, cancellation: Cancellation) -> Generator[Any]:
         self.reader.warm_up(cancellation)
         with ThreadPool(self.plan.workers.value, cancellation) as pool:
             # Not a loop: its variable would keep a batch alive while the next one is made.
@@ -440,10 +445,7 @@ class NumpyLoader(Iterated):
     def __iter__(self) -> Iteration[Batch]:
         """Begin the next epoch."""
         epoch, self._epoch = self._epoch, self._epoch + 1
-        demand = Demand(self._batches.reader.paths)
-        source = self._batches.stream(epoch, 0, demand)
-        ahead = Ahead(source, self.plan.prefetch.value, "colabstage-ahead", demand)
-        return self._begun(Iteration(ahead, lambda one: (one,), self._batches.finish))
+        return self._begun(Iteration(self._batches.ahead(epoch, 0), lambda one: (one,), self._batches.finish))
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration epoch `epoch`, to continue training after a restart.

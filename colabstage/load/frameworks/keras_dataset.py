@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from colabstage.errors import MissingDependencyError, OptionError
 from colabstage.io.arguments import whole_number
-from colabstage.io.progress import Demand
-from colabstage.load.ahead import Ahead
 
 try:
     from keras.utils import PyDataset
@@ -22,6 +20,7 @@ except ImportError as error:
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from colabstage.load.ahead import Ahead
     from colabstage.load.frameworks.arrays import ArrayBatches, Batch
     from colabstage.load.plan import LoaderPlan
 
@@ -206,9 +205,7 @@ class KerasBatches(PyDataset):  # type: ignore[misc]  # keras has no type inform
         return self._batches.finish(batch)
 
     def _begin(self, epoch: int, number: int) -> Ahead[Any]:
-        demand = Demand(self._batches.reader.paths)
-        source = self._batches.stream(epoch, number, demand)
-        self._ahead = Ahead(source, self.plan.prefetch.value, "colabstage-ahead", demand, linger_s=_LINGER_S)
+        self._ahead = self._batches.ahead(epoch, number, linger_s=_LINGER_S)
         return self._ahead
 
     def _end(self) -> None:

@@ -1,8 +1,7 @@
 """`to_tf_data`: a split as a `tf.data.Dataset`.
 
-TensorFlow's own threads make batches and prefetch them, so no thread of colabstage runs between batches, and dropping
-an iterator releases everything. TensorFlow itself gathers small batches of rows that need no change, above all those of
-a mapped file; for all others it calls the reader.
+TensorFlow's own threads make batches and prefetch them, and dropping an iterator releases everything. It gathers small
+batches of rows that need no change by itself; for all others it calls the reader.
 """
 
 from __future__ import annotations
@@ -66,10 +65,8 @@ def to_tf_data(
     the last batch may have fewer samples. Each iterator is the next epoch, also within `repeat`. (Keras's `fit` uses
     one iterator to look at the data before it trains.)
 
-    TensorFlow itself gathers batches of up to 4 MiB from a mapped file, if their rows need no change. Such a file is
-    read through now, if most of it is not in memory.
-
-    Needs tensorflow; torch only for a `dataset_h5`.
+    TensorFlow itself gathers batches of up to 4 MiB from a mapped file, which is read through now if most of it is not
+    in memory. Needs tensorflow; torch only for a `dataset_h5`.
 
     Args:
         dataset, batch_size, split: as in `to_keras`.

@@ -13,7 +13,7 @@ import contextlib
 import math
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,19 +26,18 @@ from colabstage.images.decode import (
     Scratch,
     WholeImage,
     can_torch_resize,
-    decode_image_into,
     decode_region,
     decode_sized,
     decode_whole,
     probe_image,
-    region_factor,
     scale_by_torch,
 )
-from colabstage.images.geometry import MaskOptions, fit_boxes
+from colabstage.images.geometry import MaskOptions, block_side, fit_boxes
 from colabstage.images.headers import is_jpeg
 from colabstage.images.masks import decode_mask
 from colabstage.io.units import format_bytes, format_count
-from colabstage.load.reading.memory import SHARE_BYTES, cut_off, empty_array, spare_memory
+from colabstage.load.plan import Choice
+from colabstage.load.reading.memory import SHARE_BYTES, cut_off, empty_array
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -47,7 +46,7 @@ if TYPE_CHECKING:
     from colabstage.images.decode import Crop, Resizer
     from colabstage.images.geometry import ColorMode, ImageOptions
     from colabstage.io.pipeline import ThreadPool
-    from colabstage.load.reading.memory import KeptImages, KeptSlot, Key, MappedFile, ReadFile
+    from colabstage.load.reading.memory import KeptImages, KeptSlot, Key, OpenedFile
 
     Indices = Sequence[int] | NDArray[np.integer[Any]]
 
@@ -98,29 +97,19 @@ class Storage:
         return self.shape[0] * self.row_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class CacheState:
-    """How much of a dataset is in the system's page cache."""
+class CacheState(NamedTuple):
+    """How much of a dataset of so many bytes is in the system's page cache, and what else memory has room for."""
 
     resident_part: float
     nbytes: int
-    free_memory_bytes: int
-
-    @property
-    def fits(self) -> bool:
-        return self.nbytes <= spare_memory(self.free_memory_bytes)
+    spare_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class EngineChoice:
+class EngineChoice(Choice):
     """How a dataset is read, and why: `"mapped"` gathers rows from the mapped file, `"read"` reads many rows from the
     disk at once, `"h5py"` reads through HDF5, `"memory"` gathers from this process's memory."""
 
-    name: Literal["mapped", "read", "h5py", "memory"]
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.name}: {self.reason}"
+    __slots__ = ()
 
 
 def choose_engine(
@@ -142,10 +131,10 @@ def choose_engine(
     plain = f"{plain}, {cache.resident_part:.0%} of it in memory"
     if cache.resident_part >= WARM_PART:
         return EngineChoice("mapped", plain)
-    if cache.fits:
+    if cache.nbytes <= cache.spare_bytes:
         return EngineChoice("mapped", f"{plain}, where it fits: read through once before the first batch of a loader")
-    size, spare = format_bytes(cache.nbytes), format_bytes(spare_memory(cache.free_memory_bytes))
-    return EngineChoice("read", f"{plain}, and its {size} do not fit into {spare}")
+    sizes = f"{format_bytes(cache.nbytes)} do not fit into {format_bytes(cache.spare_bytes)}"
+    return EngineChoice("read", f"{plain}, and its {sizes}")
 
 
 def read_storage(dataset: Any, name: str, path: Path) -> Storage:
@@ -256,13 +245,13 @@ def row_runs(rows: NDArray[np.intp], longest: int) -> Iterator[tuple[int, int, i
 class Mapped:
     """Gather rows from memory: a file's mapping, or an array."""
 
-    def __init__(self, table: NDArray[np.uint8], file: MappedFile | None) -> None:
+    def __init__(self, table: NDArray[np.uint8], file: OpenedFile | None) -> None:
         # Bytes, because np.take first copies the whole table if its elements are not aligned.
         self.table = table
         self._file = file
 
     @classmethod
-    def over(cls, file: MappedFile, storage: Storage) -> Mapped:
+    def over(cls, file: OpenedFile, storage: Storage) -> Mapped:
         start = storage.offset or 0
         stop = start + storage.nbytes
         if stop > len(file.data):
@@ -312,7 +301,7 @@ class Pread:
     """Read rows of a contiguous dataset from the disk, one read in each thread of the pool: for files larger than
     memory, at 4 times the rate of the mapped file, whose read-ahead fetches far too much (benchmarks/read_cold.py)."""
 
-    def __init__(self, file: ReadFile, storage: Storage) -> None:
+    def __init__(self, file: OpenedFile, storage: Storage) -> None:
         self._file = file
         self._start = storage.offset or 0
         self._row_bytes = storage.row_bytes
@@ -503,8 +492,8 @@ def read_keys(dataset: Any, rows: NDArray[np.intp] | None) -> list[str]:
     texts = dataset.asstr()
     if rows is not None and len(rows) <= _FEW_KEYS:
         return [str(texts[row]) for row in rows.tolist()]
-    every = texts[()].tolist()
-    return [str(key) for key in (every if rows is None else (every[row] for row in rows.tolist()))]
+    every = texts[()] if rows is None else texts[()][rows]
+    return list(map(str, every))
 
 
 # Encoded fields: image and mask files, decoded when they are read, whole or no further than a crop needs.
@@ -590,11 +579,18 @@ class Encoded:
         # Large images wait for each other, so that the threads together do not fill memory.
         with self._room.room_for(data):
             if isinstance(options, MaskOptions):
-                images[place] = decode_mask(data, options)
-            elif in_array:
-                decode_image_into(data, options, images[place], resizer=self._resizer, scratch=self._scratch())
+                pixels = decode_mask(data, options)
             else:
-                images[place] = decode_sized(data, options, resizer=self._resizer)[0]
+                scratch = self._scratch() if in_array else None
+                pixels = decode_sized(data, options, resizer=self._resizer, scratch=scratch).pixels
+            # numpy would silently stretch one channel over three.
+            if in_array and (pixels.shape != images.shape[1:] or pixels.dtype != images.dtype):
+                msg = (
+                    f"The image is {pixels.shape} {pixels.dtype}, others {images.shape[1:]} {images.dtype}. Give one "
+                    "size and color_mode to all images, or keep them encoded."
+                )
+                raise DecodeError(msg)
+            images[place] = pixels
 
     def decode_crops(
         self, rows: NDArray[np.intp], crops: NDArray[np.int64], out: NDArray[np.uint8], pool: ThreadPool
@@ -609,7 +605,7 @@ class Encoded:
 
         def cut(place: int) -> None:
             row, scratch = numbers[place], self._scratch().decoded
-            factor = region_factor(parts[place], (height, width))
+            factor = block_side(parts[place][2], parts[place][3], (height, width))
             try:
                 found = None if kept is None else kept.find((number, row, factor)) or kept.find((number, row, 0))
                 whole = None if found is None else WholeImage(found.pixels, *found.facts)

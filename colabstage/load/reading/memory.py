@@ -17,7 +17,7 @@ import time
 import weakref
 from collections import deque
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
@@ -53,10 +53,11 @@ class FileStamp(NamedTuple):
         return cls(status.st_ino, status.st_size, None if arriving else status.st_mtime_ns)
 
 
-class _CheckedFile:
-    """An open file that is refused once it is no longer the expected one. Its handle closes with the object."""
+class OpenedFile:
+    """An open file that is refused once it is no longer the expected one. Its handle closes with the object. Several
+    threads may read at once, each exactly the bytes asked for."""
 
-    def __init__(self, path: Path, expected: FileStamp) -> None:
+    def __init__(self, path: Path, expected: FileStamp, *, at_random: bool = False) -> None:
         """Open `path`; refuse it if `expected` was not taken from it."""
         self.path = path
         self._expected = expected
@@ -70,6 +71,10 @@ class _CheckedFile:
             raise translate_read_error(error, str(path), 1) from error
         weakref.finalize(self, os.close, self._handle).atexit = False
         self.check()
+        # Read-ahead would fetch many times the bytes of a row. If a mount refuses the hint, it is read without.
+        if at_random:
+            with contextlib.suppress(OSError):
+                os.posix_fadvise(self._handle, 0, 0, os.POSIX_FADV_RANDOM)
 
     def check(self) -> None:
         """Raise DamagedPackError if somebody wrote to the file; if a mapped one got shorter, reading it would kill the
@@ -80,37 +85,21 @@ class _CheckedFile:
             raise translate_read_error(error, str(self.path), 1) from error
         check_stamp(self.path, found, self._expected)
 
-
-class MappedFile(_CheckedFile):
-    """Map a whole file as read-only bytes, until the last array over it is gone: unmapping under an array that another
-    thread reads would crash the process."""
-
-    def __init__(self, path: Path, expected: FileStamp) -> None:
-        super().__init__(path, expected)
-        try:
-            mapping = mmap.mmap(self._handle, 0, access=mmap.ACCESS_READ)
-        except OSError as error:
-            raise translate_read_error(error, str(path), 1) from error
-        self.data: NDArray[np.uint8] = np.frombuffer(mapping, np.uint8)
+    @cached_property
+    def data(self) -> NDArray[np.uint8]:
+        """Map the whole file, until the last array over it is gone: unmapping under an array that another thread reads
+        would crash the process."""
+        return self._map(mmap.ACCESS_READ)
 
     def private(self) -> NDArray[np.uint8]:
         """Map the file once more, for libraries that refuse read-only memory: writes stay in this process."""
+        return self._map(mmap.ACCESS_COPY)
+
+    def _map(self, access: int) -> NDArray[np.uint8]:
         try:
-            return np.frombuffer(mmap.mmap(self._handle, 0, access=mmap.ACCESS_COPY), np.uint8)
+            return np.frombuffer(mmap.mmap(self._handle, 0, access=access), np.uint8)
         except OSError as error:
             raise translate_read_error(error, str(self.path), 1) from error
-
-
-class ReadFile(_CheckedFile):
-    """Read parts of a file, each exactly the bytes asked for. Several threads may read at once."""
-
-    def __init__(self, path: Path, expected: FileStamp, *, at_random: bool) -> None:
-        super().__init__(path, expected)
-        # Read-ahead would fetch many times the bytes of a row.
-        if at_random:
-            # If a mount refuses the hint, it is read without.
-            with contextlib.suppress(OSError):
-                os.posix_fadvise(self._handle, 0, 0, os.POSIX_FADV_RANDOM)
 
     def read_into(self, start: int, target: NDArray[np.uint8]) -> None:
         """Fill a contiguous `(n,)` array with the bytes from `start` on."""
@@ -277,22 +266,19 @@ _POPULATE_WRITE = 23
 def touch_pages(memory: NDArray[np.uint8]) -> None:
     """Have the system provide all pages of fresh memory in one call, right before they are filled: touching each page
     for the first time costs a page fault. Does nothing on systems that cannot."""
-    advise = _madvise() if len(memory) else None
-    if advise is None:
-        return
+    if sys.platform != "linux" or not len(memory):
+        return  # on other systems the number may mean something else
     start, end = memory.ctypes.data, memory.ctypes.data + len(memory)
     start -= start % mmap.PAGESIZE
     # The result does not matter: missing pages come as they are written to. By `ctypes`, because mmap's own method
     # holds the interpreter lock meanwhile.
-    advise(start, -(-(end - start) // mmap.PAGESIZE) * mmap.PAGESIZE, _POPULATE_WRITE)
+    _system_call("madvise", ctypes.c_int)(start, -(-(end - start) // mmap.PAGESIZE) * mmap.PAGESIZE, _POPULATE_WRITE)
 
 
 @cache
-def _madvise() -> Any:
-    # On other systems the number may mean something else.
-    function = getattr(ctypes.CDLL(None), "madvise", None) if sys.platform == "linux" else None
-    if function is not None:
-        function.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+def _system_call(name: str, last: Any) -> Any:
+    function = getattr(ctypes.CDLL(None), name)
+    function.argtypes = [ctypes.c_void_p, ctypes.c_size_t, last]
     return function
 
 
@@ -453,16 +439,11 @@ def resident_part(mapped: NDArray[np.uint8]) -> float:
     if count < last - first:
         count, starts = _WINDOW_PAGES, np.linspace(first, last - _WINDOW_PAGES, _WINDOWS).astype(np.int64).tolist()
     flags = np.empty((len(starts), count), np.uint8)
-    ask, place = _mincore(), flags.ctypes.data
+    try:
+        ask, place = _system_call("mincore", ctypes.c_void_p), flags.ctypes.data
+    except AttributeError:
+        return 1.0
     for number, start in enumerate(starts):
-        if ask is None or ask(start * mmap.PAGESIZE, count * mmap.PAGESIZE, place + number * count) != 0:
+        if ask(start * mmap.PAGESIZE, count * mmap.PAGESIZE, place + number * count) != 0:
             return 1.0
     return float((flags & 1).mean())
-
-
-@cache
-def _mincore() -> Any:
-    function = getattr(ctypes.CDLL(None), "mincore", None)
-    if function is not None:
-        function.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
-    return function

@@ -50,8 +50,7 @@ from colabstage.load.reading.memory import (
     FileStamp,
     KeptImages,
     KeptSlot,
-    MappedFile,
-    ReadFile,
+    OpenedFile,
     check_memory,
     check_stamp,
     empty_array,
@@ -178,11 +177,11 @@ class _OpenFile:
     would crash the process."""
 
     def __init__(self, path: Path, stamps: Mapping[Path, FileStamp], open_file: Callable[[Path], Any]) -> None:
-        """Take the `stamps` of this file, and of each that its links lead to, from when they were described."""
+        """Take the `stamps` of this file and of those that its links lead to."""
         self._path, self._stamps, self._open_file = path, stamps, open_file
         # Inputs and targets share them. These closures refer only to the stamps, because a cycle would keep files open.
-        self._mapping = cache(lambda home: MappedFile(home, stamps[home]))
-        self._handle = cache(lambda home: ReadFile(home, stamps[home], at_random=True))
+        self._mapping = cache(lambda home: OpenedFile(home, stamps[home]))
+        self._handle = cache(lambda home: OpenedFile(home, stamps[home], at_random=True))
 
     @cached_property
     def h5(self) -> Any:
@@ -214,10 +213,10 @@ class _OpenFile:
         with reading_contents(self._path):
             return np.asarray(self.h5[f"{source.info.name}/{OFFSETS}"][()], np.int64)
 
-    def sequential(self, storage: Storage) -> ReadFile:
+    def sequential(self, storage: Storage) -> OpenedFile:
         # A separate handle: the system adapts its read-ahead to the use of each.
         home = storage.home or self._path
-        return ReadFile(home, self._stamps[home], at_random=False)
+        return OpenedFile(home, self._stamps[home])
 
     def resident_part(self, storage: Storage) -> float:
         start = storage.offset or 0
@@ -313,7 +312,9 @@ class SplitPart:
             reason = f"{self._x.choice.reason}, whose rows are waited for as they are needed"
             choice = EngineChoice("mapped", reason)
         else:
-            choice = choose_engine(self._x.storage, cache=self._cache_state(self._open_now(), nbytes))
+            spare = spare_memory(read_resources().free_memory_bytes)
+            cache = CacheState(self._open_now().resident_part(self._x.storage), nbytes, spare)
+            choice = choose_engine(self._x.storage, cache=cache)
         self._x = replace(self._x, choice=choice)
 
     def warm_up(self, nbytes: int, cancellation: Cancellation) -> None:
@@ -324,7 +325,7 @@ class SplitPart:
         file, storage = self._open_now(), self._x.storage
         # First, because each epoch begins with this, and free memory takes as long again to measure. What does not fit
         # would push itself out of memory while it is read.
-        if file.resident_part(storage) >= WARM_PART or not self._cache_state(file, nbytes).fits:
+        if file.resident_part(storage) >= WARM_PART or nbytes > spare_memory(read_resources().free_memory_bytes):
             return
         for _ in file.sequential(storage).read_through(storage.offset or 0, storage.nbytes):
             cancellation.check()
@@ -335,9 +336,6 @@ class SplitPart:
             _log.warning("'%s' is read row by row: %s.", self.path, reason)
             self._x = replace(self._x, choice=EngineChoice("read", reason))
             self._opened = None
-
-    def _cache_state(self, file: _OpenFile, nbytes: int) -> CacheState:
-        return CacheState(file.resident_part(self._x.storage), nbytes, read_resources().free_memory_bytes)
 
     @property
     def engine(self) -> EngineChoice:

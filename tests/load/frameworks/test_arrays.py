@@ -178,23 +178,15 @@ def test_encoded_images_are_decoded(make_encoded: Callable[..., Path], size: tup
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"batch_size": 0}, "batch_size=0"),
         ({"batch_size": 24, "drop_last": True}, "23 samples"),
-        ({"seed": -1}, "seed=-1"),
         ({"dtype": "uint8"}, "dtype='uint8'"),
-        ({"dtype": "nonsense"}, "dtype='nonsense'"),
         ({"one_hot": 0}, "one_hot=0"),
-        ({"one_hot": True}, "one_hot=True"),
-        ({"num_workers": -1}, "num_workers=-1"),
-        ({"prefetch_factor": 0}, "prefetch_factor=0"),
         ({"rows": [4, 2]}, "shuffle=True"),
         ({"rows": [23], "shuffle": True}, "23"),
         ({"rows": [], "shuffle": False}, "no batch"),
         ({"sample_weight": np.ones(5)}, "sample_weight"),
-        ({"sample_weight": np.ones((23, 1))}, "sample_weight"),
         ({"sample_weight": ["a"] * 23}, "sample_weight"),
         ({"sample_weight": [1.0] * 22 + [np.nan]}, "row 22"),
-        ({"sample_weight": [1.0, 1e300] + [0.0] * 21}, "row 1"),
     ],
     ids=str,
 )
