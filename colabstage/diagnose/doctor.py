@@ -41,8 +41,6 @@ _SLOW_ANSWER_S = 2.0
 # More than this is used by a desktop or an earlier kernel; on an unused GPU the driver holds a few hundred MB.
 _BUSY = 0.1
 _HELD_PART = 0.2
-# Colab's staff advise fewer; with this many, listing a folder on Drive has failed.
-_CROWDED = 10_000
 # Lower bounds of pyproject.toml.
 OLDEST = {"numpy": "1.26", "h5py": "3.12", "torch": "2.4"}
 
@@ -167,7 +165,9 @@ def judge_cores(facts: MachineFacts) -> Finding:
 
 def judge_network_mount(facts: MachineFacts) -> Finding:
     """Stage it: stage_dataset(path) copies and packs it to the local disk once, and every epoch reads from there.
-    Through a mount each file costs a round trip (0.4 s a file are reported of Drive), in every epoch."""
+    Through a mount each file costs a round trip (0.4 s a file are reported of Drive), in every epoch. With 10,000
+    entries and more in one folder, a Drive mount answers listings with 'Input/output error': zip the folder where the
+    files come from and put the zip on Drive, where archives are read in place."""
     data = facts.dataset
     if data is None:
         return Finding("skip", "No path was given.")
@@ -179,7 +179,8 @@ def judge_network_mount(facts: MachineFacts) -> Finding:
     if data.slow_mount is None:
         return Finding("ok", f"'{data.path}' is on a local disk.")
     # It costs time and breaks nothing: this is what people stage.
-    what = "" if data.state == "file" else f" ({format_count(data.files, 'files')})"
+    least, most = "" if data.counted else "at least ", f"{data.largest_folder:,} entries in the fullest folder"
+    what = "" if data.state == "file" else f" ({least}{format_count(data.files, 'files')}, {most})"
     return Finding("warn", f"'{data.path}'{what} is on {data.slow_mount}.")
 
 
@@ -188,19 +189,6 @@ _SPELLING = (
     "Drive from elsewhere may take minutes to appear."
 )
 _UNREACHABLE = "Check its permissions, and the mount that it is on: the line 'mounts' says whether it answers."
-
-
-def judge_crowded_folder(facts: MachineFacts) -> Finding:
-    """Zip the folder where the files come from and put the zip on Drive: archives are read in place and fast. With
-    10,000 entries and more in one folder, a Drive mount answers listings with 'Input/output error'; trying again now
-    and then succeeds, as each attempt learns a part."""
-    data = facts.dataset
-    if data is None or data.state != "folder":
-        return Finding("skip", "No folder was given, or it could not be looked at.")
-    if data.slow_mount is None:
-        return Finding("ok", f"'{data.path}' is on a local disk, which lists folders of any size.")
-    line = f"The fullest folder has {'' if data.counted else 'at least '}{data.largest_folder:,} entries"
-    return Finding("warn" if data.largest_folder >= _CROWDED else "ok", f"{line}, on {data.slow_mount}.")
 
 
 def judge_libraries(facts: MachineFacts) -> Finding:
@@ -271,7 +259,6 @@ CHECKS: dict[str, Callable[[MachineFacts], Finding]] = {
     "cores": judge_cores,
     "GPU": judge_gpu,
     "location": judge_network_mount,
-    "crowded folders": judge_crowded_folder,
 }
 
 

@@ -36,15 +36,15 @@ def map_leaves(batch: Any, change: Callable[[Any], Any]) -> Any:
     if not isinstance(batch, list | tuple | Mapping) or moves_itself(batch):
         return change(batch)
     # A copy keeps the other attributes of a mapping, such as a defaultdict's factory, or of a subclass of list.
-    filled: Any = copy.copy(batch)
+    filled: Any = copy.copy(batch) if isinstance(batch, list | MutableMapping) else None
     if isinstance(batch, Mapping):
         values = {key: map_leaves(value, change) for key, value in batch.items()}
-        if not isinstance(batch, MutableMapping):
+        if filled is None:
             return type(batch)(values)  # type: ignore[call-arg]
         filled.update(values)
         return filled
     parts = [map_leaves(part, change) for part in batch]
-    if isinstance(batch, list):
+    if filled is not None:
         filled[:] = parts
         return filled
     return batch._make(parts) if hasattr(batch, "_make") else type(batch)(parts)
