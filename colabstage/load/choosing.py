@@ -361,7 +361,7 @@ def _choose_order(facts: LoaderFacts, options: LoaderOptions) -> OrderChoice:
         raise OptionError(msg)
     if layout is not None and not facts.sampled and shuffle in ("auto", None):
         why = f"rows are shuffled in windows of {layout.window_units:,} of the units that they come in"
-        return OrderChoice("arrival", f"{why}: {layout.reason}")
+        return OrderChoice("arrival", f"{why}: {layout.reason}", layout.window_units)
     if layout is not None and not facts.complete and (facts.sampled or shuffle):
         at_random = "a sampler that draws" if facts.sampled else "shuffle=True"
         msg = (

@@ -178,6 +178,7 @@ class OrderChoice(Choice):
     """`"permutation"`: all orders are equally likely; `"arrival"`: rows are shuffled within windows of units that
     arrive; `"file"`: as stored; `"sampler"`: as the sampler says."""
 
+    window_units: int = 0
     mixing: float | None = None
     """How even the classes of a batch are, as in `load.partial.mixing_of`; `None` if not measured."""
 
