@@ -70,6 +70,7 @@ class ProfileFacts:
 
     @property
     def batch_s(self) -> float:
+        """Return the seconds from batch to batch, including each batch's share of the epoch's start."""
         # A clock that ticks slowly may not have moved.
         return max(self.both_s + self.epoch_start_s, _TICK_S)
 
@@ -79,6 +80,7 @@ class ProfileFacts:
 
     @property
     def epoch_start_s(self) -> float:
+        """Return what the start of an epoch adds to each of its batches."""
         return self.start_s / self.batches if self.batches else 0.0
 
 

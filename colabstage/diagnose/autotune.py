@@ -48,6 +48,7 @@ class Trial:
 
     @property
     def processes(self) -> int:
+        """Return how many processes it needs; among equally fast ways the one with the fewest wins."""
         return int(self.options.get("num_workers", 0)) if self.maker == "DataLoader" else 0
 
     def __str__(self) -> str:
@@ -183,6 +184,7 @@ def _bar(trial: Trial) -> Row:
 
 
 def stock_candidates(cores: int) -> list[Trial]:
+    """List the candidates of torch's `DataLoader`: no processes, and up to twice as many as cores."""
     found = [Trial({"num_workers": 0}, "DataLoader")]
     # One less than the cores leaves one for training; twice as many is best for datasets that mostly wait.
     for count in sorted({1, 2, max(1, cores - 1), cores, 2 * cores}):
@@ -206,6 +208,7 @@ def our_candidates(cores: int, *, fits: bool, per_sample: bool) -> list[Trial]:
 
 
 def choose(trials: Sequence[Trial]) -> Trial:
+    """Return the lightest of the candidates within 5 % of the fastest, of those that were measured to the end."""
     # The others were worse than one that may have been measured again since, on a busier machine.
     measured = [trial for trial in trials if not trial.problem] or trials
     # Smaller differences are not reproducible, and unused cores are left for training.

@@ -178,6 +178,7 @@ def compare_sources(
 
 @contextlib.contextmanager
 def _temporary_folder(local: Path) -> Iterator[Path]:
+    """Make a folder below `local` that is removed afterwards, with every folder that had to be created for it."""
     # Deepest first, so that each one is empty by then.
     missing = [place for place in (local, *local.parents) if not place.exists()]
     make_folder(local)
@@ -239,6 +240,7 @@ class _Files:
             return len(source)
 
     def read_copies(self, folder: Path, seconds: float) -> None:
+        """Write what was read as plain files, and read these."""
         # At most the copies and a pack of them.
         check_space(folder.parent, 2 * sum(map(len, self.kept.values())), "Comparing with local copies")
         # Below two folders, so that it is an image folder with one class.

@@ -176,6 +176,7 @@ def _query(what: str, columns: str, timeout_s: float) -> list[list[str]]:
 
 
 def _number(cell: str, scale: float = 1.0) -> float | None:
+    """Return a number; `None` for `[N/A]`, `[Not Supported]`, `[Insufficient Permissions]`."""
     # The program writes [N/A], [Not Supported], [Insufficient Permissions].
     with contextlib.suppress(ValueError):
         return float(cell) * scale

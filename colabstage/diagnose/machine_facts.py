@@ -131,6 +131,7 @@ def inspect_dataset(path: Path, *, timeout_s: float) -> DatasetFacts:
 
 
 def _inspect_here(path: Path, *, counting_s: float) -> DatasetFacts:
+    """Examine a path in this process; takes as long as its mount."""
     slow = slow_reason(mount_of(path))
     facts = DatasetFacts(str(path), "missing", slow_mount=slow)
     try:

@@ -247,6 +247,8 @@ def _tensor_restorer(tensor: Any) -> Callable[[], object]:
 
 
 def _variables_restorer(owner: Any) -> Callable[[], object]:
+    """Return a function that restores a variable of Keras or TensorFlow, or all of a model or an optimizer, and of the
+    model's optimizer."""
     known = [(variable, np.array(variable.numpy())) for variable in _variables_of(owner)]
     optimizer = getattr(owner, "optimizer", None)
     inner = (lambda: None) if optimizer is None else _variables_restorer(optimizer)

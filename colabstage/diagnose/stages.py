@@ -81,6 +81,7 @@ _OTHERS_OF_OURS = ("colabstage-profile", "colabstage-gpu")
 
 
 def is_idle(frame: FrameType) -> bool:
+    """Return whether a thread with this innermost frame waits for other threads."""
     file, name = frame.f_code.co_filename, frame.f_code.co_name
     return any(file.endswith(tail) and name in names for tail, names in _IDLE)
 

@@ -218,6 +218,7 @@ _DECODING_THREADS, _DECODED_BYTES = 6, 64_000
 
 
 def most_decoding_threads(mean_bytes: int) -> int:
+    """Return the number of threads that decodes image files of this mean length fastest."""
     return max(_DECODING_THREADS, _DECODING_THREADS * mean_bytes // _DECODED_BYTES)
 
 
@@ -325,6 +326,7 @@ class ImageFacts:
     """Whether the file has 16 bits per value; `dtype` is uint8 if Pillow reads only the upper 8."""
 
     def losses(self, color_mode: ColorMode) -> tuple[Loss, ...]:
+        """Return what is lost from the file when it is decoded."""
         dtype = self.dtype if color_mode == "keep" else np.dtype(np.uint8)
         return _losses(dtype, animated=self.animated, deep=self.deep)
 
@@ -782,6 +784,7 @@ def decode_whole(
 def _decode_jpeg(
     data: bytes, color_mode: ColorMode, crop: Crop, target: tuple[int, int], scratch: bytearray | None
 ) -> NDArray[np.uint8] | None:
+    """Decode only a part of a JPEG; `None` if the file must be examined as a whole."""
     header = read_jpeg_header(data)
     if not is_plain(header):
         return None

@@ -488,6 +488,7 @@ class RandomResizedCrop(_Seeded):
         return _height_and_width(self.size)
 
     def choose(self, sizes: NDArray[np.int64], place: BatchPlace) -> NDArray[np.int64]:
+        """Return the crops of images of these sizes, as `resized_crops`."""
         return resized_crops(sizes, place.draws(CROP_DRAWS), scale=self.scale, ratio=self.ratio)
 
     def move(self, y: Any, sizes: NDArray[np.int64], crops: NDArray[np.int64]) -> Any:
@@ -705,17 +706,20 @@ class CroppedInputs:
     """Read the crops that an epoch's batches begin with, instead of a reader's whole inputs."""
 
     def __init__(self, reader: SplitReader, first: FirstCrop, seed: int, epoch: int) -> None:
+        """Take the first crop; its parameters depend on `seed`, `epoch` and row."""
         self._reader, self._first, self._seed, self._epoch = reader, first, seed, epoch
         self.row_shape = (*first.crop.target_size, reader.crop_channels)
         self.row_dtype = np.dtype(np.uint8)
         self.row_bytes = math.prod(self.row_shape)
 
     def read_x(self, indices: NDArray[np.intp], out: NDArray[Any] | None = None, *, pool: ThreadPool) -> Any:
+        """Decode the crops of rows, into `out` where there is one."""
         return self._reader.read_crops(
             indices, self._first.crop.target_size, partial(self._crops, indices), out, pool=pool
         )
 
     def move(self, y: Any, rows: NDArray[np.intp]) -> Any:
+        """Return the targets of these rows, moved with the crops if they depend on pixels."""
         reader = self._reader
         # Labels do not change, and no header is read for them.
         if not reader.has_boxes and reader.target_shape in ((), None) and not isinstance(y, list):

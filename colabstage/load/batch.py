@@ -52,6 +52,7 @@ class Group(NamedTuple):
     rows: list[NDArray[np.intp]]
 
     def parts(self) -> Iterator[tuple[Any, Any, NDArray[np.intp]]]:
+        """Yield x, y and the rows of each batch."""
         if len(self.rows) == 1:
             yield self.x, self.y, self.rows[0]
             return

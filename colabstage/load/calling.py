@@ -186,6 +186,7 @@ _OF_BATCHES = frozenset({"CutMix", "MixUp"})
 
 
 def is_foreign(transform: object) -> bool:
+    """Return whether a transform is torchvision's or kornia's."""
     return _library_of(transform) in ("torchvision", "kornia")
 
 
@@ -227,6 +228,7 @@ def _parts_of(transform: Any) -> list[Any]:
 
 
 def _mixes(transform: Any) -> bool:
+    """Return whether a transform, or a part of it, mixes the samples of a batch."""
     return any(type(part).__name__ in _OF_BATCHES for part in _walk(transform))
 
 

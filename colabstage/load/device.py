@@ -273,6 +273,8 @@ class Stager:
         return copies
 
     def _moved(self, leaf: Any) -> Any:
+        """Move what does not go through pinned memory: tensors on a device, sparse ones, and objects that are not
+        tensors."""
         return leaf.to(self._device) if isinstance(leaf, torch.Tensor) else leaf
 
 
@@ -289,6 +291,7 @@ def copy_stream(device: torch.device) -> CopyStream | None:
 def stage_ahead(
     batches: Source[T], stager: Stager, depth: int, name: str, demand: Demand | None = None
 ) -> Ahead[Staged[T]]:
+    """Prepare batches in a thread of that name and start their copies, at most `depth` ahead of the caller."""
     stager.begin()
     return Ahead(stager.stage(batches), depth, name, demand)
 
@@ -409,6 +412,7 @@ class DeviceTable:
     use a fraction of a GPU's memory bandwidth."""
 
     def __init__(self, count: int, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
+        """Allocate memory for `count` rows of this `shape` each."""
         self._shape = tuple(shape)
         self._dtype = dtype
         self._length = int(np.prod(self._shape, dtype=np.int64))
@@ -418,10 +422,12 @@ class DeviceTable:
         self._words = torch.empty((count, row_bytes // word.itemsize), dtype=word, device=device)
 
     def fill(self, start: int, rows: torch.Tensor) -> None:
+        """Put `rows`, `(n, *shape)` on any device, at row `start`."""
         part = self._words[start : start + len(rows)]
         part.copy_(rows.contiguous().view(len(rows), self._length).view(torch.uint8).view(part.dtype).view(part.shape))
 
     def take(self, index: torch.Tensor) -> torch.Tensor:
+        """Return copies of the rows of `index`, int64 `(B,)` on the device: `(B, *shape)`."""
         words = self._words.index_select(0, index)
         return words.view(self._dtype).view(len(index), *self._shape)
 

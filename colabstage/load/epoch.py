@@ -164,9 +164,11 @@ class Shard:
     world_size: int = 1
 
     def every(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Return every `world_size`-th value, from the `rank`-th on."""
         return values[self.rank :: self.world_size]
 
     def share(self, count: int) -> int:
+        """Return how many of `count` rows this rank gets."""
         return count // self.world_size + (self.rank < count % self.world_size)
 
 
@@ -296,6 +298,7 @@ class SampledOrder:
         return len(self.sampler)
 
     def rows(self, seed: int, epoch: int) -> NDArray[np.intp]:
+        """Draw the rows of an epoch, as `Order`; raise OptionError if they or their number are wrong."""
         if (seed, epoch) not in self._drawn:
             # Drawing one more than its length detects a sampler that never ends.
             rows = given_rows("sampler=", self._draw(seed, epoch), self.samples)

@@ -276,6 +276,7 @@ def _with_mixing(plan: LoaderPlan, dataset: dataset_h5, rows: NDArray[np.intp], 
 
 
 def _of_the_dataset(name: str) -> Any:
+    """Make an attribute that belongs to the dataset: it may be replaced there or here, as with a stock loader."""
     # It may be replaced there or here, as with a stock loader.
     return property(
         lambda self: getattr(self._form.dataset, name), lambda self, value: setattr(self._form.dataset, name, value)
@@ -308,6 +309,7 @@ class BatchDataset(dataset_h5):
 
     @classmethod
     def over(cls, form: Form, reader: SplitReader) -> BatchDataset:
+        """Return a view of the same rows, read by `reader`; the dataset itself does not change."""
         # Not by the constructor, which would examine the file again.
         view = cls.__new__(cls)
         view.__dict__.update({**vars(form.dataset), "reader": reader, "_form": form})
@@ -317,6 +319,7 @@ class BatchDataset(dataset_h5):
     target_transform = _of_the_dataset("target_transform")
 
     def __getitems__(self, indices: Sequence[int]) -> Any:
+        """Return a batch that is read when it is collated."""
         return WholeBatch(self, indices)
 
     def whole(self, indices: Sequence[int]) -> Any:
@@ -614,10 +617,12 @@ class Position:
         self.follows, self.thread = False, None
 
     def begin(self) -> None:
+        """Record that the next iteration has begun, and the one after it is the epoch after."""
         self.done, self.follows = self.next, True
         self.next = EpochPlace(self.next.epoch + 1, 0)
 
     def hand_out(self, place: EpochPlace) -> None:
+        """Record that an iteration has handed out one more batch of the epoch that it is in."""
         place.batches_done += 1
         self.thread = current_thread()
         if self.follows:
@@ -784,6 +789,7 @@ class Pipeline:
         return {"seed": self.schedule.seed, **order.identity(), **shared, "world_size": self.schedule.shard.world_size}
 
     def with_seed(self, seed: int) -> Pipeline:
+        """Return a machine of the same parts whose order and random numbers follow from another seed."""
         other = copy.copy(self)
         other.schedule = replace(self.schedule, seed=seed)
         return other

@@ -289,6 +289,7 @@ class PartialPack:
 
     @property
     def layout(self) -> UnitLayout:
+        """Return the blocks that rows are in. The first batch may wait for one: its rows are of all classes."""
         files, limit = self.file.files, self.file.limit
         of_all = f"{format_bytes(files.size)} in {files.blocks:,} of them"
         why = "" if isinstance(self.file, WholeFile) else ", copied from the cache"
@@ -304,6 +305,7 @@ class PartialPack:
 
     @property
     def bar(self) -> tuple[str, int, str]:
+        """Return what a progress bar shows of the copying: what is done, the total, and the unit."""
         return "copy from cache", self.file.files.size, "B"
 
     @property
@@ -312,11 +314,13 @@ class PartialPack:
 
     @property
     def ready(self) -> Readiness:
+        """Return how many rows are completely local."""
         splits = {field.split for field in self._fields}
         here = [self._of(split).count_here(self.file.state) for split in splits]
         return Readiness(sum(here), sum(len(self._of(split).units) for split in splits))
 
     def check(self) -> None:
+        """Raise the error that ended fetching, if there is one."""
         self.file.check()
 
     def first_blocks(self) -> NDArray[np.int64]:
@@ -330,15 +334,18 @@ class PartialPack:
 
     @property
     def complete(self) -> bool:
+        """Return whether all of it is local for good, in its final place."""
         # Readers of a whole file keep its path, which is temporary until the copy has moved to its place.
         return self.file.complete and (self._place in (None, self.path) or not self.path.exists())
 
     @property
     def figures(self) -> dict[str, int]:
+        """Return bytes `fetched` and `evicted` since this was opened, `kept` from before, `here`, and on the `disk`."""
         return self.file.figures
 
     @property
     def waits_for(self) -> str:
+        """Return why nothing arrives at present although it is needed; "" if something does."""
         return self.file.waits_for
 
     def expect(
@@ -354,6 +361,7 @@ class PartialPack:
         return self.file.hold(blocks, edges, cancellation)
 
     def close(self) -> None:
+        """Stop fetching. Local blocks stay for the next time."""
         self.file.close()
 
     def _of(self, split: str) -> Places:

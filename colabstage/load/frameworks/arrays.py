@@ -92,6 +92,8 @@ class ArrayBatches:
     def __init__(
         self, source: Source, batch_size: int, options: ArrayOptions | None = None, *, split: str | None = None
     ) -> None:
+        """Open the `source`, a `dataset_h5`, a reader, or files (and their `split`); if the plan says so, read all
+        inputs into memory now."""
         options = options or ArrayOptions()
         self._dataset, reader = _resolved(source, split)
         if not self.per_sample:
@@ -134,6 +136,7 @@ class ArrayBatches:
 
     @property
     def batch_bytes(self) -> int:
+        """Return the length of the inputs of a full batch, as they are read."""
         return min(self.plan.batch_size, self._visits.count) * self.reader.row_bytes
 
     def rows(self, epoch: int, number: int, count: int = 1) -> NDArray[np.intp]:
@@ -164,6 +167,7 @@ class ArrayBatches:
         return (inputs, y) if self._weights is None else (inputs, y, self._weights)
 
     def read(self, epoch: int, number: int, pool: ThreadPool = SOLO) -> Batch:
+        """Read a batch `(x, y)` of arrays that the caller may change."""
         return self.finish(self.read_ahead(epoch, number, pool))
 
     def ahead(self, epoch: int, first: int, *, linger_s: float | None = None) -> Ahead[Any]:
@@ -220,13 +224,16 @@ class ArrayBatches:
         return self._finished(_stacked("transform", xs), y, ahead.rows, SOLO)
 
     def filenames(self) -> list[str]:
+        """Read the names of the files that the visited samples were made from, in the order without shuffling."""
         return self.reader.keys(None if self._chosen is None else self._chosen.chosen)
 
     @property
     def per_sample(self) -> bool:
+        """Return whether the caller's Python code is called for each sample."""
         return self._dataset is not None and self._dataset.per_sample
 
     def specs(self) -> tuple[Any, ...]:
+        """Describe a batch by an `ArraySpec` for each of its parts, or a dict of them if y is a dict."""
         # One real row is read, because only that shows what transforms return.
         batch = self.finish(self._read(np.zeros(1, np.intp), SOLO))
         count = self.plan.batch_size if self.all_full else None

@@ -53,6 +53,7 @@ class EpochTracker:
         self._counted = True
 
     def mark_edge(self) -> None:
+        """Record that Keras begins or ends an epoch."""
         self._at_edge = True
 
     def begin(self) -> None:

@@ -246,6 +246,7 @@ class Mapped:
     """Gather rows from memory: a file's mapping, or an array."""
 
     def __init__(self, table: NDArray[np.uint8], file: OpenedFile | None) -> None:
+        """Take `table`, uint8 `(N, row_bytes)`. `file`: the file that it maps, checked before each read."""
         # Bytes, because np.take first copies the whole table if its elements are not aligned.
         self.table = table
         self._file = file
@@ -259,12 +260,14 @@ class Mapped:
         return cls(file.data[start:stop].reshape(storage.shape[0], storage.row_bytes), file)
 
     def writable_table(self) -> NDArray[np.uint8]:
+        """Return the table in writable memory, for libraries that insist on it."""
         if self._file is None:
             return self.table
         start = self.table.ctypes.data - self._file.data.ctypes.data
         return self._file.private()[start : start + self.table.nbytes].reshape(self.table.shape)
 
     def check(self) -> None:
+        """Raise DamagedPackError if somebody has written to the file since it was opened."""
         if self._file is not None:
             self._file.check()
 
@@ -292,6 +295,7 @@ class Mapped:
 
 
 def memory_table(values: NDArray[Any]) -> NDArray[np.uint8]:
+    """Return a C-contiguous array of N rows as uint8 `(N, row_bytes)`."""
     # For a few numbers, math.prod takes a tenth of np.prod's time, which is as long as gathering a small batch.
     row_bytes = math.prod(values.shape[1:]) * values.itemsize
     return values.reshape(-1).view(np.uint8).reshape(len(values), row_bytes)
@@ -358,6 +362,7 @@ class Foreign:
         return out
 
     def load(self) -> NDArray[Any]:
+        """Read all rows, front to back, in the machine's byte order."""
         values = empty_array(self._storage.shape, self._storage.dtype)
         chunks = self._dataset.chunks
         # Whole chunks, so that each is decoded once.
@@ -670,6 +675,7 @@ class Encoded:
         return self._sizes[rows].astype(np.int64)
 
     def _scratch(self) -> Scratch:
+        """Return the calling thread's own memory to decode and resize into."""
         if not hasattr(self._own, "scratch"):
             self._own.scratch = Scratch()
         scratch: Scratch = self._own.scratch

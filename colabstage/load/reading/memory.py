@@ -135,6 +135,7 @@ class OpenedFile:
 
 
 def cut_off(path: Path, wanted: int, size: int) -> DamagedPackError:
+    """Return the error for a file that ends before its contents do; both in bytes."""
     return DamagedPackError(
         f"'{path}' is cut off: its samples reach to byte {wanted:,} of a file of {size:,}. Copy or stage it again."
     )
@@ -203,6 +204,7 @@ class BufferPool:
     """Lend arrays and reuse their memory, in any thread. Idle memory is bounded by `max_idle` blocks."""
 
     def __init__(self, max_idle: int, allocate: Callable[[int], Block] | None = None) -> None:
+        """Take `allocate`, which makes a block of so many bytes; by default ordinary memory of this process."""
         self._allocate = allocate or map_memory
         # No lock: finalizers run wherever the last reference dies, even inside `borrow` of the same thread. A deque's
         # append and pop are atomic, and a full one drops its oldest block.
@@ -406,10 +408,12 @@ class KeptSlot:
     separates this field's rows from others in the same memory."""
 
     def __init__(self, number: int) -> None:
+        """Take `number`, which separates this field's rows from others in the same memory."""
         self.number = number
         self._kept: weakref.ref[KeptImages] | None = None
 
     def fill(self, kept: KeptImages) -> None:
+        """Use this cache from now on, for as long as somebody holds it."""
         self._kept = weakref.ref(kept)
 
     @property

@@ -102,6 +102,7 @@ class FieldSource:
 
     @property
     def nbytes(self) -> int:
+        """Return the length of all rows in memory, encoded ones as stored; an estimate for rows of variable length."""
         return self.info.nbytes if self.of_any_length else self.storage.nbytes
 
 
@@ -200,6 +201,7 @@ class _OpenFile:
             return Foreign(self.h5[storage.name], storage, self._path)
 
     def load(self, storage: Storage, choice: EngineChoice) -> Mapped:
+        """Read all of a dataset, front to back, and return the field over it."""
         if choice.name == "h5py":
             with reading_contents(self._path):
                 values = Foreign(self.h5[storage.name], storage, self._path).load()
@@ -214,11 +216,13 @@ class _OpenFile:
             return np.asarray(self.h5[f"{source.info.name}/{OFFSETS}"][()], np.int64)
 
     def sequential(self, storage: Storage) -> OpenedFile:
+        """Return a separate handle: the system adapts its read-ahead to the use of each handle."""
         # A separate handle: the system adapts its read-ahead to the use of each.
         home = storage.home or self._path
         return OpenedFile(home, self._stamps[home])
 
     def resident_part(self, storage: Storage) -> float:
+        """Return which part of a contiguous dataset the system caches in memory, 0 to 1."""
         start = storage.offset or 0
         return resident_part(self._mapping(storage.home or self._path).data[start : start + storage.nbytes])
 
@@ -347,6 +351,7 @@ class SplitPart:
 
     @property
     def y(self) -> Field | None:
+        """Return the field of targets, opened in this process; `None` if there are none."""
         return self._fields()[2]
 
     @property
@@ -375,6 +380,7 @@ class SplitPart:
         return _OpenFile(path, {**self._stamps, path: self._stamps[self.path]}, self._open_file)
 
     def _path_now(self) -> Path:
+        """Return where the file is now; a file that is being packed gets its final name at the end."""
         # A file that is being packed gets its final name at the end.
         place = None if self._arrival is None else self._arrival.layout.place
         return self.path if place is None or self.path.exists() else place
@@ -417,6 +423,7 @@ class SplitPart:
         )
 
     def estimate_row_bytes(self) -> int:
+        """Estimate the length of an input in memory; if lengths differ, from the headers of a few."""
         if self._arrival is not None and self.facts.encoded:
             # Fetching blocks for an estimate would take long. JPEG photographs take a tenth of their pixels.
             return self.row_bytes * _PIXELS_A_BYTE
@@ -442,6 +449,7 @@ class SplitPart:
             return read_keys(file[self.info.keys], rows)
 
     def into_memory(self) -> SplitPart:
+        """Return another part of the same rows, with all inputs read into memory now."""
         # Another object, so that holders of this one see no change.
         loaded = copy.copy(self)
         loaded.in_memory, loaded._opened = True, None
@@ -449,6 +457,7 @@ class SplitPart:
         return loaded
 
     def close(self) -> None:
+        """Release the file; the next read opens it again. Reads under way in other threads finish first."""
         self._opened = None
         for slot in self.slots:
             if (kept := slot.kept) is not None:
@@ -535,6 +544,7 @@ class SplitReader(RowFacts):
 
     @property
     def layout(self) -> UnitLayout | None:
+        """Return the units that rows come in; `None` if all are local, as with any other file."""
         return None if self.arrival is None else self.arrival.layout
 
     def estimate_row_bytes(self) -> int:
