@@ -21,14 +21,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from colabstage.errors import CorruptArchiveError, DecodeError, EmptySourceError, LayoutError, MissingDependencyError
+from colabstage.errors import CorruptArchiveError, DecodeError, EmptySourceError, LayoutError
+from colabstage.io.packages import refuse_import
 from colabstage.io.units import listed
 from colabstage.layouts.columns import Column, class_numbers, make_targets, note_on_numbers, show
 from colabstage.layouts.evidence import Evidence, FileKind, left_out_notes, near, require_files
 from colabstage.layouts.formats.masks import find_masks
 from colabstage.layouts.names import folders_state
 from colabstage.layouts.reading import broken, decode_text, open_member, open_unpacked, refuse_stand_in
-from colabstage.layouts.records import ShardFile, ShardParts, splits_of_fields
+from colabstage.layouts.records import ShardFile, ShardParts, make_labels, records_state, splits_of_fields
 from colabstage.layouts.stored import NPY, StoredArray, decode_npy, hdf5_arrays, npz_arrays, read_npy
 from colabstage.layouts.table import (
     Arrays,
@@ -350,66 +351,51 @@ def _find_arrays(source: Source, files: FileEntries, *, takes_packs: bool) -> li
 def _join_series(arrays: Sequence[StoredArray], x: str | None, y: str | None) -> tuple[list[StoredArray], int]:
     """Return the arrays, with those of numbered files joined if each of these has rows of inputs and a label for each:
     train1.npz, train2.npz, or x_0.npy, x_1.npy, y_0.npy, y_1.npy; and how many files of inputs were joined."""
-    by_pattern: dict[str, dict[_Numbers, StoredArray]] = {}
+    by_pattern: dict[str, dict[_Numbers, StoredArray]] = defaultdict(dict)
     for one in arrays:
         file, key = _file_and_key(one.name)
-        by_pattern.setdefault(_DIGITS.sub("#", file) + key, {})[_numbers_in(file)] = one
-    series: dict[frozenset[_Numbers], list[dict[_Numbers, StoredArray]]] = {}
-    for files in by_pattern.values():
-        series.setdefault(frozenset(files), []).append(files)
-    found: list[StoredArray] = []
-    count = 0
+        by_pattern[_DIGITS.sub("#", file) + key][_numbers_in(file)] = one
+    columns = {next(iter(files.values())).name: files for files in by_pattern.values()}
+    named = [name for name, files in columns.items() if all(one.shape for one in files.values())]
+    try:
+        splits = find_splits([name for name in named if not is_class_names(name)], x=x, y=y)
+    except LayoutError:
+        splits = []
     # A single array with the given name is meant itself.
     is_one = x is not None and len(_called([one.name for one in arrays], x)) == 1
-    for numbers, columns in series.items():
-        joined, of_inputs = _joined(columns, x, y) if len(numbers) > 1 and not is_one else ([], 0)
-        found += joined or [one for files in columns for one in files.values()]
-        count += of_inputs
-    return found, count
-
-
-def _joined(
-    columns: Sequence[dict[_Numbers, StoredArray]], x: str | None, y: str | None
-) -> tuple[list[StoredArray], int]:
-    """Return a series' arrays, each joined into one, and how many files have inputs; empty if a file lacks rows."""
-    by_name = {next(iter(files.values())).name: files for files in columns}
-    of_rows = [name for name, files in by_name.items() if files and all(one.shape for one in files.values())]
-    try:
-        splits = find_splits([name for name in of_rows if not is_class_names(name)], x=x, y=y)
-    except LayoutError:
-        return [], 0
-    # Texts have the width of the longest one in the file.
-    alike = {
-        name
-        for name in of_rows
-        if len({(one.shape[1:], one.is_text or one.dtype) for one in by_name[name].values()}) == 1
-    }
-    for split in splits:
-        if split.y is None or not {split.x, split.y} <= alike:
-            return [], 0
-        # One array has inputs, and the other one label for each of them.
-        sides = [(one.shape, by_name[split.y][number].shape) for number, one in by_name[split.x].items()]
-        if not all(len(x_shape) > 1 and x_shape[0] == y_shape[0] == math.prod(y_shape) for x_shape, y_shape in sides):
-            return [], 0
-    found = []
-    for name, files in by_name.items():
+    series = [
+        columns[one.x] for one in splits if not is_one and _is_series(columns[one.x], columns.get(one.y or "", {}))
+    ]
+    numbers = list(map(dict.keys, series))
+    found: list[StoredArray] = []
+    for name, files in columns.items():
         parts = list(files.values())
-        if name in alike and not is_class_names(name):
+        if files.keys() not in numbers:
+            found += parts
+        elif is_class_names(name):
+            odd = next(
+                (one for one in parts if not one.trouble and one.whole().tolist() != parts[0].whole().tolist()), None
+            )
+            if odd is not None:
+                raise broken(odd.name, f"it is another one than '{name}'", "the same names of classes in each file")
+            found.append(parts[0])
+        else:
             (first, key), (last, _) = (_file_and_key(one.name) for one in (parts[0], parts[-1]))
-            found.append(StoredArray.joined(f"{first} … {last}{key}", parts))
-            continue
-        if is_class_names(name):
-            _check_same_names(parts)
-        found.append(parts[0])
-    return found, len({_file_and_key(one.name)[0] for split in splits for one in by_name[split.x].values()})
+            found += [StoredArray.joined(f"{first} … {last}{key}", parts)] if _are_alike(parts) else parts[:1]
+    return found, len({_file_and_key(one.name)[0] for files in series for one in files.values()})
 
 
-def _check_same_names(arrays: Sequence[StoredArray]) -> None:
-    first, *others = [(one.name, one.whole().tolist()) for one in arrays if not one.trouble] or [("", [])]
-    odd = next((name for name, values in others if values != first[1]), None)
-    if odd is not None:
-        (file, key), (other, _) = _file_and_key(odd), _file_and_key(first[0])
-        raise broken(file, f"'{key.lstrip('/')}' is another one than in '{other}'", "the same names of classes in each")
+def _is_series(xs: Mapping[_Numbers, StoredArray], ys: Mapping[_Numbers, StoredArray]) -> bool:
+    """Tell whether several files have rows of inputs, and one label for each of them."""
+    if len(xs) < 2 or xs.keys() != ys.keys() or not _are_alike([*xs.values()]) or not _are_alike([*ys.values()]):
+        return False
+    shapes = [(one.shape, ys[number].shape) for number, one in xs.items()]
+    return all(len(x) > 1 and x[0] == y[0] == math.prod(y) for x, y in shapes)
+
+
+def _are_alike(arrays: Sequence[StoredArray]) -> bool:
+    # Texts have the width of the longest one in the file.
+    return len({(one.shape[1:], one.is_text or one.dtype) for one in arrays if one.shape}) == 1
 
 
 def _file_and_key(name: str) -> tuple[str, str]:
@@ -428,11 +414,7 @@ def matlab5_arrays(tree: Tree, entry: FileEntry) -> list[StoredArray]:
     try:
         from scipy import io as matlab
     except ImportError as error:
-        msg = (
-            f"'{entry.name}' is a MATLAB file of version 5, which needs scipy. Install it with: pip install scipy. "
-            "Or save it with '-v7.3'."
-        )
-        raise MissingDependencyError(msg) from error
+        refuse_import("scipy", f"'{entry.name}' is a MATLAB file of version 5, which needs", error)
     try:
         # The header says only "double" even if the numbers are stored with fewer bytes.
         held = matlab.loadmat(SourceFile(open_member(tree, entry)))
@@ -616,8 +598,7 @@ def array_folder_state(source: Source) -> Evidence:
 
 _IDX = re.compile(r"[-.]idx\d-[a-z0-9]+(\.gz)?$")
 _IDX_DTYPES = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
-_BATCH = re.compile(r"(data_batch_\d+|test_batch|batches\.meta)$")
-_BATCH_BIN = re.compile(r"(data_batch_\d+|test_batch)\.bin$")
+_BATCH = re.compile(r"(data_batch_\d+|test_batch)(\.bin)?$|batches\.meta$")
 # As from `extension_of` for the names of all these files: idx3-ubyte is none.
 _ENDINGS = ("", ".gz", ".bin", ".meta")
 _STL = re.compile(r"(train|test)_[Xy]\.bin$")
@@ -644,16 +625,17 @@ _HARMLESS: dict[tuple[str, str], Any] = {
 
 def published_arrays(source: Source) -> list[StoredArray]:
     """Return the arrays of all files that have the names of these datasets' files, batches of one split joined."""
-    by_kind: dict[str, list[FileEntry]] = {"idx": [], "pickle": [], "bin": [], "stl": [], "": []}
+    by_kind: dict[str, list[FileEntry]] = defaultdict(list)
     # Filtering by extension first spares checking each of a million names.
     for entry in source.ending_in(_ENDINGS):
         by_kind[_format_of(entry, source.label)].append(entry)
     # torchvision keeps the .gz beside the unpacked file, and Kaggle's MNIST has each file under two names.
     once = {posixpath.basename(one.name).lower().removesuffix(".gz").replace(".", "-"): one for one in by_kind["idx"]}
     found = [_read_idx(source, entry) for entry in sorted(once.values(), key=lambda entry: entry.name)]
-    found += _cifar_arrays(source, by_kind["pickle"], by_kind["bin"])
+    found += _cifar_arrays(source, by_kind["cifar"])
     found += [_stl_array(source, entry) for entry in by_kind["stl"]]
-    folders = {posixpath.dirname(entry.name) for kind in ("bin", "stl") for entry in by_kind[kind]}
+    binary = (entry.name for kind in ("cifar", "stl") for entry in by_kind[kind] if entry.name.endswith(".bin"))
+    folders = set(map(posixpath.dirname, binary))
     texts = source.ending_in((".txt",) if folders else ())
     lists = texts.where(lambda name: posixpath.dirname(name) in folders and posixpath.basename(name) in _NAME_LISTS)
     for name, text in source.texts(lists).items():
@@ -667,10 +649,8 @@ def _format_of(entry: FileEntry, label: str) -> str:
     base, folder = posixpath.basename(entry.name), folder_of(entry.name) or label
     if _IDX.search(base.lower()):
         return "idx"
-    if _BATCH.match(base) or (base in ("train", "test", "meta") and "cifar-100" in folder):
-        return "pickle"
-    if _BATCH_BIN.match(base) or (base in ("train.bin", "test.bin") and "cifar-100" in folder):
-        return "bin"
+    if _BATCH.match(base) or (base.removesuffix(".bin") in ("train", "test", "meta") and "cifar-100" in folder):
+        return "cifar"
     return "stl" if _STL.match(base) and entry.size % (_STL_BYTES if "_X" in base else 1) == 0 else ""
 
 
@@ -705,36 +685,30 @@ def _read_idx(source: Source, entry: FileEntry) -> StoredArray:
 # --- CIFAR and STL10 --------------------------------------------------------------------------------------------------
 
 
-class _Batch(NamedTuple):
-    """The images of one file, `(N, 3072)`, their labels by kind, and its stamp."""
-
-    images: NDArray[np.uint8]
-    labels: dict[str, NDArray[np.int64]]
-    stamp: str
-
-
-def _cifar_arrays(source: Source, pickles: Sequence[FileEntry], binaries: Sequence[FileEntry]) -> list[StoredArray]:
+def _cifar_arrays(source: Source, entries: Sequence[FileEntry]) -> list[StoredArray]:
     """Return one array of images, and one for each kind of labels, for each split of each folder."""
-    batches: dict[str, list[_Batch]] = {}
+    batches: dict[str, list[dict[str, NDArray[Any]]]] = defaultdict(list)
+    stamps: dict[str, list[str]] = defaultdict(list)
     found: list[StoredArray] = []
-    for entry in sorted([*pickles, *binaries], key=lambda entry: entry.name):
+    for entry in sorted(entries, key=lambda entry: entry.name):
         folder, base = posixpath.split(entry.name)
-        held = _unpickle(source.read(entry), entry.name) if entry in pickles else {}
+        is_binary = base.endswith(".bin")
+        held = _binary_batch(source, entry) if is_binary else _unpickle(source.read(entry), entry.name)
         names = held.get("label_names", held.get("fine_label_names"))
+        split = posixpath.join(folder, "test" if base.startswith("test") else "train")
         if names is not None:
             texts = np.array([_as_text(name) for name in names])
             found.append(StoredArray.in_memory(posixpath.join(folder, "label_names"), texts, ""))
-        elif "data" in held or entry in binaries:
-            split = posixpath.join(folder, "test" if base.startswith("test") else "train")
-            batch = _binary_batch(source, entry) if entry in binaries else _pickled_batch(entry, held)
-            batches.setdefault(split, []).append(batch)
+        elif "data" in held:
+            batches[split].append(_checked_batch(entry, held))
+            stamps[split].append(stamp_of(entry))
     for split, parts in batches.items():
-        images = np.concatenate([one.images for one in parts]).reshape(-1, *_CIFAR_SHAPE).transpose(0, 2, 3, 1)
-        stamp = " ".join(one.stamp for one in parts)
-        found.append(StoredArray.in_memory(f"{split}_data", np.ascontiguousarray(images), stamp))
-        for kind in parts[0].labels:
-            values = np.concatenate([one.labels[kind] for one in parts])
-            found.append(StoredArray.in_memory(f"{split}_{kind}", values, ""))
+        for kind in parts[0]:
+            values = np.concatenate([one[kind] for one in parts])
+            if kind == "data":
+                values = np.ascontiguousarray(values.reshape(-1, *_CIFAR_SHAPE).transpose(0, 2, 3, 1))
+            stamp = " ".join(stamps[split]) if kind == "data" else ""
+            found.append(StoredArray.in_memory(f"{split}_{kind}", values, stamp))
     return found
 
 
@@ -746,29 +720,29 @@ def _missing_batches(source: Source) -> list[str]:
     return [note] if 0 < len(found) < _BATCHES else []
 
 
-def _pickled_batch(entry: FileEntry, held: dict[str, Any]) -> _Batch:
-    data, fine = held["data"], held.get("labels", held.get("fine_labels"))
+def _checked_batch(entry: FileEntry, held: dict[str, Any]) -> dict[str, NDArray[Any]]:
+    """Return the images of one file, `(N, 3072)`, and their labels by kind."""
+    data, labels = held["data"], held.get("labels", held.get("fine_labels"))
     # A pickle may hold anything of any shape, even under the right names.
     whole = isinstance(data, np.ndarray) and data.dtype == np.uint8 and data.shape[1:] == (_CIFAR_BYTES,)
-    if not whole or not isinstance(fine, list) or len(fine) != len(data):
+    if not whole or not isinstance(labels, list) or len(labels) != len(data):
         msg = f"'{entry.name}' is a pickle, and not one of CIFAR's: expected 'data' (N, 3072) and N 'labels'."
         raise LayoutError(msg)
-    labels = {"labels": fine} | ({"coarse": held["coarse_labels"]} if "coarse_labels" in held else {})
-    return _Batch(data, {kind: np.array(each, np.int64) for kind, each in labels.items()}, stamp_of(entry))
+    kinds = {"labels": labels} | ({"coarse": held["coarse_labels"]} if "coarse_labels" in held else {})
+    return {"data": data, **{kind: np.array(each, np.int64) for kind, each in kinds.items()}}
 
 
-def _binary_batch(source: Source, entry: FileEntry) -> _Batch:
+def _binary_batch(source: Source, entry: FileEntry) -> dict[str, Any]:
     # CIFAR-100 has two labels before each image: of the coarse class, and of the class.
-    kinds = ("labels",) if _BATCH_BIN.match(posixpath.basename(entry.name)) else ("coarse", "labels")
+    kinds = ("labels",) if _BATCH.match(posixpath.basename(entry.name)) else ("coarse_labels", "labels")
     # Records have no header and no separator: only their length tells where each begins.
     step = len(kinds) + _CIFAR_BYTES
-    content = open_unpacked(source.tree, entry)
-    if not content.size or content.size % step:
-        msg = f"'{entry.name}' has {content.size:,} bytes; CIFAR's files have {step:,} for each image."
+    content = source.read(entry)
+    if not content or len(content) % step:
+        msg = f"'{entry.name}' has {len(content):,} bytes; CIFAR's files have {step:,} for each image."
         raise LayoutError(msg)
-    table = np.frombuffer(content.pread(content.size, 0), np.uint8).reshape(-1, step)
-    labels = {kind: table[:, place].astype(np.int64) for place, kind in reversed([*enumerate(kinds)])}
-    return _Batch(table[:, len(kinds) :], labels, stamp_of(entry))
+    table = np.frombuffer(content, np.uint8).reshape(-1, step)
+    return {"data": table[:, len(kinds) :], **{kind: table[:, place].tolist() for place, kind in enumerate(kinds)}}
 
 
 def _stl_array(source: Source, entry: FileEntry) -> StoredArray:
@@ -852,7 +826,8 @@ class _Table(NamedTuple):
     images: SampleSource
     labels: list[int]
     """Empty if it has none."""
-    splits: list[str]
+    usages: list[str]
+    """The split of each row, if a column states it."""
 
 
 def pixels_state(source: Source) -> Found:
@@ -889,32 +864,24 @@ def pixels_state(source: Source) -> Found:
         raise LayoutError(msg)
     # Kaggle's test sets have no classes, so there is nothing to train on or to compare with.
     labelled = [one for one in found if one.labels] or found
-    shapes = {one.shape: one.name for one in labelled}
-    if len(shapes) > 1:
-        shapes_listed = ", ".join(f"'{name}' {shape}" for shape, name in shapes.items())
-        only = only_line(source.tree, labelled[0].name)
-        raise broken(
-            source.label, f"its tables hold images of different shapes ({shapes_listed}); stage one of them, {only}"
-        )
-    splits = [split for one in labelled for split in one.splits]
-    # If only some tables have a split, the rows of the others would belong to no file.
-    if not all(splits) and any(splits):
-        names = ", ".join(one.name for one in labelled)
-        how = only_line(source.tree, *(one.name for one in labelled if any(one.splits)))
-        what = f"some of its tables are called after a split and others not ({names}); stage those of splits, {how}"
-        raise broken(source.label, what)
-    values = np.array([label for one in labelled for label in one.labels], np.int64)
+    other = next((one for one in labelled if one.shape != labelled[0].shape), None)
+    if other is not None:
+        what = f"its images are {other.shape}, and those of '{labelled[0].name}' {labelled[0].shape}"
+        raise broken(other.name, what, f"one shape; stage one of them, {only_line(source.tree, labelled[0].name)}")
     left = [one.name for one in found if one not in labelled]
-    table = SampleTable(
-        layout=PIXELS,
-        keys=tuple(one.images.name(row) for one in labelled for row in range(len(one.images))),
-        inputs=Images(join_samples([one.images for one in labelled]), decoded=True, own_channels=True),
-        targets=Values(values) if len(values) else None,
-        splits=known_splits(splits),
-        classes=class_numbers(values),
-        notes=(f"Tables without classes were left out: {', '.join(left)}.",) if left else (),
+    images = join_samples([one.images for one in labelled])
+    made = records_state(
+        PIXELS,
+        "a table of pixels",
+        Images(images, decoded=True, own_channels=True),
+        make_labels([label for one in labelled for label in one.labels], []),
+        shards=[one.name for one in labelled],
+        shard_of=np.repeat(np.arange(len(labelled)), [len(one.images) for one in labelled]),
+        notes=[f"Tables without classes were left out: {', '.join(left)}."] if left else [],
     )
-    return Evidence(table, "a table of pixels", frozenset(one.name for one in found), others=pictures)
+    usages = [usage for one in labelled for usage in one.usages]
+    splits = known_splits(usages) if len(usages) == len(images) else made.table.splits
+    return replace(made, table=replace(made.table, splits=splits), used=made.used.union(left), others=pictures)
 
 
 def _copies(source: Source, tables: Sequence[FileEntry]) -> set[FileEntry]:
@@ -976,9 +943,7 @@ def _cell(line: bytes, number: int) -> bytes:
 
 
 def _read_rows(source: ByteSource, entry: FileEntry, columns: _PixelColumns) -> _Table:
-    parts, labels, splits = array("q"), [], []
-    name = re.sub(r"\.csv(\.gz)?$", "", posixpath.basename(entry.name), flags=re.IGNORECASE)
-    own = split_name(name).split
+    parts, labels, usages = array("q"), list[int](), list[str]()
     for start, line in _lines_of(source):
         parts.extend((0, start, len(line)))
         # As an editor counts: the header is line 1.
@@ -991,14 +956,15 @@ def _read_rows(source: ByteSource, entry: FileEntry, columns: _PixelColumns) -> 
                 what = f"it has the class {show(cell.decode(errors='replace'))!r}"
                 raise broken(entry.name, what, "a number", line=number)
             labels.append(int(cell))
-        usage = "" if columns.usage is None else _cell(line, columns.usage).decode("utf-8", "replace")
-        splits.append(own if columns.usage is None else _USAGE.get(usage.lower()) or split_name(usage).split)
-        if columns.usage is not None and not splits[-1]:
-            raise broken(entry.name, f"it has the usage {show(usage)!r}, which is not a known split", line=number)
+        if columns.usage is not None:
+            usage = _cell(line, columns.usage).decode("utf-8", "replace")
+            usages.append(_USAGE.get(usage.lower()) or split_name(usage).split)
+            if not usages[-1]:
+                raise broken(entry.name, f"it has the usage {show(usage)!r}, which is not a known split", line=number)
     names = [f"{entry.name}[{row}]" for row in range(len(parts) // 3)]
     file = ShardFile(entry.name, stamp_of(entry), lambda: source)
     lines = ShardParts([file], np.frombuffer(parts, np.int64).reshape(-1, 3), names)
-    return _Table(entry.name, columns.shape, map_samples(lines, partial(_pixels_of, columns)), labels, splits)
+    return _Table(entry.name, columns.shape, map_samples(lines, partial(_pixels_of, columns)), labels, usages)
 
 
 def _lines_of(source: ByteSource) -> Iterator[tuple[int, bytes]]:
