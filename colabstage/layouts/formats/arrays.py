@@ -107,10 +107,6 @@ class SplitArrays(NamedTuple):
     y: str | None
 
 
-class UnclearRolesError(LayoutError):
-    """The names of arrays do not tell inputs from targets."""
-
-
 def find_splits(every: Sequence[str], *, x: str | None = None, y: str | None = None) -> list[SplitArrays]:
     """Match inputs with targets.
 
@@ -140,23 +136,29 @@ def find_splits(every: Sequence[str], *, x: str | None = None, y: str | None = N
                 "layout=array_rows(x='NAME', y='NAME'), or array_rows('PART'), what the names of all that count "
                 "have in common, such as 'emnist-digits'."
             )
-            raise UnclearRolesError(msg)
+            raise LayoutError(msg)
     found = [SplitArrays(split, roles["x"][0], next(iter(roles["y"]), None)) for split, roles in with_x.items()]
+    bare = [one.split for one in found if one.y is None]
     # For another split or none: x_train beside labels. If they were left out, all samples would lack labels.
     has_more = any(roles["y"] for split, roles in by_split.items() if split not in with_x)
-    if found and not (has_more and any(one.y is None for one in found)):
+    # Nor may nothing be left to train on.
+    if not (bare and has_more) and not ("train" in bare and len(bare) < len(found)):
         named = [one if len(found) == 1 or one.split else one._replace(split="train") for one in found]
-        if len({one.split for one in named}) == len(named):
+        if found and len({one.split for one in named}) == len(named):
             # Training rows are first, whatever the order of the files.
             return sorted(named, key=lambda one: _ORDER.index(one.split) if one.split else 0)
     # A single array is the inputs, whatever its name.
     if len(every) == 1:
         return [SplitArrays("", every[0], None)]
-    msg = (
-        f"Which of the arrays {listed(every)} are inputs and which targets? Expected names such as X and y, x_train "
-        "and y_train, images and labels. Or say so: layout=array_rows(x='NAME', y='NAME')."
+    raise LayoutError(_unclear(every))
+
+
+def _unclear(names: Sequence[str]) -> str:
+    return (
+        f"Which of the arrays {listed(names)} are inputs and which targets? Expected names such as X and y, x_train "
+        "and y_train, images and labels. Or say so: layout=array_rows(x='NAME', y='NAME'), or array_rows(x='NAME') for "
+        "inputs alone."
     )
-    raise UnclearRolesError(msg)
 
 
 def _called(names: Sequence[str], wanted: str) -> list[str]:
@@ -177,10 +179,9 @@ def is_class_names(name: str) -> bool:
     return last.removeprefix("train_").removeprefix("test_") in _CLASSES
 
 
-def _split_field(name: str) -> str:
-    """Return the name of an array that says which split each row belongs to; "" for other arrays."""
-    last = _bare(posixpath.basename(name))
-    return last if plain_name(last) in SPLIT_FIELDS else ""
+def _is_split_field(name: str) -> bool:
+    """Tell whether an array has the name of one that says which split each row belongs to."""
+    return plain_name(_bare(posixpath.basename(name))) in SPLIT_FIELDS
 
 
 def has_role(name: str) -> bool:
@@ -253,61 +254,46 @@ def arrays_state(source: Source, *, x: str | None = None, y: str | None = None) 
             return near(_each_a_sample(source, len(files), f"such as '{files[0].name}'"))
         # For each the file itself, and one handle each for its inputs and targets, if these are read in place.
         allow_open_files(3 * len(files))
-    found = _find_arrays(source, files, takes_packs=x is not None)
-    found, joined = _join_series(found, x, y)
+    found, joined = _join_series(_find_arrays(source, files, takes_packs=x is not None), x, y)
     stored = {array.name: array for array in [*found, *published]}
     if x is None and (one_each := _one_file_a_sample(source, stored)):
         return near(one_each)
-    about = {name for name in stored if is_class_names(name) or _split_field(name)}
-    named = [name for name, array in stored.items() if array.shape and name not in about]
+    named = [
+        name for name, array in stored.items() if array.shape and not is_class_names(name) and not _is_split_field(name)
+    ]
     try:
         chosen = (_find_numbered(stored) if x is None else []) or find_splits(named, x=x, y=y)
-    except UnclearRolesError as error:
+    except LayoutError as error:
         return near(str(error))
     # Like unlabelled test images: if some rows had no labels, none could have any.
     unlabelled = [one for one in chosen if one.y is None and any(other.y is not None for other in chosen)]
     chosen = [one for one in chosen if one not in unlabelled]
-    if bare := next((one.x for one in unlabelled if one.split == "train"), ""):
-        return near(
-            f"'{bare}' has no targets beside it, and '{chosen[0].x}' has: nothing would be left to train on. Copy its "
-            f"targets there too; or say which to take: layout=array_rows(x={chosen[0].x!r}, y={chosen[0].y!r})."
-        )
     used, stated = [one.x for one in chosen], [one.y for one in chosen if one.y is not None]
     xs, ys = ([_usable(stored[name]) for name in names] for names in (used, stated))
     _check_lengths(chosen, stored)
     inputs = _as_inputs(xs)
     targets, classes = _as_targets(ys, inputs, xs) if ys else (None, ())
-    # Files often have an array of class names beside those of the samples, for all classes or more.
-    texts = [
-        name
-        for name, array in stored.items()
-        if is_class_names(name)
-        and array.is_text
-        and len(array.shape) == 1
-        and not array.trouble
-        # Masks count only by the values in them.
-        and (array.shape[0] >= len(classes) or not isinstance(targets, Masks))
-    ]
-    classes = _as_words(stored[texts[0]].whole()) if texts else classes
-    which = f", targets those of {listed(stated)}" if ys else "; there are no targets"
-    lost = [(stored[one.x].shape[0], "rows", f"of '{one.x}', which has no targets,") for one in unlabelled]
-    notes = [f"Inputs are the rows of {listed(used)}{which}.", *left_out_notes(*lost), *_missing_batches(source)]
-    known = {*used, *stated, *texts[:1], *(one.x for one in unlabelled)}
+    # Files often have an array of class names beside those of the samples; the classes of masks are those in them.
+    least = len(classes) if isinstance(targets, Masks) else 0
+    lists = [array for name, array in stored.items() if is_class_names(name) and array.is_text and not array.trouble]
+    texts = [array for array in lists if len(array.shape) == 1 and array.shape[0] >= least][:1]
+    classes = _as_words(texts[0].whole()) if texts else classes
+    known = {*used, *stated, *(array.name for array in texts), *(one.x for one in unlabelled)}
     rest = [name for name in stored if name not in known]
     beside = [name for name in rest if stored[name].shape[:1] == xs[0].shape[:1]]
     if x is None and targets is None and beside:
-        return near(
-            f"The arrays {listed(beside)} have as many rows as '{used[0]}' and may be its targets. Say so: layout="
-            f"array_rows(x={used[0]!r}, y={beside[0]!r}), from colabstage.options, or array_rows(x={used[0]!r}) for "
-            "inputs alone."
-        )
-    splits = [one.split for one, array in zip(chosen, xs, strict=True) for _ in range(array.shape[0])]
-    for name in () if any(splits) else beside:
-        if (called := _split_field(name)) and len(stored[name].shape) == 1:
-            cells = stored[name].whole()
-            words = _as_words(cells) if cells.dtype.kind in "SU" else [str(cell) for cell in cells.tolist()]
-            splits = [*splits_of_fields(source.label, {called: words})[1]] or splits
+        return near(_unclear([*used, *beside]))
+    splits: Sequence[str] = [one.split for one, array in zip(chosen, xs, strict=True) for _ in range(array.shape[0])]
+    for name in filter(_is_split_field, () if any(splits) else beside):
+        if len(stored[name].shape) == 1:
+            splits = (
+                splits_of_fields(source.label, {_bare(posixpath.basename(name)): _as_words(stored[name].whole())})[1]
+                or splits
+            )
             rest = [one for one in rest if one != name or not any(splits)]
+    which = f", targets those of {listed(stated)}" if ys else "; there are no targets"
+    lost = [(stored[one.x].shape[0], "rows", f"of '{one.x}', which has no targets,") for one in unlabelled]
+    notes = [f"Inputs are the rows of {listed(used)}{which}.", *left_out_notes(*lost), *_missing_batches(source)]
     if rest:
         notes.append(f"Other arrays were left out: {listed(rest)}.")
     if joined:
@@ -373,9 +359,8 @@ def _join_series(arrays: Sequence[StoredArray], x: str | None, y: str | None) ->
         if files.keys() not in numbers:
             found += parts
         elif is_class_names(name):
-            odd = next(
-                (one for one in parts if not one.trouble and one.whole().tolist() != parts[0].whole().tolist()), None
-            )
+            known = [one for one in parts if not one.trouble]
+            odd = next((one for one in known if one.whole().tolist() != known[0].whole().tolist()), None)
             if odd is not None:
                 raise broken(odd.name, f"it is another one than '{name}'", "the same names of classes in each file")
             found.append(parts[0])
