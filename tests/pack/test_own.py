@@ -311,16 +311,3 @@ def test_arrays_that_cannot_be_stored_are_named(tmp_path: Path, dtype: Any) -> N
     np.savez(tmp_path / "data.npz", x_train=np.zeros((12, 3), dtype), y_train=np.arange(12) % 3)
     with pytest.raises(LayoutError, match="x_train"):
         pack_dataset(tmp_path / "data.npz", tmp_path / "out.h5", progress=False)
-
-
-@pytest.mark.parametrize(("shape", "noted"), [((), ""), ((1, 1), "(N, 1, 1)"), ((2,), "")])
-def test_targets_of_one_number_in_an_array_are_noted(tmp_path: Path, shape: tuple[int, ...], noted: str) -> None:
-    """They stay as the dataset returns them; the mean loss of (N, 1) and (N,) would be over N times N differences."""
-    notes = pack_dataset(
-        Items(3, lambda index: (np.full((4, 4), index, np.uint8), np.full(shape, index, np.float32))),
-        tmp_path / "out.h5",
-        progress=False,
-    ).notes
-    assert ([note.split("batch is ")[1].split(". ")[0] for note in notes if "of one number" in note] or [""]) == [noted]
-    with h5py.File(tmp_path / "out.h5") as file:
-        assert file["Y_train"].shape == (3, *shape)

@@ -7,7 +7,6 @@ import json
 import posixpath
 import re
 import tempfile
-import threading
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -23,6 +22,7 @@ from colabstage.layouts import words
 from colabstage.layouts.columns import NUMBER
 from colabstage.layouts.evidence import Evidence, near, require_files
 from colabstage.layouts.reading import broken, decode_text, open_member, refuse_stand_in, spool_folder
+from colabstage.layouts.records import ShardFile
 from colabstage.layouts.table import Arrays, SampleTable, join_samples, rows_of_file, stamp_of
 from colabstage.trees.bytes import JoinedBytes, LocalBytes, RequestedBytes
 
@@ -90,20 +90,11 @@ def tokens_state(source: Source, *, options: TokenOptions = TokenOptions()) -> F
     tree = source.tree
     tokens, texts = _with(source, _TOKENS), _with(source, _TEXTS)
     require_files(tokens or texts, source, f"tokens (.bin) and no text ({', '.join(_TEXTS)})")
-    arrays = next(
-        (name for name in tokens.names if _ARRAY_WORDS.intersection(words.words_of(words.stem_of(name)))), None
-    )
-    if arrays is not None:
-        return near(
-            f"'{arrays}' is named like the inputs or labels of arrays (STL10's files are), not like tokens. Read it "
-            "with numpy.fromfile, and save it as .npy."
-        )
-    # .bin says nothing about the content, so a name such as train.bin is required.
-    odd = next((name for name in tokens.names if not _named_split(name)), None)
+    # .bin says nothing about the content, so a name such as train.bin is required; STL10's files are train_X.bin.
+    are_arrays = [not _ARRAY_WORDS.isdisjoint(words.words_of(words.stem_of(name))) for name in tokens.names]
     named = tokens.where(lambda name: bool(_named_split(name)))
-    if odd is not None and (named or not texts):
-        msg = f"'{odd}' may hold anything; expected train.bin and val.bin."
-        raise LayoutError(msg)
+    if any(are_arrays) or (len(named) < len(tokens) and (named or not texts)):
+        return near(f"The .bin files of '{source.label}' may hold anything; expected tokens in train.bin and val.bin.")
     if named:
         streams = {split: [_tokens_of_file(source, entry, options) for entry in entries]
                    for split, entries in _by_split(named).items()}  # fmt: skip
@@ -225,16 +216,8 @@ def _joined(tree: Tree, entries: Sequence[FileEntry]) -> ByteSource:
 
 
 def _opened_late(tree: Tree, entry: FileEntry) -> ByteSource:
-    opened: list[ByteSource] = []
-    lock = threading.Lock()
-
-    def read(length: int, offset: int) -> bytes:
-        with lock:
-            file = opened[0] if opened else open_member(tree, entry)
-            opened[:] = [file]
-        return file.pread(length, offset)
-
-    return RequestedBytes(read, entry.size, label=entry.name)
+    shard = ShardFile(entry.name, stamp_of(entry), partial(open_member, tree, entry))
+    return RequestedBytes(shard.pread, entry.size, label=entry.name)
 
 
 def _tokens_of_text(tree: Tree, entry: FileEntry, options: TokenOptions) -> Iterator[NDArray[Any]]:
@@ -372,21 +355,21 @@ def why_no_text(source: Source) -> str:
     if they may be text to learn from."""
     texts = _with(source, () if _with(source, _TOKENS) else _TEXTS)
     for entry in texts[:_LOOKED_AT]:
-        if why := _why_no_language(entry.name, source.head(entry, _HEAD_BYTES)):
-            return f"'{entry.name}' {why} layout=\"tokens\" takes it as text to learn from."
+        if what := _what_else(entry.name, source.head(entry, _HEAD_BYTES)):
+            return f"'{entry.name}' {what}; layout=\"tokens\" takes it as text to learn from."
     folders = sorted(one for one in {*map(words.folder_of, texts.names)} if one and not words.is_split(one))
     if 1 < len(folders) < len(texts):
         return (
-            f"'{source.label}' holds {len(texts):,} texts in folders ({listed(folders)}). {_AS_CLASSES} "
+            f"'{source.label}' holds {len(texts):,} texts in folders ({listed(folders)}). {_AS_CLASSES}; "
             "layout=token_blocks() reads all text as one stream, to predict the next token."
         )
     return ""
 
 
-_AS_CLASSES = "To classify text give pack_dataset an object whose items are (tokens, label);"
+_AS_CLASSES = "To classify text give pack_dataset an object whose items are (tokens, label)"
 
 
-def _why_no_language(name: str, head: bytes) -> str:
+def _what_else(name: str, head: bytes) -> str:
     """Return what the beginning of a file holds instead of language, and what to write; "" if it is language."""
     try:
         # The last character may be cut.
@@ -395,25 +378,18 @@ def _why_no_language(name: str, head: bytes) -> str:
     except UnicodeDecodeError:
         is_text = False
     if not is_text:
-        encoding = "utf-16" if b"\0" in head or head[:2] in (b"\xff\xfe", b"\xfe\xff") else "latin-1"
-        return (
-            f"is no text in UTF-8, and its bytes would be the tokens. If it is {encoding}: text = open('{name}', "
-            f"encoding='{encoding}').read(); open('{name}', 'w', encoding='utf-8').write(text)."
-        )
+        return "is no text in UTF-8, and its bytes would be the tokens. Save it as UTF-8"
     lines = [line for line in decode_text(head).splitlines()[:_LINES] if line]
     if 2 * sum(any(map(_IMAGE_NAME.fullmatch, _CELL.split(line))) for line in lines) > len(lines):
         return (
             f"names images in its lines ('{lines[0][:60]}'). Give the folder that holds both, and save a list as a "
-            "table in it, with path,label as its first line;"
+            "table in it, with path,label as its first line"
         )
     if labels := _fields_of_labels(lines[0]) if lines and name.lower().endswith(".jsonl") else []:
         return f"has {listed(labels)} beside the text of each line. {_AS_CLASSES}"
-    parts_ = [word for line in lines for word in _CELL.split(line) if word]
-    if _MOSTLY * len(parts_) < sum(NUMBER.fullmatch(word) is not None for word in parts_):
-        return (
-            f"holds numbers, not text ('{lines[0].strip()[:60]}'). Save them as arrays, numpy.savez('data.npz', "
-            f"x=numpy.loadtxt('{name}'), y=…); labels of images need the images beside them."
-        )
+    cells = [word for line in lines for word in _CELL.split(line) if word]
+    if _MOSTLY * len(cells) < sum(NUMBER.fullmatch(word) is not None for word in cells):
+        return f"holds numbers, not text ('{lines[0].strip()[:60]}'). Save them as x and y of a .npz"
     return ""
 
 
