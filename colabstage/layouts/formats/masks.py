@@ -128,8 +128,8 @@ def _compare_palettes(masks: Sequence[_Mask]) -> tuple[str, ...]:
     """Refuse masks of which two have one colour under different numbers; return a note on palettes that contradict the
     numbers: one number in two colours, or 0 as white and another as black."""
     first: dict[Color, tuple[_Mask, int]] = {}
-    named: dict[int, tuple[_Mask, Color]] = {}
-    shown = ""
+    named: dict[int, Color] = {}
+    odd = ""
     for mask in masks:
         for value, color in mask.palette.items():
             other, at = first.setdefault(color, (mask, value))
@@ -137,16 +137,14 @@ def _compare_palettes(masks: Sequence[_Mask]) -> tuple[str, ...]:
             if at != value and other.palette.get(value, color) != color:
                 what = f"it has the colour {color} under another number of its palette than '{other.name}'"
                 raise broken(mask.name, what, "one palette for all, or true colours with a class_dict.csv")
-            before, painted = named.setdefault(value, (mask, color))
-            if painted != color:
-                shown = shown or f"{value} is {painted} in '{before.name}' and {color} in '{mask.name}'"
-        if mask.palette.get(0) == _WHITE and _BLACK in mask.palette.values():
-            shown = shown or f"0 is {_WHITE} in '{mask.name}', and another {_BLACK}"
-    if not shown:
+            is_inverted = (value, color) == (0, _WHITE) and _BLACK in mask.palette.values()
+            odd = odd or (mask.name if is_inverted or named.setdefault(value, color) != color else "")
+    if not odd:
         return ()
     note = (
-        f"Masks are taken by the numbers in their files, whose palettes differ from these: {shown}. If the colours are "
-        f"the classes, the masks are painted. {color_table_advice(first)}"
+        f"Masks are taken by the numbers in their files, which the palette of '{odd}' contradicts: 0 is white, or a "
+        f"number has another colour elsewhere. If the colours are the classes, the masks are painted. "
+        f"{color_table_advice(first)}"
     )
     return (note,)
 

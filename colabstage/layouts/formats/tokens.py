@@ -91,10 +91,13 @@ def tokens_state(source: Source, *, options: TokenOptions = TokenOptions()) -> F
     tokens, texts = _with(source, _TOKENS), _with(source, _TEXTS)
     require_files(tokens or texts, source, f"tokens (.bin) and no text ({', '.join(_TEXTS)})")
     # .bin says nothing about the content, so a name such as train.bin is required; STL10's files are train_X.bin.
-    are_arrays = [not _ARRAY_WORDS.isdisjoint(words.words_of(words.stem_of(name))) for name in tokens.names]
     named = tokens.where(lambda name: bool(_named_split(name)))
-    if any(are_arrays) or (len(named) < len(tokens) and (named or not texts)):
-        return near(f"The .bin files of '{source.label}' may hold anything; expected tokens in train.bin and val.bin.")
+    odd = tokens.where(lambda name: not _ARRAY_WORDS.isdisjoint(words.words_of(words.stem_of(name))))
+    odd = odd or tokens.without(set(named.names) if named or not texts else set(tokens.names))
+    if odd:
+        return near(
+            f"'{odd[0].name}' may hold anything; expected tokens in train.bin and val.bin, arrays in .npy files."
+        )
     if named:
         streams = {split: [_tokens_of_file(source, entry, options) for entry in entries]
                    for split, entries in _by_split(named).items()}  # fmt: skip
