@@ -76,7 +76,7 @@ _OF_SEVERAL = re.compile(r"(.*?\.(?:npz|h5|hdf5|hdf|he5|mat))/", re.IGNORECASE)
 _DIGITS = re.compile(r"\d+")
 # The numbers in a file's name, which tell it from others of its series.
 _Numbers = tuple[str, ...]
-# Fewer files of one shape may each hold many rows.
+# Fewer files may each hold many rows.
 _FEW_FILES = 4
 # No machine here lists more samples.
 _MOST_ROWS = 1 << 32
@@ -251,20 +251,20 @@ def arrays_state(source: Source, *, x: str | None = None, y: str | None = None) 
         spread = {_numbers_in(files.names[one * (len(files) - 1) // _LOOKED_AT]) for one in range(_LOOKED_AT + 1)}
         some = files.where(lambda name: _numbers_in(name) in spread)[:_MOST_LOOKED_AT]
         if not _join_series(_find_arrays(source, some, takes_packs=x is not None), x, y)[1]:
-            return near(_each_a_sample(source, len(files), f"such as '{files[0].name}'"))
+            return near(_each_a_sample(source, files))
         # For each the file itself, and one handle each for its inputs and targets, if these are read in place.
         allow_open_files(3 * len(files))
     found, joined = _join_series(_find_arrays(source, files, takes_packs=x is not None), x, y)
     stored = {array.name: array for array in [*found, *published]}
-    if x is None and (one_each := _one_file_a_sample(source, stored)):
-        return near(one_each)
     named = [
         name for name, array in stored.items() if array.shape and not is_class_names(name) and not _is_split_field(name)
     ]
     try:
         chosen = (_find_numbered(stored) if x is None else []) or find_splits(named, x=x, y=y)
     except LayoutError as error:
-        return near(str(error))
+        patterns = {_DIGITS.sub("#", name) for name in files.names}
+        are_numbered = x is None and len(files) >= max(_FEW_FILES, 2 * len(patterns))
+        return near(_each_a_sample(source, files) if are_numbered else str(error))
     # Like unlabelled test images: if some rows had no labels, none could have any.
     unlabelled = [one for one in chosen if one.y is None and any(other.y is not None for other in chosen)]
     chosen = [one for one in chosen if one not in unlabelled]
@@ -430,27 +430,12 @@ def matlab5_arrays(tree: Tree, entry: FileEntry) -> list[StoredArray]:
     return found
 
 
-def _one_file_a_sample(source: Source, stored: Mapping[str, StoredArray]) -> str:
-    """Return what to do with files that are one sample each: numbered files with arrays of the same names and shapes;
-    "" if files hold rows of many samples."""
-    by_name: dict[str, list[StoredArray]] = {}
-    for stored_one in stored.values():
-        by_name.setdefault(re.sub(r"\d+", "0", stored_one.name), []).append(stored_one)
-    name, alike = max(by_name.items(), key=lambda item: len(item[1]), default=("", []))
-    # Files with many samples each differ in the length of the first axis, or are named after splits and batches.
-    is_batch = "/" not in name and has_role(posixpath.basename(name.partition(".")[0]))
-    shapes = {stored_one.shape for stored_one in alike}
-    if len(alike) < _FEW_FILES or len(shapes) > 1 or is_batch or len(alike[0].shape) < 2:
-        return ""
-    return _each_a_sample(source, len(alike), f"such as '{alike[0].name}', of shape {alike[0].shape}")
-
-
-def _each_a_sample(source: Source, count: int, which: str) -> str:
+def _each_a_sample(source: Source, files: FileEntries) -> str:
     return (
-        f"'{source.label}' holds {count:,} files of arrays {which}: each is probably one sample, and rows of it none. "
-        "Give pack_dataset an object whose items are (x, y), read from the files by their number; or one .npz of all, "
-        f"numpy.savez('data.npz', x=numpy.stack(…), y=numpy.stack(…)). Files that hold rows of many samples each have "
-        "x, and y with one number for each row."
+        f"'{source.label}' holds {len(files):,} files of arrays such as '{files[0].name}': each is probably one "
+        "sample, and rows of it none. Give pack_dataset an object whose items are (x, y), read from the files by their "
+        "number; or one .npz of all, numpy.savez('data.npz', x=numpy.stack(…), y=numpy.stack(…)). Files that hold rows "
+        "of many samples each have x, and y with one number for each row."
     )
 
 
@@ -817,15 +802,12 @@ class _Table(NamedTuple):
 
 def pixels_state(source: Source) -> Found:
     """Read .csv files whose rows are images: square, with one or three channels, with a class or none."""
-    of_pixels: dict[FileEntry, tuple[ByteSource | None, _PixelColumns]] = {}
-    files = source.ending_in((".csv", ".gz"))
-    for entry in files.where(lambda name: name.lower().removesuffix(".gz").endswith(".csv")):
-        # A .csv.gz shows its header only unpacked.
-        packed = open_unpacked(source.tree, entry) if entry.name.lower().endswith(".gz") else None
-        head = source.head(entry, _HEAD_BYTES) if packed is None else packed.pread(_HEAD_BYTES, 0)
+    of_pixels: dict[FileEntry, _PixelColumns] = {}
+    for entry in source.ending_in((".csv",)):
+        head = source.head(entry, _HEAD_BYTES)
         columns = _read_columns(entry.name, head)
         if columns is not None:
-            of_pixels[entry] = packed, columns
+            of_pixels[entry] = columns
             continue
         cells = _cells(head.partition(b"\n")[0])
         if all(cell.isdigit() for cell in cells) and _shape(len(cells) - 1) is not None:
@@ -835,8 +817,8 @@ def pixels_state(source: Source) -> Found:
             )
     copies = _copies(source, list(of_pixels))
     found = [
-        _read_rows(packed or open_member(source.tree, entry), entry, columns)
-        for entry, (packed, columns) in of_pixels.items()
+        _read_rows(open_member(source.tree, entry), entry, columns)
+        for entry, columns in of_pixels.items()
         if entry not in copies
     ]
     require_files(found, source, "table of pixels (.csv with columns label, pixel0, … or label, pixels)")

@@ -136,24 +136,12 @@ def voc_state(source: Source) -> Evidence:
     chosen = images.where(lambda name: posixpath.dirname(name) in folders)
     files = [labels.get(name) for name in chosen.names]
     placed, notes = records_beside(source, chosen, files, parse_voc, "XML file", labels=annotations.names)
-    # Renumbered files keep the old name inside, so their own names count.
-    bases = set(map(_base, chosen.names))
-    others = [file.name for file, record, _ in placed if record.image in bases and record.image != _base(file.name)]
-    if others:
-        notes.append(
-            f"{counted(len(others), 'XML files', 'have')} another image of the dataset as filename (first that of "
-            f"'{others[0]}'): the file of an image is the one of its name."
-        )
     notes += left_out_notes((len(images) - len(chosen), "images", "in folders without annotations"))
     # The files have only class names; sorted, so that all machines number them alike.
     classes = sorted({kind for one in placed for kind, _ in one.record.shapes})
     used = [file.name for file in labels.values()]
     who = "Pascal VOC's files"
     return boxes_state(source, who, placed, classes, columns=_OF_VOC, notes=notes, used=used, within=_LISTS)
-
-
-def _base(name: str) -> str:
-    return normal(posixpath.basename(name))
 
 
 def _place(name: str) -> tuple[str, ...]:
@@ -197,12 +185,13 @@ def _refuse_two_files(twice: tuple[str, ...]) -> None:
 
 
 def parse_voc(name: str, content: bytes) -> Record:
-    """Return the objects of one file, the size of its image, and the image's name in it."""
+    """Return the objects of one file, and the size of its image; the image is the one of its name, as renumbered files
+    keep the old filename inside."""
     shapes: list[tuple[str, Sequence[float]]] = []
-    size, image = (0, 0), ""
+    size = (0, 0)
 
     def take(element: Element) -> None:
-        nonlocal size, image
+        nonlocal size
         # Parts of an object (a person's head) are nested objects, not boxes of the image.
         if element.tag == "object":
             shapes.append(_object(element))
@@ -210,11 +199,9 @@ def parse_voc(name: str, content: bytes) -> Record:
             # Some tools write zeros for a size that they do not know.
             height, width = (side_of(_text(element, side)) for side in ("height", "width"))
             size = (height, width) if height and width else (0, 0)
-        elif element.tag == "filename":
-            image = _base((element.text or "").strip().replace("\\", "/"))
 
     parse_xml(name, content, "annotation", take)
-    return Record(image, shapes, size)
+    return Record("", shapes, size)
 
 
 def _text(element: Element, path: str) -> str:
@@ -224,7 +211,7 @@ def _text(element: Element, path: str) -> str:
 def _object(element: Element) -> tuple[str, Sequence[float]]:
     name, pose = _text(element, "name"), _text(element, "pose").capitalize()
     try:
-        x0, y0, x1, y1 = _edges(element)
+        x0, y0, x1, y1 = (float(_text(element, f"bndbox/{edge}")) for edge in ("xmin", "ymin", "xmax", "ymax"))
         flags = [_flag(_text(element, flag).lower()) for flag in ("difficult", "truncated")]
     except ValueError as error:
         msg = f"an object '{show(name)}' has no readable bndbox or flags ({error})"
@@ -234,17 +221,6 @@ def _object(element: Element) -> tuple[str, Sequence[float]]:
         raise ValueError(msg)
     # Tools that count from 0 write 0 here, and also mean the first pixel.
     return name, (max(x0 - 1, 0.0), max(y0 - 1, 0.0), x1, y1, *flags, POSES.index(pose) if pose in POSES else 0)
-
-
-def _edges(element: Element) -> list[float]:
-    """Return the edges of a box, or of the one around roLabelImg's turned box, in pixels that count from 1."""
-    turned = element.find("robndbox")
-    if turned is None:
-        return [float(_text(element, f"bndbox/{edge}")) for edge in ("xmin", "ymin", "xmax", "ymax")]
-    x, y, width, height, angle = (float(_text(turned, name)) for name in ("cx", "cy", "w", "h", "angle"))
-    sine, cosine = abs(math.sin(angle)) / 2, abs(math.cos(angle)) / 2
-    across, down = width * cosine + height * sine, width * sine + height * cosine
-    return [x - across + 1, y - down + 1, x + across, y + down]
 
 
 def _flag(text: str) -> int:
@@ -352,26 +328,23 @@ def _label_file_of(image: str, texts: dict[str, FileEntry]) -> FileEntry | None:
 def _stated_splits(images: FileEntries, classes: ClassList) -> tuple[list[str], list[str]]:
     """Return the split of each image from the folders that data.yaml names, empty if it names none; and notes."""
     folders, of_files = images.folders
+    found: dict[int, set[str]] = defaultdict(set)
     # Folders that are named after splits keep these names.
-    if all(split_of_path(f"{folder}/") for folder in folders):
-        return [], []
+    named = {} if all(split_of_path(f"{folder}/") for folder in folders) else classes.splits
     # By parts from the end: `../train/images` is relative to where the file was written.
-    found: dict[int, set[str]] = {}
-    for split, path in ((split, path) for split, paths in classes.splits.items() for path in paths):
+    for split, path in ((split, path) for split, paths in named.items() for path in paths):
         parts = [part for part in normal(path).replace("\\", "/").split("/") if part not in ("", ".", "..")]
-        if not parts or path.lower().endswith(LIST_ENDS):
-            continue
         for number, folder in enumerate(folders):
-            if f"/{'/'.join(parts)}/" in f"/{normal(folder)}/":
-                found.setdefault(number, set()).add(split)
+            is_below = f"/{'/'.join(parts)}/" in f"/{normal(folder)}/"
+            if parts and is_below and not path.lower().endswith(LIST_ENDS):
+                found[number].add(split)
     # Folders in two splits, such as coco128's train and val, say nothing.
     stated = {number: next(iter(splits)) for number, splits in found.items() if len(splits) == 1}
     splits = sorted(set(stated.values()))
     if len(stated) < len(folders) or len(splits) < 2:
         return [], []
-    return [stated[number] for number in of_files.tolist()], [
-        f"Splits are those that data.yaml names: {listed(splits)}."
-    ]
+    note = f"Splits are those that data.yaml names: {listed(splits)}."
+    return [stated[number] for number in of_files.tolist()], [note]
 
 
 def _stated_lists(source: Source, classes: ClassList) -> dict[str, str] | None:

@@ -55,12 +55,7 @@ _NEARLY_WHITE = 200
 _SHOWN = 8
 # How many masks are compared at once for their values.
 _PAGE = 1 << 14
-# Colours in a JPEG are only near those of the classes, so a class_dict.csv does not help.
-_LOSSY = (
-    "it is a JPEG, or a WebP like one, which has lost the exact values of its pixels; no class_dict.csv brings them "
-    "back. Write the masks again as PNG; those of one class by a threshold: "
-    "Image.fromarray((np.asarray(Image.open(path).convert('L')) > 127).astype('uint8') * 255).save(path_of_png)"
-)
+_LOSSY = "it is a JPEG, or a WebP like one, which has lost the exact values of its pixels. Write the masks again as PNG"
 
 
 class _Mask(NamedTuple):
@@ -189,23 +184,17 @@ def _is_foreground(counts: NDArray[np.int64], kinds: NDArray[np.bool_], name: Ca
     ones, voids = zero & one, zero & void
     # Pixels without a class, also 255, border on those with one, so some mask would have both.
     if ones.any() and voids.any() and not between.any() and not (ones & voids).any():
-        raise broken(
-            name(int(np.argmax(ones))),
-            f"it has the values 0 and 1, others such as '{name(int(np.argmax(voids)))}' 0 and {VOID}, which look like "
-            f"one foreground written in two ways. Write it in one way; where {VOID} is no class, give layout= a "
-            "function that returns a SampleTable with Masks as targets",
-        )
+        what = f"it has the values 0 and 1, others such as '{name(int(np.argmax(voids)))}' 0 and {VOID}"
+        expected = f"one foreground to be written in one way; for {VOID} as no class, some mask with both"
+        raise broken(name(int(np.argmax(ones))), what, expected)
     meaning = meaning_of(counts)
     if meaning == "greys":
         levels = np.flatnonzero(counts)
         shown = ", ".join(map(str, levels[:_SHOWN])) + (", …" if len(levels) > _SHOWN else "")
+        what = f"it and others have {len(levels)} shades of grey ({shown}), which are not class indices"
+        expected = "pixels of 0 and 255, or of 0, 1, 2 and so on, or a class_dict.csv with the columns name, r, g, b"
         # Any mask that has one of them.
-        raise broken(
-            name(int(np.argmax(between))),
-            f"it and others have {len(levels)} shades of grey ({shown}), which are not class indices: edges were "
-            "smoothed, or classes painted. Say what they mean by a class_dict.csv with the columns name, r, g, b "
-            "beside the images, or write masks whose pixels are 0 and 255, or 0, 1, 2 and so on",
-        )
+        raise broken(name(int(np.argmax(between))), what, expected)
     return meaning == "foreground"
 
 
@@ -345,13 +334,13 @@ def pair_names(source: Source, x: str | None, y: str | None) -> tuple[_Sides, _P
     if 2 * len(pairs) < len(expected) or not pairs or (y is None and "train" in of_images - splits):
         paired = {image.name for image, _ in pairs}
         first = next((image.name for image in sides.images if image.name not in paired), "")
-        by_stem: dict[str, list[str]] = defaultdict(list)
-        for mask, (_, stem) in sides.masks.items():
-            by_stem[stem].append(mask.name)
-        several = next((by_stem[stem] for _, stem in sides.images.values() if len(by_stem[stem]) > 1), [])
         # A mask of each class in folders of these.
-        if not pairs and len({*map(words.folder_of, several)}) > 1:
-            return near(str(_two_masks_error(*several[:2])))
+        by_stem: dict[str, dict[str, str]] = defaultdict(dict)
+        for mask, (_, stem) in sides.masks.items():
+            by_stem[stem].setdefault(words.folder_of(mask.name), mask.name)
+        several = next((by_stem[stem] for _, stem in sides.images.values() if len(by_stem[stem]) > 1), {})
+        if several and not pairs:
+            return near(str(_two_masks_error(*list(several.values())[:2])))
         msg = (
             f"Of {len(sides.images):,} images in '{source.label}' {len(pairs):,} have a mask of the same name (first "
             f"without: '{first}'); expected at least half, and some of those in train."
@@ -395,10 +384,9 @@ def _sides(source: Source, x: str | None, y: str | None) -> _Sides:
     if not masks or not images:
         what = "masks" if y is None else f"masks in a folder '{y}', or whose names end so,"
         which = "" if x is None else f" in '{x}'"
-        there = f" Its folders are {listed([folder for folder in folders if folder])}." if y is not None else ""
         msg = (
-            f"'{source.label}' has no {what} beside its images{which}: neither a folder called masks, labels, "
-            f"annotations or the like, nor files that end in _mask.{there}"
+            f"'{source.label}' has no {what} beside its images{which}, in its folders {listed(folders)}; expected one "
+            "called masks, labels, annotations or the like, or files that end in _mask."
         )
         raise LayoutError(msg)
     return _Sides(_keys(images, depth, _IMAGE_SUFFIX, x), _keys(masks, depth, _MASK_SUFFIX, y))

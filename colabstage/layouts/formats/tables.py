@@ -6,7 +6,6 @@ import csv
 import io
 import itertools
 import json
-import re
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -32,7 +31,6 @@ _LETTERS = np.array([(1 << 8 * count) - 1 for count in range(_SHORT + 1)], np.ui
 _LOOKED_AT = 1024
 # Files that may be tables, but are mostly something else.
 LISTS = (".txt", ".lst", ".json")
-_STATED_DELIMITER = re.compile(r'"?sep=([,;|\t])"?\r?\n', re.IGNORECASE)
 
 
 @dataclass(slots=True)
@@ -75,13 +73,10 @@ def parse_table(name: str, content: bytes) -> Table:
 
 
 def _parse_cells(name: str, text: str) -> Table:
-    # A spreadsheet may write, and reads, its delimiter in a separate line: sep=;
-    stated = _STATED_DELIMITER.match(text)
-    text = text[stated.end() :] if stated else text
     # The header decides, because text cells may contain any delimiter.
     first = text.split("\n", 1)[0]
     is_tabbed = name.lower().endswith(".tsv") and "\t" in first
-    delimiter = stated[1] if stated else "\t" if is_tabbed else max(_DELIMITERS, key=first.count)
+    delimiter = "\t" if is_tabbed else max(_DELIMITERS, key=first.count)
     plain = text.replace("\r\n", "\n").replace("\r", "\n").rstrip("\n")
     columns = None if '"' in text else _split_evenly(plain, delimiter)
     if columns is not None:

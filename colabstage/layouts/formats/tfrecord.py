@@ -136,7 +136,7 @@ def _check_record(stored: bytes, name: str) -> bytes:
 _VARINT, _BYTES = 0, 2
 _FIRST_BYTES, _SECOND_BYTES = 1 << 3 | _BYTES, 2 << 3 | _BYTES
 _FIXED = {1: 8, 5: 4}
-_STRINGS, _FLOATS, _INTEGERS = 1, 2, 3
+_STRINGS, _FLOATS = 1, 2
 # Reads some of a record's bytes: from the first to before the last.
 Read = Callable[[int, int], bytes]
 
@@ -196,73 +196,54 @@ def _fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
         yield tag, start, at
 
 
-class _Entry(NamedTuple):
-    """One feature with its name, as a message."""
+class _Piece(NamedTuple):
+    """A part of a record: a message, or the list of values of one feature."""
 
     start: int
     """Where it begins in its record."""
     end: int
     head: bytes
     """Its bytes; if it is long, the first ones."""
+    kind: int = 0
+    """Of values: whether they are byte strings, floats or integers."""
 
 
-class _Feature(NamedTuple):
-    """The list of values of one feature."""
-
-    kind: int
-    start: int
-    """Where it begins in its record."""
-    length: int
-    data: bytes
-    """Its bytes; if it is long, the first ones."""
+_NOTHING = _Piece(0, 0, b"")
 
 
-_NOTHING = _Feature(0, 0, 0, b"")
-
-
-def _messages(read: Read, at: int, end: int) -> Iterator[_Entry]:
+def _messages(read: Read, at: int, end: int) -> Iterator[_Piece]:
     """Yield the messages in field 1 of another one."""
     while at < end:
         head = read(at, at + _HEAD_BYTES)
         tag, start, stop = _field(head, 0, end - at)
         # Unknown fields are skipped, as protobuf requires: newer writers may add some.
         if tag == _FIRST_BYTES:
-            yield _Entry(at + start, at + stop, head[start:stop])
+            yield _Piece(at + start, at + stop, head[start:stop])
         at += stop
 
 
-def _name(entry: _Entry) -> str:
-    at, length = 0, entry.end - entry.start
-    while at < length:
-        tag, start, at = _field(entry.head, at, length)
-        if tag == _FIRST_BYTES:
-            return entry.head[start:at].decode()
-    return ""
-
-
-def _feature(entry: _Entry) -> _Feature:
-    found = _NOTHING
+def _named_feature(entry: _Piece) -> tuple[str, _Piece]:
+    """Return the name and the values of an entry of the map of features."""
+    name, found = "", _NOTHING
     for tag, start, end in _fields(entry.head, 0, entry.end - entry.start):
+        if tag == _FIRST_BYTES:
+            name = entry.head[start:end].decode()
         for kind, at, stop in _fields(entry.head, start, end) if tag == _SECOND_BYTES else ():
             # If one feature has several lists, the last counts, as in a protobuf oneof.
             if kind & 7 == _BYTES:
-                found = _Feature(kind >> 3, entry.start + at, stop - at, entry.head[at:stop])
-    return found
+                found = _Piece(entry.start + at, entry.start + stop, entry.head[at:stop], kind >> 3)
+    return name, found
 
 
-def _values(feature: _Feature, data: bytes) -> list[Any]:
-    """Return the values of a feature; for byte strings, where they are."""
-    fields = _fields(data, 0, feature.length)
-    if feature.kind == _STRINGS:
-        return [ByteSpan(feature.start + at, feature.start + end) for tag, at, end in fields if tag & 7 == _BYTES]
+def _numbers(kind: int, data: bytes) -> list[Any]:
+    """Return the floats or integers of a feature."""
     found: list[Any] = []
     # Packed, as every writer does today, or one by one, as the format also allows: the bytes are the same.
-    for _, start, end in fields:
-        if feature.kind == _FLOATS:
-            found += struct.unpack(f"<{(end - start) // 4}f", data[start:end])
-            continue
+    for _, start, end in _fields(data, 0, len(data)):
         at = start
-        while at < end:
+        if kind == _FLOATS:
+            found += struct.unpack(f"<{(end - start) // 4}f", data[start:end])
+        while kind != _FLOATS and at < end:
             number, at = _varint(data, at)
             # Negative numbers are written in two's complement of 64 bits.
             found.append(number - (1 << 64) if number >> 63 else number)
@@ -299,28 +280,27 @@ class _Example:
         self.name, self.read = name, read
         # A map is written as messages of key and value.
         self.features = {
-            _name(entry): entry for whole in _messages(read, 0, length) for entry in _messages(read, *whole[:2])
+            name: feature
+            for whole in _messages(read, 0, length)
+            for name, feature in map(_named_feature, _messages(read, whole.start, whole.end))
         }
 
-    def _feature(self, name: str) -> _Feature:
-        entry = self.features.get(name)
-        return _NOTHING if entry is None else _feature(entry)
+    def _strings(self, name: str) -> Iterator[ByteSpan]:
+        feature = self.features.get(name, _NOTHING)
+        if feature.kind == _STRINGS:
+            yield from (ByteSpan(one.start, one.end) for one in _messages(self.read, feature.start, feature.end))
 
     def values(self, name: str) -> list[Any]:
         """Return the values of a feature; for byte strings, where they are."""
-        feature = self._feature(name)
-        data, end = feature.data, feature.start + feature.length
-        if len(data) < feature.length and feature.kind == _STRINGS:
-            return [ByteSpan(*one[:2]) for one in _messages(self.read, feature.start, end)]
-        return _values(feature, data if len(data) == feature.length else self.read(feature.start, end))
+        start, end, head, kind = self.features.get(name, _NOTHING)
+        if kind == _STRINGS:
+            return list(self._strings(name))
+        return _numbers(kind, head if len(head) == end - start else self.read(start, end))
 
     def first(self, name: str) -> ByteSpan | None:
         """Return the first byte string of a feature, unless it is empty, which some writers use for none."""
-        feature = self._feature(name)
-        if feature.kind != _STRINGS or not feature.length:
-            return None
-        _, start, end = _field(feature.data, 0, feature.length)
-        return ByteSpan(feature.start + start, feature.start + end) if end > start else None
+        span = next(self._strings(name), None)
+        return span if span is not None and span.end > span.start else None
 
     def is_image(self, span: ByteSpan) -> bool:
         """Tell whether it begins like an image file."""

@@ -490,7 +490,6 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "tar: a cls and a class": (lambda: tars(*({"cls": n % 2, "class": n // 2} for n in range(4))), "cls.*class.* differently"),
     "tar: some masks": (lambda: ordered(JPG, ("1.seg.png", MASKS[0]), ("2.jpg", b"")), r"'a\.tar/2\.jpg'"),
     "tar: images and arrays": (lambda: ordered(JPG, ZERO, ("2.npy", npy(np.zeros(3))), ("2.cls", b"0")), r"2\.npy|1\.jpg"),
-    **{f"tar: {kind}": (lambda kind=kind: ordered((f"0.{kind}", b"x"), ("0.cls", b"0")), rf"to_tuple\('{kind}', 'cls'\)") for kind in ("pyd", "pth")},
     "records: no image": (lambda: {"a.tfrecord": records_of([{"text": "words", "label": 1}])}, "label, text"),
     "records: no Example": (lambda: {"a.tfrecord": record(b"\x0a" + b"\xff" * 11)}, r"a\.tfrecord\[0\]'"),
     "records: a label in two features": (lambda: records({"label": 1, "image/label": 2}), "'image/label', 'label'"),
