@@ -90,7 +90,6 @@ _CLASSES = {"classes", "class_names", "classnames", "label_names", "list_classes
 # The test sets of MNIST and similar datasets, and SVHN's extra images.
 _SPLITS_BESIDE = {"t10k": "test", "extra": "extra"}
 _ORDER = [*dict.fromkeys([*SPLITS.values(), *_SPLITS_BESIDE.values()])]
-_ROLES = {"x": "inputs", "y": "targets"}
 # The names that numpy.savez gives to unnamed arrays.
 _NUMBERED = re.compile(r"arr_\d+")
 _SAME_DIGIT = str.maketrans("123456789", "0" * 9)
@@ -129,14 +128,9 @@ def find_splits(every: Sequence[str], *, x: str | None = None, y: str | None = N
         split, role = _split_and_role(name)
         by_split.setdefault(split, {"x": [], "y": [], "": []})[role].append(name)
     with_x = {split: roles for split, roles in by_split.items() if roles["x"]}
-    for names, what in ((roles[role], what) for roles in with_x.values() for role, what in _ROLES.items()):
-        if len(names) > 1:
-            msg = (
-                f"Several arrays are named like {what}: {listed(names)}. Say which to take: "
-                "layout=array_rows(x='NAME', y='NAME'), or array_rows('PART'), what the names of all that count "
-                "have in common, such as 'emnist-digits'."
-            )
-            raise LayoutError(msg)
+    several = [names for roles in with_x.values() for role, names in roles.items() if role and len(names) > 1]
+    if several:
+        raise LayoutError(_unclear(several[0]))
     found = [SplitArrays(split, roles["x"][0], next(iter(roles["y"]), None)) for split, roles in with_x.items()]
     bare = [one.split for one in found if one.y is None]
     # For another split or none: x_train beside labels. If they were left out, all samples would lack labels.
@@ -155,9 +149,9 @@ def find_splits(every: Sequence[str], *, x: str | None = None, y: str | None = N
 
 def _unclear(names: Sequence[str]) -> str:
     return (
-        f"Which of the arrays {listed(names)} are inputs and which targets? Expected names such as X and y, x_train "
-        "and y_train, images and labels. Or say so: layout=array_rows(x='NAME', y='NAME'), or array_rows(x='NAME') for "
-        "inputs alone."
+        f"Which of the arrays {listed(names)} are inputs and which targets? Expected one of each, such as X and y, or "
+        "of each split, such as x_train and y_train. Or say so: layout=array_rows(x='NAME', y='NAME'), "
+        "array_rows(x='NAME') for inputs alone, or array_rows('PART'), what the names of all that count have in common."
     )
 
 
@@ -243,7 +237,7 @@ def arrays_state(source: Source, *, x: str | None = None, y: str | None = None) 
     So are the files that well-known datasets are published as. `x`, `y`: the names of the arrays, or keys in their
     file, that hold inputs and targets, if they are not recognised.
     """
-    published = published_arrays(source)
+    published, used_files = published_arrays(source)
     files = source.ending_in(_SUFFIXES)
     require_files(files or published, source, "arrays (.npy, .npz, .h5, .mat, idx; CIFAR's and STL10's files)")
     if len(files) > _MAX_FILES:
@@ -293,7 +287,7 @@ def arrays_state(source: Source, *, x: str | None = None, y: str | None = None) 
             rest = [one for one in rest if one != name or not any(splits)]
     which = f", targets those of {listed(stated)}" if ys else "; there are no targets"
     lost = [(stored[one.x].shape[0], "rows", f"of '{one.x}', which has no targets,") for one in unlabelled]
-    notes = [f"Inputs are the rows of {listed(used)}{which}.", *left_out_notes(*lost), *_missing_batches(source)]
+    notes = [f"Inputs are the rows of {listed(used)}{which}.", *left_out_notes(*lost)]
     if rest:
         notes.append(f"Other arrays were left out: {listed(rest)}.")
     if joined:
@@ -309,7 +303,7 @@ def arrays_state(source: Source, *, x: str | None = None, y: str | None = None) 
         classes=classes,
         notes=tuple(notes),
     )
-    return Evidence(table, "the arrays' names", frozenset(files.names), unused=tuple(rest), others=source.files)
+    return Evidence(table, "the arrays' names", used_files.union(files.names), unused=tuple(rest), others=source.files)
 
 
 def _find_arrays(source: Source, files: FileEntries, *, takes_packs: bool) -> list[StoredArray]:
@@ -415,18 +409,17 @@ def matlab5_arrays(tree: Tree, entry: FileEntry) -> list[StoredArray]:
     counts = {values.size for values in numeric.values() if values.size == max(values.shape) > 1}
     found = []
     for key, values in numeric.items():
-        first, last, trouble = values.shape[0] in counts, values.shape[-1] in counts, ""
-        if values.ndim > 2 and first and values.shape[0] == values.shape[-1]:
-            trouble = (
-                f"the first and the last axis of {values.shape} are as long as the targets; save both samples first, "
-                "numpy.savez('data.npz', X=X, y=y)"
-            )
-        is_moved = (last and not first) if values.ndim == 2 else (last or not first)
+        first, last = values.shape[0] in counts, values.shape[-1] in counts
+        is_square = values.ndim > 2 and first and values.shape[0] == values.shape[-1]
+        trouble = f"the first and the last axis of {values.shape} are as long as the targets; save it as a .npz"
+        # With more than two axes the last one counts samples where nothing says otherwise.
+        is_moved = (last or values.ndim > 2) and not (first and (values.ndim == 2 or not last))
         rows = np.moveaxis(values, -1, 0) if is_moved else values
         rows = values.reshape(-1, 1) if values.size == max(values.shape) else rows
         # SVHN counts from 1, like MATLAB, so the digit 0 has the label 10.
         rows = rows % 10 if _SVHN.search(entry.name) and key == "y" else rows
-        found.append(StoredArray.in_memory(f"{entry.name}/{key}", rows, stamp_of(entry), trouble))
+        name = f"{entry.name}/{key}"
+        found.append(StoredArray.in_memory(name, rows, stamp_of(entry), trouble if is_square else ""))
     return found
 
 
@@ -573,7 +566,7 @@ _BATCH = re.compile(r"(data_batch_\d+|test_batch)(\.bin)?$|batches\.meta$")
 _ENDINGS = ("", ".gz", ".bin", ".meta")
 _STL = re.compile(r"(train|test)_[Xy]\.bin$")
 _PIXEL = np.dtype(np.uint8)
-_CIFAR_SHAPE, _CIFAR_BYTES, _BATCHES = (3, 32, 32), 3072, 5
+_CIFAR_SHAPE, _CIFAR_BYTES = (3, 32, 32), 3072
 _STL_SHAPE, _STL_BYTES = (3, 96, 96), 27648
 _NAME_LISTS = {
     "batches.meta.txt": "label_names",
@@ -593,8 +586,9 @@ _HARMLESS: dict[tuple[str, str], Any] = {
 }
 
 
-def published_arrays(source: Source) -> list[StoredArray]:
-    """Return the arrays of all files that have the names of these datasets' files, batches of one split joined."""
+def published_arrays(source: Source) -> tuple[list[StoredArray], frozenset[str]]:
+    """Return the arrays of all files that have the names of these datasets' files, batches of one split joined; and
+    these files."""
     by_kind: dict[str, list[FileEntry]] = defaultdict(list)
     # Filtering by extension first spares checking each of a million names.
     for entry in source.ending_in(_ENDINGS):
@@ -611,7 +605,8 @@ def published_arrays(source: Source) -> list[StoredArray]:
     for name, text in source.texts(lists).items():
         folder, base = posixpath.split(name)
         found.append(StoredArray.in_memory(posixpath.join(folder, _NAME_LISTS[base]), np.array(text.split()), ""))
-    return found
+    named = (entry.name for kind, entries in by_kind.items() for entry in entries if kind)
+    return found, frozenset((*named, *lists.names))
 
 
 # By names, because pickles and .bin files begin with nothing that identifies them.
@@ -628,18 +623,15 @@ def _read_idx(source: Source, entry: FileEntry) -> StoredArray:
     content = open_unpacked(source.tree, entry)
     # Two zeros, a code for the type, the number of axes; then the length of each axis.
     head = content.pread(4, 0)
-    dtype = _IDX_DTYPES.get(head[2]) if len(head) == 4 and head[:2] == b"\0\0" else None
+    dtype = _IDX_DTYPES.get(head[2]) if len(head) == 4 and head[:2] == b"\0\0" and head[3] else None
     sides = content.pread(4 * head[3], 4) if dtype else b""
-    if dtype is None or not head[3] or len(sides) != 4 * head[3]:
-        msg = f"'{entry.name}' is not an idx file (the format of MNIST): it begins with {head!r}."
-        raise LayoutError(msg)
-    shape = struct.unpack(f">{head[3]}I", sides)
-    stored, start = np.dtype(dtype), 4 + len(sides)
-    # Sides come from the file: as Python's integers they cannot overflow to a size that fits.
-    needed = start + int(np.prod(shape, dtype=object)) * stored.itemsize
+    shape, start = struct.unpack(f">{len(sides) // 4}I", sides[: len(sides) // 4 * 4]), 4 + len(sides)
+    stored = np.dtype(dtype or np.uint8)
     # The format has no checksum, so its length is the only proof that a download is complete.
-    if content.size != needed:
-        msg = f"'{entry.name}' has {content.size:,} bytes; an idx file of shape {shape} takes {needed:,}."
+    needed = start + math.prod(shape) * stored.itemsize
+    if dtype is None or content.size != needed:
+        what = f"it begins with {head!r}, has {content.size:,} bytes, and takes {needed:,} for the shape {shape}"
+        msg = f"'{entry.name}' is not an idx file (the format of MNIST), or cut off: {what}."
         raise LayoutError(msg)
     # idx files are big-endian, which torch refuses.
     native = stored.newbyteorder("=")
@@ -680,14 +672,6 @@ def _cifar_arrays(source: Source, entries: Sequence[FileEntry]) -> list[StoredAr
             stamp = " ".join(stamps[split]) if kind == "data" else ""
             found.append(StoredArray.in_memory(f"{split}_{kind}", values, stamp))
     return found
-
-
-def _missing_batches(source: Source) -> list[str]:
-    """Return a note if only some of CIFAR's files to train on are there."""
-    named = source.ending_in(("", ".bin")).where(lambda name: posixpath.basename(name).startswith("data_batch_"))
-    found = {posixpath.basename(name) for name in named.names}
-    note = f"Only {listed(sorted(found))} of CIFAR's {_BATCHES} files to train on."
-    return [note] if 0 < len(found) < _BATCHES else []
 
 
 def _checked_batch(entry: FileEntry, held: dict[str, Any]) -> dict[str, NDArray[Any]]:
@@ -788,16 +772,14 @@ class _PixelColumns(NamedTuple):
 
 
 class _Table(NamedTuple):
-    """One table, N rows. Lines of pixels are parsed when packed, because in memory all would be several times the
-    pack."""
+    """One table. Lines of pixels are parsed when packed, because in memory all would be several times the pack."""
 
     name: str
     shape: tuple[int, ...]
     images: SampleSource
     labels: list[int]
-    """Empty if it has none."""
+    """Of each row, or empty; so are the splits that a column states."""
     usages: list[str]
-    """The split of each row, if a column states it."""
 
 
 def pixels_state(source: Source) -> Found:

@@ -26,7 +26,6 @@ from colabstage.layouts.boxes import BOX_LABELS, OBJECTS, as_corners, find_form
 from colabstage.layouts.evidence import require_files
 from colabstage.layouts.reading import broken
 from colabstage.layouts.records import (
-    LABELS,
     Label,
     Labels,
     ScanMemory,
@@ -106,10 +105,6 @@ def arrow_state(source: Source, *, sound: ClipOptions = AS_THEY_ARE) -> Evidence
     candidates = label_fields([name for name in names if name != image], first)
     called = [name for name in candidates if name in flat]
     objects = next((name for name in OBJECTS if not called and f"{_BOX}: " in str(kinds.get(name))), "")
-    odd = next((name for name in candidates if plain_name(name) in (*first, *LABELS)), None)
-    if not called and not objects and odd is not None:
-        what = f"the column '{odd}' holds {schema.field(odd).type} values, which are not labels"
-        raise broken(source.label, what, "one number or word in each row")
     columns = list(dict.fromkeys([*called, *splits, *filter(None, [objects])]))
     # A different schema would otherwise appear as a missing column in the middle of packing.
     for other in files:

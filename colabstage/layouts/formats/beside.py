@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from colabstage.layouts.evidence import Evidence
     from colabstage.layouts.reading import Source
+    from colabstage.layouts.table import BrokenDatasetError
     from colabstage.trees.listing import FileEntries, FileEntry
 
 # How many files are examined before all are parsed, because other tools write such files too.
@@ -130,7 +131,8 @@ def voc_state(source: Source) -> Evidence:
             f"'{source.label}' has no XML file of Pascal VOC's form with the name of an image, beside it or elsewhere."
         )
         raise LayoutError(msg)
-    _refuse_two_files(twice)
+    if twice:
+        raise twice
     # Images without a file count only in folders where others have one.
     folders = set(map(posixpath.dirname, labels))
     chosen = images.where(lambda name: posixpath.dirname(name) in folders)
@@ -150,16 +152,18 @@ def _place(name: str) -> tuple[str, ...]:
     return (*(folder for folder in folders if folder.lower() not in _ROLES), stem)
 
 
-def _nearest_of(images: FileEntries, annotations: FileEntries) -> tuple[dict[str, FileEntry], tuple[str, ...]]:
+def _nearest_of(
+    images: FileEntries, annotations: FileEntries
+) -> tuple[dict[str, FileEntry], BrokenDatasetError | None]:
     """Return the file of each image: in the same folders, apart from those that only describe their content; otherwise
-    the nearest above that belongs to one image alone (crazing/1.jpg, annotations/1.xml). And two files that may belong
-    to one image, as the one, the image and the other."""
+    the nearest above that belongs to one image alone (crazing/1.jpg, annotations/1.xml). And the refusal of two files
+    that may belong to one image."""
     by_place: dict[tuple[str, ...], list[FileEntry]] = defaultdict(list)
     for file in annotations:
         by_place[_place(file.name)].append(file)
     found: dict[str, FileEntry] = {}
     above: dict[str, list[tuple[str, FileEntry]]] = defaultdict(list)
-    twice: tuple[str, ...] = ()
+    twice: BrokenDatasetError | None = None
     for image in images.names:
         *folders, stem = _place(image)
         depths = range(len(folders), -1, -1)
@@ -167,7 +171,9 @@ def _nearest_of(images: FileEntries, annotations: FileEntries) -> tuple[dict[str
         if depth is None:
             continue
         file, *more = by_place[*folders[:depth], stem]
-        twice = (file.name, image, more[0].name) if more and not twice else twice
+        if more and twice is None:
+            what = f"it may be of the image '{image}', as '{more[0].name}' may"
+            twice = broken(file.name, what, "one file for each image")
         if depth == len(folders):
             found[image] = file
         else:
@@ -176,12 +182,6 @@ def _nearest_of(images: FileEntries, annotations: FileEntries) -> tuple[dict[str
     # If two folders have images with one name, nothing says which of them the file belongs to.
     alone = dict(pairs[0] for name, pairs in above.items() if len(pairs) == 1 and name not in taken)
     return found | alone, twice
-
-
-def _refuse_two_files(twice: tuple[str, ...]) -> None:
-    """Refuse two files that may belong to one image, from `_nearest_of`."""
-    if twice:
-        raise broken(twice[0], f"it may be of the image '{twice[1]}', as '{twice[2]}' may", "one file for each image")
 
 
 def parse_voc(name: str, content: bytes) -> Record:
@@ -237,6 +237,9 @@ def _flag(text: str) -> int:
 _SLACK = 0.01
 # With fewer lines than this, agreement may be chance.
 _FEW_POSES = 4
+# As many further numbers as oriented boxes, of four points, have are no keypoints.
+_FEWEST_OF_POSES = 6
+_SETTINGS = (".yaml", ".yml")
 
 
 def yolo_state(source: Source) -> Evidence:
@@ -254,36 +257,33 @@ def yolo_state(source: Source) -> Evidence:
     # By exact names, because thousands of labels are looked up, with the case of the images' names.
     texts = {_stem(entry.name): entry for entry in entries}
     files = [_label_file_of(name, texts) for name in images.names]
+    twice: BrokenDatasetError | None = None
     if not any(files):
         nearest, twice = _nearest_of(images, entries)
-        read = source.texts(list(nearest.values())[:_SNIFFED])
-        # VisDrone's files are in the same places, but have another form.
-        if all(_is_box(_numbers(line)) for text in read.values() for _, line in _lines(text)):
-            _refuse_two_files(twice)
-            files = [nearest.get(name) for name in images.names]
+        files = [nearest.get(name) for name in images.names]
     there = [file for file in files if file is not None]
     lists, classes = read_class_list(source) if there else ([], ClassList(()))
     folders_of = zip(map(posixpath.dirname, images.names), files, strict=True)
     beside = any(file is not None and folder == posixpath.dirname(file.name) for folder, file in folders_of)
-    if not there or (beside and not classes.names):
-        msg = (
-            f"'{source.label}' has no text file for any image, neither in a folder labels beside one called "
-            "images, nor beside the images with a classes.txt."
-        )
-        raise LayoutError(msg)
     # If there are rows of numbers in the places of YOLO's boxes, they are meant as boxes; captions and other labels are
     # not.
     some = [file for file in there if file.size][:_SNIFFED]
-    if some and not any(map(_has_numbers, source.texts(some).values())):
-        msg = f"The text files of the images in '{source.label}' (first '{some[0].name}') have no lines of YOLO's form."
+    is_text = bool(some) and not any(map(_has_numbers, source.texts(some).values()))
+    if not there or is_text or (beside and not classes.names):
+        msg = (
+            f"'{source.label}' has no text file of YOLO's form for any image, neither in a folder labels beside one "
+            "called images, nor beside the images with a classes.txt."
+        )
         raise LayoutError(msg)
+    if twice is not None:
+        raise twice
     # How many numbers of a pose follow the box in each line.
     pose = classes.keypoints[0] * classes.keypoints[1]
     rows: dict[str, list[list[float]]] = {}
 
     def parse(name: str, content: bytes) -> Record:
-        found = rows[name] = parse_yolo(name, content, pose=pose)
-        return Record("", [(int(row[0]), _corners(row[1:])) for row in found])
+        rows[name] = parse_yolo(name, content, pose=pose)
+        return Record("", [(int(row[0]), _corners(row[1:])) for row in rows[name]])
 
     labels = {entry.name for entry in texts.values()}.difference(lists)
     placed, notes = records_beside(source, images, files, parse, "label file", labels=labels)
@@ -294,14 +294,12 @@ def yolo_state(source: Source) -> Evidence:
     notes += more
     if pose:
         notes.append(f"Of each box {counted(classes.keypoints[0], 'keypoints', 'were')} left out.")
-    elif why := _may_be_poses(every):
-        raise broken(there[0].name, f"its lines and all others have {why}")
-    polygons = [row for row in every if len(row) > 5]
+    elif shape := _shape_of_poses(every, is_described=any(name.endswith(_SETTINGS) for name in lists)):
+        what = f"its lines and all others have {len(every[0])} numbers: polygons, or boxes with keypoints"
+        raise broken(there[0].name, what, f"a data.yaml with names and, for poses, kpt_shape: {shape}")
+    polygons = sum(len(row) > 5 for row in every)
     if polygons:
-        # Oriented boxes look like polygons of four points; a note says that their angle is lost.
-        four = all(len(row) == 9 for row in polygons)
-        what = "outlines of four points, as oriented boxes have," if four else "polygons"
-        notes.append(f"Boxes around {what} are kept without these: {len(polygons):,}.")
+        notes.append(f"Boxes around polygons, and around oriented boxes, are kept without these: {polygons:,}.")
     names = names_of_numbers(classes.names, {name: [int(row[0]) for row in found] for name, found in rows.items()})
     return boxes_state(
         source,
@@ -358,25 +356,16 @@ def _stated_lists(source: Source, classes: ClassList) -> dict[str, str] | None:
     return {texts.names[number]: split for number, split in named if number is not None} or None
 
 
-def _may_be_poses(rows: Sequence[Sequence[float]]) -> str:
-    """Return why lines may be poses as well as polygons, if nothing decides: all have the same length, and the first
-    four numbers are a box that contains all points, or every third number may say whether a point is visible."""
+def _shape_of_poses(rows: Sequence[Sequence[float]], *, is_described: bool) -> list[int]:
+    """Return the kpt_shape of lines that may be poses as well as polygons, all of one length: every third number may
+    say whether a point is visible, or nothing describes the dataset; empty if they are not."""
     lengths = {len(row) for row in rows}
     if len(rows) < _FEW_POSES or len(lengths) > 1 or lengths == {5}:
-        return ""
-    count = lengths.pop()
-    has_visible = (count - 5) % 3 == 0 and all(value in (0, 1, 2) for row in rows for value in row[7::3])
-    if not has_visible and not (count > 10 and all(map(_holds_points, rows))):
-        return ""
-    shape = [(count - 5) // 3, 3] if has_visible else [(count - 5) // 2, 2]
-    return f"{count} numbers: polygons, or boxes with keypoints inside. For poses, say kpt_shape: {shape} in data.yaml."
-
-
-def _holds_points(row: Sequence[float]) -> bool:
-    """Tell whether the first four numbers are a box that contains the following points; points at 0, 0 are hidden."""
-    x0, y0, x1, y1 = _corners(row[1:5])
-    points = [(x, y) for x, y in zip(row[5::2], row[6::2], strict=True) if (x, y) != (0, 0)]
-    return all(x0 - _SLACK <= x <= x1 + _SLACK and y0 - _SLACK <= y <= y1 + _SLACK for x, y in points)
+        return []
+    count = lengths.pop() - 5
+    if count % 3 == 0 and all(value in (0, 1, 2) for row in rows for value in row[7::3]):
+        return [count // 3, 3]
+    return [] if is_described or count < _FEWEST_OF_POSES else [count // 2, 2]
 
 
 def _has_numbers(text: str) -> bool:

@@ -131,14 +131,8 @@ class _Keys(NamedTuple):
     x: str
     y: str | None
     """`None` if there is no target, `_REST` if it is everything else."""
-    left: tuple[str, ...]
-    """Keys that are left out."""
-
-    @property
-    def note(self) -> str:
-        targets = {None: "there is no target", _REST: "the others are the target"}
-        left = f"; left out: {', '.join(map(repr, self.left))}" if self.left else ""
-        return f"In each item {self.x!r} is the input, and {targets.get(self.y, f'{self.y!r} the target')}{left}."
+    note: str
+    """What they are, and what is left out."""
 
 
 class _Pairs:
@@ -221,10 +215,10 @@ class _Pairs:
     def _sides_of(self, item: Mapping[Any, Any], name: str) -> tuple[Any, Any]:
         self.keys = self.keys or _find_keys(item, name)
         x, y, _ = self.keys
-        missing = next((key for key in (x, y) if key not in (None, _REST) and key not in item), None)
-        if missing is not None:
-            msg = f"{name} has no {missing!r}, as the first item has."
-            raise LayoutError(msg)
+        for key in filter(None, (x, y)):
+            if key not in item:
+                msg = f"{name} has no {key!r}, as the first item has."
+                raise LayoutError(msg)
         if y == _REST:
             return item[x], {key: value for key, value in item.items() if key != x}
         target = None if y is None else item[y]
@@ -245,13 +239,16 @@ def _find_keys(item: Mapping[Any, Any], name: str) -> _Keys:
             "called 'label' or 'y'. Wrap the dataset in one whose items are such pairs, or rename and remove columns."
         )
         raise LayoutError(msg)
-    left = () if ys == [_REST] else tuple(str(key) for key in item if key not in (xs[0], *ys))
-    return _Keys(xs[0], ys[0] if ys else None, left)
+    if ys == [_REST]:
+        return _Keys(xs[0], _REST, f"In each item {xs[0]!r} is the input, and the others are the target.")
+    target = f"{ys[0]!r} the target" if ys else "there is no target"
+    left = listed([str(key) for key in item if key not in (xs[0], *ys)])
+    note = f"In each item {xs[0]!r} is the input, and {target}{f'; left out: {left}' if left else ''}."
+    return _Keys(xs[0], ys[0] if ys else None, note)
 
 
 def _of_keys(item: Any) -> str:
-    keys = ", ".join(repr(key) for key in list(item)[:8]) if isinstance(item, Mapping) else ""
-    return f" of {keys}" if keys else ""
+    return f" of {listed([*map(str, item)])}" if isinstance(item, Mapping) and item else ""
 
 
 # --- values -----------------------------------------------------------------------------------------------------------
@@ -421,12 +418,7 @@ def _plan_boxes(pairs: _Pairs, dataset: Any) -> _BoxItems:
     seen = [(name, x, y, _find_boxes(y, name)) for name, (x, y) in pairs.readable()]
     filled = [one for one in seen if len(one[3].places)]
     if not filled:
-        what = f"the first {len(seen)} items" if len(seen) > 1 else seen[0][0]
-        msg = (
-            f"The targets of {what} are dicts{_of_keys(seen[0][2])} without boxes; expected numbers, an image, or "
-            "boxes called 'boxes' beside their 'labels'. Wrap the dataset in one whose items have these."
-        )
-        raise LayoutError(msg)
+        raise _unknown(seen[0][2], seen[0][0], "no boxes, like the items after it")
     name, _, target, found = filled[0]
     places = [one[3].places for one in filled]
     form, trouble = find_form(places, lambda number: _size_of_item(filled[number][1]), most=len(filled))
@@ -498,7 +490,7 @@ def _stated_form(places: Any, name: str) -> Form | None:
 
 def _unknown(target: Any, name: str, what: str = "") -> LayoutError:
     return LayoutError(
-        f"{name} has {what or 'a dict' + _of_keys(target)} as its target; expected 'boxes' and 'labels', numbers. For "
+        f"{name} has {what or f'a dict{_of_keys(target)} as its target'}; expected 'boxes' and 'labels', numbers. For "
         "torchvision's Kitti and VOCDetection, pass torchvision.datasets.wrap_dataset_for_transforms_v2(dataset), or "
         'stage the folder that it reads (layout="detection").'
     )

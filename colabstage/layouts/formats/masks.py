@@ -516,8 +516,8 @@ def _classes(source: Source) -> tuple[list[str], MaskClasses]:
     found = {name: made for name, table in tables.items() if (made := _of_table(table)) is not None}
     texts = source.ending_in((".txt",) if not found else ())
     for base, read in _LISTS.items():
-        named = texts.where(lambda name: not found and posixpath.basename(name).lower() == base)  # noqa: B023
-        found |= {name: made for name, text in source.texts(named).items() if (made := read(text)).names}
+        named = texts.where(lambda name: posixpath.basename(name).lower() == base)  # noqa: B023
+        found = found or {name: made for name, text in source.texts(named).items() if (made := read(text)).names}
     first = next(iter(found), "")
     other = next((name for name, made in found.items() if made != found[first]), None)
     if other is not None:

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from colabstage.errors import LayoutError, OptionError, kind_of, said_by
+from colabstage.errors import LayoutError, OptionError, kind_of
 from colabstage.io.files import read_with_retry
 from colabstage.io.units import format_count, listed
 from colabstage.io.workspace import short_digest
 from colabstage.layouts import words
-from colabstage.layouts.columns import NUMBER
+from colabstage.layouts.columns import NUMBER, show
 from colabstage.layouts.evidence import Evidence, near, require_files
 from colabstage.layouts.reading import broken, decode_text, open_member, refuse_stand_in, spool_folder
 from colabstage.layouts.records import ShardFile
@@ -102,19 +102,19 @@ def tokens_state(source: Source, *, options: TokenOptions = TokenOptions()) -> F
         streams = {split: [_tokens_of_file(source, entry, options) for entry in entries]
                    for split, entries in _by_split(named).items()}  # fmt: skip
         return Evidence(_token_table(tree, streams, options), "text", others=data_beside(source))
-    by_split = _by_split(texts)
     for entry in texts:
         refuse_stand_in(tree, entry)
+    by_split = _by_split(texts)
     streams = {split: [_bytes_of_texts(tree, entries, options)] for split, entries in by_split.items()}
     table = _token_table(tree, streams, options)
     is_plain = options.tokenizer is None and options.separator is None
-    # Their bytes are the tokens, and are read in place.
-    if is_plain and not any(name.lower().endswith(".jsonl") for name in texts.names):
-        return Evidence(table, "text", others=data_beside(source))
-    # Planning must not tokenize, which takes time, nor store the result, which takes space.
-    most = f"At most {len(table):,} rows of {options.length:,} tokens; how many shows once the text is tokenized."
-    complete = partial(_tokenized, tree, by_split, options, estimate=most)
-    return Evidence(replace(table, notes=(most,), complete=complete), "text", others=data_beside(source))
+    # Where their bytes are not the tokens, to be read in place: planning must not tokenize, which takes time, nor store
+    # the result, which takes space.
+    if not is_plain or any(name.lower().endswith(".jsonl") for name in texts.names):
+        most = f"At most {len(table):,} rows of {options.length:,} tokens; how many shows once the text is tokenized."
+        complete = partial(_tokenized, tree, by_split, options, estimate=most)
+        table = replace(table, notes=(most,), complete=complete)
+    return Evidence(table, "text", others=data_beside(source))
 
 
 def data_beside(source: Source) -> FileEntries:
@@ -273,10 +273,9 @@ def _documents(pieces: Iterator[bytes], entry: FileEntry, field: str) -> Iterato
             continue
         try:
             found = json.loads(line)
-            text = found if isinstance(found, str) else found[field]
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            why = f"it is {kind_of(found)}" if isinstance(error, TypeError) else said_by(error)
-            raise broken(entry.name, f"it has no text under '{field}' ({why})", line=number) from error
+        except (ValueError, RecursionError) as error:
+            raise broken(entry.name, f"it is not JSON ({show(error)})", line=number) from error
+        text = found.get(field) if isinstance(found, dict) else found
         if not isinstance(text, str):
             raise broken(entry.name, f"it has {kind_of(text)} under '{field}'", "text", line=number)
         yield text
@@ -314,17 +313,10 @@ def _token_table(tree: Tree, streams: dict[str, list[TokenStream]], options: Tok
 
     def side(shift: int) -> Arrays:
         # Targets are the same bytes shifted by one token, so they are read in place and not copied.
+        starts = [one.start + shift * one.dtype.itemsize for _, one, _ in rows]
         parts = [
-            rows_of_file(
-                one.content,
-                one.start + shift * one.dtype.itemsize,
-                count,
-                (length,),
-                one.dtype,
-                stamp=one.stamp,
-                wanted=dtype,
-            )
-            for _, one, count in rows
+            rows_of_file(one.content, start, count, (length,), one.dtype, stamp=one.stamp, wanted=dtype)
+            for start, (_, one, count) in zip(starts, rows, strict=True)
         ]
         return Arrays(join_samples(parts), (length,), dtype)
 

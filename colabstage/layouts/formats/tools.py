@@ -222,11 +222,12 @@ def _via(_: str, content: bytes) -> list[Record]:
     if not isinstance(found, dict) or not all(isinstance(one, dict) and "regions" in one for one in found.values()):
         return []
 
-    def regions(one: dict[str, Any]) -> Iterable[Any]:
-        # Version 1 of the tool wrote objects with numbers as keys, version 2 writes a list.
-        return one["regions"].values() if isinstance(one["regions"], dict) else one["regions"]
-
-    return [Record(str(one["filename"]), list(map(_via_shape, regions(one)))) for one in found.values()]
+    # Version 1 of the tool wrote objects with numbers as keys, version 2 writes a list.
+    regions = [
+        one["regions"].values() if isinstance(one["regions"], dict) else one["regions"] for one in found.values()
+    ]
+    pairs = zip(found.values(), regions, strict=True)
+    return [Record(str(one["filename"]), list(map(_via_shape, each))) for one, each in pairs]
 
 
 def _via_shape(region: dict[str, Any]) -> Shape:
