@@ -438,8 +438,7 @@ def _find_numbered(stored: Mapping[str, StoredArray]) -> list[SplitArrays]:
     if len(arrays) != 2 or any(not _NUMBERED.fullmatch(_bare(one.name.rpartition("/")[2])) for one in arrays):
         return []
     x, y = arrays
-    counts = [np.prod(array.shape[1:], dtype=np.int64) for array in arrays]
-    fits = len(x.shape) > 1 and x.shape[:1] == y.shape[:1] and counts[0] > 1 and counts[1] == 1
+    fits = len(x.shape) > 1 and x.shape[:1] == y.shape[:1] and math.prod(x.shape[1:]) > 1 == math.prod(y.shape[1:])
     return [SplitArrays("", x.name, y.name)] if fits else []
 
 
@@ -493,8 +492,8 @@ def _as_targets(
         # Targets with the shape of the images' pixels are one class per pixel, not several numbers.
         masks = find_masks(join_samples([y.rows() for y in ys]), decoded=True)
         return masks, masks.classes
-    is_vector = all(np.prod(y.shape[1:], dtype=np.int64) == 1 for y in ys)
-    nbytes = sum(int(np.prod(y.shape, dtype=np.int64)) * y.dtype.itemsize for y in ys)
+    is_vector = all(math.prod(y.shape[1:]) == 1 for y in ys)
+    nbytes = sum(math.prod(y.shape) * y.dtype.itemsize for y in ys)
     # Targets as large as inputs, such as height maps, should not be read into memory at once; `_arrays` also says what
     # differs.
     if not is_vector and (nbytes > _KNOWN_BYTES or len({(y.shape[1:], y.dtype) for y in ys}) > 1):

@@ -182,7 +182,7 @@ class _ArrowFile:
         self.name, self.shard = shard.name, shard
         self.sizes = np.zeros(0, np.int64)
         # Opened before pyarrow is imported: for a Git LFS pointer, installing a package would not help.
-        self._size = shard.content.size
+        at = shard.content.size - len(_END)
         self._arrow = _import_arrow(shard.name)
         self._lock = threading.Lock()
         # The number of the first row of each batch.
@@ -193,8 +193,11 @@ class _ArrowFile:
         with self._errors():
             reader = self._open()
             self.schema: Any = reader.schema_arrow if self.is_parquet else reader.schema
-            if not self._head.startswith((_PARQUET, _FEATHER)):
-                self._check_end()
+            # A stream may be cut between two batches, which pyarrow takes as its end.
+            is_stream = not self._head.startswith((_PARQUET, _FEATHER))
+            if is_stream and read_with_retry(lambda: shard.pread(len(_END), at), self.name) != _END:
+                msg = f"'{self.name}' is truncated: its end marker is missing. Copy or upload it again."
+                raise CorruptArchiveError(msg)
 
     def __len__(self) -> int:
         return int(self._starts[-1])
@@ -215,12 +218,6 @@ class _ArrowFile:
             # A column is read as a stream, not by whole row groups.
             return self._arrow.parquet.ParquetFile(file, pre_buffer=False, buffer_size=_COLUMN_BUFFER_BYTES)
         return self._arrow.ipc.open_file(file) if self._head.startswith(_FEATHER) else self._arrow.ipc.open_stream(file)
-
-    def _check_end(self) -> None:
-        """Refuse a stream that is cut between two batches, which pyarrow takes as its end."""
-        if read_with_retry(lambda: self.shard.pread(len(_END), self._size - len(_END)), self.name) != _END:
-            msg = f"'{self.name}' is truncated: its end marker is missing. Copy or upload it again."
-            raise CorruptArchiveError(msg)
 
     @contextmanager
     def _errors(self) -> Iterator[None]:

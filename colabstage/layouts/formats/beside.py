@@ -89,8 +89,8 @@ def parse_kitti(name: str, content: bytes) -> Record:
             values = [float(word) for word in words]
         except ValueError:
             values = []
-        # A sixteenth value is the score, which only results have. The occlusion is a small integer.
-        if len(values) not in (14, 15) or not all(map(math.isfinite, values)) or abs(values[1]) > 1e9:
+        # A sixteenth value is the score, which only results have.
+        if len(values) not in (14, 15) or not all(map(math.isfinite, values)):
             what = f"{line[:120]!r} is not a KITTI object"
             raise broken(name, what, "its type and fourteen numbers", line=number)
         shapes.append((kind, [*values[3:7], *values[:3], *values[7:14]]))
@@ -224,11 +224,7 @@ def _object(element: Element) -> tuple[str, Sequence[float]]:
 
 
 def _flag(text: str) -> int:
-    number = _FLAGS[text] if text in _FLAGS else int(text[:20])
-    if not 0 <= number <= 255:
-        msg = f"a flag of {show(text)}"
-        raise ValueError(msg)
-    return number
+    return _FLAGS[text] if text in _FLAGS else int(text[:20])
 
 
 # --- YOLO: images/a.jpg with labels/a.txt, or a.txt beside it, a class and a box in each line -------------------------

@@ -263,9 +263,9 @@ def _size_of_item(x: Any) -> tuple[int, int] | None:
     if _is_pillow_image(x):
         return x.size[0], x.size[1]
     shape = tuple(getattr(x, "shape", ()))
-    if len(shape) == 2 or (len(shape) == 3 and shape[2] in (1, 3, 4)):
-        return shape[1], shape[0]
-    return (shape[2], shape[1]) if len(shape) == 3 and shape[0] in (1, 3, 4) else None
+    if len(shape) == 3 and shape[2] not in (1, 3, 4) and shape[0] in (1, 3, 4):
+        return shape[2], shape[1]
+    return (shape[1], shape[0]) if len(shape) == 2 or shape[2:] in ((1,), (3,), (4,)) else None
 
 
 def _as_input(value: Any, name: str) -> NDArray[Any]:

@@ -67,7 +67,6 @@ class _Mask(NamedTuple):
     palette: Mapping[int, Color] = {}
     colors: frozenset[Color] = frozenset()
     """The colours of a mask in true colours."""
-    lossy: bool = False
 
 
 def find_masks(source: SampleSource, *, decoded: bool = False, spread: bool = True) -> Masks:
@@ -85,7 +84,7 @@ def find_masks(source: SampleSource, *, decoded: bool = False, spread: bool = Tr
     def look(index: int, content: Content) -> _Mask:
         name = source.name(index)
         if isinstance(content, bytes) and is_lossy(content):
-            return _Mask(name, lossy=True)
+            raise broken(name, _LOSSY)
         colors = colors_of(content)
         if colors:
             return _Mask(name, colors=colors)
@@ -93,9 +92,6 @@ def find_masks(source: SampleSource, *, decoded: bool = False, spread: bool = Tr
 
     # Broken files are reported when they are packed.
     found = read_each(source, chosen.tolist(), look, readers=_LOOKED_AT, skip_broken=True)
-    for mask in found:
-        if mask.lossy:
-            raise broken(mask.name, _LOSSY)
     _refuse_painted(found)
     notes = _compare_palettes(found)
     plain = [mask for mask in found if not mask.colors]

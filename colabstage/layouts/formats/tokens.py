@@ -105,7 +105,7 @@ def tokens_state(source: Source, *, options: TokenOptions = TokenOptions()) -> F
     for entry in texts:
         refuse_stand_in(tree, entry)
     by_split = _by_split(texts)
-    streams = {split: [_bytes_of_texts(tree, entries, options)] for split, entries in by_split.items()}
+    streams = {split: [_bytes_of_texts(tree, entries)] for split, entries in by_split.items()}
     table = _token_table(tree, streams, options)
     is_plain = options.tokenizer is None and options.separator is None
     # Where their bytes are not the tokens, to be read in place: planning must not tokenize, which takes time, nor store
@@ -154,9 +154,8 @@ class TokenStream(NamedTuple):
     start: int
     total: int
     dtype: np.dtype[Any]
+    """Of text, that of its bytes."""
     stamp: str
-    given: np.dtype[Any]
-    """The type in which they are returned."""
 
 
 def _tokens_of_file(source: Source, entry: FileEntry, options: TokenOptions) -> TokenStream:
@@ -175,13 +174,13 @@ def _tokens_of_file(source: Source, entry: FileEntry, options: TokenOptions) -> 
     if not known and dtype.itemsize == 2 and len(upper) > _FEW and upper.max() <= _MOST_UPPER < lower.max():
         what = f"of every two of its numbers, as uint16, the second is at most {upper.max()}, as in tokens of uint32"
         raise broken(entry.name, what, f'layout=token_blocks({options.length}, dtype="uint32")')
-    return TokenStream(entry.name, _joined(source.tree, [entry]), start, count, dtype, stamp_of(entry), dtype)
+    return TokenStream(entry.name, _joined(source.tree, [entry]), start, count, dtype, stamp_of(entry))
 
 
-def _bytes_of_texts(tree: Tree, entries: Sequence[FileEntry], options: TokenOptions) -> TokenStream:
+def _bytes_of_texts(tree: Tree, entries: Sequence[FileEntry]) -> TokenStream:
     """Return the bytes of all texts in sequence; a tokenizer makes no more tokens than these."""
     stamp, joined = short_digest(" ".join(map(stamp_of, entries))), _joined(tree, entries)
-    return TokenStream(entries[0].name, joined, 0, joined.size, np.dtype(np.uint8), stamp, np.dtype(options.dtype))
+    return TokenStream(entries[0].name, joined, 0, joined.size, np.dtype(np.uint8), stamp)
 
 
 def _tokenized(
@@ -210,7 +209,7 @@ def _tokens_of_texts(tree: Tree, entries: Sequence[FileEntry], options: TokenOpt
         file.flush()
         content = LocalBytes(Path(file.name), label=f"tokens of {tree.label}")
     # By the tokens themselves: nothing else tells two states of a tokenizer apart.
-    return TokenStream(name, content, 0, count, dtype, digest.hexdigest(), dtype)
+    return TokenStream(name, content, 0, count, dtype, digest.hexdigest())
 
 
 def _joined(tree: Tree, entries: Sequence[FileEntry]) -> ByteSource:
@@ -309,7 +308,8 @@ def _token_table(tree: Tree, streams: dict[str, list[TokenStream]], options: Tok
         msg = f"'{tree.label}' holds {held}, too few for a row of {length:,}. Choose a shorter row."
         raise LayoutError(msg)
     # One array holds all rows, so of uint16 and uint32 the larger is used.
-    dtype = np.result_type(*(stream.given for _, stream, _ in rows)).newbyteorder("=")
+    types = {options.dtype if one.dtype == np.uint8 else one.dtype for _, one, _ in rows}
+    dtype = np.result_type(*types).newbyteorder("=")
 
     def side(shift: int) -> Arrays:
         # Targets are the same bytes shifted by one token, so they are read in place and not copied.
