@@ -287,7 +287,7 @@ def arrays_state(source: Source, *, x: str | None = None, y: str | None = None) 
             rest = [one for one in rest if one != name or not any(splits)]
     which = f", targets those of {listed(stated)}" if ys else "; there are no targets"
     lost = [(stored[one.x].shape[0], "rows", f"of '{one.x}', which has no targets,") for one in unlabelled]
-    notes = [f"Inputs are the rows of {listed(used)}{which}.", *left_out_notes(*lost)]
+    notes = [f"Inputs are the rows of {listed(used)}{which}.", *left_out_notes(*lost), *_missing_batches(source)]
     if rest:
         notes.append(f"Other arrays were left out: {listed(rest)}.")
     if joined:
@@ -565,7 +565,7 @@ _BATCH = re.compile(r"(data_batch_\d+|test_batch)(\.bin)?$|batches\.meta$")
 _ENDINGS = ("", ".gz", ".bin", ".meta")
 _STL = re.compile(r"(train|test)_[Xy]\.bin$")
 _PIXEL = np.dtype(np.uint8)
-_CIFAR_SHAPE, _CIFAR_BYTES = (3, 32, 32), 3072
+_CIFAR_SHAPE, _CIFAR_BYTES, _BATCHES = (3, 32, 32), 3072, 5
 _STL_SHAPE, _STL_BYTES = (3, 96, 96), 27648
 _NAME_LISTS = {
     "batches.meta.txt": "label_names",
@@ -710,6 +710,14 @@ def _stl_array(source: Source, entry: FileEntry) -> StoredArray:
     rows = map_samples(stored, lambda image: np.ascontiguousarray(image.transpose(2, 1, 0)))
     shape = (count, *_STL_SHAPE[:0:-1], _STL_SHAPE[0])
     return StoredArray(name, shape, _PIXEL, lambda: rows, lambda: np.stack([*map(rows.read, range(count))]))
+
+
+def _missing_batches(source: Source) -> list[str]:
+    """Return a note if only some of CIFAR's files to train on are there."""
+    named = source.ending_in(("", ".bin")).where(lambda name: posixpath.basename(name).startswith("data_batch_"))
+    found = {posixpath.basename(name) for name in named.names}
+    note = f"Only {listed(sorted(found))} of CIFAR's {_BATCHES} files to train on."
+    return [note] if 0 < len(found) < _BATCHES else []
 
 
 class _Unpickler(pickle.Unpickler):

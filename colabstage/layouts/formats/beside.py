@@ -89,8 +89,8 @@ def parse_kitti(name: str, content: bytes) -> Record:
             values = [float(word) for word in words]
         except ValueError:
             values = []
-        # A sixteenth value is the score, which only results have.
-        if len(values) not in (14, 15) or not all(map(math.isfinite, values)):
+        # A sixteenth value is the score, which only results have. The occlusion is a small integer.
+        if len(values) not in (14, 15) or not all(map(math.isfinite, values)) or abs(values[1]) > 1e9:
             what = f"{line[:120]!r} is not a KITTI object"
             raise broken(name, what, "its type and fourteen numbers", line=number)
         shapes.append((kind, [*values[3:7], *values[:3], *values[7:14]]))
@@ -224,7 +224,11 @@ def _object(element: Element) -> tuple[str, Sequence[float]]:
 
 
 def _flag(text: str) -> int:
-    return _FLAGS[text] if text in _FLAGS else int(text[:20])
+    number = _FLAGS[text] if text in _FLAGS else int(text[:20])
+    if not 0 <= number <= 255:
+        msg = f"a flag of {show(text)}"
+        raise ValueError(msg)
+    return number
 
 
 # --- YOLO: images/a.jpg with labels/a.txt, or a.txt beside it, a class and a box in each line -------------------------
@@ -233,9 +237,6 @@ def _flag(text: str) -> int:
 _SLACK = 0.01
 # With fewer lines than this, agreement may be chance.
 _FEW_POSES = 4
-# As many further numbers as oriented boxes, of four points, have are no keypoints.
-_FEWEST_OF_POSES = 6
-_SETTINGS = (".yaml", ".yml")
 
 
 def yolo_state(source: Source) -> Evidence:
@@ -290,9 +291,8 @@ def yolo_state(source: Source) -> Evidence:
     notes += more
     if pose:
         notes.append(f"Of each box {counted(classes.keypoints[0], 'keypoints', 'were')} left out.")
-    elif shape := _shape_of_poses(every, is_described=any(name.endswith(_SETTINGS) for name in lists)):
-        what = f"its lines and all others have {len(every[0])} numbers: polygons, or boxes with keypoints"
-        raise broken(there[0].name, what, f"a data.yaml with names and, for poses, kpt_shape: {shape}")
+    elif why := _may_be_poses(every):
+        raise broken(there[0].name, f"its lines and all others have {why}")
     polygons = sum(len(row) > 5 for row in every)
     if polygons:
         notes.append(f"Boxes around polygons, and around oriented boxes, are kept without these: {polygons:,}.")
@@ -352,16 +352,25 @@ def _stated_lists(source: Source, classes: ClassList) -> dict[str, str] | None:
     return {texts.names[number]: split for number, split in named if number is not None} or None
 
 
-def _shape_of_poses(rows: Sequence[Sequence[float]], *, is_described: bool) -> list[int]:
-    """Return the kpt_shape of lines that may be poses as well as polygons, all of one length: every third number may
-    say whether a point is visible, or nothing describes the dataset; empty if they are not."""
+def _may_be_poses(rows: Sequence[Sequence[float]]) -> str:
+    """Return why lines may be poses as well as polygons, if nothing decides: all have the same length, and the first
+    four numbers are a box that contains all points, or every third number may say whether a point is visible."""
     lengths = {len(row) for row in rows}
     if len(rows) < _FEW_POSES or len(lengths) > 1 or lengths == {5}:
-        return []
-    count = lengths.pop() - 5
-    if count % 3 == 0 and all(value in (0, 1, 2) for row in rows for value in row[7::3]):
-        return [count // 3, 3]
-    return [] if is_described or count < _FEWEST_OF_POSES else [count // 2, 2]
+        return ""
+    count = lengths.pop()
+    has_visible = (count - 5) % 3 == 0 and all(value in (0, 1, 2) for row in rows for value in row[7::3])
+    if not has_visible and not (count > 10 and all(map(_holds_points, rows))):
+        return ""
+    shape = [(count - 5) // 3, 3] if has_visible else [(count - 5) // 2, 2]
+    return f"{count} numbers: polygons, or boxes with keypoints inside. For poses, say kpt_shape: {shape} in data.yaml."
+
+
+def _holds_points(row: Sequence[float]) -> bool:
+    """Tell whether the first four numbers are a box that contains the following points; points at 0, 0 are hidden."""
+    x0, y0, x1, y1 = _corners(row[1:5])
+    points = [(x, y) for x, y in zip(row[5::2], row[6::2], strict=True) if (x, y) != (0, 0)]
+    return all(x0 - _SLACK <= x <= x1 + _SLACK and y0 - _SLACK <= y <= y1 + _SLACK for x, y in points)
 
 
 def _has_numbers(text: str) -> bool:

@@ -55,7 +55,12 @@ _NEARLY_WHITE = 200
 _SHOWN = 8
 # How many masks are compared at once for their values.
 _PAGE = 1 << 14
-_LOSSY = "it is a JPEG, or a WebP like one, which has lost the exact values of its pixels. Write the masks again as PNG"
+# Colours in a JPEG are only near those of the classes, so a class_dict.csv does not help.
+_LOSSY = (
+    "it is a JPEG, or a WebP like one, which has lost the exact values of its pixels; no class_dict.csv brings them "
+    "back. Write the masks again as PNG; those of one class by a threshold: "
+    "Image.fromarray((np.asarray(Image.open(path).convert('L')) > 127).astype('uint8') * 255).save(path_of_png)"
+)
 
 
 class _Mask(NamedTuple):
