@@ -303,7 +303,7 @@ VOC_TARGET = {"annotation": {"object": [{"name": "dog", "bndbox": {"xmin": "1"}}
             lambda i: {"image": picture(i), "objects": {"bbox": [[1, 1, 9, 9]], "category": [0]}},
             r"xyxy .*xywh",
         ),
-        (lambda i: (picture(i), []), r"first 16 items are dicts without boxes"),
+        (lambda i: (picture(i), []), r"Items\[0\] has no boxes, like the items after it"),
         (
             lambda i: (picture(i), {"boxes": [[1, 2, 3, 4]], **({} if i == 20 else {"labels": [0]})}),
             r"Items\[20\] has boxes without 'labels', which the first items have",

@@ -21,14 +21,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from colabstage.errors import CorruptArchiveError, DecodeError, EmptySourceError, LayoutError, MissingDependencyError
+from colabstage.errors import CorruptArchiveError, DecodeError, EmptySourceError, LayoutError
+from colabstage.io.packages import refuse_import
 from colabstage.io.units import listed
 from colabstage.layouts.columns import Column, class_numbers, make_targets, note_on_numbers, show
 from colabstage.layouts.evidence import Evidence, FileKind, left_out_notes, near, require_files
 from colabstage.layouts.formats.masks import find_masks
 from colabstage.layouts.names import folders_state
 from colabstage.layouts.reading import broken, decode_text, open_member, open_unpacked, refuse_stand_in
-from colabstage.layouts.records import ShardFile, ShardParts, splits_of_fields
+from colabstage.layouts.records import ShardFile, ShardParts, make_labels, records_state, splits_of_fields
 from colabstage.layouts.stored import NPY, StoredArray, decode_npy, hdf5_arrays, npz_arrays, read_npy
 from colabstage.layouts.table import (
     Arrays,
@@ -75,7 +76,7 @@ _OF_SEVERAL = re.compile(r"(.*?\.(?:npz|h5|hdf5|hdf|he5|mat))/", re.IGNORECASE)
 _DIGITS = re.compile(r"\d+")
 # The numbers in a file's name, which tell it from others of its series.
 _Numbers = tuple[str, ...]
-# Fewer files of one shape may each hold many rows.
+# Fewer files may each hold many rows.
 _FEW_FILES = 4
 # No machine here lists more samples.
 _MOST_ROWS = 1 << 32
@@ -89,7 +90,6 @@ _CLASSES = {"classes", "class_names", "classnames", "label_names", "list_classes
 # The test sets of MNIST and similar datasets, and SVHN's extra images.
 _SPLITS_BESIDE = {"t10k": "test", "extra": "extra"}
 _ORDER = [*dict.fromkeys([*SPLITS.values(), *_SPLITS_BESIDE.values()])]
-_ROLES = {"x": "inputs", "y": "targets"}
 # The names that numpy.savez gives to unnamed arrays.
 _NUMBERED = re.compile(r"arr_\d+")
 _SAME_DIGIT = str.maketrans("123456789", "0" * 9)
@@ -104,10 +104,6 @@ class SplitArrays(NamedTuple):
     split: str
     x: str
     y: str | None
-
-
-class UnclearRolesError(LayoutError):
-    """The names of arrays do not tell inputs from targets."""
 
 
 def find_splits(every: Sequence[str], *, x: str | None = None, y: str | None = None) -> list[SplitArrays]:
@@ -132,30 +128,31 @@ def find_splits(every: Sequence[str], *, x: str | None = None, y: str | None = N
         split, role = _split_and_role(name)
         by_split.setdefault(split, {"x": [], "y": [], "": []})[role].append(name)
     with_x = {split: roles for split, roles in by_split.items() if roles["x"]}
-    for names, what in ((roles[role], what) for roles in with_x.values() for role, what in _ROLES.items()):
-        if len(names) > 1:
-            msg = (
-                f"Several arrays are named like {what}: {listed(names)}. Say which to take: "
-                "layout=array_rows(x='NAME', y='NAME'), or array_rows('PART'), what the names of all that count "
-                "have in common, such as 'emnist-digits'."
-            )
-            raise UnclearRolesError(msg)
+    several = [names for roles in with_x.values() for role, names in roles.items() if role and len(names) > 1]
+    if several:
+        raise LayoutError(_unclear(several[0]))
     found = [SplitArrays(split, roles["x"][0], next(iter(roles["y"]), None)) for split, roles in with_x.items()]
+    bare = [one.split for one in found if one.y is None]
     # For another split or none: x_train beside labels. If they were left out, all samples would lack labels.
     has_more = any(roles["y"] for split, roles in by_split.items() if split not in with_x)
-    if found and not (has_more and any(one.y is None for one in found)):
+    # Nor may nothing be left to train on.
+    if not (bare and has_more) and not ("train" in bare and len(bare) < len(found)):
         named = [one if len(found) == 1 or one.split else one._replace(split="train") for one in found]
-        if len({one.split for one in named}) == len(named):
+        if found and len({one.split for one in named}) == len(named):
             # Training rows are first, whatever the order of the files.
             return sorted(named, key=lambda one: _ORDER.index(one.split) if one.split else 0)
     # A single array is the inputs, whatever its name.
     if len(every) == 1:
         return [SplitArrays("", every[0], None)]
-    msg = (
-        f"Which of the arrays {listed(every)} are inputs and which targets? Expected names such as X and y, x_train "
-        "and y_train, images and labels. Or say so: layout=array_rows(x='NAME', y='NAME')."
+    raise LayoutError(_unclear(every))
+
+
+def _unclear(names: Sequence[str]) -> str:
+    return (
+        f"Which of the arrays {listed(names)} are inputs and which targets? Expected one of each, such as X and y, or "
+        "of each split, such as x_train and y_train. Or say so: layout=array_rows(x='NAME', y='NAME'), "
+        "array_rows(x='NAME') for inputs alone, or array_rows('PART'), what the names of all that count have in common."
     )
-    raise UnclearRolesError(msg)
 
 
 def _called(names: Sequence[str], wanted: str) -> list[str]:
@@ -176,10 +173,9 @@ def is_class_names(name: str) -> bool:
     return last.removeprefix("train_").removeprefix("test_") in _CLASSES
 
 
-def _split_field(name: str) -> str:
-    """Return the name of an array that says which split each row belongs to; "" for other arrays."""
-    last = _bare(posixpath.basename(name))
-    return last if plain_name(last) in SPLIT_FIELDS else ""
+def _is_split_field(name: str) -> bool:
+    """Tell whether an array has the name of one that says which split each row belongs to."""
+    return plain_name(_bare(posixpath.basename(name))) in SPLIT_FIELDS
 
 
 def has_role(name: str) -> bool:
@@ -241,7 +237,7 @@ def arrays_state(source: Source, *, x: str | None = None, y: str | None = None) 
     So are the files that well-known datasets are published as. `x`, `y`: the names of the arrays, or keys in their
     file, that hold inputs and targets, if they are not recognised.
     """
-    published = published_arrays(source)
+    published, used_files = published_arrays(source)
     files = source.ending_in(_SUFFIXES)
     require_files(files or published, source, "arrays (.npy, .npz, .h5, .mat, idx; CIFAR's and STL10's files)")
     if len(files) > _MAX_FILES:
@@ -249,64 +245,49 @@ def arrays_state(source: Source, *, x: str | None = None, y: str | None = None) 
         spread = {_numbers_in(files.names[one * (len(files) - 1) // _LOOKED_AT]) for one in range(_LOOKED_AT + 1)}
         some = files.where(lambda name: _numbers_in(name) in spread)[:_MOST_LOOKED_AT]
         if not _join_series(_find_arrays(source, some, takes_packs=x is not None), x, y)[1]:
-            return near(_each_a_sample(source, len(files), f"such as '{files[0].name}'"))
+            return near(_each_a_sample(source, files))
         # For each the file itself, and one handle each for its inputs and targets, if these are read in place.
         allow_open_files(3 * len(files))
-    found = _find_arrays(source, files, takes_packs=x is not None)
-    found, joined = _join_series(found, x, y)
+    found, joined = _join_series(_find_arrays(source, files, takes_packs=x is not None), x, y)
     stored = {array.name: array for array in [*found, *published]}
-    if x is None and (one_each := _one_file_a_sample(source, stored)):
-        return near(one_each)
-    about = {name for name in stored if is_class_names(name) or _split_field(name)}
-    named = [name for name, array in stored.items() if array.shape and name not in about]
+    named = [
+        name for name, array in stored.items() if array.shape and not is_class_names(name) and not _is_split_field(name)
+    ]
     try:
         chosen = (_find_numbered(stored) if x is None else []) or find_splits(named, x=x, y=y)
-    except UnclearRolesError as error:
-        return near(str(error))
+    except LayoutError as error:
+        patterns = {_DIGITS.sub("#", name) for name in files.names}
+        are_numbered = x is None and len(files) >= max(_FEW_FILES, 2 * len(patterns))
+        return near(_each_a_sample(source, files) if are_numbered else str(error))
     # Like unlabelled test images: if some rows had no labels, none could have any.
     unlabelled = [one for one in chosen if one.y is None and any(other.y is not None for other in chosen)]
     chosen = [one for one in chosen if one not in unlabelled]
-    if bare := next((one.x for one in unlabelled if one.split == "train"), ""):
-        return near(
-            f"'{bare}' has no targets beside it, and '{chosen[0].x}' has: nothing would be left to train on. Copy its "
-            f"targets there too; or say which to take: layout=array_rows(x={chosen[0].x!r}, y={chosen[0].y!r})."
-        )
     used, stated = [one.x for one in chosen], [one.y for one in chosen if one.y is not None]
     xs, ys = ([_usable(stored[name]) for name in names] for names in (used, stated))
     _check_lengths(chosen, stored)
     inputs = _as_inputs(xs)
     targets, classes = _as_targets(ys, inputs, xs) if ys else (None, ())
-    # Files often have an array of class names beside those of the samples, for all classes or more.
-    texts = [
-        name
-        for name, array in stored.items()
-        if is_class_names(name)
-        and array.is_text
-        and len(array.shape) == 1
-        and not array.trouble
-        # Masks count only by the values in them.
-        and (array.shape[0] >= len(classes) or not isinstance(targets, Masks))
-    ]
-    classes = _as_words(stored[texts[0]].whole()) if texts else classes
-    which = f", targets those of {listed(stated)}" if ys else "; there are no targets"
-    lost = [(stored[one.x].shape[0], "rows", f"of '{one.x}', which has no targets,") for one in unlabelled]
-    notes = [f"Inputs are the rows of {listed(used)}{which}.", *left_out_notes(*lost), *_missing_batches(source)]
-    known = {*used, *stated, *texts[:1], *(one.x for one in unlabelled)}
+    # Files often have an array of class names beside those of the samples; the classes of masks are those in them.
+    least = len(classes) if isinstance(targets, Masks) else 0
+    lists = [array for name, array in stored.items() if is_class_names(name) and array.is_text and not array.trouble]
+    texts = [array for array in lists if len(array.shape) == 1 and array.shape[0] >= least][:1]
+    classes = _as_words(texts[0].whole()) if texts else classes
+    known = {*used, *stated, *(array.name for array in texts), *(one.x for one in unlabelled)}
     rest = [name for name in stored if name not in known]
     beside = [name for name in rest if stored[name].shape[:1] == xs[0].shape[:1]]
     if x is None and targets is None and beside:
-        return near(
-            f"The arrays {listed(beside)} have as many rows as '{used[0]}' and may be its targets. Say so: layout="
-            f"array_rows(x={used[0]!r}, y={beside[0]!r}), from colabstage.options, or array_rows(x={used[0]!r}) for "
-            "inputs alone."
-        )
-    splits = [one.split for one, array in zip(chosen, xs, strict=True) for _ in range(array.shape[0])]
-    for name in () if any(splits) else beside:
-        if (called := _split_field(name)) and len(stored[name].shape) == 1:
-            cells = stored[name].whole()
-            words = _as_words(cells) if cells.dtype.kind in "SU" else [str(cell) for cell in cells.tolist()]
-            splits = [*splits_of_fields(source.label, {called: words})[1]] or splits
+        return near(_unclear([*used, *beside]))
+    splits: Sequence[str] = [one.split for one, array in zip(chosen, xs, strict=True) for _ in range(array.shape[0])]
+    for name in filter(_is_split_field, () if any(splits) else beside):
+        if len(stored[name].shape) == 1:
+            splits = (
+                splits_of_fields(source.label, {_bare(posixpath.basename(name)): _as_words(stored[name].whole())})[1]
+                or splits
+            )
             rest = [one for one in rest if one != name or not any(splits)]
+    which = f", targets those of {listed(stated)}" if ys else "; there are no targets"
+    lost = [(stored[one.x].shape[0], "rows", f"of '{one.x}', which has no targets,") for one in unlabelled]
+    notes = [f"Inputs are the rows of {listed(used)}{which}.", *left_out_notes(*lost), *_missing_batches(source)]
     if rest:
         notes.append(f"Other arrays were left out: {listed(rest)}.")
     if joined:
@@ -322,7 +303,7 @@ def arrays_state(source: Source, *, x: str | None = None, y: str | None = None) 
         classes=classes,
         notes=tuple(notes),
     )
-    return Evidence(table, "the arrays' names", frozenset(files.names), unused=tuple(rest), others=source.files)
+    return Evidence(table, "the arrays' names", used_files.union(files.names), unused=tuple(rest), others=source.files)
 
 
 def _find_arrays(source: Source, files: FileEntries, *, takes_packs: bool) -> list[StoredArray]:
@@ -350,66 +331,50 @@ def _find_arrays(source: Source, files: FileEntries, *, takes_packs: bool) -> li
 def _join_series(arrays: Sequence[StoredArray], x: str | None, y: str | None) -> tuple[list[StoredArray], int]:
     """Return the arrays, with those of numbered files joined if each of these has rows of inputs and a label for each:
     train1.npz, train2.npz, or x_0.npy, x_1.npy, y_0.npy, y_1.npy; and how many files of inputs were joined."""
-    by_pattern: dict[str, dict[_Numbers, StoredArray]] = {}
+    by_pattern: dict[str, dict[_Numbers, StoredArray]] = defaultdict(dict)
     for one in arrays:
         file, key = _file_and_key(one.name)
-        by_pattern.setdefault(_DIGITS.sub("#", file) + key, {})[_numbers_in(file)] = one
-    series: dict[frozenset[_Numbers], list[dict[_Numbers, StoredArray]]] = {}
-    for files in by_pattern.values():
-        series.setdefault(frozenset(files), []).append(files)
-    found: list[StoredArray] = []
-    count = 0
+        by_pattern[_DIGITS.sub("#", file) + key][_numbers_in(file)] = one
+    columns = {next(iter(files.values())).name: files for files in by_pattern.values()}
+    named = [name for name, files in columns.items() if all(one.shape for one in files.values())]
+    try:
+        splits = find_splits([name for name in named if not is_class_names(name)], x=x, y=y)
+    except LayoutError:
+        splits = []
     # A single array with the given name is meant itself.
     is_one = x is not None and len(_called([one.name for one in arrays], x)) == 1
-    for numbers, columns in series.items():
-        joined, of_inputs = _joined(columns, x, y) if len(numbers) > 1 and not is_one else ([], 0)
-        found += joined or [one for files in columns for one in files.values()]
-        count += of_inputs
-    return found, count
-
-
-def _joined(
-    columns: Sequence[dict[_Numbers, StoredArray]], x: str | None, y: str | None
-) -> tuple[list[StoredArray], int]:
-    """Return a series' arrays, each joined into one, and how many files have inputs; empty if a file lacks rows."""
-    by_name = {next(iter(files.values())).name: files for files in columns}
-    of_rows = [name for name, files in by_name.items() if files and all(one.shape for one in files.values())]
-    try:
-        splits = find_splits([name for name in of_rows if not is_class_names(name)], x=x, y=y)
-    except LayoutError:
-        return [], 0
-    # Texts have the width of the longest one in the file.
-    alike = {
-        name
-        for name in of_rows
-        if len({(one.shape[1:], one.is_text or one.dtype) for one in by_name[name].values()}) == 1
-    }
-    for split in splits:
-        if split.y is None or not {split.x, split.y} <= alike:
-            return [], 0
-        # One array has inputs, and the other one label for each of them.
-        sides = [(one.shape, by_name[split.y][number].shape) for number, one in by_name[split.x].items()]
-        if not all(len(x_shape) > 1 and x_shape[0] == y_shape[0] == math.prod(y_shape) for x_shape, y_shape in sides):
-            return [], 0
-    found = []
-    for name, files in by_name.items():
+    series = [
+        columns[one.x] for one in splits if not is_one and _is_series(columns[one.x], columns.get(one.y or "", {}))
+    ]
+    numbers = list(map(dict.keys, series))
+    found: list[StoredArray] = []
+    for name, files in columns.items():
         parts = list(files.values())
-        if name in alike and not is_class_names(name):
+        if files.keys() not in numbers:
+            found += parts
+        elif is_class_names(name):
+            known = [one for one in parts if not one.trouble]
+            odd = next((one for one in known if one.whole().tolist() != known[0].whole().tolist()), None)
+            if odd is not None:
+                raise broken(odd.name, f"it is another one than '{name}'", "the same names of classes in each file")
+            found.append(parts[0])
+        else:
             (first, key), (last, _) = (_file_and_key(one.name) for one in (parts[0], parts[-1]))
-            found.append(StoredArray.joined(f"{first} … {last}{key}", parts))
-            continue
-        if is_class_names(name):
-            _check_same_names(parts)
-        found.append(parts[0])
-    return found, len({_file_and_key(one.name)[0] for split in splits for one in by_name[split.x].values()})
+            found += [StoredArray.joined(f"{first} … {last}{key}", parts)] if _are_alike(parts) else parts[:1]
+    return found, len({_file_and_key(one.name)[0] for files in series for one in files.values()})
 
 
-def _check_same_names(arrays: Sequence[StoredArray]) -> None:
-    first, *others = [(one.name, one.whole().tolist()) for one in arrays if not one.trouble] or [("", [])]
-    odd = next((name for name, values in others if values != first[1]), None)
-    if odd is not None:
-        (file, key), (other, _) = _file_and_key(odd), _file_and_key(first[0])
-        raise broken(file, f"'{key.lstrip('/')}' is another one than in '{other}'", "the same names of classes in each")
+def _is_series(xs: Mapping[_Numbers, StoredArray], ys: Mapping[_Numbers, StoredArray]) -> bool:
+    """Tell whether several files have rows of inputs, and one label for each of them."""
+    if len(xs) < 2 or xs.keys() != ys.keys() or not _are_alike([*xs.values()]) or not _are_alike([*ys.values()]):
+        return False
+    shapes = [(one.shape, ys[number].shape) for number, one in xs.items()]
+    return all(len(x) > 1 and x[0] == y[0] == math.prod(y) for x, y in shapes)
+
+
+def _are_alike(arrays: Sequence[StoredArray]) -> bool:
+    # Texts have the width of the longest one in the file.
+    return len({(one.shape[1:], one.is_text or one.dtype) for one in arrays if one.shape}) == 1
 
 
 def _file_and_key(name: str) -> tuple[str, str]:
@@ -428,11 +393,7 @@ def matlab5_arrays(tree: Tree, entry: FileEntry) -> list[StoredArray]:
     try:
         from scipy import io as matlab
     except ImportError as error:
-        msg = (
-            f"'{entry.name}' is a MATLAB file of version 5, which needs scipy. Install it with: pip install scipy. "
-            "Or save it with '-v7.3'."
-        )
-        raise MissingDependencyError(msg) from error
+        refuse_import("scipy", f"'{entry.name}' is a MATLAB file of version 5, which needs", error)
     try:
         # The header says only "double" even if the numbers are stored with fewer bytes.
         held = matlab.loadmat(SourceFile(open_member(tree, entry)))
@@ -448,42 +409,26 @@ def matlab5_arrays(tree: Tree, entry: FileEntry) -> list[StoredArray]:
     counts = {values.size for values in numeric.values() if values.size == max(values.shape) > 1}
     found = []
     for key, values in numeric.items():
-        first, last, trouble = values.shape[0] in counts, values.shape[-1] in counts, ""
-        if values.ndim > 2 and first and values.shape[0] == values.shape[-1]:
-            trouble = (
-                f"the first and the last axis of {values.shape} are as long as the targets; save both samples first, "
-                "numpy.savez('data.npz', X=X, y=y)"
-            )
-        is_moved = (last and not first) if values.ndim == 2 else (last or not first)
+        first, last = values.shape[0] in counts, values.shape[-1] in counts
+        is_square = values.ndim > 2 and first and values.shape[0] == values.shape[-1]
+        trouble = f"the first and the last axis of {values.shape} are as long as the targets; save it as a .npz"
+        # With more than two axes the last one counts samples where nothing says otherwise.
+        is_moved = (last or values.ndim > 2) and not (first and (values.ndim == 2 or not last))
         rows = np.moveaxis(values, -1, 0) if is_moved else values
         rows = values.reshape(-1, 1) if values.size == max(values.shape) else rows
         # SVHN counts from 1, like MATLAB, so the digit 0 has the label 10.
         rows = rows % 10 if _SVHN.search(entry.name) and key == "y" else rows
-        found.append(StoredArray.in_memory(f"{entry.name}/{key}", rows, stamp_of(entry), trouble))
+        name = f"{entry.name}/{key}"
+        found.append(StoredArray.in_memory(name, rows, stamp_of(entry), trouble if is_square else ""))
     return found
 
 
-def _one_file_a_sample(source: Source, stored: Mapping[str, StoredArray]) -> str:
-    """Return what to do with files that are one sample each: numbered files with arrays of the same names and shapes;
-    "" if files hold rows of many samples."""
-    by_name: dict[str, list[StoredArray]] = {}
-    for stored_one in stored.values():
-        by_name.setdefault(re.sub(r"\d+", "0", stored_one.name), []).append(stored_one)
-    name, alike = max(by_name.items(), key=lambda item: len(item[1]), default=("", []))
-    # Files with many samples each differ in the length of the first axis, or are named after splits and batches.
-    is_batch = "/" not in name and has_role(posixpath.basename(name.partition(".")[0]))
-    shapes = {stored_one.shape for stored_one in alike}
-    if len(alike) < _FEW_FILES or len(shapes) > 1 or is_batch or len(alike[0].shape) < 2:
-        return ""
-    return _each_a_sample(source, len(alike), f"such as '{alike[0].name}', of shape {alike[0].shape}")
-
-
-def _each_a_sample(source: Source, count: int, which: str) -> str:
+def _each_a_sample(source: Source, files: FileEntries) -> str:
     return (
-        f"'{source.label}' holds {count:,} files of arrays {which}: each is probably one sample, and rows of it none. "
-        "Give pack_dataset an object whose items are (x, y), read from the files by their number; or one .npz of all, "
-        f"numpy.savez('data.npz', x=numpy.stack(…), y=numpy.stack(…)). Files that hold rows of many samples each have "
-        "x, and y with one number for each row."
+        f"'{source.label}' holds {len(files):,} files of arrays such as '{files[0].name}': each is probably one "
+        "sample, and rows of it none. Give pack_dataset an object whose items are (x, y), read from the files by their "
+        "number; or one .npz of all, numpy.savez('data.npz', x=numpy.stack(…), y=numpy.stack(…)). Files that hold rows "
+        "of many samples each have x, and y with one number for each row."
     )
 
 
@@ -493,8 +438,7 @@ def _find_numbered(stored: Mapping[str, StoredArray]) -> list[SplitArrays]:
     if len(arrays) != 2 or any(not _NUMBERED.fullmatch(_bare(one.name.rpartition("/")[2])) for one in arrays):
         return []
     x, y = arrays
-    counts = [np.prod(array.shape[1:], dtype=np.int64) for array in arrays]
-    fits = len(x.shape) > 1 and x.shape[:1] == y.shape[:1] and counts[0] > 1 and counts[1] == 1
+    fits = len(x.shape) > 1 and x.shape[:1] == y.shape[:1] and math.prod(x.shape[1:]) > 1 == math.prod(y.shape[1:])
     return [SplitArrays("", x.name, y.name)] if fits else []
 
 
@@ -548,8 +492,8 @@ def _as_targets(
         # Targets with the shape of the images' pixels are one class per pixel, not several numbers.
         masks = find_masks(join_samples([y.rows() for y in ys]), decoded=True)
         return masks, masks.classes
-    is_vector = all(np.prod(y.shape[1:], dtype=np.int64) == 1 for y in ys)
-    nbytes = sum(int(np.prod(y.shape, dtype=np.int64)) * y.dtype.itemsize for y in ys)
+    is_vector = all(math.prod(y.shape[1:]) == 1 for y in ys)
+    nbytes = sum(math.prod(y.shape) * y.dtype.itemsize for y in ys)
     # Targets as large as inputs, such as height maps, should not be read into memory at once; `_arrays` also says what
     # differs.
     if not is_vector and (nbytes > _KNOWN_BYTES or len({(y.shape[1:], y.dtype) for y in ys}) > 1):
@@ -616,8 +560,7 @@ def array_folder_state(source: Source) -> Evidence:
 
 _IDX = re.compile(r"[-.]idx\d-[a-z0-9]+(\.gz)?$")
 _IDX_DTYPES = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
-_BATCH = re.compile(r"(data_batch_\d+|test_batch|batches\.meta)$")
-_BATCH_BIN = re.compile(r"(data_batch_\d+|test_batch)\.bin$")
+_BATCH = re.compile(r"(data_batch_\d+|test_batch)(\.bin)?$|batches\.meta$")
 # As from `extension_of` for the names of all these files: idx3-ubyte is none.
 _ENDINGS = ("", ".gz", ".bin", ".meta")
 _STL = re.compile(r"(train|test)_[Xy]\.bin$")
@@ -642,24 +585,27 @@ _HARMLESS: dict[tuple[str, str], Any] = {
 }
 
 
-def published_arrays(source: Source) -> list[StoredArray]:
-    """Return the arrays of all files that have the names of these datasets' files, batches of one split joined."""
-    by_kind: dict[str, list[FileEntry]] = {"idx": [], "pickle": [], "bin": [], "stl": [], "": []}
+def published_arrays(source: Source) -> tuple[list[StoredArray], frozenset[str]]:
+    """Return the arrays of all files that have the names of these datasets' files, batches of one split joined; and
+    these files."""
+    by_kind: dict[str, list[FileEntry]] = defaultdict(list)
     # Filtering by extension first spares checking each of a million names.
     for entry in source.ending_in(_ENDINGS):
         by_kind[_format_of(entry, source.label)].append(entry)
     # torchvision keeps the .gz beside the unpacked file, and Kaggle's MNIST has each file under two names.
     once = {posixpath.basename(one.name).lower().removesuffix(".gz").replace(".", "-"): one for one in by_kind["idx"]}
     found = [_read_idx(source, entry) for entry in sorted(once.values(), key=lambda entry: entry.name)]
-    found += _cifar_arrays(source, by_kind["pickle"], by_kind["bin"])
+    found += _cifar_arrays(source, by_kind["cifar"])
     found += [_stl_array(source, entry) for entry in by_kind["stl"]]
-    folders = {posixpath.dirname(entry.name) for kind in ("bin", "stl") for entry in by_kind[kind]}
+    binary = (entry.name for kind in ("cifar", "stl") for entry in by_kind[kind] if entry.name.endswith(".bin"))
+    folders = set(map(posixpath.dirname, binary))
     texts = source.ending_in((".txt",) if folders else ())
     lists = texts.where(lambda name: posixpath.dirname(name) in folders and posixpath.basename(name) in _NAME_LISTS)
     for name, text in source.texts(lists).items():
         folder, base = posixpath.split(name)
         found.append(StoredArray.in_memory(posixpath.join(folder, _NAME_LISTS[base]), np.array(text.split()), ""))
-    return found
+    named = (entry.name for kind, entries in by_kind.items() for entry in entries if kind)
+    return found, frozenset((*named, *lists.names))
 
 
 # By names, because pickles and .bin files begin with nothing that identifies them.
@@ -667,10 +613,8 @@ def _format_of(entry: FileEntry, label: str) -> str:
     base, folder = posixpath.basename(entry.name), folder_of(entry.name) or label
     if _IDX.search(base.lower()):
         return "idx"
-    if _BATCH.match(base) or (base in ("train", "test", "meta") and "cifar-100" in folder):
-        return "pickle"
-    if _BATCH_BIN.match(base) or (base in ("train.bin", "test.bin") and "cifar-100" in folder):
-        return "bin"
+    if _BATCH.match(base) or (base.removesuffix(".bin") in ("train", "test", "meta") and "cifar-100" in folder):
+        return "cifar"
     return "stl" if _STL.match(base) and entry.size % (_STL_BYTES if "_X" in base else 1) == 0 else ""
 
 
@@ -678,18 +622,15 @@ def _read_idx(source: Source, entry: FileEntry) -> StoredArray:
     content = open_unpacked(source.tree, entry)
     # Two zeros, a code for the type, the number of axes; then the length of each axis.
     head = content.pread(4, 0)
-    dtype = _IDX_DTYPES.get(head[2]) if len(head) == 4 and head[:2] == b"\0\0" else None
+    dtype = _IDX_DTYPES.get(head[2]) if len(head) == 4 and head[:2] == b"\0\0" and head[3] else None
     sides = content.pread(4 * head[3], 4) if dtype else b""
-    if dtype is None or not head[3] or len(sides) != 4 * head[3]:
-        msg = f"'{entry.name}' is not an idx file (the format of MNIST): it begins with {head!r}."
-        raise LayoutError(msg)
-    shape = struct.unpack(f">{head[3]}I", sides)
-    stored, start = np.dtype(dtype), 4 + len(sides)
-    # Sides come from the file: as Python's integers they cannot overflow to a size that fits.
-    needed = start + int(np.prod(shape, dtype=object)) * stored.itemsize
+    shape, start = struct.unpack(f">{len(sides) // 4}I", sides[: len(sides) // 4 * 4]), 4 + len(sides)
+    stored = np.dtype(dtype or np.uint8)
     # The format has no checksum, so its length is the only proof that a download is complete.
-    if content.size != needed:
-        msg = f"'{entry.name}' has {content.size:,} bytes; an idx file of shape {shape} takes {needed:,}."
+    needed = start + math.prod(shape) * stored.itemsize
+    if dtype is None or content.size != needed:
+        what = f"it begins with {head!r}, has {content.size:,} bytes, and takes {needed:,} for the shape {shape}"
+        msg = f"'{entry.name}' is not an idx file (the format of MNIST), or cut off: {what}."
         raise LayoutError(msg)
     # idx files are big-endian, which torch refuses.
     native = stored.newbyteorder("=")
@@ -705,70 +646,56 @@ def _read_idx(source: Source, entry: FileEntry) -> StoredArray:
 # --- CIFAR and STL10 --------------------------------------------------------------------------------------------------
 
 
-class _Batch(NamedTuple):
-    """The images of one file, `(N, 3072)`, their labels by kind, and its stamp."""
-
-    images: NDArray[np.uint8]
-    labels: dict[str, NDArray[np.int64]]
-    stamp: str
-
-
-def _cifar_arrays(source: Source, pickles: Sequence[FileEntry], binaries: Sequence[FileEntry]) -> list[StoredArray]:
+def _cifar_arrays(source: Source, entries: Sequence[FileEntry]) -> list[StoredArray]:
     """Return one array of images, and one for each kind of labels, for each split of each folder."""
-    batches: dict[str, list[_Batch]] = {}
+    batches: dict[str, list[dict[str, NDArray[Any]]]] = defaultdict(list)
+    stamps: dict[str, list[str]] = defaultdict(list)
     found: list[StoredArray] = []
-    for entry in sorted([*pickles, *binaries], key=lambda entry: entry.name):
+    for entry in sorted(entries, key=lambda entry: entry.name):
         folder, base = posixpath.split(entry.name)
-        held = _unpickle(source.read(entry), entry.name) if entry in pickles else {}
+        is_binary = base.endswith(".bin")
+        held = _binary_batch(source, entry) if is_binary else _unpickle(source.read(entry), entry.name)
         names = held.get("label_names", held.get("fine_label_names"))
+        split = posixpath.join(folder, "test" if base.startswith("test") else "train")
         if names is not None:
             texts = np.array([_as_text(name) for name in names])
             found.append(StoredArray.in_memory(posixpath.join(folder, "label_names"), texts, ""))
-        elif "data" in held or entry in binaries:
-            split = posixpath.join(folder, "test" if base.startswith("test") else "train")
-            batch = _binary_batch(source, entry) if entry in binaries else _pickled_batch(entry, held)
-            batches.setdefault(split, []).append(batch)
+        elif "data" in held:
+            batches[split].append(_checked_batch(entry, held))
+            stamps[split].append(stamp_of(entry))
     for split, parts in batches.items():
-        images = np.concatenate([one.images for one in parts]).reshape(-1, *_CIFAR_SHAPE).transpose(0, 2, 3, 1)
-        stamp = " ".join(one.stamp for one in parts)
-        found.append(StoredArray.in_memory(f"{split}_data", np.ascontiguousarray(images), stamp))
-        for kind in parts[0].labels:
-            values = np.concatenate([one.labels[kind] for one in parts])
-            found.append(StoredArray.in_memory(f"{split}_{kind}", values, ""))
+        for kind in parts[0]:
+            values = np.concatenate([one[kind] for one in parts])
+            if kind == "data":
+                values = np.ascontiguousarray(values.reshape(-1, *_CIFAR_SHAPE).transpose(0, 2, 3, 1))
+            stamp = " ".join(stamps[split]) if kind == "data" else ""
+            found.append(StoredArray.in_memory(f"{split}_{kind}", values, stamp))
     return found
 
 
-def _missing_batches(source: Source) -> list[str]:
-    """Return a note if only some of CIFAR's files to train on are there."""
-    named = source.ending_in(("", ".bin")).where(lambda name: posixpath.basename(name).startswith("data_batch_"))
-    found = {posixpath.basename(name) for name in named.names}
-    note = f"Only {listed(sorted(found))} of CIFAR's {_BATCHES} files to train on."
-    return [note] if 0 < len(found) < _BATCHES else []
-
-
-def _pickled_batch(entry: FileEntry, held: dict[str, Any]) -> _Batch:
-    data, fine = held["data"], held.get("labels", held.get("fine_labels"))
+def _checked_batch(entry: FileEntry, held: dict[str, Any]) -> dict[str, NDArray[Any]]:
+    """Return the images of one file, `(N, 3072)`, and their labels by kind."""
+    data, labels = held["data"], held.get("labels", held.get("fine_labels"))
     # A pickle may hold anything of any shape, even under the right names.
     whole = isinstance(data, np.ndarray) and data.dtype == np.uint8 and data.shape[1:] == (_CIFAR_BYTES,)
-    if not whole or not isinstance(fine, list) or len(fine) != len(data):
+    if not whole or not isinstance(labels, list) or len(labels) != len(data):
         msg = f"'{entry.name}' is a pickle, and not one of CIFAR's: expected 'data' (N, 3072) and N 'labels'."
         raise LayoutError(msg)
-    labels = {"labels": fine} | ({"coarse": held["coarse_labels"]} if "coarse_labels" in held else {})
-    return _Batch(data, {kind: np.array(each, np.int64) for kind, each in labels.items()}, stamp_of(entry))
+    kinds = {"labels": labels} | ({"coarse": held["coarse_labels"]} if "coarse_labels" in held else {})
+    return {"data": data, **{kind: np.array(each, np.int64) for kind, each in kinds.items()}}
 
 
-def _binary_batch(source: Source, entry: FileEntry) -> _Batch:
+def _binary_batch(source: Source, entry: FileEntry) -> dict[str, Any]:
     # CIFAR-100 has two labels before each image: of the coarse class, and of the class.
-    kinds = ("labels",) if _BATCH_BIN.match(posixpath.basename(entry.name)) else ("coarse", "labels")
+    kinds = ("labels",) if _BATCH.match(posixpath.basename(entry.name)) else ("coarse_labels", "labels")
     # Records have no header and no separator: only their length tells where each begins.
     step = len(kinds) + _CIFAR_BYTES
-    content = open_unpacked(source.tree, entry)
-    if not content.size or content.size % step:
-        msg = f"'{entry.name}' has {content.size:,} bytes; CIFAR's files have {step:,} for each image."
+    content = source.read(entry)
+    if not content or len(content) % step:
+        msg = f"'{entry.name}' has {len(content):,} bytes; CIFAR's files have {step:,} for each image."
         raise LayoutError(msg)
-    table = np.frombuffer(content.pread(content.size, 0), np.uint8).reshape(-1, step)
-    labels = {kind: table[:, place].astype(np.int64) for place, kind in reversed([*enumerate(kinds)])}
-    return _Batch(table[:, len(kinds) :], labels, stamp_of(entry))
+    table = np.frombuffer(content, np.uint8).reshape(-1, step)
+    return {"data": table[:, len(kinds) :], **{kind: table[:, place].tolist() for place, kind in enumerate(kinds)}}
 
 
 def _stl_array(source: Source, entry: FileEntry) -> StoredArray:
@@ -783,6 +710,14 @@ def _stl_array(source: Source, entry: FileEntry) -> StoredArray:
     rows = map_samples(stored, lambda image: np.ascontiguousarray(image.transpose(2, 1, 0)))
     shape = (count, *_STL_SHAPE[:0:-1], _STL_SHAPE[0])
     return StoredArray(name, shape, _PIXEL, lambda: rows, lambda: np.stack([*map(rows.read, range(count))]))
+
+
+def _missing_batches(source: Source) -> list[str]:
+    """Return a note if only some of CIFAR's files to train on are there."""
+    named = source.ending_in(("", ".bin")).where(lambda name: posixpath.basename(name).startswith("data_batch_"))
+    found = {posixpath.basename(name) for name in named.names}
+    note = f"Only {listed(sorted(found))} of CIFAR's {_BATCHES} files to train on."
+    return [note] if 0 < len(found) < _BATCHES else []
 
 
 class _Unpickler(pickle.Unpickler):
@@ -844,28 +779,24 @@ class _PixelColumns(NamedTuple):
 
 
 class _Table(NamedTuple):
-    """One table, N rows. Lines of pixels are parsed when packed, because in memory all would be several times the
-    pack."""
+    """One table. Lines of pixels are parsed when packed, because in memory all would be several times the pack."""
 
     name: str
     shape: tuple[int, ...]
     images: SampleSource
     labels: list[int]
-    """Empty if it has none."""
-    splits: list[str]
+    """Of each row, or empty; so are the splits that a column states."""
+    usages: list[str]
 
 
 def pixels_state(source: Source) -> Found:
     """Read .csv files whose rows are images: square, with one or three channels, with a class or none."""
-    of_pixels: dict[FileEntry, tuple[ByteSource | None, _PixelColumns]] = {}
-    files = source.ending_in((".csv", ".gz"))
-    for entry in files.where(lambda name: name.lower().removesuffix(".gz").endswith(".csv")):
-        # A .csv.gz shows its header only unpacked.
-        packed = open_unpacked(source.tree, entry) if entry.name.lower().endswith(".gz") else None
-        head = source.head(entry, _HEAD_BYTES) if packed is None else packed.pread(_HEAD_BYTES, 0)
+    of_pixels: dict[FileEntry, _PixelColumns] = {}
+    for entry in source.ending_in((".csv",)):
+        head = source.head(entry, _HEAD_BYTES)
         columns = _read_columns(entry.name, head)
         if columns is not None:
-            of_pixels[entry] = packed, columns
+            of_pixels[entry] = columns
             continue
         cells = _cells(head.partition(b"\n")[0])
         if all(cell.isdigit() for cell in cells) and _shape(len(cells) - 1) is not None:
@@ -875,8 +806,8 @@ def pixels_state(source: Source) -> Found:
             )
     copies = _copies(source, list(of_pixels))
     found = [
-        _read_rows(packed or open_member(source.tree, entry), entry, columns)
-        for entry, (packed, columns) in of_pixels.items()
+        _read_rows(open_member(source.tree, entry), entry, columns)
+        for entry, columns in of_pixels.items()
         if entry not in copies
     ]
     require_files(found, source, "table of pixels (.csv with columns label, pixel0, … or label, pixels)")
@@ -889,32 +820,24 @@ def pixels_state(source: Source) -> Found:
         raise LayoutError(msg)
     # Kaggle's test sets have no classes, so there is nothing to train on or to compare with.
     labelled = [one for one in found if one.labels] or found
-    shapes = {one.shape: one.name for one in labelled}
-    if len(shapes) > 1:
-        shapes_listed = ", ".join(f"'{name}' {shape}" for shape, name in shapes.items())
-        only = only_line(source.tree, labelled[0].name)
-        raise broken(
-            source.label, f"its tables hold images of different shapes ({shapes_listed}); stage one of them, {only}"
-        )
-    splits = [split for one in labelled for split in one.splits]
-    # If only some tables have a split, the rows of the others would belong to no file.
-    if not all(splits) and any(splits):
-        names = ", ".join(one.name for one in labelled)
-        how = only_line(source.tree, *(one.name for one in labelled if any(one.splits)))
-        what = f"some of its tables are called after a split and others not ({names}); stage those of splits, {how}"
-        raise broken(source.label, what)
-    values = np.array([label for one in labelled for label in one.labels], np.int64)
+    other = next((one for one in labelled if one.shape != labelled[0].shape), None)
+    if other is not None:
+        what = f"its images are {other.shape}, and those of '{labelled[0].name}' {labelled[0].shape}"
+        raise broken(other.name, what, f"one shape; stage one of them, {only_line(source.tree, labelled[0].name)}")
     left = [one.name for one in found if one not in labelled]
-    table = SampleTable(
-        layout=PIXELS,
-        keys=tuple(one.images.name(row) for one in labelled for row in range(len(one.images))),
-        inputs=Images(join_samples([one.images for one in labelled]), decoded=True, own_channels=True),
-        targets=Values(values) if len(values) else None,
-        splits=known_splits(splits),
-        classes=class_numbers(values),
-        notes=(f"Tables without classes were left out: {', '.join(left)}.",) if left else (),
+    images = join_samples([one.images for one in labelled])
+    made = records_state(
+        PIXELS,
+        "a table of pixels",
+        Images(images, decoded=True, own_channels=True),
+        make_labels([label for one in labelled for label in one.labels], []),
+        shards=[one.name for one in labelled],
+        shard_of=np.repeat(np.arange(len(labelled)), [len(one.images) for one in labelled]),
+        notes=[f"Tables without classes were left out: {', '.join(left)}."] if left else [],
     )
-    return Evidence(table, "a table of pixels", frozenset(one.name for one in found), others=pictures)
+    usages = [usage for one in labelled for usage in one.usages]
+    splits = known_splits(usages) if len(usages) == len(images) else made.table.splits
+    return replace(made, table=replace(made.table, splits=splits), used=made.used.union(left), others=pictures)
 
 
 def _copies(source: Source, tables: Sequence[FileEntry]) -> set[FileEntry]:
@@ -976,9 +899,7 @@ def _cell(line: bytes, number: int) -> bytes:
 
 
 def _read_rows(source: ByteSource, entry: FileEntry, columns: _PixelColumns) -> _Table:
-    parts, labels, splits = array("q"), [], []
-    name = re.sub(r"\.csv(\.gz)?$", "", posixpath.basename(entry.name), flags=re.IGNORECASE)
-    own = split_name(name).split
+    parts, labels, usages = array("q"), list[int](), list[str]()
     for start, line in _lines_of(source):
         parts.extend((0, start, len(line)))
         # As an editor counts: the header is line 1.
@@ -991,14 +912,15 @@ def _read_rows(source: ByteSource, entry: FileEntry, columns: _PixelColumns) -> 
                 what = f"it has the class {show(cell.decode(errors='replace'))!r}"
                 raise broken(entry.name, what, "a number", line=number)
             labels.append(int(cell))
-        usage = "" if columns.usage is None else _cell(line, columns.usage).decode("utf-8", "replace")
-        splits.append(own if columns.usage is None else _USAGE.get(usage.lower()) or split_name(usage).split)
-        if columns.usage is not None and not splits[-1]:
-            raise broken(entry.name, f"it has the usage {show(usage)!r}, which is not a known split", line=number)
+        if columns.usage is not None:
+            usage = _cell(line, columns.usage).decode("utf-8", "replace")
+            usages.append(_USAGE.get(usage.lower()) or split_name(usage).split)
+            if not usages[-1]:
+                raise broken(entry.name, f"it has the usage {show(usage)!r}, which is not a known split", line=number)
     names = [f"{entry.name}[{row}]" for row in range(len(parts) // 3)]
     file = ShardFile(entry.name, stamp_of(entry), lambda: source)
     lines = ShardParts([file], np.frombuffer(parts, np.int64).reshape(-1, 3), names)
-    return _Table(entry.name, columns.shape, map_samples(lines, partial(_pixels_of, columns)), labels, splits)
+    return _Table(entry.name, columns.shape, map_samples(lines, partial(_pixels_of, columns)), labels, usages)
 
 
 def _lines_of(source: ByteSource) -> Iterator[tuple[int, bytes]]:

@@ -41,7 +41,6 @@ EXTENSIONS = (".json", ".jsonld")
 _CALLED, _MOST_FILES = re.compile(r"croissant|metadata", re.IGNORECASE), 16
 _MARK, _HEAD_BYTES = b"mlcommons.org/croissant", 64 * 1024
 _ROLES = {"TrainingSplit": "train", "ValidationSplit": "validation", "TestSplit": "test"}
-# A repetition inside a repetition may take a regular expression years.
 _SLOW = re.compile(r"[*+}]\)?[*+{]|\([^()]*[*+{][^()]*\)[*+{]")
 
 
@@ -169,15 +168,13 @@ class Description:
         own = table.splits or stated
         odd = next((n for n, split in enumerate(stated) if not split or not words.same_split(split, own[n])), None)
         if odd is not None:
-            part = f"is of the split '{stated[odd]}' by" if stated[odd] else "is of no split by"
-            other = f", and of '{own[odd]}' by {found.who}" if table.splits else ", which names that of others"
-            msg = (
-                f"'{names[odd]}' {part} '{self.name}',{other}. Correct one; layout=\"{table.layout}\" does without it."
-            )
-            raise BrokenDatasetError(msg)
-        if table.splits is not None:
-            return found
-        return replace(found, table=replace(table, splits=tuple(stated))).noting(f"Splits are those of '{self.name}'.")
+            other = f", and of '{own[odd]}' by {found.who}" if table.splits else ""
+            what = f"it is of the split '{stated[odd] or 'none'}' by '{self.name}'{other}"
+            raise broken(names[odd], what, f'one split for each; layout="{table.layout}" does without it')
+        if table.splits is None:
+            found = replace(found, table=replace(table, splits=tuple(stated)))
+            found = found.noting(f"Splits are those of '{self.name}'.")
+        return found
 
     def _labels(self) -> list[tuple[_Records, _Field]]:
         """Return the label fields: those of that type, or otherwise those that refer to an enumeration."""
@@ -233,7 +230,7 @@ class Description:
             columns = [Column(title, names) for title in ("path", *(one.title for one in fields))]
             if not first.resource:
                 columns = [Column(one.title, [one.cell(row) for row in records.rows]) for one in records.fields]
-            found = [Table(self.name, columns, len(columns[0]))]
+            found = [Table(self.name, columns)]
         return [replace(table, columns=self._translated(table, fields)) for table in found]
 
     def _translated(self, table: Table, fields: Sequence[_Field]) -> list[Column]:
@@ -306,14 +303,9 @@ def _parse_field(owner: str, one: dict[str, Any]) -> _Field:
     source, name = one.get("source") or {}, str(one.get("name") or one.get("@id", ""))
     steps = [*_all(source.get("extract")), *_all(source.get("transform"))]
     does = {key: str(value) for step in steps for key, value in step.items()}
-    pattern, others = does.get("regex", ""), sorted(does.keys() - {"column", "fileProperty", "regex"})
-    fault = ""
-    if others:
-        fault = f"'{name}' is made by {listed(others)}, which is not read"
-    elif does.get("fileProperty", "fullpath") not in ("fullpath", "filepath", "filename"):
-        fault = f"'{name}' is not in the names of its files"
-    elif _SLOW.search(pattern) or not _is_regex(pattern):
-        fault = f"'{name}' has the regular expression {pattern!r}, which is wrong, or repeats a repetition"
+    pattern = does.get("regex", "")
+    is_path = does.get("fileProperty", "fullpath") in ("fullpath", "filepath", "filename")
+    is_read = is_path and does.keys() <= {"column", "fileProperty", "regex"} and _is_quick_regex(pattern)
     return _Field(
         key=_key(one, owner),
         name=name.rpartition("/")[2],
@@ -322,16 +314,17 @@ def _parse_field(owner: str, one: dict[str, Any]) -> _Field:
         resource=_reference(source.get("fileObject") or source.get("fileSet")),
         column=does.get("column", ""),
         pattern=pattern,
-        fault=fault,
+        fault="" if is_read else f"'{name}' is extracted by {show(json.dumps(does))}, which is not read",
     )
 
 
-def _is_regex(pattern: str) -> bool:
+def _is_quick_regex(pattern: str) -> bool:
+    """Tell whether it is a regular expression without a repetition of a repetition, which may take years."""
     try:
         re.compile(pattern)
     except re.error:
         return False
-    return True
+    return _SLOW.search(pattern) is None
 
 
 def _all(value: Any) -> list[Any]:

@@ -16,6 +16,7 @@ import numpy as np
 from colabstage.errors import ColabstageError, DecodeError, EmptySourceError, LayoutError, OptionError, ended
 from colabstage.io.arguments import instead_of, is_frame, show_value
 from colabstage.io.files import read_with_retry
+from colabstage.io.units import listed
 from colabstage.layouts.boxes import BOX_LABELS, OBJECTS, Form, as_corners, find_form
 from colabstage.layouts.columns import show
 from colabstage.layouts.formats.masks import find_masks
@@ -86,12 +87,6 @@ def read_dataset(dataset: IndexableDataset, in_caller: InCaller = call_here) -> 
         if _is_pillow_image(y):
             targets = find_masks(ys, decoded=True, spread=False)
             classes = classes or targets.classes
-        elif first.ndim and first.size == 1:
-            axes = ", ".join(("N", *map(str, first.shape)))
-            notes.append(
-                f"Each target is an array of one number, so y of a batch is ({axes}). A loss spreads predictions (N,) "
-                "over it without an error. For y of (N,) give numbers, such as y.item()."
-            )
     values = _item_array(x, name)
     xs = pairs.side(0, values.nbytes, _as_input)
     # Keys sort like their numbers, so rows keep the dataset's order.
@@ -108,40 +103,26 @@ def read_dataset(dataset: IndexableDataset, in_caller: InCaller = call_here) -> 
 
 def _check_dataset(dataset: Any) -> None:
     """Refuse objects without numbered samples, and what people pass by mistake."""
-    kind = type(dataset).__name__
     is_one = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+    is_pair = isinstance(dataset, tuple) and len(dataset) == 2 and all(getattr(one, "shape", ()) for one in dataset)
+    is_iterator = isinstance(dataset, Iterator) and not hasattr(dataset, "read")
+    what, remedy = "no samples by number", "Give list(…) of it." if is_iterator else instead_of(dataset)
+    if is_one and isinstance(dataset, Mapping) and len(dataset) and 0 not in dataset:
+        # The result of load_dataset without split=.
+        what, remedy = f"samples under {listed([*map(str, dataset)])}", "Pass one of them, and one file for each."
+    elif is_one and isinstance(dataset, list | tuple) and dataset and isinstance(dataset[0], str | os.PathLike):
+        what, remedy = "paths for samples", "stage_dataset takes several sources; the .path of its result is the pack."
+    elif is_pair:
+        what, remedy = "two arrays for samples", "Give list(zip(x, y)); of two samples, a list."
     # A table's items are its columns, items of bytes are numbers, and a class has none.
-    if not is_one or isinstance(dataset, bytes | bytearray | type) or is_frame(dataset):
-        is_iterator = isinstance(dataset, Iterator) and not hasattr(dataset, "read")
-        remedy = "For an iterator, list(…)." if is_iterator else instead_of(dataset)
-        msg = (
-            f"source={show_value(dataset)} has no samples by number; expected a path, or a dataset with a length and "
-            f"items (x, y). {remedy}"
-        )
-        raise OptionError(msg.rstrip())
-    if isinstance(dataset, tuple) and len(dataset) == 2:
-        x, y = (np.shape(part) if hasattr(part, "shape") else () for part in dataset)
-        if x and y and x[0] == y[0] > 2:
-            msg = (
-                f"The source is two arrays of {x[0]:,} rows each, which would be two samples. Give their rows as "
-                "samples: pack_dataset(list(zip(x, y)), …). If they are two samples, give a list of them."
-            )
-            raise OptionError(msg)
-    # stage_dataset takes a list of sources, and errors about archives beside a table recommend one.
-    if isinstance(dataset, list | tuple) and dataset and isinstance(dataset[0], str | os.PathLike):
-        msg = (
-            f"The source is a {kind} of paths (first {os.fspath(dataset[0])!r}), and pack_dataset takes one source: a "
-            "folder, an archive or a dataset object. stage_dataset takes several; the .path of its result is the pack."
-        )
-        raise OptionError(msg)
-    if len(dataset) == 0:
-        msg = f"The {kind} has no items."
-        raise EmptySourceError(msg)
-    # The result of load_dataset without split=.
-    if isinstance(dataset, Mapping) and 0 not in dataset:
-        names = ", ".join(repr(key) for key in list(dataset)[:8])
-        msg = f"The source is a {kind} of {names}, each with items of its own; pass one of them, and one file for each."
-        raise OptionError(msg)
+    elif is_one and not isinstance(dataset, bytes | bytearray | type) and not is_frame(dataset):
+        if len(dataset) == 0:
+            msg = f"The {type(dataset).__name__} has no items."
+            raise EmptySourceError(msg)
+        return
+    expected = "a path, or a dataset with a length and items (x, y)"
+    msg = f"source={show_value(dataset)} has {what}; expected {expected}. {remedy}"
+    raise OptionError(msg.rstrip())
 
 
 class _Keys(NamedTuple):
@@ -150,14 +131,8 @@ class _Keys(NamedTuple):
     x: str
     y: str | None
     """`None` if there is no target, `_REST` if it is everything else."""
-    left: tuple[str, ...]
-    """Keys that are left out."""
-
-    @property
-    def note(self) -> str:
-        targets = {None: "there is no target", _REST: "the others are the target"}
-        left = f"; left out: {', '.join(map(repr, self.left))}" if self.left else ""
-        return f"In each item {self.x!r} is the input, and {targets.get(self.y, f'{self.y!r} the target')}{left}."
+    note: str
+    """What they are, and what is left out."""
 
 
 class _Pairs:
@@ -240,10 +215,10 @@ class _Pairs:
     def _sides_of(self, item: Mapping[Any, Any], name: str) -> tuple[Any, Any]:
         self.keys = self.keys or _find_keys(item, name)
         x, y, _ = self.keys
-        missing = next((key for key in (x, y) if key not in (None, _REST) and key not in item), None)
-        if missing is not None:
-            msg = f"{name} has no {missing!r}, as the first item has."
-            raise LayoutError(msg)
+        for key in filter(None, (x, y)):
+            if key not in item:
+                msg = f"{name} has no {key!r}, as the first item has."
+                raise LayoutError(msg)
         if y == _REST:
             return item[x], {key: value for key, value in item.items() if key != x}
         target = None if y is None else item[y]
@@ -264,13 +239,16 @@ def _find_keys(item: Mapping[Any, Any], name: str) -> _Keys:
             "called 'label' or 'y'. Wrap the dataset in one whose items are such pairs, or rename and remove columns."
         )
         raise LayoutError(msg)
-    left = () if ys == [_REST] else tuple(str(key) for key in item if key not in (xs[0], *ys))
-    return _Keys(xs[0], ys[0] if ys else None, left)
+    if ys == [_REST]:
+        return _Keys(xs[0], _REST, f"In each item {xs[0]!r} is the input, and the others are the target.")
+    target = f"{ys[0]!r} the target" if ys else "there is no target"
+    left = listed([str(key) for key in item if key not in (xs[0], *ys)])
+    note = f"In each item {xs[0]!r} is the input, and {target}{f'; left out: {left}' if left else ''}."
+    return _Keys(xs[0], ys[0] if ys else None, note)
 
 
 def _of_keys(item: Any) -> str:
-    keys = ", ".join(repr(key) for key in list(item)[:8]) if isinstance(item, Mapping) else ""
-    return f" of {keys}" if keys else ""
+    return f" of {listed([*map(str, item)])}" if isinstance(item, Mapping) and item else ""
 
 
 # --- values -----------------------------------------------------------------------------------------------------------
@@ -285,9 +263,9 @@ def _size_of_item(x: Any) -> tuple[int, int] | None:
     if _is_pillow_image(x):
         return x.size[0], x.size[1]
     shape = tuple(getattr(x, "shape", ()))
-    if len(shape) == 2 or (len(shape) == 3 and shape[2] in (1, 3, 4)):
-        return shape[1], shape[0]
-    return (shape[2], shape[1]) if len(shape) == 3 and shape[0] in (1, 3, 4) else None
+    if len(shape) == 3 and shape[2] not in (1, 3, 4) and shape[0] in (1, 3, 4):
+        return shape[2], shape[1]
+    return (shape[1], shape[0]) if len(shape) == 2 or shape[2:] in ((1,), (3,), (4,)) else None
 
 
 def _as_input(value: Any, name: str) -> NDArray[Any]:
@@ -377,12 +355,10 @@ _MOST_CLASSES = 10_000
 class _Found(NamedTuple):
     """The boxes of one item, as written."""
 
-    name: str
-    """The name of the item."""
     places: NDArray[np.float64]
-    form: Form | None
+    form: Form | None = None
     """`None` if nothing says it."""
-    columns: dict[str, Any]
+    columns: Mapping[str, Any] = {}
     """Everything else about each box."""
 
 
@@ -439,17 +415,12 @@ def _box_key(target: Any) -> str | None:
 def _plan_boxes(pairs: _Pairs, dataset: Any) -> _BoxItems:
     """Decide by a dataset's first items how all boxes are read; the dataset names the classes, as Hugging Face's,
     torchvision's and others do."""
-    seen = [(_find_boxes(y, name), x, y) for name, (x, y) in pairs.readable()]
-    filled = [one for one in seen if len(one[0].places)]
+    seen = [(name, x, y, _find_boxes(y, name)) for name, (x, y) in pairs.readable()]
+    filled = [one for one in seen if len(one[3].places)]
     if not filled:
-        what = f"the first {len(seen)} items" if len(seen) > 1 else seen[0][0].name
-        msg = (
-            f"The targets of {what} are dicts{_of_keys(seen[0][2])} without boxes; expected numbers, an image, or "
-            "boxes called 'boxes' beside their 'labels'. Wrap the dataset in one whose items have these."
-        )
-        raise LayoutError(msg)
-    found, _, target = filled[0]
-    places = [one.places for one, *_ in filled]
+        raise _unknown(seen[0][2], seen[0][0], "no boxes, like the items after it")
+    name, _, target, found = filled[0]
+    places = [one[3].places for one in filled]
     form, trouble = find_form(places, lambda number: _size_of_item(filled[number][1]), most=len(filled))
     if found.form is not None:
         form, trouble = found.form, ""
@@ -457,7 +428,7 @@ def _plan_boxes(pairs: _Pairs, dataset: Any) -> _BoxItems:
         trouble = "do not reach beyond 1, as normalized coordinates"
     if trouble:
         msg = (
-            f"The boxes of the first items {trouble} ({found.name} has {_format_box(found.places[0])}). Wrap the "
+            f"The boxes of the first items {trouble} ({name} has {_format_box(found.places[0])}). Wrap the "
             "dataset in one whose items are (image, {'boxes': corners in pixels, 'labels': numbers})."
         )
         raise LayoutError(msg)
@@ -465,7 +436,7 @@ def _plan_boxes(pairs: _Pairs, dataset: Any) -> _BoxItems:
     words = (key for key, each in found.columns.items() if _is_list(each) and len(each) and isinstance(each[0], str))
     # torchvision's Kitti says what a box is under 'type'.
     if label is None and (words_key := next(words, None)) is not None:
-        raise _unknown(target, found.name, f"boxes whose classes are words under {words_key!r}")
+        raise _unknown(target, name, f"boxes whose classes are words under {words_key!r}")
     columns: dict[str, tuple[str, type[np.generic]]] = {} if label is None else {label: ("labels", np.int64)}
     columns |= {name: (name, kind) for name, kind in _FURTHER.items() if name in found.columns}
     left = ", ".join(repr(key) for key in found.columns if key not in columns)
@@ -473,8 +444,8 @@ def _plan_boxes(pairs: _Pairs, dataset: Any) -> _BoxItems:
     note += f" are kept; left out: {left}." if left else " are kept."
     planned = _BoxItems(form, columns, _class_names(dataset, pairs.feature(), label), note)
     # Faults in the first items are reported before anything is written.
-    for one, _, target in filled:
-        planned.rows(target, one.name)
+    for name, _, target, _ in filled:
+        planned.rows(target, name)
     return planned
 
 
@@ -489,7 +460,7 @@ def _find_boxes(target: Any, name: str) -> _Found:
     if odd is not None and odd.keys() - _NAMES_OF_IMAGES:
         raise _unknown(odd, name)
     if key is None:
-        return _Found(name, np.zeros((0, 4)), None, {})
+        return _Found(np.zeros((0, 4)))
     if isinstance(target, Mapping):
         form = _stated_form(target[key], name) or ("xyxy" if key == _BOX_KEYS[0] else None)
         boxes, columns = target[key], {str(one): value for one, value in target.items() if one != key}
@@ -499,12 +470,11 @@ def _find_boxes(target: Any, name: str) -> _Found:
         # The annotations of COCO's own reader: only these have both.
         form = "xywh" if {"category_id", "image_id"} <= columns.keys() else None
     values = _read_numbers(boxes, "boxes", name)
-    if values.size == 0:
-        values = np.zeros((0, 4))
+    values = values if values.size else np.zeros((0, 4))
     if values.ndim != 2 or values.shape[1] != 4 or not np.isfinite(values).all():
         msg = f"{name} has boxes of shape {values.shape}; expected four finite numbers for each box."
         raise DecodeError(msg)
-    return _Found(name, values.astype(np.float64), form, columns)
+    return _Found(values.astype(np.float64), form, columns)
 
 
 def _stated_form(places: Any, name: str) -> Form | None:
@@ -520,7 +490,7 @@ def _stated_form(places: Any, name: str) -> Form | None:
 
 def _unknown(target: Any, name: str, what: str = "") -> LayoutError:
     return LayoutError(
-        f"{name} has {what or 'a dict' + _of_keys(target)} as its target; expected 'boxes' and 'labels', numbers. For "
+        f"{name} has {what or f'a dict{_of_keys(target)} as its target'}; expected 'boxes' and 'labels', numbers. For "
         "torchvision's Kitti and VOCDetection, pass torchvision.datasets.wrap_dataset_for_transforms_v2(dataset), or "
         'stage the folder that it reads (layout="detection").'
     )
@@ -535,12 +505,8 @@ def _read_numbers(value: Any, key: str, name: str) -> NDArray[Any]:
         msg = ended(f"{name} has {key!r} that do not make an array: {error}")
         raise DecodeError(msg) from error
     if values.dtype.kind not in "biuf" and values.size:
-        first = repr(show(values.reshape(-1)[0])) if values.dtype.kind in "OUS" else str(values.dtype)
-        msg = (
-            f"{name} has {first} under {key!r}; expected numbers. Number the classes, for example with a dict of "
-            "names; or, for a Hugging Face dataset, write files and stage their folder: "
-            "dataset.to_parquet('data/train.parquet')."
-        )
+        first = show(values.reshape(-1)[0])
+        msg = f"{name} has {first!r} under {key!r}; expected numbers. Number the classes, as by a dict of their names."
         raise LayoutError(msg)
     return values
 

@@ -140,11 +140,9 @@ class _Database:
         # All other image files are checked when they are decoded.
         head = bytes(value[:16])
         if not self.images and not head.startswith(IMAGE_HEADS):
-            is_pickle = head[:1] == b"\x80" and head[1:2] in (b"\2", b"\3", b"\4", b"\5")
-            what = "a pickle, which is never loaded here because it can run any program" if is_pickle else f"{head!r}…"
             msg = (
-                f"'{self.entry.name}' does not hold image files: the value of '{name}' is {what}. Read it with your "
-                "own code: give pack_dataset the dataset object that you train with."
+                f"'{self.entry.name}' does not hold image files: the value of '{name}' is {head!r}…. Pickles are never "
+                "loaded here; read it with your own code: give pack_dataset the dataset object that you train with."
             )
             raise LayoutError(msg)
         self.images[name] = (key, len(value))

@@ -72,7 +72,6 @@ class _Mask(NamedTuple):
     palette: Mapping[int, Color] = {}
     colors: frozenset[Color] = frozenset()
     """The colours of a mask in true colours."""
-    lossy: bool = False
 
 
 def find_masks(source: SampleSource, *, decoded: bool = False, spread: bool = True) -> Masks:
@@ -90,7 +89,7 @@ def find_masks(source: SampleSource, *, decoded: bool = False, spread: bool = Tr
     def look(index: int, content: Content) -> _Mask:
         name = source.name(index)
         if isinstance(content, bytes) and is_lossy(content):
-            return _Mask(name, lossy=True)
+            raise broken(name, _LOSSY)
         colors = colors_of(content)
         if colors:
             return _Mask(name, colors=colors)
@@ -98,9 +97,6 @@ def find_masks(source: SampleSource, *, decoded: bool = False, spread: bool = Tr
 
     # Broken files are reported when they are packed.
     found = read_each(source, chosen.tolist(), look, readers=_LOOKED_AT, skip_broken=True)
-    for mask in found:
-        if mask.lossy:
-            raise broken(mask.name, _LOSSY)
     _refuse_painted(found)
     notes = _compare_palettes(found)
     plain = [mask for mask in found if not mask.colors]
@@ -128,8 +124,8 @@ def _compare_palettes(masks: Sequence[_Mask]) -> tuple[str, ...]:
     """Refuse masks of which two have one colour under different numbers; return a note on palettes that contradict the
     numbers: one number in two colours, or 0 as white and another as black."""
     first: dict[Color, tuple[_Mask, int]] = {}
-    named: dict[int, tuple[_Mask, Color]] = {}
-    shown = ""
+    named: dict[int, Color] = {}
+    odd = ""
     for mask in masks:
         for value, color in mask.palette.items():
             other, at = first.setdefault(color, (mask, value))
@@ -137,16 +133,14 @@ def _compare_palettes(masks: Sequence[_Mask]) -> tuple[str, ...]:
             if at != value and other.palette.get(value, color) != color:
                 what = f"it has the colour {color} under another number of its palette than '{other.name}'"
                 raise broken(mask.name, what, "one palette for all, or true colours with a class_dict.csv")
-            before, painted = named.setdefault(value, (mask, color))
-            if painted != color:
-                shown = shown or f"{value} is {painted} in '{before.name}' and {color} in '{mask.name}'"
-        if mask.palette.get(0) == _WHITE and _BLACK in mask.palette.values():
-            shown = shown or f"0 is {_WHITE} in '{mask.name}', and another {_BLACK}"
-    if not shown:
+            is_inverted = (value, color) == (0, _WHITE) and _BLACK in mask.palette.values()
+            odd = odd or (mask.name if is_inverted or named.setdefault(value, color) != color else "")
+    if not odd:
         return ()
     note = (
-        f"Masks are taken by the numbers in their files, whose palettes differ from these: {shown}. If the colours are "
-        f"the classes, the masks are painted. {color_table_advice(first)}"
+        f"Masks are taken by the numbers in their files, which the palette of '{odd}' contradicts: 0 is white, or a "
+        f"number has another colour elsewhere. If the colours are the classes, the masks are painted. "
+        f"{color_table_advice(first)}"
     )
     return (note,)
 
@@ -191,23 +185,17 @@ def _is_foreground(counts: NDArray[np.int64], kinds: NDArray[np.bool_], name: Ca
     ones, voids = zero & one, zero & void
     # Pixels without a class, also 255, border on those with one, so some mask would have both.
     if ones.any() and voids.any() and not between.any() and not (ones & voids).any():
-        raise broken(
-            name(int(np.argmax(ones))),
-            f"it has the values 0 and 1, others such as '{name(int(np.argmax(voids)))}' 0 and {VOID}, which look like "
-            f"one foreground written in two ways. Write it in one way; where {VOID} is no class, give layout= a "
-            "function that returns a SampleTable with Masks as targets",
-        )
+        what = f"it has the values 0 and 1, others such as '{name(int(np.argmax(voids)))}' 0 and {VOID}"
+        expected = f"one foreground to be written in one way; for {VOID} as no class, some mask with both"
+        raise broken(name(int(np.argmax(ones))), what, expected)
     meaning = meaning_of(counts)
     if meaning == "greys":
         levels = np.flatnonzero(counts)
         shown = ", ".join(map(str, levels[:_SHOWN])) + (", …" if len(levels) > _SHOWN else "")
+        what = f"it and others have {len(levels)} shades of grey ({shown}), which are not class indices"
+        expected = "pixels of 0 and 255, or of 0, 1, 2 and so on, or a class_dict.csv with the columns name, r, g, b"
         # Any mask that has one of them.
-        raise broken(
-            name(int(np.argmax(between))),
-            f"it and others have {len(levels)} shades of grey ({shown}), which are not class indices: edges were "
-            "smoothed, or classes painted. Say what they mean by a class_dict.csv with the columns name, r, g, b "
-            "beside the images, or write masks whose pixels are 0 and 255, or 0, 1, 2 and so on",
-        )
+        raise broken(name(int(np.argmax(between))), what, expected)
     return meaning == "foreground"
 
 
@@ -347,13 +335,13 @@ def pair_names(source: Source, x: str | None, y: str | None) -> tuple[_Sides, _P
     if 2 * len(pairs) < len(expected) or not pairs or (y is None and "train" in of_images - splits):
         paired = {image.name for image, _ in pairs}
         first = next((image.name for image in sides.images if image.name not in paired), "")
-        by_stem: dict[str, list[str]] = defaultdict(list)
-        for mask, (_, stem) in sides.masks.items():
-            by_stem[stem].append(mask.name)
-        several = next((by_stem[stem] for _, stem in sides.images.values() if len(by_stem[stem]) > 1), [])
         # A mask of each class in folders of these.
-        if not pairs and len({*map(words.folder_of, several)}) > 1:
-            return near(str(_two_masks_error(*several[:2])))
+        by_stem: dict[str, dict[str, str]] = defaultdict(dict)
+        for mask, (_, stem) in sides.masks.items():
+            by_stem[stem].setdefault(words.folder_of(mask.name), mask.name)
+        several = next((by_stem[stem] for _, stem in sides.images.values() if len(by_stem[stem]) > 1), {})
+        if several and not pairs:
+            return near(str(_two_masks_error(*list(several.values())[:2])))
         msg = (
             f"Of {len(sides.images):,} images in '{source.label}' {len(pairs):,} have a mask of the same name (first "
             f"without: '{first}'); expected at least half, and some of those in train."
@@ -397,10 +385,9 @@ def _sides(source: Source, x: str | None, y: str | None) -> _Sides:
     if not masks or not images:
         what = "masks" if y is None else f"masks in a folder '{y}', or whose names end so,"
         which = "" if x is None else f" in '{x}'"
-        there = f" Its folders are {listed([folder for folder in folders if folder])}." if y is not None else ""
         msg = (
-            f"'{source.label}' has no {what} beside its images{which}: neither a folder called masks, labels, "
-            f"annotations or the like, nor files that end in _mask.{there}"
+            f"'{source.label}' has no {what} beside its images{which}, in its folders {listed(folders)}; expected one "
+            "called masks, labels, annotations or the like, or files that end in _mask."
         )
         raise LayoutError(msg)
     return _Sides(_keys(images, depth, _IMAGE_SUFFIX, x), _keys(masks, depth, _MASK_SUFFIX, y))
@@ -530,8 +517,8 @@ def _classes(source: Source) -> tuple[list[str], MaskClasses]:
     found = {name: made for name, table in tables.items() if (made := _of_table(table)) is not None}
     texts = source.ending_in((".txt",) if not found else ())
     for base, read in _LISTS.items():
-        named = texts.where(lambda name: not found and posixpath.basename(name).lower() == base)  # noqa: B023
-        found |= {name: made for name, text in source.texts(named).items() if (made := read(text)).names}
+        named = texts.where(lambda name: posixpath.basename(name).lower() == base)  # noqa: B023
+        found = found or {name: made for name, text in source.texts(named).items() if (made := read(text)).names}
     first = next(iter(found), "")
     other = next((name for name, made in found.items() if made != found[first]), None)
     if other is not None:

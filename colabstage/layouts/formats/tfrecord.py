@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from colabstage.errors import CorruptArchiveError, LayoutError
+from colabstage.errors import ColabstageError, CorruptArchiveError, LayoutError
 from colabstage.io.files import read_with_retry
 from colabstage.io.units import counted, listed
 from colabstage.layouts.evidence import left_out_notes, require_files
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from colabstage.layouts.evidence import Evidence
     from colabstage.layouts.reading import Source
     from colabstage.layouts.table import Content
-    from colabstage.trees.listing import FileEntries, FileEntry
+    from colabstage.trees.listing import FileEntries
 
 # TensorFlow's `crc32c::Mask`.
 _MASK_DELTA = 0xA282EAD8
@@ -136,7 +136,7 @@ def _check_record(stored: bytes, name: str) -> bytes:
 _VARINT, _BYTES = 0, 2
 _FIRST_BYTES, _SECOND_BYTES = 1 << 3 | _BYTES, 2 << 3 | _BYTES
 _FIXED = {1: 8, 5: 4}
-_STRINGS, _FLOATS, _INTEGERS = 1, 2, 3
+_STRINGS, _FLOATS = 1, 2
 # Reads some of a record's bytes: from the first to before the last.
 Read = Callable[[int, int], bytes]
 
@@ -146,10 +146,6 @@ class ByteSpan(NamedTuple):
 
     start: int
     end: int
-
-
-class BadMessageError(ValueError):
-    """The bytes are not such a message."""
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
@@ -163,7 +159,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
         if byte < 128:
             return value & 0xFFFF_FFFF_FFFF_FFFF, at
     msg = f"a number at byte {at:,} that never ends"
-    raise BadMessageError(msg)
+    raise ValueError(msg)
 
 
 def _field(data: bytes, at: int, end: int) -> tuple[int, int, int]:
@@ -182,11 +178,11 @@ def _field(data: bytes, at: int, end: int) -> tuple[int, int, int]:
         stop = start + _FIXED[kind]
     else:
         msg = f"a field of kind {kind}"
-        raise BadMessageError(msg)
+        raise ValueError(msg)
     # A length that reaches too far would take in other fields' bytes.
     if stop > end or tag < 8:
         msg = f"a field at byte {start:,} ends after its message, of {end:,} bytes"
-        raise BadMessageError(msg)
+        raise ValueError(msg)
     return tag, start, stop
 
 
@@ -196,73 +192,55 @@ def _fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
         yield tag, start, at
 
 
-class _Entry(NamedTuple):
-    """One feature with its name, as a message."""
+class _Piece(NamedTuple):
+    """A part of a record: a message, or the list of values of one feature."""
 
     start: int
     """Where it begins in its record."""
     end: int
     head: bytes
     """Its bytes; if it is long, the first ones."""
+    kind: int = 0
+    """Of values: whether they are byte strings, floats or integers."""
 
 
-class _Feature(NamedTuple):
-    """The list of values of one feature."""
-
-    kind: int
-    start: int
-    """Where it begins in its record."""
-    length: int
-    data: bytes
-    """Its bytes; if it is long, the first ones."""
+_NOTHING = _Piece(0, 0, b"")
+_NO_PIXELS = (0, 0, 0)
 
 
-_NOTHING = _Feature(0, 0, 0, b"")
-
-
-def _messages(read: Read, at: int, end: int) -> Iterator[_Entry]:
+def _messages(read: Read, at: int, end: int) -> Iterator[_Piece]:
     """Yield the messages in field 1 of another one."""
     while at < end:
         head = read(at, at + _HEAD_BYTES)
         tag, start, stop = _field(head, 0, end - at)
         # Unknown fields are skipped, as protobuf requires: newer writers may add some.
         if tag == _FIRST_BYTES:
-            yield _Entry(at + start, at + stop, head[start:stop])
+            yield _Piece(at + start, at + stop, head[start:stop])
         at += stop
 
 
-def _name(entry: _Entry) -> str:
-    at, length = 0, entry.end - entry.start
-    while at < length:
-        tag, start, at = _field(entry.head, at, length)
-        if tag == _FIRST_BYTES:
-            return entry.head[start:at].decode()
-    return ""
-
-
-def _feature(entry: _Entry) -> _Feature:
-    found = _NOTHING
+def _named_feature(entry: _Piece) -> tuple[str, _Piece]:
+    """Return the name and the values of an entry of the map of features."""
+    name, found = "", _NOTHING
     for tag, start, end in _fields(entry.head, 0, entry.end - entry.start):
+        if tag == _FIRST_BYTES:
+            name = entry.head[start:end].decode()
         for kind, at, stop in _fields(entry.head, start, end) if tag == _SECOND_BYTES else ():
             # If one feature has several lists, the last counts, as in a protobuf oneof.
             if kind & 7 == _BYTES:
-                found = _Feature(kind >> 3, entry.start + at, stop - at, entry.head[at:stop])
-    return found
+                found = _Piece(entry.start + at, entry.start + stop, entry.head[at:stop], kind >> 3)
+    return name, found
 
 
-def _values(feature: _Feature, data: bytes) -> list[Any]:
-    """Return the values of a feature; for byte strings, where they are."""
-    fields = _fields(data, 0, feature.length)
-    if feature.kind == _STRINGS:
-        return [ByteSpan(feature.start + at, feature.start + end) for tag, at, end in fields if tag & 7 == _BYTES]
+def _numbers(kind: int, data: bytes) -> list[Any]:
+    """Return the floats or integers of a feature."""
     found: list[Any] = []
     # Packed, as every writer does today, or one by one, as the format also allows: the bytes are the same.
-    for _, start, end in fields:
-        if feature.kind == _FLOATS:
-            found += struct.unpack(f"<{(end - start) // 4}f", data[start:end])
-            continue
+    for _, start, end in _fields(data, 0, len(data)):
         at = start
-        while at < end:
+        if kind == _FLOATS:
+            found += struct.unpack(f"<{(end - start) // 4}f", data[start:end])
+        while kind != _FLOATS and at < end:
             number, at = _varint(data, at)
             # Negative numbers are written in two's complement of 64 bits.
             found.append(number - (1 << 64) if number >> 63 else number)
@@ -286,8 +264,8 @@ class _Record(NamedTuple):
     image: ByteSpan
     """Where in the data it is, like the mask."""
     mask: ByteSpan | None
-    shape: tuple[int, int, int] | None
-    """Height, width and depth of pixels; `None` for an image file."""
+    shape: tuple[int, int, int]
+    """Height, width and depth of pixels; zeros for an image file."""
     boxes: _Boxes | None
     """`None` if it has none of their features."""
 
@@ -299,49 +277,48 @@ class _Example:
         self.name, self.read = name, read
         # A map is written as messages of key and value.
         self.features = {
-            _name(entry): entry for whole in _messages(read, 0, length) for entry in _messages(read, *whole[:2])
+            name: feature
+            for whole in _messages(read, 0, length)
+            for name, feature in map(_named_feature, _messages(read, whole.start, whole.end))
         }
 
-    def _feature(self, name: str) -> _Feature:
-        entry = self.features.get(name)
-        return _NOTHING if entry is None else _feature(entry)
+    def _strings(self, name: str) -> Iterator[ByteSpan]:
+        feature = self.features.get(name, _NOTHING)
+        if feature.kind == _STRINGS:
+            yield from (ByteSpan(one.start, one.end) for one in _messages(self.read, feature.start, feature.end))
 
     def values(self, name: str) -> list[Any]:
         """Return the values of a feature; for byte strings, where they are."""
-        feature = self._feature(name)
-        data, end = feature.data, feature.start + feature.length
-        if len(data) < feature.length and feature.kind == _STRINGS:
-            return [ByteSpan(*one[:2]) for one in _messages(self.read, feature.start, end)]
-        return _values(feature, data if len(data) == feature.length else self.read(feature.start, end))
+        start, end, head, kind = self.features.get(name, _NOTHING)
+        if kind == _STRINGS:
+            return list(self._strings(name))
+        return _numbers(kind, head if len(head) == end - start else self.read(start, end))
 
     def first(self, name: str) -> ByteSpan | None:
         """Return the first byte string of a feature, unless it is empty, which some writers use for none."""
-        feature = self._feature(name)
-        if feature.kind != _STRINGS or not feature.length:
-            return None
-        _, start, end = _field(feature.data, 0, feature.length)
-        return ByteSpan(feature.start + start, feature.start + end) if end > start else None
+        span = next(self._strings(name), None)
+        return span if span is not None and span.end > span.start else None
 
     def is_image(self, span: ByteSpan) -> bool:
         """Tell whether it begins like an image file."""
         return self.read(span.start, min(span.end, span.start + 16)).startswith(IMAGE_HEADS)
 
-    def shape(self, image: ByteSpan) -> tuple[int, int, int] | None:
-        """Return height, width and depth of an image stored as pixels; `None` if its length does not fit."""
+    def shape(self, image: ByteSpan) -> tuple[int, int, int]:
+        """Return height, width and depth of an image stored as pixels; zeros if its length does not fit."""
         sides = (next((value for name in names for value in self.values(name)), 0) for names in _SIZES)
         height, width, depth = sides
         if not all(isinstance(side, int) for side in (height, width, depth)) or height * width < 1:
-            return None
+            return _NO_PIXELS
         depth = depth or (image.end - image.start) // (height * width)
         fits = depth in (1, 3, 4) and height * width * depth == image.end - image.start
-        return (height, width, depth) if fits else None
+        return (height, width, depth) if fits else _NO_PIXELS
 
     def image_feature(self) -> str:
         """Return the feature that holds an image file, otherwise the pixels of one; "" if none does."""
         # Common names come first: a thumbnail may be beside the image.
         spans = {name: span for name in (*_IMAGES, *self.features) if (span := self.first(name)) is not None}
         files = (name for name, span in spans.items() if self.is_image(span))
-        pixels = (name for name, span in spans.items() if self.shape(span) is not None)
+        pixels = (name for name, span in spans.items() if any(self.shape(span)))
         return next(files, "") or next(pixels, "")
 
     def fields(self, image: str) -> dict[str, list[Any]]:
@@ -383,7 +360,7 @@ class _Example:
     def as_record(self, stored: Part, image: ByteSpan) -> _Record:
         """Return what it states about the image."""
         masks = (span for name in _MASKS if (span := self.first(name)) is not None and self.is_image(span))
-        shape = None if self.is_image(image) else self.shape(image)
+        shape = _NO_PIXELS if self.is_image(image) else self.shape(image)
         return _Record(self.name, stored, image, next(masks, None), shape, self.boxes())
 
 
@@ -397,11 +374,12 @@ def _example(window: ScanWindow, start: int, length: int, name: str) -> Iterator
 
     try:
         yield _Example(read, length, name)
-    except (BadMessageError, IndexError, struct.error, UnicodeDecodeError) as error:
+    except ColabstageError:
+        raise
+    except (ValueError, IndexError, struct.error) as error:
         # An unreadable message is damage if its checksum is wrong, and not an Example if it is right.
         _check_record(window.pread(length + _CRC.size, start), name)
-        reason = error if isinstance(error, BadMessageError) else f"it is cut off, or not a protobuf message ({error})"
-        raise broken(name, f"it is not a tf.train.Example ({reason})") from error
+        raise broken(name, f"it is not a tf.train.Example, or cut off ({error})") from error
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
@@ -432,19 +410,19 @@ def tfrecord_state(source: Source) -> Evidence:
     scanned = scan_each(shards, lambda number, shard: _scan_shard(shard, number, image, lengths))
     records = [record for found, _, _ in scanned for record in found]
     fields = join_fields([(stated, len(found)) for found, stated, _ in scanned])
-    odd = next((record for record in records if (record.shape is None) is not (records[0].shape is None)), None)
+    odd = next((record for record in records if any(record.shape) is not any(records[0].shape)), None)
     if odd is not None:
         raise broken(odd.name, f"only one of it and '{records[0].name}' holds an image file")
     notes = left_out_notes((sum(count for *_, count in scanned), "records", f"without '{image}'"))
     parts = np.array([record.stored for record in records], np.int64).reshape(-1, 3)
     stored = ShardParts(shards, parts, [record.name for record in records])
     labels = _labels_of(records, fields, stored, notes)
-    pixels = _within(stored, [record.image for record in records], [record.shape for record in records])
-    inputs = Images(pixels, decoded=any(record.shape is not None for record in records))
-    names, who = [shard.name for shard in shards], "fields of the records"
+    shapes = np.array([record.shape for record in records], np.int64).reshape(-1, 3)
+    inputs = Images(_Within(stored, [record.image for record in records], shapes), decoded=bool(shapes.any()))
     # What may be a label by another name, and is not read.
     others = (name for name in first.features if not _field_of(name) and name not in (image, *_NO_LABELS))
     fields |= {_short(name): [] for name in others}
+    names, who = [shard.name for shard in shards], "fields of the records"
     return records_state(NAME, who, inputs, labels, shards=names, shard_of=parts[:, 0], fields=fields, notes=notes)
 
 
@@ -458,26 +436,25 @@ def _record_files(source: Source) -> list[ShardFile]:
     entries = named or files.where(lambda name: _NUMBERED.fullmatch(name) is not None)
     require_files(entries, source, "TFRecord files (.tfrecord, .tfrec, train-00000-of-00008)")
     memory = ScanMemory()
+    # Writers that divide rows among many files leave some empty.
+    shards = [open_shard(source.tree, entry, memory) for entry in entries if entry.size]
 
-    def look(_: int, entry: FileEntry) -> tuple[ShardFile, bool]:
-        shard = open_shard(source.tree, entry, memory)
+    def fits(_: int, shard: ShardFile) -> bool:
         head = read_with_retry(lambda: shard.pread(_HEADER.size, 0), shard.name)
         shard.rest()
-        return shard, _is_record_head(head)
+        return _is_record_head(head)
 
-    # Writers that divide rows among many files leave some empty.
-    shards = scan_each([entry for entry in entries if entry.size], look)
-    wrong = next((shard for shard, fits in shards if not fits), None)
-    if named and wrong is not None:
+    wrong = [shard for shard, one_fits in zip(shards, scan_each(shards, fits), strict=True) if not one_fits]
+    if named and wrong:
         msg = (
-            f"'{wrong.name}' is not a TFRecord file, or its beginning is damaged. Files compressed with gzip or "
+            f"'{wrong[0].name}' is not a TFRecord file, or its beginning is damaged. Files compressed with gzip or "
             "Zstandard are read, those with ZLIB are not."
         )
         raise CorruptArchiveError(msg)
-    if wrong is not None or not shards:
+    if wrong or not shards:
         msg = f"'{source.label}' holds no TFRecord files that have any record."
         raise LayoutError(msg)
-    return [shard for shard, _ in shards]
+    return shards
 
 
 def _scan_shard(
@@ -532,13 +509,16 @@ class _Within(SampleSource):
 
     Args:
         records: the records, with their checksums.
-        spans: first and last (exclusive) byte of each in its record, `(N, 2)`.
+        spans: first and last (exclusive) byte of each in its record.
         shapes: height, width and depth of the pixels of each, `(N, 3)`; zeros of image files.
     """
 
-    def __init__(self, records: SampleSource, spans: NDArray[np.int64], shapes: NDArray[np.int64]) -> None:
-        self._records, self._spans, self._shapes = records, spans, shapes
-        sizes = spans[:, 1] - spans[:, 0]
+    def __init__(
+        self, records: SampleSource, spans: Sequence[ByteSpan] | NDArray[np.int64], shapes: NDArray[np.int64]
+    ) -> None:
+        self._records, self._shapes = records, shapes
+        self._spans = np.array(spans, np.int64).reshape(-1, 2)
+        sizes = self._spans[:, 1] - self._spans[:, 0]
         super().__init__(sizes, records.positions, name=records.name, stamp=records.stamp, read=self._read)
 
     def take(self, chosen: NDArray[np.integer[Any]]) -> SampleSource:
@@ -549,11 +529,6 @@ class _Within(SampleSource):
         data = _check_record(stored, self._records.name(index))[slice(*self._spans[index])]
         shape = self._shapes[index]
         return np.frombuffer(data, np.uint8).reshape(shape) if shape.any() else data
-
-
-def _within(records: SampleSource, spans: Sequence[ByteSpan], shapes: Sequence[tuple[int, int, int] | None]) -> _Within:
-    columns = [np.array(spans, np.int64), np.array([shape or (0, 0, 0) for shape in shapes], np.int64)]
-    return _Within(records, columns[0].reshape(-1, 2), columns[1].reshape(-1, 3))
 
 
 def _labels_of(
@@ -579,6 +554,7 @@ def _labels_of(
         texts = [text for one in boxes for text in one.texts]
         return make_boxes(counts, corners, labels, owners, names=names_of(labels, texts, owners), relative=True)
     if all_have(masks, names, "mask"):
-        found = find_masks(_within(stored, [mask for mask in masks if mask], [None] * len(masks)), spread=False)
+        shapes = np.zeros((len(masks), 3), np.int64)
+        found = find_masks(_Within(stored, [mask for mask in masks if mask], shapes), spread=False)
         return Labels(found, found.classes)
     return labels_of_fields(fields, names)

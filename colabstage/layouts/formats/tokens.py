@@ -7,7 +7,6 @@ import json
 import posixpath
 import re
 import tempfile
-import threading
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,14 +14,15 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from colabstage.errors import LayoutError, OptionError, kind_of, said_by
+from colabstage.errors import LayoutError, OptionError, kind_of
 from colabstage.io.files import read_with_retry
 from colabstage.io.units import format_count, listed
 from colabstage.io.workspace import short_digest
 from colabstage.layouts import words
-from colabstage.layouts.columns import NUMBER
+from colabstage.layouts.columns import NUMBER, show
 from colabstage.layouts.evidence import Evidence, near, require_files
 from colabstage.layouts.reading import broken, decode_text, open_member, refuse_stand_in, spool_folder
+from colabstage.layouts.records import ShardFile
 from colabstage.layouts.table import Arrays, SampleTable, join_samples, rows_of_file, stamp_of
 from colabstage.trees.bytes import JoinedBytes, LocalBytes, RequestedBytes
 
@@ -90,37 +90,31 @@ def tokens_state(source: Source, *, options: TokenOptions = TokenOptions()) -> F
     tree = source.tree
     tokens, texts = _with(source, _TOKENS), _with(source, _TEXTS)
     require_files(tokens or texts, source, f"tokens (.bin) and no text ({', '.join(_TEXTS)})")
-    arrays = next(
-        (name for name in tokens.names if _ARRAY_WORDS.intersection(words.words_of(words.stem_of(name)))), None
-    )
-    if arrays is not None:
-        return near(
-            f"'{arrays}' is named like the inputs or labels of arrays (STL10's files are), not like tokens. Read it "
-            "with numpy.fromfile, and save it as .npy."
-        )
-    # .bin says nothing about the content, so a name such as train.bin is required.
-    odd = next((name for name in tokens.names if not _named_split(name)), None)
+    # .bin says nothing about the content, so a name such as train.bin is required; STL10's files are train_X.bin.
     named = tokens.where(lambda name: bool(_named_split(name)))
-    if odd is not None and (named or not texts):
-        msg = f"'{odd}' may hold anything; expected train.bin and val.bin."
-        raise LayoutError(msg)
+    odd = tokens.where(lambda name: not _ARRAY_WORDS.isdisjoint(words.words_of(words.stem_of(name))))
+    odd = odd or tokens.without(set(named.names) if named or not texts else set(tokens.names))
+    if odd:
+        return near(
+            f"'{odd[0].name}' may hold anything; expected tokens in train.bin and val.bin, arrays in .npy files."
+        )
     if named:
         streams = {split: [_tokens_of_file(source, entry, options) for entry in entries]
                    for split, entries in _by_split(named).items()}  # fmt: skip
         return Evidence(_token_table(tree, streams, options), "text", others=data_beside(source))
-    by_split = _by_split(texts)
     for entry in texts:
         refuse_stand_in(tree, entry)
-    streams = {split: [_bytes_of_texts(tree, entries, options)] for split, entries in by_split.items()}
+    by_split = _by_split(texts)
+    streams = {split: [_bytes_of_texts(tree, entries)] for split, entries in by_split.items()}
     table = _token_table(tree, streams, options)
     is_plain = options.tokenizer is None and options.separator is None
-    # Their bytes are the tokens, and are read in place.
-    if is_plain and not any(name.lower().endswith(".jsonl") for name in texts.names):
-        return Evidence(table, "text", others=data_beside(source))
-    # Planning must not tokenize, which takes time, nor store the result, which takes space.
-    most = f"At most {len(table):,} rows of {options.length:,} tokens; how many shows once the text is tokenized."
-    complete = partial(_tokenized, tree, by_split, options, estimate=most)
-    return Evidence(replace(table, notes=(most,), complete=complete), "text", others=data_beside(source))
+    # Where their bytes are not the tokens, to be read in place: planning must not tokenize, which takes time, nor store
+    # the result, which takes space.
+    if not is_plain or any(name.lower().endswith(".jsonl") for name in texts.names):
+        most = f"At most {len(table):,} rows of {options.length:,} tokens; how many shows once the text is tokenized."
+        complete = partial(_tokenized, tree, by_split, options, estimate=most)
+        table = replace(table, notes=(most,), complete=complete)
+    return Evidence(table, "text", others=data_beside(source))
 
 
 def data_beside(source: Source) -> FileEntries:
@@ -160,9 +154,8 @@ class TokenStream(NamedTuple):
     start: int
     total: int
     dtype: np.dtype[Any]
+    """Of text, that of its bytes."""
     stamp: str
-    given: np.dtype[Any]
-    """The type in which they are returned."""
 
 
 def _tokens_of_file(source: Source, entry: FileEntry, options: TokenOptions) -> TokenStream:
@@ -181,13 +174,13 @@ def _tokens_of_file(source: Source, entry: FileEntry, options: TokenOptions) -> 
     if not known and dtype.itemsize == 2 and len(upper) > _FEW and upper.max() <= _MOST_UPPER < lower.max():
         what = f"of every two of its numbers, as uint16, the second is at most {upper.max()}, as in tokens of uint32"
         raise broken(entry.name, what, f'layout=token_blocks({options.length}, dtype="uint32")')
-    return TokenStream(entry.name, _joined(source.tree, [entry]), start, count, dtype, stamp_of(entry), dtype)
+    return TokenStream(entry.name, _joined(source.tree, [entry]), start, count, dtype, stamp_of(entry))
 
 
-def _bytes_of_texts(tree: Tree, entries: Sequence[FileEntry], options: TokenOptions) -> TokenStream:
+def _bytes_of_texts(tree: Tree, entries: Sequence[FileEntry]) -> TokenStream:
     """Return the bytes of all texts in sequence; a tokenizer makes no more tokens than these."""
     stamp, joined = short_digest(" ".join(map(stamp_of, entries))), _joined(tree, entries)
-    return TokenStream(entries[0].name, joined, 0, joined.size, np.dtype(np.uint8), stamp, np.dtype(options.dtype))
+    return TokenStream(entries[0].name, joined, 0, joined.size, np.dtype(np.uint8), stamp)
 
 
 def _tokenized(
@@ -216,7 +209,7 @@ def _tokens_of_texts(tree: Tree, entries: Sequence[FileEntry], options: TokenOpt
         file.flush()
         content = LocalBytes(Path(file.name), label=f"tokens of {tree.label}")
     # By the tokens themselves: nothing else tells two states of a tokenizer apart.
-    return TokenStream(name, content, 0, count, dtype, digest.hexdigest(), dtype)
+    return TokenStream(name, content, 0, count, dtype, digest.hexdigest())
 
 
 def _joined(tree: Tree, entries: Sequence[FileEntry]) -> ByteSource:
@@ -225,16 +218,8 @@ def _joined(tree: Tree, entries: Sequence[FileEntry]) -> ByteSource:
 
 
 def _opened_late(tree: Tree, entry: FileEntry) -> ByteSource:
-    opened: list[ByteSource] = []
-    lock = threading.Lock()
-
-    def read(length: int, offset: int) -> bytes:
-        with lock:
-            file = opened[0] if opened else open_member(tree, entry)
-            opened[:] = [file]
-        return file.pread(length, offset)
-
-    return RequestedBytes(read, entry.size, label=entry.name)
+    shard = ShardFile(entry.name, stamp_of(entry), partial(open_member, tree, entry))
+    return RequestedBytes(shard.pread, entry.size, label=entry.name)
 
 
 def _tokens_of_text(tree: Tree, entry: FileEntry, options: TokenOptions) -> Iterator[NDArray[Any]]:
@@ -287,10 +272,9 @@ def _documents(pieces: Iterator[bytes], entry: FileEntry, field: str) -> Iterato
             continue
         try:
             found = json.loads(line)
-            text = found if isinstance(found, str) else found[field]
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            why = f"it is {kind_of(found)}" if isinstance(error, TypeError) else said_by(error)
-            raise broken(entry.name, f"it has no text under '{field}' ({why})", line=number) from error
+        except (ValueError, RecursionError) as error:
+            raise broken(entry.name, f"it is not JSON ({show(error)})", line=number) from error
+        text = found.get(field) if isinstance(found, dict) else found
         if not isinstance(text, str):
             raise broken(entry.name, f"it has {kind_of(text)} under '{field}'", "text", line=number)
         yield text
@@ -324,21 +308,15 @@ def _token_table(tree: Tree, streams: dict[str, list[TokenStream]], options: Tok
         msg = f"'{tree.label}' holds {held}, too few for a row of {length:,}. Choose a shorter row."
         raise LayoutError(msg)
     # One array holds all rows, so of uint16 and uint32 the larger is used.
-    dtype = np.result_type(*(stream.given for _, stream, _ in rows)).newbyteorder("=")
+    types = {options.dtype if one.dtype == np.uint8 else one.dtype for _, one, _ in rows}
+    dtype = np.result_type(*types).newbyteorder("=")
 
     def side(shift: int) -> Arrays:
         # Targets are the same bytes shifted by one token, so they are read in place and not copied.
+        starts = [one.start + shift * one.dtype.itemsize for _, one, _ in rows]
         parts = [
-            rows_of_file(
-                one.content,
-                one.start + shift * one.dtype.itemsize,
-                count,
-                (length,),
-                one.dtype,
-                stamp=one.stamp,
-                wanted=dtype,
-            )
-            for _, one, count in rows
+            rows_of_file(one.content, start, count, (length,), one.dtype, stamp=one.stamp, wanted=dtype)
+            for start, (_, one, count) in zip(starts, rows, strict=True)
         ]
         return Arrays(join_samples(parts), (length,), dtype)
 
@@ -372,21 +350,21 @@ def why_no_text(source: Source) -> str:
     if they may be text to learn from."""
     texts = _with(source, () if _with(source, _TOKENS) else _TEXTS)
     for entry in texts[:_LOOKED_AT]:
-        if why := _why_no_language(entry.name, source.head(entry, _HEAD_BYTES)):
-            return f"'{entry.name}' {why} layout=\"tokens\" takes it as text to learn from."
+        if what := _what_else(entry.name, source.head(entry, _HEAD_BYTES)):
+            return f"'{entry.name}' {what}; layout=\"tokens\" takes it as text to learn from."
     folders = sorted(one for one in {*map(words.folder_of, texts.names)} if one and not words.is_split(one))
     if 1 < len(folders) < len(texts):
         return (
-            f"'{source.label}' holds {len(texts):,} texts in folders ({listed(folders)}). {_AS_CLASSES} "
+            f"'{source.label}' holds {len(texts):,} texts in folders ({listed(folders)}). {_AS_CLASSES}; "
             "layout=token_blocks() reads all text as one stream, to predict the next token."
         )
     return ""
 
 
-_AS_CLASSES = "To classify text give pack_dataset an object whose items are (tokens, label);"
+_AS_CLASSES = "To classify text give pack_dataset an object whose items are (tokens, label)"
 
 
-def _why_no_language(name: str, head: bytes) -> str:
+def _what_else(name: str, head: bytes) -> str:
     """Return what the beginning of a file holds instead of language, and what to write; "" if it is language."""
     try:
         # The last character may be cut.
@@ -395,25 +373,18 @@ def _why_no_language(name: str, head: bytes) -> str:
     except UnicodeDecodeError:
         is_text = False
     if not is_text:
-        encoding = "utf-16" if b"\0" in head or head[:2] in (b"\xff\xfe", b"\xfe\xff") else "latin-1"
-        return (
-            f"is no text in UTF-8, and its bytes would be the tokens. If it is {encoding}: text = open('{name}', "
-            f"encoding='{encoding}').read(); open('{name}', 'w', encoding='utf-8').write(text)."
-        )
+        return "is no text in UTF-8, and its bytes would be the tokens. Save it as UTF-8"
     lines = [line for line in decode_text(head).splitlines()[:_LINES] if line]
     if 2 * sum(any(map(_IMAGE_NAME.fullmatch, _CELL.split(line))) for line in lines) > len(lines):
         return (
             f"names images in its lines ('{lines[0][:60]}'). Give the folder that holds both, and save a list as a "
-            "table in it, with path,label as its first line;"
+            "table in it, with path,label as its first line"
         )
     if labels := _fields_of_labels(lines[0]) if lines and name.lower().endswith(".jsonl") else []:
         return f"has {listed(labels)} beside the text of each line. {_AS_CLASSES}"
-    parts_ = [word for line in lines for word in _CELL.split(line) if word]
-    if _MOSTLY * len(parts_) < sum(NUMBER.fullmatch(word) is not None for word in parts_):
-        return (
-            f"holds numbers, not text ('{lines[0].strip()[:60]}'). Save them as arrays, numpy.savez('data.npz', "
-            f"x=numpy.loadtxt('{name}'), y=…); labels of images need the images beside them."
-        )
+    cells = [word for line in lines for word in _CELL.split(line) if word]
+    if _MOSTLY * len(cells) < sum(NUMBER.fullmatch(word) is not None for word in cells):
+        return f"holds numbers, not text ('{lines[0].strip()[:60]}'). Save them as x and y of a .npz"
     return ""
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from colabstage.errors import DecodeError, LayoutError, SourceChangedError
-from colabstage.layouts.evidence import left_out_notes, near, require_files
+from colabstage.layouts.evidence import left_out_notes, require_files
 from colabstage.layouts.formats.masks import find_masks
 from colabstage.layouts.reading import broken
 from colabstage.layouts.records import (
@@ -65,8 +65,6 @@ _NUMBERS, _DOCUMENT, _TEXT = ("cls", "class", "label"), "json", "txt"
 _LABELS = (*_NUMBERS, _DOCUMENT, _TEXT)
 _MASKS = ("seg.png", "mask.png", "segmentation.png", "labels.png")
 _LABEL_ENDS = tuple(f".{rest}" for rest in (*_LABELS, *_MASKS))
-# Samples that WebDataset's own decoders read, and nothing here.
-_UNREAD = frozenset({"pth", "pt", "pyd", "pkl", "pickle", "npz", "ten", "tb", "mp4", "avi"})
 # Longer files are not labels.
 _MAX_LABEL_BYTES = 1 << 20
 
@@ -197,7 +195,7 @@ def webdataset_state(source: Source, *, sound: ClipOptions = AS_THEY_ARE) -> Fou
     first = scan_shard(shards[0], 0)
     # The first shard decides, before hundreds of others are scanned.
     if not first.are_labelled:
-        return _declined(source, first.left)
+        raise _misfit(source)
     scanned = [first, *scan_each(shards[1:], lambda number, shard: scan_shard(shard, number + 1))]
     samples = [sample for found in scanned for sample in found.samples]
     names = [f"{shards[sample.content.shard].name}/{sample.name}" for sample in samples]
@@ -274,16 +272,4 @@ def _misfit(source: Source) -> LayoutError:
     return LayoutError(
         f"'{source.label}' is not a WebDataset: expected tars in which images, arrays or clips have a .cls, .json or "
         ".txt of the same name, which ends at its first dot, beside them, and no images outside of them."
-    )
-
-
-def _declined(source: Source, left: frozenset[str]) -> Found:
-    """Return how to read what cannot be read here, or raise what was expected."""
-    unread = sorted(left & _UNREAD)
-    if not unread:
-        raise _misfit(source)
-    return near(
-        f"The samples in the tars of '{source.label}' are {', '.join(unread)}, which are not read from tars. Pass "
-        "pack_dataset what WebDataset makes of them: "
-        f"list(webdataset.WebDataset(URL).decode().to_tuple({unread[0]!r}, 'cls'))."
     )

@@ -150,7 +150,7 @@ REFUSED: dict[str, tuple[dict[str, bytes | str], Any, str]] = {
     "half a token": ({"train.bin": bytes(4097)}, "auto", r"'train\.bin'.* 4,097"),
     "too little text": ({"a.txt": "short"}, "tokens", r"\b5\b"),
     **{
-        f"binary files of images: {names}": (dict.fromkeys(names, bytes(60_000)), "tokens", r"numpy\.fromfile")
+        f"binary files of images: {names}": (dict.fromkeys(names, bytes(60_000)), "tokens", rf"'{names[0]}'.*\.npy")
         for names in (
             ("train_X.bin", "train_y.bin", "class_names.txt"),
             ("data_batch_1.bin", "test_batch.bin", "batches.meta.txt"),

@@ -241,7 +241,7 @@ REFUSED: dict[str, tuple[dict[str, bytes], dict[str, Any], tuple[str, ...]]] = {
     "an expression without an end": (
         files("{cat,dog}/{1..3}.jpg"),
         describe(IMAGES, record_set("i", field("i/l", "sc:Text", "cr:Label", of="files", regex="((a+)+)+x"))),
-        ("regular expression",),
+        ("extracted by",),
     ),
     "a label by what is not read": (
         files("{cat,dog}/{1..3}.jpg"),
@@ -255,7 +255,7 @@ REFUSED: dict[str, tuple[dict[str, bytes], dict[str, Any], tuple[str, ...]]] = {
                 },
             ),
         ),
-        ("'jsonPath'",),
+        ("jsonPath",),
     ),
     "two descriptions": (files("{cat,dog}/{1..3}.jpg", {"metadata.json": _NAMED}), _NAMED, ("metadata.json",)),
 }
