@@ -118,7 +118,7 @@ def boxes_state(
         notes=tuple(notes),
     )
     made = Evidence(table, who, frozenset(used))
-    return made if table.splits is not None else lists_state(source, made, stated=stated, within=within)[0]
+    return made if table.splits is not None else lists_state(source, made, stated=stated, within=within)
 
 
 def _as_boxes(

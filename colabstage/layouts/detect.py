@@ -492,7 +492,7 @@ def _with_other_splits(case: Case, rows: Found) -> Found:
     note = f"Labels of {by_folder} are the folders, those of {by_row} the rows of {own.named}."
     table = join_tables(case.images, tables, classes)
     who, used = f"{folders.who} and {own.who}", own.used | folders.used
-    return Evidence(table, who, used, others=folders.others).noting(note)
+    return Evidence(table, who, used).noting(note)
 
 
 def _name_folders(rows: Found, case: Case) -> TypeGuard[Evidence]:

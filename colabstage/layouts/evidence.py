@@ -17,10 +17,10 @@ import numpy as np
 from colabstage.errors import CorruptArchiveError, DecodeError, EmptySourceError, LayoutError, MissingDependencyError
 from colabstage.images.decode import probe_image
 from colabstage.io.files import read_with_retry
-from colabstage.io.units import left_out, listed
+from colabstage.io.units import NAMES_SHOWN, left_out, listed
 from colabstage.layouts.columns import show
 from colabstage.layouts.table import Boxes, BrokenDatasetError, Masks, SampleTable, TreeFiles, Values, offsets_of
-from colabstage.layouts.words import IMAGES, is_foreign, splits_of_folders
+from colabstage.layouts.words import HARMLESS, IMAGES, is_foreign, is_note, splits_of_folders
 from colabstage.trees.listing import count_by, take_strings
 
 if TYPE_CHECKING:
@@ -47,8 +47,6 @@ class Evidence:
     """Whether the classes are only the names or folders of the samples, which may have another reason."""
     unused: tuple[str, ...] = ()
     """Fields of the samples' own records, or arrays beside theirs, that state nothing about them."""
-    others: FileEntries | None = None
-    """Files beside the samples; a note lists those that nothing used in the end."""
 
     @property
     def claims(self) -> bool:
@@ -78,11 +76,15 @@ class Evidence:
         """Return the samples, with the name of what labels them, and notes of the files of the source that were left
         out, or in whose encoding they may be misread."""
         table = self.noting(*source.notes_on_encodings(self.used)).in_split_folders().table
-        others = None if self.others is None else self.others.without(self.used)
+        of_files = isinstance(table.inputs.source, TreeFiles)
+        silent = HARMLESS if of_files else HARMLESS.difference(IMAGES)
+        others = source.files.not_ending_in(silent).without(self.used)
+        others = others.without({*table.keys}).where(lambda name: not is_note(name)) if of_files else others
         if not others:
             return replace(table, told_by=self.who)
         # A person sees whether labels were among them.
-        which = listed(others.names) if len(others) <= _FEW else count_kinds(others)
+        is_few = len(others) <= NAMES_SHOWN
+        which = listed(others.names, NAMES_SHOWN) if is_few else f"{count_kinds(others)}, first '{others.names[0]}'"
         note = f"{left_out(len(others), 'other files')} ({which})."
         return replace(table, told_by=self.who, notes=(note, *table.notes))
 
@@ -117,8 +119,6 @@ class FileKind(NamedTuple):
     extensions: tuple[str, ...]
 
 
-# How many of the files that were left out are named.
-_FEW = 3
 IMAGE_FOLDER = FileKind("image_folder", "images", IMAGES)
 
 

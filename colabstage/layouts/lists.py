@@ -246,11 +246,8 @@ class _Named(NamedTuple):
     """How many other names are those of no file."""
 
 
-def lists_state(
-    source: Source, found: Evidence, *, stated: dict[str, str] | None = None, within: str = ""
-) -> tuple[Evidence, list[str]]:
-    """Add the splits of samples from lists named after splits, and from tables of a path and a split, if there are any;
-    and return the lists that are not read because they do not say which split each sample is of.
+def lists_state(source: Source, found: Evidence, *, stated: dict[str, str] | None = None, within: str = "") -> Evidence:
+    """Add the splits of samples from lists named after splits, and from tables of a path and a split, if there are any.
 
     A list has one path in each line, with or without its extension, from whichever folder on. What none names is left
     out if there is a list of what to train on, and otherwise trained on. Several of one split are folds, of which
@@ -260,11 +257,11 @@ def lists_state(
     """
     table = found.table
     if not isinstance(table.inputs.source, TreeFiles):
-        return found, []
+        return found
     own = _lists_within(source, found, within) if within and stated is None else {}
     names, within = stated or own or _lists_called(source, found), within if own else ""
     if not 0 < len(names) <= MOST_LISTS:
-        return found, []
+        return found
     rows = _Rows.of(source, table.inputs.source.entries)
     lookup = rows.lookup
     ids, by_id = paths_by_id(source, lookup)
@@ -312,17 +309,21 @@ def lists_state(
     if within and not lists:
         raise broken(source.label, f"the lists in {within} name none of its {table.unit}", "its own lists, or none")
     if not lists:
-        return found.noting(f"None of the {table.unit} is named in {listed(sorted(names))}; these are not read."), []
+        return found
     used = [one.name for one in lists]
     # Lists are folds, or nothing is left to train on.
     by_name = [names[name] for name in used if names[name]]
     are_folds = not within and stated is None and len({*by_name}) < len(by_name)
     is_all = "train" not in splits and len(np.unique(np.concatenate([one.files for one in lists]))) == len(lookup)
     if table.splits is None and (are_folds or is_all):
-        return found, used
+        note = (
+            f"Not read: {listed(sorted(used))}, which may say what is held out; all {table.unit} are of one split, or "
+            "as splits= says. Lists train.txt and val.txt, a path in each line, are."
+        )
+        return replace(found, used=found.used.union(used)).noting(note)
     table = table if table.splits is not None else _with_listed_splits(source, rows, table, lists, [*splits])
     made = replace(found, table=table, used=found.used.union(used, {ids} - {""}))
-    return made.noting(*_about_labels(source, found, rows, lists)), []
+    return made.noting(*_about_labels(source, found, rows, lists))
 
 
 def _lists_called(source: Source, found: Evidence) -> dict[str, str]:

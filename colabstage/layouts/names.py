@@ -36,7 +36,6 @@ _WORD_AND_NUMBER = re.compile(r"(?:^|/)([A-Za-z][A-Za-z_ -]*)\.\d+\.[A-Za-z]+$")
 BY_NAME = IMAGE_FOLDER._replace(layout="file_names")
 # The part before the last number of a name, 25_0_2 in 25_0_2_20170116; and that behind the first, cat in 12_cat.
 _BEFORE_NUMBER = r"([^/]*?[A-Za-z0-9])[ _.()-]*\d+[^\d/]*\.\w+$"
-_WORDS_OF_NAMES = re.compile(r"[^ _.-]+")
 _BEHIND_NUMBER = r"(?:^|/)\d+[ _.()-]*([A-Za-z][^/]*)\.\w+$"
 
 
@@ -107,7 +106,7 @@ def nothing_states(source: Source) -> Evidence:
         splits=known_splits([splits_of[number] for number in of_files.tolist()]),
         notes=tuple(notes),
     )
-    return Evidence(table, "nothing", others=source.files.not_ending_in(words.IMAGES))
+    return Evidence(table, "nothing")
 
 
 def names_may_say(source: Source) -> str:
@@ -152,16 +151,6 @@ def _parts_of_names(names: Sequence[str], pattern: str) -> list[str]:
     found = {match[1] for match in matches if match is not None}
     # As many words as images are not classes, nor is a single one, such as IMG.
     return sorted(found) if all(matches) and 1 < len(found) <= len(names) / 2 else []
-
-
-def clips_may_say(names: Sequence[str]) -> str:
-    """Write the layouts that take one word of the clips' names as their class; "" if no word divides them."""
-    ways = []
-    for place in range(min(len(_WORDS_OF_NAMES.findall(stem_of(name))) for name in names)):
-        pattern = rf"(?:^|/)(?:[^/ _.-]+[ _.-]+){{{place}}}([^/ _.-]+)[^/]*$"
-        found = _parts_of_names(names, pattern)
-        ways += [f"layout=audio_clips(pattern=r'{pattern}') for {listed(found, 4)}"] if found else []
-    return "; ".join(ways)
 
 
 # --- folders ----------------------------------------------------------------------------------------------------------
@@ -254,8 +243,7 @@ def folders_state(source: Source, kind: FileKind, *, level: int | None = None) -
             *(f"Classes of '{one}' are read." for one in lists),
         ),
     )
-    others = source.files.not_ending_in(kind.extensions)
-    return Evidence(table, "the folders", frozenset(lists), is_guess=True, others=others)
+    return Evidence(table, "the folders", frozenset(lists), is_guess=True)
 
 
 def _without_files(source: Source, kind: FileKind, filled: list[_Folder]) -> list[_Folder]:

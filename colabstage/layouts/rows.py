@@ -148,7 +148,7 @@ class TableSearch:
         # From here on a table has claimed the files, so nothing weaker counts.
         try:
             found = self._state()
-            return found if found.table.splits is not None else lists_state(self.source, found)[0]
+            return found if found.table.splits is not None else lists_state(self.source, found)
         except BrokenDatasetError:
             raise
         except LayoutError as error:

@@ -462,7 +462,7 @@ NOTED: dict[str, tuple[dict[str, bytes], str]] = {
     **{
         f"a {name} that may list what is held out": (
             files("images/{00..05}.png", {"labels.csv": rows("file,label", "{00..05}.png,{a,b}"), name: text}),
-            f"'{name}', which may say what is held out",
+            f"'{name}'",
         )
         for name, text in (
             ("split.json", {"val": ["04.png"]}),
@@ -475,13 +475,13 @@ NOTED: dict[str, tuple[dict[str, bytes], str]] = {
             "images/{00..05}.png",
             {"labels.csv": rows("file,label", "{00..05}.png,{a,b}"), "new.json": {f"0{n}.png": "b" for n in range(6)}},
         ),
-        "'new.json', where images are named",
+        "'new.json'",
     ),
     "a second folder of annotations": (
         files(
             "JPEGImages/{0..3}.png", {"Annotations/{0..3}.xml": voc("cat"), "Annotations_new/{0..3}.xml": voc("dog")}
         ),
-        "first 'Annotations_new/0.xml'",
+        "'Annotations_new/0.xml'",
     ),
     "parts that count": (files("t1/{0..5}.png t2/{0..5}.png"), "parts(x='t1', y='t2')"),
     "a folder that is taken for train": (

@@ -322,7 +322,7 @@ def arrays_state(source: Source, *, x: str | None = None, y: str | None = None) 
         classes=classes,
         notes=tuple(notes),
     )
-    return Evidence(table, "the arrays' names", frozenset(files.names), unused=tuple(rest), others=source.files)
+    return Evidence(table, "the arrays' names", frozenset(files.names), unused=tuple(rest))
 
 
 def _find_arrays(source: Source, files: FileEntries, *, takes_packs: bool) -> list[StoredArray]:
@@ -914,7 +914,7 @@ def pixels_state(source: Source) -> Found:
         classes=class_numbers(values),
         notes=(f"Tables without classes were left out: {', '.join(left)}.",) if left else (),
     )
-    return Evidence(table, "a table of pixels", frozenset(one.name for one in found), others=pictures)
+    return Evidence(table, "a table of pixels", frozenset(one.name for one in found))
 
 
 def _copies(source: Source, tables: Sequence[FileEntry]) -> set[FileEntry]:

@@ -107,7 +107,7 @@ def tokens_state(source: Source, *, options: TokenOptions = TokenOptions()) -> F
     if named:
         streams = {split: [_tokens_of_file(source, entry, options) for entry in entries]
                    for split, entries in _by_split(named).items()}  # fmt: skip
-        return Evidence(_token_table(tree, streams, options), "text", others=data_beside(source))
+        return Evidence(_token_table(tree, streams, options), "text", frozenset(named.names))
     by_split = _by_split(texts)
     for entry in texts:
         refuse_stand_in(tree, entry)
@@ -116,11 +116,11 @@ def tokens_state(source: Source, *, options: TokenOptions = TokenOptions()) -> F
     is_plain = options.tokenizer is None and options.separator is None
     # Their bytes are the tokens, and are read in place.
     if is_plain and not any(name.lower().endswith(".jsonl") for name in texts.names):
-        return Evidence(table, "text", others=data_beside(source))
+        return Evidence(table, "text", frozenset(texts.names))
     # Planning must not tokenize, which takes time, nor store the result, which takes space.
     most = f"At most {len(table):,} rows of {options.length:,} tokens; how many shows once the text is tokenized."
     complete = partial(_tokenized, tree, by_split, options, estimate=most)
-    return Evidence(replace(table, notes=(most,), complete=complete), "text", others=data_beside(source))
+    return Evidence(replace(table, notes=(most,), complete=complete), "text", frozenset(texts.names))
 
 
 def data_beside(source: Source) -> FileEntries:
