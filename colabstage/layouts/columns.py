@@ -43,8 +43,6 @@ MISSING = frozenset({"", "nan", "<na>", "#n/a", "n/a", "nat", "null"})
 _PERHAPS_MISSING = frozenset({"na", "none", "nil", "-", "--", "?", "."})
 # 64-bit integers have fewer digits, and Python refuses to parse thousands of them.
 MOST_DIGITS = 40
-# Floats below this are class numbers, if they are integers.
-_MOST_FLOAT = 2**31
 # A cell may be a page of text.
 _CELL_SHOWN = 60
 _FILE = re.compile(rf".*(?:{'|'.join(map(re.escape, (*words.IMAGES, *words.SOUNDS)))})", re.IGNORECASE | re.DOTALL)
@@ -236,13 +234,10 @@ def in_order_of(number: Column, label: Column, classes: Sequence[str]) -> tuple[
     for first, how in (0, ""), (1, ", which counts from 1, and y from 0"):
         if {*stated} == {*range(first, first + len(classes))}:
             return sorted(classes, key=number_of.__getitem__), f"Classes are in the order of '{number.name}'{how}."
-    return classes, f"'{number.name}' numbers classes otherwise: {other_number(classes, dict(enumerate(stated)))}."
-
-
-def other_number(classes: Sequence[str], numbers: Mapping[int, float]) -> str:
-    """Write which class has another number elsewhere, given those there by those here; "" for none."""
-    odd = next((place for place, number in numbers.items() if number != place), None)
-    return "" if odd is None else f"'{show(classes[odd])}' is {numbers[odd]:g} there, and {odd} here"
+    return (
+        classes,
+        f"'{number.name}' numbers classes otherwise: '{show(classes[0])}' is {stated[0]:g} there, and 0 here.",
+    )
 
 
 def split_of_cell(column: str, cell: str) -> str:
@@ -355,8 +350,7 @@ def _which(candidates: list[str], others: Sequence[Column]) -> LayoutError:
     known = [one.name for one in others if one.name in named and one.plain not in about and not one.are_files]
     known = candidates or known
     if not known:
-        what = "The columns beside the paths have no names in the first row" if others else "It has paths alone"
-        what = f"It has no labels beside {listed(named)}" if named else what
+        what = f"It has no labels beside {listed(named) or 'the paths'}"
         masks = " Masks: call each as its image is, in a folder 'masks'." * any(one.are_files for one in others)
         return LayoutError(
             f"{what}. Write the label of each file behind its path, and a first row that says so: path,label.{masks}"
@@ -482,14 +476,12 @@ def _check_classes(column: Column, missing: set[str], sample: Callable[[int], st
     spaced = {cell for cell in known if len(cell.split()) > 1}
     if column.kind == "comma":
         cell = next(filter(_DECIMAL_COMMA.fullmatch, cells))
-        how = "in pandas, read_csv(PATH, sep=';', decimal=',').to_csv(PATH, index=False)"
-        what = f"a number with a comma: write {cell.replace(',', '.')}, or no comma between thousands; {how}"
+        what = "a number with a comma: write a point, and nothing between thousands"
     elif 0 < len(others) <= len(cells) / 4:
         cell, what, mark = others[0], "and most are numbers: correct them, or take the rows out", ""
     elif lists:
-        cell, labels = lists[0], "|".join(lists[0].strip("[](){}").replace(",", " ").split()[:3])
-        columns = f"a column for each number ({column.name}_0, {column.name}_1, and so on)"
-        what, mark = f"a list written as text: write {columns}, or | between labels: {show(labels or 'a|b')}", ""
+        cell, mark = lists[0], ""
+        what = "a list written as text: write a column for each number, or | between several labels"
     elif by_comma and (len(set(parts)) < len(parts) or not known.isdisjoint(parts)):
         # The parts of a single name with a comma do not occur elsewhere.
         cell, what = min(by_comma), "one class or several labels"
@@ -556,15 +548,6 @@ def note_on_numbers(name: str, values: NDArray[Any], classes: Sequence[str]) -> 
     missing = int(np.isnan(values).sum()) if values.dtype.kind == "f" else 0
     if missing:
         return [f"{missing:,} of {values.size:,} numbers in '{name}' are NaN, as missing labels are written."]
-    kind, is_vector = values.dtype.kind, values.ndim == 1
-    # torch has no argmax of bool.
-    are_vectors = values.ndim == 2 and kind != "b" and values.shape[1] > 1
-    if are_vectors and ((values == 0) | (values == 1)).all() and (values.sum(axis=1) == 1).all():
-        return [f"Each row of {name} has a single 1, as one of {values.shape[1]:,} classes: y.argmax(1) is its number."]
-    may_be_whole = is_vector and kind == "f" and len(values) and np.abs(values).max() < _MOST_FLOAT
-    if may_be_whole and not np.any(values % 1) and class_numbers(values.astype(np.int64)):
-        note = f"The labels in '{name}' are whole numbers, and stay {values.dtype}"
-        return [f"{note}; for classes save them as integers, y.astype('int64')."]
     is_whole = not classes and values.ndim == 1 and values.dtype == np.int64
     found = np.unique(values) if is_whole else values[:0]
     # Numbers that mostly differ are measurements, and those that count from 0 without a gap have names.

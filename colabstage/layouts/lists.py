@@ -16,7 +16,7 @@ import numpy as np
 from colabstage.errors import LayoutError
 from colabstage.io.arguments import show_content
 from colabstage.io.units import counted, format_count, left_out, listed
-from colabstage.layouts.columns import other_number, same_partition, show, splits_of_column
+from colabstage.layouts.columns import same_partition, show, splits_of_column
 from colabstage.layouts.evidence import Evidence, class_of_samples, take_rows
 from colabstage.layouts.formats.tables import parse_table
 from colabstage.layouts.reading import BEGINNING_BYTES, broken, decode_text, lines_of
@@ -322,8 +322,8 @@ def lists_state(source: Source, found: Evidence, *, stated: dict[str, str] | Non
         )
         return replace(found, used=found.used.union(used)).noting(note)
     table = table if table.splits is not None else _with_listed_splits(source, rows, table, lists, [*splits])
-    made = replace(found, table=table, used=found.used.union(used, {ids} - {""}))
-    return made.noting(*_about_labels(source, found, rows, lists))
+    _check_numbers(source, found, rows, lists)
+    return replace(found, table=table, used=found.used.union(used, {ids} - {""}))
 
 
 def _lists_called(source: Source, found: Evidence) -> dict[str, str]:
@@ -405,9 +405,9 @@ def _lines_in(text: str, split: str) -> _Lines:
     return [split] * len(lines), normal_names(plain), more
 
 
-def _about_labels(source: Source, found: Evidence, rows: _Rows, lists: list[_Named]) -> list[str]:
-    """Return notes on the numbers after the names, which are classes in Caffe's lists. If folders or names are guessed
-    to be the classes and the numbers divide the samples differently, refuse them."""
+def _check_numbers(source: Source, found: Evidence, rows: _Rows, lists: list[_Named]) -> None:
+    """Refuse numbers after the names, which are classes in Caffe's lists, that divide the samples differently than
+    folders or names that are guessed to be the classes."""
     # One number for all samples, or a different one for each, is not a class.
     kinds = {text for one in lists for text in one.beside or [""]}
     labels = class_of_samples(found.table) if len(kinds) > 1 and all(map(_NUMBER.fullmatch, kinds)) else []
@@ -417,18 +417,14 @@ def _about_labels(source: Source, found: Evidence, rows: _Rows, lists: list[_Nam
     beside = (pair for one in lists for pair in zip(one.files.tolist(), one.beside, strict=False))
     numbered = [(row, text) for number, text in beside for row in rows_of.get(number, ())]
     if not len(kinds) < len(numbered):
-        return []
+        return
     file, table = lists[0].name, found.table
-    if same_partition([labels[row] for row, _ in numbered], [text for _, text in numbered]):
-        pairs = sorted({(table.classes.index(labels[row]), int(text)) for row, text in numbered})
-        odd = other_number(table.classes, dict(pairs))
-        return [f"The numbers in '{file}' are not read, and number classes otherwise: {odd}."] if odd else []
-    if found.is_guess:
+    are_same = same_partition([labels[row] for row, _ in numbered], [text for _, text in numbered])
+    if found.is_guess and not are_same:
         why = f"samples with numbers that divide them otherwise than {found.who} (first '{table.keys[numbered[0][0]]}')"
         how = "Where they are the labels, write a table with a path, a label and a split in each row in its place."
         msg = f"{_contradiction(source, {one.name for one in lists}, file, why, table)} {how}"
         raise BrokenDatasetError(msg)
-    return []
 
 
 def _contradiction(source: Source, lists: Iterable[str], file: str, why: str, table: SampleTable) -> BrokenDatasetError:

@@ -94,10 +94,6 @@ def nothing_states(source: Source) -> Evidence:
         notes.append(f"All are in the folder '{folders[0]}'; layout='image_folder' makes it their class.")
     if not any(splits_of):
         notes.append("Rows of 'train' are in random order; with splits={'test': 1.0} they keep that of their names.")
-    of_masks = np.array([words.holds_targets(words.folder_of(f"{folder}/")) for folder in folders])[of_files]
-    if of_masks.any():
-        first = images.names[int(np.argmax(of_masks))]
-        notes.append(f"{format_count(of_masks.sum(), 'images')} may be masks by their folders (first '{first}').")
     table = SampleTable(
         layout="images",
         keys=images.names,

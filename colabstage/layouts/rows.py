@@ -251,10 +251,9 @@ class TableSearch:
         for table in [*self.tables.values()][:1]:
             # Shown together, 1.JPG and 1.jpg, or 7 and 00007.png, explain the mistake.
             cells = listed([show(column.cells[0]) for column in table.columns[:_PLAIN_COLUMNS] if table.count])
-            numbered = "" if all(table.header) else " A column without a name numbers the rows."
             shown = (
                 f" The first row of '{table.name}' is {cells}, and a file is called '{self.files.names[0]}'. Write "
-                f"paths as the files are called.{numbered}"
+                "paths as the files are called."
             )
             if not table.count:
                 shown = f" '{table.name}' {'has a header and no rows' if table.columns else 'is empty'}."
