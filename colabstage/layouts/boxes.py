@@ -450,11 +450,9 @@ def boxes_of_rows(
     odd = np.flatnonzero(filled & ~(fine & np.array(list(map(bool, label.cells)), np.bool_)))
     if len(odd):
         written = ", ".join(show(column.cells[odd[0]]) or "nothing" for column in corners)
-        msg = (
-            f"A box of '{name[files[odd[0]]]}' is {written} with the class '{show(label.cells[odd[0]])}'; expected "
-            "numbers, left before right and top before bottom, and a class. In the row of an image without a box leave "
-            f"'{label.name}' empty too."
-        )
+        which = f"A box of '{name[files[odd[0]]]}' is {written} with the class '{show(label.cells[odd[0]])}'"
+        expected = "numbers, left before right and top before bottom, and a class"
+        msg = f"{which}; expected {expected}. In the row of an image without a box leave '{label.name}' empty too."
         raise LayoutError(msg)
     # Files in the order of their first rows, and the rows of each in theirs.
     of_file = firsts[of_file.reshape(-1)]

@@ -17,7 +17,7 @@ import numpy as np
 
 from colabstage.errors import LayoutError
 from colabstage.io.arguments import show_content
-from colabstage.io.units import format_count, listed
+from colabstage.io.units import counted, listed
 from colabstage.layouts import words
 from colabstage.layouts.table import Values, class_indices
 
@@ -102,7 +102,6 @@ class Column:
 
     @cached_property
     def distinct(self) -> frozenset[str]:
-        """Return the different cells."""
         return frozenset(self.cells.known if isinstance(self.cells, NumberedCells) else self.cells)
 
     def as_values(self, value_of: Mapping[str, Any], dtype: npt.DTypeLike) -> NDArray[Any]:
@@ -136,7 +135,6 @@ class Column:
 
     @property
     def is_numeric(self) -> bool:
-        """Tell whether all cells are numbers or empty."""
         return self.kind == "number"
 
     @cached_property
@@ -355,8 +353,8 @@ def _which(candidates: list[str], others: Sequence[Column]) -> LayoutError:
         return LayoutError(
             f"{what}. Write the label of each file behind its path, and a first row that says so: path,label.{masks}"
         )
-    texts = listed([column.name for column in others if column.plain in words.CAPTIONS])
-    also = f' {texts} holds texts, which are not read: layout="images" takes the images alone.' if texts else ""
+    texts = any(column.plain in words.CAPTIONS for column in others)
+    also = ' Texts are not read: layout="images" takes the images alone.' if texts else ""
     which = f"Which of the columns {listed(known)} is the label?"
     if not candidates:
         which = f"None of the columns {listed(known)} looks like the label, by its name or its cells."
@@ -393,12 +391,10 @@ def make_targets(
         _check_classes(first, missing, sample)
     if missing:
         places = [place for place, cell in enumerate(first.cells) if cell in missing]
-        cell = first.cells[places[0]]
-        msg = (
-            f"{len(places):,} of {format_count(len(first), 'rows')} {'has' if len(places) == 1 else 'have'} no label "
-            f"in '{first.name}' (the first is that of '{sample(places[0])}'{f': {cell!r}' if cell else ''}). Fill them "
-            "in, or take the rows out."
-        )
+        lacking = counted(len(places), "rows", "have", of=len(first))
+        cell = f": {first.cells[places[0]]!r}" if first.cells[places[0]] else ""
+        first_one = f"(the first is that of '{sample(places[0])}'{cell})"
+        msg = f"{lacking} no label in '{first.name}' {first_one}. Fill them in, or take the rows out."
         raise LayoutError(msg)
     if of_words:
         return _as_sets(first, lambda cell: [word[1:-1] for word in re.findall(_QUOTED, cell)])
@@ -415,10 +411,7 @@ def separator_of(column: Column) -> str:
 def _several_columns(columns: Sequence[Column]) -> Targets:
     odd = next((column for column in columns if column.kind not in ("number", "flag")), None)
     if odd is not None:
-        msg = (
-            f"Several label columns must all be numbers; '{odd.name}' has '{show(min(odd.distinct))}'. Write numbers, "
-            "with a point, or choose one column."
-        )
+        msg = f"Several label columns must all be numbers; '{odd.name}' has '{show(min(odd.distinct))}'. Write numbers."
         raise LayoutError(msg)
     table = np.stack([column.numbers() for column in columns]).T
     # Several columns of 0 and 1 are labels that may apply together, one column for each.
@@ -510,9 +503,7 @@ def _exact(column: Column) -> NDArray[np.int64]:
     known = {cell: int(cell) if len(cell) <= MOST_DIGITS else 2**64 for cell in column.distinct}
     large = next((cell for cell, number in known.items() if not -(2**63) <= number < 2**63), None)
     if large is not None:
-        msg = (
-            f"'{column.name}' has the label {show(large)}, which does not fit into 64 bits. Write such labels as words."
-        )
+        msg = f"'{column.name}' has the label {show(large)}, which does not fit into 64 bits. Write words."
         raise LayoutError(msg)
     return column.as_values(known, np.int64)
 
@@ -525,10 +516,7 @@ def check_kept_apart(name: str, numbers: NDArray[Any]) -> None:
         merged = np.flatnonzero(np.diff(whole.astype(np.float32)) == 0)
     if len(merged):
         one, other = int(whole[merged[0]]), int(whole[merged[0] + 1])
-        msg = (
-            f"'{name}' has the numbers {show(one)} and {show(other)}, which would become the same number in float32. "
-            "Take it as the only label, with digits alone in its cells, or write smaller numbers."
-        )
+        msg = f"'{name}' has {show(one)} and {show(other)}, the same number in float32. Write smaller numbers."
         raise LayoutError(msg)
 
 
@@ -553,10 +541,7 @@ def note_on_numbers(name: str, values: NDArray[Any], classes: Sequence[str]) -> 
     # Numbers that mostly differ are measurements, and those that count from 0 without a gap have names.
     if not len(found) or 2 * len(found) > len(values):
         return []
-    note = (
-        f"The labels in '{name}' stay the numbers {int(found[0]):,} to {int(found[-1]):,}; classes would be 0 to "
-        f"{len(found) - 1:,}. For classes write words, or convert the numbers in the loop."
-    )
+    note = f"The labels in '{name}' stay the numbers {int(found[0]):,} to {int(found[-1]):,}; for classes write words."
     return [note]
 
 
@@ -574,22 +559,13 @@ def notes_on_targets(columns: Sequence[Column], targets: Values, classes: Sequen
     if len(columns) == 1:
         mark = separator_of(first)
         between = f"with '{mark}' between them" if mark else "written as a list"
-        note = (
-            f"A cell of '{first.name}' may hold several labels, {between}: each of the {values.shape[1]:,} classes is "
-            "a column of 0 and 1. For one class in each cell: layout=table_rows(separator='')."
-        )
+        note = f"A cell of '{first.name}' may hold several labels, {between}; for one: layout=table_rows(separator='')."
         return [note]
     notes = note_on_numbers(listed([column.name for column in columns]), values, classes) if classes else []
     empty = int(np.isnan(values).sum())
     if empty:
-        notes.append(
-            f"{format_count(empty, 'cells')} of the label columns {'is' if empty == 1 else 'are'} empty, and NaN in y; "
-            "a loss over them is NaN. Fill them in, or leave them out in the loop: y.isnan()."
-        )
+        notes.append(f"{counted(empty, 'cells', 'are', which='of the label columns')} empty, and NaN in y.")
     written = {cell for column in columns if column.is_numeric for cell in column.filled if cell.lower() != "nan"}
     if set(map(float, written)) - {0.0, 1.0} == {-1.0}:
-        notes.append(
-            "The label columns hold -1, which a loss for yes and no does not take. Convert it in the loop: "
-            "(y > 0).float() takes it for no."
-        )
+        notes.append("The label columns hold -1, which no loss for yes and no takes: (y > 0).float() takes it for no.")
     return notes

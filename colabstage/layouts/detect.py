@@ -26,7 +26,7 @@ from colabstage.errors import (
     said_by,
 )
 from colabstage.io.packages import added_by_packages
-from colabstage.io.units import NAMES_SHOWN, left_out, listed
+from colabstage.io.units import NAMES_SHOWN, left_out
 from colabstage.layouts import words
 from colabstage.layouts.boxes import NAME as DETECTION
 from colabstage.layouts.columns import NUMBER, divides_further
@@ -99,17 +99,14 @@ class Case:
 
     @cached_property
     def images(self) -> FileEntries:
-        """Return the image files."""
         return self.source.ending_in(words.IMAGES)
 
     @cached_property
     def lookup(self) -> Lookup:
-        """Return the index of the images' names."""
         return self.source.made_of(self.images, Lookup.of)
 
     @cached_property
     def masks(self) -> Found:
-        """Return what masks state."""
         return gather(lambda: masks.masks_state(self.source))
 
     @cached_property
@@ -152,12 +149,10 @@ class Case:
 
     @cached_property
     def folders(self) -> Found:
-        """Return what folders state about images."""
         return gather(lambda: folders_state(self.source, IMAGE_FOLDER))
 
     @cached_property
     def description(self) -> Description | None:
-        """Return the description of the dataset, if it has one."""
         return croissant.read_description(self.source)
 
     @cached_property
@@ -497,11 +492,9 @@ def _with_other_splits(case: Case, rows: Found) -> Found:
     is_complete = classes and all(splits) and set.isdisjoint(*splits)
     if not is_complete or any(not {*classes}.issuperset(class_of_samples(one)) for one in tables):
         return rows
-    by_folder, by_row = (listed(sorted(one)) for one in splits)
-    note = f"Labels of {by_folder} are the folders, those of {by_row} the rows of {own.named}."
     table = join_tables(case.images, tables, classes)
     who, used = f"{folders.who} and {own.who}", own.used | folders.used
-    return Evidence(table, who, used).noting(note)
+    return Evidence(table, who, used)
 
 
 def _name_folders(rows: Found, case: Case) -> TypeGuard[Evidence]:
@@ -702,10 +695,7 @@ def detect_layout(tree: Tree, layout: str | LayoutFunction = "auto", *, is_more:
         raise
     # A number, a nesting or a size that cannot be meant: labels of any format become numbers in many places.
     except (ValueError, ArithmeticError, RecursionError, MemoryError) as error:
-        msg = (
-            f"The labels or arrays of '{tree.label}' hold what cannot be read: {ended(said_by(error))} Correct or "
-            "leave out the file that has it."
-        )
+        msg = f"Labels or arrays of '{tree.label}' cannot be read: {ended(said_by(error))} Correct that file."
         raise BrokenDatasetError(msg) from error
 
 
@@ -740,10 +730,8 @@ class TableFile:
         try:
             return required(Case(source := Source(tree)).state_rows(table=self.name)).as_table(source)
         except EmptySourceError as error:
-            msg = (
-                f"{error} '{self.name}' is read with the files in its folder and below. Move it into the folder that "
-                f"holds them, or give one that holds both, with layout=table_rows(table='{self.name}')."
-            )
+            how = f"give one that holds both, with layout=table_rows(table='{self.name}')"
+            msg = f"{error} '{self.name}' is read with the files in its folder and below: move it there, or {how}."
             raise EmptySourceError(msg) from error
 
 
@@ -810,7 +798,4 @@ def _how_to_give(source: Source) -> str:
         return f"Archives inside a folder are not opened{beside}. Give as the source{more}: {given}."
     if not named:
         return ""
-    return (
-        "A table is read with the images or clips that it names: give the folder that holds both, or their two folders "
-        f"in a list, ['{folder}', 'FOLDER_OF_THE_IMAGES']."
-    )
+    return f"A table is read with what it names: give a folder of both, or ['{folder}', 'FOLDER_OF_THE_IMAGES']."

@@ -89,7 +89,6 @@ class Evidence:
         return replace(table, told_by=self.who, notes=(note, *table.notes))
 
     def noting(self, *notes: str) -> Evidence:
-        """Return the same with further notes."""
         all_notes = tuple(dict.fromkeys((*self.table.notes, *notes)))
         return replace(self, table=replace(self.table, notes=all_notes)) if notes else self
 
@@ -256,19 +255,18 @@ _SIZES_READ = 64
 
 
 def state_of(table: SampleTable, key: str) -> str:
-    """Write what a table states about one sample."""
-    targets, row = table.targets, next((row for row, name in enumerate(table.keys) if name == key), None)
+    """Write what a table states about one sample: its class, those of its boxes, or what kind of target it has."""
+    row = next((row for row, name in enumerate(table.keys) if name == key), None)
     if row is None:
         return "nothing"
-    if isinstance(targets, Boxes):
-        part = slice(targets.offsets[row], targets.offsets[row + 1])
-        labels, places = targets.columns["labels"][part].tolist(), targets.boxes[part]
-        names = listed([show(table.classes[label]) for label in labels])
-        return f"boxes of {names} (first {', '.join(f'{edge:.4g}' for edge in places[0])})" if labels else "no box"
-    if isinstance(targets, Values):
-        value = targets.values[row]
-        return f"'{show(table.classes[value])}'" if table.classes and not value.ndim else show(value.tolist())
-    return "a mask" if isinstance(targets, Masks) else "a target"
+    targets, labels = table.targets, labels_of_samples(table)[row : row + 1]
+    if not labels:
+        return "a mask" if isinstance(targets, Masks) else "a target"
+    names = listed([show(name) for name in labels[0]])
+    if not isinstance(targets, Boxes) or not names:
+        return names or "no box"
+    edges = targets.boxes[targets.offsets[row]].tolist()
+    return f"boxes of {names} (first {', '.join(f'{edge:.4g}' for edge in edges)})"
 
 
 def size_in_file(source: SampleSource, number: int) -> tuple[int, int] | None:

@@ -105,10 +105,8 @@ def _spelled_twice(table: SampleTable) -> str:
     for name in table.classes:
         other = seen.setdefault(words.spoken(name), name)
         if other != name:
-            form = " (the same letters in two forms of Unicode)" if words.normal(other) == words.normal(name) else ""
             return (
-                f"Two classes of the {table.unit} are called '{show(other)}' and '{show(name)}'{form}, which look like "
-                "one class spelled in two ways. Spell it in one way."
+                f"The classes '{show(other)}' and '{show(name)}' look like one in two spellings. Spell it in one way."
             )
     return ""
 
@@ -122,8 +120,8 @@ def _unnamed(table: SampleTable) -> str:
         return ""
     least = labels[labels >= 0].min()
     return (
-        f"The labels of the {table.unit} are {least} to {labels.max()}, and the names {listed(classes)} are those of "
-        f"0 to {len(classes) - 1}. Number the labels from 0, or name all of them."
+        f"The labels of the {table.unit} are {least} to {labels.max()}, and {len(classes)} classes are named "
+        f"({listed(classes)}). Number the labels from 0, or name all of them."
     )
 
 
@@ -138,10 +136,7 @@ def _split_twice(table: SampleTable) -> str:
     own = _entries(table).names if table.layout in _OF_ROWS and table.keys else ()
     for name, split in zip(own, table.splits or (), strict=False) if len({*own}) < len(own) else ():
         if split_of.setdefault(name, split) != split:
-            return (
-                f"'{name}' is in the splits '{split_of[name]}' and '{split}', so it would be trained and tested on. "
-                "Take it out of one."
-            )
+            return f"'{name}' is in the splits '{split_of[name]}' and '{split}'. Take it out of one."
     return ""
 
 
@@ -157,10 +152,7 @@ def _trained_in_held_out(table: SampleTable) -> str:
     held_out = np.array([split != "train" for split in splits])[folder_of]
     wrong = np.flatnonzero(held_out & (np.array(table.splits) == "train"))
     for row in wrong[:1].tolist():
-        return (
-            f"'{table.keys[row]}' is in the split 'train' by what lists it, and in '{splits[folder_of[row]]}' by its "
-            "folder. Correct one of them."
-        )
+        return f"'{table.keys[row]}' is in 'train', and its folder in '{splits[folder_of[row]]}'. Correct one of them."
     return ""
 
 
@@ -186,10 +178,7 @@ def _split_misspelt(table: SampleTable) -> str:
             samples = np.flatnonzero(np.isin(folder_of, within)).tolist()
             # A list or a column may state each sample's split.
             if table.splits is None or not any(words.same_split(table.splits[one], split) for one in samples):
-                return (
-                    f"Did you mean '{split}' by '{path}', which holds {table.unit} beside folders of splits? "
-                    "Rename it, or move it away."
-                )
+                return f"Did you mean '{split}' by '{path}', beside folders of splits? Rename it, or move it away."
     return ""
 
 
@@ -206,8 +195,7 @@ def _untrained(table: SampleTable) -> str:
         if 2 * len(own & known) < len(own):
             names, trained = (listed([classes[label] for label in sorted(one)]) for one in (own, known))
             return (
-                f"most classes of the split '{odd}' ({names}) are not in 'train' ({trained}). Call them as those of "
-                "'train', or move them away."
+                f"most classes of '{odd}' ({names}) are not in 'train' ({trained}). Call them alike, or move them away."
             )
     return ""
 
@@ -219,8 +207,7 @@ def _boxes_lost(table: SampleTable) -> str:
         return ""
     if not len(boxes.boxes) and len(table) and table.layout == DETECTION:
         return (
-            f"Annotations of the {len(table):,} images are there, and no box in any of them (first '{table.keys[0]}'). "
-            "Export them with their boxes."
+            f"The annotations of {len(table):,} images have no box (first '{table.keys[0]}'). Export them with boxes."
         )
     if boxes.relative or boxes.sizes is not None:
         form, first_one = other_form(boxes)
@@ -237,13 +224,8 @@ def _boxes_lost(table: SampleTable) -> str:
             return ""
     if not sizes:
         return ""
-    box = ", ".join(f"{edge:g}" for edge in boxes.boxes[boxes.offsets[chosen[0]]].tolist())
-    more = len(sizes) - 1
-    which = f" and of {format_count(more, 'more images')} that were looked at" if more else ""
-    return (
-        f"The boxes of '{table.keys[chosen[0]]}'{which} lie outside of the image (first {box}): it was made "
-        "smaller, or is another one. Scale the boxes as the images were."
-    )
+    edges = ", ".join(f"{edge:g}" for edge in boxes.boxes[boxes.offsets[chosen[0]]].tolist())
+    return f"The boxes of '{table.keys[chosen[0]]}' lie outside of the image (first {edges}). Scale them as it was."
 
 
 def _documents(source: Source, table: SampleTable) -> str:
@@ -343,11 +325,9 @@ def _called_parts(table: SampleTable) -> str:
     odd |= {name for name in classes if words.holds_targets(name)} if any(map(words.holds_images, odd)) else set()
     is_held_out = any(read.split != "train" and not read.rest for read in splits.values())
     if len(odd) > 1 or is_held_out or (odd and len(classes) < 3):
-        misspelt = [(one, words.misspelt_split(one)) for one in sorted({*classes} - odd)]
-        meant = "".join(f" Did you mean '{split}' by '{one}'?" for one, split in misspelt if split)
         what = f"{'is a name' if len(odd) == 1 else 'are names'} of parts of a dataset"
         outer = min({*classes} - odd or classes)
-        return f"{listed(sorted(odd))} {what}.{meant} {_choice(table, outer=outer, parts=sorted(classes))}"
+        return f"{listed(sorted(odd))} {what}. {_choice(table, outer=outer, parts=sorted(classes))}"
     folders = {name for folder in _entries(table).folders[0] for name in folder.split("/")} - {*classes}
     # train_images and val_images above the classes are splits, despite the word images.
     if table.splits is not None:
@@ -386,10 +366,7 @@ def _deeper(table: SampleTable) -> str:
 def _parts_of_samples(table: SampleTable) -> str:
     """Find folders that may hold parts of each sample, or a sample each, by the names of the files in them."""
     if kinds := _kinds_in_each(table):
-        return (
-            f"each of its {len(table.classes):,} folders holds {listed(kinds)} or the like, which may be parts of one "
-            "sample. Give a function as layout=, or a dataset object whose items are (x, y)."
-        )
+        return f"each folder holds {listed(kinds)} or the like, as parts of a sample. Give a function as layout=."
     stem, are_counted = _shared_stem(table)
     if not stem or are_counted:
         return ""
@@ -524,7 +501,7 @@ def _left_over(source: Source, found: Evidence) -> Iterator[str]:
         yield _left_over_message(names, beside, "may say which rows are held out", how, "arrays")
     # Such images have texts instead of labels, and the further fields are about both.
     elif is_bare and not of_arrays and not any(map(words.is_caption, found.unused)):
-        how = "Call what does 'label', or give a function as layout=, or a dataset object whose items are (x, y)."
+        how = "Call what does 'label', or give a function as layout=."
         names = list(filter(words.may_be_label, found.unused))
         yield _left_over_message(names, beside, "may label them, which nothing else does", how, "fields")
     if of_files:

@@ -78,14 +78,12 @@ class Lookup:
 
     @classmethod
     def of(cls, files: FileEntries) -> Lookup:
-        """Return the index of some files' names."""
         return cls(files.names, files.folders[0])
 
     # Each index is built when first needed: for a million names each takes a second.
 
     @cached_property
     def numbers(self) -> dict[str, int]:
-        """Return the number of each name."""
         return dict(zip(self.names, range(len(self.names)), strict=True))
 
     @cached_property
@@ -197,7 +195,6 @@ class _Index:
                 numbers.append(self.last[name])
 
     def get(self, name: str) -> Sequence[int]:
-        """Return the positions of a name."""
         found = self.several.get(name)
         return found if found is not None else (self.last[name],) if name in self.last else ()
 
@@ -317,8 +314,7 @@ def lists_state(source: Source, found: Evidence, *, stated: dict[str, str] | Non
     is_all = "train" not in splits and len(np.unique(np.concatenate([one.files for one in lists]))) == len(lookup)
     if table.splits is None and (are_folds or is_all):
         note = (
-            f"Not read: {listed(sorted(used))}, which may say what is held out; all {table.unit} are of one split, or "
-            "as splits= says. Lists train.txt and val.txt, a path in each line, are."
+            f"Not read: {listed(sorted(used))}, which may say what is held out. Lists train.txt and val.txt are read."
         )
         return replace(found, used=found.used.union(used)).noting(note)
     table = table if table.splits is not None else _with_listed_splits(source, rows, table, lists, [*splits])
@@ -507,10 +503,7 @@ def read_class_list(source: Source) -> tuple[list[str], ClassList]:
     names = {one.names: name for name, one in reversed(found.items()) if one.names}
     if len(names) > 1:
         (other, second), (first, one) = list(names.items())[-2:]
-        msg = (
-            f"'{one}' names the classes {listed(first, 4)}, and '{second}' {listed(other, 4)}: two datasets, whose "
-            "numbers mean different classes. Stage their folders one by one, or give all one list."
-        )
+        msg = f"'{one}' names the classes {listed(first, 4)}, and '{second}' {listed(other, 4)}. Give all one list."
         raise BrokenDatasetError(msg)
     return list(found), ClassList(
         next(iter(names), ()),
@@ -594,6 +587,6 @@ def _in_order(file: str, names: Any) -> tuple[str, ...]:
 
 def _odd(name: str, what: str) -> BrokenDatasetError:
     return BrokenDatasetError(
-        f"'{name}' has class names in a form that is not read here ({what}); expected names: ['car', 'dog'], or one in "
-        "each line below it, as '- car' or '0: car', numbered from 0 without a gap, and kpt_shape: [17, 3] for poses."
+        f"'{name}' has class names in a form that is not read ({what}); expected names: ['car', 'dog'], or '- car' or "
+        "'0: car' in each line below it, and kpt_shape: [17, 3] for poses."
     )

@@ -151,8 +151,6 @@ def _parts_of_names(names: Sequence[str], pattern: str) -> list[str]:
 
 # --- folders ----------------------------------------------------------------------------------------------------------
 
-# Pictures in unreadable formats: a folder of them is a class whose samples are missing.
-_OTHER_PICTURES = (".svg", ".psd", ".dng", ".cr2", ".nef", ".exr")
 # How many duplicated images are read to make sure that they are equal.
 _COMPARED = 8
 _PART_ENDS = frozenset(
@@ -190,7 +188,7 @@ def folders_state(source: Source, kind: FileKind, *, level: int | None = None) -
     paths, folder_of_file = files.folders
     split_paths = [tuple(path.split("/")) if path else () for path in paths]
     filled = [(() if any(map(words.is_foreign, one)) else one, number) for number, one in enumerate(split_paths)]
-    folders = _unwrap([*filled, *_without_files(source, kind, filled)])
+    folders = _unwrap([*filled, *_without_files(source, filled)])
     splits = _split_folders([parts for parts, number in folders if parts and number >= 0], source, paths)
     every = sorted(_classes_in(folders, splits, level))
     flat = _flat_splits(every) if splits and level is None else set()
@@ -242,17 +240,12 @@ def folders_state(source: Source, kind: FileKind, *, level: int | None = None) -
     return Evidence(table, "the folders", frozenset(lists), is_guess=True)
 
 
-def _without_files(source: Source, kind: FileKind, filled: list[_Folder]) -> list[_Folder]:
-    """Find the folders without files of the kind that are empty or hold only pictures in unreadable formats."""
-    names = set(source.tree.empty_folders)
-    # Covers and spectrograms beside audio are not a class.
-    if kind.extensions != words.SOUNDS:
-        names |= {folder for folder in source.ending_in(_OTHER_PICTURES).folders[0] if folder}
+def _without_files(source: Source, filled: list[_Folder]) -> list[_Folder]:
     # A folder above one with files is not a class of its own.
     used = {parts[:depth] for parts, _ in filled for depth in range(1, len(parts) + 1)}
     return [
         (parts, -1)
-        for parts in sorted({tuple(name.split("/")) for name in names} - used)
+        for parts in sorted({tuple(name.split("/")) for name in source.tree.empty_folders} - used)
         if not any(map(words.is_foreign, parts)) and not words.is_split(parts[-1]) and not words.is_role(parts[-1])
     ]
 
@@ -359,10 +352,7 @@ def _unwrap_split(folders: list[_Folder], split: str) -> list[_Folder]:
 def _place_of(parts: tuple[str, ...], level: int) -> int:
     at = level - 1 if level > 0 else len(parts) + level
     if not 0 <= at < len(parts):
-        msg = (
-            f"folders(level={level}): '{'/'.join(parts)}' is {format_count(len(parts), 'folders')} deep. Choose a "
-            "level that every sample has; -1 is the innermost."
-        )
+        msg = f"folders(level={level}): '{'/'.join(parts)}' is {len(parts)} folders deep. -1 is the innermost."
         raise LayoutError(msg)
     return at
 
@@ -399,10 +389,7 @@ def _listed_classes(source: Source, names: list[str], classes: list[str]) -> dic
         # A list from another dataset, or with other words than the folders' names, would mislabel everything.
         wrong = next((name for name, label in found.items() if label not in classes), None)
         if wrong is not None:
-            msg = (
-                f"'{entry.name}' gives the class '{found[wrong]}', but no folder has that name, to '{wrong}'; expected "
-                f"one of {listed(classes)}. Correct the list."
-            )
+            msg = f"'{entry.name}' gives '{wrong}' the class '{found[wrong]}', which no folder has. Correct the list."
             raise BrokenDatasetError(msg)
         return {entry.name: found}
     return {}
@@ -419,10 +406,7 @@ def _notes(found: list[_Class], classes: list[str], noun: str) -> Iterator[str]:
     numbered = all(name.isascii() and name.isdecimal() and len(name) < 20 for name in names)
     odd = next((place for place, name in enumerate(names) if numbered and int(name) != place), None)
     if odd is not None:
-        yield (
-            "The folders have numbers as names, and labels are other numbers: positions in the text order of these "
-            f"names, in which '{names[odd]}' is {odd}. classes[label] is the folder's name."
-        )
+        yield f"The folders have numbers as names; labels are their positions: '{names[odd]}' is {odd}, classes[{odd}]."
     if empty := sorted({*classes}.difference(names)):
         yield f"The folders {listed(empty)} hold no {noun}; they still count as classes, as in torchvision."
 

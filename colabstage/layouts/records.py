@@ -384,7 +384,6 @@ def make_boxes(
 
 
 def decode_label(content: bytes, name: str) -> str:
-    """Return a label's text."""
     try:
         # Editors on Windows begin a text with a byte order mark, which would become part of the label.
         return content.decode("utf-8-sig").strip()
@@ -574,7 +573,6 @@ class ScanWindow:
         return self._data[begin : begin + length]
 
     def close(self) -> None:
-        """Release the shard's handle."""
         self._shard.rest()
 
 

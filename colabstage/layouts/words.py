@@ -129,12 +129,10 @@ def folder_of(name: str) -> str:
 
 
 def is_image(name: str) -> bool:
-    """Tell whether a file of this name is an image."""
     return name.lower().endswith(IMAGES)
 
 
 def is_table(name: str) -> bool:
-    """Tell whether a file of this name is a table."""
     return name.lower().endswith(TABLES)
 
 

@@ -45,7 +45,7 @@ ASKED = {
     "words as numpy shows them": ("image,label", ["{i}.png,['a' 'b']", "{i}.png,['b' 'a']"], r"a list written as text"),
     "words with a comma": ("image,label", ['{i}.png,"a,b"', '{i}.png,"b,c"'], r"separator=','"),
     "a date as people write it": ("image,taken", ["{i}.png,2.1.2024", "{i}.png,3.1.2024"], r"labels=\['taken'\]"),
-    "captions": ("image,caption", ["{i}.png,a dog {i}"], r"'caption' holds texts.*layout=\"images\""),
+    "captions": ("image,caption", ["{i}.png,a dog {i}"], r"Texts are not read.*layout=\"images\""),
     "sizes of the images": ("image,width,height", ["{i}.png,{i},9"], r"'width', 'height'.*labels=\['width'\]"),
     "yes and no beside a number": ("image,age,male", ["{i}.png,{i},True", "{i}.png,{i},False"], r"labels=\['age'\]"),
     "landmarks beside a class": ("image,label,x1,y1,x2,y2,x3,y3", ["{i}.png,a,1,2,3,4,5,6"], r"labels=\['label'\]"),
@@ -103,7 +103,7 @@ def test_corners_in_other_words_are_boxes(corners: str) -> None:
 
 
 NOTED = {
-    "several labels": ("image,label", ["{i}.png,a|b"], None, r"several labels, with '|' between them: each of the 2"),
+    "several labels": ("image,label", ["{i}.png,a|b"], None, r"several labels, with '|' between them"),
     "empty cells": ("image,a,b", ["{i}.png,1,", "{i}.png,,0"], None, r"12 cells of the label columns are empty"),
     "a class for each": ("image,label", ["{i}.png,c{i}"], None, r"12 classes for 12 samples"),
     "other numbers": ("image,age", ["0.png,31", "0.png,32"], None, r"each row is a sample; 6 rows have"),
