@@ -291,10 +291,8 @@ def _split_column(columns: Sequence[Column]) -> Column | None:
 
 
 def _odd_split(column: str, what: str) -> LayoutError:
-    return LayoutError(
-        f"The column '{column}' {what}. Write a column 'split' with one of {listed(list(words.SPLITS))} in every row; "
-        "or, if it says something else, give it another name."
-    )
+    known = listed(list(words.SPLITS))
+    return LayoutError(f"The column '{column}' {what}. Write one of {known} in every row, or give it another name.")
 
 
 def _sizes_of_images(columns: Iterable[str]) -> set[str]:

@@ -259,9 +259,8 @@ def why_not_classes(table: SampleTable, *, may_be_one: bool) -> str:
     if len(table.classes) < 2 and not may_be_one:
         way = "file_names(PATTERN)" if table.layout == "image_folder" else "audio_clips(pattern=PATTERN)"
         return (
-            "that is one class, and there is nothing to learn from one. Expected a folder for each class, or a table "
-            f"of labels beside the {table.unit}, or their class in the files' names: layout={way}, from "
-            "colabstage.options."
+            "that is one class, and one teaches nothing. Expected a folder for each class, or a table of "
+            f"labels beside the {table.unit}, or classes in the files' names: layout={way}, from colabstage.options."
         )
     return _called_parts(table) or _deeper(table) or _parts_of_samples(table) or _untrained(table)
 
@@ -446,11 +445,8 @@ def _notes_on_folders(table: SampleTable) -> Iterator[str]:
     """Say what else folders of classes may mean."""
     stem, are_counted = _shared_stem(table)
     if are_counted:
-        yield (
-            f"The {table.unit} in {listed(table.classes)} have the same names ('{stem}', …), as parts of a sample "
-            f"have; if they are: layout=parts(x='{table.classes[0]}', y='{table.classes[-1]}'), from "
-            "colabstage.options."
-        )
+        way = f"layout=parts(x='{table.classes[0]}', y='{table.classes[-1]}'), from colabstage.options"
+        yield f"The {table.unit} in {listed(table.classes)} have the same names ('{stem}', …); for parts {way}."
 
 
 # --- files that are left over -----------------------------------------------------------------------------------------

@@ -115,16 +115,14 @@ def names_may_say(source: Source) -> str:
     if len(pairs) > 1 and 4 * len(pairs) > len(names):
         (one, other), (stem, its) = pairs[0], map(stem_of, pairs[0])
         return (
-            f"The images of '{source.label}' come in twos by their names: '{other}' may be the mask of '{one}', or "
-            f"another part of the sample. If it is the mask: layout=image_masks('{its.removeprefix(stem)}'), from "
-            f"colabstage.options. If each is a sample: {without}"
+            f"The images of '{source.label}' come in twos by their names: '{other}' may be the mask of '{one}': "
+            f"layout=image_masks('{its.removeprefix(stem)}'), from colabstage.options. If each is a sample: {without}"
         )
     for pattern, place in ((_BEFORE_NUMBER, "before the last number"), (_BEHIND_NUMBER, "behind the number")):
         if words := _parts_of_names(names, pattern):
             return (
-                f"The images of '{source.label}' are in no folders of classes, but their names may say the class: "
-                f"{listed(words)}. Say which part it is: layout=file_names(r'{pattern}'), from colabstage.options, for "
-                f"what comes {place}. {without}"
+                f"The names of the images of '{source.label}' may say their class: {listed(words)}. If so: "
+                f"layout=file_names(r'{pattern}'), from colabstage.options, for what comes {place}. {without}"
             )
     return ""
 

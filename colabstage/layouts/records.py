@@ -265,10 +265,7 @@ def compare_fields(
     fields: tuple[str, str] = ("label", "text"),
 ) -> dict[Label, Label]:
     """Return the other value of each label, if both divide the samples in the same way; empty if one divides them
-    further, or the others are captions.
-
-    Raises:
-        BrokenDatasetError: both are classes, and divide the samples differently.
+    further, or the others are captions. Both being classes that divide the samples differently is an error.
     """
     found: dict[tuple[Label, Label], str] = {}
     columns = (values.tolist() if isinstance(values, np.ndarray) else values for values in (labels, others))

@@ -94,7 +94,6 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "copies of the images": ("a/{0..3}.png b/{0..3}.png", {"l.csv": rows("path,label", "{0..3}.png,{a,b}")}, r"'0.png' in 'l.csv' may be 'a/0.png', 'b/0.png'"),
     "two labels of one image": (SIX, {"l.csv": rows("file,label", "{0,1,2,0}.jpg,{cat,dog}")}, r"'images/0\.jpg', one with the label 'cat' and one with 'dog'"),
     "a table against folders": ("cat/{1,2}.jpg dog/{3,4}.jpg", {"l.csv": rows("file,label", "{1,2,3,4}.jpg,{cat,dog,dog,dog}")}, r"'l\.csv'.*'cat/2\.jpg': 'dog', 'cat'.*\"table\" or layout=\"image_folder\""),
-    "a split that is misspelt": ("{train,vaild}/{images,masks}/{0..3}.png", {}, r"Did you mean 'valid' by 'vaild'"),
     "a split that is misspelt beside others": ("images/{train,test,vaild}/{0..3}.png", {"labels/{train,test,vaild}/{0..3}.txt": YOLO_BOX}, r"Did you mean 'valid' by 'images/vaild'"),
     "queries and a gallery": ("{query,gallery,train}/{0,1}.png", {}, r"'gallery', 'query', 'train' are names of parts of a dataset"),
     "clips in folders of roles": ("", {"{labels,train}/1.wav": WAV}, r"'labels', 'train' are names of parts.*layout=\"audio\" takes"),
