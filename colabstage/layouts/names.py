@@ -239,6 +239,7 @@ def folders_state(source: Source, kind: FileKind, *, level: int | None = None) -
 
 
 def _without_files(source: Source, filled: list[_Folder]) -> list[_Folder]:
+    """Find the folders without files of the kind that are empty or hold only pictures in unreadable formats."""
     # A folder above one with files is not a class of its own.
     used = {parts[:depth] for parts, _ in filled for depth in range(1, len(parts) + 1)}
     return [
